@@ -1,0 +1,2 @@
+//! Halo.
+fn main() {}

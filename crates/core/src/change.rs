@@ -1,0 +1,299 @@
+//! What can happen to a timeline, as values.
+//!
+//! Planners return a [`Change`]; only [`Timeline::apply`](crate::timeline::Timeline::apply) mutates. The
+//! store, the KV cache, the search index and the screen follow the same values, so what you see is what is
+//! stored. Each `apply` returns the inverse, also a `Change`, so undo and replay come free.
+//!
+//! One law bends on purpose: a position is never given twice, so the inverse of an append does not unmake
+//! the tokens. It withdraws them: they leave the window and the search for good, and stay on record.
+
+use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use std::fmt;
+
+/// Some neighbouring tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first of them.
+    pub start: Position,
+    /// How many.
+    pub len: u32,
+}
+
+/// How much of a chunk a change touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Every token of the chunk to which the change can apply.
+    Whole,
+    /// Just these, in order.
+    Runs(Vec<Run>),
+}
+
+/// What happens to a timeline.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// New tokens at the end.
+    Append(Append),
+    /// New brightness for tokens, and what it was made of.
+    Score(Score),
+    /// Live tokens leave the window.
+    Prune(Vec<Leave>),
+    /// Dead tokens come back to their own place.
+    Resurrect(Vec<Return>),
+    /// A chunk becomes immune to pruning, or stops being so.
+    Pin {
+        /// Which.
+        chunk: ChunkId,
+        /// From now on.
+        pinned: bool,
+    },
+    /// Tokens taken back by the user: out of the window and out of search.
+    Withdraw(Vec<Part>),
+    /// Withdrawn tokens are no longer so; whether they are live or dead is as it was before.
+    Restore(Vec<Part>),
+    /// A chunk joins the nearest earlier chunk of its turn. Both must agree on being pinned.
+    Merge {
+        /// The later of the two; its name is not used again.
+        chunk: ChunkId,
+    },
+    /// The tail of a chunk becomes a chunk of its own.
+    Split {
+        /// The chunk that keeps the head.
+        chunk: ChunkId,
+        /// The first token of the tail.
+        at: Position,
+        /// The tail's number in the turn: the next new one, or one that a merge set free here.
+        sentence: u32,
+        /// What the tail takes with it of the chunk's tally.
+        tally: Tally,
+    },
+    /// Several, in order, all or none.
+    Batch(Vec<Change>),
+}
+
+/// New tokens at the end of the timeline, all of one turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Append {
+    /// Where the first of them stands: the timeline's next position.
+    pub at: Position,
+    /// The last turn, or a later one, which this begins.
+    pub turn: TurnId,
+    /// Who speaks in that turn.
+    pub role: Role,
+    /// The tokens; none is allowed and begins an empty turn.
+    pub tokens: Vec<NewToken>,
+}
+
+/// A token that is being born.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewToken {
+    /// Its number in the vocabulary.
+    pub id: TokenId,
+    /// What it adds to the text; empty while a character is incomplete.
+    pub text: String,
+    /// The chunk of the turn: the turn's last one, or a later one, which this begins.
+    pub sentence: u32,
+    /// What it starts with.
+    pub brightness: Brightness,
+    /// Part of a tool's result.
+    pub tool: bool,
+}
+
+/// What a generation has taught about the tokens that it looked at.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// New brightness, by neighbouring tokens.
+    pub runs: Vec<Scored>,
+    /// What is added to the tally of each chunk.
+    pub tallies: Vec<(ChunkId, TallyChange)>,
+}
+
+/// New brightness of neighbouring tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// The first of them.
+    pub start: Position,
+    /// One for each.
+    pub brightness: Vec<Brightness>,
+}
+
+/// What a chunk has gathered in its life, beside the brightness of its tokens.
+///
+/// Whole numbers, so that merging and splitting chunks is exact and can be undone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How often one of its tokens was attended to above the step's threshold.
+    pub votes: u64,
+    /// Attention received in all, in units of 2⁻³².
+    pub mass: u64,
+    /// Steps in which it was scored; a merged chunk has those of both.
+    pub steps: u64,
+}
+
+/// What is added to a [`Tally`]; negative only to undo.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TallyChange {
+    /// Votes.
+    pub votes: i64,
+    /// Attention, in units of 2⁻³².
+    pub mass: i64,
+    /// Steps.
+    pub steps: i64,
+}
+
+impl Tally {
+    /// One whole unit of attention in [`Tally::mass`].
+    pub const UNIT: f64 = 4_294_967_296.0;
+
+    /// The tally after `change`, or nothing where it would fall below zero or overflow.
+    #[must_use]
+    pub fn plus(self, change: TallyChange) -> Option<Self> {
+        Some(Self {
+            votes: self.votes.checked_add_signed(change.votes)?,
+            mass: self.mass.checked_add_signed(change.mass)?,
+            steps: self.steps.checked_add_signed(change.steps)?,
+        })
+    }
+
+    /// Both together.
+    pub(crate) fn join(self, other: Self) -> Self {
+        Self { votes: self.votes + other.votes, mass: self.mass + other.mass, steps: self.steps + other.steps }
+    }
+
+    /// What is left when `other` goes.
+    pub(crate) fn without(self, other: Self) -> Option<Self> {
+        Some(Self {
+            votes: self.votes.checked_sub(other.votes)?,
+            mass: self.mass.checked_sub(other.mass)?,
+            steps: self.steps.checked_sub(other.steps)?,
+        })
+    }
+}
+
+impl TallyChange {
+    /// What undoes this.
+    #[must_use]
+    pub fn inverse(self) -> Self {
+        Self { votes: -self.votes, mass: -self.mass, steps: -self.steps }
+    }
+}
+
+/// A chunk, or some of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which chunk.
+    pub chunk: ChunkId,
+    /// How much of it.
+    pub extent: Extent,
+}
+
+/// A chunk that leaves the window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leave {
+    /// Which chunk.
+    pub chunk: ChunkId,
+    /// How much of it.
+    pub extent: Extent,
+    /// Why.
+    pub why: WhyLeft,
+}
+
+/// A chunk that comes back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Return {
+    /// Which chunk.
+    pub chunk: ChunkId,
+    /// How much of it.
+    pub extent: Extent,
+    /// What its tokens come back with; nothing: what they left with.
+    pub brightness: Option<Brightness>,
+    /// Why.
+    pub why: WhyReturned,
+}
+
+/// Why a chunk left the window.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WhyLeft {
+    /// It stood lowest while the window was over its budget.
+    Ranked {
+        /// Which of the turn's departures this was, counted from 0.
+        order: u32,
+        /// The value that it was ranked by.
+        value: f64,
+        /// Its brightest token.
+        peak: Brightness,
+        /// Tokens in the window before it left.
+        live: usize,
+        /// Tokens that the window may hold.
+        budget: usize,
+        /// The anchor that it went with, where the two left as a pair.
+        with: Option<ChunkId>,
+    },
+    /// One of the dimmest tokens of a full window (v0).
+    Culled {
+        /// Tokens in the window before.
+        live: usize,
+        /// Tokens that the window should hold.
+        target: usize,
+    },
+    /// The user said so.
+    Manual,
+    /// It hangs on a chunk that the user sent away.
+    ManualWith(ChunkId),
+    /// A return was undone.
+    Undo,
+}
+
+/// Why a chunk came back.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WhyReturned {
+    /// Search found it.
+    Found {
+        /// Its place among the hits, counted from 0.
+        rank: u32,
+        /// Its score.
+        score: f64,
+    },
+    /// It opens the turn of a chunk that came back.
+    OpensTurnOf(ChunkId),
+    /// It is the question that a chunk that came back answers, or the answer to it.
+    PairOf(ChunkId),
+    /// The user said so.
+    Manual,
+    /// It is being merged with a live chunk.
+    Merged,
+    /// A departure was undone.
+    Undo,
+}
+
+impl fmt::Display for WhyLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyLeft::Ranked { order, value, peak, live, budget, with } => {
+                write!(f, "{live} tokens live, {budget} allowed; ")?;
+                match order {
+                    0 => write!(f, "lowest of all")?,
+                    n => write!(f, "lowest after {n} others")?,
+                }
+                write!(f, " at {value:.2} (peak {peak})")?;
+                with.map_or(Ok(()), |w| write!(f, "; left as a pair with {w}"))
+            }
+            WhyLeft::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
+            WhyLeft::Manual => f.write_str("sent away by the user"),
+            WhyLeft::ManualWith(chunk) => write!(f, "hangs on {chunk}, which the user sent away"),
+            WhyLeft::Undo => f.write_str("its return was undone"),
+        }
+    }
+}
+
+impl fmt::Display for WhyReturned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyReturned::Found { rank, score } => write!(f, "found by search, hit {} at {score:.3}", rank + 1),
+            WhyReturned::OpensTurnOf(chunk) => write!(f, "opens the turn of {chunk}, which came back"),
+            WhyReturned::PairOf(chunk) => write!(f, "question or answer to {chunk}, which came back"),
+            WhyReturned::Manual => f.write_str("called back by the user"),
+            WhyReturned::Merged => f.write_str("merged with a live chunk"),
+            WhyReturned::Undo => f.write_str("its departure was undone"),
+        }
+    }
+}

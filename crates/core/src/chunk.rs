@@ -1,0 +1,274 @@
+//! Where a message is cut into chunks: paragraphs and code blocks, whole, and of a useful size.
+//!
+//! A boundary is the token that completes an empty line, a `}` at the start of a line, or the closing fence
+//! of a code block; it stays in the chunk that it closes, and it counts only when that chunk is large enough.
+//! Inside a fenced block nothing but its closing fence is a boundary. A chunk that outgrows the limit is cut
+//! at its last line or sentence end. A tool's result stays with its call.
+//!
+//! The rule reads characters, not tokens, so the same text is cut alike however a model tokenizes it, as far
+//! as tokens allow. It decides as tokens stream in and never looks ahead.
+
+/// How large chunks are, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSize {
+    /// A boundary before this is forgotten.
+    pub min: u32,
+    /// A chunk never grows past this.
+    pub max: u32,
+}
+
+impl Default for ChunkSize {
+    fn default() -> Self {
+        Self { min: 64, max: 512 }
+    }
+}
+
+/// Where a token goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The chunk of its turn that it belongs to.
+    pub sentence: u32,
+    /// The chunk before was too long and is cut: its last `n` tokens, this one included, are `sentence` now.
+    pub moved: Option<u32>,
+}
+
+/// Cuts one turn into chunks, token by token.
+#[derive(Clone, Debug)]
+pub struct Chunker {
+    size: ChunkSize,
+    sentence: u32,
+    /// Tokens in the open chunk.
+    count: u32,
+    /// The last token closed the chunk, so the next one opens another.
+    closed: bool,
+    line: Line,
+    /// The fence that the text is inside of.
+    fence: Option<Fence>,
+    /// Tokens of the open chunk up to the end of the last line or sentence.
+    last_end: u32,
+    /// Tokens of the open chunk before the tool call that has not been answered yet.
+    call: Option<u32>,
+    /// How much of `<tool>` has been read.
+    call_read: usize,
+}
+
+/// A fence of a code block: what it is made of and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fence {
+    mark: char,
+    len: u32,
+}
+
+/// What is known of the line that is being read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// Something of the text stands before this line: only then can it begin after a line break.
+    after_break: bool,
+    /// Characters read.
+    len: u32,
+    /// All so far are marks of one fence, behind at most three spaces.
+    marks: Option<Fence>,
+    spaces: u32,
+    /// Tokens of the open chunk up to the last character, if that ends a sentence should white space follow.
+    stop: Option<u32>,
+}
+
+const CALL: &str = "<tool>";
+
+impl Chunker {
+    /// A turn that begins.
+    #[must_use]
+    pub fn new(size: ChunkSize) -> Self {
+        Self {
+            size,
+            sentence: 0,
+            count: 0,
+            closed: false,
+            line: Line::default(),
+            fence: None,
+            last_end: 0,
+            call: None,
+            call_read: 0,
+        }
+    }
+
+    /// A turn that goes on behind these tokens, each with the chunk that it went to.
+    #[must_use]
+    pub fn resume<'a>(size: ChunkSize, tokens: impl IntoIterator<Item = (u32, &'a str)>) -> Self {
+        let mut chunker = Self::new(size);
+        for (sentence, text) in tokens {
+            if sentence != chunker.sentence {
+                chunker.closed = true;
+                chunker.open();
+                chunker.sentence = sentence;
+            }
+            let boundary = chunker.read(text);
+            chunker.count += 1;
+            chunker.closed = boundary && chunker.count >= size.min;
+        }
+        chunker
+    }
+
+    /// The next token of the turn.
+    pub fn push(&mut self, text: &str) -> Placed {
+        self.open();
+        let boundary = self.read(text);
+        self.count += 1;
+        let moved = if self.count > self.size.max { self.cut() } else { None };
+        if boundary {
+            self.last_end = self.count;
+            self.closed = self.count >= self.size.min;
+        }
+        Placed { sentence: self.sentence, moved }
+    }
+
+    /// The next token, which is part of a tool's result: it stays with the call whatever it says.
+    pub fn push_result(&mut self) -> Placed {
+        // The call may have closed its chunk; its result still belongs there.
+        self.closed = false;
+        self.count += 1;
+        let whole = self.call.is_none_or(|call| call < self.size.min.max(1));
+        let moved = if self.count > self.size.max && !whole { self.cut() } else { None };
+        // Results are not read, so a line that follows one begins anew.
+        self.line = Line { after_break: true, ..Line::default() };
+        Placed { sentence: self.sentence, moved }
+    }
+
+    /// The chunk of the turn that the last token went to.
+    #[must_use]
+    pub fn sentence(&self) -> u32 {
+        self.sentence
+    }
+
+    /// The tool's result is complete; what follows is ordinary text again.
+    pub fn end_result(&mut self) {
+        self.call = None;
+    }
+
+    /// Whether the text so far ends inside a fenced block.
+    #[must_use]
+    pub fn in_fence(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    fn open(&mut self) {
+        if self.closed {
+            self.sentence += 1;
+            self.count = 0;
+            self.last_end = 0;
+            self.call = None;
+            self.closed = false;
+        }
+    }
+
+    /// The open chunk is too long: its tail becomes the next chunk. Cut before a tool call that may still be
+    /// answered, else behind the last line or sentence, but never so early that the head is too small.
+    fn cut(&mut self) -> Option<u32> {
+        let full = self.count - 1;
+        let fits = |&at: &u32| at >= self.size.min.max(1) && at <= full;
+        let at = self.call.filter(fits).or(Some(self.last_end).filter(fits)).unwrap_or(full);
+        self.sentence += 1;
+        self.count -= at;
+        self.last_end = 0;
+        self.call = self.call.map(|call| call.saturating_sub(at));
+        Some(self.count)
+    }
+
+    /// Reads the characters of a token; returns whether one of them completes a boundary.
+    fn read(&mut self, text: &str) -> bool {
+        let mut boundary = false;
+        for c in text.chars() {
+            self.read_call(c);
+            if c == '\r' {
+                continue;
+            }
+            if c == '\n' {
+                boundary |= self.end_line();
+                self.last_end = self.count + 1;
+            } else {
+                boundary |= self.read_char(c);
+            }
+        }
+        boundary
+    }
+
+    /// A line break. An empty line between two is a paragraph's end; a line of marks alone opens a block.
+    fn end_line(&mut self) -> bool {
+        let empty = self.line.len == 0 && self.line.after_break;
+        if let (None, Some(marks)) = (self.fence, self.opening()) {
+            self.fence = Some(marks);
+        }
+        self.line = Line { after_break: true, ..Line::default() };
+        empty && self.fence.is_none()
+    }
+
+    fn read_char(&mut self, c: char) -> bool {
+        let first = self.line.len == 0;
+        if let Some(end) = self.line.stop.take().filter(|_| c.is_whitespace()) {
+            self.last_end = end;
+        }
+        match c {
+            '.' | '!' | '?' => self.line.stop = Some(self.count + 1),
+            '。' | '！' | '？' => self.last_end = self.count + 1,
+            _ => {}
+        }
+        self.line.len += 1;
+        if first && c == '}' && self.line.after_break && self.fence.is_none() {
+            return true;
+        }
+        match (self.line.marks, c) {
+            (None, ' ') if self.line.spaces + 1 == self.line.len && self.line.spaces < 3 => self.line.spaces += 1,
+            (None, '`' | '~') if self.line.spaces + 1 == self.line.len => {
+                self.line.marks = Some(Fence { mark: c, len: 1 });
+            }
+            (Some(marks), c) if marks.mark == c && self.line.spaces + marks.len + 1 == self.line.len => {
+                self.line.marks = Some(Fence { len: marks.len + 1, ..marks });
+            }
+            (Some(marks), _) if self.fence.is_none() && marks.len >= 3 => {
+                // A word behind the marks names the language; a second mark there means it is no fence.
+                if c == '`' && marks.mark == '`' {
+                    self.line.marks = None;
+                } else {
+                    return false;
+                }
+            }
+            _ => return false,
+        }
+        let closes = self.fence.zip(self.line.marks).is_some_and(|(f, m)| f.mark == m.mark && f.len == m.len);
+        if closes {
+            self.fence = None;
+            self.line.marks = None;
+        }
+        closes
+    }
+
+    /// The fence that this line opens, if it does.
+    fn opening(&self) -> Option<Fence> {
+        self.line.marks.filter(|m| m.len >= 3)
+    }
+
+    fn read_call(&mut self, c: char) {
+        self.call_read = match CALL[self.call_read..].chars().next() {
+            Some(next) if next == c => self.call_read + 1,
+            _ => usize::from(c == '<'),
+        };
+        if self.call_read == CALL.len() {
+            self.call_read = 0;
+            self.call.get_or_insert(self.count);
+        }
+    }
+}
+
+/// Cuts a whole message: the chunk of each token.
+#[must_use]
+pub fn sentences<'a>(size: ChunkSize, tokens: impl IntoIterator<Item = &'a str>) -> Vec<u32> {
+    let mut chunker = Chunker::new(size);
+    let mut sentences = Vec::new();
+    for text in tokens {
+        let placed = chunker.push(text);
+        sentences.push(placed.sentence);
+        let from = sentences.len() - placed.moved.unwrap_or(1) as usize;
+        sentences[from..].fill(placed.sentence);
+    }
+    sentences
+}

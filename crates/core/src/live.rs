@@ -1,0 +1,210 @@
+//! What the model sees now: the live tokens in order, and the only place where a slot becomes a position.
+//!
+//! Each chunk is a leaf that holds how many of its tokens are live; a Fenwick tree over the leaves answers
+//! "how many live tokens before this chunk" and "which chunk holds the n-th live token" in a logarithm of
+//! the number of chunks. Pruning or returning a chunk changes one leaf, whatever else exists.
+
+use crate::change::Run;
+use crate::timeline::{ChunkRef, Timeline};
+use crate::token::{Position, Slot, TokenId};
+
+/// Live tokens by chunk, summed in a Fenwick tree. Chunks only ever come at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LiveIndex {
+    /// `tree[i]` sums the leaves `i + 1 − lowbit(i + 1) ..= i`.
+    tree: Vec<u64>,
+    total: u64,
+}
+
+fn lowbit(n: usize) -> usize {
+    n & n.wrapping_neg()
+}
+
+impl LiveIndex {
+    /// The index of these leaves, in one pass.
+    pub(crate) fn build(leaves: impl Iterator<Item = u32>) -> Self {
+        let mut index = Self { tree: leaves.map(u64::from).collect(), total: 0 };
+        index.total = index.tree.iter().sum();
+        for i in 1..=index.tree.len() {
+            let parent = i + lowbit(i);
+            if parent <= index.tree.len() {
+                index.tree[parent - 1] += index.tree[i - 1];
+            }
+        }
+        index
+    }
+
+    pub(crate) fn total(&self) -> usize {
+        self.total as usize
+    }
+
+    /// One more chunk, with nothing live in it yet.
+    pub(crate) fn push(&mut self) {
+        let n = self.tree.len() + 1;
+        let (mut sum, mut child) = (0, n - 1);
+        while child > n - lowbit(n) {
+            sum += self.tree[child - 1];
+            child -= lowbit(child);
+        }
+        self.tree.push(sum);
+    }
+
+    /// The chunk at `leaf` now has `delta` more live tokens.
+    pub(crate) fn add(&mut self, leaf: usize, delta: i64) {
+        self.total = self.total.wrapping_add_signed(delta);
+        let mut i = leaf + 1;
+        while i <= self.tree.len() {
+            self.tree[i - 1] = self.tree[i - 1].wrapping_add_signed(delta);
+            i += lowbit(i);
+        }
+    }
+
+    /// How many live tokens stand before the chunk at `leaf`.
+    pub(crate) fn before(&self, leaf: usize) -> usize {
+        let (mut sum, mut i) = (0, leaf);
+        while i > 0 {
+            sum += self.tree[i - 1];
+            i -= lowbit(i);
+        }
+        sum as usize
+    }
+
+    /// The chunk that holds the `n`-th live token, and how many live tokens stand before that chunk.
+    pub(crate) fn find(&self, n: usize) -> Option<(usize, usize)> {
+        if n >= self.total() {
+            return None;
+        }
+        let (mut at, mut before) = (0, 0u64);
+        let mut step = self.tree.len().next_power_of_two();
+        while step > 0 {
+            let next = at + step;
+            if next <= self.tree.len() && before + self.tree[next - 1] <= n as u64 {
+                at = next;
+                before += self.tree[next - 1];
+            }
+            step /= 2;
+        }
+        Some((at, before as usize))
+    }
+}
+
+/// Neighbouring live tokens, and the slot of the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The tokens.
+    pub run: Run,
+    /// Where the first of them stands in the window.
+    pub slot: Slot,
+}
+
+/// The window: a prefix of `prefix` tokens that are not on the timeline (the system prompt), then the
+/// live tokens in order of birth.
+#[derive(Clone, Copy, Debug)]
+pub struct LiveView<'a> {
+    timeline: &'a Timeline,
+    prefix: usize,
+}
+
+impl<'a> LiveView<'a> {
+    pub(crate) fn new(timeline: &'a Timeline, prefix: usize) -> Self {
+        Self { timeline, prefix }
+    }
+
+    /// The timeline that this is a view of.
+    #[must_use]
+    pub fn timeline(&self) -> &'a Timeline {
+        self.timeline
+    }
+
+    /// How many tokens stand before the timeline's own.
+    #[must_use]
+    pub fn prefix(&self) -> usize {
+        self.prefix
+    }
+
+    /// How many tokens the model sees, the prefix included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.prefix + self.timeline.live_len()
+    }
+
+    /// Whether the model sees nothing at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The position that stands at `slot`; none for the prefix and beyond the end.
+    #[must_use]
+    pub fn position(&self, slot: Slot) -> Option<Position> {
+        let n = slot.index().checked_sub(self.prefix)?;
+        let (leaf, before) = self.timeline.live_index().find(n)?;
+        self.timeline.chunk_at(leaf).live_position(n - before)
+    }
+
+    /// Where a live token stands; none for a dead or unborn one.
+    #[must_use]
+    pub fn slot(&self, position: Position) -> Option<Slot> {
+        let chunk = self.timeline.chunk_of(position)?;
+        let inside = chunk.live_rank(position)?;
+        Some(self.slot_of(chunk).plus(inside))
+    }
+
+    /// The slot of a chunk's first live token, or where it would stand.
+    #[must_use]
+    pub fn slot_of(&self, chunk: ChunkRef<'_>) -> Slot {
+        Slot::at(self.prefix + self.timeline.live_index().before(chunk.index()))
+    }
+
+    /// The chunks of which something is live, in order.
+    pub fn chunks(&self) -> impl Iterator<Item = ChunkRef<'a>> + use<'a> {
+        self.timeline.live_chunks()
+    }
+
+    /// The live tokens as runs of neighbours, each within one chunk, in order.
+    pub fn spans(&self) -> impl Iterator<Item = Span> + use<'a> {
+        let mut slot = self.prefix;
+        self.chunks().flat_map(ChunkRef::live_runs).map(move |run| {
+            let span = Span { run, slot: Slot::at(slot) };
+            slot += run.len as usize;
+            span
+        })
+    }
+
+    /// The live tokens' ids, in order, without the prefix: what the model is given.
+    #[must_use]
+    pub fn ids(&self) -> Vec<TokenId> {
+        let mut ids = Vec::with_capacity(self.timeline.live_len());
+        for span in self.spans() {
+            ids.extend_from_slice(self.timeline.ids(span.run));
+        }
+        ids
+    }
+
+    /// The live tokens' positions, in order, without the prefix: the slot map written out.
+    #[must_use]
+    pub fn positions(&self) -> Vec<Position> {
+        let mut positions = Vec::with_capacity(self.timeline.live_len());
+        for Span { run, .. } in self.spans() {
+            positions.extend((run.start.0..run.start.0 + u64::from(run.len)).map(Position));
+        }
+        positions
+    }
+
+    /// The live text, in order.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.spans().map(|span| self.timeline.text(span.run)).collect()
+    }
+}
+
+impl Slot {
+    /// The slot with that index.
+    pub(crate) fn at(index: usize) -> Self {
+        Slot(u32::try_from(index).expect("a window holds fewer than 2³² tokens"))
+    }
+
+    fn plus(self, n: usize) -> Self {
+        Slot::at(self.index() + n)
+    }
+}

@@ -1,0 +1,5 @@
+//! What stands in for the world, and what the timeline is held against, in tests, fuzz targets and benches.
+
+pub mod doubles;
+pub mod ops;
+pub mod twin;

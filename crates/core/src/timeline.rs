@@ -1,0 +1,509 @@
+//! Every token ever spoken in one conversation, in order. Only a flag says whether the model sees it.
+//!
+//! Tokens lie in columns (id, brightness, flags, end of text), one entry each, indexed by position; chunks
+//! and turns are ranges over them. A dead token costs what its columns cost: 9 bytes beside its id and its
+//! text, and its share of a chunk's 64. How a timeline changes is in [`apply`](crate::apply).
+
+use crate::change::{Run, Tally};
+use crate::live::{LiveIndex, LiveView};
+use crate::token::{Brightness, ChunkId, Flags, Position, Role, TokenId, TurnId};
+use std::fmt;
+use std::ops::Range;
+
+/// Every token of a conversation, and which of them are live.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    pub(crate) ids: Vec<TokenId>,
+    pub(crate) brightness: Vec<Brightness>,
+    pub(crate) flags: Vec<Flags>,
+    /// Where each token's text ends in `text`.
+    pub(crate) ends: Vec<u32>,
+    pub(crate) text: String,
+    pub(crate) turns: Vec<Turn>,
+    /// In order of birth. The chunk `n` of a turn stands `n` places after the turn's first, so that a name
+    /// finds its chunk without a search; a name without tokens (merged away, or never used) keeps its place.
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) live: LiveIndex,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Its number; later turns have larger ones.
+    pub id: TurnId,
+    /// Who speaks.
+    pub role: Role,
+    /// The place of its first chunk in the timeline's list.
+    pub(crate) first: usize,
+}
+
+/// A chunk's row. Tokens `start .. start + len` are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub id: ChunkId,
+    pub pinned: bool,
+    pub start: Position,
+    pub len: u32,
+    pub live: u32,
+    pub withdrawn: u32,
+    pub tally: Tally,
+}
+
+/// What two equal timelines share and, as far as anyone will ever see, two different ones do not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StateHash(pub u128);
+
+impl fmt::Display for StateHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for StateHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One token, as it stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenRef<'a> {
+    /// Its birth index.
+    pub position: Position,
+    /// Its number in the vocabulary.
+    pub id: TokenId,
+    /// What it adds to the text.
+    pub text: &'a str,
+    /// How much the model has looked at it; for a dead one, what it left with.
+    pub brightness: Brightness,
+    /// Dead, withdrawn, part of a tool's result.
+    pub flags: Flags,
+    /// The chunk that holds it.
+    pub chunk: ChunkId,
+}
+
+impl Timeline {
+    /// A conversation in which nothing has been said.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many tokens were ever spoken.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether nothing was ever spoken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// How many of the tokens are live.
+    #[must_use]
+    pub fn live_len(&self) -> usize {
+        self.live.total()
+    }
+
+    /// Where the next token will stand.
+    #[must_use]
+    pub fn next_position(&self) -> Position {
+        Position(self.ids.len() as u64)
+    }
+
+    /// The number of the next turn.
+    #[must_use]
+    pub fn next_turn(&self) -> TurnId {
+        self.turns.last().map_or(TurnId(0), |t| t.id.next())
+    }
+
+    /// The messages, in order.
+    #[must_use]
+    pub fn turns(&self) -> &[Turn] {
+        &self.turns
+    }
+
+    /// What the model sees behind `prefix` tokens of system prompt.
+    #[must_use]
+    pub fn view(&self, prefix: usize) -> LiveView<'_> {
+        LiveView::new(self, prefix)
+    }
+
+    /// One token.
+    #[must_use]
+    pub fn token(&self, position: Position) -> Option<TokenRef<'_>> {
+        let chunk = self.chunk_of(position)?.id();
+        let i = position.index();
+        Some(TokenRef {
+            position,
+            id: self.ids[i],
+            text: self.text(Run { start: position, len: 1 }),
+            brightness: self.brightness[i],
+            flags: self.flags[i],
+            chunk,
+        })
+    }
+
+    /// The ids of neighbouring tokens.
+    #[must_use]
+    pub fn ids(&self, run: Run) -> &[TokenId] {
+        &self.ids[run.range()]
+    }
+
+    /// The brightness of neighbouring tokens.
+    #[must_use]
+    pub fn brightness(&self, run: Run) -> &[Brightness] {
+        &self.brightness[run.range()]
+    }
+
+    /// The text of neighbouring tokens.
+    #[must_use]
+    pub fn text(&self, run: Run) -> &str {
+        let Range { start, end } = run.range();
+        let from = if start == 0 { 0 } else { self.ends[start - 1] as usize };
+        let to = if end == 0 { 0 } else { self.ends[end - 1] as usize };
+        &self.text[from..to]
+    }
+
+    /// The chunk of that name, if it holds any token.
+    #[must_use]
+    pub fn chunk(&self, id: ChunkId) -> Option<ChunkRef<'_>> {
+        self.find(id).filter(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
+    }
+
+    /// The chunk that holds a token.
+    #[must_use]
+    pub fn chunk_of(&self, position: Position) -> Option<ChunkRef<'_>> {
+        if position >= self.next_position() {
+            return None;
+        }
+        let after = self.chunks.partition_point(|c| c.start <= position);
+        (0..after).rev().find(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
+    }
+
+    /// All chunks that hold tokens, live and dead, in order of birth.
+    pub fn chunks(&self) -> impl DoubleEndedIterator<Item = ChunkRef<'_>> {
+        (0..self.chunks.len()).filter(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
+    }
+
+    /// The chunks of which something is live, in order, at the cost of those alone.
+    pub fn live_chunks(&self) -> impl Iterator<Item = ChunkRef<'_>> {
+        let mut seen = 0;
+        std::iter::from_fn(move || {
+            let (leaf, _) = self.live.find(seen)?;
+            let chunk = self.chunk_at(leaf);
+            seen += chunk.live_len();
+            Some(chunk)
+        })
+    }
+
+    /// The chunks of one turn that hold tokens.
+    pub fn turn_chunks(&self, turn: TurnId) -> impl Iterator<Item = ChunkRef<'_>> {
+        let places = self.turn_index(turn).map_or(0..0, |t| self.places_of_turn(t));
+        places.filter(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
+    }
+
+    /// The opening of the turn that `chunk` is paired with: for the user's turn the answer's, for an
+    /// answer the question's. A turn is paired with its direct neighbour only.
+    #[must_use]
+    pub fn partner(&self, chunk: ChunkId) -> Option<ChunkRef<'_>> {
+        let turn = self.turn_index(chunk.turn)?;
+        let other = match chunk.role {
+            Role::System => return None,
+            Role::User => self.turns.get(turn + 1).filter(|t| t.role == Role::Assistant)?,
+            Role::Assistant => self.turns.get(turn.checked_sub(1)?).filter(|t| t.role == Role::User)?,
+        };
+        self.chunk(ChunkId::new(other.role, other.id, 0))
+    }
+
+    /// Whether the chunk is part of the system prompt: spoken by the system before anyone else spoke.
+    #[must_use]
+    pub fn is_system_prompt(&self, chunk: ChunkId) -> bool {
+        chunk.role == Role::System
+            && self.turns.iter().take_while(|t| t.role == Role::System).any(|t| t.id == chunk.turn)
+    }
+
+    /// A value that two timelines share if and only if they are equal: tokens, flags, brightness, chunks,
+    /// pins and tallies. It is the same on every machine and in every later version.
+    #[must_use]
+    pub fn state_hash(&self) -> StateHash {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        let mut put = |bytes: &[u8]| hash.update(bytes);
+        put(b"halo timeline 1");
+        for turn in &self.turns {
+            put(&turn.id.0.to_le_bytes());
+            put(&[turn.role.letter() as u8]);
+        }
+        for chunk in &self.chunks {
+            put(&[chunk.id.role.letter() as u8, u8::from(chunk.pinned)]);
+            put(&chunk.id.turn.0.to_le_bytes());
+            put(&chunk.id.sentence.to_le_bytes());
+            put(&chunk.len.to_le_bytes());
+            for n in [chunk.tally.votes, chunk.tally.mass, chunk.tally.steps] {
+                put(&n.to_le_bytes());
+            }
+        }
+        for i in 0..self.ids.len() {
+            put(&self.ids[i].0.to_le_bytes());
+            put(&(self.brightness[i].0 + 0.0).to_bits().to_le_bytes());
+            put(&[self.flags[i].bits()]);
+            put(&self.ends[i].to_le_bytes());
+        }
+        put(self.text.as_bytes());
+        StateHash(hash.digest128())
+    }
+
+    /// Bytes that the timeline holds, and how many of them are the tokens' ids and text.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let content = self.ids.capacity() * size_of::<TokenId>() + self.text.capacity();
+        let rest = self.brightness.capacity() * size_of::<Brightness>()
+            + self.flags.capacity() * size_of::<Flags>()
+            + self.ends.capacity() * size_of::<u32>()
+            + self.turns.capacity() * size_of::<Turn>()
+            + self.chunks.capacity() * (size_of::<Chunk>() + size_of::<u64>());
+        Memory { content, rest }
+    }
+
+    /// Every invariant that the timeline can know of itself; the error says which is broken and where.
+    ///
+    /// # Errors
+    /// When the timeline contradicts itself, which no sequence of changes can bring about.
+    pub fn check(&self) -> Result<(), String> {
+        let n = self.ids.len();
+        if [self.brightness.len(), self.flags.len(), self.ends.len()] != [n; 3] {
+            return Err(format!("columns of different length beside {n} ids"));
+        }
+        if !self.ends.is_sorted() || self.ends.last().map_or(0, |&e| e as usize) != self.text.len() {
+            return Err("the ends of the tokens do not fit the text".into());
+        }
+        if let Some(pair) = self.turns.windows(2).find(|w| w[0].id >= w[1].id || w[0].first > w[1].first) {
+            return Err(format!("turn {} does not come after turn {}", pair[1].id.0, pair[0].id.0));
+        }
+        let mut next = Position(0);
+        for chunk in self.chunks() {
+            if chunk.start() != next {
+                return Err(format!("{} begins at {}, not at {}", chunk.id(), chunk.start().0, next.0));
+            }
+            next = next.plus(chunk.len());
+            let flags = &self.flags[chunk.run().range()];
+            let live = flags.iter().filter(|f| f.is_live()).count();
+            let withdrawn = flags.iter().filter(|f| f.has(Flags::WITHDRAWN)).count();
+            if (live, withdrawn) != (chunk.live_len(), chunk.withdrawn_len()) {
+                return Err(format!("{} miscounts its live or withdrawn tokens", chunk.id()));
+            }
+            if self.find(chunk.id()) != Some(chunk.index()) {
+                return Err(format!("{} is not found under its name", chunk.id()));
+            }
+        }
+        if next != self.next_position() {
+            return Err(format!("chunks end at {}, tokens at {n}", next.0));
+        }
+        if let Some(bad) = self.brightness.iter().position(|b| !b.0.is_finite()) {
+            return Err(format!("brightness at {bad} is not a number"));
+        }
+        if self.live != LiveIndex::build(self.chunks.iter().map(|c| c.live)) {
+            return Err("the live index differs from one built anew".into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn live_index(&self) -> &LiveIndex {
+        &self.live
+    }
+
+    pub(crate) fn chunk_at(&self, index: usize) -> ChunkRef<'_> {
+        ChunkRef { timeline: self, index }
+    }
+
+    /// The place of a turn in the list of turns.
+    pub(crate) fn turn_index(&self, turn: TurnId) -> Option<usize> {
+        self.turns.binary_search_by_key(&turn, |t| t.id).ok()
+    }
+
+    /// The places of a turn's chunks, names without tokens included.
+    pub(crate) fn places_of_turn(&self, turn: usize) -> Range<usize> {
+        self.turns[turn].first..self.turns.get(turn + 1).map_or(self.chunks.len(), |t| t.first)
+    }
+
+    /// The place of a name, with or without tokens.
+    pub(crate) fn find(&self, id: ChunkId) -> Option<usize> {
+        let turn = self.turn_index(id.turn).filter(|&t| self.turns[t].role == id.role)?;
+        let places = self.places_of_turn(turn);
+        let place = places.start.checked_add(id.sentence as usize)?;
+        places.contains(&place).then_some(place)
+    }
+}
+
+/// Where a timeline's memory goes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Ids and text.
+    pub content: usize,
+    /// Everything else.
+    pub rest: usize,
+}
+
+impl Run {
+    pub(crate) fn range(self) -> Range<usize> {
+        let start = self.start.index();
+        start..start + self.len as usize
+    }
+
+    /// The positions of its tokens.
+    pub fn positions(self) -> impl Iterator<Item = Position> {
+        (self.start.0..self.start.0 + u64::from(self.len)).map(Position)
+    }
+}
+
+/// A chunk of a timeline, as it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct ChunkRef<'a> {
+    timeline: &'a Timeline,
+    index: usize,
+}
+
+impl<'a> ChunkRef<'a> {
+    fn row(self) -> &'a Chunk {
+        &self.timeline.chunks[self.index]
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.index
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(self) -> ChunkId {
+        self.row().id
+    }
+
+    /// Its first token.
+    #[must_use]
+    pub fn start(self) -> Position {
+        self.row().start
+    }
+
+    /// All its tokens.
+    #[must_use]
+    pub fn run(self) -> Run {
+        Run { start: self.row().start, len: self.row().len }
+    }
+
+    /// How many tokens it has, live or not.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.row().len as usize
+    }
+
+    /// Whether it has no tokens; never so for a chunk that a timeline hands out.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.row().len == 0
+    }
+
+    /// How many of its tokens are live.
+    #[must_use]
+    pub fn live_len(self) -> usize {
+        self.row().live as usize
+    }
+
+    /// How many of its tokens were taken back by the user.
+    #[must_use]
+    pub fn withdrawn_len(self) -> usize {
+        self.row().withdrawn as usize
+    }
+
+    /// How many tokens would come back if it were resurrected.
+    #[must_use]
+    pub fn dead_len(self) -> usize {
+        self.len() - self.live_len() - self.withdrawn_len()
+    }
+
+    /// Whether any of its tokens is live.
+    #[must_use]
+    pub fn is_live(self) -> bool {
+        self.row().live > 0
+    }
+
+    /// Whether the user has taken it back whole.
+    #[must_use]
+    pub fn is_withdrawn(self) -> bool {
+        self.row().withdrawn == self.row().len
+    }
+
+    /// Whether it is immune to pruning.
+    #[must_use]
+    pub fn is_pinned(self) -> bool {
+        self.row().pinned
+    }
+
+    /// What it has gathered in its life.
+    #[must_use]
+    pub fn tally(self) -> Tally {
+        self.row().tally
+    }
+
+    /// Its text, live or not.
+    #[must_use]
+    pub fn text(self) -> &'a str {
+        self.timeline.text(self.run())
+    }
+
+    /// The brightness of its live tokens, or of all where none is live.
+    pub fn lights(self) -> impl Iterator<Item = f32> + Clone + use<'a> {
+        let range = self.run().range();
+        let any = !self.is_live();
+        let flags = &self.timeline.flags[range.clone()];
+        self.timeline.brightness[range].iter().zip(flags).filter(move |(_, f)| any || f.is_live()).map(|(b, _)| b.0)
+    }
+
+    /// Its brightest token: among the live ones, or among all where none is live.
+    #[must_use]
+    pub fn peak(self) -> Brightness {
+        Brightness(self.lights().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a }))
+    }
+
+    /// The runs of tokens whose flags are as asked.
+    pub(crate) fn runs(self, wanted: impl Fn(Flags) -> bool) -> impl Iterator<Item = Run> {
+        let start = self.start();
+        let flags = &self.timeline.flags[self.run().range()];
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            at += flags[at..].iter().position(|&f| wanted(f))?;
+            let len = flags[at..].iter().position(|&f| !wanted(f)).unwrap_or(flags.len() - at);
+            let run = Run { start: start.plus(at), len: len as u32 };
+            at += len;
+            Some(run)
+        })
+    }
+
+    /// Its live tokens, as runs of neighbours.
+    pub fn live_runs(self) -> impl Iterator<Item = Run> + use<'a> {
+        let whole = self.live_len() == self.len();
+        let parts = (!whole).then(|| self.runs(Flags::is_live));
+        whole.then(|| self.run()).into_iter().chain(parts.into_iter().flatten())
+    }
+
+    /// The position of its `n`-th live token.
+    pub(crate) fn live_position(self, n: usize) -> Option<Position> {
+        if self.live_len() == self.len() {
+            return (n < self.len()).then(|| self.start().plus(n));
+        }
+        let flags = &self.timeline.flags[self.run().range()];
+        let (i, _) = flags.iter().enumerate().filter(|(_, f)| f.is_live()).nth(n)?;
+        Some(self.start().plus(i))
+    }
+
+    /// How many live tokens of the chunk stand before `position`, if that one is live.
+    pub(crate) fn live_rank(self, position: Position) -> Option<usize> {
+        let i = position.index() - self.start().index();
+        if self.live_len() == self.len() {
+            return Some(i);
+        }
+        let flags = &self.timeline.flags[self.run().range()];
+        flags[i].is_live().then(|| flags[..i].iter().filter(|f| f.is_live()).count())
+    }
+}

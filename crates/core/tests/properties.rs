@@ -1,0 +1,75 @@
+//! Random lives of a conversation against the naive twin: at least ten thousand in every test run.
+
+use halo_core::chunk::{ChunkSize, Chunker, sentences};
+use halo_core::notation;
+use halo_core::testing::ops::World;
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
+
+    /// Turns, attention, prunes, resurrections, pins, merges and deletions: after each, timeline and twin
+    /// agree, every invariant holds, and every change can be undone and done again.
+    #[test]
+    fn timeline_agrees_with_its_twin(ops in prop::collection::vec(any::<[u8; 4]>(), 1..40)) {
+        World::live(&ops);
+    }
+
+    /// The same life leads to the same state; one more word leads to another.
+    #[test]
+    fn state_hash_is_shared_by_equals_only(ops in prop::collection::vec(any::<[u8; 4]>(), 1..12)) {
+        let (one, mut two) = (World::live(&ops), World::live(&ops));
+        prop_assert_eq!(one.timeline.state_hash(), two.timeline.state_hash());
+        two.step([0, 0, 1, 1]);
+        prop_assert_ne!(one.timeline.state_hash(), two.timeline.state_hash());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    /// What is written can be read, and is the same.
+    #[test]
+    fn notation_round_trips(ops in prop::collection::vec(any::<[u8; 4]>(), 1..20)) {
+        let world = World::live(&ops);
+        let text = notation::write(&world.timeline);
+        let read = notation::read(&text).expect("its own writing");
+        prop_assert_eq!(notation::write(&read), text);
+        prop_assert_eq!(read.view(0).positions(), world.timeline.view(0).positions());
+    }
+
+    /// However a text is tokenized, no chunk outgrows the limit and none but the last is too small.
+    #[test]
+    fn chunks_keep_their_size(
+        tokens in prop::collection::vec(prop::sample::select(PIECES), 0..300),
+        min in 1u32..12,
+        more in 1u32..20,
+    ) {
+        let size = ChunkSize { min, max: min + more };
+        let chunks = sentences(size, tokens.iter().copied());
+        prop_assert_eq!(chunks.len(), tokens.len());
+        prop_assert!(chunks.windows(2).all(|w| w[1] == w[0] || w[1] == w[0] + 1));
+        let last = chunks.last().copied().unwrap_or(0);
+        for sentence in 0..=last {
+            let len = chunks.iter().filter(|&&s| s == sentence).count() as u32;
+            prop_assert!(len <= size.max, "{} tokens in chunk {}", len, sentence);
+            prop_assert!(len >= size.min || sentence == last, "{} tokens in chunk {}", len, sentence);
+        }
+    }
+
+    /// A turn that is taken up again is cut as if it had never been put down.
+    #[test]
+    fn chunker_resumes(tokens in prop::collection::vec(prop::sample::select(PIECES), 1..120)) {
+        let size = ChunkSize { min: 6, max: 1000 };
+        let whole = sentences(size, tokens.iter().copied());
+        let mut chunker = Chunker::new(size);
+        for (i, text) in tokens.iter().enumerate() {
+            prop_assert_eq!(chunker.push(text).sentence, whole[i]);
+            let said = whole[..=i].iter().copied().zip(tokens[..=i].iter().copied());
+            chunker = Chunker::resume(size, said);
+        }
+    }
+}
+
+const PIECES: &[&str] =
+    &["w ", "\n", "\n\n", "}", "\n}", "```", "\n```", "```\n", "~~~", "`", " ", ". ", "end.", "é", "。", "<tool>", "</tool>", "x\n\ny"];
