@@ -293,7 +293,8 @@ impl Timeline {
     fn withdraw(&mut self, parts: &[Part], on: bool) -> Result<Change, ApplyError> {
         let asked: Vec<_> = parts.iter().map(|p| (p.chunk, &p.extent)).collect();
         let runs = self.flag(&asked, Flags::WITHDRAWN, on, if on { "withdrawn" } else { "restored" })?;
-        let undo = parts.iter().zip(runs).rev().map(|(p, r)| Part { chunk: p.chunk, extent: Extent::Runs(r) });
+        let undo =
+            parts.iter().zip(runs).rev().map(|(p, r)| Part { chunk: p.chunk, extent: Extent::Runs(r) });
         Ok(if on { Change::Restore(undo.collect()) } else { Change::Withdraw(undo.collect()) })
     }
 
@@ -306,7 +307,8 @@ impl Timeline {
         on: bool,
         verb: &'static str,
     ) -> Result<Vec<Vec<Run>>, ApplyError> {
-        let fits = move |f: Flags| f.has(flag) != on && (flag == Flags::WITHDRAWN || !f.has(Flags::WITHDRAWN));
+        let fits =
+            move |f: Flags| f.has(flag) != on && (flag == Flags::WITHDRAWN || !f.has(Flags::WITHDRAWN));
         let mut all = Vec::with_capacity(parts.len());
         let mut named = BTreeSet::new();
         for &(id, extent) in parts {
@@ -320,7 +322,8 @@ impl Timeline {
             };
             let mut next = chunk.start();
             for run in &runs {
-                if run.start < next || run.start.0 + u64::from(run.len) > chunk.start().0 + chunk.len() as u64 {
+                if run.start < next || run.start.0 + u64::from(run.len) > chunk.start().0 + chunk.len() as u64
+                {
                     return Err(ApplyError::BadRuns(id));
                 }
                 next = run.start.plus(run.len as usize);
@@ -387,13 +390,20 @@ impl Timeline {
         Ok(Change::Split { chunk: kept, at: gone.start, sentence: chunk.sentence, tally: gone.tally })
     }
 
-    fn split(&mut self, chunk: ChunkId, at: Position, sentence: u32, tally: Tally) -> Result<Change, ApplyError> {
+    fn split(
+        &mut self,
+        chunk: ChunkId,
+        at: Position,
+        sentence: u32,
+        tally: Tally,
+    ) -> Result<Change, ApplyError> {
         let bad = |why| ApplyError::BadSplit { chunk, at, why };
         let place = self.place(chunk)?;
         let head = self.chunks[place];
         let kept = at.0.checked_sub(head.start.0).filter(|&n| n > 0 && n < u64::from(head.len));
         let kept = kept.ok_or_else(|| bad("no token inside the chunk stands there"))? as u32;
-        let rest = head.tally.without(tally).ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
+        let rest =
+            head.tally.without(tally).ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
         let first = place - chunk.sentence as usize;
         let target = first + sentence as usize;
         if sentence <= chunk.sentence || target > self.chunks.len() {

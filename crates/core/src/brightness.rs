@@ -77,7 +77,8 @@ pub struct Magnitude {
     pub initial: Brightness,
     /// No token is brighter than this. There is no floor.
     pub cap: Brightness,
-    /// What a token below the threshold loses: flat, because a proportional decay collapses all to the mean.
+    /// What a token below the threshold loses, a whole number: flat, because a proportional decay collapses
+    /// all to the mean.
     pub decay: f32,
     /// What counts as the attention sink.
     pub sink: Sink,
@@ -175,9 +176,11 @@ pub struct Scorer {
     strategy: Strategy,
     /// Slots before the timeline's own.
     prefix: usize,
-    /// By slot, without the prefix.
+    /// By slot, without the prefix. All scored tokens decay alike at every step, so that is one number,
+    /// `decayed`: what is stored for a token of `scored` is its brightness plus that.
     brightness: Vec<f32>,
-    votes: Vec<f32>,
+    decayed: f32,
+    votes: Vec<u32>,
     mass: Vec<f32>,
     steps: u64,
     /// The first slot, without the prefix, of the running turn.
@@ -185,6 +188,10 @@ pub struct Scorer {
     /// Which tokens the slots are, by runs of neighbours in one chunk: chunk, first position, length.
     spans: Vec<(ChunkId, Position, usize)>,
     mean: f64,
+    /// Votes since the last carry.
+    new_votes: Vec<u8>,
+    /// Scratch: 1 for each slot that is voted for in a step.
+    above: Vec<u8>,
 }
 
 impl Scorer {
@@ -196,12 +203,15 @@ impl Scorer {
             strategy,
             prefix: view.prefix(),
             brightness: Vec::with_capacity(n),
-            votes: vec![0.0; n],
+            decayed: 0.0,
+            votes: vec![0; n],
             mass: vec![0.0; n],
             steps: 0,
             current: n,
             spans: Vec::new(),
             mean: f64::NAN,
+            new_votes: vec![0; n],
+            above: Vec::new(),
         };
         for chunk in view.chunks() {
             if Some(chunk.id().turn) == current {
@@ -233,8 +243,10 @@ impl Scorer {
             Some((c, start, len)) if *c == chunk && start.plus(*len) == position => *len += 1,
             _ => self.spans.push((chunk, position, 1)),
         }
-        self.brightness.push(brightness.0);
-        self.votes.push(0.0);
+        let scored = self.scored().end > self.brightness.len();
+        self.brightness.push(brightness.0 + if scored { self.decayed } else { 0.0 });
+        self.votes.push(0);
+        self.new_votes.push(0);
         self.mass.push(0.0);
     }
 
@@ -251,8 +263,8 @@ impl Scorer {
     }
 
     /// The brightness of the window's tokens as it stands, by slot, without the prefix.
-    #[must_use]
-    pub fn brightness(&self) -> &[f32] {
+    pub fn brightness(&mut self) -> &[f32] {
+        self.settle();
         &self.brightness
     }
 
@@ -271,25 +283,26 @@ impl Scorer {
         let row = row.ok_or(Fault::Missing)?;
         let live = self.len();
         let (used, padding) = covered(row, live)?;
-        let row = match &self.strategy {
-            Strategy::Magnitude(Magnitude { sink: Sink::Max, .. }) => &row[..row.len().min(live)],
-            _ => used,
-        };
-        self.mean = self.mean_now();
+        let mean = self.mean_now();
         let (threshold, votes) = match &self.strategy {
             Strategy::Magnitude(m) => {
-                let (threshold, from, to) = m.threshold(row, live, self.prefix, self.current)?;
-                (threshold, self.vote(row, threshold, from..to))
+                let row = if m.sink == Sink::Max { &row[..row.len().min(live)] } else { used };
+                let threshold = m.threshold(row, live)?;
+                (threshold, self.vote(row, threshold))
             }
             Strategy::Ttl(ttl) => {
-                let from = self.prefix.min(row.len());
-                let n = (row.len() - from).min(self.brightness.len());
-                ttl.update(&mut self.brightness[..n], &row[from..from + n]);
+                let from = self.prefix.min(used.len());
+                let n = used.len() - from;
+                ttl.update(&mut self.brightness[..n], &used[from..]);
                 (0.0, 0)
             }
         };
+        self.mean = mean;
         self.steps += 1;
-        Ok(Observed { threshold, mean: self.mean, votes, padding })
+        if self.steps.is_multiple_of(u64::from(u8::MAX)) {
+            self.carry_votes();
+        }
+        Ok(Observed { threshold, mean, votes, padding })
     }
 
     /// v0 only: the dimmest tokens of a full window leave it, at most two a step. Tokens for which
@@ -335,6 +348,7 @@ impl Scorer {
     fn remove(&mut self, slot: usize) {
         self.brightness.remove(slot);
         self.votes.remove(slot);
+        self.new_votes.remove(slot);
         self.mass.remove(slot);
         if slot < self.current {
             self.current -= 1;
@@ -356,7 +370,9 @@ impl Scorer {
 
     /// What has been learned since the start, as a change.
     #[must_use]
-    pub fn finish(self) -> Change {
+    pub fn finish(mut self) -> Change {
+        self.settle();
+        self.carry_votes();
         let mut score = Score::default();
         let mut slot = 0;
         for (chunk, start, len) in self.spans {
@@ -366,17 +382,17 @@ impl Scorer {
                 start,
                 brightness: self.brightness[part.clone()].iter().map(|&b| Brightness(b)).collect(),
             });
-            let votes: f64 = self.votes[part.clone()].iter().map(|&v| f64::from(v)).sum();
+            let votes: i64 = self.votes[part.clone()].iter().map(|&v| i64::from(v)).sum();
             let mass: f64 = self.mass[part].iter().map(|&m| f64::from(m)).sum();
             let steps = self.steps as i64;
             match score.tallies.last_mut() {
                 Some((c, t)) if *c == chunk => {
-                    t.votes += votes as i64;
+                    t.votes += votes;
                     t.mass += (mass * Tally::UNIT) as i64;
                 }
                 _ if steps > 0 => {
                     let mass = (mass * Tally::UNIT) as i64;
-                    score.tallies.push((chunk, TallyChange { votes: votes as i64, mass, steps }));
+                    score.tallies.push((chunk, TallyChange { votes, mass, steps }));
                 }
                 _ => {}
             }
@@ -384,73 +400,163 @@ impl Scorer {
         Change::Score(score)
     }
 
-    fn mean_now(&self) -> f64 {
-        let scored = match &self.strategy {
-            Strategy::Magnitude(m) if !m.score_current_turn => &self.brightness[..self.current],
-            _ => &self.brightness[..],
-        };
-        if scored.is_empty() {
-            return 0.0;
-        }
-        // Sixteen partial sums: the order of addition is fixed, and the compiler may use wide registers.
-        let mut sums = [0.0f64; 16];
-        let chunks = scored.chunks_exact(16);
-        let rest: f64 = chunks.remainder().iter().map(|&b| f64::from(b)).sum();
-        for chunk in chunks {
-            for (sum, &b) in sums.iter_mut().zip(chunk) {
-                *sum += f64::from(b);
+    /// The slots, without the prefix, that are scored: never the sink where that is the first slot, and the
+    /// running turn's only where that is asked for.
+    fn scored(&self) -> std::ops::Range<usize> {
+        match &self.strategy {
+            Strategy::Magnitude(m) => {
+                let sink = usize::from(m.sink == Sink::First && self.prefix == 0);
+                let end = if m.score_current_turn { usize::MAX } else { self.current };
+                sink.min(end)..end
             }
+            Strategy::Ttl(_) => 0..0,
         }
-        ((rest + sums.iter().sum::<f64>()) / scored.len() as f64).floor()
     }
 
-    /// Votes for the slots `slots` (the prefix included) whose attention exceeds the threshold; the others
-    /// decay. Returns how many were voted for.
-    fn vote(&mut self, row: &[f32], threshold: f64, slots: std::ops::Range<usize>) -> usize {
+    /// How many tokens the mean is of: all but the running turn's, unless those are scored too.
+    fn averaged(&self) -> usize {
+        match &self.strategy {
+            Strategy::Magnitude(m) if !m.score_current_turn => self.current,
+            _ => self.brightness.len(),
+        }
+    }
+
+    fn mean_now(&self) -> f64 {
+        let n = self.averaged();
+        let scored = self.scored();
+        let decaying = scored.end.min(n).saturating_sub(scored.start) as f64;
+        let total = sum(&self.brightness[..n]) - decaying * f64::from(self.decayed);
+        if n == 0 { 0.0 } else { (total / n as f64).floor() }
+    }
+
+    /// Takes what has decayed off the scored tokens.
+    fn settle(&mut self) {
+        let decayed = std::mem::take(&mut self.decayed);
+        if decayed != 0.0 {
+            let scored = self.scored();
+            let end = scored.end.min(self.brightness.len());
+            self.brightness[scored.start..end].iter_mut().for_each(|b| *b -= decayed);
+        }
+    }
+
+    /// Votes for the scored tokens whose attention exceeds the threshold; the others decay. Returns how many
+    /// were voted for.
+    ///
+    /// Few tokens are voted for, so the work is split: simple passes over the row, which run in wide
+    /// registers, and one that divides, for the few.
+    fn vote(&mut self, row: &[f32], threshold: f64) -> usize {
         let Strategy::Magnitude(Magnitude { cap, decay, .. }) = self.strategy else { return 0 };
-        let own = slots.start - self.prefix..slots.end - self.prefix;
-        let row = &row[slots];
-        let mut votes = 0.0;
-        let lanes = row.iter().zip(&mut self.brightness[own.clone()]);
-        let lanes = lanes.zip(self.votes[own.clone()].iter_mut().zip(&mut self.mass[own]));
-        for ((&attention, brightness), (vote, mass)) in lanes {
-            let attention64 = f64::from(attention);
-            let above = attention64 > threshold;
-            let gain = (attention64 / threshold).trunc() as f32;
-            let raised = (*brightness + gain).min(cap.0);
-            *brightness = if above { raised } else { *brightness - decay };
-            let one = if above { 1.0 } else { 0.0 };
-            *vote += one;
-            votes += one;
+        let scored = self.scored();
+        let covered = row.len().saturating_sub(self.prefix);
+        let own = scored.start.min(covered)..scored.end.min(covered);
+        let row = &row[self.prefix + own.start..self.prefix + own.end];
+        let limit = not_above(threshold);
+        if self.decayed > 1e4 {
+            self.settle();
+        }
+        self.decayed += decay;
+        // A token that came after the row was made neither gains nor decays.
+        let unseen = own.end..scored.end.min(self.brightness.len()).max(own.end);
+        self.brightness[unseen].iter_mut().for_each(|b| *b += decay);
+        let top = cap.0 + self.decayed;
+        self.above.resize(row.len(), 0);
+        mark_above(row, limit, &mut self.above);
+        for (mass, attention) in self.mass[own.clone()].iter_mut().zip(row) {
             *mass += attention;
         }
-        votes as usize
+        let brightness = &mut self.brightness[own.clone()];
+        for (votes, above) in self.new_votes[own].iter_mut().zip(&self.above) {
+            *votes += above;
+        }
+        let mut count = 0;
+        let mut raise = |light: &mut f32, attention: f32| {
+            let raised = *light + decay + (f64::from(attention) / threshold) as i32 as f32;
+            *light = if raised > top { top } else { raised };
+            count += 1;
+        };
+        let (marks, _) = self.above.as_chunks::<64>();
+        let (blocks, rest) = row.as_chunks::<64>();
+        let (lights, last) = brightness.as_chunks_mut::<64>();
+        for ((marks, row), lights) in marks.iter().zip(blocks).zip(lights) {
+            let mut above = bits(marks);
+            while above != 0 {
+                let i = above.trailing_zeros() as usize;
+                above &= above - 1;
+                raise(&mut lights[i], row[i]);
+            }
+        }
+        last.iter_mut().zip(rest).filter(|(_, a)| **a > limit).for_each(|(light, &a)| raise(light, a));
+        count
+    }
+
+    /// Votes are counted in bytes and carried over before those are full.
+    fn carry_votes(&mut self) {
+        for (votes, new) in self.votes.iter_mut().zip(&mut self.new_votes) {
+            *votes += u32::from(std::mem::take(new));
+        }
     }
 }
 
+/// Marks with 1 what exceeds the limit, and the rest with 0.
+fn mark_above(row: &[f32], limit: f32, marks: &mut [u8]) {
+    let (blocks, rest) = row.as_chunks::<16>();
+    let (marked, last) = marks.as_chunks_mut::<16>();
+    for (marks, block) in marked.iter_mut().zip(blocks) {
+        // Whole numbers of the floats' own width first: those the compiler packs sixteen at a time.
+        let above: [i32; 16] = std::array::from_fn(|i| i32::from(block[i] > limit));
+        *marks = std::array::from_fn(|i| above[i] as u8);
+    }
+    last.iter_mut().zip(rest).for_each(|(mark, &a)| *mark = u8::from(a > limit));
+}
+
+/// Sixty-four marks, each 0 or 1, as the bits of one word.
+fn bits(marks: &[u8; 64]) -> u64 {
+    // The product gathers the eight lowest bits of eight bytes in its highest byte.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    let byte = |i: usize| {
+        let eight: [u8; 8] = std::array::from_fn(|j| marks[i * 8 + j]);
+        u64::from_le_bytes(eight).wrapping_mul(GATHER) >> 56
+    };
+    (0..8).fold(0, |word, i| word | byte(i) << (i * 8))
+}
+
+/// The largest `f32` that is not above `threshold`: then `a > threshold` in full precision is `a > limit`.
+fn not_above(threshold: f64) -> f32 {
+    let near = threshold as f32;
+    if f64::from(near) > threshold { near.next_down() } else { near }
+}
+
+/// The sum of many values: in wide registers for a stretch that keeps whole numbers exact, then in `f64`.
+fn sum(values: &[f32]) -> f64 {
+    let mut total = 0.0;
+    for stretch in values.chunks(1024) {
+        let mut lanes = [0.0f32; 16];
+        let (blocks, rest) = stretch.as_chunks::<16>();
+        total += rest.iter().map(|&b| f64::from(b)).sum::<f64>();
+        for block in blocks {
+            lanes.iter_mut().zip(block).for_each(|(lane, b)| *lane += b);
+        }
+        total += lanes.iter().map(|&b| f64::from(b)).sum::<f64>();
+    }
+    total
+}
+
 impl Magnitude {
-    /// The step's threshold, and the slots that are scored.
-    fn threshold(
-        &self,
-        row: &[f32],
-        live: usize,
-        prefix: usize,
-        current: usize,
-    ) -> Result<(f64, usize, usize), Fault> {
+    /// What attention must exceed in this step, where the window has `live` slots.
+    fn threshold(&self, row: &[f32], live: usize) -> Result<f64, Fault> {
         let total = match self.mass {
             Mass::One => 1.0,
             Mass::Sum => row.iter().map(|&a| f64::from(a)).sum(),
         };
-        let (sink, count, first) = match self.sink {
-            Sink::First => (row.first().copied().unwrap_or(0.0), row.len(), prefix.max(1)),
-            Sink::Max => (row.iter().fold(0.0, |a, &b| if b > a { b } else { a }), live, prefix),
+        let (sink, count) = match self.sink {
+            Sink::First => (row.first().copied().unwrap_or(0.0), row.len()),
+            Sink::Max => (row.iter().fold(0.0, |a, &b| if b > a { b } else { a }), live),
         };
         let threshold = (total - f64::from(sink)) / (count as f64 - 1.0);
         if threshold <= 0.0 || !threshold.is_finite() {
             return Err(Fault::AllOnSink);
         }
-        let end = if self.score_current_turn { row.len() } else { row.len().min(prefix + current) };
-        Ok((threshold, first.min(end), end))
+        Ok(threshold)
     }
 }
 
@@ -460,19 +566,13 @@ fn covered(row: &[f32], live: usize) -> Result<(&[f32], usize), Fault> {
     if row.len() < expected || row.is_empty() {
         return Err(Fault::TooShort { got: row.len(), expected: live });
     }
-    let (mut low, mut high, mut number) = ([0.0f32; 16], [0.0f32; 16], [0.0f32; 16]);
-    for chunk in row.chunks(16) {
-        for (i, &a) in chunk.iter().enumerate() {
-            low[i] = if a < low[i] { a } else { low[i] };
-            high[i] = if a > high[i] { a } else { high[i] };
-            // Zero for every number, not a number for the rest: nothing else survives the sum.
-            number[i] += a * 0.0;
-        }
-    }
-    let fits = low.iter().all(|&a| a >= 0.0) && high.iter().all(|&a| a <= CERTAIN) && number.iter().all(|&n| n == 0.0);
-    if !fits {
-        let wrong = |a: &f32| !(0.0..=CERTAIN).contains(a);
-        let slot = row.iter().position(wrong).unwrap_or(0);
+    // Among floats that are not negative, the order of the bits is the order of the numbers, and what is no
+    // number comes last: one comparison of whole numbers tells.
+    let most = CERTAIN.to_bits();
+    let improper = row.iter().map(|a| u32::from(a.to_bits() > most)).fold(0u32, |n, i| n.wrapping_add(i));
+    if improper > 0
+        && let Some(slot) = row.iter().position(|a| !(0.0..=CERTAIN).contains(a))
+    {
         return Err(Fault::NotProbability { slot, value: row[slot] });
     }
     if row.len() <= live {

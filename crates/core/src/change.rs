@@ -156,7 +156,11 @@ impl Tally {
 
     /// Both together.
     pub(crate) fn join(self, other: Self) -> Self {
-        Self { votes: self.votes + other.votes, mass: self.mass + other.mass, steps: self.steps + other.steps }
+        Self {
+            votes: self.votes + other.votes,
+            mass: self.mass + other.mass,
+            steps: self.steps + other.steps,
+        }
     }
 
     /// What is left when `other` goes.
@@ -288,7 +292,9 @@ impl fmt::Display for WhyLeft {
 impl fmt::Display for WhyReturned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyReturned::Found { rank, score } => write!(f, "found by search, hit {} at {score:.3}", rank + 1),
+            WhyReturned::Found { rank, score } => {
+                write!(f, "found by search, hit {} at {score:.3}", rank + 1)
+            }
             WhyReturned::OpensTurnOf(chunk) => write!(f, "opens the turn of {chunk}, which came back"),
             WhyReturned::PairOf(chunk) => write!(f, "question or answer to {chunk}, which came back"),
             WhyReturned::Manual => f.write_str("called back by the user"),

@@ -217,7 +217,9 @@ impl Chunker {
             return true;
         }
         match (self.line.marks, c) {
-            (None, ' ') if self.line.spaces + 1 == self.line.len && self.line.spaces < 3 => self.line.spaces += 1,
+            (None, ' ') if self.line.spaces + 1 == self.line.len && self.line.spaces < 3 => {
+                self.line.spaces += 1
+            }
             (None, '`' | '~') if self.line.spaces + 1 == self.line.len => {
                 self.line.marks = Some(Fence { mark: c, len: 1 });
             }

@@ -7,7 +7,7 @@
 //! recent window, the running turn and its question, and what is pinned. If they alone exceed the budget, the
 //! plan says so.
 
-use crate::change::{Change, Extent, Leave, WhyLeft};
+use crate::change::{Change, Extent, Leave, Tally, WhyLeft};
 use crate::live::LiveView;
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{ChunkId, Role, TurnId};
@@ -138,11 +138,14 @@ pub fn plan_prune(view: LiveView<'_>, rules: &PruneRules) -> PrunePlan {
 }
 
 /// A candidate's place in the queue: the smallest leaves first.
+///
+/// Most candidates are never looked at twice, so what breaks ties is worked out only when a candidate comes
+/// to the head of the queue; it then goes back behind all of its value that have not had their turn yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Key {
     value: f64,
-    /// Four brightest, then mean; computed only where ties are broken by them.
-    ties: [f64; 2],
+    /// Four brightest, then mean.
+    ties: Option<[f64; 2]>,
     index: usize,
 }
 
@@ -150,11 +153,11 @@ impl Eq for Key {}
 
 impl Ord for Key {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.value
-            .total_cmp(&other.value)
-            .then_with(|| self.ties[0].total_cmp(&other.ties[0]))
-            .then_with(|| self.ties[1].total_cmp(&other.ties[1]))
-            .then_with(|| self.index.cmp(&other.index))
+        let ties = match (self.ties, other.ties) {
+            (Some(a), Some(b)) => a[0].total_cmp(&b[0]).then_with(|| a[1].total_cmp(&b[1])),
+            (a, b) => a.is_some().cmp(&b.is_some()),
+        };
+        self.value.total_cmp(&other.value).then(ties).then_with(|| self.index.cmp(&other.index))
     }
 }
 
@@ -221,35 +224,39 @@ impl<'a> Planner<'a> {
     fn question(&self) -> Option<TurnId> {
         let turn = self.timeline.turn_index(self.rules.current?)?;
         let before = self.timeline.turns()[..turn].last()?;
-        (before.role == Role::User && self.timeline.turns()[turn].role == Role::Assistant).then_some(before.id)
+        (before.role == Role::User && self.timeline.turns()[turn].role == Role::Assistant)
+            .then_some(before.id)
     }
 
     fn key(&self, chunk: ChunkRef<'_>) -> Key {
-        let index = chunk.index();
-        let (value, ties) = match self.rules.policy {
-            Policy::Fifo | Policy::Window => (index as f64, [0.0; 2]),
-            Policy::Random { seed } => (lot(seed, chunk.id()), [0.0; 2]),
+        let (value, dimmer) = match self.rules.policy {
+            Policy::Fifo | Policy::Window => (chunk.index() as f64, false),
+            Policy::Random { seed } => (lot(seed, chunk.id()), false),
             Policy::Brightness { rank, ties } => {
-                let shape = Shape::of(chunk);
                 let value = match rank {
-                    Rank::Peak => shape.peak,
-                    Rank::Mean => shape.mean,
-                    Rank::Top4 => shape.top4,
+                    Rank::Peak => f64::from(chunk.peak().0),
+                    Rank::Mean => Shape::of(chunk).mean,
+                    Rank::Top4 => Shape::of(chunk).top4,
                     Rank::Votes => chunk.tally().votes as f64,
-                    Rank::Sum => chunk.tally().mass as f64 / crate::change::Tally::UNIT,
+                    Rank::Sum => chunk.tally().mass as f64 / Tally::UNIT,
                 };
-                (value, if ties == Ties::Dimmer { [shape.top4, shape.mean] } else { [0.0; 2] })
+                (value, ties == Ties::Dimmer)
             }
         };
-        Key { value, ties, index }
+        Key { value, ties: (!dimmer).then_some([0.0; 2]), index: chunk.index() }
     }
 
     /// The next chunk to leave, and what it was ranked by.
     fn next(&mut self) -> Option<(ChunkRef<'a>, f64)> {
         while let Some(Reverse(key)) = self.queue.pop() {
             let chunk = self.timeline.chunk_at(key.index);
-            if self.may_leave(chunk) {
-                return Some((chunk, key.value));
+            match key.ties {
+                _ if !self.may_leave(chunk) => {}
+                Some(_) => return Some((chunk, key.value)),
+                None => {
+                    let shape = Shape::of(chunk);
+                    self.queue.push(Reverse(Key { ties: Some([shape.top4, shape.mean]), ..key }));
+                }
             }
         }
         None
@@ -311,9 +318,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The three figures that chunks are ranked by.
+/// Two of the figures that chunks are ranked by.
 struct Shape {
-    peak: f64,
     top4: f64,
     mean: f64,
 }
@@ -321,19 +327,24 @@ struct Shape {
 impl Shape {
     fn of(chunk: ChunkRef<'_>) -> Self {
         let mut top = [f32::NEG_INFINITY; 4];
-        let (mut sum, mut n) = (0.0, 0u32);
-        for light in chunk.lights() {
-            sum += f64::from(light);
-            n += 1;
-            if light > top[3] {
-                let at = top.iter().position(|&t| light > t).unwrap_or(3);
-                top[at..].rotate_right(1);
-                top[at] = light;
+        let mut sums = [0.0f64; 8];
+        let mut n = 0;
+        for lights in chunk.lights() {
+            n += lights.len();
+            for block in lights.chunks(8) {
+                sums.iter_mut().zip(block).for_each(|(sum, b)| *sum += f64::from(b.0));
+            }
+            for light in lights.iter().map(|b| b.0) {
+                if light > top[3] {
+                    let at = top.iter().position(|&t| light > t).unwrap_or(3);
+                    top[at..].rotate_right(1);
+                    top[at] = light;
+                }
             }
         }
-        let best = &top[..(n as usize).min(4)];
+        let best = &top[..n.min(4)];
         let top4 = best.iter().map(|&t| f64::from(t)).sum::<f64>() / best.len() as f64;
-        Self { peak: f64::from(top[0]), top4, mean: sum / f64::from(n) }
+        Self { top4, mean: sums.iter().sum::<f64>() / n as f64 }
     }
 }
 

@@ -226,7 +226,10 @@ impl Player<'_> {
         brightness: Brightness,
     ) -> Result<(), String> {
         if self.positions.last().is_some_and(|&last| position <= last) {
-            return Err(format!("its position {position} does not follow {}", self.positions[self.positions.len() - 1]));
+            return Err(format!(
+                "its position {position} does not follow {}",
+                self.positions[self.positions.len() - 1]
+            ));
         }
         let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, tool: false };
         let (at, turn, role) = (self.timeline.next_position(), chunk.turn, chunk.role);
@@ -271,8 +274,9 @@ impl Player<'_> {
         round.steps += 1;
         let timeline = &self.timeline;
         let sinks = self.rules.sinks as u64;
-        let may_go =
-            |p: Position| p.0 >= sinks && timeline.chunk_of(p).is_some_and(|c| !c.is_pinned()) && p != position;
+        let may_go = |p: Position| {
+            p.0 >= sinks && timeline.chunk_of(p).is_some_and(|c| !c.is_pinned()) && p != position
+        };
         if let Some(culled) = scorer.cull(may_go) {
             if let Change::Batch(parts) = &culled {
                 round.left.extend(parts.iter().flat_map(left));

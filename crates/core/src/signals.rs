@@ -65,7 +65,11 @@ pub fn pin(timeline: &Timeline, chunk: ChunkId, full: Brightness) -> Result<Chan
 /// When there is no such chunk, or it is not pinned.
 pub fn unpin(timeline: &Timeline, chunk: ChunkId) -> Result<Change, SignalError> {
     let found = timeline.chunk(chunk).ok_or(SignalError::NoChunk(chunk))?;
-    if found.is_pinned() { Ok(Change::Pin { chunk, pinned: false }) } else { Err(SignalError::NotPinned(chunk)) }
+    if found.is_pinned() {
+        Ok(Change::Pin { chunk, pinned: false })
+    } else {
+        Err(SignalError::NotPinned(chunk))
+    }
 }
 
 /// Calls a chunk back: as bright as can be, and pinned. What it is paired with comes along as it left.

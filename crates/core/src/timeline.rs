@@ -190,11 +190,16 @@ impl Timeline {
 
     /// The chunks of which something is live, in order, at the cost of those alone.
     pub fn live_chunks(&self) -> impl Iterator<Item = ChunkRef<'_>> {
-        let mut seen = 0;
+        let (mut seen, mut next) = (0, 0);
         std::iter::from_fn(move || {
-            let (leaf, _) = self.live.find(seen)?;
+            // Mostly the next live chunk is a neighbour; only over a gap is it worth asking the index.
+            let leaf = match self.chunks.get(next) {
+                Some(row) if row.live > 0 => next,
+                _ => self.live.find(seen)?.0,
+            };
             let chunk = self.chunk_at(leaf);
             seen += chunk.live_len();
+            next = leaf + 1;
             Some(chunk)
         })
     }
@@ -320,7 +325,12 @@ impl Timeline {
 
     /// The place of a turn in the list of turns.
     pub(crate) fn turn_index(&self, turn: TurnId) -> Option<usize> {
-        self.turns.binary_search_by_key(&turn, |t| t.id).ok()
+        // Unless an import left gaps, turns are numbered by their place.
+        let place = turn.0 as usize;
+        match self.turns.get(place) {
+            Some(t) if t.id == turn => Some(place),
+            _ => self.turns.binary_search_by_key(&turn, |t| t.id).ok(),
+        }
     }
 
     /// The places of a turn's chunks, names without tokens included.
@@ -452,18 +462,27 @@ impl<'a> ChunkRef<'a> {
         self.timeline.text(self.run())
     }
 
-    /// The brightness of its live tokens, or of all where none is live.
-    pub fn lights(self) -> impl Iterator<Item = f32> + Clone + use<'a> {
-        let range = self.run().range();
-        let any = !self.is_live();
-        let flags = &self.timeline.flags[range.clone()];
-        self.timeline.brightness[range].iter().zip(flags).filter(move |(_, f)| any || f.is_live()).map(|(b, _)| b.0)
+    /// The brightness of its live tokens, or of all where none is live, in pieces.
+    pub fn lights(self) -> impl Iterator<Item = &'a [Brightness]> {
+        let all = (!self.is_live()).then(|| self.run());
+        let live = self.is_live().then(|| self.live_runs()).into_iter().flatten();
+        all.into_iter().chain(live).map(move |run| self.timeline.brightness(run))
     }
 
     /// Its brightest token: among the live ones, or among all where none is live.
     #[must_use]
     pub fn peak(self) -> Brightness {
-        Brightness(self.lights().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a }))
+        let brighter = |a: f32, b: &Brightness| if b.0 > a { b.0 } else { a };
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        let mut peak = f32::NEG_INFINITY;
+        for lights in self.lights() {
+            let blocks = lights.chunks_exact(16);
+            peak = blocks.remainder().iter().fold(peak, brighter);
+            for block in blocks {
+                lanes.iter_mut().zip(block).for_each(|(lane, b)| *lane = brighter(*lane, b));
+            }
+        }
+        Brightness(lanes.iter().fold(peak, |a, &b| if b > a { b } else { a }))
     }
 
     /// The runs of tokens whose flags are as asked.

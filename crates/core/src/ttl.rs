@@ -135,7 +135,8 @@ impl AttentionStats {
         let mean = sorted.iter().sum::<f64>() / n;
         let std = (sorted.iter().map(|a| (a - mean).powi(2)).sum::<f64>() / n).sqrt();
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
         Some(Self { mean, median, max: sorted[sorted.len() - 1], min: sorted[0], std })
     }
 }

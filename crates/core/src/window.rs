@@ -118,7 +118,8 @@ impl SlidingWindow {
                 scored.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
                 scored.truncate((scored.len() / 10).max(1));
                 let goes: BTreeSet<u64> = scored.into_iter().map(|(_, id)| id).collect();
-                let (gone, stay): (Vec<_>, Vec<_>) = self.middle.drain(..).partition(|p| goes.contains(&p.id));
+                let (gone, stay): (Vec<_>, Vec<_>) =
+                    self.middle.drain(..).partition(|p| goes.contains(&p.id));
                 self.middle = stay.into();
                 gone
             }

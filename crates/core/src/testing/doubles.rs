@@ -73,7 +73,8 @@ impl ScriptedModel {
             Attention::On(word) => {
                 let bright: Vec<bool> = window.iter().map(|s| self.word(s.id).trim() == word).collect();
                 let count = bright.iter().filter(|b| **b).count();
-                let (on, off) = if count == 0 { (0.0, 0.5 / n as f32) } else { (0.8 / count as f32, 0.1 / n as f32) };
+                let (on, off) =
+                    if count == 0 { (0.0, 0.5 / n as f32) } else { (0.8 / count as f32, 0.1 / n as f32) };
                 let mut row: Vec<f32> = bright.iter().map(|&b| if b { on } else { off }).collect();
                 row[0] += 1.0 - row.iter().sum::<f32>();
                 Some(row)
@@ -115,8 +116,10 @@ impl Model for ScriptedModel {
             let why = format!("{} tokens and an answer do not fit {}", window.len(), self.info.context);
             return Err(SeamError::new("generating", why));
         }
-        let answer =
-            self.answers.pop_front().ok_or_else(|| SeamError::new("generating", "the script is at its end"))?;
+        let answer = self
+            .answers
+            .pop_front()
+            .ok_or_else(|| SeamError::new("generating", "the script is at its end"))?;
         self.seen.push(window.to_vec());
         let mut window = window.to_vec();
         let mut said = String::new();

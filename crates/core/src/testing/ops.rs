@@ -59,7 +59,8 @@ impl World {
         let goes_on = last.filter(|t| t.role == role && dice.is_multiple_of(3));
         let turn = goes_on.map_or(self.timeline.next_turn(), |t| t.id);
         // Names that a merge set free at the end of the turn are spent.
-        let names = goes_on.map_or(0, |_| self.timeline.places_of_turn(self.timeline.turns().len() - 1).len());
+        let names =
+            goes_on.map_or(0, |_| self.timeline.places_of_turn(self.timeline.turns().len() - 1).len());
         let last_chunk = self.timeline.turn_chunks(turn).last().map(|c| c.id().sentence);
         let mut sentence = last_chunk.filter(|&s| s as usize + 1 == names).unwrap_or(names as u32);
         let mut tokens = Vec::new();
@@ -68,7 +69,13 @@ impl World {
                 sentence += 1;
             }
             let brightness = Brightness(9_990.0 + f32::from(dice.wrapping_mul(i) % 11));
-            tokens.push(NewToken { id: TokenId(u32::from(i)), text: "wé".into(), sentence, brightness, tool: dice == 7 });
+            tokens.push(NewToken {
+                id: TokenId(u32::from(i)),
+                text: "wé".into(),
+                sentence,
+                brightness,
+                tool: dice == 7,
+            });
         }
         for token in &tokens {
             let chunk = ChunkId::new(role, turn, token.sentence);
@@ -170,7 +177,9 @@ impl World {
             let Ok(change) = signals::pin(&self.timeline, chunk, FULL) else { return };
             self.apply(&change);
             self.twin.resurrect(&[chunk], usize::MAX);
-            self.twin.each(chunk, |t| (t.pinned, t.brightness) = (true, if t.gone { t.brightness } else { FULL.0 }));
+            self.twin.each(chunk, |t| {
+                (t.pinned, t.brightness) = (true, if t.gone { t.brightness } else { FULL.0 })
+            });
         }
     }
 
@@ -187,7 +196,11 @@ impl World {
                 Ok(change) => {
                     let Change::Prune(leaves) = &change else { panic!("it prunes") };
                     leaves.iter().for_each(|l| {
-                        self.twin.0.iter_mut().filter(|t| t.chunk == l.chunk && !t.gone).for_each(|t| t.dead = true);
+                        self.twin
+                            .0
+                            .iter_mut()
+                            .filter(|t| t.chunk == l.chunk && !t.gone)
+                            .for_each(|t| t.dead = true);
                     });
                     self.apply(&change);
                 }
@@ -202,7 +215,8 @@ impl World {
     fn merge(&mut self, whom: u8) {
         let Some(chunk) = self.pick(whom) else { return };
         let Ok(change) = signals::merge(&self.timeline, chunk) else { return };
-        let turn = self.twin.chunks().into_iter().filter(|c| c.turn == chunk.turn && c.sentence < chunk.sentence);
+        let turn =
+            self.twin.chunks().into_iter().filter(|c| c.turn == chunk.turn && c.sentence < chunk.sentence);
         let into = turn.last().expect("something to merge with");
         let pair = |t: &Tok| t.chunk == chunk || t.chunk == into;
         let both: Vec<_> = self.twin.0.iter().filter(|t| pair(t)).cloned().collect();
@@ -276,7 +290,8 @@ impl World {
         let mut orphans = BTreeSet::new();
         for chunk in self.timeline.live_chunks() {
             let own = self.timeline.chunk(ChunkId { sentence: 0, ..chunk.id() });
-            let question = (chunk.id().role == Role::Assistant).then(|| self.timeline.partner(chunk.id())).flatten();
+            let question =
+                (chunk.id().role == Role::Assistant).then(|| self.timeline.partner(chunk.id())).flatten();
             let missing = [own, question].into_iter().flatten().filter(|a| !a.is_live());
             orphans.extend(missing.map(|a| (chunk.id(), a.id())));
         }

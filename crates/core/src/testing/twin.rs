@@ -63,7 +63,8 @@ impl Twin {
             token.mass += f64::from(a);
             if f64::from(a) > threshold {
                 token.votes += 1;
-                token.brightness = (token.brightness + (f64::from(a) / threshold).trunc() as f32).min(10_000.0);
+                token.brightness =
+                    (token.brightness + (f64::from(a) / threshold).trunc() as f32).min(10_000.0);
             } else {
                 token.brightness -= 1.0;
             }
@@ -87,13 +88,17 @@ impl Twin {
     pub fn prune(&mut self, rules: &PruneRules) -> Vec<ChunkId> {
         let (live, mut left) = (self.live(), Vec::new());
         let edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
-        let mut kept: Vec<ChunkId> = (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk).collect();
+        let mut kept: Vec<ChunkId> =
+            (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk).collect();
         let running = |t: u32| Some(TurnId(t)) == rules.current;
         let asks = |c: ChunkId| c.role == Role::User && self.partner(c).is_some_and(|p| running(p.turn.0));
-        kept.extend(self.0.iter().filter(|t| t.pinned || running(t.chunk.turn.0) || asks(t.chunk)).map(|t| t.chunk));
+        kept.extend(
+            self.0.iter().filter(|t| t.pinned || running(t.chunk.turn.0) || asks(t.chunk)).map(|t| t.chunk),
+        );
         while self.live().len() > rules.budget {
             let alone = |c: ChunkId| {
-                self.chunks().iter().filter(|o| o.turn == c.turn && !self.of(**o, true).is_empty()).count() == 1
+                self.chunks().iter().filter(|o| o.turn == c.turn && !self.of(**o, true).is_empty()).count()
+                    == 1
             };
             let live_partner = |c| self.partner(c).filter(|p| !self.of(*p, true).is_empty());
             let answered = |c: ChunkId| {
@@ -103,7 +108,9 @@ impl Twin {
             let free = |c: ChunkId| !kept.contains(&c) && !self.of(c, true).is_empty();
             let may = |c: &ChunkId| {
                 let anchored = c.sentence == 0 && rules.policy != Policy::Window;
-                free(*c) && (!anchored || alone(*c) && live_partner(*c).map_or(!answered(*c), |p| free(p) && alone(p)))
+                free(*c)
+                    && (!anchored
+                        || alone(*c) && live_partner(*c).map_or(!answered(*c), |p| free(p) && alone(p)))
             };
             let rank = |c: &ChunkId| match rules.policy {
                 Policy::Brightness { rank, .. } => [rank, Rank::Top4, Rank::Mean].map(|r| self.value(*c, r)),
@@ -111,7 +118,8 @@ impl Twin {
             };
             let dimmer = |a: &ChunkId, b: &ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
             let Some(victim) = self.chunks().into_iter().filter(may).min_by(dimmer) else { break };
-            let pair = live_partner(victim).filter(|_| victim.sentence == 0 && rules.policy != Policy::Window);
+            let pair =
+                live_partner(victim).filter(|_| victim.sentence == 0 && rules.policy != Policy::Window);
             for chunk in [Some(victim), pair].into_iter().flatten() {
                 self.0.iter_mut().filter(|t| t.chunk == chunk && !t.gone).for_each(|t| t.dead = true);
                 left.push(chunk);
@@ -133,7 +141,10 @@ impl Twin {
             let cost = self.0.iter().filter(|t| group.contains(&t.chunk) && waits(t)).count();
             if cost <= budget {
                 budget -= cost;
-                self.0.iter_mut().filter(|t| group.contains(&t.chunk) && waits(t)).for_each(|t| t.dead = false);
+                self.0
+                    .iter_mut()
+                    .filter(|t| group.contains(&t.chunk) && waits(t))
+                    .for_each(|t| t.dead = false);
             }
         }
     }

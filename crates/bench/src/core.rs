@@ -1,0 +1,273 @@
+//! The core's hot paths: scoring a step, the live view, planning a prune, applying a change, and what a dead
+//! token costs in memory.
+//!
+//! The baseline is the record-per-token list of the founding documents: every question scans all tokens.
+
+use crate::measure::median_ns;
+use halo_core::brightness::{Magnitude, Scorer, Strategy};
+use halo_core::change::{Append, Change, Extent, Leave, NewToken, Return, WhyLeft, WhyReturned};
+use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
+use halo_core::testing::twin::{Tok, Twin};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};
+use std::time::Duration;
+
+/// Tokens in a chunk of the fixtures.
+pub const CHUNK: usize = 64;
+/// Chunks in a turn of the fixtures.
+pub const CHUNKS_PER_TURN: usize = 4;
+
+/// One figure: what was measured, what the naive way takes, and the budget that it must keep.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// Its name.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What was measured.
+    pub value: f64,
+    /// The same by scanning a list of all tokens, in the same run; none where there is nothing to compare.
+    pub baseline: Option<f64>,
+    /// The most that it may be.
+    pub budget: Option<f64>,
+}
+
+impl Figure {
+    /// How many times faster than the baseline.
+    #[must_use]
+    pub fn speedup(&self) -> Option<f64> {
+        self.baseline.map(|b| b / self.value)
+    }
+
+    /// Whether the budget is kept.
+    #[must_use]
+    pub fn within(&self) -> bool {
+        self.budget.is_none_or(|b| self.value <= b)
+    }
+}
+
+/// A conversation of `tokens` tokens, of which about `live` are live, spread over all of it.
+#[must_use]
+pub fn conversation(tokens: usize, live: usize) -> Timeline {
+    let mut timeline = Timeline::new();
+    let mut dice = Dice(7);
+    let chunks = tokens / CHUNK;
+    for turn in 0..chunks / CHUNKS_PER_TURN {
+        let role = if turn % 2 == 0 { Role::User } else { Role::Assistant };
+        let token = |n: usize| NewToken {
+            id: TokenId(n as u32 * 31 % 49_152),
+            text: " word".into(),
+            sentence: (n / CHUNK) as u32,
+            brightness: Brightness(10_000.0 - (dice.next() * 200.0).floor()),
+            tool: false,
+        };
+        let tokens = (0..CHUNK * CHUNKS_PER_TURN).map(token).collect();
+        let append = Append { at: timeline.next_position(), turn: TurnId(turn as u32), role, tokens };
+        timeline.apply(&Change::Append(append)).expect("at the end");
+    }
+    let dead = timeline.chunks().map(|c| c.id()).enumerate();
+    let keep = live / CHUNK;
+    let dead: Vec<Leave> = dead
+        .filter(|(i, _)| (i + 1) * keep / chunks == i * keep / chunks)
+        .map(|(_, chunk)| Leave { chunk, extent: Extent::Whole, why: WhyLeft::Manual })
+        .collect();
+    if !dead.is_empty() {
+        timeline.apply(&Change::Prune(dead)).expect("all are live");
+    }
+    timeline
+}
+
+/// The same conversation as a list of token records.
+#[must_use]
+pub fn as_list(timeline: &Timeline) -> Twin {
+    let tokens = timeline.chunks().flat_map(|c| c.run().positions());
+    let record = |p| {
+        let token = timeline.token(p).expect("it exists");
+        Tok {
+            chunk: token.chunk,
+            brightness: token.brightness.0,
+            votes: 0,
+            mass: 0.0,
+            dead: !token.flags.is_live(),
+            gone: false,
+            pinned: false,
+        }
+    };
+    Twin(tokens.map(record).collect())
+}
+
+/// A row of attention over `n` slots: a sink, a few bright tokens, and a long tail. The steeper, the fewer
+/// tokens lie above the mean: at 40 about 8 %, at 6 about 28 %.
+#[must_use]
+pub fn attention(n: usize, steep: i32) -> Vec<f32> {
+    let mut dice = Dice(42);
+    let mut row: Vec<f32> = (0..n).map(|_| dice.next().powi(steep)).collect();
+    let sum: f32 = row.iter().skip(1).sum();
+    row.iter_mut().for_each(|a| *a *= 0.75 / sum);
+    row[0] = 0.25;
+    row
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 24) as f32
+    }
+}
+
+/// The rules of the pruning bench: everything but a few hundred tokens may go.
+#[must_use]
+pub fn prune_rules(budget: usize) -> PruneRules {
+    let policy = Policy::Brightness { rank: Rank::Peak, ties: Ties::Dimmer };
+    PruneRules { policy, budget, sinks: 4, recent: 500, current: None }
+}
+
+/// A chunk in the middle that is live.
+#[must_use]
+pub fn middle(timeline: &Timeline) -> ChunkId {
+    let chunks: Vec<_> = timeline.live_chunks().collect();
+    chunks[chunks.len() / 2].id()
+}
+
+/// A prune of one chunk, and its return.
+#[must_use]
+pub fn prune_and_return(chunk: ChunkId) -> [Change; 2] {
+    let leave = Leave { chunk, extent: Extent::Whole, why: WhyLeft::Manual };
+    let back = Return { chunk, extent: Extent::Whole, brightness: None, why: WhyReturned::Manual };
+    [Change::Prune(vec![leave]), Change::Resurrect(vec![back])]
+}
+
+/// All figures of the core; `time` is what each may take at least.
+#[must_use]
+pub fn run(time: Duration) -> Vec<Figure> {
+    let million = conversation(1_000_000, 30_000);
+    let mut figures = vec![score(&million, SCORE[0], 40, time), score(&million, SCORE[1], 6, time)];
+    figures[0].budget = Some(30.0);
+    figures.extend(live_view(&million, time));
+    figures.push(plan(time));
+    figures.extend(apply(&million, time));
+    figures.push(memory(&million));
+    figures
+}
+
+const SCORE: [&str; 2] = [
+    "score one step, 30,000 live of 1,000,000 tokens, 8 % above the threshold",
+    "score one step, 30,000 live of 1,000,000 tokens, 28 % above the threshold",
+];
+
+fn score(timeline: &Timeline, name: &'static str, steep: i32, time: Duration) -> Figure {
+    let strategy = Strategy::Magnitude(Magnitude::default());
+    let mut scorer = Scorer::new(strategy, timeline.view(0), None);
+    let row = attention(scorer.len(), steep);
+    let value = median_ns(time, || (), |()| scorer.observe(Some(&row)));
+    let mut list = as_list(timeline);
+    let baseline = median_ns(time, || (), |()| list.score(&row, TurnId(u32::MAX)));
+    Figure { name, unit: "µs", value: value / 1e3, baseline: Some(baseline / 1e3), budget: None }
+}
+
+fn live_view(timeline: &Timeline, time: Duration) -> [Figure; 2] {
+    let build = median_ns(time, || (), |()| (timeline.view(0).ids(), timeline.view(0).positions()));
+    let list = as_list(timeline);
+    let scan = median_ns(time, || (), |()| list.live());
+    let mut timeline = timeline.clone();
+    let changes = prune_and_return(middle(&timeline));
+    let update = median_ns(
+        time,
+        || (),
+        |()| {
+            for change in &changes {
+                timeline.apply(change).expect("it fits");
+            }
+            timeline.view(0).position(halo_core::token::Slot(20_000))
+        },
+    );
+    [
+        Figure {
+            name: "live view (ids and slot map), 30,000 live of 1,000,000, built",
+            unit: "ms",
+            value: build / 1e6,
+            baseline: Some(scan / 1e6),
+            budget: Some(1.0),
+        },
+        Figure {
+            name: "live view, a chunk out and in again, and a look at slot 20,000",
+            unit: "ms",
+            value: update / 1e6,
+            baseline: Some(scan * 2.0 / 1e6),
+            budget: None,
+        },
+    ]
+}
+
+fn plan(time: Duration) -> Figure {
+    let timeline = conversation(15_000 * CHUNK, 15_000 * CHUNK);
+    let rules = prune_rules(timeline.live_len() - 2_000);
+    let value = median_ns(time, || (), |()| plan_prune(timeline.view(0), &rules));
+    // The naive way looks at every chunk again for every chunk that leaves; on a hundredth of them, for one.
+    let small = as_list(&conversation(150 * CHUNK, 150 * CHUNK));
+    let rules = prune_rules(small.live().len() - 1);
+    let baseline = median_ns(Duration::ZERO, || small.clone(), |mut list| list.prune(&rules));
+    Figure {
+        name: "plan a prune of 2,000 tokens over 15,000 chunks (baseline: of one chunk over 150)",
+        unit: "ms",
+        value: value / 1e6,
+        baseline: Some(baseline / 1e6),
+        budget: Some(2.0),
+    }
+}
+
+/// The same changes to a short and to a long conversation: they should cost the same.
+fn apply(long: &Timeline, time: Duration) -> Vec<Figure> {
+    let short = conversation(10_000, 5_000);
+    let mut figures = Vec::new();
+    for (names, timeline) in [(APPLY[0], &short), (APPLY[1], long)] {
+        let mut timeline = timeline.clone();
+        let changes = prune_and_return(middle(&timeline));
+        let prune =
+            median_ns(time, || (), |()| changes.iter().map(|c| timeline.apply(c)).collect::<Vec<_>>());
+        let turn = timeline.next_turn();
+        let append = median_ns(
+            time,
+            || (),
+            |()| {
+                let token = NewToken {
+                    id: TokenId(1),
+                    text: " word".into(),
+                    sentence: 0,
+                    brightness: Brightness(10_000.0),
+                    tool: false,
+                };
+                let at = timeline.next_position();
+                timeline.apply(&Change::Append(Append { at, turn, role: Role::User, tokens: vec![token] }))
+            },
+        );
+        for (name, value) in names.into_iter().zip([prune, append]) {
+            figures.push(Figure { name, unit: "µs", value: value / 1e3, baseline: None, budget: None });
+        }
+    }
+    let [prune, append] = [figures[0].value, figures[1].value];
+    for (figure, short) in figures[2..].iter_mut().zip([prune, append]) {
+        figure.baseline = Some(short);
+    }
+    figures
+}
+
+const APPLY: [[&str; 2]; 2] = [
+    ["prune and return a chunk, 10,000 tokens", "append a token, 10,000 tokens"],
+    [
+        "prune and return a chunk, 1,000,000 tokens (baseline: 10,000)",
+        "append a token, 1,000,000 tokens (baseline: 10,000)",
+    ],
+];
+
+fn memory(timeline: &Timeline) -> Figure {
+    Figure {
+        name: "memory per token beyond its id and text, 970,000 dead of 1,000,000",
+        unit: "bytes",
+        value: timeline.memory().rest as f64 / timeline.len() as f64,
+        baseline: Some(size_of::<Tok>() as f64),
+        budget: Some(16.0),
+    }
+}
