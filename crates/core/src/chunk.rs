@@ -203,7 +203,15 @@ impl Chunker {
     }
 
     fn read_char(&mut self, c: char) -> bool {
+        self.read_sentence_end(c);
         let first = self.line.len == 0;
+        self.line.len += 1;
+        let brace = first && c == '}' && self.line.after_break && self.fence.is_none();
+        self.read_fence(c) || brace
+    }
+
+    /// Notes where a sentence ends: behind a full stop that white space follows.
+    fn read_sentence_end(&mut self, c: char) {
         if let Some(end) = self.line.stop.take().filter(|_| c.is_whitespace()) {
             self.last_end = end;
         }
@@ -212,34 +220,23 @@ impl Chunker {
             '。' | '！' | '？' => self.last_end = self.count + 1,
             _ => {}
         }
-        self.line.len += 1;
-        if first && c == '}' && self.line.after_break && self.fence.is_none() {
-            return true;
-        }
-        match (self.line.marks, c) {
-            (None, ' ') if self.line.spaces + 1 == self.line.len && self.line.spaces < 3 => {
-                self.line.spaces += 1
-            }
-            (None, '`' | '~') if self.line.spaces + 1 == self.line.len => {
-                self.line.marks = Some(Fence { mark: c, len: 1 });
-            }
-            (Some(marks), c) if marks.mark == c && self.line.spaces + marks.len + 1 == self.line.len => {
-                self.line.marks = Some(Fence { len: marks.len + 1, ..marks });
-            }
-            (Some(marks), _) if self.fence.is_none() && marks.len >= 3 => {
-                // A word behind the marks names the language; a second mark there means it is no fence.
-                if c == '`' && marks.mark == '`' {
-                    self.line.marks = None;
-                } else {
-                    return false;
-                }
-            }
+    }
+
+    /// Follows the marks at the start of a line; returns whether they complete the fence that closes a block.
+    fn read_fence(&mut self, c: char) -> bool {
+        let Line { len, marks, spaces, .. } = &mut self.line;
+        let read = *spaces + marks.map_or(0, |m| m.len) + 1;
+        match marks {
+            None if c == ' ' && read == *len && *spaces < 3 => *spaces += 1,
+            None if matches!(c, '`' | '~') && read == *len => *marks = Some(Fence { mark: c, len: 1 }),
+            Some(marks) if marks.mark == c && read == *len => marks.len += 1,
+            // A word behind the marks names the language; another mark there means that it is no fence.
+            Some(Fence { mark: '`', .. }) if c == '`' => *marks = None,
             _ => return false,
         }
-        let closes = self.fence.zip(self.line.marks).is_some_and(|(f, m)| f.mark == m.mark && f.len == m.len);
+        let closes = self.fence.is_some() && self.fence == self.line.marks;
         if closes {
-            self.fence = None;
-            self.line.marks = None;
+            (self.fence, self.line.marks) = (None, None);
         }
         closes
     }

@@ -178,7 +178,7 @@ impl World {
             self.apply(&change);
             self.twin.resurrect(&[chunk], usize::MAX);
             self.twin.each(chunk, |t| {
-                (t.pinned, t.brightness) = (true, if t.gone { t.brightness } else { FULL.0 })
+                (t.pinned, t.brightness) = (true, if t.gone { t.brightness } else { FULL.0 });
             });
         }
     }
@@ -215,9 +215,9 @@ impl World {
     fn merge(&mut self, whom: u8) {
         let Some(chunk) = self.pick(whom) else { return };
         let Ok(change) = signals::merge(&self.timeline, chunk) else { return };
-        let turn =
+        let mut turn =
             self.twin.chunks().into_iter().filter(|c| c.turn == chunk.turn && c.sentence < chunk.sentence);
-        let into = turn.last().expect("something to merge with");
+        let into = turn.next_back().expect("something to merge with");
         let pair = |t: &Tok| t.chunk == chunk || t.chunk == into;
         let both: Vec<_> = self.twin.0.iter().filter(|t| pair(t)).cloned().collect();
         let (live, pinned) = (both.iter().any(|t| !t.dead && !t.gone), both.iter().any(|t| t.pinned));
