@@ -1,2 +1,138 @@
-//! Halo.
-fn main() {}
+//! `halo`: a context engine for language models. This file reads the command line and hands over.
+
+mod capture;
+mod commands;
+mod settings;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use settings::load::{BadSettings, Loaded, Sources};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// One conversation for ever, in a small window.
+///
+/// Halo watches which words a language model attends to, lets whole dim paragraphs leave the window, and
+/// brings them back at their own place when they matter again.
+#[derive(Parser)]
+#[command(name = "halo", version, arg_required_else_help = true, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags that every command has.
+#[derive(Args)]
+#[command(next_help_heading = "Common")]
+struct Common {
+    /// The data folder [default: the platform's]
+    #[arg(long, global = true, value_name = "DIR", env = "HALO_DATA")]
+    data: Option<PathBuf>,
+    /// The settings file [default: config.toml in the data folder]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets a setting; 'halo config reference' lists all
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Sets generation.seed
+    #[arg(long, global = true, value_name = "N")]
+    seed: Option<String>,
+    /// Prints JSON, and nothing else, to standard output
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The settings in force and where each came from
+    Config {
+        #[command(subcommand)]
+        what: Option<ConfigCommand>,
+    },
+    /// Runs a recorded capture through scoring and pruning, without a model
+    Replay(commands::replay::Options),
+    /// Measures the figures that Halo claims
+    Bench {
+        #[command(subcommand)]
+        what: BenchCommand,
+    },
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// All settings, with their type, default and range
+    Reference,
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Scoring, the live view, planning and applying changes, memory
+    Core(commands::bench::Options),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("halo: {error:#}");
+            // Wrong usage is told apart from failure, as clap does.
+            ExitCode::from(if error.downcast_ref::<BadSettings>().is_some() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    match &cli.command {
+        Command::Config { what: Some(ConfigCommand::Reference) } => {
+            commands::config::reference(cli.common.json)
+        }
+        Command::Config { what: None } => commands::config::show(&cli.common.load()?, cli.common.json),
+        Command::Replay(options) => {
+            commands::replay::run(options, &cli.common.load()?.settings, cli.common.json)
+        }
+        Command::Bench { what: BenchCommand::Core(options) } => {
+            commands::bench::core(options, cli.common.json)
+        }
+    }
+}
+
+impl Common {
+    /// The settings, from all their sources.
+    fn load(&self) -> Result<Loaded> {
+        let file = match &self.config {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the settings file {}", path.display()))?;
+                Some((path.clone(), text))
+            }
+            None => self
+                .data_folder()
+                .map(|d| d.join("config.toml"))
+                .and_then(|path| {
+                    // No file is no mistake: most people never write one. One that cannot be read is.
+                    match std::fs::read_to_string(&path) {
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                        read => Some(read.map(|text| (path, text))),
+                    }
+                })
+                .transpose()
+                .context("cannot read config.toml in the data folder")?,
+        };
+        let seed = self.seed.iter().map(|seed| ("--seed", "generation.seed", seed.clone())).collect();
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| {
+                Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+            })
+            .collect();
+        let sources = Sources { file, environment, sets: self.set.clone(), flags: seed };
+        Ok(settings::load::load(&sources)?)
+    }
+
+    /// Where data is kept.
+    fn data_folder(&self) -> Option<PathBuf> {
+        self.data.clone().or_else(|| dirs::data_dir().map(|dir| dir.join("halo")))
+    }
+}

@@ -30,17 +30,6 @@ pub struct Rules {
     pub trace_interval: u64,
 }
 
-/// What was recorded.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Capture {
-    /// The model's name.
-    pub model: String,
-    /// What it was given.
-    pub prompt: Vec<Recorded>,
-    /// What happened then, step by step.
-    pub steps: Vec<Step>,
-}
-
 /// A token of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
@@ -119,33 +108,9 @@ pub struct ReplayError {
     why: String,
 }
 
-/// Runs a capture.
-///
-/// # Errors
-/// When the recorded tokens contradict each other.
-pub fn replay(capture: &Capture, rules: &Rules) -> Result<Outcome, ReplayError> {
-    let mut player = Player {
-        rules,
-        timeline: Timeline::new(),
-        positions: Vec::new(),
-        chunker: Chunker::new(rules.chunks),
-        round: None,
-        rounds: Vec::new(),
-        mean: 0.0,
-    };
-    for (i, token) in capture.prompt.iter().enumerate() {
-        player.prompt(token).map_err(|why| ReplayError { place: format!("token {i} of the prompt"), why })?;
-    }
-    player.continue_prompt();
-    for (i, step) in capture.steps.iter().enumerate() {
-        player.step(step).map_err(|why| ReplayError { place: format!("step {i}"), why })?;
-    }
-    player.end_round();
-    let Player { timeline, positions, rounds, mean, .. } = player;
-    Ok(Outcome { timeline, positions, rounds, mean })
-}
-
-struct Player<'a> {
+/// A capture that is being run, step by step.
+#[derive(Debug)]
+pub struct Replay<'a> {
     rules: &'a Rules,
     timeline: Timeline,
     positions: Vec<u64>,
@@ -153,9 +118,52 @@ struct Player<'a> {
     round: Option<(Scorer, Round)>,
     rounds: Vec<Round>,
     mean: f64,
+    steps: usize,
 }
 
-impl Player<'_> {
+impl<'a> Replay<'a> {
+    /// Begins with what the model was given.
+    ///
+    /// # Errors
+    /// When the recorded tokens contradict each other.
+    pub fn begin(prompt: &[Recorded], rules: &'a Rules) -> Result<Self, ReplayError> {
+        let mut replay = Self {
+            rules,
+            timeline: Timeline::new(),
+            positions: Vec::new(),
+            chunker: Chunker::new(rules.chunks),
+            round: None,
+            rounds: Vec::new(),
+            mean: 0.0,
+            steps: 0,
+        };
+        for (i, token) in prompt.iter().enumerate() {
+            replay
+                .prompt(token)
+                .map_err(|why| ReplayError { place: format!("token {i} of the prompt"), why })?;
+        }
+        replay.continue_prompt();
+        Ok(replay)
+    }
+
+    /// One more step.
+    ///
+    /// # Errors
+    /// When it contradicts what was recorded before it.
+    pub fn step(&mut self, step: &Step) -> Result<(), ReplayError> {
+        let place = format!("step {}", self.steps);
+        self.steps += 1;
+        self.take(step).map_err(|why| ReplayError { place, why })
+    }
+
+    /// The capture is at its end.
+    #[must_use]
+    pub fn finish(mut self) -> Outcome {
+        self.end_round();
+        let Self { timeline, positions, rounds, mean, .. } = self;
+        Outcome { timeline, positions, rounds, mean }
+    }
+
     fn prompt(&mut self, token: &Recorded) -> Result<(), String> {
         let birth = self.rules.strategy.birth(Source::of(token.chunk.role, false));
         let brightness = token.brightness.unwrap_or(birth);
@@ -174,7 +182,7 @@ impl Player<'_> {
         self.chunker = Chunker::resume(self.rules.chunks, tokens);
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), String> {
+    fn take(&mut self, step: &Step) -> Result<(), String> {
         let last = self.timeline.turns().last().map(|t| (t.id, t.role));
         let (turn, role) = step.turn.unwrap_or_else(|| match last {
             Some((turn, Role::Assistant)) => (turn, Role::Assistant),
@@ -255,7 +263,31 @@ impl Player<'_> {
         self.round = Some((scorer, round));
     }
 
+    /// A recorded row as the window of this replay would have it. Where tokens have left that the recorded
+    /// model still saw, their attention is shared among the rest: what it would have been cannot be known.
+    fn project(&self, row: &[f32]) -> Option<Vec<f32>> {
+        let (recorded, live) = (self.timeline.len(), self.timeline.live_len());
+        let fits = row.len() == live || row.len() + 1 == live;
+        if live == recorded
+            || fits
+            || row.len() + 1 < recorded
+            || row.iter().skip(recorded).any(|&a| a != 0.0)
+        {
+            return None;
+        }
+        let seen = self.timeline.view(0).positions();
+        let mut kept: Vec<f32> = seen.iter().filter_map(|p| row.get(p.index()).copied()).collect();
+        let all: f64 = row.iter().map(|&a| f64::from(a)).sum();
+        let rest: f64 = kept.iter().map(|&a| f64::from(a)).sum();
+        if rest > 0.0 && rest.is_finite() {
+            kept.iter_mut().for_each(|a| *a = (f64::from(*a) * all / rest) as f32);
+        }
+        Some(kept)
+    }
+
     fn score(&mut self, chunk: ChunkId, position: Position, brightness: Brightness, row: Option<&[f32]>) {
+        let projected = row.and_then(|row| self.project(row));
+        let row = projected.as_deref().or(row);
         let Some((scorer, round)) = &mut self.round else { return };
         scorer.push(chunk, position, brightness);
         let step = round.steps;

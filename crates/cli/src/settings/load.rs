@@ -1,0 +1,400 @@
+//! Where settings come from: defaults, a preset, a file, the environment, the command line. Later ones win.
+
+use super::value::{Preset, Raw};
+use super::{KEYS, Key, Settings, preset};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// The preset of that name.
+    Preset(Preset),
+    /// A file, and the line in it.
+    File(PathBuf, usize),
+    /// An environment variable.
+    Environment(String),
+    /// The command line.
+    CommandLine(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::Preset(preset) => write!(f, "preset {preset}"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::Environment(name) => write!(f, "environment {name}"),
+            Origin::CommandLine(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// What the user wrote for one key, not yet read.
+#[derive(Clone, Debug)]
+struct Written {
+    key: String,
+    text: String,
+    origin: Origin,
+}
+
+/// The settings in force, and where each came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    /// By key; what is not here is a default.
+    origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Loaded {
+    /// Where a key's value came from.
+    #[must_use]
+    pub fn origin(&self, key: &str) -> Origin {
+        self.origins.get(key).cloned().unwrap_or(Origin::Default)
+    }
+}
+
+/// What is wrong with what the user wrote: all of it, a line each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadSettings(pub Vec<String>);
+
+impl fmt::Display for BadSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for BadSettings {}
+
+/// What settings are made from.
+#[derive(Debug, Default)]
+pub struct Sources {
+    /// The file, and what stands in it.
+    pub file: Option<(PathBuf, String)>,
+    /// The environment, names and values.
+    pub environment: Vec<(String, String)>,
+    /// `--set KEY=VALUE`, in order.
+    pub sets: Vec<String>,
+    /// Other flags that set a key: the flag, the key, the value.
+    pub flags: Vec<(&'static str, &'static str, String)>,
+}
+
+/// Reads the settings from all their sources.
+///
+/// # Errors
+/// When a key is unknown, a value not allowed, or two contradict each other.
+pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
+    let mut errors = Vec::new();
+    let mut written = Vec::new();
+    if let Some((path, text)) = &sources.file {
+        match from_file(path, text) {
+            Ok(all) => written.extend(all),
+            Err(error) => errors.push(error),
+        }
+    }
+    written.extend(from_environment(&sources.environment));
+    for set in &sources.sets {
+        match set.split_once('=') {
+            Some((key, text)) => written.push(Written {
+                key: key.trim().to_owned(),
+                text: text.trim().to_owned(),
+                origin: Origin::CommandLine("--set"),
+            }),
+            None => {
+                errors.push(format!("--set {set}: write KEY=VALUE, such as --set context.max_tokens=4000"))
+            }
+        }
+    }
+    for (flag, key, text) in &sources.flags {
+        written.push(Written {
+            key: (*key).to_owned(),
+            text: text.clone(),
+            origin: Origin::CommandLine(flag),
+        });
+    }
+    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new() };
+    let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
+    for set in presets {
+        apply(&mut loaded, &set, &mut errors);
+    }
+    let chosen = loaded.settings.preset;
+    for (key, text) in preset(chosen) {
+        let set = Written { key: (*key).into(), text: (*text).into(), origin: Origin::Preset(chosen) };
+        apply(&mut loaded, &set, &mut errors);
+    }
+    for set in others {
+        apply(&mut loaded, &set, &mut errors);
+    }
+    if errors.is_empty() {
+        errors.extend(loaded.settings.contradiction());
+    }
+    if errors.is_empty() { Ok(loaded) } else { Err(BadSettings(errors)) }
+}
+
+/// Reads one value into the settings, or says what is wrong with it.
+fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) {
+    let Written { key, text, origin } = written;
+    let Some(known) = KEYS.iter().find(|k| k.name == key) else {
+        errors.push(format!("{origin}: there is no setting '{key}'{}", nearest_key(key)));
+        return;
+    };
+    if loaded.settings.set(known.name, &raw(text)) {
+        loaded.origins.insert(known.name, origin.clone());
+    } else {
+        errors.push(format!("{origin}: {key} cannot be '{text}': {}", explain(known, text)));
+    }
+}
+
+fn explain(key: &Key, text: &str) -> String {
+    let mut out = format!("it must be {}", (key.allowed)());
+    let near = nearest(text.trim_matches('"'), (key.words)().into_iter());
+    if let Some(word) = near {
+        let _ = write!(out, "; did you mean {word}?");
+    }
+    out
+}
+
+fn nearest_key(key: &str) -> String {
+    let lower = key.to_lowercase().replace('-', "_");
+    match nearest(&lower, KEYS.iter().map(|k| k.name)) {
+        Some(name) => format!("; did you mean {name}?"),
+        None => ": 'halo config reference' lists all".into(),
+    }
+}
+
+/// The most similar of some words, if it is similar at all.
+fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // The last part of a dotted name counts too: people remember `top_p`, not where it lives.
+    let likeness = |word: &str| {
+        let last = word.rsplit('.').next().unwrap_or(word);
+        let text_last = text.rsplit('.').next().unwrap_or(text);
+        let whole = strsim::normalized_damerau_levenshtein(text, word);
+        whole.max(0.8 * strsim::normalized_damerau_levenshtein(text_last, last))
+    };
+    let best = words.map(|word| (likeness(word), word)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 >= 0.5).then_some(best.1)
+}
+
+/// What a text means: a TOML value where it is one, else a string.
+fn raw(text: &str) -> Raw {
+    let table: Result<toml::Table, _> = toml::from_str(&format!("x = {text}"));
+    let alone = |mut table: toml::Table| if table.len() == 1 { table.remove("x") } else { None };
+    table.ok().and_then(alone).unwrap_or_else(|| Raw::String(text.to_owned()))
+}
+
+/// The values of a file, each with its line.
+fn from_file(path: &Path, text: &str) -> Result<Vec<Written>, String> {
+    let table = toml::de::DeTable::parse(text).map_err(|e| format!("{}: {e}", path.display()))?;
+    let mut written = Vec::new();
+    flatten(path, text, "", table.get_ref(), &mut written);
+    Ok(written)
+}
+
+fn flatten(path: &Path, text: &str, prefix: &str, table: &toml::de::DeTable<'_>, written: &mut Vec<Written>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() {
+            name.get_ref().to_string()
+        } else {
+            format!("{prefix}.{}", name.get_ref())
+        };
+        if let toml::de::DeValue::Table(table) = value.get_ref() {
+            flatten(path, text, &key, table, written);
+        } else {
+            let line = text[..value.span().start].lines().count().max(1);
+            let line = if text[..value.span().start].ends_with('\n') { line + 1 } else { line };
+            let origin = Origin::File(path.to_owned(), line);
+            written.push(Written { key, text: text[value.span()].to_owned(), origin });
+        }
+    }
+}
+
+/// The variable that sets a key: `HALO_CONTEXT_MAX_TOKENS`.
+#[must_use]
+pub fn variable(key: &str) -> String {
+    format!("HALO_{}", key.replace('.', "_").to_uppercase())
+}
+
+/// Values of the environment. A variable that begins as one of ours does but names no key is a mistake worth
+/// telling; any other is somebody else's.
+fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
+    let sections: Vec<String> = KEYS
+        .iter()
+        .filter_map(|k| k.name.split_once('.'))
+        .map(|(section, _)| format!("HALO_{}_", section.to_uppercase()))
+        .collect();
+    let mut written = Vec::new();
+    for (name, text) in environment {
+        let key = match KEYS.iter().find(|k| variable(k.name) == *name) {
+            Some(key) => key.name.to_owned(),
+            None if sections.iter().any(|s| name.starts_with(s.as_str())) => {
+                let rest = name["HALO_".len()..].to_lowercase();
+                rest.replacen('_', ".", 1)
+            }
+            None => continue,
+        };
+        written.push(Written { key, text: text.clone(), origin: Origin::Environment(name.clone()) });
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(file: &str, environment: &[(&str, &str)], sets: &[&str]) -> Sources {
+        Sources {
+            file: (!file.is_empty()).then(|| ("halo.toml".into(), file.into())),
+            environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+            sets: sets.iter().map(|s| (*s).into()).collect(),
+            flags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn later_sources_win() {
+        let file = "[context]\nmax_tokens = 100\nsink_tokens = 1\n[chunk]\nmin_tokens = 7\n";
+        let environment =
+            [("HALO_CONTEXT_MAX_TOKENS", "200"), ("HALO_CHUNK_MIN_TOKENS", "8"), ("HALO_HOME", "x")];
+        let loaded = load(&sources(file, &environment, &["context.max_tokens=300"])).expect("good settings");
+        let all = ["context.max_tokens", "chunk.min_tokens", "context.sink_tokens", "kv.ram"];
+        let shown = all.map(|key| {
+            let (value, _) = loaded.settings.get(key).expect("a key");
+            format!("{value} ({})", loaded.origin(key))
+        });
+        assert_eq!(
+            shown,
+            ["300 (--set)", "8 (environment HALO_CHUNK_MIN_TOKENS)", "1 (halo.toml:3)", "512 MiB (default)"]
+        );
+    }
+
+    #[test]
+    fn a_preset_stands_below_what_is_set() {
+        let loaded =
+            load(&sources("[brightness]\nrank = \"mean\"\n", &[], &["preset=halo_weave"])).expect("good");
+        assert_eq!(loaded.settings.rank, super::super::value::Rank::Mean);
+        assert_eq!(loaded.settings.sink_tokens.0, 0);
+        assert_eq!(loaded.origin("context.sink_tokens"), Origin::Preset(Preset::HaloWeave));
+    }
+
+    /// What is wrong, where, what is allowed, and what was probably meant.
+    #[test]
+    fn errors_name_key_value_allowed_and_nearest() {
+        let cases: &[(&str, &[(&str, &str)], &[&str], &str)] = &[
+            (
+                "",
+                &[],
+                &["contxt.max_tokens=1"],
+                "--set: there is no setting 'contxt.max_tokens'; did you mean context.max_tokens?",
+            ),
+            ("", &[], &["top_p=1"], "--set: there is no setting 'top_p'; did you mean generation.top_p?"),
+            ("", &[], &["zzz=1"], "--set: there is no setting 'zzz': 'halo config reference' lists all"),
+            (
+                "",
+                &[],
+                &["context.max_tokens=-1"],
+                "--set: context.max_tokens cannot be '-1': it must be a whole number from 0 to 100000000",
+            ),
+            (
+                "",
+                &[],
+                &["context.max_tokens=many"],
+                "--set: context.max_tokens cannot be 'many': it must be a whole number from 0 to 100000000",
+            ),
+            (
+                "",
+                &[],
+                &["context.max_tokens="],
+                "--set: context.max_tokens cannot be '': it must be a whole number from 0 to 100000000",
+            ),
+            (
+                "",
+                &[],
+                &["context.max_tokens"],
+                "--set context.max_tokens: write KEY=VALUE, such as --set context.max_tokens=4000",
+            ),
+            (
+                "",
+                &[],
+                &["brightness.rank=peek"],
+                "--set: brightness.rank cannot be 'peek': it must be peak, mean, top4, votes or sum; did you mean peak?",
+            ),
+            (
+                "",
+                &[],
+                &["brightness.layers=[1, -2]"],
+                "--set: brightness.layers cannot be '[1, -2]': it must be mean, last, max, or a list of layers such as [0, 7, 29]",
+            ),
+            (
+                "",
+                &[],
+                &["generation.temperature=nan"],
+                "--set: generation.temperature cannot be 'nan': it must be a number from 0 to 5",
+            ),
+            (
+                "",
+                &[],
+                &["kv.ram=512 MB"],
+                "--set: kv.ram cannot be '512 MB': it must be a size such as 512 MiB or 8 GiB (KiB, MiB, GiB, TiB, or bytes without a unit)",
+            ),
+            (
+                "a = 1\n[brightness]\n\nsink = \"frist\"\n",
+                &[],
+                &[],
+                "halo.toml:1: there is no setting 'a': 'halo config reference' lists all\nhalo.toml:4: brightness.sink cannot be '\"frist\"': it must be first or max; did you mean first?",
+            ),
+            (
+                "",
+                &[("HALO_KV_MOD", "keep")],
+                &[],
+                "environment HALO_KV_MOD: there is no setting 'kv.mod'; did you mean kv.mode?",
+            ),
+            (
+                "",
+                &[],
+                &["chunk.min_tokens=600"],
+                "chunk.min_tokens (600) is larger than chunk.max_tokens (512): no chunk could ever end",
+            ),
+            (
+                "",
+                &[],
+                &["brightness.initial=20000"],
+                "brightness.initial (20000) is above brightness.cap (10000): raise the cap or lower the start",
+            ),
+            (
+                "",
+                &[],
+                &["context.recent_tokens=1999"],
+                "context.recent_tokens (1999) and context.sink_tokens (4) do not fit context.max_tokens (2000): lower them or raise it",
+            ),
+            (
+                "",
+                &[],
+                &["context.max_tokens=1\ny = 2"],
+                "--set: context.max_tokens cannot be '1\ny = 2': it must be a whole number from 0 to 100000000",
+            ),
+        ];
+        for (file, environment, sets, expected) in cases {
+            let error = load(&sources(file, environment, sets)).expect_err(expected);
+            assert_eq!(error.to_string(), *expected);
+        }
+        let broken = load(&sources("context = [", &[], &[])).expect_err("no TOML").to_string();
+        assert!(broken.starts_with("halo.toml: TOML parse error at line 1"), "{broken}");
+    }
+
+    #[test]
+    fn every_key_takes_its_default_back() {
+        let mut settings = Settings::default();
+        for key in KEYS {
+            let (text, _) = settings.get(key.name).expect("a key");
+            assert!(settings.set(key.name, &raw(&text)), "{} = {text}", key.name);
+            assert_eq!(settings, Settings::default(), "{}", key.name);
+        }
+        for preset_name in [Preset::Halo, Preset::HaloWeave, Preset::HaloV0] {
+            load(&sources("", &[], &[&format!("preset={preset_name}")])).expect("presets are good settings");
+        }
+    }
+}

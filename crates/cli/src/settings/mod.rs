@@ -1,0 +1,310 @@
+//! The settings: one table of typed keys, from which come the struct that the program reads, the errors that
+//! the user reads, and the reference page.
+
+pub mod load;
+pub mod reference;
+pub mod value;
+
+use halo_core::brightness as core_brightness;
+use halo_core::chunk::ChunkSize;
+use halo_core::prune;
+use halo_core::replay::Rules;
+use halo_core::token::Brightness;
+use halo_core::ttl::{Seeds, Ttl};
+use value::{
+    Auto, Bytes, Heads, Int, KvMode, Layers, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real, RecallMode,
+    ReturnBrightness, Sink, Strategy, Ties, Value,
+};
+
+/// What is known of a key.
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// What may be written.
+    pub allowed: fn() -> String,
+    /// The words that may be written, where they are fixed.
+    pub words: fn() -> Vec<&'static str>,
+    /// Whether anything reads it yet.
+    pub read_by: ReadBy,
+}
+
+/// Which part of the program reads a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadBy {
+    /// One that exists.
+    Now,
+    /// One that is still to come.
+    Later,
+}
+use ReadBy::{Later, Now};
+
+type Tokens = Int<0, 100_000_000>;
+type Light = Int<-1_000_000, 1_000_000>;
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $read:ident $name:literal $field:ident: $type:ty = $default:expr;)+) => {
+        /// All settings, as the program reads them.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Settings { $($(#[doc = $doc])+ pub $field: $type,)+ }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Self { $($field: $default,)+ }
+            }
+        }
+
+        /// All keys, in the order of the reference page.
+        pub const KEYS: &[Key] = &[$(Key {
+            name: $name,
+            doc: concat!($($doc, "\n"),+),
+            allowed: <$type as Value>::allowed,
+            words: <$type as Value>::words,
+            read_by: $read,
+        },)+];
+
+        impl Settings {
+            /// Sets a key; false where the value is not allowed.
+            ///
+            /// # Panics
+            /// Where there is no such key.
+            fn set(&mut self, key: &str, raw: &Raw) -> bool {
+                match key {
+                    $($name => <$type as Value>::read(raw).map(|v| self.$field = v).is_some(),)+
+                    _ => unreachable!("{key} was looked up before"),
+                }
+            }
+
+            /// A key's value, as it is written and as JSON.
+            #[must_use]
+            pub fn get(&self, key: &str) -> Option<(String, serde_json::Value)> {
+                match key {
+                    $($name => Some((self.$field.to_string(), self.$field.json())),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    /// A set of defaults: what measurement favours, the founding documents' values and rules exactly, or the
+    /// first engine. What is set beside it still counts.
+    Now "preset" preset: Preset = Preset::Halo;
+
+    /// Tokens that the window may hold after a turn; 0 never prunes.
+    Now "context.max_tokens" max_tokens: Tokens = Int(2000);
+    /// The first tokens of the context, which never leave.
+    Now "context.sink_tokens" sink_tokens: Tokens = Int(4);
+    /// The latest tokens, which never leave; auto is a quarter of `context.max_tokens`.
+    Now "context.recent_tokens" recent_tokens: Auto<Tokens> = Auto::Auto;
+
+    /// The longest answer, in tokens.
+    Later "generation.max_tokens" answer_tokens: Int<1, 1_000_000> = Int(50);
+    /// How freely the next token is drawn; 0 takes the likeliest.
+    Later "generation.temperature" temperature: Real<0, 5> = Real(0.7);
+    /// The share of probability that is drawn from.
+    Later "generation.top_p" top_p: Real<0, 1> = Real(0.9);
+    /// The same seed draws the same answer; auto draws another each time.
+    Later "generation.seed" seed: Auto<Int<0, { i64::MAX }>> = Auto::Auto;
+
+    /// A chunk boundary counts only from this many tokens on.
+    Now "chunk.min_tokens" chunk_min: Int<1, 100_000> = Int(64);
+    /// A chunk never grows past this many tokens.
+    Now "chunk.max_tokens" chunk_max: Int<1, 100_000> = Int(512);
+
+    /// How attention becomes brightness: magnitude voting, or time to live (v0).
+    Now "brightness.strategy" strategy: Strategy = Strategy::Magnitude;
+    /// What a new token starts with.
+    Now "brightness.initial" initial: Light = Int(10_000);
+    /// No token is brighter. There is no floor.
+    Now "brightness.cap" cap: Light = Int(10_000);
+    /// What a token below the threshold loses at each step.
+    Now "brightness.decay" decay: Int<0, 10_000> = Int(1);
+    /// The attention sink: the first slot, which is not scored, or the largest value, with nobody exempt.
+    Now "brightness.sink" sink: Sink = Sink::First;
+    /// Whether tokens of the running turn are scored.
+    Now "brightness.score_current_turn" score_current_turn: bool = false;
+    /// How layers are reduced to one row.
+    Now "brightness.layers" layers: Layers = Layers::Mean;
+    /// How the heads of a layer are reduced to one row.
+    Now "brightness.heads" heads: Heads = Heads::Mean;
+    /// Which rows of the prompt's own attention are scored.
+    Later "brightness.observe_prompt" observe_prompt: ObservePrompt = ObservePrompt::LastRow;
+    /// What chunks are ranked by.
+    Now "brightness.rank" rank: Rank = Rank::Top4;
+    /// Which of two chunks that rank alike leaves first.
+    Now "brightness.ties" ties: Ties = Ties::Dimmer;
+
+    /// What a token of the user is born with (v0).
+    Now "ttl.seed.user" seed_user: Real<0, 1_000_000> = Real(255.0);
+    /// What a token of the system is born with (v0).
+    Now "ttl.seed.system" seed_system: Real<0, 1_000_000> = Real(255.0);
+    /// What a token of a tool's result is born with (v0).
+    Now "ttl.seed.tool" seed_tool: Real<0, 1_000_000> = Real(255.0);
+    /// What a token of the model is born with (v0).
+    Now "ttl.seed.llm" seed_llm: Real<0, 1_000_000> = Real(200.0);
+    /// What any other token is born with (v0).
+    Now "ttl.seed.default" seed_default: Real<0, 1_000_000> = Real(200.0);
+    /// No token is brighter (v0).
+    Now "ttl.max" ttl_max: Real<0, 1_000_000> = Real(255.0);
+    /// Lost at every step (v0).
+    Now "ttl.decay" ttl_decay: Real<0, 1_000_000> = Real(2.0);
+    /// Gained for one whole unit of attention (v0).
+    Now "ttl.gain" ttl_gain: Real<0, 1_000_000> = Real(10.0);
+    /// Whether a gain is cut to a whole number (v0).
+    Now "ttl.whole_gain" whole_gain: bool = true;
+    /// Tokens that the window should hold (v0).
+    Now "ttl.target" ttl_target: Int<1, 100_000_000> = Int(500);
+
+    /// Every how many steps the shape of the attention is recorded; 0 never.
+    Now "trace.interval" trace_interval: Int<0, 1_000_000_000> = Int(50);
+
+    /// How the chunks that leave are chosen; all but brightness are there to compare with.
+    Now "prune.policy" prune_policy: PrunePolicy = PrunePolicy::Brightness;
+    /// The lots that `prune.policy` random draws.
+    Now "prune.seed" prune_seed: Int<0, { i64::MAX }> = Int(0);
+
+    /// What a chunk that search brings back shines with.
+    Later "resurrect.brightness" return_brightness: ReturnBrightness = ReturnBrightness::Earned;
+    /// How much the user's own words are raised among hits.
+    Later "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.5);
+    /// How many hits are considered.
+    Later "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
+    /// How many tokens of its answer the model begins, unseen, to search with; 0 searches with the message alone.
+    Later "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(50);
+
+    /// How the past is searched.
+    Later "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;
+
+    /// What happens to the KV cache when the window changes.
+    Later "kv.mode" kv_mode: KvMode = KvMode::Keep;
+    /// Memory for the KV cells of dead chunks.
+    Later "kv.ram" kv_ram: Bytes = Bytes(512 << 20);
+    /// Disk space for the KV cells of dead chunks.
+    Later "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
+}
+
+/// What a preset sets, where it differs from the defaults.
+#[must_use]
+pub fn preset(preset: Preset) -> &'static [(&'static str, &'static str)] {
+    match preset {
+        Preset::Halo => &[],
+        Preset::HaloWeave => &[
+            ("context.sink_tokens", "0"),
+            ("context.recent_tokens", "0"),
+            ("brightness.rank", "peak"),
+            ("brightness.observe_prompt", "off"),
+            ("resurrect.preview_tokens", "0"),
+            ("recall.mode", "dense"),
+        ],
+        Preset::HaloV0 => {
+            &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]
+        }
+    }
+}
+
+impl Settings {
+    /// What two settings contradict each other in, if any do.
+    fn contradiction(&self) -> Option<String> {
+        if self.chunk_min.0 > self.chunk_max.0 {
+            return Some(format!(
+                "chunk.min_tokens ({}) is larger than chunk.max_tokens ({}): no chunk could ever end",
+                self.chunk_min, self.chunk_max
+            ));
+        }
+        if self.initial.0 > self.cap.0 {
+            return Some(format!(
+                "brightness.initial ({}) is above brightness.cap ({}): raise the cap or lower the start",
+                self.initial, self.cap
+            ));
+        }
+        let (recent, max) = (self.recent(), self.max_tokens.count());
+        (max > 0 && recent + self.sink_tokens.count() > max).then(|| {
+            format!(
+                "context.recent_tokens ({recent}) and context.sink_tokens ({}) do not fit context.max_tokens \
+                 ({max}): lower them or raise it",
+                self.sink_tokens
+            )
+        })
+    }
+
+    /// The recent window, in tokens.
+    #[must_use]
+    pub fn recent(&self) -> usize {
+        match self.recent_tokens {
+            Auto::Auto => self.max_tokens.count() / 4,
+            Auto::Set(n) => n.count(),
+        }
+    }
+
+    /// The rules of scoring and pruning.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            strategy: self.core_strategy(),
+            chunks: ChunkSize { min: self.chunk_min.0 as u32, max: self.chunk_max.0 as u32 },
+            policy: self.core_policy(),
+            max_tokens: self.max_tokens.count(),
+            sinks: self.sink_tokens.count(),
+            recent: self.recent(),
+            trace_interval: self.trace_interval.0.unsigned_abs(),
+        }
+    }
+
+    fn core_strategy(&self) -> core_brightness::Strategy {
+        let light = |n: f64| Brightness(n as f32);
+        match self.strategy {
+            Strategy::Magnitude => core_brightness::Strategy::Magnitude(core_brightness::Magnitude {
+                initial: light(self.initial.0 as f64),
+                cap: light(self.cap.0 as f64),
+                decay: self.decay.0 as f32,
+                sink: match self.sink {
+                    Sink::First => core_brightness::Sink::First,
+                    Sink::Max => core_brightness::Sink::Max,
+                },
+                score_current_turn: self.score_current_turn,
+                mass: match (self.heads, &self.layers) {
+                    (Heads::Max, _) | (_, Layers::Max) => core_brightness::Mass::Sum,
+                    _ => core_brightness::Mass::One,
+                },
+            }),
+            Strategy::Ttl => core_brightness::Strategy::Ttl(Ttl {
+                seeds: Seeds {
+                    user: light(self.seed_user.0),
+                    system: light(self.seed_system.0),
+                    tool: light(self.seed_tool.0),
+                    llm: light(self.seed_llm.0),
+                    other: light(self.seed_default.0),
+                },
+                max: light(self.ttl_max.0),
+                decay: self.ttl_decay.0 as f32,
+                gain: self.ttl_gain.0 as f32,
+                whole_gain: self.whole_gain,
+                target: self.ttl_target.count(),
+            }),
+        }
+    }
+
+    fn core_policy(&self) -> prune::Policy {
+        match self.prune_policy {
+            PrunePolicy::Fifo => prune::Policy::Fifo,
+            PrunePolicy::Window => prune::Policy::Window,
+            PrunePolicy::Random => prune::Policy::Random { seed: self.prune_seed.0.unsigned_abs() },
+            PrunePolicy::Brightness => prune::Policy::Brightness {
+                rank: match self.rank {
+                    Rank::Peak => prune::Rank::Peak,
+                    Rank::Mean => prune::Rank::Mean,
+                    Rank::Top4 => prune::Rank::Top4,
+                    Rank::Votes => prune::Rank::Votes,
+                    Rank::Sum => prune::Rank::Sum,
+                },
+                ties: match self.ties {
+                    Ties::Dimmer => prune::Ties::Dimmer,
+                    Ties::Older => prune::Ties::Older,
+                },
+            },
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! `halo config`, with the real binary.
+
+mod common;
+
+use common::{folder, halo};
+use std::path::Path;
+
+#[test]
+fn settings_come_from_the_file_the_environment_and_the_command_line() {
+    let data = folder();
+    std::fs::write(
+        data.path().join("config.toml"),
+        "preset = \"halo_weave\"\n\n[context]\nmax_tokens = 900\n",
+    )
+    .expect("written");
+    let run = halo(data.path(), &["config", "--set", "chunk.min_tokens=32", "--seed", "7"]);
+    assert_eq!((run.status, run.err.as_str()), (0, ""));
+    let line = |key: &str| {
+        let line = run.out.lines().find(|l| l.starts_with(key)).expect("the key");
+        line.split_whitespace().map(|w| w.rsplit('/').next().unwrap_or(w)).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("preset"), "preset halo_weave config.toml:1");
+    assert_eq!(line("context.max_tokens"), "context.max_tokens 900 config.toml:4");
+    assert_eq!(line("brightness.rank"), "brightness.rank peak preset halo_weave");
+    assert_eq!(line("chunk.min_tokens"), "chunk.min_tokens 32 --set");
+    assert_eq!(line("generation.seed"), "generation.seed 7 --seed");
+    assert_eq!(line("kv.disk"), "kv.disk 8 GiB default");
+}
+
+#[test]
+fn json_is_alone_on_standard_output() {
+    let run = halo(folder().path(), &["config", "--json", "--set", "brightness.layers=[1, 2]"]);
+    let all: serde_json::Value = serde_json::from_str(&run.out).expect("JSON alone");
+    assert_eq!(all["context.max_tokens"], serde_json::json!({"value": 2000, "origin": "default"}));
+    assert_eq!(all["brightness.layers"], serde_json::json!({"value": [1, 2], "origin": "--set"}));
+    assert_eq!(all["kv.ram"]["value"], 536_870_912);
+    let reference = halo(folder().path(), &["config", "reference", "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&reference.out).expect("JSON alone");
+    assert_eq!(rows.as_array().map(Vec::len), all.as_object().map(serde_json::Map::len));
+}
+
+#[test]
+fn mistakes_are_wrong_usage_and_say_what_to_do() {
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["config", "--set", "brightness.rnk=peak"], 2, "did you mean brightness.rank?"),
+        (
+            &["config", "--set", "brightness.rank=peek"],
+            2,
+            "it must be peak, mean, top4, votes or sum; did you mean peak?",
+        ),
+        (&["config", "--seed", "x"], 2, "--seed: generation.seed cannot be 'x'"),
+        (&["config", "--config", "no/such.toml"], 1, "cannot read the settings file no/such.toml"),
+        (&["confg"], 2, "similar subcommand"),
+        (&[], 2, "Usage: halo"),
+        (&["replay"], 2, "<CAPTURE>"),
+        (&["bench", "core", "--time", "x"], 2, "write a number of seconds"),
+    ];
+    for (args, status, words) in cases {
+        let run = halo(folder().path(), args);
+        assert_eq!((run.status, run.out.as_str()), (*status, ""), "{args:?}: {}", run.err);
+        assert!(run.err.contains(words), "{args:?}: {}", run.err);
+    }
+}
+
+#[test]
+fn a_settings_file_that_is_none_is_said() {
+    let data = folder();
+    std::fs::write(data.path().join("config.toml"), "[context\n").expect("written");
+    let run = halo(data.path(), &["config"]);
+    assert_eq!(run.status, 2);
+    assert!(run.err.contains("config.toml: TOML parse error at line 1"), "{}", run.err);
+}
+
+#[test]
+fn the_reference_page_is_true() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
+    let written = std::fs::read_to_string(&page).expect("docs/settings.md");
+    let printed = halo(folder().path(), &["config", "reference"]).out;
+    assert!(
+        written == printed,
+        "docs/settings.md is out of date: run 'halo config reference > docs/settings.md'"
+    );
+}
