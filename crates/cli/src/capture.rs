@@ -372,7 +372,7 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
         for (sum, a) in out.iter_mut().zip(of_layer) {
             match reduction.layers {
                 Layers::Max => {
-                    *sum = sum.max(if reduction.heads == Heads::Mean { a / heads as f32 } else { a })
+                    *sum = sum.max(if reduction.heads == Heads::Mean { a / heads as f32 } else { a });
                 }
                 _ => *sum += a,
             }

@@ -105,7 +105,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
                 origin: Origin::CommandLine("--set"),
             }),
             None => {
-                errors.push(format!("--set {set}: write KEY=VALUE, such as --set context.max_tokens=4000"))
+                errors.push(format!("--set {set}: write KEY=VALUE, such as --set context.max_tokens=4000"));
             }
         }
     }
@@ -283,7 +283,8 @@ mod tests {
     /// What is wrong, where, what is allowed, and what was probably meant.
     #[test]
     fn errors_name_key_value_allowed_and_nearest() {
-        let cases: &[(&str, &[(&str, &str)], &[&str], &str)] = &[
+        type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
+        let cases: &[Case<'_>] = &[
             (
                 "",
                 &[],
