@@ -1,0 +1,37 @@
+# The two commands that matter: `make run` and `make test`. Everything else is a part of them.
+
+CARGO ?= cargo
+
+.PHONY: help run test setup build fmt lint doc unit ledger bench
+
+help: ## what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
+
+run: build ## installs what is missing, builds, and starts halo
+	@target/release/halo --help
+
+test: setup fmt lint doc unit ledger ## everything: format, clippy, documentation, tests, the ledger
+
+setup: ## installs what is missing, or says what to install
+	@scripts/setup
+
+build: setup
+	$(CARGO) build --release --locked --package halo
+
+fmt:
+	$(CARGO) fmt --all --check
+
+lint:
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- --deny warnings
+
+doc:
+	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+
+unit:
+	$(CARGO) test --workspace --locked
+
+ledger: ## which of the 333 requirements work
+	@$(CARGO) test --locked --quiet --package halo --test ledger -- --nocapture
+
+bench: build ## the figures that the core claims, measured here
+	@target/release/halo bench core

@@ -1,0 +1,101 @@
+//! docs/REQUIREMENTS.md keeps its word: every requirement stands there once, and what is called done names a
+//! file that exists and a test that exists in it. Prints how many of each there are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// How many requirements each founding document has.
+const COUNTS: [(&str, u32); 5] = [("S0", 20), ("S1", 177), ("S2", 46), ("S3", 67), ("S4", 23)];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The cells of a table's row; a bar that is part of the text is escaped.
+fn cells(line: &str) -> Vec<String> {
+    let hidden = line.trim().trim_matches('|').replace("\\|", "\u{1}");
+    hidden.split('|').map(|c| c.trim().trim_matches('`').replace('\u{1}', "|")).collect()
+}
+
+/// What is wrong with a line that is done or names a place, if anything is.
+fn fault(root: &Path, state: &str, place: &str, test: &str) -> Option<String> {
+    let done = state == "done";
+    if done && (place.is_empty() || test.is_empty()) {
+        return Some("is done but does not say where, and which test shows it".into());
+    }
+    if !place.is_empty() && !root.join(place).exists() {
+        return Some(format!("names {place}, which does not exist"));
+    }
+    if test.is_empty() {
+        return None;
+    }
+    let Some((file, name)) = test.split_once("::") else {
+        return Some(format!("names the test {test}, which is not FILE::NAME"));
+    };
+    let Ok(source) = std::fs::read_to_string(root.join(file)) else {
+        return Some(format!("names a test in {file}, which does not exist"));
+    };
+    let declared = source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
+        let before = &source[..at];
+        before.trim_end().ends_with("#[test]")
+            || before.rsplit("\n\n").next().is_some_and(|b| b.contains("#[test]"))
+    });
+    (!declared).then(|| format!("names the test {name}, which is not in {file}"))
+}
+
+#[test]
+fn the_ledger_is_true() {
+    let root = root();
+    let text = std::fs::read_to_string(root.join("docs/REQUIREMENTS.md")).expect("the ledger");
+    let mut states: BTreeMap<String, u32> = BTreeMap::new();
+    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+    let mut faults = Vec::new();
+    for line in text.lines().filter(|l| l.starts_with("| S")) {
+        let row = cells(line);
+        let [id, _, state, place, test] = row.as_slice() else {
+            faults.push(format!("{line} has {} cells, not 5", row.len()));
+            continue;
+        };
+        *seen.entry(id.clone()).or_default() += 1;
+        let kind = state.split(':').next().unwrap_or_default();
+        let explained = state.split_once(": ").is_some_and(|(_, why)| !why.is_empty());
+        match kind {
+            "done" | "not yet" => {}
+            "partly" | "will not" if explained => {}
+            _ => faults.push(format!(
+                "{id} is '{state}': done, not yet, 'partly: why' and 'will not: why' are known"
+            )),
+        }
+        *states.entry(kind.to_owned()).or_default() += 1;
+        faults.extend(fault(&root, state, place, test).map(|f| format!("{id} {f}")));
+    }
+    for (document, count) in COUNTS {
+        for n in 1..=count {
+            let id = format!("{document}.{n}");
+            let times = seen.remove(&id).unwrap_or(0);
+            if times != 1 {
+                faults.push(format!("{id} stands there {times} times"));
+            }
+        }
+    }
+    faults.extend(seen.keys().map(|id| format!("{id} is no requirement")));
+    let counts: Vec<_> = states.iter().map(|(state, n)| format!("{n} {state}")).collect();
+    println!("requirements: {}", counts.join(", "));
+    assert!(faults.is_empty(), "{} faults in docs/REQUIREMENTS.md\n{}", faults.len(), faults.join("\n"));
+}
+
+/// The check itself can fail.
+#[test]
+fn the_ledger_check_finds_what_is_wrong() {
+    let root = root();
+    let here = "crates/cli/tests/ledger.rs";
+    let found = |state, place, test: &str| fault(&root, state, place, test);
+    assert_eq!(found("done", here, &format!("{here}::the_ledger_is_true")), None);
+    assert_eq!(found("not yet", "", ""), None);
+    assert!(found("done", "", "").is_some());
+    assert!(found("done", "crates/none.rs", &format!("{here}::the_ledger_is_true")).is_some());
+    assert!(found("done", here, &format!("{here}::no_such_test")).is_some());
+    assert!(found("done", here, &format!("{here}::fault")).is_some(), "a function that is no test");
+    assert!(found("partly: a bit", here, "crates/none.rs::x").is_some());
+    assert_eq!(cells("| S1.1 | a \\| b | done | `x` | `y::z` |"), ["S1.1", "a | b", "done", "x", "y::z"]);
+}
