@@ -2,8 +2,9 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use halo_bench::core::{CHUNK, attention, conversation, middle, prune_and_return, prune_rules};
-use halo_core::brightness::{Magnitude, Scorer, Strategy};
+use halo_core::brightness::{Magnitude, Strategy};
 use halo_core::prune::plan_prune;
+use halo_core::scorer::Scorer;
 
 fn core(c: &mut Criterion) {
     let million = conversation(1_000_000, 30_000);

@@ -4,9 +4,10 @@
 //! The baseline is the record-per-token list of the founding documents: every question scans all tokens.
 
 use crate::measure::median_ns;
-use halo_core::brightness::{Magnitude, Scorer, Strategy};
+use halo_core::brightness::{Magnitude, Strategy};
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, Return, WhyLeft, WhyReturned};
 use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
+use halo_core::scorer::Scorer;
 use halo_core::testing::twin::{Tok, Twin};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};

@@ -25,6 +25,12 @@ pub struct Reduction {
     heads: Heads,
 }
 
+impl Default for Reduction {
+    fn default() -> Self {
+        Self::of(&Settings::default())
+    }
+}
+
 impl Reduction {
     /// As the settings say.
     #[must_use]
@@ -42,11 +48,12 @@ pub struct Capture {
     /// What the model was given.
     pub prompt: Vec<Recorded>,
     steps: Steps,
+    reduction: Reduction,
 }
 
 enum Steps {
     Lines { path: PathBuf, lines: std::io::Lines<BufReader<File>>, number: usize },
-    Files { folder: PathBuf, names: std::vec::IntoIter<String>, reduction: Reduction },
+    Files { folder: PathBuf, names: std::vec::IntoIter<String> },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -106,12 +113,12 @@ impl Capture {
     ///
     /// # Errors
     /// When there is none, or it cannot be read.
-    pub fn open(folder: &Path, reduction: Reduction) -> Result<Self> {
+    pub fn open(folder: &Path) -> Result<Self> {
         let (own, weave) = (folder.join("capture.json"), folder.join("metadata.json"));
         if own.is_file() {
             Self::open_own(&own, &folder.join("steps.jsonl"))
         } else if weave.is_file() {
-            Self::open_weave(&weave, folder, reduction)
+            Self::open_weave(&weave, folder)
         } else {
             let what = if folder.is_dir() {
                 "holds neither capture.json nor metadata.json"
@@ -137,7 +144,38 @@ impl Capture {
             head.prompt.into_iter().enumerate().map(|(i, t)| t.recorded(i)).collect::<Result<_>>()?;
         let file = File::open(steps).with_context(|| format!("cannot open {}", steps.display()))?;
         let steps = Steps::Lines { path: steps.to_owned(), lines: BufReader::new(file).lines(), number: 0 };
-        Ok(Self { model: head.model, settings: head.settings, prompt, steps })
+        Ok(Self {
+            model: head.model,
+            settings: head.settings,
+            prompt,
+            steps,
+            reduction: Reduction::default(),
+        })
+    }
+
+    /// How attention of all layers and heads is to be reduced.
+    pub fn reduce_by(&mut self, reduction: Reduction) {
+        self.reduction = reduction;
+    }
+
+    /// The settings at the time, key by key; tables within tables are written with dots.
+    pub fn recorded_settings(&self) -> Vec<(String, String)> {
+        fn flatten(prefix: &str, value: &serde_json::Value, out: &mut Vec<(String, String)>) {
+            match value {
+                serde_json::Value::Object(table) => {
+                    for (key, value) in table {
+                        let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                        flatten(&key, value, out);
+                    }
+                }
+                serde_json::Value::Null => {}
+                serde_json::Value::String(text) => out.push((prefix.to_owned(), text.clone())),
+                other => out.push((prefix.to_owned(), other.to_string())),
+            }
+        }
+        let mut out = Vec::new();
+        flatten("", &self.settings, &mut out);
+        out
     }
 
     /// The next step, or none at the end.
@@ -157,9 +195,9 @@ impl Capture {
                 let step: StepLine = serde_json::from_str(&line).with_context(place)?;
                 return step.step().with_context(place).map(Some);
             },
-            Steps::Files { folder, names, reduction } => {
+            Steps::Files { folder, names } => {
                 let Some(name) = names.next() else { return Ok(None) };
-                weave_step(folder, &name, reduction).map(Some)
+                weave_step(folder, &name, &self.reduction).map(Some)
             }
         }
     }
@@ -191,7 +229,7 @@ impl Capture {
         Ok(count)
     }
 
-    fn open_weave(head: &Path, folder: &Path, reduction: Reduction) -> Result<Self> {
+    fn open_weave(head: &Path, folder: &Path) -> Result<Self> {
         let text = read(head)?;
         let meta: WeaveHead = parse(head, &text)?;
         let token = |(i, t): (usize, WeavePrompt)| {
@@ -215,9 +253,10 @@ impl Capture {
             names.extend(number.filter(|n| n.bytes().all(|b| b.is_ascii_digit())).map(str::to_owned));
         }
         names.sort_by_key(|n| (n.len(), n.clone()));
-        let steps = Steps::Files { folder: folder.to_owned(), names: names.into_iter(), reduction };
+        let steps = Steps::Files { folder: folder.to_owned(), names: names.into_iter() };
         let model = meta.model.as_str().map_or_else(|| meta.model.to_string(), str::to_owned);
-        Ok(Self { model, settings: meta.generation_config, prompt, steps })
+        let settings = serde_json::json!({});
+        Ok(Self { model, settings, prompt, steps, reduction: Reduction::default() })
     }
 }
 
@@ -290,8 +329,6 @@ impl StepLine {
 struct WeaveHead {
     #[serde(default)]
     model: serde_json::Value,
-    #[serde(default)]
-    generation_config: serde_json::Value,
     prompt_tokens: Vec<WeavePrompt>,
 }
 

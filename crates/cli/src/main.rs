@@ -89,10 +89,10 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Config { what: Some(ConfigCommand::Reference) } => {
             commands::config::reference(cli.common.json)
         }
-        Command::Config { what: None } => commands::config::show(&cli.common.load()?, cli.common.json),
-        Command::Replay(options) => {
-            commands::replay::run(options, &cli.common.load()?.settings, cli.common.json)
+        Command::Config { what: None } => {
+            commands::config::show(&cli.common.load(Vec::new())?, cli.common.json)
         }
+        Command::Replay(options) => commands::replay::run(options, &cli.common),
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)
         }
@@ -100,8 +100,8 @@ fn run(cli: &Cli) -> Result<()> {
 }
 
 impl Common {
-    /// The settings, from all their sources.
-    fn load(&self) -> Result<Loaded> {
+    /// The settings, from all their sources; `recorded` stands in for the defaults.
+    fn load(&self, recorded: Vec<(String, String)>) -> Result<Loaded> {
         let file = match &self.config {
             Some(path) => {
                 let text = std::fs::read_to_string(path)
@@ -127,7 +127,7 @@ impl Common {
                 Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
             })
             .collect();
-        let sources = Sources { file, environment, sets: self.set.clone(), flags: seed };
+        let sources = Sources { recorded, file, environment, sets: self.set.clone(), flags: seed };
         Ok(settings::load::load(&sources)?)
     }
 

@@ -234,6 +234,33 @@ fn a_broken_capture_says_what_is_wrong() {
     assert!(replay(dir.path(), &[]).err.contains("cannot open"));
 }
 
+/// A capture's own settings stand in for the defaults; what is not known any more is said.
+#[test]
+fn recorded_settings_are_used() {
+    let dir = folder();
+    write_capture(
+        dir.path(),
+        &prompt(4, 500.0),
+        &[json!({"token": {"id": 9, "text": "x"}, "attention": [0.4, 0.3, 0.1, 0.2]})],
+    );
+    let mut head: Value =
+        serde_json::from_str(&std::fs::read_to_string(dir.path().join("capture.json")).expect("read"))
+            .expect("JSON");
+    head["settings"] = json!({"brightness": {"sink": "max"}, "brightness.score_current_turn": true, "gone": 1, "none": null});
+    std::fs::write(dir.path().join("capture.json"), head.to_string()).expect("written");
+    let run = replay(dir.path(), &["--json"]);
+    assert_eq!(
+        run.err,
+        "halo: the capture recorded gone, which is no setting of this version: it is left out\n"
+    );
+    let recorded: Value = serde_json::from_str(&run.out).expect("JSON alone");
+    assert_eq!(brightness(&recorded), [502, 502, 499, 501, 10_000]);
+    let other: Value =
+        serde_json::from_str(&replay(dir.path(), &["--json", "--set", "brightness.sink=first"]).out)
+            .expect("JSON");
+    assert_eq!(brightness(&other)[0], 500);
+}
+
 /// Null, for what is no number, is reported and changes nothing.
 #[test]
 fn attention_that_is_no_number_is_reported() {

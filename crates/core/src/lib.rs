@@ -15,6 +15,7 @@ pub mod prune;
 pub mod replay;
 pub mod resurrect;
 pub mod salience;
+pub mod scorer;
 pub mod seams;
 pub mod signals;
 #[cfg(feature = "testing")]

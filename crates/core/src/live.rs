@@ -6,7 +6,7 @@
 
 use crate::change::Run;
 use crate::timeline::{ChunkRef, Timeline};
-use crate::token::{Position, Slot, TokenId};
+use crate::token::{Brightness, Position, Slot, TokenId, TurnId};
 
 /// Live tokens by chunk, summed in a Fenwick tree. Chunks only ever come at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -189,6 +189,16 @@ impl<'a> LiveView<'a> {
             positions.extend((run.start.0..run.start.0 + u64::from(run.len)).map(Position));
         }
         positions
+    }
+
+    /// Mean brightness of the live tokens that are not of the turn `except`; none where there are none. What
+    /// search brings back may come back with this: half of what is live is dimmer.
+    #[must_use]
+    pub fn mean_brightness(&self, except: Option<TurnId>) -> Option<Brightness> {
+        let chunks = self.chunks().filter(|c| Some(c.id().turn) != except);
+        let lights = chunks.flat_map(ChunkRef::live_runs).flat_map(|run| self.timeline.brightness(run));
+        let (sum, count) = lights.fold((0.0, 0u32), |(sum, n), b| (sum + f64::from(b.0), n + 1));
+        (count > 0).then(|| Brightness((sum / f64::from(count)).floor() as f32))
     }
 
     /// The live text, in order.

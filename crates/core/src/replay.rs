@@ -3,10 +3,11 @@
 //! The same capture and the same rules give the same outcome, always: this is how every change to scoring is
 //! checked. It does what a turn does (append, score each step, prune once at the end), and nothing else.
 
-use crate::brightness::{Fault, Scorer, Source, Strategy};
+use crate::brightness::{Fault, Source, Strategy};
 use crate::change::{Append, Change, NewToken, Tally};
 use crate::chunk::{ChunkSize, Chunker};
 use crate::prune::{Exceeded, Policy, PruneRules, plan_prune};
+use crate::scorer::Scorer;
 use crate::timeline::Timeline;
 use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
 use crate::ttl::{AttentionStats, is_traced};

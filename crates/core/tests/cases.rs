@@ -1,11 +1,12 @@
 //! Cases that read as one line each: a timeline in its notation, what is done to it, and what comes of it.
 //! The files in `cases/` hold them; this file only reads and runs them.
 
-use halo_core::brightness::{Magnitude, Scorer, Sink, Strategy};
+use halo_core::brightness::{Magnitude, Sink, Strategy};
 use halo_core::change::Change;
 use halo_core::chunk::{ChunkSize, sentences};
 use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
 use halo_core::resurrect::{Hit, ReturnsWith, Skipped, embedding_context, plan_returns, rank_hits};
+use halo_core::scorer::Scorer;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, TurnId};
 use halo_core::{notation, signals};
@@ -141,6 +142,10 @@ impl Stage {
         let boost = words.named.get("boost").map_or(1.0, |b| b.parse().expect("a factor"));
         let with = match words.named.get("with") {
             None => ReturnsWith::Earned,
+            Some(&"mean") => {
+                let mean = self.timeline.view(0).mean_brightness(words.current());
+                ReturnsWith::Fixed(mean.expect("something is live"))
+            }
             Some(b) => ReturnsWith::Fixed(Brightness(b.parse().expect("a brightness"))),
         };
         let budget = words.plain[0].parse().expect("a budget");
@@ -178,7 +183,10 @@ impl Stage {
         let prefix = words.number("prefix");
         let strategy = Strategy::Magnitude(magnitude);
         let mut scorer = Scorer::new(strategy, self.timeline.view(prefix), words.current());
-        let observed = scorer.observe((!row.is_empty()).then_some(&row));
+        let observed = match words.named.contains_key("prompt") {
+            true => scorer.observe_prompt(&row),
+            false => scorer.observe((!row.is_empty()).then_some(&row)),
+        };
         let change = scorer.finish();
         self.apply(Some(change));
         let state = notation::write(&self.timeline);

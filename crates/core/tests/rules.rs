@@ -1,12 +1,13 @@
 //! The rules that are not about a timeline: v0, the budget, salience, the sliding window, reasons, and the
 //! doubles of the seams.
 
-use halo_core::brightness::{Scorer, Source, Strategy};
+use halo_core::brightness::{Source, Strategy};
 use halo_core::budget::{Room, pressure};
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::notation;
 use halo_core::salience::{Salience, UNKNOWN_RECENCY, Weights, recency};
+use halo_core::scorer::Scorer;
 use halo_core::seams::{Durability, Embedder, Finish, Flow, Model, ModelStep, Sampling, Seen, Store};
 use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,

@@ -1,11 +1,12 @@
 //! `halo replay`: a recorded conversation through scoring and pruning, under any settings.
 
 use super::{print, print_json};
+use crate::Common;
 use crate::capture::{Capture, Reduction};
-use crate::settings::Settings;
 use anyhow::Result;
 use halo_core::replay::{Outcome, Replay, Round};
 use halo_core::timeline::ChunkRef;
+use halo_core::token::Position;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -21,25 +22,37 @@ pub struct Options {
 }
 
 /// Replays a capture and prints what came of it.
-pub fn run(options: &Options, settings: &Settings, as_json: bool) -> Result<()> {
-    let reduction = Reduction::of(settings);
-    let mut capture = Capture::open(&options.capture, reduction.clone())?;
-    let rules = settings.rules();
+pub fn run(options: &Options, common: &Common) -> Result<()> {
+    let mut capture = Capture::open(&options.capture)?;
+    let loaded = common.load(capture.recorded_settings())?;
+    for key in &loaded.unknown {
+        eprintln!("halo: the capture recorded {key}, which is no setting of this version: it is left out");
+    }
+    let reduction = Reduction::of(&loaded.settings);
+    capture.reduce_by(reduction.clone());
+    let rules = loaded.settings.rules();
     let mut replay = Replay::begin(&capture.prompt, &rules)?;
     while let Some(step) = capture.next_step()? {
         replay.step(&step)?;
     }
     let outcome = replay.finish();
     if let Some(folder) = &options.save {
-        let steps = Capture::open(&options.capture, reduction)?.save(folder)?;
-        eprintln!("wrote {steps} steps to {}", folder.display());
+        let mut again = Capture::open(&options.capture)?;
+        again.reduce_by(reduction);
+        let steps = again.save(folder)?;
+        eprintln!("halo: wrote {steps} steps to {}", folder.display());
     }
-    if as_json { print_json(&as_value(&outcome)) } else { print(&as_table(&capture.model, &outcome)) }
+    if common.json { print_json(&as_value(&outcome)) } else { print(&as_table(&capture.model, &outcome)) }
 }
 
 /// Whole numbers without a point, as they are counted.
 fn number(n: f64) -> Value {
     if n.fract() == 0.0 && n.abs() < 1e15 { json!(n as i64) } else { json!(n) }
+}
+
+/// The birth index that a token was recorded with.
+fn recorded(outcome: &Outcome, position: Position) -> u64 {
+    usize::try_from(position.0).ok().and_then(|i| outcome.positions.get(i)).copied().unwrap_or(position.0)
 }
 
 fn as_value(outcome: &Outcome) -> Value {
@@ -50,7 +63,7 @@ fn as_value(outcome: &Outcome) -> Value {
         .filter_map(|p| timeline.token(p))
         .map(|t| {
             json!({
-                "position": outcome.positions[usize::try_from(t.position.0).unwrap_or(usize::MAX)],
+                "position": recorded(outcome, t.position),
                 "brightness": number(f64::from(t.brightness.0)),
                 "live": t.flags.is_live(),
             })
@@ -67,7 +80,7 @@ fn as_value(outcome: &Outcome) -> Value {
         "pruned": outcome.rounds.iter().map(names).collect::<Vec<_>>(),
         "mean": number(outcome.mean),
         "rounds": outcome.rounds.iter().map(round_value).collect::<Vec<_>>(),
-        "chunks": timeline.chunks().map(chunk_value).collect::<Vec<_>>(),
+        "chunks": timeline.chunks().map(|c| chunk_value(outcome, c)).collect::<Vec<_>>(),
     })
 }
 
@@ -89,10 +102,10 @@ fn round_value(round: &Round) -> Value {
     })
 }
 
-fn chunk_value(chunk: ChunkRef<'_>) -> Value {
+fn chunk_value(outcome: &Outcome, chunk: ChunkRef<'_>) -> Value {
     json!({
         "chunk": chunk.id().to_string(),
-        "position": chunk.start().0,
+        "position": recorded(outcome, chunk.start()),
         "tokens": chunk.len(),
         "live": chunk.is_live(),
         "pinned": chunk.is_pinned(),

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub enum Origin {
     /// Nobody set it.
     Default,
+    /// A capture that recorded it.
+    Capture,
     /// The preset of that name.
     Preset(Preset),
     /// A file, and the line in it.
@@ -25,6 +27,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Default => f.write_str("default"),
+            Origin::Capture => f.write_str("recorded in the capture"),
             Origin::Preset(preset) => write!(f, "preset {preset}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::Environment(name) => write!(f, "environment {name}"),
@@ -48,6 +51,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// By key; what is not here is a default.
     origins: BTreeMap<&'static str, Origin>,
+    /// Recorded settings that this program does not know.
+    pub unknown: Vec<String>,
 }
 
 impl Loaded {
@@ -73,6 +78,8 @@ impl std::error::Error for BadSettings {}
 /// What settings are made from.
 #[derive(Debug, Default)]
 pub struct Sources {
+    /// What a capture recorded, keys and values: it stands in for the defaults.
+    pub recorded: Vec<(String, String)>,
     /// The file, and what stands in it.
     pub file: Option<(PathBuf, String)>,
     /// The environment, names and values.
@@ -116,7 +123,14 @@ pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
             origin: Origin::CommandLine(flag),
         });
     }
-    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new() };
+    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new(), unknown: Vec::new() };
+    for (key, text) in &sources.recorded {
+        let set = Written { key: key.clone(), text: text.clone(), origin: Origin::Capture };
+        // Another version may have had other settings: what is not known here is said, and no error.
+        if !apply(&mut loaded, &set, &mut Vec::new()) {
+            loaded.unknown.push(key.clone());
+        }
+    }
     let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
     for set in presets {
         apply(&mut loaded, &set, &mut errors);
@@ -135,18 +149,20 @@ pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
     if errors.is_empty() { Ok(loaded) } else { Err(BadSettings(errors)) }
 }
 
-/// Reads one value into the settings, or says what is wrong with it.
-fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) {
+/// Reads one value into the settings, or says what is wrong with it; returns whether it was good.
+fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) -> bool {
     let Written { key, text, origin } = written;
     let Some(known) = KEYS.iter().find(|k| k.name == key) else {
         errors.push(format!("{origin}: there is no setting '{key}'{}", nearest_key(key)));
-        return;
+        return false;
     };
-    if loaded.settings.set(known.name, &raw(text)) {
+    let good = loaded.settings.set(known.name, &raw(text));
+    if good {
         loaded.origins.insert(known.name, origin.clone());
     } else {
         errors.push(format!("{origin}: {key} cannot be '{text}': {}", explain(known, text)));
     }
+    good
 }
 
 fn explain(key: &Key, text: &str) -> String {
@@ -250,7 +266,7 @@ mod tests {
             file: (!file.is_empty()).then(|| ("halo.toml".into(), file.into())),
             environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
             sets: sets.iter().map(|s| (*s).into()).collect(),
-            flags: Vec::new(),
+            ..Sources::default()
         }
     }
 
@@ -278,6 +294,23 @@ mod tests {
         assert_eq!(loaded.settings.rank, super::super::value::Rank::Mean);
         assert_eq!(loaded.settings.sink_tokens.0, 0);
         assert_eq!(loaded.origin("context.sink_tokens"), Origin::Preset(Preset::HaloWeave));
+    }
+
+    #[test]
+    fn what_a_capture_recorded_stands_in_for_defaults() {
+        let recorded = [
+            ("context.max_tokens", "60"),
+            ("brightness.rank", "mean"),
+            ("chunk.min_tokens", "9"),
+            ("old", "1"),
+        ];
+        let recorded = recorded.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec();
+        let sources = Sources { recorded, ..sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"]) };
+        let loaded = load(&sources).expect("good settings");
+        let shown = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
+            .map(|key| format!("{} ({})", loaded.settings.get(key).expect("a key").0, loaded.origin(key)));
+        assert_eq!(shown, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
+        assert_eq!(loaded.unknown, ["old"]);
     }
 
     /// What is wrong, where, what is allowed, and what was probably meant.

@@ -3,10 +3,11 @@
 
 use super::twin::{Tok, Twin};
 use crate::apply::ApplyError;
-use crate::brightness::{Magnitude, Scorer, Strategy};
+use crate::brightness::{Magnitude, Strategy};
 use crate::change::{Append, Change, NewToken, Tally};
 use crate::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
 use crate::resurrect::{Hit, ReturnsWith, plan_returns};
+use crate::scorer::Scorer;
 use crate::signals::{self, SignalError};
 use crate::timeline::Timeline;
 use crate::token::{Brightness, ChunkId, Position, Role, Slot, TokenId};
