@@ -5,12 +5,14 @@
 //! `apply` mutates. See ARCHITECTURE.md for the map.
 
 pub mod apply;
+pub mod attention;
 pub mod brightness;
 pub mod budget;
 pub mod change;
 pub mod chunk;
 pub mod live;
 pub mod notation;
+mod order;
 pub mod prune;
 pub mod replay;
 pub mod resurrect;

@@ -1,92 +1,8 @@
 //! What the model sees now: the live tokens in order, and the only place where a slot becomes a position.
-//!
-//! Each chunk is a leaf that holds how many of its tokens are live; a Fenwick tree over the leaves answers
-//! "how many live tokens before this chunk" and "which chunk holds the n-th live token" in a logarithm of
-//! the number of chunks. Pruning or returning a chunk changes one leaf, whatever else exists.
 
 use crate::change::Run;
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{Brightness, Position, Slot, TokenId, TurnId};
-
-/// Live tokens by chunk, summed in a Fenwick tree. Chunks only ever come at the end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LiveIndex {
-    /// `tree[i]` sums the leaves `i + 1 − lowbit(i + 1) ..= i`.
-    tree: Vec<u64>,
-    total: u64,
-}
-
-fn lowbit(n: usize) -> usize {
-    n & n.wrapping_neg()
-}
-
-impl LiveIndex {
-    /// The index of these leaves, in one pass.
-    pub(crate) fn build(leaves: impl Iterator<Item = u32>) -> Self {
-        let mut index = Self { tree: leaves.map(u64::from).collect(), total: 0 };
-        index.total = index.tree.iter().sum();
-        for i in 1..=index.tree.len() {
-            let parent = i + lowbit(i);
-            if parent <= index.tree.len() {
-                index.tree[parent - 1] += index.tree[i - 1];
-            }
-        }
-        index
-    }
-
-    pub(crate) fn total(&self) -> usize {
-        self.total as usize
-    }
-
-    /// One more chunk, with nothing live in it yet.
-    pub(crate) fn push(&mut self) {
-        let n = self.tree.len() + 1;
-        let (mut sum, mut child) = (0, n - 1);
-        while child > n - lowbit(n) {
-            sum += self.tree[child - 1];
-            child -= lowbit(child);
-        }
-        self.tree.push(sum);
-    }
-
-    /// The chunk at `leaf` now has `delta` more live tokens.
-    pub(crate) fn add(&mut self, leaf: usize, delta: i64) {
-        self.total = self.total.wrapping_add_signed(delta);
-        let mut i = leaf + 1;
-        while i <= self.tree.len() {
-            self.tree[i - 1] = self.tree[i - 1].wrapping_add_signed(delta);
-            i += lowbit(i);
-        }
-    }
-
-    /// How many live tokens stand before the chunk at `leaf`.
-    pub(crate) fn before(&self, leaf: usize) -> usize {
-        let (mut sum, mut i) = (0, leaf);
-        while i > 0 {
-            sum += self.tree[i - 1];
-            i -= lowbit(i);
-        }
-        sum as usize
-    }
-
-    /// The chunk that holds the `n`-th live token, and how many live tokens stand before that chunk.
-    pub(crate) fn find(&self, n: usize) -> Option<(usize, usize)> {
-        if n >= self.total() {
-            return None;
-        }
-        let (mut at, mut before) = (0, 0u64);
-        let mut step = self.tree.len().next_power_of_two();
-        while step > 0 {
-            let next = at + step;
-            if next <= self.tree.len() && before + self.tree[next - 1] <= n as u64 {
-                at = next;
-                before += self.tree[next - 1];
-            }
-            step /= 2;
-        }
-        Some((at, before as usize))
-    }
-}
 
 /// Neighbouring live tokens, and the slot of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,11 +21,15 @@ pub struct LiveView<'a> {
     prefix: usize,
 }
 
-impl<'a> LiveView<'a> {
-    pub(crate) fn new(timeline: &'a Timeline, prefix: usize) -> Self {
-        Self { timeline, prefix }
+impl Timeline {
+    /// What the model sees behind `prefix` tokens of system prompt.
+    #[must_use]
+    pub fn view(&self, prefix: usize) -> LiveView<'_> {
+        LiveView { timeline: self, prefix }
     }
+}
 
+impl<'a> LiveView<'a> {
     /// The timeline that this is a view of.
     #[must_use]
     pub fn timeline(&self) -> &'a Timeline {

@@ -3,14 +3,14 @@
 //! The same capture and the same rules give the same outcome, always: this is how every change to scoring is
 //! checked. It does what a turn does (append, score each step, prune once at the end), and nothing else.
 
-use crate::brightness::{Fault, Source, Strategy};
+use crate::attention::{AttentionStats, Fault, is_traced};
+use crate::brightness::Strategy;
 use crate::change::{Append, Change, NewToken, Tally};
 use crate::chunk::{ChunkSize, Chunker};
 use crate::prune::{Exceeded, Policy, PruneRules, plan_prune};
 use crate::scorer::Scorer;
 use crate::timeline::Timeline;
-use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
-use crate::ttl::{AttentionStats, is_traced};
+use crate::token::{Brightness, ChunkId, Position, Role, Source, TokenId, TurnId};
 
 /// The rules of a conversation, as far as scoring and pruning go.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,8 @@
 //! place; when the generation ends it hands over one [`Score`], which the timeline applies. So a step costs a
 //! few passes over short arrays, and no half-scored state is ever stored.
 
-use crate::brightness::{Fault, Magnitude, Observed, Sink, Strategy, check_probabilities, covered};
+use crate::attention::{Fault, Observed, check_probabilities, covered};
+use crate::brightness::{Magnitude, Sink, Strategy};
 use crate::change::{Change, Extent, Leave, Run, Score, Scored, Tally, TallyChange, WhyLeft};
 use crate::live::LiveView;
 use crate::token::{Brightness, ChunkId, Position, TurnId};

@@ -5,7 +5,7 @@
 //! text, and its share of a chunk's 64. How a timeline changes is in [`apply`](crate::apply).
 
 use crate::change::{Run, Tally};
-use crate::live::{LiveIndex, LiveView};
+use crate::order::LiveIndex;
 use crate::token::{Brightness, ChunkId, Flags, Position, Role, TokenId, TurnId};
 use std::fmt;
 use std::ops::Range;
@@ -123,12 +123,6 @@ impl Timeline {
     #[must_use]
     pub fn turns(&self) -> &[Turn] {
         &self.turns
-    }
-
-    /// What the model sees behind `prefix` tokens of system prompt.
-    #[must_use]
-    pub fn view(&self, prefix: usize) -> LiveView<'_> {
-        LiveView::new(self, prefix)
     }
 
     /// One token.

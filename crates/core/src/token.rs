@@ -109,6 +109,34 @@ impl Role {
     }
 }
 
+/// Where a token came from, as far as its first brightness is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The user's words.
+    User,
+    /// Standing instructions.
+    System,
+    /// A tool's result.
+    Tool,
+    /// The model's words.
+    Llm,
+    /// Anything else.
+    Other,
+}
+
+impl Source {
+    /// The source of a token by its role, or that it is part of a tool's result.
+    #[must_use]
+    pub fn of(role: Role, tool: bool) -> Self {
+        match role {
+            _ if tool => Source::Tool,
+            Role::User => Source::User,
+            Role::System => Source::System,
+            Role::Assistant => Source::Llm,
+        }
+    }
+}
+
 /// A paragraph or code block of one turn, written `u4.0`, `a5.2`, `s0.0` (role, turn, sentence).
 /// Sentence 0 is the turn's opening, its *anchor*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,8 +2,7 @@
 //! loses some at every step, gains by attention, and the dimmest tokens of a full window are culled one
 //! step at a time.
 
-use crate::brightness::Source;
-use crate::token::Brightness;
+use crate::token::{Brightness, Source};
 
 /// The settings of the v0 engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,44 +104,4 @@ impl Ttl {
         dimmest.sort_unstable();
         dimmest
     }
-}
-
-/// The shape of one row of attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionStats {
-    /// Mean.
-    pub mean: f64,
-    /// Median; of an even number, the mean of the middle two.
-    pub median: f64,
-    /// Largest.
-    pub max: f64,
-    /// Smallest.
-    pub min: f64,
-    /// Standard deviation, of the whole row (not of a sample).
-    pub std: f64,
-}
-
-impl AttentionStats {
-    /// The statistics of a row; none for an empty row or one with something that is no number.
-    #[must_use]
-    pub fn of(row: &[f32]) -> Option<Self> {
-        if row.is_empty() || row.iter().any(|a| !a.is_finite()) {
-            return None;
-        }
-        let mut sorted: Vec<f64> = row.iter().map(|&a| f64::from(a)).collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let n = sorted.len() as f64;
-        let mean = sorted.iter().sum::<f64>() / n;
-        let std = (sorted.iter().map(|a| (a - mean).powi(2)).sum::<f64>() / n).sqrt();
-        let middle = sorted.len() / 2;
-        let median =
-            if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-        Some(Self { mean, median, max: sorted[sorted.len() - 1], min: sorted[0], std })
-    }
-}
-
-/// Whether the attention of a step is saved: every `interval` steps, counted from 0; never at 0.
-#[must_use]
-pub fn is_traced(step: u64, interval: u64) -> bool {
-    interval > 0 && step.is_multiple_of(interval)
 }

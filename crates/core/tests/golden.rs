@@ -1,7 +1,8 @@
 //! The golden vectors, measured on the unmodified original. Where this project chose another rule the vector
 //! is run with the policies that reproduce the original, and the project's own rule beside it.
 
-use halo_core::brightness::{Fault, Magnitude, Observed, Sink, Strategy};
+use halo_core::attention::{Fault, Observed};
+use halo_core::brightness::{Magnitude, Sink, Strategy};
 use halo_core::chunk::{ChunkSize, Chunker, sentences};
 use halo_core::notation;
 use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};

@@ -1,7 +1,8 @@
 //! The rules that are not about a timeline: v0, the budget, salience, the sliding window, reasons, and the
 //! doubles of the seams.
 
-use halo_core::brightness::{Source, Strategy};
+use halo_core::attention::{AttentionStats, is_traced};
+use halo_core::brightness::Strategy;
 use halo_core::budget::{Room, pressure};
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::chunk::{ChunkSize, Chunker};
@@ -13,8 +14,8 @@ use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
 };
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Flags, Position, Role, TokenId, TurnId};
-use halo_core::ttl::{AttentionStats, Ttl, is_traced};
+use halo_core::token::{Brightness, ChunkId, Flags, Position, Role, Source, TokenId, TurnId};
+use halo_core::ttl::Ttl;
 use halo_core::window::{HIGH_PRESSURE, SlidingWindow, WindowSize};
 
 #[test]

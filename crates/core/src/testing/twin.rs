@@ -17,6 +17,8 @@ pub struct Tok {
     pub pinned: bool,
 }
 
+const PAIR: (Role, Role) = (Role::Assistant, Role::User);
+
 /// All tokens, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Twin(pub Vec<Tok>);
@@ -28,100 +30,75 @@ impl Twin {
     }
 
     pub fn chunks(&self) -> Vec<ChunkId> {
-        let mut all: Vec<_> = self.0.iter().map(|t| t.chunk).collect();
-        all.dedup();
-        all
-    }
-
-    fn of(&self, chunk: ChunkId, alive: bool) -> Vec<&Tok> {
-        self.0.iter().filter(|t| t.chunk == chunk && !(alive && (t.dead || t.gone))).collect()
+        self.0.chunk_by(|a, b| a.chunk == b.chunk).map(|tokens| tokens[0].chunk).collect()
     }
 
     pub fn each(&mut self, chunk: ChunkId, change: impl Fn(&mut Tok)) {
         self.0.iter_mut().filter(|t| t.chunk == chunk).for_each(change);
     }
 
-    fn partner(&self, chunk: ChunkId) -> Option<ChunkId> {
-        let turn = match chunk.role {
-            Role::User => chunk.turn.0 + 1,
-            _ => chunk.turn.0.checked_sub(1)?,
-        };
-        let other = if chunk.role == Role::User { Role::Assistant } else { Role::User };
-        let id = ChunkId::new(other, TurnId(turn), 0);
-        (chunk.role != Role::System && !self.of(id, false).is_empty()).then_some(id)
+    fn partner(&self, c: ChunkId) -> Option<ChunkId> {
+        let answers = |a: ChunkId, q: ChunkId| (a.role, q.role) == PAIR && a.turn == q.turn.next();
+        self.chunks().into_iter().find(|o| o.sentence == 0 && (answers(c, *o) || answers(*o, c)))
     }
 
     /// Magnitude voting with slot 0 as the sink; the running turn is not scored.
     pub fn score(&mut self, row: &[f32], current: TurnId) {
         let live = self.live();
         let threshold = (1.0 - f64::from(row[0])) / (row.len() as f64 - 1.0);
-        for (slot, &a) in row.iter().enumerate().skip(1) {
-            let token = &mut self.0[live[slot]];
-            if token.chunk.turn == current {
-                continue;
-            }
-            token.mass += f64::from(a);
-            if f64::from(a) > threshold {
-                token.votes += 1;
-                token.brightness =
-                    (token.brightness + (f64::from(a) / threshold).trunc() as f32).min(10_000.0);
-            } else {
-                token.brightness -= 1.0;
-            }
+        let scored = |&slot: &usize| self.0[live[slot]].chunk.turn != current;
+        for slot in (1..row.len()).filter(scored).collect::<Vec<_>>() {
+            let (token, a) = (&mut self.0[live[slot]], row[slot]);
+            let above = f64::from(a) > threshold;
+            let gain = if above { (f64::from(a) / threshold).trunc() as f32 } else { -1.0 };
+            token.brightness = (token.brightness + gain).min(10_000.0);
+            (token.mass, token.votes) = (token.mass + f64::from(a), token.votes + u64::from(above));
         }
     }
 
-    fn value(&self, chunk: ChunkId, rank: Rank) -> f64 {
-        let mut lights: Vec<f64> = self.of(chunk, true).iter().map(|t| f64::from(t.brightness)).collect();
-        let mean = lights.iter().sum::<f64>() / lights.len() as f64;
+    fn rank(&self, chunk: ChunkId, policy: Policy) -> [f64; 3] {
+        let Policy::Brightness { rank, .. } = policy else { return [0.0; 3] };
+        let live = self.live().into_iter().filter(|&i| self.0[i].chunk == chunk);
+        let mut lights: Vec<f64> = live.map(|i| f64::from(self.0[i].brightness)).collect();
         lights.sort_by(|a, b| b.total_cmp(a));
-        match rank {
+        let mean = |lights: &[f64]| lights.iter().sum::<f64>() / lights.len() as f64;
+        let (top4, all) = (mean(&lights[..lights.len().min(4)]), mean(&lights));
+        let sum = |of: fn(&Tok) -> f64| self.0.iter().filter(|t| t.chunk == chunk).map(of).sum();
+        let first = match rank {
             Rank::Peak => lights[0],
-            Rank::Mean => mean,
-            Rank::Top4 => lights.iter().take(4).sum::<f64>() / lights.len().min(4) as f64,
-            Rank::Votes => self.of(chunk, false).iter().map(|t| t.votes as f64).sum(),
-            Rank::Sum => self.of(chunk, false).iter().map(|t| t.mass).sum(),
-        }
+            Rank::Mean => all,
+            Rank::Top4 => top4,
+            Rank::Votes => sum(|t| t.votes as f64),
+            Rank::Sum => sum(|t| t.mass),
+        };
+        [first, top4, all]
     }
 
     /// What leaves, in order.
     pub fn prune(&mut self, rules: &PruneRules) -> Vec<ChunkId> {
         let (live, mut left) = (self.live(), Vec::new());
         let edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
-        let mut kept: Vec<ChunkId> =
-            (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk).collect();
-        let running = |t: u32| Some(TurnId(t)) == rules.current;
-        let asks = |c: ChunkId| c.role == Role::User && self.partner(c).is_some_and(|p| running(p.turn.0));
-        kept.extend(
-            self.0.iter().filter(|t| t.pinned || running(t.chunk.turn.0) || asks(t.chunk)).map(|t| t.chunk),
-        );
+        let edges = (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk);
+        let running = |c: ChunkId| Some(c.turn) == rules.current;
+        let asks = |c: ChunkId| c.role == Role::User && self.partner(c).is_some_and(running);
+        let held = |t: &&Tok| t.pinned || running(t.chunk) || asks(t.chunk);
+        let kept: Vec<ChunkId> = edges.chain(self.0.iter().filter(held).map(|t| t.chunk)).collect();
+        let anchored = |c: &ChunkId| c.sentence == 0 && rules.policy != Policy::Window;
         while self.live().len() > rules.budget {
-            let alone = |c: ChunkId| {
-                self.chunks().iter().filter(|o| o.turn == c.turn && !self.of(**o, true).is_empty()).count()
-                    == 1
-            };
-            let live_partner = |c| self.partner(c).filter(|p| !self.of(*p, true).is_empty());
-            let answered = |c: ChunkId| {
-                let next = |t: &ChunkId| t.turn.0 == c.turn.0 + 1 && t.role == Role::Assistant;
-                c.role == Role::User && self.live().iter().any(|&i| next(&self.0[i].chunk))
-            };
-            let free = |c: ChunkId| !kept.contains(&c) && !self.of(c, true).is_empty();
-            let may = |c: &ChunkId| {
-                let anchored = c.sentence == 0 && rules.policy != Policy::Window;
-                free(*c)
-                    && (!anchored
-                        || alone(*c) && live_partner(*c).map_or(!answered(*c), |p| free(p) && alone(p)))
-            };
-            let rank = |c: &ChunkId| match rules.policy {
-                Policy::Brightness { rank, .. } => [rank, Rank::Top4, Rank::Mean].map(|r| self.value(*c, r)),
-                _ => [0.0; 3],
-            };
-            let dimmer = |a: &ChunkId, b: &ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
-            let Some(victim) = self.chunks().into_iter().filter(may).min_by(dimmer) else { break };
-            let pair =
-                live_partner(victim).filter(|_| victim.sentence == 0 && rules.policy != Policy::Window);
-            for chunk in [Some(victim), pair].into_iter().flatten() {
-                self.0.iter_mut().filter(|t| t.chunk == chunk && !t.gone).for_each(|t| t.dead = true);
+            let lit: Vec<ChunkId> = self.live().iter().map(|&i| self.0[i].chunk).collect();
+            let is_live = |c: ChunkId| lit.contains(&c);
+            let of_turn = |turn: u32| self.chunks().into_iter().filter(move |c| c.turn.0 == turn);
+            let alone = |c: ChunkId| of_turn(c.turn.0).filter(|o| is_live(*o)).count() == 1;
+            let pair = |c: ChunkId| self.partner(c).filter(|p| is_live(*p));
+            let answered = |c: ChunkId| of_turn(c.turn.0 + 1).any(|o| (o.role, c.role) == PAIR && is_live(o));
+            let free = |c: ChunkId| !kept.contains(&c) && is_live(c);
+            let lonely = |c: ChunkId| alone(c) && pair(c).map_or(!answered(c), |p| free(p) && alone(p));
+            let may = |c: &ChunkId| free(*c) && (!anchored(c) || lonely(*c));
+            let rank = |c: &ChunkId| self.rank(*c, rules.policy);
+            let order = |a: &ChunkId, b: &ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
+            let Some(victim) = self.chunks().into_iter().filter(may).min_by(order) else { break };
+            for chunk in [Some(victim), pair(victim).filter(|_| anchored(&victim))].into_iter().flatten() {
+                self.each(chunk, |t| t.dead |= !t.gone);
                 left.push(chunk);
             }
         }
@@ -131,20 +108,14 @@ impl Twin {
     /// Brings back `hits` with what they are paired with, within the budget.
     pub fn resurrect(&mut self, hits: &[ChunkId], mut budget: usize) {
         for &hit in hits {
-            let opens = ChunkId { sentence: 0, ..hit };
-            let mut group = vec![hit, opens];
-            group.extend(self.partner(hit));
-            let waits = |t: &Tok| t.dead && !t.gone;
-            if !self.0.iter().any(|t| t.chunk == hit && waits(t)) {
-                continue;
-            }
-            let cost = self.0.iter().filter(|t| group.contains(&t.chunk) && waits(t)).count();
-            if cost <= budget {
+            let pair = self.partner(hit);
+            let group = |c: ChunkId| c == hit || c == (ChunkId { sentence: 0, ..hit }) || Some(c) == pair;
+            let waits = |t: &&mut Tok| t.dead && !t.gone && group(t.chunk);
+            let cost = self.0.iter_mut().filter(waits).count();
+            let found = self.0.iter_mut().filter(waits).any(|t| t.chunk == hit);
+            if found && cost <= budget {
                 budget -= cost;
-                self.0
-                    .iter_mut()
-                    .filter(|t| group.contains(&t.chunk) && waits(t))
-                    .for_each(|t| t.dead = false);
+                self.0.iter_mut().filter(waits).for_each(|t| t.dead = false);
             }
         }
     }
