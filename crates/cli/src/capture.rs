@@ -5,7 +5,7 @@
 //! time, so a capture may be larger than memory.
 
 use crate::settings::Settings;
-use crate::settings::value::{Heads, Layers};
+use crate::settings::value::{Heads, Layers, Value as _};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use halo_core::replay::{Recorded, Step};
@@ -39,6 +39,9 @@ impl Reduction {
     }
 }
 
+/// What a capture folder may hold, in either format; none of it is ever overwritten.
+const FILES: [&str; 3] = ["capture.json", "steps.jsonl", "metadata.json"];
+
 /// A capture that is open.
 pub struct Capture {
     /// The model that was recorded.
@@ -49,6 +52,8 @@ pub struct Capture {
     pub prompt: Vec<Recorded>,
     steps: Steps,
     reduction: Reduction,
+    /// What is odd about it, for the user to know.
+    pub notes: Vec<String>,
 }
 
 enum Steps {
@@ -57,6 +62,7 @@ enum Steps {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object with version, model, settings and prompt")]
 struct Head {
     #[serde(default = "first_version")]
     version: u32,
@@ -72,6 +78,7 @@ fn first_version() -> u32 {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object with id, text, position, turn, sentence and role")]
 struct PromptToken {
     id: u32,
     text: String,
@@ -83,9 +90,12 @@ struct PromptToken {
     brightness: Option<f32>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pinned: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    tool: bool,
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object with token and attention")]
 struct StepLine {
     token: StepToken,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,6 +105,7 @@ struct StepLine {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object with id and text")]
 struct StepToken {
     id: u32,
     text: String,
@@ -106,6 +117,8 @@ struct StepToken {
     sentence: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     role: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    tool: bool,
 }
 
 impl Capture {
@@ -132,30 +145,32 @@ impl Capture {
         }
     }
 
-    fn open_own(head: &Path, steps: &Path) -> Result<Self> {
-        let head_text = read(head)?;
-        let head: Head = parse(head, &head_text)?;
+    fn open_own(path: &Path, steps: &Path) -> Result<Self> {
+        let text = read(path)?;
+        let head: Head = parse(path, &text)?;
         ensure!(
             head.version <= VERSION,
-            "this capture is of version {}, and this halo reads up to version {VERSION}: use a newer halo",
+            "{} is of version {}, and this halo reads up to version {VERSION}: use a newer halo",
+            path.display(),
             head.version
         );
-        let prompt =
-            head.prompt.into_iter().enumerate().map(|(i, t)| t.recorded(i)).collect::<Result<_>>()?;
+        let table = head.settings.is_object() || head.settings.is_null();
+        ensure!(table, "{}: settings must be an object of keys and values", path.display());
+        let prompt = recorded(path, head.prompt)?;
         let file = File::open(steps).with_context(|| format!("cannot open {}", steps.display()))?;
         let steps = Steps::Lines { path: steps.to_owned(), lines: BufReader::new(file).lines(), number: 0 };
-        Ok(Self {
-            model: head.model,
-            settings: head.settings,
-            prompt,
-            steps,
-            reduction: Reduction::default(),
-        })
+        let (model, settings, reduction) = (head.model, head.settings, Reduction::default());
+        Ok(Self { model, settings, prompt, steps, reduction, notes: Vec::new() })
     }
 
     /// How attention of all layers and heads is to be reduced.
     pub fn reduce_by(&mut self, reduction: Reduction) {
         self.reduction = reduction;
+    }
+
+    /// Whether its steps hold one row each, so that there is nothing left to reduce.
+    pub fn is_reduced(&self) -> bool {
+        matches!(self.steps, Steps::Lines { .. })
     }
 
     /// The settings at the time, key by key; tables within tables are written with dots.
@@ -192,7 +207,11 @@ impl Capture {
                 if line.trim().is_empty() {
                     continue;
                 }
-                let step: StepLine = serde_json::from_str(&line).with_context(place)?;
+                let step: StepLine = serde_json::from_str(&line).map_err(|e| {
+                    // It is one line, whose number stands in front already.
+                    let text = e.to_string().replace("at line 1 column", "at column");
+                    anyhow::anyhow!("{}: {text}", place())
+                })?;
                 return step.step().with_context(place).map(Some);
             },
             Steps::Files { folder, names } => {
@@ -208,8 +227,13 @@ impl Capture {
     /// When the folder holds a capture already, or cannot be written.
     pub fn save(mut self, folder: &Path) -> Result<usize> {
         let head_path = folder.join("capture.json");
-        ensure!(!head_path.exists(), "{} holds a capture already: name another folder", folder.display());
+        check_free(folder)?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        if let (Steps::Files { .. }, Some(settings)) = (&self.steps, self.settings.as_object_mut()) {
+            // One row a step is written: how it came about is part of what was recorded.
+            settings.insert("brightness.layers".into(), self.reduction.layers.json());
+            settings.insert("brightness.heads".into(), self.reduction.heads.json());
+        }
         let prompt = self.prompt.iter().map(PromptToken::of).collect();
         let head =
             Head { version: VERSION, model: self.model.clone(), settings: self.settings.clone(), prompt };
@@ -232,20 +256,18 @@ impl Capture {
     fn open_weave(head: &Path, folder: &Path) -> Result<Self> {
         let text = read(head)?;
         let meta: WeaveHead = parse(head, &text)?;
-        let token = |(i, t): (usize, WeavePrompt)| {
-            let token = PromptToken {
-                id: t.token_id,
-                text: t.text,
-                position: t.position,
-                turn: t.turn_id,
-                sentence: t.sentence_id,
-                role: t.message_role,
-                brightness: None,
-                pinned: false,
-            };
-            token.recorded(i)
+        let token = |t: WeavePrompt| PromptToken {
+            id: t.token_id,
+            text: t.text,
+            position: t.position,
+            turn: t.turn_id,
+            sentence: t.sentence_id,
+            role: t.message_role,
+            brightness: None,
+            pinned: false,
+            tool: false,
         };
-        let prompt = meta.prompt_tokens.into_iter().enumerate().map(token).collect::<Result<_>>()?;
+        let prompt = recorded(head, meta.prompt_tokens.into_iter().map(token).collect())?;
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -253,16 +275,46 @@ impl Capture {
             names.extend(number.filter(|n| n.bytes().all(|b| b.is_ascii_digit())).map(str::to_owned));
         }
         names.sort_by_key(|n| (n.len(), n.clone()));
+        let mut notes = Vec::new();
+        let numbers: Vec<u64> = names.iter().filter_map(|n| n.parse().ok()).collect();
+        for gap in numbers.windows(2).filter(|w| w[1] > w[0] + 1) {
+            notes.push(format!("steps {} to {} are missing from the capture", gap[0] + 1, gap[1] - 1));
+        }
         let steps = Steps::Files { folder: folder.to_owned(), names: names.into_iter() };
-        let model = meta.model.as_str().map_or_else(|| meta.model.to_string(), str::to_owned);
+        let model = match meta.model {
+            serde_json::Value::Null => String::new(),
+            serde_json::Value::String(name) => name,
+            other => other.to_string(),
+        };
         let settings = serde_json::json!({});
-        Ok(Self { model, settings, prompt, steps, reduction: Reduction::default() })
+        Ok(Self { model, settings, prompt, steps, reduction: Reduction::default(), notes })
     }
 }
 
+/// Whether a capture can be written to a folder without touching anything that is there.
+///
+/// # Errors
+/// When the folder holds a capture, or a part of one.
+pub fn check_free(folder: &Path) -> Result<()> {
+    for name in FILES {
+        let taken = folder.join(name).exists();
+        ensure!(!taken, "{} holds a capture already ({name}): name another folder", folder.display());
+    }
+    Ok(())
+}
+
+fn recorded(path: &Path, prompt: Vec<PromptToken>) -> Result<Vec<Recorded>> {
+    let token = |(i, token): (usize, PromptToken)| {
+        token.recorded().with_context(|| format!("{}: token {} of the prompt", path.display(), i + 1))
+    };
+    prompt.into_iter().enumerate().map(token).collect()
+}
+
 impl PromptToken {
-    fn recorded(self, i: usize) -> Result<Recorded> {
-        let role = role(&self.role).with_context(|| format!("token {i} of the prompt"))?;
+    fn recorded(self) -> Result<Recorded> {
+        let role = role(&self.role)?;
+        let finite = self.brightness.is_none_or(f32::is_finite);
+        ensure!(finite, "its brightness is larger than any number that can be kept");
         Ok(Recorded {
             id: TokenId(self.id),
             text: self.text,
@@ -270,6 +322,7 @@ impl PromptToken {
             chunk: ChunkId::new(role, TurnId(self.turn), self.sentence),
             brightness: self.brightness.map(Brightness),
             pinned: self.pinned,
+            tool: self.tool,
         })
     }
 
@@ -283,6 +336,7 @@ impl PromptToken {
             role: token.chunk.role.name().into(),
             brightness: token.brightness.map(|b| b.0),
             pinned: token.pinned,
+            tool: token.tool,
         }
     }
 }
@@ -292,24 +346,27 @@ impl StepLine {
         let attention = match (self.attention, self.attention_b64) {
             (Some(_), Some(_)) => bail!("it has both attention and attention_b64: one is enough"),
             // JSON has no way to write what is no number but null; scoring will report it.
-            (Some(row), None) => Some(row.into_iter().map(|a| a.unwrap_or(f32::NAN)).collect()),
+            (Some(row), None) => Some(Ok(row.into_iter().map(|a| a.unwrap_or(f32::NAN)).collect())),
             (None, Some(text)) => {
                 let bytes = base64::engine::general_purpose::STANDARD.decode(text);
-                Some(floats(&bytes.context("attention_b64 is not base64")?)?)
+                let bytes = bytes.map_err(|e| format!("attention_b64 is not base64: {e}"));
+                Some(bytes.and_then(|bytes| floats(&bytes)))
             }
             (None, None) => None,
         };
-        let StepToken { id, text, position, turn, sentence, role: name } = self.token;
+        let StepToken { id, text, position, turn, sentence, role: name, tool } = self.token;
         let turn = match (turn, name) {
             (Some(turn), Some(name)) => Some((TurnId(turn), role(&name)?)),
             (None, None) => None,
             _ => bail!("turn and role go together: give both or neither"),
         };
-        Ok(Step { id: TokenId(id), text, position, turn, sentence, attention })
+        Ok(Step { id: TokenId(id), text, position, turn, sentence, tool, attention })
     }
 
     fn of(step: &Step) -> Self {
-        let encode = |row: &Vec<f32>| {
+        // What could not be read is written as a row that says so when it is scored.
+        let row = step.attention.as_ref().map(|row| row.clone().unwrap_or_else(|_| vec![f32::NAN]));
+        let encode = |row: Vec<f32>| {
             let bytes: Vec<u8> = row.iter().flat_map(|a| a.to_le_bytes()).collect();
             base64::engine::general_purpose::STANDARD.encode(bytes)
         };
@@ -320,8 +377,9 @@ impl StepLine {
             turn: step.turn.map(|(turn, _)| turn.0),
             sentence: step.sentence,
             role: step.turn.map(|(_, role)| role.name().into()),
+            tool: step.tool,
         };
-        Self { token, attention: None, attention_b64: step.attention.as_ref().map(encode) }
+        Self { token, attention: None, attention_b64: row.map(encode) }
     }
 }
 
@@ -359,37 +417,45 @@ fn weave_step(folder: &Path, number: &str, reduction: &Reduction) -> Result<Step
     let path = folder.join(format!("token_{number}_attn.bin"));
     let attention = if path.is_file() {
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let values = floats(&bytes).with_context(|| path.display().to_string())?;
-        let row = reduce(&values, meta.attention_shape.as_deref(), reduction);
-        Some(row.with_context(|| path.display().to_string())?)
+        let shape = meta.attention_shape.as_deref();
+        Some(floats(&bytes).and_then(|values| reduce(&values, shape, reduction)))
     } else {
         None
     };
     let (id, text, position) = (TokenId(meta.token_id), meta.text, meta.position);
-    Ok(Step { id, text, position, turn: None, sentence: None, attention })
+    Ok(Step { id, text, position, turn: None, sentence: None, tool: false, attention })
 }
 
 /// Reduces attention of shape `[layers, heads, slots]` to one row.
-fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Result<Vec<f32>> {
+fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Result<Vec<f32>, String> {
     let (layers, heads, slots) = match shape {
         None | Some([] | [_]) => return Ok(values.to_vec()),
         Some(&[layers, heads, slots]) => (layers, heads, slots),
-        Some(other) => bail!("attention of shape {other:?}: [slots] or [layers, heads, slots] is known"),
+        Some(other) => {
+            return Err(format!("attention of shape {other:?}: [slots] or [layers, heads, slots] is known"));
+        }
     };
-    let expected = layers.checked_mul(heads).and_then(|n| n.checked_mul(slots));
-    ensure!(
-        expected == Some(values.len()),
-        "{} values do not fill the shape {layers} × {heads} × {slots}",
-        values.len()
-    );
-    ensure!(layers * heads * slots > 0, "attention of shape {layers} × {heads} × {slots} is empty");
+    let expected = layers.checked_mul(heads).and_then(|n| n.checked_mul(slots)).filter(|&n| n > 0);
+    if expected != Some(values.len()) {
+        return Err(format!("{} values do not fill the shape {layers} × {heads} × {slots}", values.len()));
+    }
+    // A maximum would hide what is no probability, so all of it is looked at first.
+    if let Some(i) = values.iter().position(|a| !(0.0..=1.001).contains(a)) {
+        let (row, slot) = (i / slots, i % slots);
+        let (layer, head) = (row / heads, row % heads);
+        let what = format!("attention of layer {layer}, head {head} at slot {slot}");
+        return Err(format!("{what} is {}, which is no probability", values[i]));
+    }
     let chosen: Vec<usize> = match &reduction.layers {
         Layers::Mean | Layers::Max => (0..layers).collect(),
         Layers::Last => vec![layers - 1],
         Layers::List(list) => list.iter().map(|&l| l as usize).collect(),
     };
     if let Some(layer) = chosen.iter().find(|&&l| l >= layers) {
-        bail!("brightness.layers names layer {layer}, but the capture has layers 0 to {}", layers - 1);
+        return Err(format!(
+            "brightness.layers names layer {layer}, but the capture has layers 0 to {}",
+            layers - 1
+        ));
     }
     // Sums in single precision, in the order of the heads, then one product: the original's arithmetic.
     let mean = reduction.heads == Heads::Mean && reduction.layers != Layers::Max;
@@ -424,17 +490,22 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
 }
 
 fn role(name: &str) -> Result<Role> {
-    Role::from_name(name).with_context(|| format!("'{name}' is no role: system, user and assistant are"))
+    let hint = if name == "tool" { "; a tool's result is the assistant's, with \"tool\": true" } else { "" };
+    Role::from_name(name)
+        .with_context(|| format!("'{name}' is no role: system, user and assistant are{hint}"))
 }
 
-fn floats(bytes: &[u8]) -> Result<Vec<f32>> {
+fn floats(bytes: &[u8]) -> Result<Vec<f32>, String> {
     let (values, rest) = bytes.as_chunks::<4>();
-    ensure!(rest.is_empty(), "{} bytes are no whole number of 32-bit floats", bytes.len());
+    if !rest.is_empty() {
+        return Err(format!("{} bytes of attention are no whole number of 32-bit floats", bytes.len()));
+    }
     Ok(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 fn parse<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {

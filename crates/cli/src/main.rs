@@ -27,8 +27,8 @@ struct Cli {
 #[derive(Args)]
 #[command(next_help_heading = "Common")]
 struct Common {
-    /// The data folder [default: the platform's]
-    #[arg(long, global = true, value_name = "DIR", env = "HALO_DATA")]
+    /// The data folder [default: $HALO_DATA, else the platform's, such as ~/.local/share/halo]
+    #[arg(long, global = true, value_name = "DIR")]
     data: Option<PathBuf>,
     /// The settings file [default: config.toml in the data folder]
     #[arg(long, global = true, value_name = "FILE")]
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("halo: {error:#}");
+            eprintln!("halo: {}", printable(&format!("{error:#}")));
             // Wrong usage is told apart from failure, as clap does.
             ExitCode::from(if error.downcast_ref::<BadSettings>().is_some() { 2 } else { 1 })
         }
@@ -89,9 +89,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Config { what: Some(ConfigCommand::Reference) } => {
             commands::config::reference(cli.common.json)
         }
-        Command::Config { what: None } => {
-            commands::config::show(&cli.common.load(Vec::new())?, cli.common.json)
-        }
+        Command::Config { what: None } => commands::config::show(&cli.common),
         Command::Replay(options) => commands::replay::run(options, &cli.common),
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)
@@ -102,24 +100,17 @@ fn run(cli: &Cli) -> Result<()> {
 impl Common {
     /// The settings, from all their sources; `recorded` stands in for the defaults.
     fn load(&self, recorded: Vec<(String, String)>) -> Result<Loaded> {
-        let file = match &self.config {
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("cannot read the settings file {}", path.display()))?;
-                Some((path.clone(), text))
-            }
-            None => self
-                .data_folder()
-                .map(|d| d.join("config.toml"))
-                .and_then(|path| {
-                    // No file is no mistake: most people never write one. One that cannot be read is.
-                    match std::fs::read_to_string(&path) {
-                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                        read => Some(read.map(|text| (path, text))),
-                    }
-                })
-                .transpose()
-                .context("cannot read config.toml in the data folder")?,
+        let file = match self.settings_file() {
+            None => None,
+            Some(path) => match std::fs::read_to_string(&path) {
+                Ok(text) => Some((path, text)),
+                // No file is no mistake: most people never write one. A file that was asked for is.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.config.is_none() => None,
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("cannot read the settings file {}", path.display()));
+                }
+            },
         };
         let seed = self.seed.iter().map(|seed| ("--seed", "generation.seed", seed.clone())).collect();
         let environment = std::env::vars_os()
@@ -133,6 +124,20 @@ impl Common {
 
     /// Where data is kept.
     fn data_folder(&self) -> Option<PathBuf> {
-        self.data.clone().or_else(|| dirs::data_dir().map(|dir| dir.join("halo")))
+        let named = std::env::var_os("HALO_DATA").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        self.data.clone().or(named).or_else(|| dirs::data_dir().map(|dir| dir.join("halo")))
     }
+
+    /// Where settings are read from, whether or not there is such a file.
+    fn settings_file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| self.data_folder().map(|dir| dir.join("config.toml")))
+    }
+}
+
+/// A text without anything that a terminal would obey: escape sequences, and marks that turn the direction of
+/// writing. Line breaks stay.
+fn printable(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    let safe = |c: char| if c == '\n' || !(c.is_control() || turns(c)) { c } else { ' ' };
+    text.chars().map(safe).collect()
 }

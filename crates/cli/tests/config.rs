@@ -23,15 +23,18 @@ fn settings_come_from_the_file_the_environment_and_the_command_line() {
     assert_eq!(line("context.max_tokens"), "context.max_tokens 900 config.toml:4");
     assert_eq!(line("brightness.rank"), "brightness.rank peak preset halo_weave");
     assert_eq!(line("chunk.min_tokens"), "chunk.min_tokens 32 --set");
-    assert_eq!(line("generation.seed"), "generation.seed 7 --seed");
-    assert_eq!(line("kv.disk"), "kv.disk 8 GiB default");
+    assert_eq!(line("generation.seed"), "generation.seed 7 --seed, not read by anything yet");
+    assert_eq!(line("kv.disk"), "kv.disk 8 GiB default, not read by anything yet");
+    assert_eq!(line("settings file"), "settings file config.toml");
 }
 
 #[test]
 fn json_is_alone_on_standard_output() {
     let run = halo(folder().path(), &["config", "--json", "--set", "brightness.layers=[1, 2]"]);
     let all: serde_json::Value = serde_json::from_str(&run.out).expect("JSON alone");
+    let all = &all["settings"];
     assert_eq!(all["context.max_tokens"], serde_json::json!({"value": 2000, "origin": "default"}));
+    assert_eq!(all["context.recent_tokens"]["resolved"], 500);
     assert_eq!(all["brightness.layers"], serde_json::json!({"value": [1, 2], "origin": "--set"}));
     assert_eq!(all["kv.ram"]["value"], 536_870_912);
     let reference = halo(folder().path(), &["config", "reference", "--json"]);
@@ -50,6 +53,13 @@ fn mistakes_are_wrong_usage_and_say_what_to_do() {
         ),
         (&["config", "--seed", "x"], 2, "--seed: generation.seed cannot be 'x'"),
         (&["config", "--config", "no/such.toml"], 1, "cannot read the settings file no/such.toml"),
+        (&["config", "--set", "max_tokens=5"], 2, "did you mean context.max_tokens?"),
+        (
+            &["config", "--set", "context=5"],
+            2,
+            "it is a section, with context.max_tokens, context.sink_tokens",
+        ),
+        (&["config", "--set", "\u{1b}[31mred=5"], 2, "there is no setting ' [31mred'"),
         (&["confg"], 2, "similar subcommand"),
         (&[], 2, "Usage: halo"),
         (&["replay"], 2, "<CAPTURE>"),
@@ -80,4 +90,24 @@ fn the_reference_page_is_true() {
         written == printed,
         "docs/settings.md is out of date: run 'halo config reference > docs/settings.md'"
     );
+}
+
+/// An empty variable is none, one of ours that is misspelt is said, and one of somebody else is left alone.
+#[test]
+fn the_environment_is_read_with_care() {
+    let run = |name: &str, value: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_halo"));
+        let output =
+            command.args(["config"]).env("HALO_DATA", "").env(name, value).output().expect("it runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(run("HALO_HOME", "x"), (Some(0), String::new()));
+    assert_eq!(run("HALO_KV_RAM", "1 GiB"), (Some(0), String::new()));
+    for name in ["HALO_CONTEX_MAX_TOKENS", "HALO_KVRAM", "HALO_CONTEXT_MAXTOKENS"] {
+        let (status, error) = run(name, "5");
+        assert!(
+            status == Some(2) && error.contains(name) && error.contains("did you mean"),
+            "{name}: {error}"
+        );
+    }
 }

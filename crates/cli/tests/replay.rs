@@ -64,7 +64,10 @@ fn what_is_looked_at_stays() {
     let live: usize =
         outcome["tokens"].as_array().expect("tokens").iter().filter(|t| t["live"] == true).count();
     assert_eq!(live, 76);
-    assert_eq!(outcome["rounds"][0]["faults"][0]["why"], "attention for 10 slots, but the window has 117");
+    assert_eq!(
+        outcome["rounds"][0]["faults"][0]["why"],
+        "attention for 10 slots, but at least 116 were in the window"
+    );
     assert_eq!(outcome["rounds"][0]["left"][1]["chunk"], "u3.0");
 }
 
@@ -164,20 +167,142 @@ fn halo_weave_captures_are_read() {
     assert_eq!(brightness(&outcome(dir.path(), &[]))[..3], [10_000, 9_999, 9_999]);
 }
 
-/// A capture that is written again in Halo's own format replays the same.
+/// A capture that is written again in Halo's own format replays the same, and nothing is overwritten.
 #[test]
 fn a_saved_capture_replays_the_same() {
     let (dir, weave) = (folder(), folder());
-    write_weave(weave.path(), &json!([2, 1, 3]), &[0.6, 0.3, 0.1, 0.2, 0.2, 0.6]);
-    for (i, source) in [captures().join("gun"), weave.path().to_owned()].iter().enumerate() {
+    write_weave(weave.path(), &json!([2, 1, 3]), &[0.625, 0.25, 0.125, 0.25, 0.25, 0.5]);
+    let heads = ["--set", "brightness.layers=max", "--json"];
+    let sources = [(captures().join("gun"), &heads[2..]), (weave.path().to_owned(), &heads[..])];
+    for (i, (source, settings)) in sources.iter().enumerate() {
         let saved = dir.path().join(i.to_string());
-        let run = replay(source, &["--save", saved.to_str().expect("UTF-8"), "--json"]);
+        let save = [&["--save", saved.to_str().expect("UTF-8")], *settings].concat();
+        let run = replay(source, &save);
         assert_eq!(run.status, 0, "{}", run.err);
+        assert!(run.err.starts_with("halo: wrote "), "{}", run.err);
+        // How layers and heads were reduced is recorded: nothing has to be said again.
         assert_eq!(replay(&saved, &["--json"]).out, run.out);
-        let again = replay(source, &["--save", saved.to_str().expect("UTF-8")]);
-        assert_eq!(again.status, 1);
-        assert!(again.err.contains("holds a capture already: name another folder"), "{}", again.err);
+        let again = replay(source, &save);
+        assert_eq!((again.status, again.out.as_str()), (1, ""));
+        assert!(
+            again.err.contains("holds a capture already (capture.json): name another folder"),
+            "{}",
+            again.err
+        );
     }
+    let half = dir.path().join("half");
+    std::fs::create_dir(&half).expect("created");
+    std::fs::write(half.join("steps.jsonl"), "precious").expect("written");
+    for taken in [half.as_path(), weave.path()] {
+        let run = replay(weave.path(), &["--save", taken.to_str().expect("UTF-8")]);
+        assert_eq!(run.status, 1);
+        assert!(run.err.contains("holds a capture already"), "{}", run.err);
+    }
+    assert_eq!(std::fs::read_to_string(half.join("steps.jsonl")).expect("read"), "precious");
+}
+
+/// One damaged row does not stop a replay: it is reported, and changes nothing.
+#[test]
+fn damaged_attention_is_reported() {
+    let dir = folder();
+    let step = |attention: &str| json!({"token": {"id": 1, "text": "x"}, "attention_b64": attention});
+    write_capture(dir.path(), &prompt(3, 7.0), &[step("AAA="), step("!")]);
+    let own = outcome(dir.path(), &[]);
+    assert_eq!(brightness(&own)[..3], [7, 7, 7]);
+    let why = |o: &Value| -> Vec<String> {
+        let faults = o["rounds"][0]["faults"].as_array().expect("faults");
+        faults.iter().map(|f| format!("{}: {}", f["step"], f["why"].as_str().expect("text"))).collect()
+    };
+    assert_eq!(why(&own)[0], "1: 2 bytes of attention are no whole number of 32-bit floats");
+    assert!(why(&own)[1].starts_with("2: attention_b64 is not base64"), "{:?}", why(&own));
+    // What is no probability is found whatever the reduction would make of it.
+    for (values, word) in
+        [([0.5, f32::NAN, 0.25, 0.5, 0.25, 0.25], "NaN"), ([0.5, 0.25, 0.25, 0.5, -3.0, 0.25], "-3")]
+    {
+        for heads in ["brightness.heads=max", "brightness.layers=max", "brightness.heads=mean"] {
+            let dir = folder();
+            write_weave(dir.path(), &json!([1, 2, 3]), &values);
+            let found = why(&outcome(dir.path(), &["--set", heads]));
+            assert!(
+                found.len() == 1 && found[0].contains(&format!("is {word}, which is no probability")),
+                "{found:?}"
+            );
+        }
+    }
+    let dir = folder();
+    write_weave(dir.path(), &json!([2, 2, 3]), &[0.5, 0.25]);
+    assert_eq!(why(&outcome(dir.path(), &[])), ["1: 2 values do not fill the shape 2 × 2 × 3"]);
+}
+
+/// A row that does not sum to 1 is scored, and said to be doubtful.
+#[test]
+fn doubtful_attention_is_said() {
+    let dir = folder();
+    write_capture(
+        dir.path(),
+        &prompt(3, 7.0),
+        &[json!({"token": {"id": 1, "text": "x"}, "attention": [0.5, 0.9, 0.9]})],
+    );
+    assert_eq!(outcome(dir.path(), &[])["rounds"][0]["sums"][0]["step"], 1);
+    let run = replay(dir.path(), &[]);
+    assert!(run.out.contains("doubtful  step 1: its attention sums to 2.300, not to 1"), "{}", run.out);
+    write_capture(dir.path(), &prompt(3, 7.0), &[]);
+    let run = replay(dir.path(), &[]);
+    assert!(!run.out.contains("mean"), "no step, no mean: {}", run.out);
+    assert_eq!(outcome(dir.path(), &[])["mean"], Value::Null);
+}
+
+/// What a file says cannot steer a terminal, and chunk numbers cost nothing by being large.
+#[test]
+fn strange_captures_do_no_harm() {
+    let dir = folder();
+    let mut tokens = prompt(2, 7.0);
+    tokens[0]["text"] = json!("\u{1b}[2J\u{202e}evil");
+    tokens[1]["sentence"] = json!(4_000_000_000u32);
+    write_capture(dir.path(), &tokens, &[json!({"token": {"id": 1, "text": "x"}})]);
+    let mut head: Value =
+        serde_json::from_str(&std::fs::read_to_string(dir.path().join("capture.json")).expect("read"))
+            .expect("JSON");
+    head["model"] = json!("m\u{1b}[2J\nsecond");
+    std::fs::write(dir.path().join("capture.json"), format!("\u{feff}{head}")).expect("written");
+    let run = replay(dir.path(), &[]);
+    assert_eq!(run.status, 0, "{}", run.err);
+    assert!(
+        !run.out.contains(['\u{1b}', '\u{202e}']) && run.out.starts_with("m [2J second: 3 tokens"),
+        "{}",
+        run.out
+    );
+    assert!(run.out.contains("u0.4000000000"), "{}", run.out);
+    tokens[0]["role"] = json!("tool");
+    write_capture(dir.path(), &tokens, &[]);
+    assert!(replay(dir.path(), &[]).err.contains("a tool's result is the assistant's, with \"tool\": true"));
+}
+
+/// Long answers under v0, where chunks are cut while their tokens leave, and recorded chunks beside cut ones.
+#[test]
+fn chunks_are_cut_while_tokens_leave() {
+    let dir = folder();
+    let say = |text: &str| json!({"token": {"id": 1, "text": text}});
+    let steps: Vec<Value> =
+        ["x\n", "y", "y", "y", "y", "y", "y\n", "y", "y", "y", "y", "y"].map(say).to_vec();
+    write_capture(dir.path(), &json!([]), &steps);
+    let sizes = ["--set", "chunk.min_tokens=1", "--set", "chunk.max_tokens=5"];
+    let v0 = [&sizes[..], &["--set", "preset=halo_v0", "--set", "ttl.target=1"]].concat();
+    let names = |o: &Value| -> Vec<String> {
+        o["chunks"]
+            .as_array()
+            .expect("chunks")
+            .iter()
+            .map(|c| c["chunk"].as_str().expect("a name").to_owned())
+            .collect()
+    };
+    assert_eq!(names(&outcome(dir.path(), &v0)), ["a0.0", "a0.1", "a0.2", "a0.3"]);
+    assert_eq!(names(&outcome(dir.path(), &sizes)), ["a0.0", "a0.1", "a0.2", "a0.3"]);
+    let placed = |text: &str| json!({"token": {"id": 1, "text": text, "sentence": 1}});
+    let mut steps: Vec<Value> = ["y", "\n", "y", "y", "y"].map(placed).to_vec();
+    steps.push(say("y"));
+    write_capture(dir.path(), &json!([]), &steps);
+    assert_eq!(names(&outcome(dir.path(), &sizes)), ["a0.1", "a0.2"]);
 }
 
 #[test]
@@ -194,23 +319,13 @@ fn a_broken_capture_says_what_is_wrong() {
         (
             other,
             step.clone(),
-            "token 1 of the prompt does not fit what was recorded before it: its position 0 does not follow 0",
+            "token 2 of the prompt does not fit what was recorded before it: its position 0 does not follow 0",
         ),
-        (role, step.clone(), "token 1 of the prompt: 'narrator' is no role: system, user and assistant are"),
+        (role, step.clone(), "token 2 of the prompt: 'narrator' is no role: system, user and assistant are"),
         (speaker, step, "turn 0 (assistant) cannot be continued: the last turn is 0 (user)"),
         (good.clone(), json!({"token": {"id": 1}}), "steps.jsonl:1: missing field `text`"),
         (good.clone(), json!({"token": {"id": -1, "text": ""}}), "steps.jsonl:1: invalid value"),
         (good.clone(), json!({"token": {"id": 1, "text": "x", "turn": 1}}), "turn and role go together"),
-        (
-            good.clone(),
-            json!({"token": {"id": 1, "text": "x"}, "attention_b64": "AAA="}),
-            "2 bytes are no whole number",
-        ),
-        (
-            good.clone(),
-            json!({"token": {"id": 1, "text": "x"}, "attention_b64": "!"}),
-            "attention_b64 is not base64",
-        ),
     ];
     for (prompt, step, words) in cases {
         let dir = folder();
@@ -249,10 +364,8 @@ fn recorded_settings_are_used() {
     head["settings"] = json!({"brightness": {"sink": "max"}, "brightness.score_current_turn": true, "gone": 1, "none": null});
     std::fs::write(dir.path().join("capture.json"), head.to_string()).expect("written");
     let run = replay(dir.path(), &["--json"]);
-    assert_eq!(
-        run.err,
-        "halo: the capture recorded gone, which is no setting of this version: it is left out\n"
-    );
+    let note = "halo: recorded in the capture: there is no setting 'gone': 'halo config reference' lists all; it is left out\n";
+    assert_eq!(run.err, note);
     let recorded: Value = serde_json::from_str(&run.out).expect("JSON alone");
     assert_eq!(brightness(&recorded), [502, 502, 499, 501, 10_000]);
     let other: Value =

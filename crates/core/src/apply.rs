@@ -1,8 +1,9 @@
 //! How a timeline changes: `apply` takes a [`Change`], checks all of it, does all of it, and returns what
-//! would undo it. An error leaves the timeline as it was.
+//! would undo it. An error leaves the timeline exactly as it was.
 
 use crate::change::{
-    Append, Change, Extent, Leave, Part, Return, Run, Score, Scored, Tally, TallyChange, WhyLeft, WhyReturned,
+    Append, Change, Extent, Leave, NewToken, Part, Return, Run, Score, Scored, Tally, TallyChange, WhyLeft,
+    WhyReturned,
 };
 use crate::timeline::{Chunk, Timeline, Turn};
 use crate::token::{ChunkId, Flags, Position, Role, TurnId};
@@ -79,7 +80,7 @@ pub enum ApplyError {
     #[error("the tally of {0} cannot be changed like that")]
     BadTally(ChunkId),
     /// More than 4 GiB of text, or more chunks in a turn than a number holds.
-    #[error("one timeline holds at most 4 GiB of text and 2³² chunks a turn")]
+    #[error("one timeline holds at most 4 GiB of text, and chunks are numbered up to 4294967294")]
     Full,
 }
 
@@ -97,27 +98,71 @@ impl Timeline {
             Change::Pin { chunk, pinned } => self.pin(*chunk, *pinned),
             Change::Withdraw(parts) => self.withdraw(parts, true),
             Change::Restore(parts) => self.withdraw(parts, false),
-            Change::Merge { chunk } => self.merge(*chunk),
+            Change::Merge { chunk, frees_name } => self.merge(*chunk, *frees_name),
             Change::Split { chunk, at, sentence, tally } => self.split(*chunk, *at, *sentence, *tally),
             Change::Batch(changes) => self.batch(changes),
         }
     }
 
+    /// Does `change`, then `commit`; if that fails, it is as if nothing had happened. `commit` sees the state
+    /// that the change leads to, so that a store can write what it needs of it.
+    ///
+    /// # Errors
+    /// When the change does not fit, or whatever `commit` gives.
+    pub fn transact<E: From<ApplyError>>(
+        &mut self,
+        change: &Change,
+        commit: impl FnOnce(&Timeline) -> Result<(), E>,
+    ) -> Result<Change, E> {
+        let before = self.extent();
+        let inverse = self.apply(change)?;
+        if let Err(error) = commit(self) {
+            self.roll_back(before, &inverse);
+            return Err(error);
+        }
+        Ok(inverse)
+    }
+
     fn batch(&mut self, changes: &[Change]) -> Result<Change, ApplyError> {
-        let mut undo = Vec::with_capacity(changes.len());
+        let mut done: Vec<(End, Change)> = Vec::with_capacity(changes.len());
         for change in changes {
+            let before = self.extent();
             match self.apply(change) {
-                Ok(inverse) => undo.push(inverse),
+                Ok(inverse) => done.push((before, inverse)),
                 Err(error) => {
-                    for inverse in undo.iter().rev() {
-                        self.apply(inverse).expect("what was just done can be undone");
+                    for (before, inverse) in done.iter().rev() {
+                        self.roll_back(*before, inverse);
                     }
                     return Err(error);
                 }
             }
         }
-        undo.reverse();
-        Ok(Change::Batch(undo))
+        Ok(Change::Batch(done.into_iter().rev().map(|(_, inverse)| inverse).collect()))
+    }
+
+    /// Where the timeline ends now.
+    fn extent(&self) -> End {
+        let last_chunk = self.chunks.last().map_or(0, |c| c.len);
+        End { tokens: self.ids.len(), turns: self.turns.len(), chunks: self.chunks.len(), last_chunk }
+    }
+
+    /// Undoes a change that nobody has been told of, exactly: unlike the inverse alone, it also unmakes what
+    /// was appended, since those positions were never given away.
+    fn roll_back(&mut self, before: End, inverse: &Change) {
+        self.apply(inverse).expect("what was just done can be undone");
+        let text = before.tokens.checked_sub(1).map_or(0, |last| self.ends[last] as usize);
+        self.text.truncate(text);
+        self.ids.truncate(before.tokens);
+        self.brightness.truncate(before.tokens);
+        self.flags.truncate(before.tokens);
+        self.ends.truncate(before.tokens);
+        self.turns.truncate(before.turns);
+        self.chunks.truncate(before.chunks);
+        self.live.truncate(before.chunks);
+        if let Some(last) = self.chunks.last_mut() {
+            last.len = before.last_chunk;
+            self.recount(before.chunks - 1);
+        }
     }
 
     fn append(&mut self, append: &Append) -> Result<Change, ApplyError> {
@@ -125,28 +170,25 @@ impl Timeline {
         if self.turns.last().is_none_or(|t| t.id < append.turn) {
             self.turns.push(Turn { id: append.turn, role: append.role, first: self.chunks.len() });
         }
-        let first = self.turns.last().expect("a turn is open").first;
-        let mut touched: Vec<Run> = Vec::new();
+        let mut touched: Vec<(usize, Run)> = Vec::new();
         for token in &append.tokens {
-            let place = first + token.sentence as usize;
-            let fresh = self.chunks.len() <= place;
-            while self.chunks.len() <= place {
-                self.open_chunk(append.turn, append.role, (self.chunks.len() - first) as u32);
+            let id = ChunkId::new(append.role, append.turn, token.sentence);
+            if self.chunks.last().is_none_or(|c| c.id != id) {
+                self.open_chunk(id);
             }
+            let place = self.chunks.len() - 1;
             match touched.last_mut() {
-                Some(run) if !fresh => run.len += 1,
-                _ => touched.push(Run { start: self.next_position(), len: 1 }),
+                Some((last, run)) if *last == place => run.len += 1,
+                _ => touched.push((place, Run { start: self.next_position(), len: 1 })),
             }
             self.push_token(token);
             self.chunks[place].len += 1;
             self.chunks[place].live += 1;
         }
         let mut parts = Vec::with_capacity(touched.len());
-        for run in touched {
-            let chunk = self.chunk_of(run.start).expect("just appended");
-            let (place, chunk) = (chunk.index(), chunk.id());
+        for (place, run) in touched {
             self.live.add(place, i64::from(run.len));
-            parts.push(Part { chunk, extent: Extent::Runs(vec![run]) });
+            parts.push(Part { chunk: self.chunks[place].id, extent: Extent::Runs(vec![run]) });
         }
         Ok(Change::Withdraw(parts))
     }
@@ -155,40 +197,35 @@ impl Timeline {
         if append.at != self.next_position() {
             return Err(ApplyError::NotNext { got: append.at, next: self.next_position() });
         }
-        let mut sentence = 0;
+        // The first number that a token may name: the last chunk's while that is open, or one behind it.
+        let mut free = 0;
         if let Some(last) = self.turns.last() {
             if append.turn < last.id || (append.turn == last.id && append.role != last.role) {
                 let last = format!("{} ({})", last.id.0, last.role.name());
                 return Err(ApplyError::NotLastTurn { turn: append.turn, role: append.role, last });
             }
-            if append.turn == last.id {
-                sentence = (self.chunks.len() - last.first).saturating_sub(1) as u32;
-                // A chunk that was merged away is not reopened: its name is spent.
-                if self.chunks.len() > last.first && self.chunks[self.chunks.len() - 1].len == 0 {
-                    sentence += 1;
-                }
-            }
+            let open = self.chunks.last().filter(|c| c.id.turn == append.turn);
+            free = open.map_or(0, |c| c.id.sentence + u32::from(c.len == 0));
         }
         for token in &append.tokens {
-            if token.sentence < sentence {
+            if token.sentence < free {
                 let chunk = ChunkId::new(append.role, append.turn, token.sentence);
                 return Err(ApplyError::NotLastChunk { chunk });
             }
-            sentence = token.sentence;
-            if !token.brightness.0.is_finite() {
-                return Err(ApplyError::BadScore(append.at));
-            }
+            free = token.sentence;
+        }
+        if let Some(bad) = append.tokens.iter().position(|t| !t.brightness.0.is_finite()) {
+            return Err(ApplyError::BadScore(append.at.plus(bad)));
         }
         let bytes: usize = append.tokens.iter().map(|t| t.text.len()).sum();
-        let opened = append.tokens.last().map_or(0, |t| t.sentence as usize);
-        if u32::try_from(self.text.len() + bytes).is_err() || opened > MAX_CHUNKS_PER_TURN {
+        let numbered = append.tokens.last().is_none_or(|t| t.sentence < u32::MAX);
+        if u32::try_from(self.text.len() + bytes).is_err() || !numbered {
             return Err(ApplyError::Full);
         }
         Ok(())
     }
 
-    fn open_chunk(&mut self, turn: TurnId, role: Role, sentence: u32) {
-        let id = ChunkId::new(role, turn, sentence);
+    fn open_chunk(&mut self, id: ChunkId) {
         let start = self.next_position();
         grow(&mut self.chunks, 1);
         self.chunks.push(Chunk {
@@ -203,7 +240,7 @@ impl Timeline {
         self.live.push();
     }
 
-    fn push_token(&mut self, token: &crate::change::NewToken) {
+    fn push_token(&mut self, token: &NewToken) {
         grow(&mut self.ids, 1);
         grow(&mut self.brightness, 1);
         grow(&mut self.flags, 1);
@@ -230,7 +267,7 @@ impl Timeline {
         }
         for (n, &(chunk, change)) in score.tallies.iter().enumerate() {
             if let Err(error) = self.tally(chunk, change) {
-                for &(chunk, change) in &score.tallies[..n] {
+                for &(chunk, change) in score.tallies[..n].iter().rev() {
                     self.tally(chunk, change.inverse()).expect("what was just done can be undone");
                 }
                 return Err(error);
@@ -244,7 +281,7 @@ impl Timeline {
         }
         // Runs may overlap; undone in reverse, the oldest value is the last word.
         undo.runs.reverse();
-        undo.tallies = score.tallies.iter().map(|&(c, t): &(_, TallyChange)| (c, t.inverse())).collect();
+        undo.tallies = score.tallies.iter().rev().map(|&(c, t)| (c, t.inverse())).collect();
         Ok(Change::Score(undo))
     }
 
@@ -322,8 +359,8 @@ impl Timeline {
             };
             let mut next = chunk.start();
             for run in &runs {
-                if run.start < next || run.start.0 + u64::from(run.len) > chunk.start().0 + chunk.len() as u64
-                {
+                let end = run.start.0.checked_add(u64::from(run.len));
+                if run.start < next || end.is_none_or(|end| end > chunk.start().plus(chunk.len()).0) {
                     return Err(ApplyError::BadRuns(id));
                 }
                 next = run.start.plus(run.len as usize);
@@ -370,23 +407,27 @@ impl Timeline {
         Ok(Change::Pin { chunk, pinned: !pinned })
     }
 
-    fn merge(&mut self, chunk: ChunkId) -> Result<Change, ApplyError> {
+    fn merge(&mut self, chunk: ChunkId, frees_name: bool) -> Result<Change, ApplyError> {
         let place = self.place(chunk)?;
         let gone = self.chunks[place];
-        let first = place - chunk.sentence as usize;
-        let into = (first..place)
+        let into = (self.first_of_turn(chunk)..place)
             .rev()
             .find(|&i| self.chunks[i].len > 0)
             .filter(|&i| self.chunks[i].pinned == gone.pinned)
             .ok_or(ApplyError::NothingToMerge(chunk, gone.pinned))?;
-        let kept = &mut self.chunks[into];
-        kept.len += gone.len;
-        kept.tally = kept.tally.join(gone.tally);
-        let kept = kept.id;
+        let tally = self.chunks[into].tally.join(gone.tally).ok_or(ApplyError::BadTally(chunk))?;
+        let len = self.chunks[into].len.checked_add(gone.len).ok_or(ApplyError::Full)?;
         let empty = &mut self.chunks[place];
         (empty.len, empty.tally, empty.pinned) = (0, Tally::default(), false);
-        self.recount(into);
         self.recount(place);
+        let kept = &mut self.chunks[into];
+        (kept.len, kept.tally) = (len, tally);
+        let kept = kept.id;
+        self.recount(into);
+        if frees_name && place + 1 == self.chunks.len() {
+            self.chunks.truncate(place);
+            self.live.truncate(place);
+        }
         Ok(Change::Split { chunk: kept, at: gone.start, sentence: chunk.sentence, tally: gone.tally })
     }
 
@@ -404,27 +445,40 @@ impl Timeline {
         let kept = kept.ok_or_else(|| bad("no token inside the chunk stands there"))? as u32;
         let rest =
             head.tally.without(tally).ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
-        let first = place - chunk.sentence as usize;
-        let target = first + sentence as usize;
-        if sentence <= chunk.sentence || target > self.chunks.len() {
-            return Err(bad("the new chunk's number must be the next free one behind it"));
-        }
-        if self.chunks[place + 1..target.min(self.chunks.len())].iter().any(|c| c.len > 0) {
+        let tail_id = ChunkId { sentence, ..chunk };
+        let behind = || self.chunks[place + 1..].iter().take_while(|c| c.id.turn == chunk.turn);
+        let target = match self.find(tail_id) {
+            Some(target) if self.chunks[target].len > 0 => return Err(bad("that number is taken")),
+            Some(target) if target > place => target,
+            None if self.turns.last().is_some_and(|t| t.id == chunk.turn)
+                && sentence >= self.next_sentence(chunk.turn) =>
+            {
+                self.chunks.len()
+            }
+            _ => return Err(bad("the new chunk's number must be a free one behind it")),
+        };
+        if behind().take(target - place - 1).any(|c| c.len > 0) {
             return Err(bad("another chunk stands between"));
         }
-        match self.chunks.get(target) {
-            Some(row) if row.len > 0 || row.id.turn != chunk.turn => return Err(bad("that number is taken")),
-            Some(_) => {}
-            None => self.open_chunk(chunk.turn, chunk.role, sentence),
+        let frees_name = target == self.chunks.len();
+        if frees_name {
+            self.open_chunk(tail_id);
         }
         (self.chunks[place].len, self.chunks[place].tally) = (kept, rest);
         let tail = &mut self.chunks[target];
         (tail.start, tail.len, tail.tally, tail.pinned) = (at, head.len - kept, tally, head.pinned);
-        // Names without tokens between the two keep their order by position.
+        // Names without tokens keep their order by position.
         self.chunks[place + 1..target].iter_mut().for_each(|c| c.start = at);
+        let empty = self.chunks[target + 1..].iter_mut().take_while(|c| c.len == 0);
+        empty.for_each(|c| c.start = c.start.max(at));
         self.recount(place);
         self.recount(target);
-        Ok(Change::Merge { chunk: ChunkId { sentence, ..chunk } })
+        Ok(Change::Merge { chunk: tail_id, frees_name })
+    }
+
+    /// Where the chunks of a chunk's turn begin.
+    fn first_of_turn(&self, chunk: ChunkId) -> usize {
+        self.turn_index(chunk.turn).map_or(0, |t| self.turns[t].first)
     }
 
     /// The place of a chunk that holds tokens.
@@ -433,8 +487,15 @@ impl Timeline {
     }
 }
 
-/// More chunks than this in one message are a mistake, not a message.
-const MAX_CHUNKS_PER_TURN: usize = 1 << 24;
+/// Where a timeline ended before a change.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    tokens: usize,
+    turns: usize,
+    chunks: usize,
+    /// Tokens of the last chunk.
+    last_chunk: u32,
+}
 
 /// Makes room for `more`, an eighth at a time: a timeline is mostly old tokens, and doubling would waste
 /// as much memory as they take.

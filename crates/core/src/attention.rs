@@ -7,11 +7,11 @@ pub enum Fault {
     #[error("the step came without attention")]
     Missing,
     /// It does not cover the window.
-    #[error("attention for {got} slots, but the window has {expected}")]
+    #[error("attention for {got} slots, but at least {expected} were in the window")]
     TooShort {
         /// Its length.
         got: usize,
-        /// The window's.
+        /// The window's, without the newest token.
         expected: usize,
     },
     /// It goes on, not in zeros, behind the window.
@@ -31,7 +31,7 @@ pub enum Fault {
         value: f32,
     },
     /// All of it lies on the sink, so no threshold can be drawn.
-    #[error("all attention lies on the sink")]
+    #[error("the sink takes all attention, so no threshold can be drawn")]
     AllOnSink,
 }
 
@@ -52,17 +52,18 @@ pub struct Observed {
 pub(crate) fn covered(row: &[f32], live: usize) -> Result<(&[f32], usize), Fault> {
     let expected = live.saturating_sub(1);
     if row.len() < expected || row.is_empty() {
-        return Err(Fault::TooShort { got: row.len(), expected: live });
+        return Err(Fault::TooShort { got: row.len(), expected });
     }
     check_probabilities(row)?;
-    if row.len() <= live {
+    if row.len() < live {
         return Ok((row, 0));
     }
     if row[live..].iter().any(|&a| a != 0.0) {
         return Err(Fault::TooLong { got: row.len(), expected: live });
     }
-    // Zeros behind the window are padding, and then the newest token, which the pass had not seen, is too.
-    let used = if row[expected] == 0.0 { expected } else { live };
+    // Zeros behind the window are padding, and so is a zero for the newest token, which the pass had not seen:
+    // a softmax gives nothing that it sees exactly zero.
+    let used = if live > 1 && row[expected] == 0.0 { expected } else { live };
     Ok((&row[..used], row.len() - used))
 }
 

@@ -5,7 +5,8 @@
 //! stored. Each `apply` returns the inverse, also a `Change`, so undo and replay come free.
 //!
 //! One law bends on purpose: a position is never given twice, so the inverse of an append does not unmake
-//! the tokens. It withdraws them: they leave the window and the search for good, and stay on record.
+//! the tokens. It withdraws them: they leave the window and the search for good, and stay on record. (A change
+//! that fails halfway, or that a store refuses, is taken back exactly: nobody was told of its positions.)
 
 use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
 use std::fmt;
@@ -52,8 +53,11 @@ pub enum Change {
     Restore(Vec<Part>),
     /// A chunk joins the nearest earlier chunk of its turn. Both must agree on being pinned.
     Merge {
-        /// The later of the two; its name is not used again.
+        /// The later of the two.
         chunk: ChunkId,
+        /// Whether its name may be used again: only to undo a split. What the user merges keeps its name for
+        /// itself, for the record.
+        frees_name: bool,
     },
     /// The tail of a chunk becomes a chunk of its own.
     Split {
@@ -147,6 +151,10 @@ impl Tally {
     /// The tally after `change`, or nothing where it would fall below zero or overflow.
     #[must_use]
     pub fn plus(self, change: TallyChange) -> Option<Self> {
+        // The one number whose inverse does not exist.
+        if [change.votes, change.mass, change.steps].contains(&i64::MIN) {
+            return None;
+        }
         Some(Self {
             votes: self.votes.checked_add_signed(change.votes)?,
             mass: self.mass.checked_add_signed(change.mass)?,
@@ -154,13 +162,13 @@ impl Tally {
         })
     }
 
-    /// Both together.
-    pub(crate) fn join(self, other: Self) -> Self {
-        Self {
-            votes: self.votes + other.votes,
-            mass: self.mass + other.mass,
-            steps: self.steps + other.steps,
-        }
+    /// Both together, or nothing where that overflows.
+    pub(crate) fn join(self, other: Self) -> Option<Self> {
+        Some(Self {
+            votes: self.votes.checked_add(other.votes)?,
+            mass: self.mass.checked_add(other.mass)?,
+            steps: self.steps.checked_add(other.steps)?,
+        })
     }
 
     /// What is left when `other` goes.
@@ -177,7 +185,8 @@ impl TallyChange {
     /// What undoes this.
     #[must_use]
     pub fn inverse(self) -> Self {
-        Self { votes: -self.votes, mass: -self.mass, steps: -self.steps }
+        let [votes, mass, steps] = [self.votes, self.mass, self.steps].map(i64::wrapping_neg);
+        Self { votes, mass, steps }
     }
 }
 
@@ -214,23 +223,55 @@ pub struct Return {
     pub why: WhyReturned,
 }
 
+/// What chunks are ranked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// The brightest token.
+    Peak,
+    /// The mean of all tokens.
+    Mean,
+    /// The mean of the four brightest tokens.
+    Top4,
+    /// How often its tokens were attended to above the threshold.
+    Votes,
+    /// The attention that its tokens received, summed.
+    Attention,
+    /// Its place in the conversation.
+    Age,
+    /// A lot.
+    Lot,
+}
+
+/// Whether a chunk left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pair {
+    /// It did.
+    Alone,
+    /// It was next to go, and took its partner along.
+    Takes(ChunkId),
+    /// Its partner was next to go.
+    With(ChunkId),
+}
+
 /// Why a chunk left the window.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WhyLeft {
-    /// It stood lowest while the window was over its budget.
+    /// The window was over its budget, and this was next to go.
     Ranked {
         /// Which of the turn's departures this was, counted from 0.
         order: u32,
-        /// The value that it was ranked by.
+        /// What chunks were ranked by.
+        by: Measure,
+        /// Its own value by that measure.
         value: f64,
         /// Its brightest token.
         peak: Brightness,
-        /// Tokens in the window before it left.
+        /// Tokens in the window before it left; for both halves of a pair, before either left.
         live: usize,
         /// Tokens that the window may hold.
         budget: usize,
-        /// The anchor that it went with, where the two left as a pair.
-        with: Option<ChunkId>,
+        /// Whether it left as one half of a pair of anchors.
+        pair: Pair,
     },
     /// One of the dimmest tokens of a full window (v0).
     Culled {
@@ -272,14 +313,28 @@ pub enum WhyReturned {
 impl fmt::Display for WhyLeft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyLeft::Ranked { order, value, peak, live, budget, with } => {
+            WhyLeft::Ranked { order, by, value, peak, live, budget, pair } => {
                 write!(f, "{live} tokens live, {budget} allowed; ")?;
-                match order {
-                    0 => write!(f, "lowest of all")?,
-                    n => write!(f, "lowest after {n} others")?,
+                if let Pair::With(partner) = pair {
+                    write!(f, "leaves as a pair with {partner}; ")?;
+                } else {
+                    let left = if *order == 0 { "" } else { " of those left" };
+                    write!(f, "{}{left}; ", if *by == Measure::Age { "oldest" } else { "lowest" })?;
                 }
-                write!(f, " at {value:.2} (peak {peak})")?;
-                with.map_or(Ok(()), |w| write!(f, "; left as a pair with {w}"))
+                match by {
+                    Measure::Peak => write!(f, "its brightest token {peak}")?,
+                    Measure::Mean => write!(f, "mean of its tokens {value:.2}, brightest {peak}")?,
+                    Measure::Top4 => write!(f, "its four brightest tokens {value:.2}, brightest {peak}")?,
+                    Measure::Votes => write!(f, "votes {value}, brightest token {peak}")?,
+                    Measure::Attention => write!(f, "attention received {value:.3}, brightest token {peak}")?,
+                    Measure::Age => write!(f, "policy goes by age")?,
+                    Measure::Lot => write!(f, "drawn by lot")?,
+                }
+                if let Pair::Takes(partner) = pair {
+                    write!(f, "; takes {partner}, its pair")
+                } else {
+                    Ok(())
+                }
             }
             WhyLeft::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
             WhyLeft::Manual => f.write_str("sent away by the user"),

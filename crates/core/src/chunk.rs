@@ -37,6 +37,8 @@ pub struct Placed {
 pub struct Chunker {
     size: ChunkSize,
     sentence: u32,
+    /// The number of the next chunk.
+    next: u32,
     /// Tokens in the open chunk.
     count: u32,
     /// The last token closed the chunk, so the next one opens another.
@@ -46,8 +48,8 @@ pub struct Chunker {
     fence: Option<Fence>,
     /// Tokens of the open chunk up to the end of the last line or sentence.
     last_end: u32,
-    /// Tokens of the open chunk before the tool call that has not been answered yet.
-    call: Option<u32>,
+    /// Tokens of the open chunk before each tool call that has not been answered yet.
+    calls: Vec<u32>,
     /// How much of `<tool>` has been read.
     call_read: usize,
 }
@@ -82,29 +84,43 @@ impl Chunker {
         Self {
             size,
             sentence: 0,
+            next: 1,
             count: 0,
             closed: false,
             line: Line::default(),
             fence: None,
             last_end: 0,
-            call: None,
+            calls: Vec::new(),
             call_read: 0,
         }
     }
 
-    /// A turn that goes on behind these tokens, each with the chunk that it went to.
+    /// A turn that goes on behind these tokens, each with the chunk that it went to and whether it is part of a
+    /// tool's result. `next` is the number of the next new chunk, which is further on where the last one was
+    /// merged away.
     #[must_use]
-    pub fn resume<'a>(size: ChunkSize, tokens: impl IntoIterator<Item = (u32, &'a str)>) -> Self {
+    pub fn resume<'a>(
+        size: ChunkSize,
+        tokens: impl IntoIterator<Item = (u32, &'a str, bool)>,
+        next: u32,
+    ) -> Self {
         let mut chunker = Self::new(size);
-        for (sentence, text) in tokens {
+        let mut in_result = false;
+        for (sentence, text, result) in tokens {
             if sentence != chunker.sentence {
-                chunker.closed = true;
+                (chunker.closed, chunker.next) = (true, sentence);
                 chunker.open();
-                chunker.sentence = sentence;
             }
-            let boundary = chunker.read(text);
+            if in_result && !result {
+                chunker.end_result();
+            }
+            in_result = result;
+            let boundary = if result { chunker.pass_result() } else { chunker.read(text) };
             chunker.count += 1;
             chunker.closed = boundary && chunker.count >= size.min;
+        }
+        if next > chunker.next {
+            (chunker.closed, chunker.next) = (true, next);
         }
         chunker
     }
@@ -112,13 +128,11 @@ impl Chunker {
     /// The next token of the turn.
     pub fn push(&mut self, text: &str) -> Placed {
         self.open();
+        let ended = self.last_end;
         let boundary = self.read(text);
         self.count += 1;
-        let moved = if self.count > self.size.max { self.cut() } else { None };
-        if boundary {
-            self.last_end = self.count;
-            self.closed = self.count >= self.size.min;
-        }
+        let moved = if self.count > self.size.max { self.cut(ended) } else { None };
+        self.closed = boundary && self.count >= self.size.min;
         Placed { sentence: self.sentence, moved }
     }
 
@@ -127,11 +141,16 @@ impl Chunker {
         // The call may have closed its chunk; its result still belongs there.
         self.closed = false;
         self.count += 1;
-        let whole = self.call.is_none_or(|call| call < self.size.min.max(1));
-        let moved = if self.count > self.size.max && !whole { self.cut() } else { None };
-        // Results are not read, so a line that follows one begins anew.
-        self.line = Line { after_break: true, ..Line::default() };
+        let whole = self.calls.iter().all(|&call| call < self.size.min.max(1));
+        let moved = if self.count > self.size.max && !whole { self.cut(self.last_end) } else { None };
+        self.pass_result();
         Placed { sentence: self.sentence, moved }
+    }
+
+    /// Results are not read, so a line that follows one begins anew. They end nothing.
+    fn pass_result(&mut self) -> bool {
+        self.line = Line { after_break: true, ..Line::default() };
+        false
     }
 
     /// The chunk of the turn that the last token went to.
@@ -142,35 +161,41 @@ impl Chunker {
 
     /// The tool's result is complete; what follows is ordinary text again.
     pub fn end_result(&mut self) {
-        self.call = None;
+        self.calls.clear();
     }
 
     /// Whether the text so far ends inside a fenced block.
     #[must_use]
     pub fn in_fence(&self) -> bool {
-        self.fence.is_some()
+        self.fence.or(self.opening()).is_some()
     }
 
     fn open(&mut self) {
         if self.closed {
-            self.sentence += 1;
+            self.sentence = self.next;
+            self.next += 1;
             self.count = 0;
             self.last_end = 0;
-            self.call = None;
+            self.line.stop = None;
+            self.calls.clear();
             self.closed = false;
         }
     }
 
     /// The open chunk is too long: its tail becomes the next chunk. Cut before a tool call that may still be
     /// answered, else behind the last line or sentence, but never so early that the head is too small.
-    fn cut(&mut self) -> Option<u32> {
+    /// `ended` is where the last line or sentence ended before the token that was one too many.
+    fn cut(&mut self, ended: u32) -> Option<u32> {
         let full = self.count - 1;
         let fits = |&at: &u32| at >= self.size.min.max(1) && at <= full;
-        let at = self.call.filter(fits).or(Some(self.last_end).filter(fits)).unwrap_or(full);
-        self.sentence += 1;
+        let call = self.calls.iter().copied().find(|call| fits(call));
+        let at = call.or(Some(ended).filter(fits)).unwrap_or(full);
+        self.sentence = self.next;
+        self.next += 1;
         self.count -= at;
-        self.last_end = 0;
-        self.call = self.call.map(|call| call.saturating_sub(at));
+        self.last_end = self.last_end.saturating_sub(at);
+        self.line.stop = self.line.stop.and_then(|stop| stop.checked_sub(at)).filter(|&stop| stop > 0);
+        self.calls = self.calls.iter().filter_map(|call| call.checked_sub(at)).collect();
         Some(self.count)
     }
 
@@ -253,7 +278,7 @@ impl Chunker {
         };
         if self.call_read == CALL.len() {
             self.call_read = 0;
-            self.call.get_or_insert(self.count);
+            self.calls.push(self.count);
         }
     }
 }

@@ -112,7 +112,7 @@ impl<'a> LiveView<'a> {
     }
 
     /// Mean brightness of the live tokens that are not of the turn `except`; none where there are none. What
-    /// search brings back may come back with this: half of what is live is dimmer.
+    /// search brings back may come back with this.
     #[must_use]
     pub fn mean_brightness(&self, except: Option<TurnId>) -> Option<Brightness> {
         let chunks = self.chunks().filter(|c| Some(c.id().turn) != except);

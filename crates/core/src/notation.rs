@@ -45,7 +45,8 @@ pub fn read(text: &str) -> Result<Timeline, BadNotation> {
     Ok(timeline)
 }
 
-/// Writes a timeline; [`read`] gives it back, but for the text and ids of its tokens.
+/// Writes a timeline; [`read`] gives it back, but for what a line cannot hold: the tokens' text and ids, whether
+/// they are a tool's, whether a withdrawn one was dead before, and how many steps a chunk was scored in.
 #[must_use]
 pub fn write(timeline: &Timeline) -> String {
     timeline.chunks().map(|c| write_chunk(timeline, c)).collect::<Vec<_>>().join(" ")
@@ -105,7 +106,7 @@ fn parse(word: &str) -> Result<Word, &'static str> {
     let mut rest = &rest[end..];
     let mut parsed = Word { chunk, tokens: vec![(DEFAULT, state)], votes: 0, mass: 0.0, pinned: false };
     while let Some(mark) = rest.chars().next() {
-        rest = &rest[1..];
+        rest = &rest[mark.len_utf8()..];
         if mark == '!' {
             parsed.pinned = true;
             continue;
@@ -121,7 +122,8 @@ fn parse(word: &str) -> Result<Word, &'static str> {
         rest = &rest[end..];
         match mark {
             ':' => {
-                let n: usize = number.parse().map_err(|_| ": takes a number of tokens")?;
+                let n = number.parse().ok().filter(|n| (1..=10_000_000).contains(n));
+                let n: usize = n.ok_or(": takes a number of tokens, from 1 to 10000000")?;
                 parsed.tokens = vec![parsed.tokens[0]; n];
             }
             '*' => {

@@ -45,6 +45,11 @@ impl LiveIndex {
         self.tree.push(sum);
     }
 
+    /// Only the first `len` chunks are left; the others hold nothing live.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.tree.truncate(len);
+    }
+
     /// The chunk at `leaf` now has `delta` more live tokens.
     pub(crate) fn add(&mut self, leaf: usize, delta: i64) {
         self.total = self.total.wrapping_add_signed(delta);

@@ -7,12 +7,13 @@
 //! recent window, the running turn and its question, and what is pinned. If they alone exceed the budget, the
 //! plan says so.
 
-use crate::change::{Change, Extent, Leave, Tally, WhyLeft};
+use crate::change::{Change, Extent, Leave, Measure, Pair, Tally, WhyLeft};
 use crate::live::LiveView;
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{ChunkId, Role, TurnId};
 use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::fmt;
 
 /// How the chunks that leave are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,22 @@ pub enum Rank {
     Votes,
     /// The attention that its tokens received, summed.
     Sum,
+}
+
+impl Policy {
+    /// What chunks are ranked by.
+    #[must_use]
+    pub fn measure(self) -> Measure {
+        match self {
+            Policy::Fifo | Policy::Window => Measure::Age,
+            Policy::Random { .. } => Measure::Lot,
+            Policy::Brightness { rank: Rank::Peak, .. } => Measure::Peak,
+            Policy::Brightness { rank: Rank::Mean, .. } => Measure::Mean,
+            Policy::Brightness { rank: Rank::Top4, .. } => Measure::Top4,
+            Policy::Brightness { rank: Rank::Votes, .. } => Measure::Votes,
+            Policy::Brightness { rank: Rank::Sum, .. } => Measure::Attention,
+        }
+    }
 }
 
 /// Who goes first among chunks that rank alike.
@@ -87,15 +104,50 @@ pub struct PrunePlan {
     pub exceeded: Option<Exceeded>,
 }
 
-/// The window stays over its budget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The window stays over its budget: nothing that is left may leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exceeded {
     /// By how many tokens.
     pub by: usize,
-    /// Tokens of the prefix.
-    pub prefix: usize,
-    /// Chunks that are left, none of which may leave.
-    pub protected: usize,
+    /// What holds the window's tokens there, and how many each holds. The first reason counts.
+    pub held: Vec<(Held, usize)>,
+}
+
+/// What keeps a chunk in the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
+    /// It stands before the timeline, or is the system's first words.
+    SystemPrompt,
+    /// The first tokens of the context.
+    Sink,
+    /// The user pinned it.
+    Pinned,
+    /// The running turn, or its question.
+    Running,
+    /// The latest tokens.
+    Recent,
+    /// It opens a turn, or asks the question, of something that is held.
+    Anchor,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Held::SystemPrompt => "system prompt",
+            Held::Sink => "first tokens",
+            Held::Pinned => "pinned",
+            Held::Running => "running turn and its question",
+            Held::Recent => "recent window",
+            Held::Anchor => "anchors of these",
+        })
+    }
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held: Vec<_> = self.held.iter().map(|(held, tokens)| format!("{held} {tokens}")).collect();
+        write!(f, "over budget by {}, and nothing that is left may leave: {}", self.by, held.join(", "))
+    }
 }
 
 impl PrunePlan {
@@ -113,27 +165,28 @@ pub fn plan_prune(view: LiveView<'_>, rules: &PruneRules) -> PrunePlan {
     let mut planner = Planner::new(view, rules);
     let mut leaves: Vec<Leave> = Vec::new();
     while planner.live > rules.budget {
-        let Some((chunk, value)) = planner.next() else { break };
-        let pair = planner.pair_of(chunk);
-        for (chunk, with) in [Some((chunk, pair)), pair.map(|p| (p, Some(chunk)))].into_iter().flatten() {
+        let Some(chunk) = planner.next() else { break };
+        let partner = planner.pair_of(chunk);
+        let live = planner.live;
+        let taken = partner.map(|p| (p, Pair::With(chunk.id())));
+        let pair = partner.map_or(Pair::Alone, |p| Pair::Takes(p.id()));
+        for (chunk, pair) in [Some((chunk, pair)), taken].into_iter().flatten() {
             let why = WhyLeft::Ranked {
                 order: leaves.len() as u32,
-                value,
+                by: rules.policy.measure(),
+                value: planner.key(chunk).value,
                 peak: chunk.peak(),
-                live: planner.live,
+                live,
                 budget: rules.budget,
-                with: with.map(ChunkRef::id),
+                pair,
             };
             leaves.push(Leave { chunk: chunk.id(), extent: Extent::Whole, why });
             planner.remove(chunk);
         }
     }
     let after = planner.live;
-    let exceeded = (after > rules.budget).then(|| Exceeded {
-        by: after - rules.budget,
-        prefix: view.prefix(),
-        protected: planner.live_by_turn.iter().map(|&n| n as usize).sum(),
-    });
+    let exceeded =
+        (after > rules.budget).then(|| Exceeded { by: after - rules.budget, held: planner.held(view) });
     PrunePlan { leaves, before, after, exceeded }
 }
 
@@ -176,8 +229,8 @@ struct Planner<'a> {
     live_by_turn: Vec<u32>,
     /// By the chunk's place: it has been chosen.
     gone: Vec<bool>,
-    /// By the chunk's place: it stays whatever happens.
-    kept: Vec<bool>,
+    /// By the chunk's place: what holds it, whatever happens.
+    kept: Vec<Option<Held>>,
     queue: BinaryHeap<Reverse<Key>>,
 }
 
@@ -190,13 +243,13 @@ impl<'a> Planner<'a> {
             live: view.len(),
             live_by_turn: vec![0; timeline.turns().len()],
             gone: vec![false; timeline.chunks.len()],
-            kept: vec![false; timeline.chunks.len()],
+            kept: vec![None; timeline.chunks.len()],
             queue: BinaryHeap::new(),
         };
         if planner.live <= rules.budget {
             return planner;
         }
-        let question = planner.question();
+        let question = rules.current.and_then(|turn| timeline.question_of(turn));
         let recent_from = view.len().saturating_sub(rules.recent);
         let mut slot = view.prefix();
         let mut turn = 0;
@@ -207,25 +260,20 @@ impl<'a> Planner<'a> {
             }
             planner.live_by_turn[turn] += 1;
             let end = slot + chunk.live_len();
-            planner.kept[chunk.index()] = chunk.is_pinned()
-                || slot < rules.sinks
-                || end > recent_from
-                || Some(chunk.id().turn) == rules.current
-                || Some(chunk.id().turn) == question
-                || timeline.is_system_prompt(chunk.id());
+            let id = chunk.id();
+            planner.kept[chunk.index()] = match () {
+                () if timeline.is_system_prompt(id) => Some(Held::SystemPrompt),
+                () if slot < rules.sinks => Some(Held::Sink),
+                () if chunk.is_pinned() => Some(Held::Pinned),
+                () if Some(id.turn) == rules.current || Some(id.turn) == question => Some(Held::Running),
+                () if end > recent_from => Some(Held::Recent),
+                () => None,
+            };
             slot = end;
         }
         let keys = chunks.iter().filter(|c| planner.may_leave(**c)).map(|&c| Reverse(planner.key(c)));
         planner.queue = keys.collect();
         planner
-    }
-
-    /// The user's turn that the running turn answers.
-    fn question(&self) -> Option<TurnId> {
-        let turn = self.timeline.turn_index(self.rules.current?)?;
-        let before = self.timeline.turns()[..turn].last()?;
-        (before.role == Role::User && self.timeline.turns()[turn].role == Role::Assistant)
-            .then_some(before.id)
     }
 
     fn key(&self, chunk: ChunkRef<'_>) -> Key {
@@ -246,13 +294,25 @@ impl<'a> Planner<'a> {
         Key { value, ties: (!dimmer).then_some([0.0; 2]), index: chunk.index() }
     }
 
-    /// The next chunk to leave, and what it was ranked by.
-    fn next(&mut self) -> Option<(ChunkRef<'a>, f64)> {
+    /// What holds the tokens that are left, in the order of [`Held`].
+    fn held(&self, view: LiveView<'_>) -> Vec<(Held, usize)> {
+        let mut held = BTreeMap::new();
+        if view.prefix() > 0 {
+            held.insert(Held::SystemPrompt, view.prefix());
+        }
+        for chunk in view.chunks().filter(|c| !self.gone[c.index()]) {
+            *held.entry(self.kept[chunk.index()].unwrap_or(Held::Anchor)).or_default() += chunk.live_len();
+        }
+        held.into_iter().collect()
+    }
+
+    /// The next chunk to leave.
+    fn next(&mut self) -> Option<ChunkRef<'a>> {
         while let Some(Reverse(key)) = self.queue.pop() {
             let chunk = self.timeline.chunk_at(key.index);
             match key.ties {
                 _ if !self.may_leave(chunk) => {}
-                Some(_) => return Some((chunk, key.value)),
+                Some(_) => return Some(chunk),
                 None => {
                     let shape = Shape::of(chunk);
                     self.queue.push(Reverse(Key { ties: Some([shape.top4, shape.mean]), ..key }));
@@ -268,15 +328,15 @@ impl<'a> Planner<'a> {
 
     /// Whether the rules let the chunk leave as things stand.
     fn may_leave(&self, chunk: ChunkRef<'_>) -> bool {
-        let free = |c: ChunkRef<'_>| !self.gone[c.index()] && !self.kept[c.index()];
-        if !free(chunk) || !self.has_anchors() || !chunk.id().is_anchor() || chunk.id().role == Role::System {
+        let free = |c: ChunkRef<'_>| !self.gone[c.index()] && self.kept[c.index()].is_none();
+        if !free(chunk) || !self.has_anchors() || !chunk.id().is_anchor() {
             return free(chunk);
         }
         self.is_alone(chunk.id())
             && match self.pair_of(chunk) {
                 Some(partner) => free(partner) && self.is_alone(partner.id()),
                 // Without a live partner, an answer may still hang on: its opening can be gone, not its rest.
-                None => self.partner_turn_is_empty(chunk.id()),
+                None => self.is_unanswered(chunk.id()),
             }
     }
 
@@ -285,10 +345,11 @@ impl<'a> Planner<'a> {
         self.timeline.turn_index(chunk.turn).is_some_and(|t| self.live_by_turn[t] == 1)
     }
 
-    fn partner_turn_is_empty(&self, chunk: ChunkId) -> bool {
-        let Some(turn) = self.timeline.turn_index(chunk.turn) else { return true };
-        let answer = self.timeline.turns().get(turn + 1).filter(|t| t.role == Role::Assistant);
-        chunk.role != Role::User || answer.is_none() || self.live_by_turn[turn + 1] == 0
+    /// Whether nothing is live of the answer to a question.
+    fn is_unanswered(&self, chunk: ChunkId) -> bool {
+        let turn = self.timeline.turn_index(chunk.turn).filter(|_| chunk.role == Role::User);
+        let answer = turn.and_then(|t| self.timeline.paired_turn(t));
+        answer.is_none_or(|answer| self.live_by_turn[answer] == 0)
     }
 
     /// The live anchor that leaves together with this one.

@@ -4,13 +4,13 @@
 //! checked. It does what a turn does (append, score each step, prune once at the end), and nothing else.
 
 use crate::attention::{AttentionStats, Fault, is_traced};
-use crate::brightness::Strategy;
-use crate::change::{Append, Change, NewToken, Tally};
+use crate::brightness::{Mass, Strategy};
+use crate::change::{Append, Change, Extent, Leave, NewToken, Tally};
 use crate::chunk::{ChunkSize, Chunker};
-use crate::prune::{Exceeded, Policy, PruneRules, plan_prune};
+use crate::prune::{Policy, PruneRules, plan_prune};
 use crate::scorer::Scorer;
 use crate::timeline::Timeline;
-use crate::token::{Brightness, ChunkId, Position, Role, Source, TokenId, TurnId};
+use crate::token::{Brightness, ChunkId, Flags, Position, Role, Source, TokenId, TurnId};
 
 /// The rules of a conversation, as far as scoring and pruning go.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,8 @@ pub struct Recorded {
     pub brightness: Option<Brightness>,
     /// Whether it was pinned.
     pub pinned: bool,
+    /// Whether it is part of a tool's result.
+    pub tool: bool,
 }
 
 /// A token that came after the prompt, and the attention of the pass that made it.
@@ -61,8 +63,10 @@ pub struct Step {
     pub turn: Option<(TurnId, Role)>,
     /// Its chunk of that turn, if recorded.
     pub sentence: Option<u32>,
-    /// By slot.
-    pub attention: Option<Vec<f32>>,
+    /// Whether it is part of a tool's result.
+    pub tool: bool,
+    /// By slot; or why it cannot be read; or nothing where there was none.
+    pub attention: Option<Result<Vec<f32>, String>>,
 }
 
 /// What came of it.
@@ -74,8 +78,8 @@ pub struct Outcome {
     pub positions: Vec<u64>,
     /// One for each answer.
     pub rounds: Vec<Round>,
-    /// Mean brightness as the last step found it.
-    pub mean: f64,
+    /// Mean brightness as the last step found it; none where no step could be scored.
+    pub mean: Option<f64>,
 }
 
 /// One answer.
@@ -83,22 +87,35 @@ pub struct Outcome {
 pub struct Round {
     /// The turn.
     pub turn: TurnId,
-    /// Steps that brought attention, good or bad.
+    /// Its steps.
     pub steps: u64,
     /// Votes in all.
     pub votes: usize,
-    /// Steps whose attention could not be used, by the round's steps.
-    pub faults: Vec<(u64, Fault)>,
+    /// Steps whose attention could not be used, and why. Steps are counted from 1, over the whole capture.
+    pub faults: Vec<(u64, String)>,
+    /// Steps whose attention is scored but sums to something else than 1, and to what.
+    pub sums: Vec<(u64, f64)>,
     /// Steps whose attention was padded.
     pub padded: u64,
     /// The shape of the attention, every so many steps.
     pub traces: Vec<(u64, AttentionStats)>,
-    /// Chunks (in v0: tokens' chunks) that left, in order, with the reason in words.
-    pub left: Vec<(ChunkId, String)>,
+    /// What left, in order.
+    pub left: Vec<Left>,
     /// Tokens in the window at the end.
     pub live: usize,
-    /// The budget could not be kept.
-    pub exceeded: Option<Exceeded>,
+    /// The budget could not be kept, in words.
+    pub exceeded: Option<String>,
+}
+
+/// A chunk that left the window, or some of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// How many of its tokens.
+    pub tokens: usize,
+    /// Why.
+    pub why: String,
 }
 
 /// Why a capture cannot be replayed.
@@ -118,8 +135,10 @@ pub struct Replay<'a> {
     chunker: Chunker,
     round: Option<(Scorer, Round)>,
     rounds: Vec<Round>,
-    mean: f64,
-    steps: usize,
+    mean: Option<f64>,
+    steps: u64,
+    /// The chunker has not followed the last tokens, because those were recorded with their chunks.
+    behind: bool,
 }
 
 impl<'a> Replay<'a> {
@@ -135,15 +154,15 @@ impl<'a> Replay<'a> {
             chunker: Chunker::new(rules.chunks),
             round: None,
             rounds: Vec::new(),
-            mean: 0.0,
+            mean: None,
             steps: 0,
+            behind: true,
         };
         for (i, token) in prompt.iter().enumerate() {
             replay
                 .prompt(token)
-                .map_err(|why| ReplayError { place: format!("token {i} of the prompt"), why })?;
+                .map_err(|why| ReplayError { place: format!("token {} of the prompt", i + 1), why })?;
         }
-        replay.continue_prompt();
         Ok(replay)
     }
 
@@ -152,35 +171,29 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// When it contradicts what was recorded before it.
     pub fn step(&mut self, step: &Step) -> Result<(), ReplayError> {
-        let place = format!("step {}", self.steps);
         self.steps += 1;
+        let place = format!("step {}", self.steps);
         self.take(step).map_err(|why| ReplayError { place, why })
     }
 
     /// The capture is at its end.
-    #[must_use]
-    pub fn finish(mut self) -> Outcome {
-        self.end_round();
+    ///
+    /// # Errors
+    /// When what was recorded last contradicts what came before it.
+    pub fn finish(mut self) -> Result<Outcome, ReplayError> {
+        self.end_round().map_err(|why| ReplayError { place: "the end".into(), why })?;
         let Self { timeline, positions, rounds, mean, .. } = self;
-        Outcome { timeline, positions, rounds, mean }
+        Ok(Outcome { timeline, positions, rounds, mean })
     }
 
     fn prompt(&mut self, token: &Recorded) -> Result<(), String> {
-        let birth = self.rules.strategy.birth(Source::of(token.chunk.role, false));
+        let birth = self.rules.strategy.birth(Source::of(token.chunk.role, token.tool));
         let brightness = token.brightness.unwrap_or(birth);
-        self.append(token.chunk, token.id, &token.text, token.position, brightness)?;
+        self.append(token.chunk, token.id, &token.text, token.position, brightness, token.tool)?;
         if token.pinned && self.timeline.chunk(token.chunk).is_some_and(|c| !c.is_pinned()) {
-            self.apply(&Change::Pin { chunk: token.chunk, pinned: true });
+            self.apply(&Change::Pin { chunk: token.chunk, pinned: true })?;
         }
         Ok(())
-    }
-
-    /// The prompt may end inside the answer; then the answer goes on in that chunk.
-    fn continue_prompt(&mut self) {
-        let Some(last) = self.timeline.turns().last() else { return };
-        let tokens = self.timeline.turn_chunks(last.id).flat_map(|c| c.run().positions());
-        let tokens = tokens.filter_map(|p| self.timeline.token(p)).map(|t| (t.chunk.sentence, t.text));
-        self.chunker = Chunker::resume(self.rules.chunks, tokens);
     }
 
     fn take(&mut self, step: &Step) -> Result<(), String> {
@@ -191,39 +204,51 @@ impl<'a> Replay<'a> {
             None => (TurnId(0), Role::Assistant),
         });
         if last != Some((turn, role)) {
-            self.end_round();
-            self.chunker = Chunker::new(self.rules.chunks);
+            self.end_round()?;
         }
         if role == Role::Assistant && self.round.is_none() {
             self.begin_round(turn);
         }
-        let placed = self.chunker.push(&step.text);
-        if let (None, Some(moved)) = (step.sentence, placed.moved) {
-            self.cut(turn, role, placed.sentence, moved);
-        }
-        let chunk = ChunkId::new(role, turn, step.sentence.unwrap_or(placed.sentence));
-        let position = step.position.unwrap_or_else(|| self.positions.last().map_or(0, |p| p + 1));
-        let brightness = self.rules.strategy.birth(Source::of(role, false));
+        let sentence = match step.sentence {
+            Some(sentence) => {
+                self.behind = true;
+                sentence
+            }
+            None => self.place(turn, role, step)?,
+        };
+        let chunk = ChunkId::new(role, turn, sentence);
+        let next = self.positions.last().map_or(0, |p| p.saturating_add(1));
+        let brightness = self.rules.strategy.birth(Source::of(role, step.tool));
         let place = self.timeline.next_position();
-        self.append(chunk, step.id, &step.text, position, brightness)?;
+        self.append(chunk, step.id, &step.text, step.position.unwrap_or(next), brightness, step.tool)?;
         if role == Role::Assistant {
-            self.score(chunk, place, brightness, step.attention.as_deref());
+            self.score(chunk, place, brightness, step.attention.as_ref())?;
         }
         Ok(())
     }
 
-    /// The open chunk outgrew the limit: its last tokens but the one that is coming become the next.
-    fn cut(&mut self, turn: TurnId, role: Role, sentence: u32, moved: u32) {
-        let old = ChunkId::new(role, turn, sentence - 1);
-        let tail = moved as usize - 1;
-        if tail == 0 {
-            return;
+    /// The chunk that the next token of a turn goes to. One that outgrows the limit is cut.
+    fn place(&mut self, turn: TurnId, role: Role, step: &Step) -> Result<u32, String> {
+        if self.behind || self.timeline.turns().last().is_none_or(|t| t.id != turn) {
+            let tokens = self.timeline.turn_chunks(turn).flat_map(|c| c.run().positions());
+            let tokens = tokens.filter_map(|p| self.timeline.token(p));
+            let tokens = tokens.map(|t| (t.chunk.sentence, t.text, t.flags.has(Flags::TOOL)));
+            self.chunker = Chunker::resume(self.rules.chunks, tokens, self.timeline.next_sentence(turn));
+            self.behind = false;
         }
-        let at = Position(self.timeline.next_position().0 - tail as u64);
-        self.apply(&Change::Split { chunk: old, at, sentence, tally: Tally::default() });
-        if let Some((scorer, _)) = &mut self.round {
-            scorer.split(at, ChunkId { sentence, ..old });
+        let placed = if step.tool { self.chunker.push_result() } else { self.chunker.push(&step.text) };
+        // The token that is one too many is not on the timeline yet; those that move with it are.
+        let tail = placed.moved.map_or(0, |moved| moved as u64 - 1);
+        if tail > 0 {
+            let sentence = placed.sentence;
+            let at = Position(self.timeline.next_position().0 - tail);
+            let chunk = self.timeline.chunk_of(at).ok_or("nothing is there to be cut")?.id();
+            self.apply(&Change::Split { chunk, at, sentence, tally: Tally::default() })?;
+            if let Some((scorer, _)) = &mut self.round {
+                scorer.split(at, ChunkId::new(role, turn, sentence));
+            }
         }
+        Ok(placed.sentence)
     }
 
     fn append(
@@ -233,17 +258,14 @@ impl<'a> Replay<'a> {
         text: &str,
         position: u64,
         brightness: Brightness,
+        tool: bool,
     ) -> Result<(), String> {
-        if self.positions.last().is_some_and(|&last| position <= last) {
-            return Err(format!(
-                "its position {position} does not follow {}",
-                self.positions[self.positions.len() - 1]
-            ));
+        if let Some(last) = self.positions.last().filter(|&&last| position <= last) {
+            return Err(format!("its position {position} does not follow {last}"));
         }
-        let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, tool: false };
+        let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, tool };
         let (at, turn, role) = (self.timeline.next_position(), chunk.turn, chunk.role);
-        let append = Append { at, turn, role, tokens: vec![token] };
-        self.timeline.apply(&Change::Append(append)).map_err(|e| e.to_string())?;
+        self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }))?;
         self.positions.push(position);
         Ok(())
     }
@@ -255,6 +277,7 @@ impl<'a> Replay<'a> {
             steps: 0,
             votes: 0,
             faults: Vec::new(),
+            sums: Vec::new(),
             padded: 0,
             traces: Vec::new(),
             left: Vec::new(),
@@ -268,89 +291,132 @@ impl<'a> Replay<'a> {
     /// model still saw, their attention is shared among the rest: what it would have been cannot be known.
     fn project(&self, row: &[f32]) -> Option<Vec<f32>> {
         let (recorded, live) = (self.timeline.len(), self.timeline.live_len());
-        let fits = row.len() == live || row.len() + 1 == live;
-        if live == recorded
-            || fits
-            || row.len() + 1 < recorded
-            || row.iter().skip(recorded).any(|&a| a != 0.0)
-        {
+        let over_all = row.len() == recorded || row.len() + 1 == recorded;
+        let over_live = row.len() == live || row.len() + 1 == live;
+        let too_short = row.len() + 1 < recorded;
+        let not_padded = row.iter().skip(recorded).any(|&a| a != 0.0);
+        if live == recorded || (over_live && !over_all) || too_short || not_padded {
             return None;
         }
         let seen = self.timeline.view(0).positions();
         let mut kept: Vec<f32> = seen.iter().filter_map(|p| row.get(p.index()).copied()).collect();
-        let all: f64 = row.iter().map(|&a| f64::from(a)).sum();
-        let rest: f64 = kept.iter().map(|&a| f64::from(a)).sum();
+        let (all, rest) = (sum(row), sum(&kept));
         if rest > 0.0 && rest.is_finite() {
             kept.iter_mut().for_each(|a| *a = (f64::from(*a) * all / rest) as f32);
         }
         Some(kept)
     }
 
-    fn score(&mut self, chunk: ChunkId, position: Position, brightness: Brightness, row: Option<&[f32]>) {
+    fn score(
+        &mut self,
+        chunk: ChunkId,
+        position: Position,
+        brightness: Brightness,
+        attention: Option<&Result<Vec<f32>, String>>,
+    ) -> Result<(), String> {
+        let step = self.steps;
+        let (row, damage) = match attention {
+            None => (None, None),
+            Some(Ok(row)) => (Some(row.as_slice()), None),
+            Some(Err(why)) => (None, Some(why)),
+        };
         let projected = row.and_then(|row| self.project(row));
         let row = projected.as_deref().or(row);
-        let Some((scorer, round)) = &mut self.round else { return };
+        let Some((scorer, round)) = &mut self.round else { return Ok(()) };
         scorer.push(chunk, position, brightness);
-        let step = round.steps;
         match scorer.observe(row) {
             // The first token comes out of the prompt's own batch: that it has no attention is no fault.
-            Err(Fault::Missing) if step == 0 => {}
-            Err(fault) => round.faults.push((step, fault)),
+            Err(Fault::Missing) if round.steps == 0 && damage.is_none() => {}
+            Err(fault) => round.faults.push((step, damage.map_or_else(|| fault.to_string(), Clone::clone))),
             Ok(observed) => {
                 round.votes += observed.votes;
                 round.padded += u64::from(observed.padding > 0);
+                let sum = row.map_or(1.0, sum);
+                if self.rules.expects_one() && (sum - 1.0).abs() > OFF {
+                    round.sums.push((step, sum));
+                }
             }
         }
-        if is_traced(step, self.rules.trace_interval) {
+        if is_traced(round.steps, self.rules.trace_interval) {
             round.traces.extend(row.and_then(AttentionStats::of).map(|stats| (step, stats)));
         }
         round.steps += 1;
         let timeline = &self.timeline;
-        let sinks = self.rules.sinks as u64;
+        let (sinks, newest) = (self.rules.sinks as u64, position);
         let may_go = |p: Position| {
-            p.0 >= sinks && timeline.chunk_of(p).is_some_and(|c| !c.is_pinned()) && p != position
+            let chunk = timeline.chunk_of(p).filter(|c| !c.is_pinned() && !timeline.is_system_prompt(c.id()));
+            p.0 >= sinks && p != newest && chunk.is_some()
         };
         if let Some(culled) = scorer.cull(may_go) {
             if let Change::Batch(parts) = &culled {
-                round.left.extend(parts.iter().flat_map(left));
+                round.left.extend(parts.iter().flat_map(|part| left(timeline, part)));
             }
-            self.apply(&culled);
+            self.apply(&culled)?;
         }
+        Ok(())
     }
 
-    fn end_round(&mut self) {
-        let Some((scorer, mut round)) = self.round.take() else { return };
-        self.mean = scorer.mean();
+    fn end_round(&mut self) -> Result<(), String> {
+        let Some((scorer, mut round)) = self.round.take() else { return Ok(()) };
+        self.behind = true;
+        if scorer.steps() > 0 {
+            self.mean = Some(scorer.mean());
+        }
         let score = scorer.finish();
-        self.apply(&score);
-        if self.rules.max_tokens > 0 && matches!(self.rules.strategy, Strategy::Magnitude(_)) {
-            let rules = PruneRules {
-                policy: self.rules.policy,
-                budget: self.rules.max_tokens,
-                sinks: self.rules.sinks,
-                recent: self.rules.recent,
-                current: Some(round.turn),
-            };
-            let plan = plan_prune(self.timeline.view(0), &rules);
-            if let Some(change) = plan.change() {
-                round.left.extend(left(&change));
-                self.apply(&change);
+        self.apply(&score)?;
+        match &self.rules.strategy {
+            Strategy::Ttl(ttl) => {
+                let over = self.timeline.live_len().saturating_sub(ttl.target);
+                let why = "at most two tokens leave at each step";
+                round.exceeded = (over > 0).then(|| format!("over the target by {over}: {why}"));
             }
-            round.exceeded = plan.exceeded;
+            Strategy::Magnitude(_) if self.rules.max_tokens == 0 => {}
+            Strategy::Magnitude(_) => {
+                let rules = PruneRules {
+                    policy: self.rules.policy,
+                    budget: self.rules.max_tokens,
+                    sinks: self.rules.sinks,
+                    recent: self.rules.recent,
+                    current: Some(round.turn),
+                };
+                let plan = plan_prune(self.timeline.view(0), &rules);
+                if let Some(change) = plan.change() {
+                    round.left.extend(left(&self.timeline, &change));
+                    self.apply(&change)?;
+                }
+                round.exceeded = plan.exceeded.map(|e| e.to_string());
+            }
         }
         round.live = self.timeline.live_len();
         self.rounds.push(round);
+        Ok(())
     }
 
-    fn apply(&mut self, change: &Change) {
-        self.timeline.apply(change).expect("planned on this very timeline");
+    fn apply(&mut self, change: &Change) -> Result<(), String> {
+        self.timeline.apply(change).map(drop).map_err(|e| e.to_string())
     }
 }
 
-/// The chunks that leave by a change, with the reason.
-fn left(change: &Change) -> Vec<(ChunkId, String)> {
-    match change {
-        Change::Prune(leaves) => leaves.iter().map(|l| (l.chunk, l.why.to_string())).collect(),
-        _ => Vec::new(),
+/// How far from 1 a row may sum before it is worth telling: captures round their numbers.
+const OFF: f64 = 0.1;
+
+fn sum(row: &[f32]) -> f64 {
+    row.iter().map(|&a| f64::from(a)).sum()
+}
+
+/// What leaves by a change, with the reason.
+fn left(timeline: &Timeline, change: &Change) -> Vec<Left> {
+    let Change::Prune(leaves) = change else { return Vec::new() };
+    let tokens = |leave: &Leave| match &leave.extent {
+        Extent::Whole => timeline.chunk(leave.chunk).map_or(0, |c| c.live_len()),
+        Extent::Runs(runs) => runs.iter().map(|r| r.len as usize).sum(),
+    };
+    leaves.iter().map(|l| Left { chunk: l.chunk, tokens: tokens(l), why: l.why.to_string() }).collect()
+}
+
+impl Rules {
+    /// Whether rows of attention sum to 1 under these rules.
+    fn expects_one(&self) -> bool {
+        matches!(&self.strategy, Strategy::Magnitude(m) if m.mass == Mass::One)
     }
 }

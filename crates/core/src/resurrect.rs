@@ -22,6 +22,8 @@ pub struct Hit {
 #[must_use]
 pub fn rank_hits(mut hits: Vec<Hit>, user_boost: f64) -> Vec<Hit> {
     for hit in &mut hits {
+        // What is no number matches nothing.
+        hit.score = if hit.score.is_nan() { f64::NEG_INFINITY } else { hit.score };
         // A boost must never push a poor match further down.
         if hit.chunk.role == Role::User && hit.score > 0.0 {
             hit.score *= user_boost;

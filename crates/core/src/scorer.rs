@@ -66,6 +66,12 @@ impl Scorer {
         scorer
     }
 
+    /// How many steps were scored.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// How many slots the window has now, the prefix included.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -93,12 +99,13 @@ impl Scorer {
 
     /// The tokens from `position` on belong to `chunk` now: the chunk that held them was cut.
     pub fn split(&mut self, position: Position, chunk: ChunkId) {
-        let Some(at) = self.spans.iter().rposition(|s| s.1 <= position) else { return };
-        let (_, start, len) = self.spans[at];
-        let head = (position.0 - start.0) as usize;
-        if head > 0 && head < len {
-            self.spans[at].2 = head;
-            self.spans.insert(at + 1, (chunk, position, len - head));
+        if let Some(at) = self.spans.iter().rposition(|s| s.1 <= position) {
+            let (_, start, len) = self.spans[at];
+            let head = (position.0 - start.0) as usize;
+            if head > 0 && head < len {
+                self.spans[at].2 = head;
+                self.spans.insert(at + 1, (chunk, position, len - head));
+            }
         }
         self.spans.iter_mut().filter(|s| s.1 >= position).for_each(|s| s.0 = chunk);
     }
@@ -171,11 +178,14 @@ impl Scorer {
         let Strategy::Ttl(ttl) = &self.strategy else { return None };
         let live = self.brightness.len();
         let target = ttl.target;
-        let going = ttl.cull(&self.brightness, |slot| self.token_at(slot).is_some_and(|(_, p)| may_go(p)));
+        let token =
+            |&(chunk, start, len): &(ChunkId, Position, usize)| (0..len).map(move |i| (chunk, start.plus(i)));
+        let tokens: Vec<(ChunkId, Position)> = self.spans.iter().flat_map(token).collect();
+        let going = ttl.cull(&self.brightness, |slot| may_go(tokens[slot].1));
         let mut score = Score::default();
         let mut leaves: Vec<Leave> = Vec::new();
         for &slot in &going {
-            let (chunk, start) = self.token_at(slot)?;
+            let (chunk, start) = tokens[slot];
             score.runs.push(Scored { start, brightness: vec![Brightness(self.brightness[slot])] });
             let run = Run { start, len: 1 };
             match leaves.iter_mut().find(|l| l.chunk == chunk) {
@@ -190,18 +200,6 @@ impl Scorer {
             self.remove(slot);
         }
         (!going.is_empty()).then(|| Change::Batch(vec![Change::Score(score), Change::Prune(leaves)]))
-    }
-
-    /// The token at a slot, counted without the prefix.
-    fn token_at(&self, slot: usize) -> Option<(ChunkId, Position)> {
-        let mut inside = slot;
-        for &(chunk, start, len) in &self.spans {
-            if inside < len {
-                return Some((chunk, start.plus(inside)));
-            }
-            inside -= len;
-        }
-        None
     }
 
     /// The token at a slot is no longer in the window.
@@ -234,6 +232,9 @@ impl Scorer {
         self.settle();
         self.carry_votes();
         let mut score = Score::default();
+        if self.steps == 0 {
+            return Change::Score(score);
+        }
         let mut slot = 0;
         for (chunk, start, len) in self.spans {
             let part = slot..slot + len;
@@ -250,11 +251,10 @@ impl Scorer {
                     t.votes += votes;
                     t.mass += (mass * Tally::UNIT) as i64;
                 }
-                _ if steps > 0 => {
+                _ => {
                     let mass = (mass * Tally::UNIT) as i64;
                     score.tallies.push((chunk, TallyChange { votes, mass, steps }));
                 }
-                _ => {}
             }
         }
         Change::Score(score)

@@ -4,8 +4,9 @@
 //! All of them block; whoever needs to go on meanwhile gives them a thread. Their test doubles are in
 //! [`testing`](crate::testing).
 
+use crate::apply::ApplyError;
 use crate::change::Change;
-use crate::timeline::{StateHash, Timeline};
+use crate::timeline::Timeline;
 use crate::token::{Position, TokenId};
 
 /// Something outside went wrong: what, why, and what to do about it.
@@ -22,6 +23,12 @@ impl SeamError {
     /// An error of that description.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
+    }
+}
+
+impl From<ApplyError> for SeamError {
+    fn from(error: ApplyError) -> Self {
+        Self::new("changing the conversation", error.to_string())
     }
 }
 
@@ -112,13 +119,15 @@ pub trait Model {
     /// When the model cannot be reached.
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError>;
 
-    /// Goes on from `window`, telling `listen` of each step.
+    /// Goes on from `window`, telling `listen` of each step. The tokens that it makes are born at `next` and
+    /// behind it: a cache that is kept by position knows them by that.
     ///
     /// # Errors
     /// When the model fails; what was told before stands.
     fn generate(
         &mut self,
         window: &[Seen],
+        next: Position,
         sampling: &Sampling,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError>;
@@ -162,7 +171,8 @@ pub trait Store {
     /// When the store cannot be read, or what it holds is damaged.
     fn load(&mut self, conversation: &str) -> Result<Timeline, SeamError>;
 
-    /// Writes a change. `after` is the state that it leads to, for the store to check itself by.
+    /// Writes a change. `after` is the state that it leads to: the store writes what it touched of that. Called
+    /// from within [`Timeline::transact`], which takes the change back if this fails.
     ///
     /// # Errors
     /// When it could not be written; then nothing of it was.
@@ -170,7 +180,7 @@ pub trait Store {
         &mut self,
         conversation: &str,
         change: &Change,
-        after: Option<StateHash>,
+        after: &Timeline,
         durability: Durability,
     ) -> Result<(), SeamError>;
 }

@@ -110,12 +110,13 @@ pub fn prune(timeline: &Timeline, chunk: ChunkId, current: Option<TurnId>) -> Re
     if timeline.is_system_prompt(chunk) {
         return Err(SignalError::Protected(chunk, "part of the system prompt"));
     }
+    let question = current.and_then(|turn| timeline.question_of(turn));
     let mut leaves = Vec::new();
     for hanging in dependents(timeline, found).into_iter().filter(|c| c.is_live()) {
         if hanging.is_pinned() {
             return Err(SignalError::HeldByPin { asked: chunk, pinned: hanging.id() });
         }
-        if Some(hanging.id().turn) == current {
+        if [current, question].iter().flatten().any(|&turn| turn == hanging.id().turn) {
             return Err(SignalError::Protected(chunk, "part of the running turn, or its question"));
         }
         let why = if hanging.id() == chunk { WhyLeft::Manual } else { WhyLeft::ManualWith(chunk) };
@@ -163,7 +164,7 @@ pub fn merge(timeline: &Timeline, chunk: ChunkId) -> Result<Change, SignalError>
         let loose = if early.is_pinned() { late } else { early };
         changes.push(Change::Pin { chunk: loose.id(), pinned: true });
     }
-    changes.push(Change::Merge { chunk });
+    changes.push(Change::Merge { chunk, frees_name: false });
     Ok(Change::Batch(changes))
 }
 

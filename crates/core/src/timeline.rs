@@ -7,6 +7,7 @@
 use crate::change::{Run, Tally};
 use crate::order::LiveIndex;
 use crate::token::{Brightness, ChunkId, Flags, Position, Role, TokenId, TurnId};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -20,8 +21,8 @@ pub struct Timeline {
     pub(crate) ends: Vec<u32>,
     pub(crate) text: String,
     pub(crate) turns: Vec<Turn>,
-    /// In order of birth. The chunk `n` of a turn stands `n` places after the turn's first, so that a name
-    /// finds its chunk without a search; a name without tokens (merged away, or never used) keeps its place.
+    /// In order of birth, and so by turn and sentence. A chunk that was merged away keeps its place, empty: its
+    /// name is spent.
     pub(crate) chunks: Vec<Chunk>,
     pub(crate) live: LiveIndex,
 }
@@ -119,6 +120,13 @@ impl Timeline {
         self.turns.last().map_or(TurnId(0), |t| t.id.next())
     }
 
+    /// The number of the next new chunk of a turn: no name is used twice.
+    #[must_use]
+    pub fn next_sentence(&self, turn: TurnId) -> u32 {
+        let places = self.turn_index(turn).map_or(0..0, |t| self.places_of_turn(t));
+        self.chunks[places].last().map_or(0, |c| c.id.sentence + 1)
+    }
+
     /// The messages, in order.
     #[must_use]
     pub fn turns(&self) -> &[Turn] {
@@ -141,6 +149,9 @@ impl Timeline {
     }
 
     /// The ids of neighbouring tokens.
+    ///
+    /// # Panics
+    /// Here and in the two below: when the run reaches behind the last token.
     #[must_use]
     pub fn ids(&self, run: Run) -> &[TokenId] {
         &self.ids[run.range()]
@@ -205,23 +216,38 @@ impl Timeline {
     }
 
     /// The opening of the turn that `chunk` is paired with: for the user's turn the answer's, for an
-    /// answer the question's. A turn is paired with its direct neighbour only.
+    /// answer the question's.
     #[must_use]
     pub fn partner(&self, chunk: ChunkId) -> Option<ChunkRef<'_>> {
         let turn = self.turn_index(chunk.turn)?;
-        let other = match chunk.role {
+        let other = self.paired_turn(turn)?;
+        self.chunk(ChunkId::new(self.turns[other].role, self.turns[other].id, 0))
+    }
+
+    /// The user's turn that a turn answers.
+    #[must_use]
+    pub fn question_of(&self, turn: TurnId) -> Option<TurnId> {
+        let turn = self.turn_index(turn).filter(|&t| self.turns[t].role == Role::Assistant)?;
+        self.paired_turn(turn).map(|question| self.turns[question].id)
+    }
+
+    /// The turn that is the answer to a question, or the question to an answer: its neighbour, where turns
+    /// that were taken back, or in which nothing was said, do not count.
+    pub(crate) fn paired_turn(&self, turn: usize) -> Option<usize> {
+        let said = |&t: &usize| self.chunks[self.places_of_turn(t)].iter().any(|c| c.len > c.withdrawn);
+        let (other, wanted) = match self.turns[turn].role {
             Role::System => return None,
-            Role::User => self.turns.get(turn + 1).filter(|t| t.role == Role::Assistant)?,
-            Role::Assistant => self.turns.get(turn.checked_sub(1)?).filter(|t| t.role == Role::User)?,
+            Role::User => ((turn + 1..self.turns.len()).find(said)?, Role::Assistant),
+            Role::Assistant => ((0..turn).rev().find(said)?, Role::User),
         };
-        self.chunk(ChunkId::new(other.role, other.id, 0))
+        (self.turns[other].role == wanted).then_some(other)
     }
 
     /// Whether the chunk is part of the system prompt: spoken by the system before anyone else spoke.
     #[must_use]
     pub fn is_system_prompt(&self, chunk: ChunkId) -> bool {
-        chunk.role == Role::System
-            && self.turns.iter().take_while(|t| t.role == Role::System).any(|t| t.id == chunk.turn)
+        let silent = |t: usize| self.turns[t].role == Role::System || self.places_of_turn(t).is_empty();
+        chunk.role == Role::System && self.turn_index(chunk.turn).is_some_and(|turn| (0..turn).all(silent))
     }
 
     /// A value that two timelines share if and only if they are equal: tokens, flags, brightness, chunks,
@@ -293,12 +319,15 @@ impl Timeline {
             if (live, withdrawn) != (chunk.live_len(), chunk.withdrawn_len()) {
                 return Err(format!("{} miscounts its live or withdrawn tokens", chunk.id()));
             }
-            if self.find(chunk.id()) != Some(chunk.index()) {
+            if self.find(chunk.id()) != Some(chunk.index()) || self.turn_index(chunk.id().turn).is_none() {
                 return Err(format!("{} is not found under its name", chunk.id()));
             }
         }
         if next != self.next_position() {
             return Err(format!("chunks end at {}, tokens at {n}", next.0));
+        }
+        if !self.chunks.is_sorted_by_key(|c| c.start) {
+            return Err("the chunks are not in order of their positions".into());
         }
         if let Some(bad) = self.brightness.iter().position(|b| !b.0.is_finite()) {
             return Err(format!("brightness at {bad} is not a number"));
@@ -336,8 +365,13 @@ impl Timeline {
     pub(crate) fn find(&self, id: ChunkId) -> Option<usize> {
         let turn = self.turn_index(id.turn).filter(|&t| self.turns[t].role == id.role)?;
         let places = self.places_of_turn(turn);
-        let place = places.start.checked_add(id.sentence as usize)?;
-        places.contains(&place).then_some(place)
+        // Unless names were left out, chunks are numbered by their place.
+        let guess = places.start.checked_add(id.sentence as usize)?;
+        if places.contains(&guess) && self.chunks[guess].id == id {
+            return Some(guess);
+        }
+        let found = self.chunks[places.clone()].binary_search_by_key(&id.sentence, |c| c.id.sentence);
+        found.ok().map(|i| places.start + i)
     }
 }
 
@@ -450,10 +484,14 @@ impl<'a> ChunkRef<'a> {
         self.row().tally
     }
 
-    /// Its text, live or not.
+    /// Its text, live or not, without what the user took back of it; of a chunk that was taken back whole,
+    /// all of it.
     #[must_use]
-    pub fn text(self) -> &'a str {
-        self.timeline.text(self.run())
+    pub fn text(self) -> Cow<'a, str> {
+        if self.withdrawn_len() == 0 || self.is_withdrawn() {
+            return self.timeline.text(self.run()).into();
+        }
+        self.runs(|f| !f.has(Flags::WITHDRAWN)).map(|run| self.timeline.text(run)).collect()
     }
 
     /// The brightness of its live tokens, or of all where none is live, in pieces.

@@ -43,10 +43,10 @@ impl Slot {
 }
 
 impl TurnId {
-    /// The turn after this one.
+    /// The turn after this one. The very last number has none: it is then itself, and is refused as taken.
     #[must_use]
     pub fn next(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
     }
 }
 

@@ -83,7 +83,8 @@ impl SlidingWindow {
         Self { size, scorer, sinks: Vec::new(), middle, recent, tokens: [0; 3], next: 0 }
     }
 
-    /// Adds a piece of `tokens` tokens at the end; returns what leaves.
+    /// Adds a piece of `tokens` tokens at the end; returns what leaves. The first pieces and the latest one stay
+    /// even where they alone exceed the window: [`pressure`](Self::pressure) above 1 says so.
     pub fn add(&mut self, text: impl Into<String>, tokens: usize) -> Vec<Piece> {
         let piece = Piece { id: self.next, text: text.into(), tokens };
         self.next += 1;
@@ -101,7 +102,10 @@ impl SlidingWindow {
             self.middle.push_back(old);
         }
         let mut pruned = Vec::new();
-        while self.tokens[MIDDLE] > self.size.middle() {
+        // Large pieces may take more than their share at either end; the middle gives way for them.
+        while self.tokens() > self.size.window.max(self.tokens[SINKS] + self.tokens[RECENT])
+            || self.tokens[MIDDLE] > self.size.middle()
+        {
             pruned.extend(self.prune());
         }
         pruned

@@ -123,10 +123,13 @@ impl Stage {
         let plan = plan_prune(self.timeline.view(words.number("prefix")), &rules);
         self.apply(plan.change());
         let mut out = join(plan.leaves.iter().map(|l| l.chunk));
-        if let Some(exceeded) = plan.exceeded {
+        if let Some(exceeded) = &plan.exceeded {
             out = format!("{out} exceeded {}", exceeded.by).trim_start().to_owned();
         }
         if words.plain.contains(&"why") {
+            out = plan.exceeded.as_ref().map(|e| format!("! {e}")).unwrap_or_default();
+        }
+        if words.plain.contains(&"why") && !plan.leaves.is_empty() {
             out =
                 plan.leaves.iter().map(|l| format!("{}: {}", l.chunk, l.why)).collect::<Vec<_>>().join(" | ");
         }

@@ -137,7 +137,8 @@ fn brightness_by_default() {
 }
 
 /// Boundaries: C1 is the original's quirk (a boundary that came too early still counted ten characters later),
-/// C3 and C4 its broken fences. Ours: a boundary that came too early is forgotten, and fences are fences.
+/// and C3 its broken fence, which was closed again by the name of the language; C2 and C4 agree. Ours: a boundary
+/// that came too early is forgotten, and fences are fences.
 #[test]
 fn chunking() {
     let first_of_second =
@@ -151,7 +152,7 @@ fn chunking() {
     assert_eq!(first_of_second(c2), Some(71), "C2");
     for (id, tokens) in [
         ("C3", vec!["x", "\n", "```", "py", "\n", "a"]),
-        ("C4", vec!["x", "\n", "```", "python_long_lang", "\n", "a"]),
+        ("C4", vec!["x", "\n", "```", "python_long_lang", "a"]),
     ] {
         let mut chunker = Chunker::new(ChunkSize::default());
         tokens.iter().for_each(|t| {
@@ -200,7 +201,9 @@ fn pruning_never_takes_the_running_turn_or_its_question() {
     let timeline = notation::read("u0.0:10*900 a1.0:10*900 u2.0:10*1 a3.0:10*900").expect("a timeline");
     assert_eq!(leaves(&timeline, &rules(20, Some(3))), "u0.0 a1.0");
     let plan = plan_prune(timeline.view(0), &rules(5, Some(3)));
-    assert_eq!(plan.exceeded.map(|e| (e.by, e.protected)), Some((15, 2)), "the budget is exceeded openly");
+    let said = plan.exceeded.map(|e| e.to_string()).unwrap_or_default();
+    let expected = "over budget by 15, and nothing that is left may leave: running turn and its question 20";
+    assert_eq!(said, expected, "the budget is exceeded openly");
 }
 
 /// P4: a single pair, nothing running: both go.

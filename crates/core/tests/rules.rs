@@ -9,7 +9,9 @@ use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::notation;
 use halo_core::salience::{Salience, UNKNOWN_RECENCY, Weights, recency};
 use halo_core::scorer::Scorer;
-use halo_core::seams::{Durability, Embedder, Finish, Flow, Model, ModelStep, Sampling, Seen, Store};
+use halo_core::seams::{
+    Durability, Embedder, Finish, Flow, Model, ModelStep, Sampling, SeamError, Seen, Store,
+};
 use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
 };
@@ -228,6 +230,16 @@ fn the_window_counts_tokens() {
     }
     assert_eq!(w.pieces().count(), 10);
     assert_eq!(w.pieces().next().map(|p| p.id), Some(0));
+    let mut w = window(100, 10, 30, None);
+    w.add("a first piece that is larger than the sinks", 50);
+    (0..9).for_each(|_| drop(w.add("piece", 10)));
+    assert_eq!(w.tokens(), 100, "the middle gives way for it");
+    w.add("one that is larger than the recent window", 70);
+    assert_eq!(
+        (w.tokens(), w.pressure()),
+        (120, 1.2),
+        "and where nothing can give way, the pressure says so"
+    );
 }
 
 // --- tool results ---
@@ -274,7 +286,7 @@ fn the_scripted_model_speaks() {
     assert_eq!(pieces.iter().map(|p| p.text.as_str()).collect::<String>(), "a gun hangs\non the wall");
     let window: Vec<Seen> = pieces.iter().map(|p| Seen { position: None, id: p.id }).collect();
     let mut rows = Vec::new();
-    let finish = model.generate(&window, &sampling(9), &mut |step| {
+    let finish = model.generate(&window, Position(6), &sampling(9), &mut |step| {
         let ModelStep::Token(piece, row) = step else { panic!("no prompt rows are scripted") };
         rows.push((piece.text.clone(), row.expect("attention").to_vec()));
         Flow::Continue
@@ -287,7 +299,7 @@ fn the_scripted_model_speaks() {
     assert_eq!((rows[0].1.len(), rows[2].1.len()), (6, 8), "each row covers what was there before its token");
     let go = |model: &mut ScriptedModel, max, stop_after: usize| {
         let mut said = 0;
-        let finish = model.generate(&window, &sampling(max), &mut |_| {
+        let finish = model.generate(&window, Position(6), &sampling(max), &mut |_| {
             said += 1;
             if said == stop_after { Flow::Stop } else { Flow::Continue }
         });
@@ -322,23 +334,30 @@ fn word(timeline: &Timeline) -> Change {
 fn the_failing_store_fails_on_demand() {
     let mut store = FailingStore::new(MemoryStore::default(), 3);
     let mut timeline = store.load("c").expect("first call");
-    for durability in [Durability::Now, Durability::Behind] {
+    let mut say = |store: &mut FailingStore<MemoryStore>, durability| {
         let change = word(&timeline);
-        timeline.apply(&change).expect("at the end");
-        store.commit("c", &change, Some(timeline.state_hash()), durability).expect("calls are left");
-    }
-    let change = word(&timeline);
-    assert!(store.commit("c", &change, None, Durability::Now).is_err(), "no call is left");
-    assert_eq!(store.inner().load("c").expect("underneath").len(), 2);
+        timeline.transact(&change, |after| store.commit("c", &change, after, durability))?;
+        Ok::<_, SeamError>(timeline.len())
+    };
+    assert_eq!(say(&mut store, Durability::Now), Ok(1));
+    assert_eq!(say(&mut store, Durability::Behind), Ok(2));
+    let failed = say(&mut store, Durability::Now).map_err(|e| e.to_string());
+    assert_eq!(failed, Err("using the store: it was told to fail".into()), "no call is left");
+    store.calls_left = 1;
+    assert_eq!(
+        say(&mut store, Durability::Behind),
+        Ok(3),
+        "what the store refused has left no trace here either"
+    );
     store.after_the_fact = true;
-    assert!(store.commit("c", &change, None, Durability::Behind).is_err());
-    assert_eq!(store.inner().load("c").expect("underneath").len(), 3);
+    assert!(say(&mut store, Durability::Behind).is_err());
+    assert_eq!(store.inner().load("c").expect("underneath").len(), 4, "it had written before it failed");
     store.inner().crash();
-    assert_eq!(store.inner().load("c").expect("underneath").len(), 1, "only what was safe is left");
-    let wrong = store.inner().commit("c", &word(&Timeline::new()), None, Durability::Now);
-    assert!(wrong.expect_err("not at the end").to_string().contains("next position is 1"));
     let loaded = store.inner().load("c").expect("underneath");
+    assert_eq!(loaded.len(), 1, "only what was safe is left");
     assert!(loaded.token(Position(0)).is_some_and(|t| t.flags.has(Flags::TOOL) && t.flags.is_live()));
+    let wrong = store.inner().commit("c", &word(&Timeline::new()), &loaded, Durability::Now);
+    assert!(wrong.expect_err("not at the end").to_string().contains("next position is 1"));
 }
 
 // --- changes that do not fit ---
@@ -376,9 +395,32 @@ fn a_change_that_does_not_fit_changes_nothing() {
             Change::Prune(vec![leave("u0.0", Extent::Whole), leave("u0.0", Extent::Whole)]),
             "u0.0 is named twice in one change",
         ),
+        (
+            Change::Prune(vec![leave("u0.0", Extent::Whole), leave("a1.1", run(u64::MAX, 1))]),
+            "the tokens named for a1.1 are not tokens of it, in order",
+        ),
+        (
+            Change::Score(Score {
+                runs: vec![],
+                tallies: vec![tally("u0.0", 3), tally("u0.0", -2), tally("a1.0", -5)],
+            }),
+            "the tally of a1.0 cannot be changed like that",
+        ),
+        (
+            Change::Score(Score { runs: vec![], tallies: vec![tally("u0.0", 1), tally("a1.0", i64::MIN)] }),
+            "the tally of a1.0 cannot be changed like that",
+        ),
+        (
+            Change::Batch(vec![
+                append(9, 1, Role::Assistant, 7),
+                append(10, 2, Role::User, 0),
+                append(9, 3, Role::User, 0),
+            ]),
+            "tokens for position 9 cannot be appended: the next position is 11",
+        ),
         (Change::Pin { chunk: id("a1.1"), pinned: true }, "a1.1 is pinned already"),
         (
-            Change::Merge { chunk: id("a1.1") },
+            Change::Merge { chunk: id("a1.1"), frees_name: false },
             "a1.1 cannot be merged: no earlier chunk in its turn is pinned like it",
         ),
         (
@@ -387,7 +429,24 @@ fn a_change_that_does_not_fit_changes_nothing() {
         ),
         (
             Change::Split { chunk: id("u0.0"), at: Position(1), sentence: 1, tally: Tally::default() },
-            "u0.0 cannot be split at 1: that number is taken",
+            "u0.0 cannot be split at 1: the new chunk's number must be a free one behind it",
+        ),
+        (
+            Change::Split { chunk: id("a1.0"), at: Position(4), sentence: 1, tally: Tally::default() },
+            "a1.0 cannot be split at 4: that number is taken",
+        ),
+        (
+            Change::Split { chunk: id("a1.0"), at: Position(4), sentence: 2, tally: Tally::default() },
+            "a1.0 cannot be split at 4: another chunk stands between",
+        ),
+        (
+            Change::Split {
+                chunk: id("a1.1"),
+                at: Position(7),
+                sentence: 2,
+                tally: Tally { votes: 1, ..Tally::default() },
+            },
+            "a1.1 cannot be split at 7: it has gathered less than the tail is to take",
         ),
         (
             Change::Score(Score { runs: vec![score(9, 1.0)], tallies: vec![] }),
@@ -416,5 +475,100 @@ fn a_change_that_does_not_fit_changes_nothing() {
         let error = timeline.apply(&change).expect_err(expected);
         assert_eq!(error.to_string(), expected);
         assert_eq!(timeline.state_hash(), before, "{expected}");
+    }
+}
+
+/// An answer that took a while: votes of one chunk may be added and taken off in any order that stays sound.
+#[test]
+fn tallies_are_undone_in_reverse() {
+    use halo_core::change::{Score, TallyChange};
+    let mut timeline = notation::read("u0.0:3").expect("a timeline");
+    let before = timeline.state_hash();
+    let chunk = "u0.0".parse().expect("a chunk");
+    let tally = |votes| (chunk, TallyChange { votes, mass: 0, steps: 0 });
+    let undo = timeline.apply(&Change::Score(Score { runs: vec![], tallies: vec![tally(3), tally(-2)] }));
+    timeline.apply(&undo.expect("it fits")).expect("it can be undone");
+    assert_eq!(timeline.state_hash(), before);
+}
+
+/// A name that was merged away is spent; the next chunk takes the next one, and a turn goes on there.
+#[test]
+fn a_merged_name_is_not_used_again() {
+    let mut timeline = notation::read("u0.0:3 u0.1:3").expect("a timeline");
+    let merge = halo_core::signals::merge(&timeline, "u0.1".parse().expect("a chunk")).expect("two chunks");
+    timeline.apply(&merge).expect("it fits");
+    assert_eq!(timeline.next_sentence(TurnId(0)), 2);
+    let append = |sentence| {
+        let token =
+            NewToken { id: TokenId(1), text: "w".into(), sentence, brightness: Brightness(1.0), tool: false };
+        Change::Append(Append { at: Position(6), turn: TurnId(0), role: Role::User, tokens: vec![token] })
+    };
+    for spent in [0, 1] {
+        let error = timeline.apply(&append(spent)).expect_err("spent").to_string();
+        assert!(error.contains("cannot be continued"), "{error}");
+    }
+    let tokens: Vec<_> =
+        timeline.chunks().flat_map(|c| c.run().positions()).filter_map(|p| timeline.token(p)).collect();
+    let tokens = tokens.iter().map(|t| (t.chunk.sentence, t.text, false));
+    let mut chunker = Chunker::resume(ChunkSize::default(), tokens, timeline.next_sentence(TurnId(0)));
+    assert_eq!(chunker.push("w").sentence, 2);
+    timeline.apply(&append(2)).expect("the next one");
+    assert_eq!(notation::write(&timeline), "u0.0:6 u0.2*1");
+}
+
+/// An empty turn behind it does not let a chunk be cut into the wrong turn.
+#[test]
+fn only_the_last_turn_gets_new_chunks() {
+    use halo_core::change::Tally;
+    let mut timeline = notation::read("u0.0:10").expect("a timeline");
+    let empty = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![] };
+    timeline.apply(&Change::Append(empty)).expect("an empty turn");
+    let chunk = "u0.0".parse().expect("a chunk");
+    let split = Change::Split { chunk, at: Position(5), sentence: 1, tally: Tally::default() };
+    assert!(timeline.apply(&split).is_err());
+    timeline.check().expect("sound");
+}
+
+/// A freed name may be taken by another part of the chunk, out of the order in which names were freed.
+#[test]
+fn a_freed_name_can_be_split_anew() {
+    use halo_core::change::Tally;
+    let mut timeline = notation::read("u0.0:5 u0.1:3 u0.2:2 a1.0").expect("a timeline");
+    for name in ["u0.1", "u0.2"] {
+        let merge = Change::Merge { chunk: name.parse().expect("a chunk"), frees_name: false };
+        timeline.apply(&merge).expect("it fits");
+    }
+    let chunk = "u0.0".parse().expect("a chunk");
+    timeline
+        .apply(&Change::Split { chunk, at: Position(9), sentence: 1, tally: Tally::default() })
+        .expect("free");
+    timeline.check().expect("sound");
+    assert_eq!(notation::write(&timeline), "u0.0:9 u0.1 a1.0");
+    assert_eq!(timeline.token(Position(8)).map(|t| t.chunk), Some(chunk));
+}
+
+/// What was taken back of a chunk is not part of what search reads of it.
+#[test]
+fn text_is_without_what_was_taken_back() {
+    let timeline = notation::read("u0.0[1,x2,3] xu2.0:2").expect("a timeline");
+    let texts: Vec<_> = timeline.chunks().map(|c| c.text().into_owned()).collect();
+    assert_eq!(texts, ["w w ", "w w "]);
+}
+
+#[test]
+fn notation_refuses_what_it_cannot_read() {
+    for (text, why) in [
+        ("u0.0!é", "use : * [ ] ^ $ and ! only"),
+        ("u0.0[1]é", "use : * [ ] ^ $ and ! only"),
+        ("u0.0:0:5", ": takes a number of tokens, from 1 to 10000000"),
+        ("u0.0:99999999999999999", ": takes a number of tokens, from 1 to 10000000"),
+        ("u0.0[1,2", "a list of brightness ends with ]"),
+        ("u0.0*x", "* takes a brightness"),
+        ("u0", "write role, turn and sentence, such as u4.0"),
+        ("u0.0*inf", "the score for position 0 is no number, or no token stands there"),
+        ("u1.0 u0.0", "turn 0 (user) cannot be continued: the last turn is 1 (user)"),
+    ] {
+        let error = notation::read(text).expect_err(text).to_string();
+        assert!(error.contains(why), "{text}: {error}");
     }
 }

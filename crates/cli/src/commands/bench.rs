@@ -61,6 +61,6 @@ fn row(figure: &Figure) -> serde_json::Value {
         "baseline": figure.baseline,
         "ratio": figure.speedup(),
         "budget": figure.budget,
-        "within_budget": figure.within(),
+        "within_budget": figure.budget.map(|_| figure.within()),
     })
 }

@@ -1,31 +1,44 @@
 //! `halo config`: the settings in force; `halo config reference`: all there are.
 
 use super::{print, print_json};
-use crate::settings::load::Loaded;
-use crate::settings::{KEYS, ReadBy, Settings, reference};
+use crate::settings::{KEYS, Key, ReadBy, Settings, reference};
+use crate::{Common, printable};
 use anyhow::Result;
 use serde_json::json;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 /// Prints the settings in force and where each came from.
-pub fn show(loaded: &Loaded, as_json: bool) -> Result<()> {
-    let rows = KEYS.iter().filter_map(|key| {
-        let (text, value) = loaded.settings.get(key.name)?;
-        Some((key.name, text, value, loaded.origin(key.name).to_string()))
-    });
-    if as_json {
-        let all =
-            rows.map(|(key, _, value, origin)| (key.to_owned(), json!({"value": value, "origin": origin})));
-        return print_json(&serde_json::Value::Object(all.collect()));
+pub fn show(common: &Common) -> Result<()> {
+    let loaded = common.load(Vec::new())?;
+    let path = |path: Option<PathBuf>| path.map_or_else(|| "none".into(), |p| p.display().to_string());
+    let (data, file) = (path(common.data_folder()), path(common.settings_file()));
+    if common.json {
+        let row = |key: &Key| {
+            let (_, value) = loaded.settings.get(key.name)?;
+            let mut row = json!({"value": value, "origin": loaded.origin(key.name).to_string()});
+            if key.name == "context.recent_tokens" {
+                row["resolved"] = loaded.settings.recent().into();
+            }
+            Some((key.name.to_owned(), row))
+        };
+        let settings: serde_json::Map<_, _> = KEYS.iter().filter_map(row).collect();
+        return print_json(&json!({"data": data, "file": file, "settings": settings}));
     }
-    let mut out = String::new();
-    for (key, mut text, _, origin) in rows {
-        if key == "context.recent_tokens" && text == "auto" {
+    let there = common.settings_file().is_some_and(|f| f.exists());
+    let mut out = format!(
+        "data folder    {data}\nsettings file  {file}{}\n\n",
+        if there { "" } else { " (not there)" }
+    );
+    for key in KEYS {
+        let Some((mut text, _)) = loaded.settings.get(key.name) else { continue };
+        if key.name == "context.recent_tokens" && text == "auto" {
             let _ = write!(text, " ({})", loaded.settings.recent());
         }
-        let _ = writeln!(out, "{key:<30} {text:<14} {origin}");
+        let later = if key.read_by == ReadBy::Later { ", not read by anything yet" } else { "" };
+        let _ = writeln!(out, "{:<30} {text:<14} {}{later}", key.name, loaded.origin(key.name));
     }
-    print(&out)
+    print(&printable(&out))
 }
 
 /// Prints all settings with type, default and range.
@@ -34,7 +47,7 @@ pub fn reference(as_json: bool) -> Result<()> {
         return print(&reference::page());
     }
     let defaults = Settings::default();
-    let row = |key: &crate::settings::Key| {
+    let row = |key: &Key| {
         json!({
             "key": key.name,
             "default": defaults.get(key.name).map(|(_, value)| value),

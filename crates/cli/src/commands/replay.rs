@@ -2,8 +2,11 @@
 
 use super::{print, print_json};
 use crate::Common;
-use crate::capture::{Capture, Reduction};
-use anyhow::Result;
+use crate::capture::{Capture, Reduction, check_free};
+use crate::printable;
+use crate::settings::load::{Loaded, Origin};
+use crate::settings::{KEYS, Key, Settings};
+use anyhow::{Context, Result};
 use halo_core::replay::{Outcome, Replay, Round};
 use halo_core::timeline::ChunkRef;
 use halo_core::token::Position;
@@ -23,26 +26,53 @@ pub struct Options {
 
 /// Replays a capture and prints what came of it.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
+    if let Some(folder) = &options.save {
+        check_free(folder)?;
+    }
     let mut capture = Capture::open(&options.capture)?;
     let loaded = common.load(capture.recorded_settings())?;
-    for key in &loaded.unknown {
-        eprintln!("halo: the capture recorded {key}, which is no setting of this version: it is left out");
+    for note in capture.notes.iter().chain(&loaded.notes) {
+        eprintln!("halo: {}", printable(note));
+    }
+    let named = |key: &str| !matches!(loaded.origin(key), Origin::Default | Origin::Capture);
+    if capture.is_reduced() && (named("brightness.layers") || named("brightness.heads")) {
+        eprintln!(
+            "halo: this capture holds one row a step: brightness.layers and .heads cannot choose among more"
+        );
     }
     let reduction = Reduction::of(&loaded.settings);
     capture.reduce_by(reduction.clone());
     let rules = loaded.settings.rules();
-    let mut replay = Replay::begin(&capture.prompt, &rules)?;
+    let in_capture = || options.capture.display().to_string();
+    let mut replay = Replay::begin(&capture.prompt, &rules).with_context(in_capture)?;
     while let Some(step) = capture.next_step()? {
-        replay.step(&step)?;
+        replay.step(&step).with_context(in_capture)?;
     }
-    let outcome = replay.finish();
+    let outcome = replay.finish().with_context(in_capture)?;
     if let Some(folder) = &options.save {
         let mut again = Capture::open(&options.capture)?;
+        let reduced =
+            if again.is_reduced() { "" } else { ", attention reduced to one row each as the settings say" };
         again.reduce_by(reduction);
         let steps = again.save(folder)?;
-        eprintln!("halo: wrote {steps} steps to {}", folder.display());
+        eprintln!("halo: wrote {steps} steps to {}{reduced}", folder.display());
     }
-    if common.json { print_json(&as_value(&outcome)) } else { print(&as_table(&capture.model, &outcome)) }
+    let set = changed(&loaded);
+    if common.json {
+        print_json(&as_value(&capture.model, &set, &outcome))
+    } else {
+        print(&as_table(&capture.model, &set, &outcome))
+    }
+}
+
+/// The settings that are not at their defaults: key, value and where it came from.
+fn changed(loaded: &Loaded) -> Vec<(&'static str, (String, Value), String)> {
+    let defaults = Settings::default();
+    let row = |key: &Key| {
+        let value = loaded.settings.get(key.name)?;
+        (defaults.get(key.name)? != value).then(|| (key.name, value, loaded.origin(key.name).to_string()))
+    };
+    KEYS.iter().filter_map(row).collect()
 }
 
 /// Whole numbers without a point, as they are counted.
@@ -55,7 +85,9 @@ fn recorded(outcome: &Outcome, position: Position) -> u64 {
     usize::try_from(position.0).ok().and_then(|i| outcome.positions.get(i)).copied().unwrap_or(position.0)
 }
 
-fn as_value(outcome: &Outcome) -> Value {
+type Set<'a> = &'a [(&'static str, (String, Value), String)];
+
+fn as_value(model: &str, set: Set<'_>, outcome: &Outcome) -> Value {
     let timeline = &outcome.timeline;
     let tokens: Vec<Value> = timeline
         .chunks()
@@ -71,21 +103,25 @@ fn as_value(outcome: &Outcome) -> Value {
         .collect();
     let names = |r: &Round| {
         // In v0 single tokens leave; a chunk that loses several in a row is named once.
-        let mut names: Vec<String> = r.left.iter().map(|(c, _)| c.to_string()).collect();
+        let mut names: Vec<String> = r.left.iter().map(|l| l.chunk.to_string()).collect();
         names.dedup();
         names
     };
+    let set = set.iter().map(|(key, (_, value), _)| ((*key).to_owned(), value.clone()));
     json!({
         "tokens": tokens,
         "pruned": outcome.rounds.iter().map(names).collect::<Vec<_>>(),
-        "mean": number(outcome.mean),
+        "mean": outcome.mean.map(number),
+        "model": model,
+        "settings": set.collect::<serde_json::Map<_, _>>(),
         "rounds": outcome.rounds.iter().map(round_value).collect::<Vec<_>>(),
         "chunks": timeline.chunks().map(|c| chunk_value(outcome, c)).collect::<Vec<_>>(),
     })
 }
 
 fn round_value(round: &Round) -> Value {
-    let why = round.left.iter().map(|(c, why)| json!({"chunk": c.to_string(), "why": why}));
+    let left =
+        round.left.iter().map(|l| json!({"chunk": l.chunk.to_string(), "tokens": l.tokens, "why": l.why}));
     let traces = round.traces.iter().map(|(step, s)| {
         json!({"step": step, "mean": s.mean, "median": s.median, "max": s.max, "min": s.min, "std": s.std})
     });
@@ -94,9 +130,10 @@ fn round_value(round: &Round) -> Value {
         "steps": round.steps,
         "votes": round.votes,
         "live": round.live,
-        "left": why.collect::<Vec<_>>(),
-        "exceeded_by": round.exceeded.map(|e| e.by),
-        "faults": round.faults.iter().map(|(s, f)| json!({"step": s, "why": f.to_string()})).collect::<Vec<_>>(),
+        "left": left.collect::<Vec<_>>(),
+        "exceeded": round.exceeded,
+        "faults": round.faults.iter().map(|(s, why)| json!({"step": s, "why": why})).collect::<Vec<_>>(),
+        "sums": round.sums.iter().map(|(s, sum)| json!({"step": s, "sum": sum})).collect::<Vec<_>>(),
         "padded": round.padded,
         "traces": traces.collect::<Vec<_>>(),
     })
@@ -108,6 +145,7 @@ fn chunk_value(outcome: &Outcome, chunk: ChunkRef<'_>) -> Value {
         "position": recorded(outcome, chunk.start()),
         "tokens": chunk.len(),
         "live": chunk.is_live(),
+        "live_tokens": chunk.live_len(),
         "pinned": chunk.is_pinned(),
         "peak": number(f64::from(chunk.peak().0)),
         "votes": chunk.tally().votes,
@@ -115,71 +153,92 @@ fn chunk_value(outcome: &Outcome, chunk: ChunkRef<'_>) -> Value {
     })
 }
 
-fn as_table(model: &str, outcome: &Outcome) -> String {
+fn as_table(model: &str, set: Set<'_>, outcome: &Outcome) -> String {
     let timeline = &outcome.timeline;
     let mut out = String::new();
-    let model = if model.is_empty() { "an unnamed model" } else { model };
-    let _ = writeln!(out, "{model}: {} tokens, {} live at the end\n", timeline.len(), timeline.live_len());
-    let _ = writeln!(out, "{:<9}{:>7}{:>7}{:>10}{:>8}  text", "chunk", "tokens", "live", "peak", "votes");
+    let model = if model.is_empty() { "an unnamed model".into() } else { shorten(model, 60) };
+    let _ = writeln!(out, "{model}: {} tokens, {} live at the end", timeline.len(), timeline.live_len());
+    for (key, (value, _), origin) in set {
+        let _ = writeln!(out, "  {key} = {} ({})", shorten(value, 40), printable(origin));
+    }
+    let name = |c: ChunkRef<'_>| c.id().to_string();
+    let width = timeline.chunks().map(|c| name(c).len() + 2).max().unwrap_or(0).max(9);
+    let _ =
+        writeln!(out, "\n{:<width$}{:>7}{:>7}{:>10}{:>8}  text", "chunk", "tokens", "live", "peak", "votes");
     for chunk in timeline.chunks() {
         let _ = writeln!(
             out,
-            "{:<9}{:>7}{:>7}{:>10}{:>8}  {}{}",
-            chunk.id().to_string(),
+            "{:<width$}{:>7}{:>7}{:>10}{:>8}  {}{}",
+            name(chunk),
             chunk.len(),
             chunk.live_len(),
             chunk.peak().to_string(),
             chunk.tally().votes,
             if chunk.is_pinned() { "pinned  " } else { "" },
-            shorten(chunk.text(), 60),
+            shorten(&chunk.text(), 60),
         );
     }
     for (i, round) in outcome.rounds.iter().enumerate() {
-        let _ = writeln!(
-            out,
-            "\nround {} (turn {}): {} steps, {} votes, {} tokens live after it",
-            i + 1,
-            round.turn.0,
-            round.steps,
-            round.votes,
-            round.live
-        );
-        for departures in round.left.chunk_by(|a, b| a.0 == b.0) {
-            let (chunk, why) = &departures[0];
-            let often = if departures.len() > 1 {
-                format!(" and so on, {} times", departures.len())
-            } else {
-                String::new()
-            };
-            let _ = writeln!(out, "  left      {:<9} {why}{often}", chunk.to_string());
-        }
-        if let Some(exceeded) = round.exceeded {
-            let _ = writeln!(
-                out,
-                "  exceeded  by {} tokens: none of the {} chunks left may leave",
-                exceeded.by, exceeded.protected
-            );
-        }
-        for (step, fault) in round.faults.iter().take(FAULTS_SHOWN) {
-            let _ = writeln!(out, "  unusable  step {step}: {fault}");
-        }
-        if round.faults.len() > FAULTS_SHOWN {
-            let _ = writeln!(out, "  unusable  and {} more steps", round.faults.len() - FAULTS_SHOWN);
-        }
-        if round.padded > 0 {
-            let _ = writeln!(out, "  padded    {} steps, which has no effect", round.padded);
-        }
+        round_lines(&mut out, i + 1, round);
     }
-    let _ = writeln!(out, "\nmean brightness at the last step: {}", number(outcome.mean));
+    if let Some(mean) = outcome.mean {
+        let _ = writeln!(out, "\nmean brightness before the last step: {}", number(mean));
+    }
     out
 }
 
-const FAULTS_SHOWN: usize = 5;
+fn round_lines(out: &mut String, number: usize, round: &Round) {
+    let _ = writeln!(
+        out,
+        "\nround {number} (turn {}): {}, {}, {} live after it",
+        round.turn.0,
+        count(round.steps, "step"),
+        count(round.votes as u64, "vote"),
+        count(round.live as u64, "token"),
+    );
+    for departures in round.left.chunk_by(|a, b| a.chunk == b.chunk) {
+        let tokens: usize = departures.iter().map(|l| l.tokens).sum();
+        let (first, more) = (&departures[0], departures.len() - 1);
+        let more = if more > 0 {
+            format!(", and so on in {}", count(more as u64, "later step"))
+        } else {
+            String::new()
+        };
+        let tokens = count(tokens as u64, "token");
+        let _ = writeln!(out, "  left      {:<9} {tokens}: {}{more}", first.chunk.to_string(), first.why);
+    }
+    if let Some(exceeded) = &round.exceeded {
+        let _ = writeln!(out, "  exceeded  {exceeded}");
+    }
+    let shown = |n: usize| n.saturating_sub(SHOWN);
+    for (step, why) in round.faults.iter().take(SHOWN) {
+        let _ = writeln!(out, "  unusable  step {step}: {why}");
+    }
+    if shown(round.faults.len()) > 0 {
+        let _ = writeln!(out, "  unusable  and {}", count(shown(round.faults.len()) as u64, "more step"));
+    }
+    for (step, sum) in round.sums.iter().take(SHOWN) {
+        let _ = writeln!(out, "  doubtful  step {step}: its attention sums to {sum:.3}, not to 1");
+    }
+    if shown(round.sums.len()) > 0 {
+        let _ = writeln!(out, "  doubtful  and {}", count(shown(round.sums.len()) as u64, "more step"));
+    }
+    if round.padded > 0 {
+        let _ = writeln!(out, "  padded    {}, which has no effect", count(round.padded, "step"));
+    }
+}
 
-/// The beginning of a text, on one line, without anything that a terminal would obey.
+/// How many of a kind of trouble are listed.
+const SHOWN: usize = 5;
+
+/// `1 step`, `2 steps`.
+fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The beginning of a text, on one line.
 fn shorten(text: &str, most: usize) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = printable(text).split_whitespace().collect::<Vec<_>>().join(" ");
     match words.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &words[..end]),
         None => words,

@@ -51,8 +51,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// By key; what is not here is a default.
     origins: BTreeMap<&'static str, Origin>,
-    /// Recorded settings that this program does not know.
-    pub unknown: Vec<String>,
+    /// Recorded settings that were left out, and why.
+    pub notes: Vec<String>,
 }
 
 impl Loaded {
@@ -123,46 +123,64 @@ pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
             origin: Origin::CommandLine(flag),
         });
     }
-    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new(), unknown: Vec::new() };
-    for (key, text) in &sources.recorded {
-        let set = Written { key: key.clone(), text: text.clone(), origin: Origin::Capture };
-        // Another version may have had other settings: what is not known here is said, and no error.
-        if !apply(&mut loaded, &set, &mut Vec::new()) {
-            loaded.unknown.push(key.clone());
-        }
-    }
-    let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
-    for set in presets {
-        apply(&mut loaded, &set, &mut errors);
-    }
-    let chosen = loaded.settings.preset;
-    for (key, text) in preset(chosen) {
-        let set = Written { key: (*key).into(), text: (*text).into(), origin: Origin::Preset(chosen) };
-        apply(&mut loaded, &set, &mut errors);
-    }
-    for set in others {
-        apply(&mut loaded, &set, &mut errors);
-    }
+    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new(), notes: Vec::new() };
+    let recorded = sources.recorded.iter().map(|(key, text)| Written {
+        key: key.clone(),
+        text: text.clone(),
+        origin: Origin::Capture,
+    });
+    let mut odd = Vec::new();
+    apply_all(&mut loaded, recorded.collect(), &mut odd);
+    // Another version may have had other settings: what is not known here is said, and no error.
+    loaded.notes = odd.into_iter().map(|why| format!("{why}; it is left out")).collect();
+    apply_all(&mut loaded, written, &mut errors);
     if errors.is_empty() {
-        errors.extend(loaded.settings.contradiction());
+        let of = |key: &str| {
+            let (value, _) = loaded.settings.get(key).unwrap_or_default();
+            format!("{key} ({value}, {})", loaded.origin(key))
+        };
+        errors.extend(loaded.settings.contradiction(of));
     }
     if errors.is_empty() { Ok(loaded) } else { Err(BadSettings(errors)) }
 }
 
-/// Reads one value into the settings, or says what is wrong with it; returns whether it was good.
-fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) -> bool {
+/// Reads a group of values, the preset first: what stands beside it still counts.
+fn apply_all(loaded: &mut Loaded, written: Vec<Written>, errors: &mut Vec<String>) {
+    let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
+    for set in &presets {
+        apply(loaded, set, errors);
+    }
+    if !presets.is_empty() {
+        let chosen = loaded.settings.preset;
+        for (key, text) in preset(chosen) {
+            apply(loaded, &Written { key: key.into(), text, origin: Origin::Preset(chosen) }, errors);
+        }
+    }
+    for set in &others {
+        apply(loaded, set, errors);
+    }
+}
+
+/// Reads one value into the settings, or says what is wrong with it.
+fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) {
     let Written { key, text, origin } = written;
     let Some(known) = KEYS.iter().find(|k| k.name == key) else {
-        errors.push(format!("{origin}: there is no setting '{key}'{}", nearest_key(key)));
-        return false;
+        errors.push(format!("{origin}: there is no setting '{}'{}", brief(key), nearest_key(key)));
+        return;
     };
-    let good = loaded.settings.set(known.name, &raw(text));
-    if good {
+    if loaded.settings.set(known.name, &raw(text)) {
         loaded.origins.insert(known.name, origin.clone());
     } else {
-        errors.push(format!("{origin}: {key} cannot be '{text}': {}", explain(known, text)));
+        errors.push(format!("{origin}: {key} cannot be '{}': {}", brief(text), explain(known, text)));
     }
-    good
+}
+
+/// The beginning of what the user wrote: enough to find it again.
+fn brief(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 fn explain(key: &Key, text: &str) -> String {
@@ -175,7 +193,12 @@ fn explain(key: &Key, text: &str) -> String {
 }
 
 fn nearest_key(key: &str) -> String {
-    let lower = key.to_lowercase().replace('-', "_");
+    let lower: String = key.chars().take(80).collect::<String>().to_lowercase().replace('-', "_");
+    let section = format!("{lower}.");
+    let inside: Vec<_> = KEYS.iter().map(|k| k.name).filter(|name| name.starts_with(&section)).collect();
+    if !inside.is_empty() {
+        return format!(": it is a section, with {}", inside.join(", "));
+    }
     match nearest(&lower, KEYS.iter().map(|k| k.name)) {
         Some(name) => format!("; did you mean {name}?"),
         None => ": 'halo config reference' lists all".into(),
@@ -191,8 +214,12 @@ fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a s
         let whole = strsim::normalized_damerau_levenshtein(text, word);
         whole.max(0.8 * strsim::normalized_damerau_levenshtein(text_last, last))
     };
-    let best = words.map(|word| (likeness(word), word)).max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best.0 >= 0.5).then_some(best.1)
+    // Of equals the first, in the order of the reference page.
+    let first = |best: Option<(f64, &'a str)>, word| match (best, likeness(word)) {
+        (Some(best), alike) if best.0 >= alike => Some(best),
+        (_, alike) => Some((alike, word)),
+    };
+    words.fold(None, first).filter(|best| best.0 >= 0.5).map(|best| best.1)
 }
 
 /// What a text means: a TOML value where it is one, else a string.
@@ -217,8 +244,14 @@ fn flatten(path: &Path, text: &str, prefix: &str, table: &toml::de::DeTable<'_>,
         } else {
             format!("{prefix}.{}", name.get_ref())
         };
-        if let toml::de::DeValue::Table(table) = value.get_ref() {
+        if let toml::de::DeValue::Table(table) = value.get_ref()
+            && !table.is_empty()
+        {
             flatten(path, text, &key, table, written);
+        } else if KEYS.iter().any(|k| k.name.strip_prefix(&key).is_some_and(|rest| rest.starts_with('.')))
+            && matches!(value.get_ref(), toml::de::DeValue::Table(_))
+        {
+            // A section of ours with nothing in it.
         } else {
             let line = text[..value.span().start].lines().count().max(1);
             let line = if text[..value.span().start].ends_with('\n') { line + 1 } else { line };
@@ -246,7 +279,7 @@ fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
     for (name, text) in environment {
         let key = match KEYS.iter().find(|k| variable(k.name) == *name) {
             Some(key) => key.name.to_owned(),
-            None if sections.iter().any(|s| name.starts_with(s.as_str())) => {
+            None if sections.iter().any(|s| name.starts_with(s.as_str())) || looks_like_ours(name) => {
                 let rest = name["HALO_".len()..].to_lowercase();
                 rest.replacen('_', ".", 1)
             }
@@ -255,6 +288,12 @@ fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
         written.push(Written { key, text: text.clone(), origin: Origin::Environment(name.clone()) });
     }
     written
+}
+
+/// Whether a variable is so near to one of ours that it is meant to be it.
+fn looks_like_ours(name: &str) -> bool {
+    let alike = |key: &Key| strsim::normalized_damerau_levenshtein(name, &variable(key.name)) >= 0.85;
+    name.starts_with("HALO_") && KEYS.iter().any(alike)
 }
 
 #[cfg(test)]
@@ -303,6 +342,7 @@ mod tests {
             ("brightness.rank", "mean"),
             ("chunk.min_tokens", "9"),
             ("old", "1"),
+            ("kv.mode", "x"),
         ];
         let recorded = recorded.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec();
         let sources = Sources { recorded, ..sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"]) };
@@ -310,7 +350,10 @@ mod tests {
         let shown = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
             .map(|key| format!("{} ({})", loaded.settings.get(key).expect("a key").0, loaded.origin(key)));
         assert_eq!(shown, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
-        assert_eq!(loaded.unknown, ["old"]);
+        assert_eq!(loaded.notes.len(), 2, "{:?}", loaded.notes);
+        assert!(loaded.notes[0].starts_with("recorded in the capture: there is no setting 'old'"));
+        let bad = "recorded in the capture: kv.mode cannot be 'x': it must be keep or reread; it is left out";
+        assert_eq!(loaded.notes[1], bad);
     }
 
     /// What is wrong, where, what is allowed, and what was probably meant.
@@ -390,19 +433,19 @@ mod tests {
                 "",
                 &[],
                 &["chunk.min_tokens=600"],
-                "chunk.min_tokens (600) is larger than chunk.max_tokens (512): no chunk could ever end",
+                "chunk.min_tokens (600, --set) is larger than chunk.max_tokens (512, default): no chunk could ever end",
             ),
             (
                 "",
                 &[],
                 &["brightness.initial=20000"],
-                "brightness.initial (20000) is above brightness.cap (10000): raise the cap or lower the start",
+                "brightness.initial (20000, --set) is above brightness.cap (10000, default): raise the cap or lower the start",
             ),
             (
                 "",
                 &[],
                 &["context.recent_tokens=1999"],
-                "context.recent_tokens (1999) and context.sink_tokens (4) do not fit context.max_tokens (2000): lower them or raise it",
+                "context.recent_tokens (1999, --set) and context.sink_tokens (4, default) do not fit context.max_tokens (2000, default): lower them or raise it",
             ),
             (
                 "",

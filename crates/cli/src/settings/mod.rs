@@ -11,6 +11,7 @@ use halo_core::prune;
 use halo_core::replay::Rules;
 use halo_core::token::Brightness;
 use halo_core::ttl::{Seeds, Ttl};
+use std::collections::BTreeMap;
 use value::{
     Auto, Bytes, Heads, Int, KvMode, Layers, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real, RecallMode,
     ReturnBrightness, Sink, Strategy, Ties, Value,
@@ -41,7 +42,7 @@ pub enum ReadBy {
 use ReadBy::{Later, Now};
 
 type Tokens = Int<0, 100_000_000>;
-type Light = Int<-1_000_000, 1_000_000>;
+type Light = Int<-100_000, 100_000>;
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $read:ident $name:literal $field:ident: $type:ty = $default:expr;)+) => {
@@ -89,11 +90,11 @@ macro_rules! settings {
 }
 
 settings! {
-    /// A set of defaults: what measurement favours, the founding documents' values and rules exactly, or the
-    /// first engine. What is set beside it still counts.
+    /// A set of defaults: what measurement favours, the founding documents' values and rules, or the first engine.
+    /// What is set beside it still counts.
     Now "preset" preset: Preset = Preset::Halo;
 
-    /// Tokens that the window may hold after a turn; 0 never prunes.
+    /// Tokens that the window may hold after a turn; 0 never prunes. In v0 `ttl.target` says it instead.
     Now "context.max_tokens" max_tokens: Tokens = Int(2000);
     /// The first tokens of the context, which never leave.
     Now "context.sink_tokens" sink_tokens: Tokens = Int(4);
@@ -122,7 +123,8 @@ settings! {
     Now "brightness.cap" cap: Light = Int(10_000);
     /// What a token below the threshold loses at each step.
     Now "brightness.decay" decay: Int<0, 10_000> = Int(1);
-    /// The attention sink: the first slot, which is not scored, or the largest value, with nobody exempt.
+    /// The attention sink: the first slot, which is not scored, as the documents say; or the largest value, with
+    /// nobody exempt, as their program did.
     Now "brightness.sink" sink: Sink = Sink::First;
     /// Whether tokens of the running turn are scored.
     Now "brightness.score_current_turn" score_current_turn: bool = false;
@@ -186,14 +188,14 @@ settings! {
     Later "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
 }
 
-/// What a preset sets, where it differs from the defaults.
+/// What a preset sets. The preset `halo` sets what the others change back to the defaults.
 #[must_use]
-pub fn preset(preset: Preset) -> &'static [(&'static str, &'static str)] {
-    match preset {
-        Preset::Halo => &[],
+pub fn preset(preset: Preset) -> Vec<(&'static str, String)> {
+    let changes: &[(&'static str, &str)] = match preset {
         Preset::HaloWeave => &[
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
+            ("chunk.max_tokens", "100000"),
             ("brightness.rank", "peak"),
             ("brightness.observe_prompt", "off"),
             ("resurrect.preview_tokens", "0"),
@@ -202,31 +204,41 @@ pub fn preset(preset: Preset) -> &'static [(&'static str, &'static str)] {
         Preset::HaloV0 => {
             &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]
         }
-    }
+        Preset::Halo => {
+            let defaults = Settings::default();
+            let others = [Preset::HaloWeave, Preset::HaloV0].into_iter().flat_map(self::preset);
+            let set = others.filter_map(|(key, _)| Some((key, defaults.get(key)?.0)));
+            return set.collect::<BTreeMap<_, _>>().into_iter().collect();
+        }
+    };
+    changes.iter().map(|(key, value)| (*key, (*value).to_owned())).collect()
 }
 
 impl Settings {
-    /// What two settings contradict each other in, if any do.
-    fn contradiction(&self) -> Option<String> {
+    /// What two settings contradict each other in, if any do; `of` tells a key with where it came from.
+    fn contradiction(&self, of: impl Fn(&str) -> String) -> Option<String> {
         if self.chunk_min.0 > self.chunk_max.0 {
-            return Some(format!(
-                "chunk.min_tokens ({}) is larger than chunk.max_tokens ({}): no chunk could ever end",
-                self.chunk_min, self.chunk_max
-            ));
+            let (min, max) = (of("chunk.min_tokens"), of("chunk.max_tokens"));
+            return Some(format!("{min} is larger than {max}: no chunk could ever end"));
         }
         if self.initial.0 > self.cap.0 {
+            let (initial, cap) = (of("brightness.initial"), of("brightness.cap"));
+            return Some(format!("{initial} is above {cap}: raise the cap or lower the start"));
+        }
+        let seeds = ["user", "system", "tool", "llm", "default"].map(|name| format!("ttl.seed.{name}"));
+        let values = [self.seed_user, self.seed_system, self.seed_tool, self.seed_llm, self.seed_default];
+        let over = seeds.iter().zip(values).find(|(_, seed)| seed.0 > self.ttl_max.0);
+        if let (Strategy::Ttl, Some((seed, _))) = (self.strategy, over) {
             return Some(format!(
-                "brightness.initial ({}) is above brightness.cap ({}): raise the cap or lower the start",
-                self.initial, self.cap
+                "{} is above {}: raise the maximum or lower the seed",
+                of(seed),
+                of("ttl.max")
             ));
         }
         let (recent, max) = (self.recent(), self.max_tokens.count());
         (max > 0 && recent + self.sink_tokens.count() > max).then(|| {
-            format!(
-                "context.recent_tokens ({recent}) and context.sink_tokens ({}) do not fit context.max_tokens \
-                 ({max}): lower them or raise it",
-                self.sink_tokens
-            )
+            let (recent, sinks) = (of("context.recent_tokens"), of("context.sink_tokens"));
+            format!("{recent} and {sinks} do not fit {}: lower them or raise it", of("context.max_tokens"))
         })
     }
 

@@ -11,7 +11,8 @@ pub fn page() -> String {
     let mut out = String::from(
         "# Settings\n\n\
          This page is printed by `halo config reference`; a test keeps it true.\n\n\
-         A setting comes from, later ones winning: its default, the preset, the settings file (`config.toml` in \
+         A setting comes from, later ones winning: its default, what a capture recorded (for `halo replay`), the \
+         preset, the settings file (`config.toml` in \
          the data folder, or `--config FILE`), the environment (`HALO_CONTEXT_MAX_TOKENS`), `--set KEY=VALUE`. \
          `halo config` shows what is in force and where it came from.\n\n\
          ```toml\n[context]\nmax_tokens = 4000\n\n[brightness]\nrank = \"peak\"\n```\n\n\
@@ -33,11 +34,10 @@ pub fn page() -> String {
         let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
         let _ = writeln!(out, "| `{}` | {default} | {} | {doc}{later} |", key.name, (key.allowed)());
     }
-    out.push_str("\n## Presets\n\nWhat each sets, where it differs from the defaults above.\n\n| preset | sets |\n|---|---|\n");
+    out.push_str("\n## Presets\n\nWhat each sets. `halo` is what there is without a preset; naming it sets back what another would change.\n\n| preset | sets |\n|---|---|\n");
     for name in [Preset::Halo, Preset::HaloWeave, Preset::HaloV0] {
         let sets: Vec<_> = preset(name).iter().map(|(key, value)| format!("`{key} = {value}`")).collect();
-        let sets = if sets.is_empty() { "nothing: the defaults".into() } else { sets.join(", ") };
-        let _ = writeln!(out, "| {name} | {sets} |");
+        let _ = writeln!(out, "| {name} | {} |", sets.join(", "));
     }
     let _ = write!(
         out,

@@ -76,7 +76,7 @@ impl<const MIN: i64, const MAX: i64> Value for Real<MIN, MAX> {
 
 impl<const MIN: i64, const MAX: i64> fmt::Display for Real<MIN, MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        if self.0 != 0.0 && self.0.abs() < 1e-6 { write!(f, "{:e}", self.0) } else { self.0.fmt(f) }
     }
 }
 

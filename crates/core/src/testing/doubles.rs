@@ -5,8 +5,8 @@ use crate::change::Change;
 use crate::seams::{
     Durability, Embedder, Finish, Flow, Model, ModelInfo, ModelStep, Piece, Sampling, SeamError, Seen, Store,
 };
-use crate::timeline::{StateHash, Timeline};
-use crate::token::TokenId;
+use crate::timeline::Timeline;
+use crate::token::{Position, TokenId};
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -109,6 +109,7 @@ impl Model for ScriptedModel {
     fn generate(
         &mut self,
         window: &[Seen],
+        next: Position,
         sampling: &Sampling,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError> {
@@ -132,7 +133,7 @@ impl Model for ScriptedModel {
             }
             let row = self.row(&answer.attention, step, &window);
             let piece = self.piece(word);
-            window.push(Seen { position: None, id: piece.id });
+            window.push(Seen { position: Some(next.plus(step)), id: piece.id });
             said.push_str(word);
             if listen(ModelStep::Token(&piece, row.as_deref())) == Flow::Stop {
                 return Ok(Finish::Aborted);
@@ -201,12 +202,12 @@ impl Store for MemoryStore {
         &mut self,
         conversation: &str,
         change: &Change,
-        after: Option<StateHash>,
+        after: &Timeline,
         durability: Durability,
     ) -> Result<(), SeamError> {
         let mut timeline = self.load(conversation)?;
         timeline.apply(change).map_err(|e| SeamError::new("committing", e.to_string()))?;
-        if after.is_some_and(|hash| hash != timeline.state_hash()) {
+        if after.state_hash() != timeline.state_hash() {
             return Err(SeamError::new("committing", "the state differs from what the caller holds"));
         }
         self.pending.insert(conversation.to_owned(), timeline);
@@ -263,7 +264,7 @@ impl<S: Store> Store for FailingStore<S> {
         &mut self,
         conversation: &str,
         change: &Change,
-        after: Option<StateHash>,
+        after: &Timeline,
         durability: Durability,
     ) -> Result<(), SeamError> {
         self.call(|s| s.commit(conversation, change, after, durability))

@@ -1,6 +1,7 @@
 //! A conversation as a plain list of tokens, with every rule done the slow and obvious way. It shares no
 //! code with the planners, so that the two cannot be wrong together.
 
+use crate::brightness::{Magnitude, Sink};
 use crate::prune::{Policy, PruneRules, Rank};
 use crate::token::{ChunkId, Role, TurnId};
 
@@ -38,21 +39,27 @@ impl Twin {
     }
 
     fn partner(&self, c: ChunkId) -> Option<ChunkId> {
-        let answers = |a: ChunkId, q: ChunkId| (a.role, q.role) == PAIR && a.turn == q.turn.next();
-        self.chunks().into_iter().find(|o| o.sentence == 0 && (answers(c, *o) || answers(*o, c)))
+        let said = |t: &&Tok| !t.gone || t.chunk.turn == c.turn;
+        let mut turns: Vec<(TurnId, Role)> =
+            self.0.iter().filter(said).map(|t| (t.chunk.turn, t.chunk.role)).collect();
+        turns.dedup();
+        let pair = turns.windows(2).find(|w| (w[1].1, w[0].1) == PAIR && w.iter().any(|t| t.0 == c.turn))?;
+        let other = pair.iter().find(|t| t.0 != c.turn)?;
+        self.chunks().into_iter().find(|o| *o == ChunkId::new(other.1, other.0, 0))
     }
 
-    /// Magnitude voting with slot 0 as the sink; the running turn is not scored.
-    pub fn score(&mut self, row: &[f32], current: TurnId) {
+    /// Magnitude voting.
+    pub fn score(&mut self, row: &[f32], current: TurnId, rules: &Magnitude) {
         let live = self.live();
-        let threshold = (1.0 - f64::from(row[0])) / (row.len() as f64 - 1.0);
-        let scored = |&slot: &usize| self.0[live[slot]].chunk.turn != current;
-        for slot in (1..row.len()).filter(scored).collect::<Vec<_>>() {
-            let (token, a) = (&mut self.0[live[slot]], row[slot]);
-            let above = f64::from(a) > threshold;
-            let gain = if above { (f64::from(a) / threshold).trunc() as f32 } else { -1.0 };
+        let first = rules.sink == Sink::First;
+        let sink = if first { row[0] } else { row.iter().copied().fold(0.0, f32::max) };
+        let threshold = (1.0 - f64::from(sink)) / (row.len() as f64 - 1.0);
+        let scored = |&slot: &usize| rules.score_current_turn || self.0[live[slot]].chunk.turn != current;
+        for slot in (usize::from(first)..row.len()).filter(scored).collect::<Vec<_>>() {
+            let (token, a) = (&mut self.0[live[slot]], f64::from(row[slot]));
+            let gain = if a > threshold { (a / threshold).trunc() as f32 } else { -1.0 };
             token.brightness = (token.brightness + gain).min(10_000.0);
-            (token.mass, token.votes) = (token.mass + f64::from(a), token.votes + u64::from(above));
+            (token.mass, token.votes) = (token.mass + a, token.votes + u64::from(a > threshold));
         }
     }
 
@@ -80,24 +87,30 @@ impl Twin {
         let edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
         let edges = (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk);
         let running = |c: ChunkId| Some(c.turn) == rules.current;
-        let asks = |c: ChunkId| c.role == Role::User && self.partner(c).is_some_and(running);
-        let held = |t: &&Tok| t.pinned || running(t.chunk) || asks(t.chunk);
+        let answer = self.0.iter().find(|t| running(t.chunk) && t.chunk.role == Role::Assistant);
+        let question = answer.and_then(|t| self.partner(t.chunk)).map(|q| q.turn);
+        let others = self.0.iter().position(|t| t.chunk.role != Role::System).unwrap_or(self.0.len());
+        let prompt = |c: ChunkId| self.0[..others].iter().any(|t| t.chunk == c);
+        let asks = |c: ChunkId| Some(c.turn) == question;
+        let held = |t: &&Tok| t.pinned || running(t.chunk) || asks(t.chunk) || prompt(t.chunk);
         let kept: Vec<ChunkId> = edges.chain(self.0.iter().filter(held).map(|t| t.chunk)).collect();
-        let anchored = |c: &ChunkId| c.sentence == 0 && rules.policy != Policy::Window;
+        let plain = |c: &ChunkId| c.sentence > 0 || rules.policy == Policy::Window;
         while self.live().len() > rules.budget {
             let lit: Vec<ChunkId> = self.live().iter().map(|&i| self.0[i].chunk).collect();
             let is_live = |c: ChunkId| lit.contains(&c);
             let of_turn = |turn: u32| self.chunks().into_iter().filter(move |c| c.turn.0 == turn);
             let alone = |c: ChunkId| of_turn(c.turn.0).filter(|o| is_live(*o)).count() == 1;
             let pair = |c: ChunkId| self.partner(c).filter(|p| is_live(*p));
-            let answered = |c: ChunkId| of_turn(c.turn.0 + 1).any(|o| (o.role, c.role) == PAIR && is_live(o));
+            let answered = |c: ChunkId| {
+                c.role == Role::User && self.partner(c).is_some_and(|p| lit.iter().any(|o| o.turn == p.turn))
+            };
             let free = |c: ChunkId| !kept.contains(&c) && is_live(c);
             let lonely = |c: ChunkId| alone(c) && pair(c).map_or(!answered(c), |p| free(p) && alone(p));
-            let may = |c: &ChunkId| free(*c) && (!anchored(c) || lonely(*c));
+            let may = |c: &ChunkId| free(*c) && (plain(c) || lonely(*c));
             let rank = |c: &ChunkId| self.rank(*c, rules.policy);
             let order = |a: &ChunkId, b: &ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
             let Some(victim) = self.chunks().into_iter().filter(may).min_by(order) else { break };
-            for chunk in [Some(victim), pair(victim).filter(|_| anchored(&victim))].into_iter().flatten() {
+            for chunk in [Some(victim), pair(victim).filter(|_| !plain(&victim))].into_iter().flatten() {
                 self.each(chunk, |t| t.dead |= !t.gone);
                 left.push(chunk);
             }
@@ -108,9 +121,9 @@ impl Twin {
     /// Brings back `hits` with what they are paired with, within the budget.
     pub fn resurrect(&mut self, hits: &[ChunkId], mut budget: usize) {
         for &hit in hits {
-            let pair = self.partner(hit);
-            let group = |c: ChunkId| c == hit || c == (ChunkId { sentence: 0, ..hit }) || Some(c) == pair;
-            let waits = |t: &&mut Tok| t.dead && !t.gone && group(t.chunk);
+            let opening = Some(ChunkId { sentence: 0, ..hit }).filter(|c| c.role != Role::System);
+            let group = [Some(hit), opening, self.partner(hit)];
+            let waits = |t: &&mut Tok| t.dead && !t.gone && group.contains(&Some(t.chunk));
             let cost = self.0.iter_mut().filter(waits).count();
             let found = self.0.iter_mut().filter(waits).any(|t| t.chunk == hit);
             if found && cost <= budget {
