@@ -2,4 +2,5 @@
 
 pub mod doubles;
 pub mod ops;
+pub mod record;
 pub mod twin;

@@ -1,7 +1,8 @@
 //! Random lives of a conversation, done to the timeline and to its naive [twin](super::twin) alike, with
 //! every invariant checked after every step. Property tests and the fuzz target both come here.
 
-use super::twin::{Tok, Twin};
+use super::record::Tok;
+use super::twin::Twin;
 use crate::apply::ApplyError;
 use crate::brightness::{Magnitude, Sink, Strategy};
 use crate::change::{Append, Change, NewToken, Tally};
@@ -173,6 +174,11 @@ impl World {
         assert!(plan.tokens <= budget, "returned {} with a budget of {budget}", plan.tokens);
     }
 
+    /// Does something to every token of a chunk of the twin.
+    fn each(&mut self, chunk: ChunkId, change: impl Fn(&mut Tok)) {
+        self.twin.0.iter_mut().filter(|t| t.chunk == chunk).for_each(change);
+    }
+
     fn pick(&self, whom: u8) -> Option<ChunkId> {
         let chunks: Vec<_> = self.timeline.chunks().map(|c| c.id()).collect();
         (!chunks.is_empty()).then(|| chunks[usize::from(whom) % chunks.len()])
@@ -183,12 +189,12 @@ impl World {
         if dice.is_multiple_of(2) {
             let Ok(change) = signals::unpin(&self.timeline, chunk) else { return };
             self.apply(&change);
-            self.twin.each(chunk, |t| t.pinned = false);
+            self.each(chunk, |t| t.pinned = false);
         } else {
             let Ok(change) = signals::pin(&self.timeline, chunk, FULL) else { return };
             self.apply(&change);
             self.twin.resurrect(&[chunk], usize::MAX);
-            self.twin.each(chunk, |t| {
+            self.each(chunk, |t| {
                 (t.pinned, t.brightness) = (true, if t.gone { t.brightness } else { FULL.0 });
             });
         }
@@ -199,7 +205,7 @@ impl World {
         if dice.is_multiple_of(2) {
             let Ok(change) = signals::delete(&self.timeline, chunk) else { return };
             let Change::Withdraw(parts) = &change else { panic!("a deletion withdraws") };
-            parts.iter().for_each(|p| self.twin.each(p.chunk, |t| t.gone = true));
+            parts.iter().for_each(|p| self.each(p.chunk, |t| t.gone = true));
             assert!(parts.iter().any(|p| p.chunk == chunk));
             self.apply(&change);
         } else {

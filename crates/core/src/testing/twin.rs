@@ -1,24 +1,10 @@
 //! A conversation as a plain list of tokens, with every rule done the slow and obvious way. It shares no
 //! code with the planners, so that the two cannot be wrong together.
 
+use super::record::Tok;
 use crate::brightness::{Magnitude, Sink};
 use crate::prune::{Policy, PruneRules, Rank};
 use crate::token::{ChunkId, Role, TurnId};
-
-/// One token.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the fields are those of the founding documents' token record")]
-pub struct Tok {
-    pub chunk: ChunkId,
-    pub brightness: f32,
-    pub votes: u64,
-    pub mass: f64,
-    pub dead: bool,
-    pub gone: bool,
-    pub pinned: bool,
-}
-
-const PAIR: (Role, Role) = (Role::Assistant, Role::User);
 
 /// All tokens, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,24 +20,19 @@ impl Twin {
         self.0.chunk_by(|a, b| a.chunk == b.chunk).map(|tokens| tokens[0].chunk).collect()
     }
 
-    pub fn each(&mut self, chunk: ChunkId, change: impl Fn(&mut Tok)) {
-        self.0.iter_mut().filter(|t| t.chunk == chunk).for_each(change);
-    }
-
     fn partner(&self, c: ChunkId) -> Option<ChunkId> {
         let said = |t: &&Tok| !t.gone || t.chunk.turn == c.turn;
-        let mut turns: Vec<(TurnId, Role)> =
-            self.0.iter().filter(said).map(|t| (t.chunk.turn, t.chunk.role)).collect();
+        let mut turns: Vec<_> = self.0.iter().filter(said).map(|t| (t.chunk.turn, t.chunk.role)).collect();
         turns.dedup();
-        let pair = turns.windows(2).find(|w| (w[1].1, w[0].1) == PAIR && w.iter().any(|t| t.0 == c.turn))?;
-        let other = pair.iter().find(|t| t.0 != c.turn)?;
-        self.chunks().into_iter().find(|o| *o == ChunkId::new(other.1, other.0, 0))
+        let asks = |w: &&[(TurnId, Role)]| w[0].1 == Role::User && w[1].1 == Role::Assistant;
+        let pair = turns.windows(2).filter(asks).find(|w| w.iter().any(|t| t.0 == c.turn))?;
+        let opens = |o: &ChunkId| o.sentence == 0 && o.turn != c.turn && pair.contains(&(o.turn, o.role));
+        self.chunks().into_iter().find(opens)
     }
 
     /// Magnitude voting.
     pub fn score(&mut self, row: &[f32], current: TurnId, rules: &Magnitude) {
-        let live = self.live();
-        let first = rules.sink == Sink::First;
+        let (live, first) = (self.live(), rules.sink == Sink::First);
         let sink = if first { row[0] } else { row.iter().copied().fold(0.0, f32::max) };
         let threshold = (1.0 - f64::from(sink)) / (row.len() as f64 - 1.0);
         let scored = |&slot: &usize| rules.score_current_turn || self.0[live[slot]].chunk.turn != current;
@@ -86,32 +67,30 @@ impl Twin {
         let (live, mut left) = (self.live(), Vec::new());
         let edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
         let edges = (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk);
-        let running = |c: ChunkId| Some(c.turn) == rules.current;
-        let answer = self.0.iter().find(|t| running(t.chunk) && t.chunk.role == Role::Assistant);
+        let running = self.0.iter().find(|t| Some(t.chunk.turn) == rules.current);
+        let answer = running.filter(|t| t.chunk.role == Role::Assistant);
         let question = answer.and_then(|t| self.partner(t.chunk)).map(|q| q.turn);
-        let others = self.0.iter().position(|t| t.chunk.role != Role::System).unwrap_or(self.0.len());
-        let prompt = |c: ChunkId| self.0[..others].iter().any(|t| t.chunk == c);
-        let asks = |c: ChunkId| Some(c.turn) == question;
-        let held = |t: &&Tok| t.pinned || running(t.chunk) || asks(t.chunk) || prompt(t.chunk);
-        let kept: Vec<ChunkId> = edges.chain(self.0.iter().filter(held).map(|t| t.chunk)).collect();
+        let held = |t: &&Tok| t.pinned || [rules.current, question].contains(&Some(t.chunk.turn));
+        let prompt = self.0.iter().take_while(|t| t.chunk.role == Role::System);
+        let held = self.0.iter().filter(held).chain(prompt).map(|t| t.chunk);
+        let kept: Vec<ChunkId> = edges.chain(held).collect();
         let plain = |c: &ChunkId| c.sentence > 0 || rules.policy == Policy::Window;
         while self.live().len() > rules.budget {
-            let lit: Vec<ChunkId> = self.live().iter().map(|&i| self.0[i].chunk).collect();
-            let is_live = |c: ChunkId| lit.contains(&c);
-            let of_turn = |turn: u32| self.chunks().into_iter().filter(move |c| c.turn.0 == turn);
-            let alone = |c: ChunkId| of_turn(c.turn.0).filter(|o| is_live(*o)).count() == 1;
-            let pair = |c: ChunkId| self.partner(c).filter(|p| is_live(*p));
-            let answered = |c: ChunkId| {
-                c.role == Role::User && self.partner(c).is_some_and(|p| lit.iter().any(|o| o.turn == p.turn))
-            };
-            let free = |c: ChunkId| !kept.contains(&c) && is_live(c);
+            let mut lit: Vec<ChunkId> = self.live().iter().map(|&i| self.0[i].chunk).collect();
+            lit.dedup();
+            let lit_in = |turn: TurnId| lit.iter().filter(|o| o.turn == turn).count();
+            let alone = |c: ChunkId| lit_in(c.turn) == 1;
+            let pair = |c: ChunkId| self.partner(c).filter(|p| lit.contains(p));
+            let answer = |c: ChunkId| self.partner(c).filter(|_| c.role == Role::User);
+            let answered = |c: ChunkId| answer(c).is_some_and(|a| lit_in(a.turn) > 0);
+            let free = |c: ChunkId| !kept.contains(&c) && lit.contains(&c);
             let lonely = |c: ChunkId| alone(c) && pair(c).map_or(!answered(c), |p| free(p) && alone(p));
-            let may = |c: &ChunkId| free(*c) && (plain(c) || lonely(*c));
+            let may = |c: &&ChunkId| free(**c) && (plain(c) || lonely(**c));
             let rank = |c: &ChunkId| self.rank(*c, rules.policy);
-            let order = |a: &ChunkId, b: &ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
-            let Some(victim) = self.chunks().into_iter().filter(may).min_by(order) else { break };
+            let order = |a: &&ChunkId, b: &&ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
+            let Some(&victim) = lit.iter().filter(may).min_by(order) else { break };
             for chunk in [Some(victim), pair(victim).filter(|_| !plain(&victim))].into_iter().flatten() {
-                self.each(chunk, |t| t.dead |= !t.gone);
+                self.0.iter_mut().filter(|t| t.chunk == chunk).for_each(|t| t.dead |= !t.gone);
                 left.push(chunk);
             }
         }
@@ -125,8 +104,7 @@ impl Twin {
             let group = [Some(hit), opening, self.partner(hit)];
             let waits = |t: &&mut Tok| t.dead && !t.gone && group.contains(&Some(t.chunk));
             let cost = self.0.iter_mut().filter(waits).count();
-            let found = self.0.iter_mut().filter(waits).any(|t| t.chunk == hit);
-            if found && cost <= budget {
+            if cost <= budget && self.0.iter_mut().filter(waits).any(|t| t.chunk == hit) {
                 budget -= cost;
                 self.0.iter_mut().filter(waits).for_each(|t| t.dead = false);
             }
