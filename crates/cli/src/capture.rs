@@ -204,10 +204,11 @@ impl Capture {
                 let place = || format!("{}:{number}", path.display());
                 let Some(line) = lines.next() else { return Ok(None) };
                 let line = line.with_context(place)?;
+                let line = if *number == 1 { line.trim_start_matches('\u{feff}') } else { &line };
                 if line.trim().is_empty() {
                     continue;
                 }
-                let step: StepLine = serde_json::from_str(&line).map_err(|e| {
+                let step: StepLine = serde_json::from_str(line).map_err(|e| {
                     // It is one line, whose number stands in front already.
                     let text = e.to_string().replace("at line 1 column", "at column");
                     anyhow::anyhow!("{}: {text}", place())
@@ -277,7 +278,7 @@ impl Capture {
         names.sort_by_key(|n| (n.len(), n.clone()));
         let mut notes = Vec::new();
         let numbers: Vec<u64> = names.iter().filter_map(|n| n.parse().ok()).collect();
-        for gap in numbers.windows(2).filter(|w| w[1] > w[0] + 1) {
+        for gap in numbers.windows(2).filter(|w| w[1].saturating_sub(w[0]) > 1) {
             notes.push(format!("steps {} to {} are missing from the capture", gap[0] + 1, gap[1] - 1));
         }
         let steps = Steps::Files { folder: folder.to_owned(), names: names.into_iter() };

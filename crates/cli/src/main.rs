@@ -7,6 +7,8 @@ mod settings;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use settings::load::{BadSettings, Loaded, Sources};
+use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -73,15 +75,34 @@ enum BenchCommand {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(sets_last(std::env::args_os().collect()));
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("halo: {}", printable(&format!("{error:#}")));
+            say(&format!("{error:#}"));
             // Wrong usage is told apart from failure, as clap does.
             ExitCode::from(if error.downcast_ref::<BadSettings>().is_some() { 2 } else { 1 })
         }
     }
+}
+
+/// Moves every `--set KEY=VALUE` behind the command, in order: of a flag that may be repeated and stands on both
+/// sides of the command, the parser would keep only the later ones.
+fn sets_last(args: Vec<OsString>) -> Vec<OsString> {
+    let end = args.iter().position(|a| a == "--").unwrap_or(args.len());
+    let (mut rest, mut sets) = (Vec::new(), Vec::new());
+    let mut given = args[..end].iter();
+    while let Some(arg) = given.next() {
+        match given.clone().next() {
+            Some(value) if arg == "--set" => {
+                sets.extend([arg.clone(), value.clone()]);
+                given.next();
+            }
+            _ if arg.to_string_lossy().starts_with("--set=") => sets.push(arg.clone()),
+            _ => rest.push(arg.clone()),
+        }
+    }
+    [rest, sets, args[end..].to_vec()].concat()
 }
 
 fn run(cli: &Cli) -> Result<()> {
@@ -132,6 +153,11 @@ impl Common {
     fn settings_file(&self) -> Option<PathBuf> {
         self.config.clone().or_else(|| self.data_folder().map(|dir| dir.join("config.toml")))
     }
+}
+
+/// Tells the user something on standard error. Where that cannot be written, there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "halo: {}", printable(text));
 }
 
 /// A text without anything that a terminal would obey: escape sequences, and marks that turn the direction of

@@ -72,6 +72,34 @@ fn mistakes_are_wrong_usage_and_say_what_to_do() {
     }
 }
 
+/// Settings on both sides of the command all count, the later ones winning.
+#[test]
+fn sets_count_wherever_they_stand() {
+    let run = halo(
+        folder().path(),
+        &[
+            "--set",
+            "context.max_tokens=80",
+            "--set=chunk.min_tokens=9",
+            "config",
+            "--set",
+            "context.sink_tokens=1",
+            "--set",
+            "chunk.min_tokens=8",
+        ],
+    );
+    let value = |key: &str| {
+        run.out
+            .lines()
+            .find(|l| l.starts_with(key))
+            .and_then(|l| l.split_whitespace().nth(1))
+            .map(str::to_owned)
+    };
+    let values = ["context.max_tokens", "context.sink_tokens", "chunk.min_tokens"]
+        .map(|key| value(key).expect("the key"));
+    assert_eq!(values, ["80", "1", "8"]);
+}
+
 #[test]
 fn a_settings_file_that_is_none_is_said() {
     let data = folder();
@@ -103,6 +131,7 @@ fn the_environment_is_read_with_care() {
     };
     assert_eq!(run("HALO_HOME", "x"), (Some(0), String::new()));
     assert_eq!(run("HALO_KV_RAM", "1 GiB"), (Some(0), String::new()));
+    assert_eq!(run("HALO_KV_RAM", ""), (Some(0), String::new()));
     for name in ["HALO_CONTEX_MAX_TOKENS", "HALO_KVRAM", "HALO_CONTEXT_MAXTOKENS"] {
         let (status, error) = run(name, "5");
         assert!(

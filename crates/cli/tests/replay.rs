@@ -234,6 +234,67 @@ fn damaged_attention_is_reported() {
     assert_eq!(why(&outcome(dir.path(), &[])), ["1: 2 values do not fill the shape 2 × 2 × 3"]);
 }
 
+/// Two answers; before the second, the first question and answer have left. Rows over the live window and over
+/// all that was ever recorded are told apart, padded or not, and what is damaged in them is found.
+#[test]
+fn rows_fit_the_window_of_the_replay() {
+    let turn = |turn: u64, role: &'static str| (0..3).map(move |k| (3 * turn + k, turn, role.to_owned()));
+    let prompt: Vec<Value> = turn(0, "user")
+        .chain(turn(1, "assistant"))
+        .chain(turn(2, "user"))
+        .map(|(i, turn, role)| json!({"id": 1, "text": "w", "position": i, "turn": turn, "sentence": 0, "role": role}))
+        .collect();
+    let said = |turn: u64, role: &str, row: Option<&[f32]>| {
+        let mut step = json!({"token": {"id": 1, "text": "w", "turn": turn, "role": role}});
+        if let Some(row) = row {
+            step["attention"] = json!(row);
+        }
+        step
+    };
+    let run = |row: &[f32], heads: &str| {
+        let dir = folder();
+        let steps = [
+            said(3, "assistant", None),
+            said(4, "user", None),
+            said(4, "user", None),
+            said(5, "assistant", Some(row)),
+        ];
+        write_capture(dir.path(), &Value::Array(prompt.clone()), &steps);
+        let head = std::fs::read_to_string(dir.path().join("capture.json")).expect("read");
+        let head =
+            head.replace("\"settings\":{}", &format!("\"settings\":{{\"brightness.heads\":\"{heads}\"}}"));
+        std::fs::write(dir.path().join("capture.json"), head).expect("written");
+        let sizes = [
+            "--set",
+            "context.max_tokens=8",
+            "--set",
+            "context.sink_tokens=0",
+            "--set",
+            "context.recent_tokens=0",
+        ];
+        let round = outcome(dir.path(), &sizes)["rounds"][1].clone();
+        let why = round["faults"]
+            .as_array()
+            .and_then(|f| f.first())
+            .map(|f| f["why"].as_str().expect("text").to_owned());
+        (round["votes"].as_u64().expect("a number"), why)
+    };
+    let live = [0.1, 0.1, 0.6, 0.1, 0.05, 0.05];
+    assert_eq!(run(&live, "mean"), (1, None));
+    let mut padded = live.to_vec();
+    padded.resize(16, 0.0);
+    assert_eq!(run(&padded, "mean"), (1, None), "padding has no effect");
+    let mut all = vec![0.05f32; 12];
+    all[8] = 0.45;
+    assert_eq!(run(&all, "mean"), (1, None), "a row over all that was recorded");
+    all[1] = -0.5;
+    assert_eq!(run(&all, "mean").1.as_deref(), Some("attention at slot 1 is -0.5, which is no probability"));
+    let mut max = vec![0.05f32; 12];
+    max[..6].fill(0.9);
+    max[11] = 0.9;
+    assert_eq!(run(&max, "max"), (1, None), "rows of maxima are not shares of one whole");
+}
+
 /// A row that does not sum to 1 is scored, and said to be doubtful.
 #[test]
 fn doubtful_attention_is_said() {

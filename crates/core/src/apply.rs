@@ -90,17 +90,16 @@ impl Timeline {
     /// # Errors
     /// When the change does not fit this timeline, which is then as it was before.
     pub fn apply(&mut self, change: &Change) -> Result<Change, ApplyError> {
-        match change {
-            Change::Append(append) => self.append(append),
-            Change::Score(score) => self.score(score),
-            Change::Prune(leaves) => self.prune(leaves),
-            Change::Resurrect(returns) => self.resurrect(returns),
-            Change::Pin { chunk, pinned } => self.pin(*chunk, *pinned),
-            Change::Withdraw(parts) => self.withdraw(parts, true),
-            Change::Restore(parts) => self.withdraw(parts, false),
-            Change::Merge { chunk, frees_name } => self.merge(*chunk, *frees_name),
-            Change::Split { chunk, at, sentence, tally } => self.split(*chunk, *at, *sentence, *tally),
-            Change::Batch(changes) => self.batch(changes),
+        if !matches!(change, Change::Batch(_)) {
+            return self.apply_one(change);
+        }
+        let mut done = Vec::new();
+        match self.apply_each(change, &mut done) {
+            Ok(()) => Ok(inverse_of(done)),
+            Err(error) => {
+                self.roll_back(&mut done);
+                Err(error)
+            }
         }
     }
 
@@ -114,30 +113,44 @@ impl Timeline {
         change: &Change,
         commit: impl FnOnce(&Timeline) -> Result<(), E>,
     ) -> Result<Change, E> {
-        let before = self.extent();
-        let inverse = self.apply(change)?;
-        if let Err(error) = commit(self) {
-            self.roll_back(before, &inverse);
-            return Err(error);
+        let mut done = Vec::new();
+        let result = self.apply_each(change, &mut done).map_err(E::from).and_then(|()| commit(self));
+        match (result, change) {
+            (Err(error), _) => {
+                self.roll_back(&mut done);
+                Err(error)
+            }
+            (Ok(()), Change::Batch(_)) => Ok(inverse_of(done)),
+            (Ok(()), _) => Ok(done.pop().map(|(_, inverse)| inverse).expect("one change has one inverse")),
         }
-        Ok(inverse)
     }
 
-    fn batch(&mut self, changes: &[Change]) -> Result<Change, ApplyError> {
-        let mut done: Vec<(End, Change)> = Vec::with_capacity(changes.len());
-        for change in changes {
-            let before = self.extent();
-            match self.apply(change) {
-                Ok(inverse) => done.push((before, inverse)),
-                Err(error) => {
-                    for (before, inverse) in done.iter().rev() {
-                        self.roll_back(*before, inverse);
-                    }
-                    return Err(error);
-                }
-            }
+    /// Does one change that is no batch.
+    fn apply_one(&mut self, change: &Change) -> Result<Change, ApplyError> {
+        match change {
+            Change::Append(append) => self.append(append),
+            Change::Score(score) => self.score(score),
+            Change::Prune(leaves) => self.prune(leaves),
+            Change::Resurrect(returns) => self.resurrect(returns),
+            Change::Pin { chunk, pinned } => self.pin(*chunk, *pinned),
+            Change::Withdraw(parts) => self.withdraw(parts, true),
+            Change::Restore(parts) => self.withdraw(parts, false),
+            Change::Merge { chunk, frees_name } => self.merge(*chunk, *frees_name),
+            Change::Split { chunk, at, sentence, tally } => self.split(*chunk, *at, *sentence, *tally),
+            Change::Batch(_) => unreachable!("batches are taken apart before"),
         }
-        Ok(Change::Batch(done.into_iter().rev().map(|(_, inverse)| inverse).collect()))
+    }
+
+    /// Does a change, batches within batches one by one, and notes for each where the timeline ended before and
+    /// what undoes it. On an error, what was done before it stays and is in `done`.
+    fn apply_each(&mut self, change: &Change, done: &mut Vec<(End, Change)>) -> Result<(), ApplyError> {
+        if let Change::Batch(changes) = change {
+            return changes.iter().try_for_each(|change| self.apply_each(change, done));
+        }
+        let before = self.extent();
+        let inverse = self.apply_one(change)?;
+        done.push((before, inverse));
+        Ok(())
     }
 
     /// Where the timeline ends now.
@@ -146,22 +159,29 @@ impl Timeline {
         End { tokens: self.ids.len(), turns: self.turns.len(), chunks: self.chunks.len(), last_chunk }
     }
 
-    /// Undoes a change that nobody has been told of, exactly: unlike the inverse alone, it also unmakes what
-    /// was appended, since those positions were never given away.
-    fn roll_back(&mut self, before: End, inverse: &Change) {
-        self.apply(inverse).expect("what was just done can be undone");
-        let text = before.tokens.checked_sub(1).map_or(0, |last| self.ends[last] as usize);
+    /// Undoes changes that nobody has been told of, the last first, exactly: unlike the inverse alone, it also
+    /// unmakes what was appended, since those positions were never given away.
+    fn roll_back(&mut self, done: &mut Vec<(End, Change)>) {
+        while let Some((before, inverse)) = done.pop() {
+            self.apply(&inverse).expect("what was just done can be undone");
+            self.truncate(before);
+        }
+    }
+
+    /// Takes off what lies behind an end; it has been withdrawn before.
+    fn truncate(&mut self, end: End) {
+        let text = end.tokens.checked_sub(1).map_or(0, |last| self.ends[last] as usize);
         self.text.truncate(text);
-        self.ids.truncate(before.tokens);
-        self.brightness.truncate(before.tokens);
-        self.flags.truncate(before.tokens);
-        self.ends.truncate(before.tokens);
-        self.turns.truncate(before.turns);
-        self.chunks.truncate(before.chunks);
-        self.live.truncate(before.chunks);
+        self.ids.truncate(end.tokens);
+        self.brightness.truncate(end.tokens);
+        self.flags.truncate(end.tokens);
+        self.ends.truncate(end.tokens);
+        self.turns.truncate(end.turns);
+        self.chunks.truncate(end.chunks);
+        self.live.truncate(end.chunks);
         if let Some(last) = self.chunks.last_mut() {
-            last.len = before.last_chunk;
-            self.recount(before.chunks - 1);
+            last.len = end.last_chunk;
+            self.recount(end.chunks - 1);
         }
     }
 
@@ -424,7 +444,11 @@ impl Timeline {
         (kept.len, kept.tally) = (len, tally);
         let kept = kept.id;
         self.recount(into);
-        if frees_name && place + 1 == self.chunks.len() {
+        // Empty chunks stand where the chunk before them ends.
+        let end = gone.start.plus(gone.len as usize);
+        self.chunks[into + 1..=place].iter_mut().for_each(|c| c.start = end);
+        let last_turn = self.turns.last().is_some_and(|t| t.id == chunk.turn);
+        if frees_name && last_turn && place + 1 == self.chunks.len() {
             self.chunks.truncate(place);
             self.live.truncate(place);
         }
@@ -445,6 +469,9 @@ impl Timeline {
         let kept = kept.ok_or_else(|| bad("no token inside the chunk stands there"))? as u32;
         let rest =
             head.tally.without(tally).ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
+        if sentence == u32::MAX {
+            return Err(ApplyError::Full);
+        }
         let tail_id = ChunkId { sentence, ..chunk };
         let behind = || self.chunks[place + 1..].iter().take_while(|c| c.id.turn == chunk.turn);
         let target = match self.find(tail_id) {
@@ -467,10 +494,8 @@ impl Timeline {
         (self.chunks[place].len, self.chunks[place].tally) = (kept, rest);
         let tail = &mut self.chunks[target];
         (tail.start, tail.len, tail.tally, tail.pinned) = (at, head.len - kept, tally, head.pinned);
-        // Names without tokens keep their order by position.
+        // Empty chunks stand where the chunk before them ends.
         self.chunks[place + 1..target].iter_mut().for_each(|c| c.start = at);
-        let empty = self.chunks[target + 1..].iter_mut().take_while(|c| c.len == 0);
-        empty.for_each(|c| c.start = c.start.max(at));
         self.recount(place);
         self.recount(target);
         Ok(Change::Merge { chunk: tail_id, frees_name })
@@ -485,6 +510,11 @@ impl Timeline {
     fn place(&self, id: ChunkId) -> Result<usize, ApplyError> {
         self.find(id).filter(|&i| self.chunks[i].len > 0).ok_or(ApplyError::NoChunk(id))
     }
+}
+
+/// What undoes a list of changes, as one.
+fn inverse_of(done: Vec<(End, Change)>) -> Change {
+    Change::Batch(done.into_iter().rev().map(|(_, inverse)| inverse).collect())
 }
 
 /// Where a timeline ended before a change.

@@ -50,8 +50,11 @@ pub struct Chunker {
     last_end: u32,
     /// Tokens of the open chunk before each tool call that has not been answered yet.
     calls: Vec<u32>,
-    /// How much of `<tool>` has been read.
+    /// How much of `<tool>` has been read, and the tokens of the open chunk before the one that begins it.
     call_read: usize,
+    call_start: u32,
+    /// The last token was part of a tool's result.
+    in_result: bool,
 }
 
 /// A fence of a code block: what it is made of and how long it is.
@@ -92,6 +95,8 @@ impl Chunker {
             last_end: 0,
             calls: Vec::new(),
             call_read: 0,
+            call_start: 0,
+            in_result: false,
         }
     }
 
@@ -105,22 +110,23 @@ impl Chunker {
         next: u32,
     ) -> Self {
         let mut chunker = Self::new(size);
-        let mut in_result = false;
         for (sentence, text, result) in tokens {
             if sentence != chunker.sentence {
                 (chunker.closed, chunker.next) = (true, sentence);
                 chunker.open();
             }
-            if in_result && !result {
+            if !result {
                 chunker.end_result();
             }
-            in_result = result;
+            chunker.in_result = result;
             let boundary = if result { chunker.pass_result() } else { chunker.read(text) };
             chunker.count += 1;
             chunker.closed = boundary && chunker.count >= size.min;
         }
         if next > chunker.next {
+            // The last chunk was merged away: whatever comes begins another.
             (chunker.closed, chunker.next) = (true, next);
+            chunker.open();
         }
         chunker
     }
@@ -128,6 +134,7 @@ impl Chunker {
     /// The next token of the turn.
     pub fn push(&mut self, text: &str) -> Placed {
         self.open();
+        self.end_result();
         let ended = self.last_end;
         let boundary = self.read(text);
         self.count += 1;
@@ -140,8 +147,11 @@ impl Chunker {
     pub fn push_result(&mut self) -> Placed {
         // The call may have closed its chunk; its result still belongs there.
         self.closed = false;
+        self.in_result = true;
         self.count += 1;
-        let whole = self.calls.iter().all(|&call| call < self.size.min.max(1));
+        // A call and its result are never parted; where nothing before the call is large enough to be a chunk of
+        // its own, the whole outgrows the limit.
+        let whole = !self.calls.is_empty() && self.calls.iter().all(|&call| call < self.size.min.max(1));
         let moved = if self.count > self.size.max && !whole { self.cut(self.last_end) } else { None };
         self.pass_result();
         Placed { sentence: self.sentence, moved }
@@ -159,9 +169,11 @@ impl Chunker {
         self.sentence
     }
 
-    /// The tool's result is complete; what follows is ordinary text again.
-    pub fn end_result(&mut self) {
-        self.calls.clear();
+    /// Text follows: a result that came before it is complete, and its call answered.
+    fn end_result(&mut self) {
+        if std::mem::take(&mut self.in_result) {
+            self.calls.clear();
+        }
     }
 
     /// Whether the text so far ends inside a fenced block.
@@ -173,8 +185,9 @@ impl Chunker {
     fn open(&mut self) {
         if self.closed {
             self.sentence = self.next;
-            self.next += 1;
+            self.next = self.next.saturating_add(1);
             self.count = 0;
+            self.call_start = 0;
             self.last_end = 0;
             self.line.stop = None;
             self.calls.clear();
@@ -191,8 +204,9 @@ impl Chunker {
         let call = self.calls.iter().copied().find(|call| fits(call));
         let at = call.or(Some(ended).filter(fits)).unwrap_or(full);
         self.sentence = self.next;
-        self.next += 1;
+        self.next = self.next.saturating_add(1);
         self.count -= at;
+        self.call_start = self.call_start.saturating_sub(at);
         self.last_end = self.last_end.saturating_sub(at);
         self.line.stop = self.line.stop.and_then(|stop| stop.checked_sub(at)).filter(|&stop| stop > 0);
         self.calls = self.calls.iter().filter_map(|call| call.checked_sub(at)).collect();
@@ -276,9 +290,12 @@ impl Chunker {
             Some(next) if next == c => self.call_read + 1,
             _ => usize::from(c == '<'),
         };
+        if self.call_read == 1 {
+            self.call_start = self.count;
+        }
         if self.call_read == CALL.len() {
             self.call_read = 0;
-            self.calls.push(self.count);
+            self.calls.push(self.call_start);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The same capture and the same rules give the same outcome, always: this is how every change to scoring is
 //! checked. It does what a turn does (append, score each step, prune once at the end), and nothing else.
 
-use crate::attention::{AttentionStats, Fault, is_traced};
+use crate::attention::{AttentionStats, Fault, check_probabilities, is_traced};
 use crate::brightness::{Mass, Strategy};
 use crate::change::{Append, Change, Extent, Leave, NewToken, Tally};
 use crate::chunk::{ChunkSize, Chunker};
@@ -287,24 +287,27 @@ impl<'a> Replay<'a> {
         self.round = Some((scorer, round));
     }
 
-    /// A recorded row as the window of this replay would have it. Where tokens have left that the recorded
-    /// model still saw, their attention is shared among the rest: what it would have been cannot be known.
-    fn project(&self, row: &[f32]) -> Option<Vec<f32>> {
+    /// A recorded row as the window of this replay would have it; none where it is that already. Where tokens
+    /// have left that the recorded model still saw, their attention is shared among the rest: what it would have
+    /// been cannot be known.
+    fn project(&self, row: &[f32]) -> Result<Option<Vec<f32>>, String> {
         let (recorded, live) = (self.timeline.len(), self.timeline.live_len());
-        let over_all = row.len() == recorded || row.len() + 1 == recorded;
-        let over_live = row.len() == live || row.len() + 1 == live;
-        let too_short = row.len() + 1 < recorded;
-        let not_padded = row.iter().skip(recorded).any(|&a| a != 0.0);
-        if live == recorded || (over_live && !over_all) || too_short || not_padded {
-            return None;
+        // Without the zeros that may pad it, a row over all recorded tokens ends with the last or the one before.
+        let seen = row.iter().rposition(|&a| a != 0.0).map_or(0, |last| last + 1);
+        if live == recorded || seen > recorded || seen + 1 < recorded {
+            return Ok(None);
         }
-        let seen = self.timeline.view(0).positions();
-        let mut kept: Vec<f32> = seen.iter().filter_map(|p| row.get(p.index()).copied()).collect();
+        check_probabilities(row).map_err(|fault| fault.to_string())?;
+        let positions = self.timeline.view(0).positions();
+        let mut kept: Vec<f32> = positions.iter().filter_map(|p| row.get(p.index()).copied()).collect();
         let (all, rest) = (sum(row), sum(&kept));
-        if rest > 0.0 && rest.is_finite() {
+        if rest == 0.0 {
+            return Err("all its attention lies on tokens that have left".into());
+        }
+        if self.rules.shares_one() {
             kept.iter_mut().for_each(|a| *a = (f64::from(*a) * all / rest) as f32);
         }
-        Some(kept)
+        Ok(Some(kept))
     }
 
     fn score(
@@ -315,13 +318,15 @@ impl<'a> Replay<'a> {
         attention: Option<&Result<Vec<f32>, String>>,
     ) -> Result<(), String> {
         let step = self.steps;
-        let (row, damage) = match attention {
-            None => (None, None),
-            Some(Ok(row)) => (Some(row.as_slice()), None),
-            Some(Err(why)) => (None, Some(why)),
+        let projected = match attention {
+            Some(Ok(row)) => self.project(row),
+            _ => Ok(None),
         };
-        let projected = row.and_then(|row| self.project(row));
-        let row = projected.as_deref().or(row);
+        let (row, damage) = match (&projected, attention) {
+            (Err(why), _) | (_, Some(Err(why))) => (None, Some(why)),
+            (Ok(Some(row)), _) | (Ok(None), Some(Ok(row))) => (Some(row.as_slice()), None),
+            (Ok(None), None) => (None, None),
+        };
         let Some((scorer, round)) = &mut self.round else { return Ok(()) };
         scorer.push(chunk, position, brightness);
         match scorer.observe(row) {
@@ -332,7 +337,7 @@ impl<'a> Replay<'a> {
                 round.votes += observed.votes;
                 round.padded += u64::from(observed.padding > 0);
                 let sum = row.map_or(1.0, sum);
-                if self.rules.expects_one() && (sum - 1.0).abs() > OFF {
+                if self.rules.shares_one() && (sum - 1.0).abs() > OFF {
                     round.sums.push((step, sum));
                 }
             }
@@ -342,10 +347,11 @@ impl<'a> Replay<'a> {
         }
         round.steps += 1;
         let timeline = &self.timeline;
-        let (sinks, newest) = (self.rules.sinks as u64, position);
+        let (sinks, recent) =
+            (self.rules.sinks as u64, timeline.len().saturating_sub(self.rules.recent) as u64);
         let may_go = |p: Position| {
             let chunk = timeline.chunk_of(p).filter(|c| !c.is_pinned() && !timeline.is_system_prompt(c.id()));
-            p.0 >= sinks && p != newest && chunk.is_some()
+            p.0 >= sinks && p.0 < recent && p != position && chunk.is_some()
         };
         if let Some(culled) = scorer.cull(may_go) {
             if let Change::Batch(parts) = &culled {
@@ -415,8 +421,8 @@ fn left(timeline: &Timeline, change: &Change) -> Vec<Left> {
 }
 
 impl Rules {
-    /// Whether rows of attention sum to 1 under these rules.
-    fn expects_one(&self) -> bool {
-        matches!(&self.strategy, Strategy::Magnitude(m) if m.mass == Mass::One)
+    /// Whether rows of attention are shares of one whole under these rules.
+    fn shares_one(&self) -> bool {
+        !matches!(&self.strategy, Strategy::Magnitude(m) if m.mass == Mass::Sum)
     }
 }

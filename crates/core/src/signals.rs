@@ -4,7 +4,7 @@
 use crate::change::{Change, Extent, Leave, Part, Return, Score, Scored, WhyLeft, WhyReturned};
 use crate::resurrect::returning;
 use crate::timeline::{ChunkRef, Timeline};
-use crate::token::{Brightness, ChunkId, Flags, Role, TurnId};
+use crate::token::{Brightness, ChunkId, Flags, TurnId};
 use std::collections::BTreeSet;
 
 /// Why a signal cannot be followed.
@@ -190,7 +190,6 @@ fn dependents<'a>(timeline: &'a Timeline, chunk: ChunkRef<'a>) -> Vec<ChunkRef<'
     if !chunk.id().is_anchor() {
         return vec![chunk];
     }
-    let answer = timeline.partner(chunk.id()).filter(|_| chunk.id().role == Role::User);
-    let turns = [Some(chunk.id().turn), answer.map(|a| a.id().turn)];
+    let turns = [Some(chunk.id().turn), timeline.answer_to(chunk.id().turn)];
     turns.into_iter().flatten().flat_map(|t| timeline.turn_chunks(t)).collect()
 }

@@ -124,7 +124,7 @@ impl Timeline {
     #[must_use]
     pub fn next_sentence(&self, turn: TurnId) -> u32 {
         let places = self.turn_index(turn).map_or(0..0, |t| self.places_of_turn(t));
-        self.chunks[places].last().map_or(0, |c| c.id.sentence + 1)
+        self.chunks[places].last().map_or(0, |c| c.id.sentence.saturating_add(1))
     }
 
     /// The messages, in order.
@@ -184,8 +184,9 @@ impl Timeline {
         if position >= self.next_position() {
             return None;
         }
+        // Empty chunks stand where the one before them ends, so none lies between a token and its chunk.
         let after = self.chunks.partition_point(|c| c.start <= position);
-        (0..after).rev().find(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
+        Some(self.chunk_at(after.checked_sub(1)?))
     }
 
     /// All chunks that hold tokens, live and dead, in order of birth.
@@ -222,6 +223,13 @@ impl Timeline {
         let turn = self.turn_index(chunk.turn)?;
         let other = self.paired_turn(turn)?;
         self.chunk(ChunkId::new(self.turns[other].role, self.turns[other].id, 0))
+    }
+
+    /// The turn that answers a user's turn.
+    #[must_use]
+    pub fn answer_to(&self, turn: TurnId) -> Option<TurnId> {
+        let turn = self.turn_index(turn).filter(|&t| self.turns[t].role == Role::User)?;
+        self.paired_turn(turn).map(|answer| self.turns[answer].id)
     }
 
     /// The user's turn that a turn answers.
@@ -326,8 +334,18 @@ impl Timeline {
         if next != self.next_position() {
             return Err(format!("chunks end at {}, tokens at {n}", next.0));
         }
-        if !self.chunks.is_sorted_by_key(|c| c.start) {
-            return Err("the chunks are not in order of their positions".into());
+        let mut end = Position(0);
+        for chunk in &self.chunks {
+            if chunk.start != end {
+                return Err(format!("{} does not stand where the chunk before it ends", chunk.id));
+            }
+            end = chunk.start.plus(chunk.len as usize);
+        }
+        for (turn, at) in self.turns.iter().zip(0..) {
+            let own = self.chunks.get(self.places_of_turn(at));
+            if own.is_none_or(|own| own.iter().any(|c| (c.id.turn, c.id.role) != (turn.id, turn.role))) {
+                return Err(format!("the chunks of turn {} are not its own", turn.id.0));
+            }
         }
         if let Some(bad) = self.brightness.iter().position(|b| !b.0.is_finite()) {
             return Err(format!("brightness at {bad} is not a number"));

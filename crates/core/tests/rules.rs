@@ -257,7 +257,22 @@ fn a_tools_result_stays_with_its_call() {
         (1, Some(5)),
         "too long: the call and its result move on together"
     );
-    chunker.end_result();
+    for _ in 0..3 {
+        assert_eq!(chunker.push("w").sentence, 1);
+    }
+    assert_eq!(
+        chunker.push("w").moved,
+        Some(1),
+        "the call is answered: cut where it is full, not before the call"
+    );
+    // A call that is spread over several tokens is one call.
+    let mut spread = Chunker::new(ChunkSize { min: 3, max: 8 });
+    ["a", "b", "c", "d", "<", "tool", ">", "x"].iter().for_each(|t| assert_eq!(spread.push(t).sentence, 0));
+    assert_eq!(spread.push_result().moved, Some(5));
+    // Results without a call are cut like anything else.
+    let mut none = Chunker::new(ChunkSize { min: 3, max: 8 });
+    let sentences: Vec<u32> = (0..20).map(|_| none.push_result().sentence).collect();
+    assert_eq!(sentences.last(), Some(&2));
     let mut small = Chunker::new(ChunkSize { min: 3, max: 4 });
     ["a", "<tool>", "x", "</tool>"].iter().for_each(|t| assert_eq!(small.push(t).sentence, 0));
     for _ in 0..9 {
@@ -571,4 +586,40 @@ fn notation_refuses_what_it_cannot_read() {
         let error = notation::read(text).expect_err(text).to_string();
         assert!(error.contains(why), "{text}: {error}");
     }
+}
+
+/// Undone in the order in which it was done, last first, with an empty turn in between.
+#[test]
+fn a_split_behind_an_empty_turn_is_undone_soundly() {
+    use halo_core::change::Tally;
+    let mut timeline = notation::read("u0.0:10").expect("a timeline");
+    let chunk = "u0.0".parse().expect("a chunk");
+    let split = Change::Split { chunk, at: Position(5), sentence: 1, tally: Tally::default() };
+    let empty = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![] };
+    let undo = timeline.apply(&Change::Batch(vec![split.clone(), Change::Append(empty)])).expect("it fits");
+    let redo = timeline.apply(&undo).expect("it can be undone");
+    timeline.check().expect("sound");
+    assert_eq!(notation::write(&timeline), "u0.0:10");
+    timeline.apply(&redo).expect("it can be done again");
+    timeline.check().expect("sound");
+    assert_eq!(notation::write(&timeline), "u0.0:5 u0.1:5");
+    assert_eq!((timeline.next_sentence(TurnId(1)), timeline.question_of(TurnId(1))), (0, Some(TurnId(0))));
+}
+
+/// What a store refuses leaves no trace, whatever is in the batch.
+#[test]
+fn a_refused_change_leaves_no_trace() {
+    let mut timeline = notation::read("u0.0:5 u0.1:5").expect("a timeline");
+    let before = timeline.clone();
+    let token =
+        NewToken { id: TokenId(1), text: "w".into(), sentence: 0, brightness: Brightness(1.0), tool: false };
+    let merge = Change::Merge { chunk: "u0.1".parse().expect("a chunk"), frees_name: true };
+    let append = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![token] };
+    let batch = Change::Batch(vec![merge, Change::Batch(vec![Change::Append(append)])]);
+    let refused = timeline.transact(&batch, |after| {
+        assert_eq!(notation::write(after), "u0.0:10 a1.0*1");
+        Err(SeamError::new("writing", "the disk is full"))
+    });
+    assert_eq!(refused, Err(SeamError::new("writing", "the disk is full")));
+    assert_eq!(timeline, before);
 }

@@ -3,9 +3,9 @@
 use super::{print, print_json};
 use crate::Common;
 use crate::capture::{Capture, Reduction, check_free};
-use crate::printable;
-use crate::settings::load::{Loaded, Origin};
+use crate::settings::load::{Loaded, Origin, Sources, load};
 use crate::settings::{KEYS, Key, Settings};
+use crate::{printable, say};
 use anyhow::{Context, Result};
 use halo_core::replay::{Outcome, Replay, Round};
 use halo_core::timeline::ChunkRef;
@@ -30,15 +30,20 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         check_free(folder)?;
     }
     let mut capture = Capture::open(&options.capture)?;
-    let loaded = common.load(capture.recorded_settings())?;
+    let mut loaded = common.load(capture.recorded_settings())?;
     for note in capture.notes.iter().chain(&loaded.notes) {
-        eprintln!("halo: {}", printable(note));
+        say(note);
     }
-    let named = |key: &str| !matches!(loaded.origin(key), Origin::Default | Origin::Capture);
-    if capture.is_reduced() && (named("brightness.layers") || named("brightness.heads")) {
-        eprintln!(
-            "halo: this capture holds one row a step: brightness.layers and .heads cannot choose among more"
-        );
+    if capture.is_reduced() {
+        let named = |key| !matches!(loaded.origin(key), Origin::Default | Origin::Capture);
+        if named("brightness.layers") || named("brightness.heads") {
+            say(
+                "this capture holds one row a step: brightness.layers and brightness.heads stay as it recorded them",
+            );
+        }
+        let recorded =
+            load(&Sources { recorded: capture.recorded_settings(), ..Sources::default() })?.settings;
+        (loaded.settings.layers, loaded.settings.heads) = (recorded.layers, recorded.heads);
     }
     let reduction = Reduction::of(&loaded.settings);
     capture.reduce_by(reduction.clone());
@@ -55,7 +60,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             if again.is_reduced() { "" } else { ", attention reduced to one row each as the settings say" };
         again.reduce_by(reduction);
         let steps = again.save(folder)?;
-        eprintln!("halo: wrote {steps} steps to {}{reduced}", folder.display());
+        say(&format!("wrote {steps} steps to {}{reduced}", folder.display()));
     }
     let set = changed(&loaded);
     if common.json {

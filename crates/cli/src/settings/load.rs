@@ -276,7 +276,7 @@ fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
         .map(|(section, _)| format!("HALO_{}_", section.to_uppercase()))
         .collect();
     let mut written = Vec::new();
-    for (name, text) in environment {
+    for (name, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
         let key = match KEYS.iter().find(|k| variable(k.name) == *name) {
             Some(key) => key.name.to_owned(),
             None if sections.iter().any(|s| name.starts_with(s.as_str())) || looks_like_ours(name) => {

@@ -188,10 +188,10 @@ settings! {
     Later "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
 }
 
-/// What a preset sets. The preset `halo` sets what the others change back to the defaults.
-#[must_use]
-pub fn preset(preset: Preset) -> Vec<(&'static str, String)> {
-    let changes: &[(&'static str, &str)] = match preset {
+/// What a preset changes of the defaults.
+fn changes(preset: Preset) -> &'static [(&'static str, &'static str)] {
+    match preset {
+        Preset::Halo => &[],
         Preset::HaloWeave => &[
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
@@ -204,14 +204,17 @@ pub fn preset(preset: Preset) -> Vec<(&'static str, String)> {
         Preset::HaloV0 => {
             &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]
         }
-        Preset::Halo => {
-            let defaults = Settings::default();
-            let others = [Preset::HaloWeave, Preset::HaloV0].into_iter().flat_map(self::preset);
-            let set = others.filter_map(|(key, _)| Some((key, defaults.get(key)?.0)));
-            return set.collect::<BTreeMap<_, _>>().into_iter().collect();
-        }
-    };
-    changes.iter().map(|(key, value)| (*key, (*value).to_owned())).collect()
+    }
+}
+
+/// What a preset sets: all that any preset changes, so that naming one leaves nothing of another.
+#[must_use]
+pub fn preset(preset: Preset) -> Vec<(&'static str, String)> {
+    let defaults = Settings::default();
+    let any = [Preset::HaloWeave, Preset::HaloV0].into_iter().flat_map(changes);
+    let mut set: BTreeMap<_, _> = any.filter_map(|(key, _)| Some((*key, defaults.get(key)?.0))).collect();
+    set.extend(changes(preset).iter().map(|(key, value)| (*key, (*value).to_owned())));
+    set.into_iter().collect()
 }
 
 impl Settings {

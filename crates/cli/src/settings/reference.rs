@@ -34,7 +34,7 @@ pub fn page() -> String {
         let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
         let _ = writeln!(out, "| `{}` | {default} | {} | {doc}{later} |", key.name, (key.allowed)());
     }
-    out.push_str("\n## Presets\n\nWhat each sets. `halo` is what there is without a preset; naming it sets back what another would change.\n\n| preset | sets |\n|---|---|\n");
+    out.push_str("\n## Presets\n\nWhat each sets; naming one leaves nothing of another. `halo` is what there is without a preset.\n\n| preset | sets |\n|---|---|\n");
     for name in [Preset::Halo, Preset::HaloWeave, Preset::HaloV0] {
         let sets: Vec<_> = preset(name).iter().map(|(key, value)| format!("`{key} = {value}`")).collect();
         let _ = writeln!(out, "| {name} | {} |", sets.join(", "));

@@ -247,7 +247,10 @@ impl World {
             Change::Batch(vec![append.clone(), Change::Batch(vec![change.clone(), append]), impossible]);
         let before = self.timeline.clone();
         assert!(self.timeline.apply(&batch).is_err());
-        assert_eq!(self.timeline.state_hash(), before.state_hash(), "{batch:?} leaves no trace");
+        assert_eq!(self.timeline, before, "{batch:?} leaves no trace");
+        let refused: Result<_, ApplyError> = self.timeline.transact(&change, |_| Err(ApplyError::Full));
+        assert!(refused.is_err());
+        assert_eq!(self.timeline, before, "{change:?} leaves no trace");
         self.timeline.check().expect("sound");
         let last_turn = self.timeline.turns().last().is_some_and(|t| t.id == id.turn);
         if last_turn && at > start {
@@ -282,15 +285,16 @@ impl World {
 
     /// Applies a change, undoes it and does it again: the state must come and go exactly.
     fn apply(&mut self, change: &Change) {
-        let before = (self.timeline.state_hash(), self.timeline.view(0).positions());
+        let before = self.timeline.clone();
         let undo = self.timeline.apply(change).unwrap_or_else(|e: ApplyError| panic!("{e} in {change:?}"));
         let after = self.timeline.state_hash();
         let redo = self.timeline.apply(&undo).expect("what was done can be undone");
         if matches!(change, Change::Append(_)) {
             // Positions are never reused: an undone append is out of sight, not unmade.
-            assert_eq!(self.timeline.view(0).positions(), before.1, "undo of {change:?}");
+            assert_eq!(self.timeline.view(0).positions(), before.view(0).positions(), "undo of {change:?}");
         } else {
-            assert_eq!(self.timeline.state_hash(), before.0, "undo of {change:?}");
+            assert_eq!(self.timeline.state_hash(), before.state_hash(), "undo of {change:?}");
+            assert_eq!(self.timeline, before, "undo of {change:?}");
         }
         self.timeline.apply(&redo).expect("what was undone can be done again");
         assert_eq!(self.timeline.state_hash(), after, "redo of {change:?}");
