@@ -596,7 +596,7 @@ fn a_split_behind_an_empty_turn_is_undone_soundly() {
     let chunk = "u0.0".parse().expect("a chunk");
     let split = Change::Split { chunk, at: Position(5), sentence: 1, tally: Tally::default() };
     let empty = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![] };
-    let undo = timeline.apply(&Change::Batch(vec![split.clone(), Change::Append(empty)])).expect("it fits");
+    let undo = timeline.apply(&Change::Batch(vec![split, Change::Append(empty)])).expect("it fits");
     let redo = timeline.apply(&undo).expect("it can be undone");
     timeline.check().expect("sound");
     assert_eq!(notation::write(&timeline), "u0.0:10");
