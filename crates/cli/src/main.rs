@@ -75,7 +75,7 @@ enum BenchCommand {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(sets_last(std::env::args_os().collect()));
+    let cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
 
 /// Moves every `--set KEY=VALUE` behind the command, in order: of a flag that may be repeated and stands on both
 /// sides of the command, the parser would keep only the later ones.
-fn sets_last(args: Vec<OsString>) -> Vec<OsString> {
+fn sets_last(args: &[OsString]) -> Vec<OsString> {
     let end = args.iter().position(|a| a == "--").unwrap_or(args.len());
     let (mut rest, mut sets) = (Vec::new(), Vec::new());
     let mut given = args[..end].iter();
