@@ -3,7 +3,7 @@
 //!
 //! The baseline is the record-per-token list of the founding documents: every question scans all tokens.
 
-use crate::measure::median_ns;
+use crate::measure::call_ns;
 use halo_core::brightness::{Magnitude, Strategy};
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, Return, WhyLeft, WhyReturned};
 use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
@@ -163,20 +163,20 @@ fn score(timeline: &Timeline, name: &'static str, steep: i32, time: Duration) ->
     let strategy = Strategy::Magnitude(Magnitude::default());
     let mut scorer = Scorer::new(strategy, timeline.view(0), None);
     let row = attention(scorer.len(), steep);
-    let value = median_ns(time, || (), |()| scorer.observe(Some(&row)));
+    let value = call_ns(time, || (), |()| scorer.observe(Some(&row)));
     let mut list = as_list(timeline);
     let rules = Magnitude::default();
-    let baseline = median_ns(time, || (), |()| list.score(&row, TurnId(u32::MAX), &rules));
+    let baseline = call_ns(time, || (), |()| list.score(&row, TurnId(u32::MAX), &rules));
     Figure { name, unit: "µs", value: value / 1e3, baseline: Some(baseline / 1e3), budget: None }
 }
 
 fn live_view(timeline: &Timeline, time: Duration) -> [Figure; 2] {
-    let build = median_ns(time, || (), |()| (timeline.view(0).ids(), timeline.view(0).positions()));
+    let build = call_ns(time, || (), |()| (timeline.view(0).ids(), timeline.view(0).positions()));
     let list = as_list(timeline);
-    let scan = median_ns(time, || (), |()| list.live());
+    let scan = call_ns(time, || (), |()| list.live());
     let mut timeline = timeline.clone();
     let changes = prune_and_return(middle(&timeline));
-    let update = median_ns(
+    let update = call_ns(
         time,
         || (),
         |()| {
@@ -207,7 +207,7 @@ fn live_view(timeline: &Timeline, time: Duration) -> [Figure; 2] {
 fn plan(time: Duration) -> Figure {
     let timeline = conversation(15_000 * CHUNK, 15_000 * CHUNK);
     let rules = prune_rules(timeline.live_len() - 2_000);
-    let value = median_ns(time, || (), |()| plan_prune(timeline.view(0), &rules));
+    let value = call_ns(time, || (), |()| plan_prune(timeline.view(0), &rules));
     // The naive way groups all tokens by chunk and looks for the dimmest, again for each chunk that leaves: here
     // it does so once.
     let list = as_list(&timeline);
@@ -218,7 +218,7 @@ fn plan(time: Duration) -> Figure {
         });
         peaks.min_by(|a, b| a.0.total_cmp(&b.0))
     };
-    let once = median_ns(Duration::ZERO, || (), |()| dimmest(&list));
+    let once = call_ns(Duration::ZERO, || (), |()| dimmest(&list));
     Figure {
         name: "plan a prune of 2,000 tokens over 15,000 chunks (baseline: 32 scans of the list)",
         unit: "ms",
@@ -235,10 +235,9 @@ fn apply(long: &Timeline, time: Duration) -> Vec<Figure> {
     for (names, timeline) in [(APPLY[0], &short), (APPLY[1], long)] {
         let mut timeline = timeline.clone();
         let changes = prune_and_return(middle(&timeline));
-        let prune =
-            median_ns(time, || (), |()| changes.iter().map(|c| timeline.apply(c)).collect::<Vec<_>>());
+        let prune = call_ns(time, || (), |()| changes.iter().map(|c| timeline.apply(c)).collect::<Vec<_>>());
         let turn = timeline.next_turn();
-        let append = median_ns(
+        let append = call_ns(
             time,
             || (),
             |()| {
