@@ -1,7 +1,8 @@
 //! Random lives of a conversation against the naive twin: at least ten thousand in every test run.
 
-use halo_core::chunk::{ChunkSize, Chunker, sentences};
+use halo_core::chunk::ChunkSize;
 use halo_core::notation;
+use halo_core::testing::chunks;
 use halo_core::testing::ops::World;
 use proptest::prelude::*;
 
@@ -50,16 +51,7 @@ proptest! {
         min in 1u32..12,
         more in 1u32..20,
     ) {
-        let size = ChunkSize { min, max: min + more };
-        let chunks = sentences(size, tokens.iter().copied());
-        prop_assert_eq!(chunks.len(), tokens.len());
-        prop_assert!(chunks.windows(2).all(|w| w[1] == w[0] || w[1] == w[0] + 1));
-        let last = chunks.last().copied().unwrap_or(0);
-        for sentence in 0..=last {
-            let len = chunks.iter().filter(|&&s| s == sentence).count() as u32;
-            prop_assert!(len <= size.max, "{} tokens in chunk {}", len, sentence);
-            prop_assert!(len >= size.min || sentence == last, "{} tokens in chunk {}", len, sentence);
-        }
+        chunks::keep_their_size(ChunkSize { min, max: min + more }, &tokens);
     }
 
     /// A turn that is taken up again is cut as if it had never been put down.
@@ -69,19 +61,7 @@ proptest! {
         min in 1u32..9,
         more in 1u32..12,
     ) {
-        let size = ChunkSize { min, max: min + more };
-        let mut chunker = Chunker::new(size);
-        let mut said: Vec<(u32, &str, bool)> = Vec::new();
-        for (text, result) in tokens {
-            let next = said.last().map_or(0, |t| t.0 + 1);
-            let mut again = Chunker::resume(size, said.iter().copied(), next);
-            let push = |c: &mut Chunker| if result { c.push_result() } else { c.push(text) };
-            let placed = push(&mut chunker);
-            prop_assert_eq!(push(&mut again), placed, "behind {:?}", said);
-            said.push((placed.sentence, text, result));
-            let moved = said.len() - placed.moved.unwrap_or(1) as usize;
-            said[moved..].iter_mut().for_each(|t| t.0 = placed.sentence);
-        }
+        chunks::resume(ChunkSize { min, max: min + more }, &tokens);
     }
 }
 
