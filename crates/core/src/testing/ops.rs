@@ -108,8 +108,11 @@ impl World {
         let mut state = u64::from(dice) << 8 | u64::from(much);
         // Once in a while an answer that is longer than votes are counted in one byte.
         let steps = if dice == 200 { 300 } else { u64::from(much % 5) };
+        let born = self.timeline.next_position();
         for step in 0..steps {
-            let mut row = random_row(self.timeline.live_len(), &mut state);
+            self.stream(&mut scorer, born, step, dice);
+            // The pass that made a token saw all but it; some recorders write its own share down too.
+            let mut row = random_row(self.timeline.live_len() - (step % 2) as usize, &mut state);
             if row.len() < 2 {
                 break;
             }
@@ -122,6 +125,32 @@ impl World {
             assert_eq!(scorer.observe(Some(&row)).is_err(), broken < 2);
         }
         self.apply(&scorer.finish());
+    }
+
+    /// One more token of the answer, in the open chunk or a new one; now and then what was said since `born` is
+    /// cut in two.
+    fn stream(&mut self, scorer: &mut Scorer, born: Position, step: u64, dice: u8) {
+        let turn = self.timeline.turns()[self.timeline.turns().len() - 1].id;
+        let next = self.timeline.next_sentence(turn);
+        let open = self.timeline.turn_chunks(turn).last().map(|c| c.id().sentence).filter(|s| s + 1 == next);
+        let sentence = open.filter(|_| !step.is_multiple_of(3)).unwrap_or(next);
+        let (at, role) = (self.timeline.next_position(), Role::Assistant);
+        let chunk = ChunkId::new(role, turn, sentence);
+        let pinned = self.timeline.chunk(chunk).is_some_and(|c| c.is_pinned());
+        let (brightness, votes, mass) = (FULL.0, 0, 0.0);
+        self.twin.0.push(Tok { chunk, brightness, votes, mass, dead: false, gone: false, pinned });
+        let token = NewToken { id: TokenId(3), text: "x".into(), sentence, brightness: FULL, tool: false };
+        self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }));
+        scorer.push(chunk, at, FULL);
+        let start = self.timeline.chunk(chunk).expect("just said").start();
+        let cut = born.max(start.plus(1));
+        if dice & 16 != 0 && step % 4 == 2 && cut <= at {
+            let sentence = self.timeline.next_sentence(turn);
+            self.apply(&Change::Split { chunk, at: cut, sentence, tally: Tally::default() });
+            let tail = ChunkId { sentence, ..chunk };
+            scorer.split(cut, tail);
+            self.twin.0[cut.0 as usize..].iter_mut().for_each(|t| t.chunk = tail);
+        }
     }
 
     fn prune(&mut self, whom: u8, much: u8, dice: u8) {
@@ -366,7 +395,7 @@ fn random_row(len: usize, state: &mut u64) -> Vec<f32> {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
     };
-    let mut row: Vec<f32> = (0..len).map(|_| next().powi(4)).collect();
+    let mut row: Vec<f32> = (0..len).map(|_| next().powi(4) + 1e-6).collect();
     let rest: f32 = row.iter().skip(1).sum::<f32>().max(1e-6);
     row.iter_mut().skip(1).for_each(|a| *a *= 0.7 / rest);
     if let Some(sink) = row.first_mut() {

@@ -34,7 +34,8 @@ impl Twin {
     pub fn score(&mut self, row: &[f32], current: TurnId, rules: &Magnitude) {
         let (live, first) = (self.live(), rules.sink == Sink::First);
         let sink = if first { row[0] } else { row.iter().copied().fold(0.0, f32::max) };
-        let threshold = (1.0 - f64::from(sink)) / (row.len() as f64 - 1.0);
+        let slots = if first { row.len() } else { live.len() };
+        let threshold = (1.0 - f64::from(sink)) / (slots as f64 - 1.0);
         let scored = |&slot: &usize| rules.score_current_turn || self.0[live[slot]].chunk.turn != current;
         for slot in (usize::from(first)..row.len()).filter(scored).collect::<Vec<_>>() {
             let (token, a) = (&mut self.0[live[slot]], f64::from(row[slot]));
