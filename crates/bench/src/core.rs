@@ -150,7 +150,7 @@ pub fn run(time: Duration) -> Vec<Figure> {
     figures.extend(live_view(&million, time));
     figures.push(plan(time));
     figures.extend(apply(&million, time));
-    figures.push(memory(&million));
+    figures.extend(memory(&million));
     figures
 }
 
@@ -271,12 +271,36 @@ const APPLY: [[&str; 2]; 2] = [
     ],
 ];
 
-fn memory(timeline: &Timeline) -> Figure {
-    Figure {
-        name: "memory per token beyond its id and text, 970,000 dead of 1,000,000",
+/// What a token costs beside its id and text: in chunks of the usual size, and in a chat of short messages, where
+/// each few tokens bear a chunk and a turn of their own.
+fn memory(long: &Timeline) -> [Figure; 2] {
+    let mut short = Timeline::new();
+    for turn in 0..30_000 {
+        let token = |n| NewToken {
+            id: TokenId(n),
+            text: " word".into(),
+            sentence: 0,
+            brightness: Brightness(10_000.0),
+            tool: false,
+        };
+        let role = if turn % 2 == 0 { Role::User } else { Role::Assistant };
+        let append = Append {
+            at: short.next_position(),
+            turn: TurnId(turn),
+            role,
+            tokens: (0..10).map(token).collect(),
+        };
+        short.apply(&Change::Append(append)).expect("at the end");
+    }
+    let figure = |name, timeline: &Timeline| Figure {
+        name,
         unit: "bytes",
         value: timeline.memory().rest as f64 / timeline.len() as f64,
         baseline: Some(size_of::<Tok>() as f64),
         budget: Some(16.0),
-    }
+    };
+    [
+        figure("memory per token beyond its id and text, 970,000 dead of 1,000,000, chunks of 64", long),
+        figure("memory per token beyond its id and text, a chat of 10 tokens a message", &short),
+    ]
 }

@@ -52,12 +52,6 @@ pub fn write(timeline: &Timeline) -> String {
     timeline.chunks().map(|c| write_chunk(timeline, c)).collect::<Vec<_>>().join(" ")
 }
 
-/// Writes the live chunks of a timeline.
-#[must_use]
-pub fn write_live(timeline: &Timeline) -> String {
-    timeline.live_chunks().map(|c| write_chunk(timeline, c)).collect::<Vec<_>>().join(" ")
-}
-
 fn write_chunk(timeline: &Timeline, chunk: ChunkRef<'_>) -> String {
     let tokens: Vec<_> = chunk.run().positions().filter_map(|p| timeline.token(p)).collect();
     let state = |f: Flags| match (f.has(Flags::WITHDRAWN), f.has(Flags::DEAD)) {
