@@ -1,13 +1,14 @@
 //! How a timeline changes: `apply` takes a [`Change`], checks all of it, does all of it, and returns what
 //! would undo it. An error leaves the timeline exactly as it was.
 
+use crate::body::Body;
 use crate::change::{
-    Append, Change, Extent, Leave, NewToken, Part, Return, Run, Score, Scored, Tally, TallyChange, WhyLeft,
-    WhyReturned,
+    Append, Change, Extent, Leave, Part, Return, Run, Score, Scored, Tally, TallyChange, WhyLeft, WhyReturned,
 };
-use crate::timeline::{Chunk, Timeline, Turn};
-use crate::token::{ChunkId, Flags, Position, Role, TurnId};
+use crate::timeline::{Chunk, Held, Timeline, Turn};
+use crate::token::{Brightness, ChunkId, Flags, Position, Role, TurnId};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Why a change does not fit a timeline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +40,9 @@ pub enum ApplyError {
     /// No such chunk.
     #[error("there is no chunk {0}")]
     NoChunk(ChunkId),
+    /// Its tokens are in the store only.
+    #[error("the tokens of {0} are not in memory: they must be read from the store first")]
+    Away(ChunkId),
     /// The runs leave the chunk, overlap or are out of order.
     #[error("the tokens named for {0} are not tokens of it, in order")]
     BadRuns(ChunkId),
@@ -79,8 +83,8 @@ pub enum ApplyError {
     /// A tally would fall below zero.
     #[error("the tally of {0} cannot be changed like that")]
     BadTally(ChunkId),
-    /// More than 4 GiB of text, or more chunks in a turn than a number holds.
-    #[error("one timeline holds at most 4 GiB of text, and chunks are numbered up to 4294967294")]
+    /// More than 4 GiB of text in a chunk, more tokens in the window or more chunks in a turn than a number holds.
+    #[error("a chunk holds at most 4 GiB of text, and chunks and slots are numbered up to 4294967294")]
     Full,
 }
 
@@ -156,7 +160,7 @@ impl Timeline {
     /// Where the timeline ends now.
     fn extent(&self) -> End {
         let last_chunk = self.chunks.last().map_or(0, |c| c.len);
-        End { tokens: self.ids.len(), turns: self.turns.len(), chunks: self.chunks.len(), last_chunk }
+        End { tokens: self.len, turns: self.turns.len(), chunks: self.chunks.len(), last_chunk }
     }
 
     /// Undoes changes that nobody has been told of, the last first, exactly: unlike the inverse alone, it also
@@ -170,17 +174,13 @@ impl Timeline {
 
     /// Takes off what lies behind an end; it has been withdrawn before.
     fn truncate(&mut self, end: End) {
-        let text = end.tokens.checked_sub(1).map_or(0, |last| self.ends[last] as usize);
-        self.text.truncate(text);
-        self.ids.truncate(end.tokens);
-        self.brightness.truncate(end.tokens);
-        self.flags.truncate(end.tokens);
-        self.ends.truncate(end.tokens);
+        self.len = end.tokens;
         self.turns.truncate(end.turns);
         self.chunks.truncate(end.chunks);
         self.live.truncate(end.chunks);
-        if let Some(last) = self.chunks.last_mut() {
+        if let Some(last) = self.chunks.last_mut().filter(|c| c.len > end.last_chunk) {
             last.len = end.last_chunk;
+            self.body_mut(end.chunks - 1).truncate(end.last_chunk as usize);
             self.recount(end.chunks - 1);
         }
     }
@@ -188,7 +188,8 @@ impl Timeline {
     fn append(&mut self, append: &Append) -> Result<Change, ApplyError> {
         self.check_append(append)?;
         if self.turns.last().is_none_or(|t| t.id < append.turn) {
-            self.turns.push(Turn { id: append.turn, role: append.role, first: self.chunks.len() });
+            let first = self.chunks.len() as u32;
+            self.turns.push(Turn { id: append.turn, role: append.role, first });
         }
         let mut touched: Vec<(usize, Run)> = Vec::new();
         for token in &append.tokens {
@@ -201,13 +202,14 @@ impl Timeline {
                 Some((last, run)) if *last == place => run.len += 1,
                 _ => touched.push((place, Run { start: self.next_position(), len: 1 })),
             }
-            self.push_token(token);
+            self.body_mut(place).push(token);
+            self.len += 1;
             self.chunks[place].len += 1;
             self.chunks[place].live += 1;
         }
         let mut parts = Vec::with_capacity(touched.len());
         for (place, run) in touched {
-            self.live.add(place, i64::from(run.len));
+            self.live.add(place, run.len as i32);
             parts.push(Part { chunk: self.chunks[place].id, extent: Extent::Runs(vec![run]) });
         }
         Ok(Change::Withdraw(parts))
@@ -225,6 +227,9 @@ impl Timeline {
                 return Err(ApplyError::NotLastTurn { turn: append.turn, role: append.role, last });
             }
             let open = self.chunks.last().filter(|c| c.id.turn == append.turn);
+            if let Some(open) = open.filter(|c| c.len > 0 && c.here().is_none()) {
+                return Err(ApplyError::Away(open.id));
+            }
             free = open.map_or(0, |c| c.id.sentence + u32::from(c.len == 0));
         }
         for token in &append.tokens {
@@ -237,9 +242,12 @@ impl Timeline {
         if let Some(bad) = append.tokens.iter().position(|t| !t.brightness.0.is_finite()) {
             return Err(ApplyError::BadScore(append.at.plus(bad)));
         }
-        let bytes: usize = append.tokens.iter().map(|t| t.text.len()).sum();
+        let last = self.chunks.last().and_then(Chunk::here).map_or(0, |body| body.text.len());
+        let bytes = append.tokens.iter().fold(last, |sum, t| sum + t.text.len());
         let numbered = append.tokens.last().is_none_or(|t| t.sentence < u32::MAX);
-        if u32::try_from(self.text.len() + bytes).is_err() || !numbered {
+        let slots = u32::try_from(self.live_len() + append.tokens.len());
+        let places = i32::try_from(self.chunks.len() + append.tokens.len());
+        if u32::try_from(bytes).is_err() || !numbered || slots.is_err() || places.is_err() {
             return Err(ApplyError::Full);
         }
         Ok(())
@@ -255,24 +263,49 @@ impl Timeline {
             len: 0,
             live: 0,
             withdrawn: 0,
-            tally: Tally::default(),
+            body: Held::Here(Box::default()),
         });
         self.live.push();
     }
 
-    fn push_token(&mut self, token: &NewToken) {
-        grow(&mut self.ids, 1);
-        grow(&mut self.brightness, 1);
-        grow(&mut self.flags, 1);
-        grow(&mut self.ends, 1);
-        if self.text.capacity() - self.text.len() < token.text.len() {
-            self.text.reserve_exact(self.text.len() / 8 + token.text.len() + 4096);
+    /// The body of a chunk that is known to be here.
+    fn body_mut(&mut self, place: usize) -> &mut Body {
+        match &mut self.chunks[place].body {
+            Held::Here(body) => body,
+            Held::Away(_) => unreachable!("what changes has been found here before"),
         }
-        self.ids.push(token.id);
-        self.brightness.push(token.brightness);
-        self.flags.push(Flags::default().with(Flags::TOOL, token.tool));
-        self.text.push_str(&token.text);
-        self.ends.push(self.text.len() as u32);
+    }
+
+    /// The places and the parts of the bodies that a stretch of tokens covers, in order.
+    pub(crate) fn stretch(
+        &self,
+        start: Position,
+        len: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let first = self.chunks.partition_point(|c| c.start <= start).saturating_sub(1);
+        let end = start.0.saturating_add(len as u64);
+        let rows = self.chunks[first.min(self.chunks.len())..].iter().zip(first..);
+        let parts: Vec<_> = rows
+            .take_while(|(c, _)| c.start.0 < end)
+            .filter(|(c, _)| start.0 < c.start.0 + u64::from(c.len))
+            .map(|(c, place)| {
+                let from = start.0.saturating_sub(c.start.0) as usize;
+                (place, from..(end - c.start.0).min(u64::from(c.len)) as usize)
+            })
+            .collect();
+        parts.into_iter()
+    }
+
+    /// Gives neighbouring tokens new brightness; returns the old.
+    fn relight(&mut self, start: Position, lights: &[Brightness]) -> Vec<Brightness> {
+        let mut old = Vec::with_capacity(lights.len());
+        for (place, part) in self.stretch(start, lights.len()) {
+            let new = &lights[old.len()..old.len() + part.len()];
+            let own = &mut self.body_mut(place).brightness[part];
+            old.extend_from_slice(own);
+            own.copy_from_slice(new);
+        }
+        old
     }
 
     fn score(&mut self, score: &Score) -> Result<Change, ApplyError> {
@@ -283,6 +316,10 @@ impl Timeline {
             }
             if let Some(bad) = run.brightness.iter().position(|b| !b.0.is_finite()) {
                 return Err(ApplyError::BadScore(run.start.plus(bad)));
+            }
+            let mut covered = self.stretch(run.start, run.brightness.len());
+            if let Some((away, _)) = covered.find(|&(place, _)| self.chunks[place].here().is_none()) {
+                return Err(ApplyError::Away(self.chunks[away].id));
             }
         }
         for (n, &(chunk, change)) in score.tallies.iter().enumerate() {
@@ -295,9 +332,8 @@ impl Timeline {
         }
         let mut undo = Score { runs: Vec::with_capacity(score.runs.len()), tallies: Vec::new() };
         for run in &score.runs {
-            let range = Run { start: run.start, len: run.brightness.len() as u32 }.range();
-            undo.runs.push(Scored { start: run.start, brightness: self.brightness[range.clone()].to_vec() });
-            self.brightness[range].copy_from_slice(&run.brightness);
+            let brightness = self.relight(run.start, &run.brightness);
+            undo.runs.push(Scored { start: run.start, brightness });
         }
         // Runs may overlap; undone in reverse, the oldest value is the last word.
         undo.runs.reverse();
@@ -306,9 +342,9 @@ impl Timeline {
     }
 
     fn tally(&mut self, chunk: ChunkId, change: TallyChange) -> Result<(), ApplyError> {
-        let place = self.place(chunk)?;
-        let new = self.chunks[place].tally.plus(change).ok_or(ApplyError::BadTally(chunk))?;
-        self.chunks[place].tally = new;
+        let place = self.place_here(chunk)?;
+        let body = self.body_mut(place);
+        body.tally = body.tally.plus(change).ok_or(ApplyError::BadTally(chunk))?;
         Ok(())
     }
 
@@ -334,8 +370,8 @@ impl Timeline {
         for (back, runs) in returns.iter().zip(&runs) {
             let Some(brightness) = back.brightness else { continue };
             for run in runs {
-                old.runs.push(Scored { start: run.start, brightness: self.brightness(*run).to_vec() });
-                self.brightness[run.range()].fill(brightness);
+                let lights = self.relight(run.start, &vec![brightness; run.len as usize]);
+                old.runs.push(Scored { start: run.start, brightness: lights });
             }
         }
         let leave = |(back, runs): (&Return, _)| Leave {
@@ -372,7 +408,7 @@ impl Timeline {
             if !named.insert(id) {
                 return Err(ApplyError::Twice(id));
             }
-            let chunk = self.chunk_at(self.place(id)?);
+            let chunk = self.chunk_at(self.place_here(id)?);
             let runs = match extent {
                 Extent::Whole => chunk.runs(fits).collect(),
                 Extent::Runs(runs) => runs.clone(),
@@ -384,21 +420,23 @@ impl Timeline {
                     return Err(ApplyError::BadRuns(id));
                 }
                 next = run.start.plus(run.len as usize);
-                if let Some(at) = run.positions().find(|p| !fits(self.flags[p.index()])) {
-                    let state = describe(self.flags[at.index()]);
+                let flags = &chunk.body().flags[chunk.local(*run)];
+                if let Some(bad) = flags.iter().position(|&f| !fits(f)) {
+                    let (at, state) = (run.start.plus(bad), describe(flags[bad]));
                     return Err(ApplyError::WrongState { chunk: id, verb, at, state });
                 }
             }
             if runs.iter().all(|r| r.len == 0) && *extent == Extent::Whole {
-                let state = describe(self.flags[chunk.start().index()]);
+                let state = describe(chunk.body().flags[0]);
                 return Err(ApplyError::WrongState { chunk: id, verb, at: chunk.start(), state });
             }
             all.push(runs);
         }
         for (&(id, _), runs) in parts.iter().zip(&all) {
             let place = self.place(id)?;
-            for range in runs.iter().map(|r| r.range()) {
-                self.flags[range].iter_mut().for_each(|f| *f = f.with(flag, on));
+            for run in runs {
+                let part = self.chunk_at(place).local(*run);
+                self.body_mut(place).flags[part].iter_mut().for_each(|f| *f = f.with(flag, on));
             }
             self.recount(place);
         }
@@ -407,11 +445,9 @@ impl Timeline {
 
     /// Counts a chunk's live and withdrawn tokens anew.
     fn recount(&mut self, place: usize) {
-        let range = self.chunk_at(place).run().range();
-        let live = self.flags[range.clone()].iter().filter(|f| f.is_live()).count() as u32;
-        let withdrawn = self.flags[range].iter().filter(|f| f.has(Flags::WITHDRAWN)).count() as u32;
         let chunk = &mut self.chunks[place];
-        let delta = i64::from(live) - i64::from(chunk.live);
+        let (live, withdrawn) = chunk.here().map_or((0, 0), Body::counts);
+        let delta = live.cast_signed() - chunk.live.cast_signed();
         (chunk.live, chunk.withdrawn) = (live, withdrawn);
         if delta != 0 {
             self.live.add(place, delta);
@@ -428,31 +464,40 @@ impl Timeline {
     }
 
     fn merge(&mut self, chunk: ChunkId, frees_name: bool) -> Result<Change, ApplyError> {
-        let place = self.place(chunk)?;
-        let gone = self.chunks[place];
+        let place = self.place_here(chunk)?;
+        let Chunk { pinned, start, len, .. } = self.chunks[place];
         let into = (self.first_of_turn(chunk)..place)
             .rev()
             .find(|&i| self.chunks[i].len > 0)
-            .filter(|&i| self.chunks[i].pinned == gone.pinned)
-            .ok_or(ApplyError::NothingToMerge(chunk, gone.pinned))?;
-        let tally = self.chunks[into].tally.join(gone.tally).ok_or(ApplyError::BadTally(chunk))?;
-        let len = self.chunks[into].len.checked_add(gone.len).ok_or(ApplyError::Full)?;
+            .filter(|&i| self.chunks[i].pinned == pinned)
+            .ok_or(ApplyError::NothingToMerge(chunk, pinned))?;
+        let kept = self.chunks[into].id;
+        let Some(early) = self.chunks[into].here() else { return Err(ApplyError::Away(kept)) };
+        let late = self.chunk_at(place).body();
+        let tally = early.tally.join(late.tally).ok_or(ApplyError::BadTally(chunk))?;
+        let both = self.chunks[into].len.checked_add(len).ok_or(ApplyError::Full)?;
+        if u32::try_from(early.text.len() + late.text.len()).is_err() {
+            return Err(ApplyError::Full);
+        }
         let empty = &mut self.chunks[place];
-        (empty.len, empty.tally, empty.pinned) = (0, Tally::default(), false);
+        (empty.len, empty.pinned) = (0, false);
+        let gone = std::mem::replace(&mut empty.body, Held::Away(Body::default().sum()));
+        let Held::Here(gone) = gone else { unreachable!("it was here") };
         self.recount(place);
-        let kept = &mut self.chunks[into];
-        (kept.len, kept.tally) = (len, tally);
-        let kept = kept.id;
+        self.chunks[into].len = both;
+        let body = self.body_mut(into);
+        body.join(&gone);
+        body.tally = tally;
         self.recount(into);
         // Empty chunks stand where the chunk before them ends.
-        let end = gone.start.plus(gone.len as usize);
+        let end = start.plus(len as usize);
         self.chunks[into + 1..=place].iter_mut().for_each(|c| c.start = end);
         let last_turn = self.turns.last().is_some_and(|t| t.id == chunk.turn);
         if frees_name && last_turn && place + 1 == self.chunks.len() {
             self.chunks.truncate(place);
             self.live.truncate(place);
         }
-        Ok(Change::Split { chunk: kept, at: gone.start, sentence: chunk.sentence, tally: gone.tally })
+        Ok(Change::Split { chunk: kept, at: start, sentence: chunk.sentence, tally: gone.tally })
     }
 
     fn split(
@@ -463,12 +508,15 @@ impl Timeline {
         tally: Tally,
     ) -> Result<Change, ApplyError> {
         let bad = |why| ApplyError::BadSplit { chunk, at, why };
-        let place = self.place(chunk)?;
-        let head = self.chunks[place];
-        let kept = at.0.checked_sub(head.start.0).filter(|&n| n > 0 && n < u64::from(head.len));
+        let place = self.place_here(chunk)?;
+        let Chunk { pinned, start, len, .. } = self.chunks[place];
+        let kept = at.0.checked_sub(start.0).filter(|&n| n > 0 && n < u64::from(len));
         let kept = kept.ok_or_else(|| bad("no token inside the chunk stands there"))? as u32;
-        let rest =
-            head.tally.without(tally).ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
+        let rest = self
+            .chunk_at(place)
+            .tally()
+            .without(tally)
+            .ok_or_else(|| bad("it has gathered less than the tail is to take"))?;
         if sentence == u32::MAX {
             return Err(ApplyError::Full);
         }
@@ -491,9 +539,12 @@ impl Timeline {
         if frees_name {
             self.open_chunk(tail_id);
         }
-        (self.chunks[place].len, self.chunks[place].tally) = (kept, rest);
+        self.chunks[place].len = kept;
+        let head = self.body_mut(place);
+        let body = Box::new(Body { tally, ..head.split_off(kept as usize) });
+        head.tally = rest;
         let tail = &mut self.chunks[target];
-        (tail.start, tail.len, tail.tally, tail.pinned) = (at, head.len - kept, tally, head.pinned);
+        (tail.start, tail.len, tail.pinned, tail.body) = (at, len - kept, pinned, Held::Here(body));
         // Empty chunks stand where the chunk before them ends.
         self.chunks[place + 1..target].iter_mut().for_each(|c| c.start = at);
         self.recount(place);
@@ -503,12 +554,18 @@ impl Timeline {
 
     /// Where the chunks of a chunk's turn begin.
     fn first_of_turn(&self, chunk: ChunkId) -> usize {
-        self.turn_index(chunk.turn).map_or(0, |t| self.turns[t].first)
+        self.turn_index(chunk.turn).map_or(0, |t| self.turns[t].first as usize)
     }
 
     /// The place of a chunk that holds tokens.
     fn place(&self, id: ChunkId) -> Result<usize, ApplyError> {
         self.find(id).filter(|&i| self.chunks[i].len > 0).ok_or(ApplyError::NoChunk(id))
+    }
+
+    /// The place of a chunk whose tokens are in memory.
+    fn place_here(&self, id: ChunkId) -> Result<usize, ApplyError> {
+        let place = self.place(id)?;
+        if self.chunks[place].here().is_some() { Ok(place) } else { Err(ApplyError::Away(id)) }
     }
 }
 
@@ -520,7 +577,7 @@ fn inverse_of(done: Vec<(End, Change)>) -> Change {
 /// Where a timeline ended before a change.
 #[derive(Clone, Copy, Debug)]
 struct End {
-    tokens: usize,
+    tokens: u64,
     turns: usize,
     chunks: usize,
     /// Tokens of the last chunk.

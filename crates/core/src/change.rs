@@ -9,6 +9,7 @@
 //! that fails halfway, or that a store refuses, is taken back exactly: nobody was told of its positions.)
 
 use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Some neighbouring tokens.
@@ -72,6 +73,34 @@ pub enum Change {
     },
     /// Several, in order, all or none.
     Batch(Vec<Change>),
+}
+
+impl Change {
+    /// The chunks that the change names, in order of birth and each once, but for those that it only scores or
+    /// adds tokens to: what a chunk's history is made of.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<ChunkId> {
+        match self {
+            Change::Append(_) | Change::Score(_) => BTreeSet::new(),
+            Change::Prune(leaves) => leaves.iter().map(|l| l.chunk).collect(),
+            Change::Resurrect(returns) => returns.iter().map(|r| r.chunk).collect(),
+            Change::Pin { chunk, .. } | Change::Merge { chunk, .. } => [*chunk].into(),
+            Change::Withdraw(parts) | Change::Restore(parts) => parts.iter().map(|p| p.chunk).collect(),
+            Change::Split { chunk, sentence, .. } => {
+                [*chunk, ChunkId { sentence: *sentence, ..*chunk }].into()
+            }
+            Change::Batch(changes) => changes.iter().flat_map(Change::names).collect(),
+        }
+    }
+
+    /// The changes that it is made of, batches taken apart, in order.
+    #[must_use]
+    pub fn parts(&self) -> Vec<&Change> {
+        match self {
+            Change::Batch(changes) => changes.iter().flat_map(Change::parts).collect(),
+            one => vec![one],
+        }
+    }
 }
 
 /// New tokens at the end of the timeline, all of one turn.

@@ -6,6 +6,7 @@
 
 pub mod apply;
 pub mod attention;
+pub mod body;
 pub mod brightness;
 pub mod budget;
 pub mod change;
@@ -24,5 +25,6 @@ pub mod signals;
 pub mod testing;
 pub mod timeline;
 pub mod token;
+pub mod touch;
 pub mod ttl;
 pub mod window;

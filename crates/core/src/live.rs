@@ -95,8 +95,8 @@ impl<'a> LiveView<'a> {
     #[must_use]
     pub fn ids(&self) -> Vec<TokenId> {
         let mut ids = Vec::with_capacity(self.timeline.live_len());
-        for span in self.spans() {
-            ids.extend_from_slice(self.timeline.ids(span.run));
+        for chunk in self.chunks() {
+            chunk.live_runs().for_each(|run| ids.extend_from_slice(chunk.ids(run)));
         }
         ids
     }
@@ -116,7 +116,7 @@ impl<'a> LiveView<'a> {
     #[must_use]
     pub fn mean_brightness(&self, except: Option<TurnId>) -> Option<Brightness> {
         let chunks = self.chunks().filter(|c| Some(c.id().turn) != except);
-        let lights = chunks.flat_map(ChunkRef::live_runs).flat_map(|run| self.timeline.brightness(run));
+        let lights = chunks.flat_map(ChunkRef::lights).flatten();
         let (sum, count) = lights.fold((0.0, 0u32), |(sum, n), b| (sum + f64::from(b.0), n + 1));
         (count > 0).then(|| Brightness((sum / f64::from(count)).floor() as f32))
     }
@@ -124,7 +124,7 @@ impl<'a> LiveView<'a> {
     /// The live text, in order.
     #[must_use]
     pub fn text(&self) -> String {
-        self.spans().map(|span| self.timeline.text(span.run)).collect()
+        self.chunks().flat_map(|c| c.live_runs().map(move |run| c.text_of(run))).collect()
     }
 }
 

@@ -8,8 +8,8 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LiveIndex {
     /// `tree[i]` sums the leaves `i + 1 − lowbit(i + 1) ..= i`.
-    tree: Vec<u64>,
-    total: u64,
+    tree: Vec<u32>,
+    total: u32,
 }
 
 fn lowbit(n: usize) -> usize {
@@ -17,17 +17,17 @@ fn lowbit(n: usize) -> usize {
 }
 
 impl LiveIndex {
-    /// The index of these leaves, in one pass.
-    pub(crate) fn build(leaves: impl Iterator<Item = u32>) -> Self {
-        let mut index = Self { tree: leaves.map(u64::from).collect(), total: 0 };
-        index.total = index.tree.iter().sum();
+    /// The index of these leaves, in one pass; none where they sum to more than a slot can number.
+    pub(crate) fn build(leaves: impl Iterator<Item = u32>) -> Option<Self> {
+        let mut index = Self { tree: leaves.collect(), total: 0 };
+        index.total = index.tree.iter().try_fold(0u32, |sum, &n| sum.checked_add(n))?;
         for i in 1..=index.tree.len() {
             let parent = i + lowbit(i);
             if parent <= index.tree.len() {
                 index.tree[parent - 1] += index.tree[i - 1];
             }
         }
-        index
+        Some(index)
     }
 
     pub(crate) fn total(&self) -> usize {
@@ -51,7 +51,7 @@ impl LiveIndex {
     }
 
     /// The chunk at `leaf` now has `delta` more live tokens.
-    pub(crate) fn add(&mut self, leaf: usize, delta: i64) {
+    pub(crate) fn add(&mut self, leaf: usize, delta: i32) {
         self.total = self.total.wrapping_add_signed(delta);
         let mut i = leaf + 1;
         while i <= self.tree.len() {
@@ -75,11 +75,11 @@ impl LiveIndex {
         if n >= self.total() {
             return None;
         }
-        let (mut at, mut before) = (0, 0u64);
+        let (mut at, mut before) = (0, 0u32);
         let mut step = self.tree.len().next_power_of_two();
         while step > 0 {
             let next = at + step;
-            if next <= self.tree.len() && before + self.tree[next - 1] <= n as u64 {
+            if next <= self.tree.len() && before + self.tree[next - 1] <= n as u32 {
                 at = next;
                 before += self.tree[next - 1];
             }

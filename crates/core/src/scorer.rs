@@ -60,7 +60,7 @@ impl Scorer {
             }
             for run in chunk.live_runs() {
                 scorer.spans.push((chunk.id(), run.start, run.len as usize));
-                scorer.brightness.extend(view.timeline().brightness(run).iter().map(|b| b.0));
+                scorer.brightness.extend(chunk.brightness(run).iter().map(|b| b.0));
             }
         }
         scorer

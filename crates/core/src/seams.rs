@@ -5,9 +5,10 @@
 //! [`testing`](crate::testing).
 
 use crate::apply::ApplyError;
+use crate::body::Body;
 use crate::change::Change;
 use crate::timeline::Timeline;
-use crate::token::{Position, TokenId};
+use crate::token::{ChunkId, Position, TokenId};
 
 /// Something outside went wrong: what, why, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -157,25 +158,121 @@ pub enum Durability {
     Behind,
 }
 
+/// What a store tells of a conversation without opening it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Its name.
+    pub name: String,
+    /// The model whose tokens it is made of; empty where no model has read it yet.
+    pub model: String,
+    /// When it began, in milliseconds since 1970.
+    pub created: i64,
+    /// When it last changed.
+    pub used: i64,
+    /// Messages.
+    pub turns: u64,
+    /// Tokens ever spoken.
+    pub tokens: u64,
+    /// Tokens in the window.
+    pub live: u64,
+}
+
+/// What a conversation is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To look at it; others may be writing.
+    Read,
+    /// To change it; nobody else may while the store is open.
+    Write,
+}
+
+/// One line of a conversation's log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Its number; they count upward for ever.
+    pub seq: u64,
+    /// When it was committed, in milliseconds since 1970.
+    pub at: i64,
+    /// What happened.
+    pub change: Change,
+}
+
+/// What is kept beside a timeline, under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The model's own notes, by file name.
+    Note,
+    /// A setting of this conversation.
+    Setting,
+    /// A recording of attention, by folder.
+    Capture,
+    /// A memory that was formed of a range.
+    Memory,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Note, Kind::Setting, Kind::Capture, Kind::Memory];
+
+    /// The word that stores and exports use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Note => "note",
+            Kind::Setting => "setting",
+            Kind::Capture => "capture",
+            Kind::Memory => "memory",
+        }
+    }
+}
+
+/// One thing that is kept beside a timeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its key.
+    pub key: String,
+    /// What it says, in whatever form its kind has.
+    pub value: String,
+    /// When it was last written, in milliseconds since 1970.
+    pub at: i64,
+}
+
+/// The vector of one chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embedding {
+    /// Whose.
+    pub chunk: ChunkId,
+    /// The vector.
+    pub vector: Vec<f32>,
+}
+
 /// Something that keeps conversations for ever.
 pub trait Store {
-    /// The names of the conversations that it keeps.
+    /// The conversations that it keeps, by name.
     ///
     /// # Errors
-    /// When the store cannot be read.
-    fn conversations(&mut self) -> Result<Vec<String>, SeamError>;
+    /// Here and below: when the store cannot be read or written, or what it holds is damaged. What was to be
+    /// written is then not written at all.
+    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError>;
 
-    /// A conversation as it was last committed; a new and empty one where there is none of that name.
+    /// A conversation as it was last committed, with the tokens of what is live in memory; a new and empty one
+    /// where there is none of that name.
     ///
     /// # Errors
-    /// When the store cannot be read, or what it holds is damaged.
-    fn load(&mut self, conversation: &str) -> Result<Timeline, SeamError>;
+    /// Also when it is to be written and somebody else is doing so.
+    fn load(&mut self, conversation: &str, access: Access) -> Result<Timeline, SeamError>;
+
+    /// The tokens of chunks, in the order in which they are named.
+    ///
+    /// # Errors
+    /// Also when there is no such chunk.
+    fn fetch(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<Body>, SeamError>;
 
     /// Writes a change. `after` is the state that it leads to: the store writes what it touched of that. Called
     /// from within [`Timeline::transact`], which takes the change back if this fails.
     ///
     /// # Errors
-    /// When it could not be written; then nothing of it was.
+    /// Also when the conversation was not opened to be written, or has changed behind the caller's back.
     fn commit(
         &mut self,
         conversation: &str,
@@ -183,4 +280,88 @@ pub trait Store {
         after: &Timeline,
         durability: Durability,
     ) -> Result<(), SeamError>;
+
+    /// What happened to a chunk, the oldest first: the entries of the log that name it, scores aside.
+    ///
+    /// # Errors
+    /// As above.
+    fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError>;
+
+    /// What is kept of one kind, by key.
+    ///
+    /// # Errors
+    /// As above.
+    fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError>;
+
+    /// Keeps a value under a key, in the place of what was there; none: nothing is kept there any more.
+    ///
+    /// # Errors
+    /// As above.
+    fn put_record(
+        &mut self,
+        conversation: &str,
+        kind: Kind,
+        key: &str,
+        value: Option<&str>,
+    ) -> Result<(), SeamError>;
+
+    /// The vectors that an embedder of that name has made, in order of birth.
+    ///
+    /// # Errors
+    /// As above.
+    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError>;
+
+    /// Keeps vectors, in the place of those that were there; an empty one: nothing is kept any more.
+    ///
+    /// # Errors
+    /// As above.
+    fn put_embeddings(
+        &mut self,
+        conversation: &str,
+        embedder: &str,
+        embeddings: &[Embedding],
+    ) -> Result<(), SeamError>;
+
+    /// Notes which model's tokens the conversation is made of.
+    ///
+    /// # Errors
+    /// As above.
+    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError>;
+
+    /// Brings the tokens that a change needs into memory.
+    ///
+    /// # Errors
+    /// As above.
+    fn bring(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        chunks: &[ChunkId],
+    ) -> Result<(), SeamError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let bodies = self.fetch(conversation, chunks)?;
+        for (&chunk, body) in chunks.iter().zip(bodies) {
+            let damaged = |why| SeamError::new(format!("reading {chunk} of '{conversation}'"), why);
+            timeline.admit(chunk, body).map_err(damaged)?;
+        }
+        Ok(())
+    }
+
+    /// Does a change and commits it, or neither; brings what it needs into memory first. Returns what undoes it.
+    ///
+    /// # Errors
+    /// Also when the change does not fit the timeline.
+    fn transact(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        change: &Change,
+        durability: Durability,
+    ) -> Result<Change, SeamError> {
+        let away = timeline.away(change);
+        self.bring(conversation, timeline, &away)?;
+        timeline.transact(change, |after| self.commit(conversation, change, after, durability))
+    }
 }

@@ -1,9 +1,11 @@
 //! Every token ever spoken in one conversation, in order. Only a flag says whether the model sees it.
 //!
-//! Tokens lie in columns (id, brightness, flags, end of text), one entry each, indexed by position; chunks
-//! and turns are ranges over them. A dead token costs what its columns cost: 9 bytes beside its id and its
-//! text, and its share of a chunk's 64. How a timeline changes is in [`apply`](crate::apply).
+//! A timeline is a list of turns and a list of chunks; the tokens of a chunk are its [body](crate::body). Rows
+//! stay in memory for ever. The body of a chunk of which nothing is live may be away, in a store, until a change
+//! asks for it: so ten million tokens cost what their chunks cost, and opening them what the window costs. How a
+//! timeline changes is in [`apply`](crate::apply).
 
+use crate::body::Body;
 use crate::change::{Run, Tally};
 use crate::order::LiveIndex;
 use crate::token::{Brightness, ChunkId, Flags, Position, Role, TokenId, TurnId};
@@ -14,12 +16,8 @@ use std::ops::Range;
 /// Every token of a conversation, and which of them are live.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    pub(crate) ids: Vec<TokenId>,
-    pub(crate) brightness: Vec<Brightness>,
-    pub(crate) flags: Vec<Flags>,
-    /// Where each token's text ends in `text`.
-    pub(crate) ends: Vec<u32>,
-    pub(crate) text: String,
+    /// How many tokens were ever spoken.
+    pub(crate) len: u64,
     pub(crate) turns: Vec<Turn>,
     /// In order of birth, and so by turn and sentence. A chunk that was merged away keeps its place, empty: its
     /// name is spent.
@@ -35,11 +33,11 @@ pub struct Turn {
     /// Who speaks.
     pub role: Role,
     /// The place of its first chunk in the timeline's list.
-    pub(crate) first: usize,
+    pub first: u32,
 }
 
 /// A chunk's row. Tokens `start .. start + len` are its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
     pub pinned: bool,
@@ -47,7 +45,32 @@ pub(crate) struct Chunk {
     pub len: u32,
     pub live: u32,
     pub withdrawn: u32,
-    pub tally: Tally,
+    pub body: Held,
+}
+
+/// Where the tokens of a chunk are.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Held {
+    Here(Box<Body>),
+    /// In a store; this is the sum that they are known by. So it is for a name without tokens.
+    Away(u64),
+}
+
+/// What a store keeps of a chunk beside its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Its name.
+    pub id: ChunkId,
+    /// Whether it is immune to pruning.
+    pub pinned: bool,
+    /// Its tokens.
+    pub len: u32,
+    /// How many of them are live.
+    pub live: u32,
+    /// How many of them the user took back.
+    pub withdrawn: u32,
+    /// The sum of its body, where nothing of it is live and the body may be away.
+    pub sum: Option<u64>,
 }
 
 /// What two equal timelines share and, as far as anyone will ever see, two different ones do not.
@@ -93,13 +116,13 @@ impl Timeline {
     /// How many tokens were ever spoken.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ids.len()
+        self.len as usize
     }
 
     /// Whether nothing was ever spoken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
+        self.len == 0
     }
 
     /// How many of the tokens are live.
@@ -111,7 +134,7 @@ impl Timeline {
     /// Where the next token will stand.
     #[must_use]
     pub fn next_position(&self) -> Position {
-        Position(self.ids.len() as u64)
+        Position(self.len)
     }
 
     /// The number of the next turn.
@@ -133,43 +156,19 @@ impl Timeline {
         &self.turns
     }
 
-    /// One token.
+    /// One token; none where none was spoken yet, or where the body of its chunk is away.
     #[must_use]
     pub fn token(&self, position: Position) -> Option<TokenRef<'_>> {
-        let chunk = self.chunk_of(position)?.id();
-        let i = position.index();
+        let chunk = self.chunk_of(position).filter(|c| c.is_here())?;
+        let (body, i) = (chunk.body(), chunk.index_of(position));
         Some(TokenRef {
             position,
-            id: self.ids[i],
-            text: self.text(Run { start: position, len: 1 }),
-            brightness: self.brightness[i],
-            flags: self.flags[i],
-            chunk,
+            id: body.ids[i],
+            text: body.text(i..i + 1),
+            brightness: body.brightness[i],
+            flags: body.flags[i],
+            chunk: chunk.id(),
         })
-    }
-
-    /// The ids of neighbouring tokens.
-    ///
-    /// # Panics
-    /// Here and in the two below: when the run reaches behind the last token.
-    #[must_use]
-    pub fn ids(&self, run: Run) -> &[TokenId] {
-        &self.ids[run.range()]
-    }
-
-    /// The brightness of neighbouring tokens.
-    #[must_use]
-    pub fn brightness(&self, run: Run) -> &[Brightness] {
-        &self.brightness[run.range()]
-    }
-
-    /// The text of neighbouring tokens.
-    #[must_use]
-    pub fn text(&self, run: Run) -> &str {
-        let Range { start, end } = run.range();
-        let from = if start == 0 { 0 } else { self.ends[start - 1] as usize };
-        let to = if end == 0 { 0 } else { self.ends[end - 1] as usize };
-        &self.text[from..to]
     }
 
     /// The chunk of that name, if it holds any token.
@@ -259,12 +258,12 @@ impl Timeline {
     }
 
     /// A value that two timelines share if and only if they are equal: tokens, flags, brightness, chunks,
-    /// pins and tallies. It is the same on every machine and in every later version.
+    /// pins and tallies, in memory or away. It is the same on every machine and in every later version.
     #[must_use]
     pub fn state_hash(&self) -> StateHash {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         let mut put = |bytes: &[u8]| hash.update(bytes);
-        put(b"halo timeline 1");
+        put(b"halo timeline 2");
         for turn in &self.turns {
             put(&turn.id.0.to_le_bytes());
             put(&[turn.role.letter() as u8]);
@@ -274,30 +273,114 @@ impl Timeline {
             put(&chunk.id.turn.0.to_le_bytes());
             put(&chunk.id.sentence.to_le_bytes());
             put(&chunk.len.to_le_bytes());
-            for n in [chunk.tally.votes, chunk.tally.mass, chunk.tally.steps] {
-                put(&n.to_le_bytes());
-            }
+            put(&chunk.sum().to_le_bytes());
         }
-        for i in 0..self.ids.len() {
-            put(&self.ids[i].0.to_le_bytes());
-            put(&(self.brightness[i].0 + 0.0).to_bits().to_le_bytes());
-            put(&[self.flags[i].bits()]);
-            put(&self.ends[i].to_le_bytes());
-        }
-        put(self.text.as_bytes());
         StateHash(hash.digest128())
     }
 
     /// Bytes that the timeline holds, and how many of them are the tokens' ids and text.
     #[must_use]
     pub fn memory(&self) -> Memory {
-        let content = self.ids.capacity() * size_of::<TokenId>() + self.text.capacity();
-        let rest = self.brightness.capacity() * size_of::<Brightness>()
-            + self.flags.capacity() * size_of::<Flags>()
-            + self.ends.capacity() * size_of::<u32>()
-            + self.turns.capacity() * size_of::<Turn>()
-            + self.chunks.capacity() * (size_of::<Chunk>() + size_of::<u64>());
-        Memory { content, rest }
+        let rows = self.turns.capacity() * size_of::<Turn>()
+            + self.chunks.capacity() * (size_of::<Chunk>() + size_of::<u32>());
+        let bodies = self.chunks.iter().filter_map(Chunk::here).map(Body::memory);
+        let (content, columns) = bodies.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        Memory { content, rest: rows + columns }
+    }
+
+    /// What a store keeps of the chunks at these places, beside their bodies: names without tokens too.
+    pub fn heads(&self, places: Range<usize>) -> impl Iterator<Item = Head> + '_ {
+        self.chunks[places].iter().map(|c| Head {
+            id: c.id,
+            pinned: c.pinned,
+            len: c.len,
+            live: c.live,
+            withdrawn: c.withdrawn,
+            sum: (c.live == 0).then(|| c.sum()),
+        })
+    }
+
+    /// How many places the list of chunks has, names without tokens included.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// The body of the chunk at a place, if it is in memory.
+    #[must_use]
+    pub fn body_at(&self, place: usize) -> Option<&Body> {
+        self.chunks.get(place)?.here()
+    }
+
+    /// A timeline as a store kept it: its turns, what it knew of the chunks, and the bodies by place; those of
+    /// all chunks of which something is live.
+    ///
+    /// # Errors
+    /// When the parts contradict each other; it says where.
+    pub fn from_parts(
+        turns: Vec<Turn>,
+        heads: &[Head],
+        bodies: impl IntoIterator<Item = (usize, Body)>,
+    ) -> Result<Self, String> {
+        let live = LiveIndex::build(heads.iter().map(|h| h.live)).ok_or("more is live than fits a window")?;
+        let mut timeline = Self { len: 0, turns, chunks: Vec::with_capacity(heads.len()), live };
+        for head in heads {
+            let counted = u64::from(head.live) + u64::from(head.withdrawn);
+            if counted > u64::from(head.len) || (head.len == 0 && head.pinned) {
+                return Err(format!("what is known of {} contradicts itself", head.id));
+            }
+            timeline.chunks.push(Chunk {
+                id: head.id,
+                pinned: head.pinned,
+                start: Position(timeline.len),
+                len: head.len,
+                live: head.live,
+                withdrawn: head.withdrawn,
+                body: Held::Away(head.sum.unwrap_or_default()),
+            });
+            timeline.len += u64::from(head.len);
+        }
+        timeline.check_turns()?;
+        for (place, body) in bodies {
+            let chunk = timeline.chunks.get_mut(place).ok_or("a body without a chunk")?;
+            chunk.fits(&body, heads[place].sum)?;
+            chunk.body = Held::Here(Box::new(body));
+        }
+        let bare = |(head, chunk): (&Head, &Chunk)| {
+            chunk.here().is_none() && head.len > 0 && (head.live > 0 || head.sum.is_none())
+        };
+        match heads.iter().zip(&timeline.chunks).find(|&pair| bare(pair)) {
+            Some((head, _)) => Err(format!("the tokens of {} are missing", head.id)),
+            None => Ok(timeline),
+        }
+    }
+
+    /// Takes the body of a chunk back into memory.
+    ///
+    /// # Errors
+    /// When there is no such chunk, or it is not this one's body.
+    pub fn admit(&mut self, chunk: ChunkId, body: Body) -> Result<(), String> {
+        let place = self.find(chunk).ok_or_else(|| format!("there is no chunk {chunk}"))?;
+        let row = &mut self.chunks[place];
+        if let Held::Away(sum) = row.body {
+            row.fits(&body, Some(sum))?;
+            row.body = Held::Here(Box::new(body));
+        }
+        Ok(())
+    }
+
+    /// Lets go of the bodies of all chunks of which nothing is live, but for the last: it may go on. Only for who
+    /// can bring them back: a store has committed them. Returns how many it let go of.
+    pub fn release_dead(&mut self) -> usize {
+        let last = self.chunks.len().saturating_sub(1);
+        let mut released = 0;
+        for chunk in self.chunks[..last].iter_mut().filter(|c| c.live == 0) {
+            if let Held::Here(body) = &chunk.body {
+                chunk.body = Held::Away(body.sum());
+                released += 1;
+            }
+        }
+        released
     }
 
     /// Every invariant that the timeline can know of itself; the error says which is broken and where.
@@ -305,34 +388,40 @@ impl Timeline {
     /// # Errors
     /// When the timeline contradicts itself, which no sequence of changes can bring about.
     pub fn check(&self) -> Result<(), String> {
-        let n = self.ids.len();
-        if [self.brightness.len(), self.flags.len(), self.ends.len()] != [n; 3] {
-            return Err(format!("columns of different length beside {n} ids"));
+        self.check_turns()?;
+        for (place, chunk) in self.chunks.iter().enumerate() {
+            if self.find(chunk.id) != Some(place) {
+                return Err(format!("{} is not found under its name", chunk.id));
+            }
+            match &chunk.body {
+                Held::Here(body) => {
+                    chunk.fits(body, None)?;
+                    let n = body.len();
+                    if [body.brightness.len(), body.flags.len(), body.ends.len()] != [n; 3] {
+                        return Err(format!("columns of {} differ in length", chunk.id));
+                    }
+                    let end = body.ends.last().map_or(0, |&e| e as usize);
+                    if !body.ends.is_sorted() || end != body.text.len() {
+                        return Err(format!("the ends of the tokens of {} do not fit the text", chunk.id));
+                    }
+                    if body.brightness.iter().any(|b| !b.0.is_finite()) {
+                        return Err(format!("a brightness in {} is not a number", chunk.id));
+                    }
+                }
+                Held::Away(_) if chunk.live > 0 => return Err(format!("{} is live and away", chunk.id)),
+                Held::Away(_) => {}
+            }
         }
-        if !self.ends.is_sorted() || self.ends.last().map_or(0, |&e| e as usize) != self.text.len() {
-            return Err("the ends of the tokens do not fit the text".into());
+        if LiveIndex::build(self.chunks.iter().map(|c| c.live)).as_ref() != Some(&self.live) {
+            return Err("the live index differs from one built anew".into());
         }
+        Ok(())
+    }
+
+    /// Turns and chunks are in order, and each chunk stands where the one before it ends.
+    fn check_turns(&self) -> Result<(), String> {
         if let Some(pair) = self.turns.windows(2).find(|w| w[0].id >= w[1].id || w[0].first > w[1].first) {
             return Err(format!("turn {} does not come after turn {}", pair[1].id.0, pair[0].id.0));
-        }
-        let mut next = Position(0);
-        for chunk in self.chunks() {
-            if chunk.start() != next {
-                return Err(format!("{} begins at {}, not at {}", chunk.id(), chunk.start().0, next.0));
-            }
-            next = next.plus(chunk.len());
-            let flags = &self.flags[chunk.run().range()];
-            let live = flags.iter().filter(|f| f.is_live()).count();
-            let withdrawn = flags.iter().filter(|f| f.has(Flags::WITHDRAWN)).count();
-            if (live, withdrawn) != (chunk.live_len(), chunk.withdrawn_len()) {
-                return Err(format!("{} miscounts its live or withdrawn tokens", chunk.id()));
-            }
-            if self.find(chunk.id()) != Some(chunk.index()) || self.turn_index(chunk.id().turn).is_none() {
-                return Err(format!("{} is not found under its name", chunk.id()));
-            }
-        }
-        if next != self.next_position() {
-            return Err(format!("chunks end at {}, tokens at {n}", next.0));
         }
         let mut end = Position(0);
         for chunk in &self.chunks {
@@ -341,17 +430,20 @@ impl Timeline {
             }
             end = chunk.start.plus(chunk.len as usize);
         }
+        if end != self.next_position() {
+            return Err(format!("chunks end at {}, tokens at {}", end.0, self.len));
+        }
+        if self.turns.first().map_or(self.chunks.len(), |t| t.first as usize) != 0 {
+            return Err("chunks stand before the first turn".into());
+        }
         for (turn, at) in self.turns.iter().zip(0..) {
-            let own = self.chunks.get(self.places_of_turn(at));
-            if own.is_none_or(|own| own.iter().any(|c| (c.id.turn, c.id.role) != (turn.id, turn.role))) {
-                return Err(format!("the chunks of turn {} are not its own", turn.id.0));
+            let own = self.chunks.get(self.places_of_turn(at)).unwrap_or_default();
+            if own.iter().any(|c| (c.id.turn, c.id.role) != (turn.id, turn.role))
+                || own.windows(2).any(|w| w[0].id.sentence >= w[1].id.sentence)
+                || turn.first as usize > self.chunks.len()
+            {
+                return Err(format!("the chunks of turn {} are not its own, in order", turn.id.0));
             }
-        }
-        if let Some(bad) = self.brightness.iter().position(|b| !b.0.is_finite()) {
-            return Err(format!("brightness at {bad} is not a number"));
-        }
-        if self.live != LiveIndex::build(self.chunks.iter().map(|c| c.live)) {
-            return Err("the live index differs from one built anew".into());
         }
         Ok(())
     }
@@ -376,7 +468,8 @@ impl Timeline {
 
     /// The places of a turn's chunks, names without tokens included.
     pub(crate) fn places_of_turn(&self, turn: usize) -> Range<usize> {
-        self.turns[turn].first..self.turns.get(turn + 1).map_or(self.chunks.len(), |t| t.first)
+        let end = self.turns.get(turn + 1).map_or(self.chunks.len(), |t| t.first as usize);
+        self.turns[turn].first as usize..end
     }
 
     /// The place of a name, with or without tokens.
@@ -402,12 +495,35 @@ pub struct Memory {
     pub rest: usize,
 }
 
-impl Run {
-    pub(crate) fn range(self) -> Range<usize> {
-        let start = self.start.index();
-        start..start + self.len as usize
+impl Chunk {
+    pub(crate) fn here(&self) -> Option<&Body> {
+        match &self.body {
+            Held::Here(body) => Some(body),
+            Held::Away(_) => None,
+        }
     }
 
+    /// The sum of its body, wherever that is.
+    fn sum(&self) -> u64 {
+        match &self.body {
+            Held::Here(body) => body.sum(),
+            Held::Away(sum) => *sum,
+        }
+    }
+
+    /// Whether a body is the one that this row speaks of.
+    fn fits(&self, body: &Body, sum: Option<u64>) -> Result<(), String> {
+        if body.len() != self.len as usize || body.counts() != (self.live, self.withdrawn) {
+            return Err(format!("the tokens of {} are not as many as it counts", self.id));
+        }
+        if sum.is_some_and(|sum| sum != body.sum()) {
+            return Err(format!("the tokens of {} are not those that were stored", self.id));
+        }
+        Ok(())
+    }
+}
+
+impl Run {
     /// The positions of its tokens.
     pub fn positions(self) -> impl Iterator<Item = Position> {
         (self.start.0..self.start.0 + u64::from(self.len)).map(Position)
@@ -426,8 +542,55 @@ impl<'a> ChunkRef<'a> {
         &self.timeline.chunks[self.index]
     }
 
-    pub(crate) fn index(self) -> usize {
+    /// Its place in the timeline's list of chunks.
+    #[must_use]
+    pub fn index(self) -> usize {
         self.index
+    }
+
+    /// Whether its tokens are in memory. They always are while any of them is live; before anyone asks a dead
+    /// chunk for its text or light, a store brings them ([`Timeline::admit`]).
+    #[must_use]
+    pub fn is_here(self) -> bool {
+        self.row().here().is_some()
+    }
+
+    /// Its tokens.
+    ///
+    /// # Panics
+    /// Here and below, where text, light or flags of single tokens are asked for: when they are away.
+    #[must_use]
+    pub fn body(self) -> &'a Body {
+        self.row().here().unwrap_or_else(|| panic!("the tokens of {} are away in the store", self.id()))
+    }
+
+    /// Where a token stands in the body.
+    fn index_of(self, position: Position) -> usize {
+        (position.0 - self.start().0) as usize
+    }
+
+    /// Where a run of its tokens stands in the body.
+    pub(crate) fn local(self, run: Run) -> Range<usize> {
+        let start = self.index_of(run.start);
+        start..start + run.len as usize
+    }
+
+    /// The ids of some of its tokens.
+    #[must_use]
+    pub fn ids(self, run: Run) -> &'a [TokenId] {
+        &self.body().ids[self.local(run)]
+    }
+
+    /// The brightness of some of its tokens.
+    #[must_use]
+    pub fn brightness(self, run: Run) -> &'a [Brightness] {
+        &self.body().brightness[self.local(run)]
+    }
+
+    /// The text of some of its tokens.
+    #[must_use]
+    pub fn text_of(self, run: Run) -> &'a str {
+        self.body().text(self.local(run))
     }
 
     /// Its name.
@@ -499,7 +662,7 @@ impl<'a> ChunkRef<'a> {
     /// What it has gathered in its life.
     #[must_use]
     pub fn tally(self) -> Tally {
-        self.row().tally
+        self.body().tally
     }
 
     /// Its text, live or not, without what the user took back of it; of a chunk that was taken back whole,
@@ -507,16 +670,16 @@ impl<'a> ChunkRef<'a> {
     #[must_use]
     pub fn text(self) -> Cow<'a, str> {
         if self.withdrawn_len() == 0 || self.is_withdrawn() {
-            return self.timeline.text(self.run()).into();
+            return self.body().text.as_str().into();
         }
-        self.runs(|f| !f.has(Flags::WITHDRAWN)).map(|run| self.timeline.text(run)).collect()
+        self.runs(|f| !f.has(Flags::WITHDRAWN)).map(|run| self.text_of(run)).collect()
     }
 
     /// The brightness of its live tokens, or of all where none is live, in pieces.
     pub fn lights(self) -> impl Iterator<Item = &'a [Brightness]> {
         let all = (!self.is_live()).then(|| self.run());
         let live = self.is_live().then(|| self.live_runs()).into_iter().flatten();
-        all.into_iter().chain(live).map(move |run| self.timeline.brightness(run))
+        all.into_iter().chain(live).map(move |run| self.brightness(run))
     }
 
     /// Its brightest token: among the live ones, or among all where none is live.
@@ -538,7 +701,7 @@ impl<'a> ChunkRef<'a> {
     /// The runs of tokens whose flags are as asked.
     pub(crate) fn runs(self, wanted: impl Fn(Flags) -> bool) -> impl Iterator<Item = Run> {
         let start = self.start();
-        let flags = &self.timeline.flags[self.run().range()];
+        let flags = &self.body().flags;
         let mut at = 0;
         std::iter::from_fn(move || {
             at += flags[at..].iter().position(|&f| wanted(f))?;
@@ -561,18 +724,21 @@ impl<'a> ChunkRef<'a> {
         if self.live_len() == self.len() {
             return (n < self.len()).then(|| self.start().plus(n));
         }
-        let flags = &self.timeline.flags[self.run().range()];
+        let flags = &self.body().flags;
         let (i, _) = flags.iter().enumerate().filter(|(_, f)| f.is_live()).nth(n)?;
         Some(self.start().plus(i))
     }
 
     /// How many live tokens of the chunk stand before `position`, if that one is live.
     pub(crate) fn live_rank(self, position: Position) -> Option<usize> {
-        let i = position.index() - self.start().index();
+        let i = self.index_of(position);
         if self.live_len() == self.len() {
             return Some(i);
         }
-        let flags = &self.timeline.flags[self.run().range()];
+        if !self.is_live() {
+            return None;
+        }
+        let flags = &self.body().flags;
         flags[i].is_live().then(|| flags[..i].iter().filter(|f| f.is_live()).count())
     }
 }

@@ -1,12 +1,15 @@
 //! Stand-ins for the seams: a model that says what a script says, an embedder that hashes words, a store in
 //! memory, and a store that fails on demand.
 
+use super::shelf::Shelf;
+use crate::body::Body;
 use crate::change::Change;
 use crate::seams::{
-    Durability, Embedder, Finish, Flow, Model, ModelInfo, ModelStep, Piece, Sampling, SeamError, Seen, Store,
+    Access, Durability, Embedder, Embedding, Entry, Finish, Flow, Kind, Model, ModelInfo, ModelStep, Piece,
+    Record, Sampling, SeamError, Seen, Store, Summary,
 };
 use crate::timeline::Timeline;
-use crate::token::{Position, TokenId};
+use crate::token::{ChunkId, Position, TokenId};
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -175,11 +178,20 @@ impl Embedder for HashEmbedder {
 }
 
 /// A store that forgets when it is dropped. It behaves as a real one would at a crash: what was committed
-/// [`Durability::Behind`] is lost unless a [`Durability::Now`] came after it.
+/// [`Durability::Behind`] is lost unless a [`Durability::Now`] came after it. Its clock counts commits.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
-    durable: BTreeMap<String, Timeline>,
-    pending: BTreeMap<String, Timeline>,
+    durable: BTreeMap<String, Kept>,
+    pending: BTreeMap<String, Kept>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    model: String,
+    shelf: Shelf,
+    log: Vec<Entry>,
+    records: BTreeMap<(Kind, String), Record>,
+    embeddings: BTreeMap<(String, ChunkId), Vec<f32>>,
 }
 
 impl MemoryStore {
@@ -187,15 +199,48 @@ impl MemoryStore {
     pub fn crash(&mut self) {
         self.pending = self.durable.clone();
     }
+
+    fn kept(&mut self, conversation: &str) -> &mut Kept {
+        self.pending.entry(conversation.to_owned()).or_default()
+    }
+
+    /// What is written beside a timeline is safe at once, and with it all that came before.
+    fn write(&mut self, conversation: &str, write: impl FnOnce(&mut Kept)) -> Result<(), SeamError> {
+        write(self.kept(conversation));
+        self.durable = self.pending.clone();
+        Ok(())
+    }
+}
+
+fn broken(what: &'static str) -> impl Fn(String) -> SeamError {
+    move |why| SeamError::new(what, why)
 }
 
 impl Store for MemoryStore {
-    fn conversations(&mut self) -> Result<Vec<String>, SeamError> {
-        Ok(self.pending.keys().cloned().collect())
+    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
+        let summary = |(name, kept): (&String, &Kept)| {
+            let timeline = kept.shelf.load().map_err(broken("listing"))?;
+            Ok(Summary {
+                name: name.clone(),
+                model: kept.model.clone(),
+                created: 0,
+                used: kept.log.len() as i64,
+                turns: timeline.turns().len() as u64,
+                tokens: timeline.len() as u64,
+                live: timeline.live_len() as u64,
+            })
+        };
+        self.pending.iter().map(summary).collect()
     }
 
-    fn load(&mut self, conversation: &str) -> Result<Timeline, SeamError> {
-        Ok(self.pending.get(conversation).cloned().unwrap_or_default())
+    fn load(&mut self, conversation: &str, _access: Access) -> Result<Timeline, SeamError> {
+        let kept = self.pending.get(conversation);
+        kept.map_or(Ok(Timeline::new()), |kept| kept.shelf.load()).map_err(broken("loading"))
+    }
+
+    fn fetch(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<Body>, SeamError> {
+        let kept = self.kept(conversation);
+        chunks.iter().map(|&c| kept.shelf.fetch(c).map_err(broken("fetching"))).collect()
     }
 
     fn commit(
@@ -205,16 +250,76 @@ impl Store for MemoryStore {
         after: &Timeline,
         durability: Durability,
     ) -> Result<(), SeamError> {
-        let mut timeline = self.load(conversation)?;
-        timeline.apply(change).map_err(|e| SeamError::new("committing", e.to_string()))?;
-        if after.state_hash() != timeline.state_hash() {
+        let kept = self.kept(conversation);
+        let mut shelf = kept.shelf.clone();
+        shelf.write(change, after).map_err(broken("committing"))?;
+        let loaded = shelf.load().map_err(broken("committing"))?;
+        if after.state_hash() != loaded.state_hash() {
             return Err(SeamError::new("committing", "the state differs from what the caller holds"));
         }
-        self.pending.insert(conversation.to_owned(), timeline);
+        kept.shelf = shelf;
+        let seq = kept.log.len() as u64 + 1;
+        kept.log.push(Entry { seq, at: seq as i64, change: change.clone() });
         if durability == Durability::Now {
             self.durable = self.pending.clone();
         }
         Ok(())
+    }
+
+    fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
+        let names = |e: &&Entry| e.change.names().contains(&chunk);
+        Ok(self.kept(conversation).log.iter().filter(names).cloned().collect())
+    }
+
+    fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
+        let of_kind = self.kept(conversation).records.iter().filter(|((k, _), _)| *k == kind);
+        Ok(of_kind.map(|(_, record)| record.clone()).collect())
+    }
+
+    fn put_record(
+        &mut self,
+        conversation: &str,
+        kind: Kind,
+        key: &str,
+        value: Option<&str>,
+    ) -> Result<(), SeamError> {
+        self.write(conversation, |kept| {
+            let (at, place) = (kept.log.len() as i64, (kind, key.to_owned()));
+            match value {
+                None => drop(kept.records.remove(&place)),
+                Some(value) => {
+                    let record = Record { key: key.to_owned(), value: value.to_owned(), at };
+                    kept.records.insert(place, record);
+                }
+            }
+        })
+    }
+
+    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
+        let all = self.kept(conversation).embeddings.iter().filter(|((e, _), _)| e == embedder);
+        Ok(all.map(|((_, chunk), v)| Embedding { chunk: *chunk, vector: v.clone() }).collect())
+    }
+
+    fn put_embeddings(
+        &mut self,
+        conversation: &str,
+        embedder: &str,
+        embeddings: &[Embedding],
+    ) -> Result<(), SeamError> {
+        self.write(conversation, |kept| {
+            for Embedding { chunk, vector } in embeddings {
+                let place = (embedder.to_owned(), *chunk);
+                if vector.is_empty() {
+                    kept.embeddings.remove(&place);
+                } else {
+                    kept.embeddings.insert(place, vector.clone());
+                }
+            }
+        })
+    }
+
+    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
+        self.write(conversation, |kept| kept.model = model.to_owned())
     }
 }
 
@@ -252,12 +357,16 @@ impl<S: Store> FailingStore<S> {
 }
 
 impl<S: Store> Store for FailingStore<S> {
-    fn conversations(&mut self) -> Result<Vec<String>, SeamError> {
+    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
         self.call(Store::conversations)
     }
 
-    fn load(&mut self, conversation: &str) -> Result<Timeline, SeamError> {
-        self.call(|s| s.load(conversation))
+    fn load(&mut self, conversation: &str, access: Access) -> Result<Timeline, SeamError> {
+        self.call(|s| s.load(conversation, access))
+    }
+
+    fn fetch(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<Body>, SeamError> {
+        self.call(|s| s.fetch(conversation, chunks))
     }
 
     fn commit(
@@ -268,5 +377,40 @@ impl<S: Store> Store for FailingStore<S> {
         durability: Durability,
     ) -> Result<(), SeamError> {
         self.call(|s| s.commit(conversation, change, after, durability))
+    }
+
+    fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
+        self.call(|s| s.history(conversation, chunk))
+    }
+
+    fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
+        self.call(|s| s.records(conversation, kind))
+    }
+
+    fn put_record(
+        &mut self,
+        conversation: &str,
+        kind: Kind,
+        key: &str,
+        value: Option<&str>,
+    ) -> Result<(), SeamError> {
+        self.call(|s| s.put_record(conversation, kind, key, value))
+    }
+
+    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
+        self.call(|s| s.embeddings(conversation, embedder))
+    }
+
+    fn put_embeddings(
+        &mut self,
+        conversation: &str,
+        embedder: &str,
+        embeddings: &[Embedding],
+    ) -> Result<(), SeamError> {
+        self.call(|s| s.put_embeddings(conversation, embedder, embeddings))
+    }
+
+    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
+        self.call(|s| s.set_model(conversation, model))
     }
 }

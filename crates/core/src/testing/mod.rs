@@ -4,4 +4,5 @@ pub mod chunks;
 pub mod doubles;
 pub mod ops;
 pub mod record;
+pub mod shelf;
 pub mod twin;

@@ -2,6 +2,7 @@
 //! every invariant checked after every step. Property tests and the fuzz target both come here.
 
 use super::record::Tok;
+use super::shelf::Shelf;
 use super::twin::Twin;
 use crate::apply::ApplyError;
 use crate::brightness::{Magnitude, Sink, Strategy};
@@ -24,6 +25,8 @@ pub struct World {
     pub timeline: Timeline,
     /// The naive one.
     pub twin: Twin,
+    /// What a store would have of it.
+    pub shelf: Shelf,
 }
 
 const FULL: Brightness = Brightness(10_000.0);
@@ -314,9 +317,15 @@ impl World {
 
     /// Applies a change, undoes it and does it again: the state must come and go exactly.
     fn apply(&mut self, change: &Change) {
+        self.commit(change);
         let before = self.timeline.clone();
         let undo = self.timeline.apply(change).unwrap_or_else(|e: ApplyError| panic!("{e} in {change:?}"));
         let after = self.timeline.state_hash();
+        // Every third time is enough for what the store would have: it costs more than all the rest.
+        let also_kept = self.timeline.len().is_multiple_of(3);
+        if also_kept {
+            self.commit(&undo);
+        }
         let redo = self.timeline.apply(&undo).expect("what was done can be undone");
         if matches!(change, Change::Append(_)) {
             // Positions are never reused: an undone append is out of sight, not unmade.
@@ -325,8 +334,29 @@ impl World {
             assert_eq!(self.timeline.state_hash(), before.state_hash(), "undo of {change:?}");
             assert_eq!(self.timeline, before, "undo of {change:?}");
         }
+        if also_kept {
+            self.commit(&redo);
+        }
         self.timeline.apply(&redo).expect("what was undone can be done again");
         assert_eq!(self.timeline.state_hash(), after, "redo of {change:?}");
+    }
+
+    /// Does the change to what a store would have, which holds in memory only what is live and what the change
+    /// asks for; it must come to the same.
+    fn commit(&mut self, change: &Change) {
+        let hash = self.timeline.state_hash();
+        let mut kept = self.shelf.load().expect("it can be loaded");
+        assert_eq!(kept.state_hash(), hash, "before {change:?}");
+        for chunk in kept.away(change) {
+            kept.admit(chunk, self.shelf.fetch(chunk).expect("it is there")).expect("it fits");
+        }
+        kept.apply(change).unwrap_or_else(|e| panic!("{e} in {change:?}"));
+        kept.check().expect("sound");
+        self.shelf.write(change, &kept).expect("what changed is in memory");
+        let all_here = kept.state_hash();
+        kept.release_dead();
+        kept.check().expect("sound");
+        assert_eq!(kept.state_hash(), all_here, "what is away counts as before");
     }
 
     /// Everything that must always be true.
