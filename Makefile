@@ -15,7 +15,8 @@ test: setup fmt lint doc unit ledger ## everything: format, clippy, documentatio
 setup: ## installs what is missing, or says what to install
 	@scripts/setup
 
-build: setup
+build:
+	@scripts/setup run
 	$(CARGO) build --release --locked --package halo
 
 fmt:

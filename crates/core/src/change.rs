@@ -313,6 +313,8 @@ pub enum WhyLeft {
     Manual,
     /// It hangs on a chunk that the user sent away.
     ManualWith(ChunkId),
+    /// It had left before it came here: in another program, or in a log that was lost.
+    Before,
     /// A return was undone.
     Undo,
 }
@@ -368,6 +370,7 @@ impl fmt::Display for WhyLeft {
             WhyLeft::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
             WhyLeft::Manual => f.write_str("sent away by the user"),
             WhyLeft::ManualWith(chunk) => write!(f, "hangs on {chunk}, which the user sent away"),
+            WhyLeft::Before => f.write_str("had left before it came here"),
             WhyLeft::Undo => f.write_str("its return was undone"),
         }
     }

@@ -17,6 +17,7 @@ mod order;
 pub mod prune;
 pub mod replay;
 pub mod resurrect;
+mod retell;
 pub mod salience;
 pub mod scorer;
 pub mod seams;

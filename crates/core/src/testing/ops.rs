@@ -27,6 +27,8 @@ pub struct World {
     pub twin: Twin,
     /// What a store would have of it.
     pub shelf: Shelf,
+    /// What happened, in order.
+    pub changes: Vec<Change>,
 }
 
 const FULL: Brightness = Brightness(10_000.0);
@@ -42,6 +44,11 @@ impl World {
             world.step(*op);
             world.check();
         }
+        let mut told = Timeline::new();
+        for change in world.timeline.retell() {
+            told.apply(&change).unwrap_or_else(|e| panic!("{e} in {change:?}"));
+        }
+        assert_eq!(told.state_hash(), world.timeline.state_hash(), "told anew");
         world
     }
 
@@ -317,6 +324,7 @@ impl World {
 
     /// Applies a change, undoes it and does it again: the state must come and go exactly.
     fn apply(&mut self, change: &Change) {
+        self.changes.push(change.clone());
         self.commit(change);
         let before = self.timeline.clone();
         let undo = self.timeline.apply(change).unwrap_or_else(|e: ApplyError| panic!("{e} in {change:?}"));

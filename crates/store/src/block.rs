@@ -1,0 +1,123 @@
+//! What is known of 128 chunks beside their tokens, and of the turns that begin among them, in a kilobyte or two.
+//!
+//! Ten million tokens are some 150,000 chunks: a row for each would take longer to read than all the rest of
+//! opening a conversation. Packed, they are read in a millisecond or two.
+
+use halo_core::body::{put_varint, take_varint};
+use halo_core::timeline::{Head, Timeline, Turn};
+use halo_core::token::{ChunkId, Role, TurnId};
+use std::ops::Range;
+
+/// Chunks in a block.
+pub(crate) const BLOCK: usize = 128;
+
+const PINNED: u8 = 1;
+/// All of it is live, or, where this is not set and the next neither, none of it.
+const LIVE: u8 = 2;
+const SOME_LIVE: u8 = 4;
+const WITHDRAWN: u8 = 8;
+const SOME_WITHDRAWN: u8 = 16;
+
+/// The places of a block's chunks.
+fn places(block: usize, end: usize) -> Range<usize> {
+    (block * BLOCK).min(end)..((block + 1) * BLOCK).min(end)
+}
+
+/// The blocks that hold anything, of a list of chunks and turns that is so long.
+pub(crate) fn blocks(timeline: &Timeline) -> usize {
+    // A turn in which nothing was said yet stands one behind the last chunk.
+    let last_turn = timeline.turns().last().map_or(0, |t| t.first as usize + 1);
+    timeline.places().max(last_turn).div_ceil(BLOCK)
+}
+
+/// Writes a block.
+pub(crate) fn write(timeline: &Timeline, block: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(2048);
+    let (start, places) = (block * BLOCK, places(block, timeline.places()));
+    let all = timeline.turns();
+    let turns = all.partition_point(|t| (t.first as usize) < start)
+        ..all.partition_point(|t| (t.first as usize) < start + BLOCK);
+    put_varint(&mut out, turns.len() as u64);
+    for turn in &all[turns] {
+        put_varint(&mut out, u64::from(turn.id.0));
+        out.push(turn.role.letter() as u8);
+        put_varint(&mut out, (turn.first as usize - start) as u64);
+    }
+    put_varint(&mut out, places.len() as u64);
+    for head in timeline.heads(places) {
+        let share = |n: u32, all: u8, some: u8| match n {
+            0 => 0,
+            n if n == head.len => all,
+            _ => some,
+        };
+        let flags = (u8::from(head.pinned) * PINNED)
+            | share(head.live, LIVE, SOME_LIVE)
+            | share(head.withdrawn, WITHDRAWN, SOME_WITHDRAWN);
+        out.push(flags);
+        put_varint(&mut out, u64::from(head.id.sentence));
+        put_varint(&mut out, u64::from(head.len));
+        if flags & SOME_LIVE != 0 {
+            put_varint(&mut out, u64::from(head.live));
+        }
+        if flags & SOME_WITHDRAWN != 0 {
+            put_varint(&mut out, u64::from(head.withdrawn));
+        }
+        if let Some(sum) = head.sum.filter(|_| head.len > 0) {
+            out.extend_from_slice(&sum.to_le_bytes());
+        }
+    }
+    out
+}
+
+/// The turns and heads of a conversation, as its blocks are read one after the other.
+#[derive(Default)]
+pub(crate) struct Reader {
+    pub turns: Vec<Turn>,
+    pub heads: Vec<Head>,
+    /// The turn that the next chunk belongs to.
+    turn: usize,
+}
+
+impl Reader {
+    /// Takes the next block; nothing where it cannot be one.
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> Option<()> {
+        let mut input = bytes;
+        let small = |input: &mut &[u8]| u32::try_from(take_varint(input)?).ok();
+        let start = u32::try_from(self.heads.len()).ok()?;
+        // All blocks but the last are full.
+        if !start.is_multiple_of(BLOCK as u32) {
+            return None;
+        }
+        for _ in 0..small(&mut input)? {
+            let id = TurnId(small(&mut input)?);
+            let role = Role::from_letter(char::from(*input.split_off_first()?))?;
+            let first = start.checked_add(small(&mut input)?)?;
+            self.turns.push(Turn { id, role, first });
+        }
+        for _ in 0..small(&mut input)? {
+            let place = self.heads.len() as u32;
+            while self.turns.get(self.turn + 1).is_some_and(|t| t.first <= place) {
+                self.turn += 1;
+            }
+            let turn = self.turns.get(self.turn)?;
+            let flags = *input.split_off_first()?;
+            let sentence = small(&mut input)?;
+            let len = small(&mut input)?;
+            let mut share = |all: u8, some: u8| match flags & (all | some) {
+                0 => Some(0),
+                set if set == all => Some(len),
+                _ => small(&mut input),
+            };
+            let (live, withdrawn) = (share(LIVE, SOME_LIVE)?, share(WITHDRAWN, SOME_WITHDRAWN)?);
+            let mut sum = || input.split_off(..8)?.try_into().ok().map(u64::from_le_bytes);
+            let sum = match (live, len) {
+                (_, 0) => Some(halo_core::body::Body::default().sum()),
+                (0, _) => Some(sum()?),
+                _ => None,
+            };
+            let id = ChunkId::new(turn.role, turn.id, sentence);
+            self.heads.push(Head { id, pinned: flags & PINNED != 0, len, live, withdrawn, sum });
+        }
+        input.is_empty().then_some(())
+    }
+}

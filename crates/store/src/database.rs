@@ -1,0 +1,503 @@
+//! Conversations in a database: what is written when, and how it comes back. The same for SQLite and PostgreSQL.
+//!
+//! A commit is one transaction: the change goes into the log, and the bodies and blocks that it touched are
+//! written anew. Opening reads the blocks and the bodies of what is live, nothing else. Whoever commits must
+//! have seen the last entry of the log: a second writer is refused, whatever the locks say.
+
+use crate::block::{self, BLOCK};
+use crate::compact;
+use crate::postgres::Postgres;
+use crate::rows::{self, key};
+use crate::sql::{Cell, Sql, SqlError, Trouble};
+use crate::sqlite::{Mode, Sqlite};
+use halo_core::body::Body;
+use halo_core::change::{Append, Change};
+use halo_core::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
+use halo_core::timeline::Timeline;
+use halo_core::token::ChunkId;
+use halo_core::touch::Touched;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Where a store is: `sqlite:PATH` or `postgres://…`.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Location {
+    /// A file.
+    Sqlite(PathBuf),
+    /// A server; the address may hold a password.
+    Postgres(String),
+}
+
+impl FromStr for Location {
+    type Err = SeamError;
+
+    fn from_str(text: &str) -> Result<Self, SeamError> {
+        if let Some(path) = text.strip_prefix("sqlite:").filter(|p| !p.is_empty()) {
+            return Ok(Location::Sqlite(path.into()));
+        }
+        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            return Ok(Location::Postgres(text.to_owned()));
+        }
+        let why = format!(
+            "'{text}' is not the address of a store: write sqlite:PATH or postgres://USER@HOST/DATABASE"
+        );
+        Err(SeamError::new("opening the store", why))
+    }
+}
+
+impl fmt::Display for Location {
+    /// Without a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Location::Postgres(url) => {
+                let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", ""));
+                let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+                let host = host.split(['?', '/']).next().unwrap_or_default();
+                write!(f, "{scheme}://{host}")
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Conversations in a database.
+pub struct Database {
+    pub(crate) sql: Box<dyn Sql>,
+    location: Location,
+    open: BTreeMap<String, Open>,
+}
+
+/// What is remembered of a conversation that is being written.
+#[derive(Debug)]
+struct Open {
+    id: i64,
+    seq: i64,
+    tokens: u64,
+    places: usize,
+    blocks: usize,
+    /// What streamed in last: the first and the last entry of it, and all of it.
+    tail: Option<(i64, i64, Append)>,
+    /// The last entry that scored, if it was seen.
+    scored: Option<(i64, Change)>,
+    /// Whether tokens have moved from chunk to chunk since, as far as is known.
+    restructured: bool,
+}
+
+impl Database {
+    /// Opens a store to read and write, and makes it where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be reached or written, is damaged, or is newer than this program.
+    pub fn open(location: &Location) -> Result<Self, SeamError> {
+        Self::open_as(location, Mode::Write)
+    }
+
+    /// Opens a store to read. A file that cannot be written is fine.
+    ///
+    /// # Errors
+    /// When it cannot be reached, is damaged, or is newer than this program.
+    pub fn open_to_read(location: &Location) -> Result<Self, SeamError> {
+        Self::open_as(location, Mode::Read)
+    }
+
+    fn open_as(location: &Location, mode: Mode) -> Result<Self, SeamError> {
+        let what = || format!("opening the store {location}");
+        let sql: Box<dyn Sql> = match location {
+            Location::Sqlite(path) => Box::new(Sqlite::open(path, mode, None).map_err(|e| e.doing(what()))?),
+            Location::Postgres(url) => Box::new(Postgres::connect(url).map_err(|e| e.doing(what()))?),
+        };
+        Ok(Self { sql, location: location.clone(), open: BTreeMap::new() })
+    }
+
+    /// Opens a file through a layer that SQLite knows by that name: for tests that break disks.
+    ///
+    /// # Errors
+    /// As [`Database::open`].
+    pub fn open_through(path: &Path, vfs: &str) -> Result<Self, SeamError> {
+        let sql = Sqlite::open(path, Mode::Write, Some(vfs)).map_err(|e| e.doing("opening the store"))?;
+        Ok(Self { sql: Box::new(sql), location: Location::Sqlite(path.to_owned()), open: BTreeMap::new() })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Bytes on disk.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn bytes(&mut self) -> Result<u64, SeamError> {
+        self.sql.bytes().map_err(|e| e.doing("measuring the store"))
+    }
+
+    /// Does `work` in one transaction.
+    pub(crate) fn within<T>(
+        &mut self,
+        writes: Option<Durability>,
+        work: impl FnOnce(&mut dyn Sql) -> Result<T, SqlError>,
+    ) -> Result<T, SqlError> {
+        self.sql.begin(writes)?;
+        let done = work(&mut *self.sql).and_then(|value| self.sql.commit().map(|()| value));
+        if done.is_err() {
+            self.sql.rollback();
+        }
+        done
+    }
+
+    pub(crate) fn claim(&mut self, conversation: &str) -> Result<(), SqlError> {
+        self.sql.claim(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
+    }
+
+    /// Forgets what is remembered of a conversation that something else has rewritten.
+    pub(crate) fn forget_open(&mut self, conversation: &str) {
+        self.open.remove(conversation);
+    }
+
+    fn load_inner(&mut self, conversation: &str, access: Access) -> Result<Timeline, SqlError> {
+        rows::check_name(conversation)?;
+        if access == Access::Write {
+            self.claim(conversation)?;
+        }
+        let (open, timeline) = self.within(None, |sql| load(sql, conversation))?;
+        if access == Access::Write {
+            self.open.insert(conversation.to_owned(), open);
+        }
+        Ok(timeline)
+    }
+
+    fn commit_inner(
+        &mut self,
+        conversation: &str,
+        change: &Change,
+        after: &Timeline,
+        durability: Durability,
+    ) -> Result<(), SqlError> {
+        let refused = || SqlError::refused("it was not opened to be written");
+        let mut open = self.open.remove(conversation).ok_or_else(refused)?;
+        let done = self.within(Some(durability), |sql| open.write(sql, conversation, change, after));
+        match &done {
+            Ok(written) => open.remember(written.clone(), change, after),
+            // What was only in memory is only as good as the commit.
+            Err(_) => (open.tail, open.scored, open.restructured) = (None, None, true),
+        }
+        self.open.insert(conversation.to_owned(), open);
+        done.map(drop)
+    }
+
+    /// The conversation as its log alone tells it: what it should be, whatever else is damaged.
+    ///
+    /// # Errors
+    /// When the log cannot be read or does not fit itself.
+    pub fn replay(&mut self, conversation: &str) -> Result<Timeline, SeamError> {
+        let replayed = self.id(conversation).and_then(|id| self.within(None, |sql| rows::replay(sql, id)));
+        replayed.map_err(|e| e.doing(format!("replaying the log of '{conversation}'")))
+    }
+
+    /// The number of a conversation that exists.
+    pub(crate) fn id(&mut self, conversation: &str) -> Result<i64, SqlError> {
+        rows::find(&mut *self.sql, conversation)?.ok_or_else(|| rows::no_conversation(conversation))
+    }
+
+    /// The number of a conversation, which is made where there is none.
+    fn id_or_new(&mut self, conversation: &str) -> Result<i64, SqlError> {
+        rows::check_name(conversation)?;
+        match rows::find(&mut *self.sql, conversation)? {
+            Some(id) => Ok(id),
+            None => self.within(Some(Durability::Now), |sql| rows::create(sql, conversation, rows::now())),
+        }
+    }
+}
+
+/// A conversation as it stands, and what is worth remembering of it.
+fn load(sql: &mut dyn Sql, conversation: &str) -> Result<(Open, Timeline), SqlError> {
+    let mut found = None;
+    let select = "SELECT id, seq, tokens, places, live, turns FROM conversation WHERE name = $1";
+    sql.query(select, &[Cell::Text(conversation)], &mut |row| {
+        let counts = [row.count(2)?, row.count(3)?, row.count(4)?, row.count(5)?];
+        found = Some((row.int(0)?, row.int(1)?, counts));
+        Ok(())
+    })?;
+    let Some((id, seq, counts)) = found else {
+        return Ok((Open::new(0, 0, &Timeline::new()), Timeline::new()));
+    };
+    let timeline = rows::read_state(sql, id)?;
+    let state = [timeline.len(), timeline.places(), timeline.live_len(), timeline.turns().len()];
+    if state.map(|n| n as u64) != counts {
+        return Err(SqlError::damaged("its counts are not those of its chunks"));
+    }
+    Ok((Open::new(id, seq, &timeline), timeline))
+}
+
+/// What a commit has put into the log.
+#[derive(Clone, Debug)]
+struct Written {
+    id: i64,
+    seq: i64,
+    /// The entry as it stands in the log, if it scores.
+    scored: Option<Change>,
+}
+
+impl Open {
+    fn new(id: i64, seq: i64, timeline: &Timeline) -> Self {
+        Self {
+            id,
+            seq,
+            tokens: timeline.len() as u64,
+            places: timeline.places(),
+            blocks: block::blocks(timeline),
+            tail: None,
+            scored: None,
+            restructured: true,
+        }
+    }
+
+    /// Writes a change and what it touched.
+    fn write(
+        &self,
+        sql: &mut dyn Sql,
+        conversation: &str,
+        change: &Change,
+        after: &Timeline,
+    ) -> Result<Written, SqlError> {
+        if (after.len() as u64) < self.tokens {
+            return Err(SqlError::refused("a position that was given away cannot be taken back"));
+        }
+        let at = rows::now();
+        let id = if self.id == 0 { rows::create(sql, conversation, at)? } else { self.id };
+        let seq = self.seq + 1;
+        let counts =
+            [after.turns().len(), after.places(), after.len(), after.live_len()].map(|n| Cell::Int(n as i64));
+        let [turns, places, tokens, live] = counts;
+        let update = "UPDATE conversation SET used = $1, seq = $2, turns = $3, places = $4, tokens = $5, live = $6 \
+                      WHERE id = $7 AND seq = $8";
+        let args =
+            [Cell::Int(at), Cell::Int(seq), turns, places, tokens, live, Cell::Int(id), Cell::Int(self.seq)];
+        if sql.run(update, &args)? != 1 {
+            let why = "somebody else has changed it since it was opened: open it again";
+            return Err(SqlError::new(Trouble::Busy, why));
+        }
+        let scored = self.write_log(sql, id, seq, at, change)?;
+        self.write_state(sql, id, &after.touched(change), after)?;
+        Ok(Written { id, seq, scored })
+    }
+
+    /// Puts a change into the log, and shortens what it makes superfluous. Returns the entry if it scores.
+    fn write_log(
+        &self,
+        sql: &mut dyn Sql,
+        id: i64,
+        seq: i64,
+        at: i64,
+        change: &Change,
+    ) -> Result<Option<Change>, SqlError> {
+        if let Some((first, last, tail)) = &self.tail
+            && first < last
+            && !matches!(change, Change::Append(next) if compact::goes_on(tail, next))
+        {
+            rows::rewrite_entry(sql, key(id, *first as usize), Some(&Change::Append(tail.clone())))?;
+            let streamed = [Cell::Int(key(id, *first as usize + 1)), Cell::Int(key(id, *last as usize))];
+            sql.run("DELETE FROM log WHERE key BETWEEN $1 AND $2", &streamed)?;
+        }
+        let mut scored = None;
+        if compact::scores(change) {
+            let mut entry = change.clone();
+            let last = match &self.scored {
+                Some((seq, last)) => Some((key(id, *seq as usize), last.clone())),
+                None => rows::last_scored(sql, id)?,
+            };
+            if let Some((key, last)) = last {
+                let carry = !self.restructured && !compact::restructures(change);
+                let left = compact::supersede(&last, &mut entry, carry);
+                if left.as_ref() != Some(&last) {
+                    rows::rewrite_entry(sql, key, left.as_ref())?;
+                }
+            }
+            scored = Some(entry);
+        }
+        rows::insert_entry(sql, key(id, seq as usize), at, scored.as_ref().unwrap_or(change))?;
+        rows::insert_mentions(sql, id, seq, change)?;
+        Ok(scored)
+    }
+
+    /// Writes the rows that a change has touched.
+    fn write_state(
+        &self,
+        sql: &mut dyn Sql,
+        id: i64,
+        touched: &Touched,
+        after: &Timeline,
+    ) -> Result<(), SqlError> {
+        if after.places() < self.places {
+            let gone = [Cell::Int(key(id, after.places())), Cell::Int(key(id, self.places))];
+            sql.run("DELETE FROM chunk WHERE key BETWEEN $1 AND $2", &gone)?;
+        }
+        rows::upsert_bodies(sql, id, &touched.bodies, after)?;
+        let blocks = block::blocks(after);
+        let mut changed: BTreeSet<usize> = touched.heads.iter().map(|place| place / BLOCK).collect();
+        if after.places() != self.places {
+            changed.extend(self.places.min(after.places()) / BLOCK..blocks);
+        }
+        if blocks < self.blocks {
+            let gone = [Cell::Int(key(id, blocks)), Cell::Int(key(id, self.blocks))];
+            sql.run("DELETE FROM block WHERE key BETWEEN $1 AND $2", &gone)?;
+        }
+        rows::upsert_blocks(sql, id, changed.into_iter().filter(|&b| b < blocks), after)
+    }
+
+    /// After the commit.
+    fn remember(&mut self, written: Written, change: &Change, after: &Timeline) {
+        let Written { id, seq, scored } = written;
+        match (change, &mut self.tail) {
+            (Change::Append(next), Some((_, last, tail))) if compact::goes_on(tail, next) => {
+                tail.tokens.extend_from_slice(&next.tokens);
+                *last = seq;
+            }
+            (Change::Append(next), tail) => *tail = Some((seq, seq, next.clone())),
+            (_, tail) => *tail = None,
+        }
+        self.restructured |= compact::restructures(change);
+        if let Some(entry) = scored {
+            (self.scored, self.restructured) = (Some((seq, entry)), compact::restructures(change));
+        }
+        (self.id, self.seq, self.tokens) = (id, seq, after.len() as u64);
+        (self.places, self.blocks) = (after.places(), block::blocks(after));
+    }
+}
+
+impl Store for Database {
+    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
+        let mut all = Vec::new();
+        let select = "SELECT name, model, created, used, turns, tokens, live FROM conversation ORDER BY name";
+        let listed = self.sql.query(select, &[], &mut |row| {
+            all.push(Summary {
+                name: row.text(0)?.to_owned(),
+                model: row.text(1)?.to_owned(),
+                created: row.int(2)?,
+                used: row.int(3)?,
+                turns: row.count(4)?,
+                tokens: row.count(5)?,
+                live: row.count(6)?,
+            });
+            Ok(())
+        });
+        listed.map_err(|e| e.doing("listing the conversations"))?;
+        // The databases sort text differently.
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn load(&mut self, conversation: &str, access: Access) -> Result<Timeline, SeamError> {
+        self.load_inner(conversation, access).map_err(|e| e.doing(format!("opening '{conversation}'")))
+    }
+
+    fn fetch(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<Body>, SeamError> {
+        let fetched = self.id(conversation).and_then(|id| {
+            let fetch = |&chunk: &ChunkId| {
+                let [turn, sentence, role] = rows::name_cells(chunk);
+                let select = "SELECT sum, body FROM chunk WHERE conversation = $1 AND turn = $2 AND sentence = $3 AND role = $4";
+                let mut body = None;
+                self.sql.query(select, &[Cell::Int(id), turn, sentence, role], &mut |row| {
+                    body = Some(rows::body_of(&chunk, row.int(0)?, row.blob(1)?)?);
+                    Ok(())
+                })?;
+                body.ok_or_else(|| SqlError::damaged(format!("the tokens of {chunk} are missing")))
+            };
+            chunks.iter().map(fetch).collect()
+        });
+        fetched.map_err(|e| e.doing(format!("reading '{conversation}'")))
+    }
+
+    fn commit(
+        &mut self,
+        conversation: &str,
+        change: &Change,
+        after: &Timeline,
+        durability: Durability,
+    ) -> Result<(), SeamError> {
+        let done = self.commit_inner(conversation, change, after, durability);
+        done.map_err(|e| e.doing(format!("saving '{conversation}'")))
+    }
+
+    fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
+        let mut entries = Vec::new();
+        let done = self.id(conversation).and_then(|id| {
+            let [turn, sentence, role] = rows::name_cells(chunk);
+            let select = "SELECT l.key, l.at, l.sum, l.change FROM mention m JOIN log l ON l.key = $1 + m.seq \
+                          WHERE m.conversation = $2 AND m.turn = $3 AND m.sentence = $4 AND m.role = $5 ORDER BY m.seq";
+            let args = [Cell::Int(key(id, 0)), Cell::Int(id), turn, sentence, role];
+            self.sql.query(select, &args, &mut |row| {
+                entries.push(rows::entry_of(&row)?);
+                Ok(())
+            })
+        });
+        done.map_err(|e| e.doing(format!("reading the history of {chunk} in '{conversation}'")))?;
+        Ok(entries)
+    }
+
+    fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
+        let found = rows::find(&mut *self.sql, conversation);
+        let records =
+            found.and_then(|id| id.map_or(Ok(vec![]), |id| rows::records(&mut *self.sql, id, kind)));
+        records.map_err(|e| e.doing(format!("reading a {} of '{conversation}'", kind.name())))
+    }
+
+    fn put_record(
+        &mut self,
+        conversation: &str,
+        kind: Kind,
+        key: &str,
+        value: Option<&str>,
+    ) -> Result<(), SeamError> {
+        let done = self.id_or_new(conversation).and_then(|id| {
+            self.within(Some(Durability::Now), |sql| rows::put_record(sql, id, kind, key, value, rows::now()))
+        });
+        done.map_err(|e| e.doing(format!("saving a {} of '{conversation}'", kind.name())))
+    }
+
+    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
+        let mut all = Vec::new();
+        let done = rows::find(&mut *self.sql, conversation).and_then(|id| match id {
+            None => Ok(()),
+            Some(id) => rows::embeddings(&mut *self.sql, id, embedder, &mut |embedding, _| {
+                all.push(embedding);
+                Ok(())
+            }),
+        });
+        done.map_err(|e| e.doing(format!("reading the embeddings of '{conversation}'")))?;
+        Ok(all)
+    }
+
+    fn put_embeddings(
+        &mut self,
+        conversation: &str,
+        embedder: &str,
+        embeddings: &[Embedding],
+    ) -> Result<(), SeamError> {
+        let done = self.id_or_new(conversation).and_then(|id| {
+            let put = |sql: &mut dyn Sql| {
+                embeddings
+                    .iter()
+                    .try_for_each(|e| rows::put_embedding(sql, id, embedder, e.chunk, &e.vector, rows::now()))
+            };
+            self.within(Some(Durability::Now), put)
+        });
+        done.map_err(|e| e.doing(format!("saving embeddings of '{conversation}'")))
+    }
+
+    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
+        let done = self
+            .id_or_new(conversation)
+            .and_then(|id| self.within(Some(Durability::Now), |sql| rows::set_model(sql, id, model)));
+        done.map_err(|e| e.doing(format!("noting the model of '{conversation}'")))
+    }
+}

@@ -1,0 +1,532 @@
+//! What is wrong with a store, and how it is mended.
+//!
+//! A conversation is kept twice over: as it stands, and as the log of how it came to be. Each can be made from
+//! the other, so damage to one loses nothing but, where the log is hit, the reasons of what happened. Where
+//! both are hit, the log is played as far as it goes: the last good state. Nothing is mended without a copy of
+//! how it was.
+
+use crate::database::{Database, Location};
+use crate::rows;
+use crate::sql::{Cell, Sql, SqlError, Trouble};
+use halo_core::body::sum_of;
+use halo_core::change::Change;
+use halo_core::seams::{Durability, Entry, Kind, SeamError};
+use halo_core::timeline::Timeline;
+use halo_core::token::ChunkId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The conversation that it concerns; none: the store as a whole.
+    pub conversation: Option<String>,
+    /// What.
+    pub what: String,
+    /// What mending it will do.
+    pub mending: &'static str,
+    cure: Cure,
+}
+
+/// What mends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cure {
+    /// Rows that belong to nothing are taken out.
+    Sweep,
+    /// Which entries of the log name which chunk is noted anew.
+    Mentions,
+    /// What cannot be read, and can be made again, is dropped.
+    Drop,
+    /// The state is made again from the log.
+    State,
+    /// The log is told anew from the state.
+    Log,
+    /// The log is played as far as it goes.
+    LastGood,
+    /// All that can be read moves to a new file.
+    Salvage,
+    /// Nothing can.
+    None,
+}
+
+impl Cure {
+    fn says(self) -> &'static str {
+        match self {
+            Cure::Sweep => "takes the rows that belong to nothing out",
+            Cure::Mentions => "notes anew which entries name which chunk",
+            Cure::Drop => "drops what cannot be read; it is made again when it is needed",
+            Cure::State => "makes the state again from the log: nothing is lost",
+            Cure::Log => {
+                "tells the log anew from the state: no word is lost, only the reasons of what happened"
+            }
+            Cure::LastGood => "goes back to the last state that the log leads to",
+            Cure::Salvage => "moves all that can be read to a new file, and keeps the old one",
+            Cure::None => "cannot be mended here: bring back a copy of the store, if there is one",
+        }
+    }
+}
+
+fn finding(conversation: Option<&str>, what: impl Into<String>, cure: Cure) -> Finding {
+    Finding { conversation: conversation.map(str::to_owned), what: what.into(), mending: cure.says(), cure }
+}
+
+impl Database {
+    /// Looks at everything: the file, every sum, every name, and whether log and state tell the same. `progress`
+    /// hears how many conversations are done, and of how many.
+    ///
+    /// # Errors
+    /// When the store cannot be asked at all.
+    pub fn examine(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Finding>, SeamError> {
+        let mut found = Vec::new();
+        match self.sql.inspect() {
+            Ok(lines) => found.extend(lines.into_iter().take(5).map(|l| finding(None, l, Cure::Salvage))),
+            Err(error) if error.trouble == Trouble::Damaged => {
+                found.push(finding(None, error.why, Cure::Salvage));
+            }
+            Err(error) => return Err(error.doing("examining the store")),
+        }
+        let conversations = match listed(&mut *self.sql) {
+            Ok(all) => all,
+            Err(error) if error.trouble == Trouble::Damaged => {
+                found.push(finding(None, error.why, Cure::None));
+                return Ok(found);
+            }
+            Err(error) => return Err(error.doing("examining the store")),
+        };
+        for (done, (id, name, seq)) in conversations.iter().enumerate() {
+            progress(done, conversations.len());
+            let looked = self.within(None, |sql| look(sql, *id, name, *seq));
+            found.extend(looked.map_err(|e| e.doing(format!("examining '{name}'")))?);
+        }
+        progress(conversations.len(), conversations.len());
+        let known: BTreeSet<i64> = conversations.iter().map(|(id, ..)| *id).collect();
+        match orphans(&mut *self.sql, &known) {
+            Ok(count) if count > 0 => {
+                let what = format!("{count} rows belong to no conversation");
+                found.push(finding(None, what, Cure::Sweep));
+            }
+            Err(error) if error.trouble != Trouble::Damaged => return Err(error.doing("examining the store")),
+            _ => {}
+        }
+        Ok(found)
+    }
+
+    /// Mends what was found, after a copy of how it was; returns where that is, and what was done, in words. On a
+    /// server the copy is the server's affair.
+    ///
+    /// # Errors
+    /// When somebody else is using it, or it cannot be written.
+    pub fn mend(&mut self, findings: &[Finding]) -> Result<(Option<PathBuf>, Vec<String>), SeamError> {
+        let what = "mending the store";
+        for name in findings.iter().filter_map(|f| f.conversation.as_deref()) {
+            self.claim(name).map_err(|e| e.doing(what))?;
+            self.forget_open(name);
+        }
+        if findings.iter().any(|f| f.cure == Cure::Salvage) {
+            return self.salvage().map_err(|e| e.doing(what));
+        }
+        let backup = match self.location().clone() {
+            Location::Postgres(_) => None,
+            Location::Sqlite(path) => {
+                let to = beside(&path, "backup");
+                self.backup(&to)?;
+                Some(to)
+            }
+        };
+        let mut cures: BTreeMap<Option<&str>, Cure> = BTreeMap::new();
+        for finding in findings.iter().filter(|f| f.cure != Cure::None) {
+            let worst = cures.entry(finding.conversation.as_deref()).or_insert(finding.cure);
+            *worst = finding.cure.max(*worst);
+        }
+        let mut done = Vec::new();
+        for (name, cure) in cures {
+            let mended = self.within(Some(Durability::Now), |sql| cured(sql, name, cure));
+            done.extend(mended.map_err(|e| e.doing(what))?);
+        }
+        Ok((backup, done))
+    }
+
+    /// Copies the store as it stands to a file that is not there yet.
+    ///
+    /// # Errors
+    /// When it is on a server, or the file cannot be written.
+    pub fn backup(&mut self, to: &Path) -> Result<(), SeamError> {
+        self.sql.backup(to).map_err(|e| e.doing(format!("copying the store to {}", to.display())))
+    }
+
+    /// Moves all that can be read to a new file, which takes the place of this one.
+    fn salvage(&mut self) -> Result<(Option<PathBuf>, Vec<String>), SqlError> {
+        let Location::Sqlite(path) = self.location().clone() else {
+            return Err(SqlError::refused("a server looks after its own files"));
+        };
+        // Nobody may be writing to the old file while the new one takes its place.
+        for (_, name, _) in listed(&mut *self.sql)? {
+            self.claim(&name)?;
+            self.forget_open(&name);
+        }
+        let fresh_path = beside(&path, "mended");
+        let mut fresh = Database::open(&Location::Sqlite(fresh_path.clone()))
+            .map_err(|e| SqlError::refused(e.to_string()))?;
+        let mut done = Vec::new();
+        for (id, name, _) in listed(&mut *self.sql)? {
+            let (timeline, how) = match readable_state(&mut *self.sql, id) {
+                Ok(timeline) => (timeline, None),
+                Err(_) => last_good(&mut *self.sql, id).map(|(t, lost)| (t, Some(lost)))?,
+            };
+            let log = whole_log(&mut *self.sql, id, &timeline);
+            done.push(match (&how, &log) {
+                (None, Some(_)) => format!("'{name}': all of it could be read"),
+                (None, None) => format!("'{name}': no word is lost, the reasons of what happened are"),
+                (Some(None), _) => format!("'{name}': made again from its log, nothing is lost"),
+                (Some(Some(why)), _) => format!("'{name}': back at its last good state ({why})"),
+            });
+            let old = &mut *self.sql;
+            fresh.within(Some(Durability::Now), |new| move_over(old, new, id, &name, &timeline, log))?;
+        }
+        let kept = beside(&path, "damaged");
+        drop(fresh);
+        self.sql.close();
+        let swap = || -> std::io::Result<()> {
+            std::fs::rename(&path, &kept)?;
+            for end in ["-wal", "-shm"] {
+                let with = |p: &Path| PathBuf::from(format!("{}{end}", p.display()));
+                if with(&path).exists() {
+                    std::fs::rename(with(&path), with(&kept))?;
+                }
+            }
+            std::fs::rename(&fresh_path, &path)
+        };
+        swap().map_err(|e| SqlError::refused(format!("the mended file cannot take its place: {e}")))?;
+        Ok((Some(kept), done))
+    }
+}
+
+/// A name beside a file that nothing has yet.
+fn beside(path: &Path, what: &str) -> PathBuf {
+    let named = |n: u32| PathBuf::from(format!("{}.{what}-{n}", path.display()));
+    (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))
+}
+
+/// Number, name and last entry of every conversation.
+fn listed(sql: &mut dyn Sql) -> Result<Vec<(i64, String, u64)>, SqlError> {
+    let mut all = Vec::new();
+    sql.query("SELECT id, name, seq FROM conversation ORDER BY id", &[], &mut |row| {
+        all.push((row.int(0)?, row.text(1)?.to_owned(), row.count(2)?));
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// The state with all its bodies, every one of them looked at.
+fn readable_state(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
+    let mut timeline = rows::read_state(sql, id)?;
+    let names: Vec<ChunkId> = timeline.heads(0..timeline.places()).map(|h| h.id).collect();
+    let live: Vec<bool> = timeline.heads(0..timeline.places()).map(|h| h.live > 0).collect();
+    let mut seen = 0;
+    let select = "SELECT key, sum, body, turn, sentence, role, live, conversation FROM chunk WHERE key BETWEEN $1 AND $2 ORDER BY key";
+    sql.query(select, &rows::keys(id), &mut |row| {
+        let place = rows::place_of(row.int(0)?);
+        let name = *names.get(place).ok_or_else(|| SqlError::damaged("a chunk too many"))?;
+        let body = rows::body_of(&name, row.int(1)?, row.blob(2)?)?;
+        if rows::chunk_id(&row, 3)? != name || (row.int(6)? == 1) != live[place] || row.int(7)? != id {
+            return Err(SqlError::damaged(format!("the row of {name} says something else than its block")));
+        }
+        seen += 1;
+        timeline.admit(name, body).map_err(SqlError::damaged)
+    })?;
+    if seen != names.len() {
+        return Err(SqlError::damaged(format!("{} chunks are missing", names.len() - seen)));
+    }
+    timeline.check().map_err(SqlError::damaged)?;
+    Ok(timeline)
+}
+
+/// What is wrong with one conversation.
+fn look(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<Finding>, SqlError> {
+    let damage = |result: Result<Timeline, SqlError>| match result {
+        Ok(timeline) => Ok(Ok(timeline)),
+        Err(error) if error.trouble == Trouble::Damaged => Ok(Err(error.why)),
+        Err(error) => Err(error),
+    };
+    let state = damage(readable_state(sql, id))?;
+    let told = damage(rows::replay(sql, id))?;
+    let mut found = Vec::new();
+    let mut add = |what: String, cure| found.push(finding(Some(name), what, cure));
+    match (state, told) {
+        (Ok(state), Ok(told)) if state.state_hash() == told.state_hash() => {
+            if !counts_fit(sql, id, &state)? {
+                add("its counts are not those of its chunks".into(), Cure::State);
+            }
+        }
+        // Which of the two is right cannot be known; the state is what was last seen on the screen.
+        (Ok(_), Ok(_)) => add("its log leads to another state than the one that is stored".into(), Cure::Log),
+        (Ok(_), Err(why)) => add(why, Cure::Log),
+        (Err(why), Ok(_)) => add(why, Cure::State),
+        (Err(state), Err(log)) => {
+            add(state, Cure::LastGood);
+            add(log, Cure::LastGood);
+        }
+    }
+    if found.is_empty() {
+        found.extend(look_beside(sql, id, name, seq)?);
+    }
+    Ok(found)
+}
+
+/// Mentions, records and embeddings.
+fn look_beside(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<Finding>, SqlError> {
+    let mut found = Vec::new();
+    let (mut named, mut last) = (BTreeSet::new(), 0);
+    rows::entries(sql, id, &mut |entry| {
+        last = entry.seq;
+        named.extend(entry.change.names().into_iter().map(|chunk| (chunk, entry.seq)));
+        Ok(())
+    })?;
+    if last > seq {
+        found.push(finding(Some(name), "its log goes on behind its last entry", Cure::State));
+    }
+    let mut noted = BTreeSet::new();
+    let select = "SELECT turn, sentence, role, seq FROM mention WHERE conversation = $1";
+    sql.query(select, &[Cell::Int(id)], &mut |row| {
+        noted.insert((rows::chunk_id(&row, 0)?, row.count(3)?));
+        Ok(())
+    })?;
+    if named != noted {
+        found.push(finding(Some(name), "the index of its reasons does not fit its log", Cure::Mentions));
+    }
+    for kind in Kind::ALL {
+        if let Err(error) = rows::records(sql, id, kind) {
+            found.push(finding(Some(name), error.why, Cure::None));
+        }
+    }
+    for embedder in rows::embedders(sql, id)? {
+        if let Err(error) = rows::embeddings(sql, id, &embedder, &mut |_, _| Ok(())) {
+            found.push(finding(Some(name), error.why, Cure::Drop));
+        }
+    }
+    Ok(found)
+}
+
+fn counts_fit(sql: &mut dyn Sql, id: i64, timeline: &Timeline) -> Result<bool, SqlError> {
+    let mut fits = false;
+    let select = "SELECT turns, places, tokens, live FROM conversation WHERE id = $1";
+    sql.query(select, &[Cell::Int(id)], &mut |row| {
+        let counts = [timeline.turns().len(), timeline.places(), timeline.len(), timeline.live_len()];
+        let kept = [row.count(0)?, row.count(1)?, row.count(2)?, row.count(3)?];
+        fits = kept == counts.map(|n| n as u64);
+        Ok(())
+    })?;
+    Ok(fits)
+}
+
+/// How many rows belong to no conversation.
+fn orphans(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<u64, SqlError> {
+    let mut count = 0;
+    for [ids, _] in SWEEP {
+        sql.query(ids, &[], &mut |row| {
+            count += if known.contains(&row.int(0)?) { 0 } else { row.count(1)? };
+            Ok(())
+        })?;
+    }
+    Ok(count)
+}
+
+/// For each table: its rows by conversation, and how those of none are taken out.
+const SWEEP: [[&str; 2]; 6] = [
+    [
+        "SELECT key / 4294967296, count(*) FROM chunk GROUP BY 1",
+        "DELETE FROM chunk WHERE key / 4294967296 NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT key / 4294967296, count(*) FROM block GROUP BY 1",
+        "DELETE FROM block WHERE key / 4294967296 NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT key / 4294967296, count(*) FROM log GROUP BY 1",
+        "DELETE FROM log WHERE key / 4294967296 NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT conversation, count(*) FROM mention GROUP BY 1",
+        "DELETE FROM mention WHERE conversation NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT conversation, count(*) FROM record GROUP BY 1",
+        "DELETE FROM record WHERE conversation NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT conversation, count(*) FROM embedding GROUP BY 1",
+        "DELETE FROM embedding WHERE conversation NOT IN (SELECT id FROM conversation)",
+    ],
+];
+
+/// Mends one conversation, or the store; says what was done.
+fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<String>, SqlError> {
+    let Some(name) = name else {
+        for [_, delete] in SWEEP {
+            sql.run(delete, &[])?;
+        }
+        return Ok(Some("took the rows that belong to nothing out".into()));
+    };
+    let id = rows::find(sql, name)?.ok_or_else(|| rows::no_conversation(name))?;
+    let mut seq = 0;
+    sql.query("SELECT seq FROM conversation WHERE id = $1", &[Cell::Int(id)], &mut |row| {
+        seq = row.count(0)?;
+        Ok(())
+    })?;
+    let done = match cure {
+        Cure::State => {
+            let timeline = rows::replay(sql, id)?;
+            let last = last_seq(sql, id)?;
+            rows::write_all(sql, id, seq.max(last), &timeline)?;
+            note_mentions(sql, id)?;
+            "made again from its log"
+        }
+        Cure::Log => {
+            let timeline = readable_state(sql, id)?;
+            retell(sql, id, seq, &timeline)?;
+            "its log was told anew; the reasons of what happened are lost"
+        }
+        Cure::LastGood => {
+            let (timeline, why) = last_good(sql, id)?;
+            retell(sql, id, seq, &timeline)?;
+            let why = why.unwrap_or_else(|| "all of it".into());
+            return Ok(Some(format!("'{name}': back at its last good state ({why})")));
+        }
+        Cure::Mentions => {
+            note_mentions(sql, id)?;
+            "noted anew which entries name which chunk"
+        }
+        Cure::Drop => {
+            drop_embeddings(sql, id)?;
+            "dropped embeddings that cannot be read"
+        }
+        Cure::Sweep | Cure::Salvage | Cure::None => return Ok(None),
+    };
+    Ok(Some(format!("'{name}': {done}")))
+}
+
+fn last_seq(sql: &mut dyn Sql, id: i64) -> Result<u64, SqlError> {
+    let mut last = 0;
+    let select = "SELECT key FROM log WHERE key BETWEEN $1 AND $2 ORDER BY key DESC LIMIT 1";
+    sql.query(select, &rows::keys(id), &mut |row| {
+        last = rows::place_of(row.int(0)?) as u64;
+        Ok(())
+    })?;
+    Ok(last)
+}
+
+/// Which entries name which chunk, noted anew.
+fn note_mentions(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
+    sql.run("DELETE FROM mention WHERE conversation = $1", &[Cell::Int(id)])?;
+    let mut named = Vec::new();
+    rows::entries(sql, id, &mut |entry| {
+        named.push((entry.seq, entry.change));
+        Ok(())
+    })?;
+    named.iter().try_for_each(|(seq, change)| rows::insert_mentions(sql, id, seq.cast_signed(), change))
+}
+
+fn drop_embeddings(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
+    let mut bad = Vec::new();
+    let select = "SELECT turn, sentence, role, embedder, sum, vector FROM embedding WHERE conversation = $1";
+    sql.query(select, &[Cell::Int(id)], &mut |row| {
+        if sum_of(row.blob(5)?) != row.int(4)?.cast_unsigned() {
+            bad.push((row.text(3)?.to_owned(), rows::chunk_id(&row, 0)?));
+        }
+        Ok(())
+    })?;
+    bad.iter().try_for_each(|(embedder, chunk)| rows::put_embedding(sql, id, embedder, *chunk, &[], 0))
+}
+
+/// Puts a log that leads to the state in the place of the one that is there.
+fn retell(sql: &mut dyn Sql, id: i64, seq: u64, timeline: &Timeline) -> Result<(), SqlError> {
+    let after = seq.max(last_seq(sql, id).unwrap_or(0));
+    sql.run("DELETE FROM log WHERE key BETWEEN $1 AND $2", &rows::keys(id))?;
+    let last = write_log(sql, id, after, &timeline.retell())?;
+    rows::write_all(sql, id, last, timeline)?;
+    note_mentions(sql, id)
+}
+
+/// Writes entries behind `after`; numbers are never used twice.
+fn write_log(sql: &mut dyn Sql, id: i64, after: u64, changes: &[Change]) -> Result<u64, SqlError> {
+    let (mut seq, now) = (after, rows::now());
+    for change in changes {
+        seq += 1;
+        rows::insert_entry(sql, rows::key(id, seq as usize), now, change)?;
+    }
+    Ok(seq)
+}
+
+/// The last state that the log leads to, and what is missing behind it.
+fn last_good(sql: &mut dyn Sql, id: i64) -> Result<(Timeline, Option<String>), SqlError> {
+    let mut timeline = Timeline::new();
+    let mut lost = None;
+    let read = rows::entries(sql, id, &mut |entry| {
+        timeline
+            .apply(&entry.change)
+            .map(drop)
+            .map_err(|e| SqlError::damaged(format!("entry {}: {e}", entry.seq)))
+    });
+    if let Err(error) = read {
+        if error.trouble != Trouble::Damaged {
+            return Err(error);
+        }
+        lost = Some(format!("what came after is lost: {}", error.why));
+    }
+    Ok((timeline, lost))
+}
+
+type Log = Vec<Entry>;
+
+/// The log, if it can be read and leads to the state.
+fn whole_log(sql: &mut dyn Sql, id: i64, timeline: &Timeline) -> Option<Log> {
+    let (mut log, mut told) = (Vec::new(), Timeline::new());
+    let read = rows::entries(sql, id, &mut |entry| {
+        told.apply(&entry.change).map_err(|e| SqlError::damaged(e.to_string()))?;
+        log.push(entry);
+        Ok(())
+    });
+    (read.is_ok() && told.state_hash() == timeline.state_hash()).then_some(log)
+}
+
+/// Writes a conversation, and what can be read beside it, into another database.
+fn move_over(
+    old: &mut dyn Sql,
+    new: &mut dyn Sql,
+    id: i64,
+    name: &str,
+    timeline: &Timeline,
+    log: Option<Log>,
+) -> Result<(), SqlError> {
+    let (mut model, mut created, mut seq) = (String::new(), rows::now(), 0);
+    let select = "SELECT model, created, seq FROM conversation WHERE id = $1";
+    old.query(select, &[Cell::Int(id)], &mut |row| {
+        (model, created, seq) = (row.text(0)?.to_owned(), row.int(1)?, row.count(2)?);
+        Ok(())
+    })?;
+    let to = rows::create(new, name, created)?;
+    let last = match log {
+        Some(log) => {
+            for entry in &log {
+                rows::insert_entry(new, rows::key(to, entry.seq as usize), entry.at, &entry.change)?;
+            }
+            log.last().map_or(seq, |e| e.seq.max(seq))
+        }
+        None => write_log(new, to, seq, &timeline.retell())?,
+    };
+    rows::write_all(new, to, last, timeline)?;
+    rows::set_model(new, to, &model)?;
+    note_mentions(new, to)?;
+    for kind in Kind::ALL {
+        for record in rows::records(old, id, kind).unwrap_or_default() {
+            rows::put_record(new, to, kind, &record.key, Some(&record.value), record.at)?;
+        }
+    }
+    // Embeddings can be made again: what cannot be read of them is left behind.
+    for embedder in rows::embedders(old, id).unwrap_or_default() {
+        let _ = rows::embeddings(old, id, &embedder, &mut |e, at| {
+            rows::put_embedding(new, to, &embedder, e.chunk, &e.vector, at)
+        });
+    }
+    Ok(())
+}

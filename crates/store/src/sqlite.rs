@@ -1,0 +1,321 @@
+//! SQLite in a file, written ahead (WAL). Readers never wait; a commit that is to be safe is one sync.
+//!
+//! Beside the file lies a folder of locks, one file for each conversation that is being written: two programs
+//! may share a database, not a conversation.
+
+use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
+use halo_core::seams::Durability;
+use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const MIGRATIONS: [&str; 1] = [include_str!("../schema/sqlite-1.sql")];
+/// "halo" in the file's header says whose file it is.
+const APPLICATION: i64 = 0x6861_6c6f;
+/// How long a command waits for another that is about to end.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A database file.
+pub(crate) struct Sqlite {
+    connection: Connection,
+    path: PathBuf,
+    /// Whether commits are synced now.
+    synced: Option<bool>,
+    claims: BTreeMap<u64, File>,
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// To read and write; it is made where there is none.
+    Write,
+    /// To read.
+    Read,
+}
+
+impl Sqlite {
+    /// Opens a file, and brings it to this version's schema.
+    pub(crate) fn open(path: &Path, mode: Mode, vfs: Option<&str>) -> Result<Self, SqlError> {
+        let real = vfs.is_none();
+        if mode == Mode::Write && real {
+            create_private(path)?;
+        }
+        let flags = match mode {
+            Mode::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
+            Mode::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
+        } | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let opened = match vfs {
+            None => Connection::open_with_flags(path, flags),
+            Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
+        };
+        let connection = opened.map_err(|e| explain(&e, path))?;
+        let mut sqlite = Self { connection, path: path.to_owned(), synced: None, claims: BTreeMap::new() };
+        sqlite.connection.busy_timeout(PATIENCE).map_err(|e| explain(&e, path))?;
+        sqlite.connection.set_prepared_statement_cache_capacity(64);
+        if !real {
+            // Without shared memory, which such a layer need not have.
+            sqlite.pragma("locking_mode", "EXCLUSIVE")?;
+        }
+        sqlite.migrate(mode)?;
+        Ok(sqlite)
+    }
+
+    fn migrate(&mut self, mode: Mode) -> Result<(), SqlError> {
+        let version = self.number("PRAGMA user_version")?;
+        let application = self.number("PRAGMA application_id")?;
+        let newest = MIGRATIONS.len() as i64;
+        let path = self.path.display();
+        if version > newest {
+            let why = format!(
+                "{path} was written by a newer Halo (its schema is {version}, this program knows {newest}); it \
+                 was left untouched: use that Halo, or another --data folder"
+            );
+            return Err(SqlError::new(Trouble::Newer, why));
+        }
+        let tables = self.number("SELECT count(*) FROM sqlite_schema")?;
+        if (version == 0) != (tables == 0) || (tables > 0 && application != APPLICATION) {
+            let why = format!("{path} is a database, but not one of Halo's; it was left untouched");
+            return Err(SqlError::refused(why));
+        }
+        if mode == Mode::Read {
+            let old = format!("{path} is empty, or older than this program, and cannot be written to");
+            return if version < newest { Err(SqlError::new(Trouble::ReadOnly, old)) } else { Ok(()) };
+        }
+        self.pragma("journal_mode", "WAL")?;
+        self.pragma("temp_store", "MEMORY")?;
+        self.pragma("cache_size", "-16384")?;
+        if version == newest {
+            return Ok(());
+        }
+        self.begin(Some(Durability::Now))?;
+        // Somebody else may have been faster.
+        let version = self.number("PRAGMA user_version")?;
+        let done = MIGRATIONS
+            .iter()
+            .skip(version as usize)
+            .try_for_each(|sql| self.connection.execute_batch(sql).map_err(|e| explain(&e, &self.path)));
+        let done = done.and_then(|()| self.pragma("application_id", &APPLICATION.to_string()));
+        match done.and_then(|()| self.pragma("user_version", &newest.to_string())) {
+            Ok(()) => self.commit(),
+            Err(error) => {
+                self.rollback();
+                Err(error)
+            }
+        }
+    }
+
+    fn number(&self, sql: &str) -> Result<i64, SqlError> {
+        self.connection.query_row(sql, [], |row| row.get(0)).map_err(|e| explain(&e, &self.path))
+    }
+
+    fn pragma(&self, name: &str, value: &str) -> Result<(), SqlError> {
+        let done = self.connection.pragma_update_and_check(None, name, value, |_| Ok(()));
+        match done {
+            // Most give no answer.
+            Ok(()) | Err(rusqlite::Error::QueryReturnedNoRows) => Ok(()),
+            Err(error) => Err(explain(&error, &self.path)),
+        }
+    }
+
+    fn lock_file(&self, key: u64) -> Result<File, SqlError> {
+        let mut folder = OsString::from(&self.path);
+        folder.push("-locks");
+        let folder = PathBuf::from(folder);
+        let opened = fs::create_dir_all(&folder).and_then(|()| {
+            let file = folder.join(format!("{key:016x}"));
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file)
+        });
+        opened.map_err(|e| io(&e, &folder))
+    }
+}
+
+impl Sql for Sqlite {
+    fn run(&mut self, sql: &'static str, args: &[Cell<'_>]) -> Result<u64, SqlError> {
+        let done = self.connection.prepare_cached(sql).and_then(|mut s| s.execute(params_from_iter(args)));
+        done.map(|rows| rows as u64).map_err(|e| explain(&e, &self.path))
+    }
+
+    fn run_many(&mut self, sql: &'static str, rows: &[Vec<Cell<'_>>]) -> Result<(), SqlError> {
+        let done = self.connection.prepare_cached(sql).and_then(|mut statement| {
+            rows.iter().try_for_each(|row| statement.execute(params_from_iter(row)).map(drop))
+        });
+        done.map_err(|e| explain(&e, &self.path))
+    }
+
+    fn query(
+        &mut self,
+        sql: &'static str,
+        args: &[Cell<'_>],
+        each: &mut dyn FnMut(Row<'_>) -> Result<(), SqlError>,
+    ) -> Result<(), SqlError> {
+        let fail = |e: &rusqlite::Error| explain(e, &self.path);
+        let mut statement = self.connection.prepare_cached(sql).map_err(|e| fail(&e))?;
+        let columns = statement.column_count();
+        let mut rows = statement.query(params_from_iter(args)).map_err(|e| fail(&e))?;
+        while let Some(row) = rows.next().map_err(|e| fail(&e))? {
+            let cell = |i| match row.get_ref(i) {
+                Ok(ValueRef::Integer(n)) => Ok(Cell::Int(n)),
+                Ok(ValueRef::Text(text)) => match str::from_utf8(text) {
+                    Ok(text) => Ok(Cell::Text(text)),
+                    Err(_) => Err(SqlError::damaged("text in the database is not UTF-8")),
+                },
+                Ok(ValueRef::Blob(blob)) => Ok(Cell::Blob(blob)),
+                Ok(_) => Err(SqlError::damaged("a value in the database has a type that is never written")),
+                Err(error) => Err(fail(&error)),
+            };
+            let cells: Vec<_> = (0..columns).map(cell).collect::<Result<_, _>>()?;
+            each(Row(&cells))?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
+        let sql = match writes {
+            None => "BEGIN",
+            Some(durability) => {
+                let sync = durability == Durability::Now;
+                if self.synced != Some(sync) {
+                    self.pragma("synchronous", if sync { "FULL" } else { "NORMAL" })?;
+                    self.synced = Some(sync);
+                }
+                "BEGIN IMMEDIATE"
+            }
+        };
+        self.run(sql, &[]).map(drop)
+    }
+
+    fn commit(&mut self) -> Result<(), SqlError> {
+        self.run("COMMIT", &[]).map(drop)
+    }
+
+    fn rollback(&mut self) {
+        // Some errors have rolled back by themselves; then there is nothing left to do.
+        let _ = self.run("ROLLBACK", &[]);
+    }
+
+    fn claim(&mut self, key: u64) -> Result<(), SqlError> {
+        if self.claims.contains_key(&key) {
+            return Ok(());
+        }
+        let mut file = self.lock_file(key)?;
+        let asked = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if asked.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let mut who = String::new();
+                    let _ = file.read_to_string(&mut who);
+                    let who =
+                        who.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+                    let why =
+                        format!("another Halo{who} is using it: close that one, or wait until it is done");
+                    return Err(SqlError::new(Trouble::Busy, why));
+                }
+                Err(TryLockError::Error(error)) => return Err(io(&error, &self.path)),
+            }
+        }
+        // Only for the message above: nothing depends on it.
+        let _ = file.set_len(0).and_then(|()| file.rewind());
+        let _ = write!(file, "{}", std::process::id());
+        self.claims.insert(key, file);
+        Ok(())
+    }
+
+    fn inspect(&mut self) -> Result<Vec<String>, SqlError> {
+        let mut found = Vec::new();
+        self.query("PRAGMA integrity_check(20)", &[], &mut |row| {
+            found.extend(Some(row.text(0)?.to_owned()).filter(|line| line != "ok"));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn backup(&mut self, to: &Path) -> Result<(), SqlError> {
+        create_private(to)?;
+        self.connection.backup("main", to, None::<fn(_)>).map_err(|e| explain(&e, to))
+    }
+
+    fn close(&mut self) {
+        // An empty database in memory takes its place.
+        if let Ok(nothing) = Connection::open_in_memory() {
+            self.connection = nothing;
+        }
+    }
+
+    fn bytes(&mut self) -> Result<u64, SqlError> {
+        let mut wal = OsString::from(&self.path);
+        wal.push("-wal");
+        let size = |path: &Path| fs::metadata(path).map_or(0, |m| m.len());
+        Ok(size(&self.path) + size(Path::new(&wal)))
+    }
+}
+
+impl ToSql for Cell<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Cell::Int(n) => ValueRef::Integer(*n),
+            Cell::Text(text) => ValueRef::Text(text.as_bytes()),
+            Cell::Blob(blob) => ValueRef::Blob(blob),
+        }))
+    }
+}
+
+/// Makes the file if there is none, for its owner's eyes alone.
+fn create_private(path: &Path) -> Result<(), SqlError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(io(&error, path)),
+    }
+}
+
+fn io(error: &std::io::Error, path: &Path) -> SqlError {
+    use std::io::ErrorKind as Kind;
+    let trouble = match error.kind() {
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Trouble::ReadOnly,
+        Kind::StorageFull | Kind::QuotaExceeded => Trouble::Full,
+        _ => Trouble::Unreachable,
+    };
+    SqlError::new(trouble, format!("{}: {error}", path.display()))
+}
+
+/// What SQLite's error means to a person.
+fn explain(error: &rusqlite::Error, path: &Path) -> SqlError {
+    let path = path.display();
+    let code = error.sqlite_error_code();
+    let (trouble, why) = match code {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            (Trouble::Busy, format!("another program is writing to {path}; try again when it is done"))
+        }
+        Some(ErrorCode::DiskFull) => (Trouble::Full, format!("the disk of {path} is full")),
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => (
+            Trouble::ReadOnly,
+            format!("{path} may be read but not written: check who owns it and its folder"),
+        ),
+        Some(ErrorCode::DatabaseCorrupt) => (Trouble::Damaged, format!("{path} is damaged ({error})")),
+        Some(ErrorCode::NotADatabase) => {
+            (Trouble::Damaged, format!("{path} is not a database, or its first page is damaged"))
+        }
+        Some(ErrorCode::CannotOpen) => (
+            Trouble::Unreachable,
+            format!("{path} cannot be opened: does its folder exist, and may you read it?"),
+        ),
+        Some(ErrorCode::SystemIoFailure) => {
+            (Trouble::Unreachable, format!("reading or writing {path} failed ({error})"))
+        }
+        _ => (Trouble::Other, format!("{path}: {error}")),
+    };
+    SqlError::new(trouble, why)
+}

@@ -1,0 +1,532 @@
+//! One story, every database: what is committed comes back, whatever happened in between.
+
+mod common;
+
+use common::Place;
+use halo_core::change::{Append, Change};
+use halo_core::seams::{Access, Durability, Embedding, Kind, Store};
+use halo_core::testing::doubles::ScriptedModel;
+use halo_core::testing::ops::{Op, World};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, Role};
+use halo_store::database::{Database, Location};
+use halo_store::exchange::Import;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Runs each story on each database.
+macro_rules! stories {
+    ($($story:ident),* $(,)?) => {
+        mod sqlite { $(#[test] fn $story() { super::$story(&super::common::sqlite()); })* }
+        mod postgres { $(#[test] fn $story() { super::$story(&super::common::postgres()); })* }
+    };
+}
+
+stories!(
+    random_lives_come_back,
+    conversations_do_not_mix,
+    what_lies_beside_a_timeline_is_kept,
+    a_chunk_knows_its_history,
+    one_writer_at_a_time,
+    a_writer_who_has_missed_something_is_refused,
+    a_refused_change_leaves_no_trace,
+    names_are_checked,
+    an_export_comes_back_byte_for_byte,
+    a_damaged_export_is_refused,
+    what_others_wrote_comes_in,
+    the_doctor_finds_and_mends,
+);
+
+fn id(name: &str) -> ChunkId {
+    name.parse().expect("a name")
+}
+
+/// Dice that fall the same way every time.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn life(&mut self, len: usize) -> World {
+        let ops: Vec<Op> = (0..len).map(|_| (self.next() as u32).to_le_bytes()).collect();
+        World::live(&ops)
+    }
+}
+
+/// Every change of a random life is committed; now and then what is dead goes out of memory, now and then the
+/// store is closed and opened again. The state is the one that never saw a store, and the log tells it too.
+fn random_lives_come_back(place: &Place) {
+    let mut dice = Dice(3);
+    for life in 0..if cfg!(debug_assertions) { 60 } else { 400 } {
+        let name = format!("life {life}");
+        let world = dice.life(30);
+        let mut store = place.open();
+        let mut timeline = store.load(&name, Access::Write).expect("new");
+        for change in &world.changes {
+            let durability = if dice.next().is_multiple_of(2) { Durability::Now } else { Durability::Behind };
+            store.transact(&name, &mut timeline, change, durability).expect("it is written");
+            match dice.next() % 12 {
+                0 | 1 => drop(timeline.release_dead()),
+                2 => {
+                    drop(store);
+                    store = place.open();
+                    let hash = timeline.state_hash();
+                    timeline = store.load(&name, Access::Write).expect("it opens again");
+                    assert_eq!(timeline.state_hash(), hash, "{name} after {change:?}");
+                    timeline.check().expect("sound");
+                }
+                _ => {}
+            }
+        }
+        let hash = world.timeline.state_hash();
+        assert_eq!(timeline.state_hash(), hash);
+        assert_eq!(store.load(&name, Access::Read).expect("it opens").state_hash(), hash);
+        assert_eq!(store.replay(&name).expect("the log is whole").state_hash(), hash, "{name} by its log");
+        bring_all(&mut store, &name, &mut timeline);
+        assert_eq!(timeline, world.timeline);
+    }
+}
+
+fn bring_all(store: &mut Database, name: &str, timeline: &mut Timeline) {
+    let away: Vec<_> = timeline.chunks().filter(|c| !c.is_here()).map(|c| c.id()).collect();
+    store.bring(name, timeline, &away).expect("they are there");
+}
+
+fn conversations_do_not_mix(place: &Place) {
+    let mut dice = Dice(5);
+    let worlds: Vec<_> = (0..3).map(|_| dice.life(25)).collect();
+    let names = ["ärger", "b", "B"];
+    let mut store = place.open();
+    assert_eq!(store.conversations().expect("an empty list"), []);
+    let mut open: Vec<_> = names.map(|n| store.load(n, Access::Write).expect("new")).into();
+    let longest = worlds.iter().map(|w| w.changes.len()).max().unwrap_or(0);
+    for step in 0..longest {
+        for (i, world) in worlds.iter().enumerate() {
+            if let Some(change) = world.changes.get(step) {
+                store.transact(names[i], &mut open[i], change, Durability::Behind).expect("it is written");
+            }
+        }
+    }
+    let mut store = place.open_again(store);
+    let listed = store.conversations().expect("a list");
+    assert_eq!(listed.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["B", "b", "ärger"]);
+    for (name, world) in names.iter().zip(&worlds) {
+        let timeline = store.load(name, Access::Read).expect("it opens");
+        assert_eq!(timeline.state_hash(), world.timeline.state_hash(), "{name}");
+        let summary = listed.iter().find(|s| s.name == *name).expect("listed");
+        let counts = [world.timeline.turns().len(), world.timeline.len(), world.timeline.live_len()];
+        assert_eq!([summary.turns, summary.tokens, summary.live], counts.map(|n| n as u64));
+        assert!(summary.created > 0 && summary.used >= summary.created);
+    }
+}
+
+impl Place {
+    fn open_again(&self, store: Database) -> Database {
+        drop(store);
+        self.open()
+    }
+}
+
+fn what_lies_beside_a_timeline_is_kept(place: &Place) {
+    let mut store = place.open();
+    assert_eq!(store.records("c", Kind::Note).expect("none"), []);
+    store.put_record("c", Kind::Note, "notes.json", Some("{\"topics\":{}}")).expect("kept");
+    store.put_record("c", Kind::Note, "notes.json", Some("{\"topics\":{\"go\":1}}")).expect("kept");
+    store.put_record("c", Kind::Note, "a", Some("")).expect("kept");
+    store.put_record("c", Kind::Setting, "notes.json", Some("other kind")).expect("kept");
+    store.put_record("d", Kind::Note, "notes.json", Some("other conversation 🌱")).expect("kept");
+    let vector = |x: f32| Embedding { chunk: id("a1.0"), vector: vec![x, -0.0, f32::MIN_POSITIVE] };
+    let other = Embedding { chunk: id("u0.0"), vector: vec![1.0] };
+    store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("kept");
+    store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("kept");
+    store.put_embeddings("c", "granite", &[vector(9.0)]).expect("kept");
+    store.set_model("c", "SmolLM2").expect("noted");
+    let mut store = place.open_again(store);
+    let notes = store.records("c", Kind::Note).expect("some");
+    let pairs: Vec<_> = notes.iter().map(|r| (r.key.as_str(), r.value.as_str())).collect();
+    assert_eq!(pairs, [("a", ""), ("notes.json", "{\"topics\":{\"go\":1}}")]);
+    assert!(notes.iter().all(|r| r.at > 0));
+    assert_eq!(store.records("d", Kind::Note).expect("some")[0].value, "other conversation 🌱");
+    assert_eq!(store.records("d", Kind::Memory).expect("none"), []);
+    assert_eq!(store.embeddings("c", "minilm").expect("two"), [other.clone(), vector(2.0)]);
+    store.put_record("c", Kind::Note, "a", None).expect("gone");
+    store.put_embeddings("c", "minilm", &[Embedding { vector: vec![], ..vector(0.0) }]).expect("gone");
+    assert_eq!(store.records("c", Kind::Note).expect("one").len(), 1);
+    assert_eq!(store.embeddings("c", "minilm").expect("one"), [other]);
+    assert_eq!(store.conversations().expect("two")[0].model, "SmolLM2");
+}
+
+fn a_chunk_knows_its_history(place: &Place) {
+    let mut store = place.open();
+    let mut dice = Dice(11);
+    let world = dice.life(60);
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    for change in &world.changes {
+        store.transact("c", &mut timeline, change, Durability::Behind).expect("it is written");
+    }
+    let mut told = 0;
+    for chunk in world.timeline.chunks().map(|c| c.id()) {
+        let history = store.history("c", chunk).expect("it can be read");
+        let named: Vec<_> = world.changes.iter().filter(|c| c.names().contains(&chunk)).collect();
+        let without_scores = |change: &Change| -> Vec<Change> {
+            change.parts().into_iter().filter(|c| !matches!(c, Change::Score(_))).cloned().collect()
+        };
+        let got: Vec<_> = history.iter().map(|e| without_scores(&e.change)).collect();
+        assert_eq!(got, named.iter().map(|c| without_scores(c)).collect::<Vec<_>>(), "{chunk}");
+        assert!(history.is_sorted_by_key(|e| e.seq) && history.iter().all(|e| e.at > 0));
+        told += got.len();
+    }
+    assert!(told > 20, "the life was long enough to tell of: {told}");
+    assert_eq!(store.history("c", id("u999.0")).expect("none"), []);
+}
+
+fn one_writer_at_a_time(place: &Place) {
+    let mut first = place.open();
+    let mut timeline = first.load("c", Access::Write).expect("new");
+    let world = Dice(1).life(3);
+    first.transact("c", &mut timeline, &world.changes[0], Durability::Now).expect("it is written");
+    let mut second = place.open();
+    let refused = second.load("c", Access::Write).expect_err("it is taken").to_string();
+    assert!(refused.starts_with("opening 'c': another Halo"), "{refused}");
+    assert!(refused.ends_with("is using it: close that one, or wait until it is done"), "{refused}");
+    let seen = second.load("c", Access::Read).expect("looking is free");
+    assert_eq!(seen.state_hash(), timeline.state_hash());
+    let change = &world.changes[1];
+    let refused = seen.clone().transact(change, |after| second.commit("c", change, after, Durability::Now));
+    assert!(refused.expect_err("only seen").to_string().contains("was not opened to be written"));
+    second.load("d", Access::Write).expect("another conversation is free");
+    drop(first);
+    second.load("c", Access::Write).expect("now it is free");
+}
+
+/// Even without the locks: who has not seen the last entry of the log may not write.
+fn a_writer_who_has_missed_something_is_refused(place: &Place) {
+    let mut dice = Dice(2);
+    let world = dice.life(6);
+    let mut store = place.open();
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    for change in &world.changes[..3] {
+        store.transact("c", &mut timeline, change, Durability::Now).expect("it is written");
+    }
+    behind_its_back(place, "UPDATE conversation SET seq = seq + 1");
+    let hash = timeline.state_hash();
+    let refused = store.transact("c", &mut timeline, &world.changes[3], Durability::Now);
+    let refused = refused.expect_err("it has missed an entry").to_string();
+    assert_eq!(refused, "saving 'c': somebody else has changed it since it was opened: open it again");
+    assert_eq!(timeline.state_hash(), hash);
+    behind_its_back(place, "UPDATE conversation SET seq = seq - 1");
+    store.transact("c", &mut timeline, &world.changes[3], Durability::Now).expect("nothing is broken");
+}
+
+/// Does something to the database that the store does not know of.
+fn behind_its_back(place: &Place, sql: &str) {
+    match &place.location {
+        Location::Sqlite(path) => {
+            rusqlite::Connection::open(path).expect("it opens").execute_batch(sql).expect("it runs");
+        }
+        Location::Postgres(url) => {
+            common::ask(url, &format!("SET search_path TO halo; {sql}")).expect("it runs")
+        }
+    }
+}
+
+fn a_refused_change_leaves_no_trace(place: &Place) {
+    let world = Dice(8).life(12);
+    let mut store = place.open();
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    for change in &world.changes {
+        store.transact("c", &mut timeline, change, Durability::Behind).expect("it is written");
+        let nonsense =
+            Change::Batch(vec![change.clone(), Change::Pin { chunk: id("u4000.0"), pinned: true }]);
+        let hash = timeline.state_hash();
+        assert!(store.transact("c", &mut timeline, &nonsense, Durability::Now).is_err());
+        assert_eq!(timeline.state_hash(), hash);
+    }
+    let mut store = place.open_again(store);
+    assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
+    assert_eq!(store.replay("c").expect("the log is whole").state_hash(), timeline.state_hash());
+}
+
+fn names_are_checked(place: &Place) {
+    let mut store = place.open();
+    for name in ["", " x", "x\n", "a\0b", &"x".repeat(201)] {
+        assert!(store.load(name, Access::Read).is_err(), "{name:?}");
+        assert!(store.set_model(name, "m").is_err(), "{name:?}");
+    }
+    for name in ["'; DROP TABLE log; --", "../../etc/passwd", "$1", "%s", "🌱 años"] {
+        store.set_model(name, "m").expect("any line of text is a name");
+    }
+    assert_eq!(store.conversations().expect("a list").len(), 5);
+    let missing = store.history("nobody", id("u0.0")).expect_err("no such conversation").to_string();
+    assert!(missing.contains("there is no conversation 'nobody'; `halo conversations` lists"), "{missing}");
+}
+
+/// A conversation with everything that one can have.
+fn full(store: &mut Database, name: &str, seed: u64) -> Timeline {
+    let world = Dice(seed).life(40);
+    let mut timeline = store.load(name, Access::Write).expect("new");
+    for change in &world.changes {
+        store.transact(name, &mut timeline, change, Durability::Behind).expect("it is written");
+    }
+    store.put_record(name, Kind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}")).expect("kept");
+    store.put_record(name, Kind::Memory, "1", Some("line\nline")).expect("kept");
+    let vector = |x| Embedding { chunk: id("u0.0"), vector: vec![x, 0.1, f32::MIN_POSITIVE] };
+    store.put_embeddings(name, "b", &[vector(0.3)]).expect("kept");
+    store.put_embeddings(name, "B", &[vector(-7.25)]).expect("kept");
+    store.set_model(name, "SmolLM2").expect("noted");
+    timeline
+}
+
+fn exported(store: &mut Database, name: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    store.export(name, &mut out, &mut |done, all| assert!(done <= all)).expect("it can be written out");
+    out
+}
+
+fn import(store: &mut Database, bytes: &[u8], name: Option<&str>) -> Result<String, String> {
+    let import = Import {
+        file_name: "export.jsonl",
+        format: None,
+        name,
+        size: halo_core::chunk::ChunkSize::default(),
+        brightness: Brightness(10_000.0),
+        model: None,
+    };
+    let arrived = store.import(&mut &*bytes, import).map_err(|e| e.to_string())?;
+    Ok(arrived.conversations[0].name.clone())
+}
+
+fn an_export_comes_back_byte_for_byte(place: &Place) {
+    let mut store = place.open();
+    for seed in 0..5 {
+        let name = format!("life {seed}");
+        let timeline = full(&mut store, &name, seed);
+        let first = exported(&mut store, &name);
+        // Into another store, of the other kind or the same, and out again.
+        let elsewhere = common::sqlite();
+        let mut other = elsewhere.open();
+        assert_eq!(import(&mut other, &first, None).as_deref(), Ok(name.as_str()));
+        assert_eq!(exported(&mut other, &name), first);
+        assert_eq!(other.load(&name, Access::Write).expect("it opens").state_hash(), timeline.state_hash());
+        let there = other.conversations().expect("listed");
+        assert!(store.conversations().expect("listed").contains(&there[0]) && there.len() == 1);
+        for chunk in timeline.chunks().map(|c| c.id()) {
+            assert_eq!(other.history(&name, chunk), store.history(&name, chunk));
+        }
+        assert_eq!(other.examine(&mut |_, _| {}).expect("it can be examined"), []);
+        let taken = import(&mut store, &first, None).expect_err("the name is taken");
+        assert!(taken.ends_with(&format!(
+            "there is a conversation '{name}' already: give this one another name with -c"
+        )));
+        assert_eq!(
+            import(&mut store, &first, Some(&format!("z{seed}"))).as_deref(),
+            Ok(format!("z{seed}").as_str())
+        );
+        let renamed = String::from_utf8(exported(&mut store, &format!("z{seed}"))).expect("text");
+        let (_, body) = renamed.split_once('\n').expect("lines");
+        assert!(String::from_utf8_lossy(&first).contains(body.rsplit_once("{\"end\"").expect("an end").0));
+    }
+}
+
+fn a_damaged_export_is_refused(place: &Place) {
+    let mut store = place.open();
+    full(&mut store, "c", 9);
+    let good = exported(&mut store, "c");
+    let before = store.conversations().expect("listed");
+    let mut dice = Dice(77);
+    for _ in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
+        let mut bytes = good.clone();
+        let at = dice.next() as usize % bytes.len();
+        match dice.next() % 4 {
+            0 => bytes[at] ^= 1 << (dice.next() % 8),
+            1 => bytes.truncate(at),
+            2 => drop(bytes.drain(at..(at + 1 + dice.next() as usize % 99).min(good.len()))),
+            _ => bytes.insert(at, dice.next() as u8),
+        }
+        let refused = import(&mut store, &bytes, Some("copy"));
+        assert!(refused.is_err(), "damage at {at} was not seen");
+    }
+    assert_eq!(store.conversations().expect("listed"), before);
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+    let newer = String::from_utf8(good).expect("text").replacen("\"version\":1", "\"version\":2", 1);
+    let refused = import(&mut store, newer.as_bytes(), Some("copy")).expect_err("too new");
+    assert!(refused.contains("written by a newer Halo (version 2, this program reads 1)"), "{refused}");
+}
+
+fn sample(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exchange").join(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The files of other programs, and what is in the store afterwards: with words, and with a model's tokens.
+fn what_others_wrote_comes_in(place: &Place) {
+    let mut store = place.open();
+    let mut shown = String::new();
+    for (file, with_model) in [
+        ("weave-export.json", false),
+        ("weave-export.json", true),
+        ("weave-backup.json", false),
+        ("sillytavern.jsonl", false),
+        ("chatgpt.json", false),
+        ("claude.json", true),
+        ("openai-request.json", false),
+        ("markdown-headings.md", false),
+    ] {
+        let mut model = ScriptedModel::new(4096, Vec::new());
+        let import = Import {
+            file_name: file,
+            format: Some("auto"),
+            name: with_model.then_some("with a model"),
+            size: halo_core::chunk::ChunkSize { min: 8, max: 32 },
+            brightness: Brightness(10_000.0),
+            model: with_model.then_some(&mut model as _),
+        };
+        let bytes = sample(file);
+        let before: Vec<_> = store.conversations().expect("listed").into_iter().map(|s| s.name).collect();
+        let arrived = store.import(&mut bytes.as_slice(), import).expect("it is readable");
+        let _ = writeln!(shown, "== {file}: {}", arrived.format);
+        arrived.lost.iter().for_each(|(what, n)| drop(writeln!(shown, "lost {what}: {n}")));
+        for arrival in arrived.conversations {
+            assert!(!before.contains(&arrival.name));
+            show(&mut store, &arrival.name, &mut shown);
+            store.set_model(&arrival.name, "").expect("noted");
+        }
+        // Names of one file do not meet those of the next.
+        if with_model {
+            rename(place, "with a model", &format!("with a model {file}"));
+        }
+    }
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/arrivals.expected");
+    if std::env::var_os("UPDATE_EXPECTED").is_some() {
+        std::fs::write(&path, &shown).expect("written");
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(shown == expected, "tests/arrivals.expected differs; UPDATE_EXPECTED=1 writes it anew:\n{shown}");
+}
+
+fn rename(place: &Place, from: &str, to: &str) {
+    behind_its_back(place, &format!("UPDATE conversation SET name = '{to}' WHERE name = '{from}'"));
+}
+
+fn show(store: &mut Database, name: &str, out: &mut String) {
+    let mut timeline = store.load(name, Access::Read).expect("it opens");
+    bring_all(store, name, &mut timeline);
+    let summary = store.conversations().expect("listed").into_iter().find(|s| s.name == name).expect("there");
+    let _ = writeln!(
+        out,
+        "'{name}' model '{}' turns {} tokens {} live {}",
+        summary.model, summary.turns, summary.tokens, summary.live
+    );
+    for chunk in timeline.chunks() {
+        let state = if chunk.is_live() { "" } else { " dead" };
+        let pin = if chunk.is_pinned() { " pinned" } else { "" };
+        let ids: Vec<_> = chunk
+            .ids(chunk.run())
+            .iter()
+            .take(3)
+            .map(|t| if t.0 == u32::MAX { -1 } else { i64::from(t.0) })
+            .collect();
+        let _ = writeln!(
+            out,
+            "  {}{state}{pin} {} tokens {ids:?} peak {} {:?}",
+            chunk.id(),
+            chunk.len(),
+            chunk.peak(),
+            chunk.text()
+        );
+    }
+    for kind in Kind::ALL {
+        for record in store.records(name, kind).expect("readable") {
+            let _ = writeln!(out, "  {} {}: {}", kind.name(), record.key, record.value);
+        }
+    }
+    for embedding in store.embeddings(name, "halo_weave").expect("readable") {
+        let _ = writeln!(out, "  embedding of {}: {} numbers", embedding.chunk, embedding.vector.len());
+    }
+}
+
+/// What can be wrong with rows, how it is found, and that mending brings back all that can be.
+fn the_doctor_finds_and_mends(place: &Place) {
+    let mut store = place.open();
+    let timeline = full(&mut store, "c", 21);
+    let hash = timeline.state_hash();
+    drop(store);
+    let last = "(SELECT max(key) - 2 FROM log)";
+    let cases: [(&str, String, &str, bool); 9] = [
+        (
+            "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 2",
+            "not what was written (their sum differs)".into(),
+            "made again from its log",
+            true,
+        ),
+        ("DELETE FROM chunk WHERE key % 4294967296 = 1", "missing".into(), "made again from its log", true),
+        (
+            "UPDATE block SET sum = sum + 1",
+            "block 0 of its chunks is not what was written".into(),
+            "made again from its log",
+            true,
+        ),
+        (
+            "UPDATE chunk SET live = 1 - live WHERE key % 4294967296 = 0",
+            "".into(),
+            "made again from its log",
+            true,
+        ),
+        (
+            "UPDATE conversation SET tokens = tokens + 1",
+            "its counts are not those of its chunks".into(),
+            "made again from its log",
+            true,
+        ),
+        ("DELETE FROM mention", "the index of its reasons does not fit its log".into(), "noted anew", true),
+        (
+            "UPDATE embedding SET sum = sum + 1",
+            "the embedding of u0.0 is not what was written".into(),
+            "dropped embeddings",
+            true,
+        ),
+        (
+            "DELETE FROM log WHERE key = (SELECT min(key) FROM log)",
+            "does not fit what came before".into(),
+            "its log was told anew",
+            true,
+        ),
+        (
+            "UPDATE log SET sum = sum + 1 WHERE key >= LAST; UPDATE block SET sum = sum + 1",
+            "block 0".into(),
+            "back at its last good state",
+            false,
+        ),
+    ];
+    for (harm, found, done, whole) in cases {
+        behind_its_back(place, &harm.replace("LAST", last));
+        let mut store = place.open();
+        let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+        let words: Vec<_> = findings.iter().map(|f| f.what.clone()).collect();
+        assert!(words.iter().any(|w| w.contains(&found)), "{harm}: {words:?}");
+        let (copy, mended) = store.mend(&findings).expect("it can be mended");
+        assert_eq!(copy.is_some_and(|c| c.exists()), matches!(place.location, Location::Sqlite(_)));
+        assert!(mended.iter().any(|m| m.contains(done)), "{harm}: {mended:?}");
+        assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), [], "{harm}");
+        let mut loaded = store.load("c", Access::Write).expect("it opens");
+        assert_eq!(loaded.state_hash() == hash, whole, "{harm}");
+        if !whole {
+            let (at, turn) = (loaded.next_position(), loaded.next_turn());
+            let append = Append { at, turn, role: Role::User, tokens: Vec::new() };
+            store.transact("c", &mut loaded, &Change::Append(append), Durability::Now).expect("it goes on");
+        }
+    }
+    behind_its_back(place, "INSERT INTO record VALUES (999, 'note', 'k', 'v', 0, 0)");
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0].what, "1 rows belong to no conversation");
+    store.mend(&findings).expect("it can be mended");
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+}
