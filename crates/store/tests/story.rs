@@ -194,10 +194,10 @@ fn one_writer_at_a_time(place: &Place) {
     let refused = second.load("c", Access::Write).expect_err("it is taken").to_string();
     assert!(refused.starts_with("opening 'c': another Halo"), "{refused}");
     assert!(refused.ends_with("is using it: close that one, or wait until it is done"), "{refused}");
-    let seen = second.load("c", Access::Read).expect("looking is free");
+    let mut seen = second.load("c", Access::Read).expect("looking is free");
     assert_eq!(seen.state_hash(), timeline.state_hash());
     let change = &world.changes[1];
-    let refused = seen.clone().transact(change, |after| second.commit("c", change, after, Durability::Now));
+    let refused = seen.transact(change, |after| second.commit("c", change, after, Durability::Now));
     assert!(refused.expect_err("only seen").to_string().contains("was not opened to be written"));
     second.load("d", Access::Write).expect("another conversation is free");
     drop(first);
@@ -230,7 +230,7 @@ fn behind_its_back(place: &Place, sql: &str) {
             rusqlite::Connection::open(path).expect("it opens").execute_batch(sql).expect("it runs");
         }
         Location::Postgres(url) => {
-            common::ask(url, &format!("SET search_path TO halo; {sql}")).expect("it runs")
+            common::ask(url, &format!("SET search_path TO halo; {sql}")).expect("it runs");
         }
     }
 }
@@ -390,7 +390,9 @@ fn what_others_wrote_comes_in(place: &Place) {
         let before: Vec<_> = store.conversations().expect("listed").into_iter().map(|s| s.name).collect();
         let arrived = store.import(&mut bytes.as_slice(), import).expect("it is readable");
         let _ = writeln!(shown, "== {file}: {}", arrived.format);
-        arrived.lost.iter().for_each(|(what, n)| drop(writeln!(shown, "lost {what}: {n}")));
+        for (what, n) in arrived.lost.iter() {
+            let _ = writeln!(shown, "lost {what}: {n}");
+        }
         for arrival in arrived.conversations {
             assert!(!before.contains(&arrival.name));
             show(&mut store, &arrival.name, &mut shown);

@@ -4,7 +4,7 @@
 
 use halo_store::database::{Database, Location};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -39,20 +39,13 @@ struct Server {
     url: String,
 }
 
-/// Ends the server when the tests end: statics are not dropped, so a small watcher waits for this process.
-fn stop_with_me(server: &Child, folder: &std::path::Path) {
-    let script =
-        "while kill -0 \"$1\" 2>/dev/null; do sleep 0.2; done; kill -INT \"$2\"; sleep 1; rm -rf \"$3\"";
-    let me = std::process::id().to_string();
-    let watcher = Command::new("sh")
-        .args(["-c", script, "sh", &me, &server.id().to_string()])
-        .arg(folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    watcher.expect("a shell");
-}
+/// Starts the server, and what ends it when the process of the tests has ended: statics are never dropped.
+const START: &str = r#"
+me=$1 folder=$2; shift 2
+"$@" >"$folder/log" 2>&1 &
+server=$!
+(while kill -0 "$me" 2>/dev/null; do sleep 0.2; done; kill -INT $server; wait $server; sleep 1; rm -rf "$folder") >/dev/null 2>&1 &
+"#;
 
 impl Server {
     fn start() -> Self {
@@ -84,16 +77,17 @@ impl Server {
             .expect("initdb runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let port = free_port();
-        let server = program("postgres")
-            .arg("-D")
-            .arg(&data)
-            .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c"])
-            .arg(format!("unix_socket_directories={}", folder.display()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the server starts");
-        stop_with_me(&server, &folder);
+        let mut server = program("postgres");
+        server.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c"]);
+        server.arg(format!("unix_socket_directories={}", folder.display()));
+        let started = Command::new("sh")
+            .args(["-c", START, "sh", &std::process::id().to_string()])
+            .arg(&folder)
+            .arg(server.get_program())
+            .args(server.get_args())
+            .stdin(Stdio::null())
+            .status();
+        assert!(started.expect("a shell").success());
         let url = format!("postgres://halo@127.0.0.1:{port}/postgres");
         let asked = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() || !answers(&url) {
