@@ -2,4 +2,8 @@
 //! a baseline in the same run, because a time alone says more about the machine than about the program.
 
 pub mod core;
+pub mod crash;
+mod faulty;
+mod lives;
 pub mod measure;
+pub mod store;

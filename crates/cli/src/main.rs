@@ -6,6 +6,8 @@ mod settings;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use commands::signal::Signal;
+use halo_store::database::{Database, Location};
 use settings::load::{BadSettings, Loaded, Sources};
 use std::ffi::OsString;
 use std::io::Write;
@@ -41,6 +43,10 @@ struct Common {
     /// Sets generation.seed
     #[arg(long, global = true, value_name = "N")]
     seed: Option<String>,
+    /// Where conversations are kept: sqlite:PATH or postgres://… [default: $HALO_STORE, else halo.db in
+    /// the data folder]
+    #[arg(long, global = true, value_name = "URL")]
+    store: Option<String>,
     /// Prints JSON, and nothing else, to standard output
     #[arg(long, global = true)]
     json: bool,
@@ -53,6 +59,32 @@ enum Command {
         #[command(subcommand)]
         what: Option<ConfigCommand>,
     },
+    /// Lists the conversations
+    Conversations,
+    /// The chunks of a conversation, in order
+    Show(commands::show::Options),
+    /// What happened to a chunk, and why
+    Why(commands::show::WhyOptions),
+    /// Makes chunks as bright as can be, and immune to pruning
+    Pin(commands::signal::Options),
+    /// Takes the pin off chunks
+    Unpin(commands::signal::Options),
+    /// Sends chunks out of the window; they can come back
+    Prune(commands::signal::Options),
+    /// Calls chunks back to their own place, pinned, with what they are paired with
+    Resurrect(commands::signal::Options),
+    /// Takes chunks back: out of the window and out of search
+    Delete(commands::signal::Options),
+    /// Takes deletions back
+    Restore(commands::signal::Options),
+    /// Joins chunks to the one before them in their turn
+    Merge(commands::signal::Options),
+    /// Writes a conversation to a file, all of it
+    Export(commands::exchange::ExportOptions),
+    /// Takes in a conversation: an export, or what another program wrote
+    Import(commands::exchange::ImportOptions),
+    /// Looks for damage, says how to mend it, and mends it
+    Doctor(commands::doctor::Options),
     /// Runs a recorded capture through scoring and pruning, without a model
     Replay(commands::replay::Options),
     /// Measures the figures that Halo claims
@@ -72,6 +104,10 @@ enum ConfigCommand {
 enum BenchCommand {
     /// Scoring, the live view, planning and applying changes, memory
     Core(commands::bench::Options),
+    /// Processes killed, power cut, disks full: what is lost
+    Crash(commands::bench::CrashOptions),
+    /// Opening, reading and writing a conversation of millions of tokens
+    Store(commands::bench::StoreOptions),
 }
 
 fn main() -> ExitCode {
@@ -111,9 +147,28 @@ fn run(cli: &Cli) -> Result<()> {
             commands::config::reference(cli.common.json)
         }
         Command::Config { what: None } => commands::config::show(&cli.common),
+        Command::Conversations => commands::show::conversations(&cli.common),
+        Command::Show(options) => commands::show::run(options, &cli.common),
+        Command::Why(options) => commands::show::why(options, &cli.common),
+        Command::Pin(options) => Signal::Pin.run(options, &cli.common),
+        Command::Unpin(options) => Signal::Unpin.run(options, &cli.common),
+        Command::Prune(options) => Signal::Prune.run(options, &cli.common),
+        Command::Resurrect(options) => Signal::Resurrect.run(options, &cli.common),
+        Command::Delete(options) => Signal::Delete.run(options, &cli.common),
+        Command::Restore(options) => Signal::Restore.run(options, &cli.common),
+        Command::Merge(options) => Signal::Merge.run(options, &cli.common),
+        Command::Export(options) => commands::exchange::export(options, &cli.common),
+        Command::Import(options) => commands::exchange::import(options, &cli.common),
+        Command::Doctor(options) => commands::doctor::run(options, &cli.common),
         Command::Replay(options) => commands::replay::run(options, &cli.common),
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)
+        }
+        Command::Bench { what: BenchCommand::Crash(options) } => {
+            commands::bench::crash(options, cli.common.json)
+        }
+        Command::Bench { what: BenchCommand::Store(options) } => {
+            commands::bench::store(options, cli.common.json)
         }
     }
 }
@@ -149,10 +204,51 @@ impl Common {
         self.data.clone().or(named).or_else(|| dirs::data_dir().map(|dir| dir.join("halo")))
     }
 
+    /// Where conversations are kept.
+    fn location(&self) -> Result<Location> {
+        let named = std::env::var("HALO_STORE").ok().filter(|url| !url.is_empty());
+        if let Some(url) = self.store.clone().or(named) {
+            return Ok(url.parse()?);
+        }
+        let folder = self.data_folder().context("this system names no data folder: give one with --data")?;
+        Ok(Location::Sqlite(folder.join("halo.db")))
+    }
+
+    /// The store, to write to; it is made where there is none.
+    fn open_store(&self) -> Result<Database> {
+        let location = self.location()?;
+        if let Location::Sqlite(path) = &location
+            && let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty())
+        {
+            make_private(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        Ok(Database::open(&location)?)
+    }
+
+    /// The store, to look at; none where nothing was ever kept.
+    fn look_at_store(&self) -> Result<Option<Database>> {
+        let location = self.location()?;
+        if let Location::Sqlite(path) = &location
+            && !path.exists()
+        {
+            return Ok(None);
+        }
+        Ok(Some(Database::open_to_read(&location)?))
+    }
+
     /// Where settings are read from, whether or not there is such a file.
     fn settings_file(&self) -> Option<PathBuf> {
         self.config.clone().or_else(|| self.data_folder().map(|dir| dir.join("config.toml")))
     }
+}
+
+/// Makes a folder, for its owner's eyes alone, and what leads to it.
+fn make_private(folder: &std::path::Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
 }
 
 /// Tells the user something on standard error. Where that cannot be written, there is nobody to tell.

@@ -45,6 +45,16 @@ impl LiveIndex {
         self.tree.push(sum);
     }
 
+    /// One more chunk, with so many live tokens; none where there are more than a slot can number.
+    pub(crate) fn grow(&mut self, live: u32) -> Option<()> {
+        self.total = self.total.checked_add(live)?;
+        self.push();
+        if let Some(leaf) = self.tree.last_mut() {
+            *leaf += live;
+        }
+        Some(())
+    }
+
     /// Only the first `len` chunks are left; the others hold nothing live.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.tree.truncate(len);

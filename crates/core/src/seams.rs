@@ -169,6 +169,8 @@ pub struct Summary {
     pub created: i64,
     /// When it last changed.
     pub used: i64,
+    /// Changes ever committed.
+    pub changes: u64,
     /// Messages.
     pub turns: u64,
     /// Tokens ever spoken.

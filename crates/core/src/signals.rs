@@ -4,7 +4,7 @@
 use crate::change::{Change, Extent, Leave, Part, Return, Score, Scored, WhyLeft, WhyReturned};
 use crate::resurrect::returning;
 use crate::timeline::{ChunkRef, Timeline};
-use crate::token::{Brightness, ChunkId, Flags, TurnId};
+use crate::token::{Brightness, ChunkId, Flags, Role, TurnId};
 use std::collections::BTreeSet;
 
 /// Why a signal cannot be followed.
@@ -14,7 +14,7 @@ pub enum SignalError {
     #[error("there is no chunk {0}")]
     NoChunk(ChunkId),
     /// The user has deleted it.
-    #[error("{0} was deleted: undo the deletion first")]
+    #[error("{0} was deleted: restore it first")]
     Withdrawn(ChunkId),
     /// It is there already.
     #[error("{0} is live already")]
@@ -39,6 +39,9 @@ pub enum SignalError {
     /// The system prompt and the running turn stay.
     #[error("{0} cannot leave the window: it is {1}")]
     Protected(ChunkId, &'static str),
+    /// It was not deleted.
+    #[error("{0} was not deleted")]
+    NotWithdrawn(ChunkId),
     /// It is the first of its turn.
     #[error("{0} is the first chunk of its turn: there is nothing before it to merge with")]
     FirstOfTurn(ChunkId),
@@ -134,6 +137,34 @@ pub fn delete(timeline: &Timeline, chunk: ChunkId) -> Result<Change, SignalError
     let found = usable(timeline, chunk)?;
     let gone = dependents(timeline, found).into_iter().filter(|c| !c.is_withdrawn());
     Ok(Change::Withdraw(gone.map(|c| Part { chunk: c.id(), extent: Extent::Whole }).collect()))
+}
+
+/// Takes a deletion back: the chunk, what went with it, and what it cannot stand without, each live or dead as it was.
+///
+/// # Errors
+/// When there is no such chunk, or it was not deleted.
+pub fn restore(timeline: &Timeline, chunk: ChunkId) -> Result<Change, SignalError> {
+    let found = timeline.chunk(chunk).ok_or(SignalError::NoChunk(chunk))?;
+    if found.withdrawn_len() == 0 {
+        return Err(SignalError::NotWithdrawn(chunk));
+    }
+    let turns = timeline.turns();
+    let own = turns.iter().position(|t| t.id == chunk.turn);
+    let question =
+        own.and_then(|i| turns[..i].last()).filter(|t| t.role == Role::User && chunk.role == Role::Assistant);
+    let answer =
+        own.and_then(|i| turns.get(i + 1)).filter(|t| t.role == Role::Assistant && chunk.role == Role::User);
+    let mut back: Vec<ChunkRef<'_>> = Vec::new();
+    back.extend(question.and_then(|t| timeline.chunk(ChunkId::new(t.role, t.id, 0))));
+    if chunk.is_anchor() {
+        back.extend(timeline.turn_chunks(chunk.turn));
+        back.extend(answer.into_iter().flat_map(|t| timeline.turn_chunks(t.id)));
+    } else {
+        back.extend(timeline.chunk(ChunkId { sentence: 0, ..chunk }));
+        back.push(found);
+    }
+    let gone = back.into_iter().filter(|c| c.withdrawn_len() > 0);
+    Ok(Change::Restore(gone.map(|c| Part { chunk: c.id(), extent: Extent::Whole }).collect()))
 }
 
 /// Joins a chunk to the one before it in its turn. If either is live both are then, if either is pinned the

@@ -60,6 +60,7 @@ impl Stage {
             "call" => self.signal(signals::resurrect(&self.timeline, chunk(), full)),
             "send" => self.signal(signals::prune(&self.timeline, chunk(), words.current())),
             "delete" => self.signal(signals::delete(&self.timeline, chunk())),
+            "restore" => self.signal(signals::restore(&self.timeline, chunk())),
             "merge" => self.signal(signals::merge(&self.timeline, chunk())),
             "undo" => {
                 let undo = self.undo.pop().expect("something to undo");

@@ -3,9 +3,9 @@
 //! Ten million tokens are some 150,000 chunks: a row for each would take longer to read than all the rest of
 //! opening a conversation. Packed, they are read in a millisecond or two.
 
-use halo_core::body::{put_varint, take_varint};
-use halo_core::timeline::{Head, Timeline, Turn};
-use halo_core::token::{ChunkId, Role, TurnId};
+use halo_core::body::{Body, put_varint, take_varint};
+use halo_core::timeline::{BareHead, Parts, Timeline, Turn};
+use halo_core::token::{Role, TurnId};
 use std::ops::Range;
 
 /// Chunks in a block.
@@ -69,55 +69,38 @@ pub(crate) fn write(timeline: &Timeline, block: usize) -> Vec<u8> {
     out
 }
 
-/// The turns and heads of a conversation, as its blocks are read one after the other.
-#[derive(Default)]
-pub(crate) struct Reader {
-    pub turns: Vec<Turn>,
-    pub heads: Vec<Head>,
-    /// The turn that the next chunk belongs to.
-    turn: usize,
-}
-
-impl Reader {
-    /// Takes the next block; nothing where it cannot be one.
-    pub(crate) fn read(&mut self, bytes: &[u8]) -> Option<()> {
-        let mut input = bytes;
-        let small = |input: &mut &[u8]| u32::try_from(take_varint(input)?).ok();
-        let start = u32::try_from(self.heads.len()).ok()?;
-        // All blocks but the last are full.
-        if !start.is_multiple_of(BLOCK as u32) {
-            return None;
-        }
-        for _ in 0..small(&mut input)? {
-            let id = TurnId(small(&mut input)?);
-            let role = Role::from_letter(char::from(*input.split_off_first()?))?;
-            let first = start.checked_add(small(&mut input)?)?;
-            self.turns.push(Turn { id, role, first });
-        }
-        for _ in 0..small(&mut input)? {
-            let place = self.heads.len() as u32;
-            while self.turns.get(self.turn + 1).is_some_and(|t| t.first <= place) {
-                self.turn += 1;
-            }
-            let turn = self.turns.get(self.turn)?;
-            let flags = *input.split_off_first()?;
-            let sentence = small(&mut input)?;
-            let len = small(&mut input)?;
-            let mut share = |all: u8, some: u8| match flags & (all | some) {
-                0 => Some(0),
-                set if set == all => Some(len),
-                _ => small(&mut input),
-            };
-            let (live, withdrawn) = (share(LIVE, SOME_LIVE)?, share(WITHDRAWN, SOME_WITHDRAWN)?);
-            let mut sum = || input.split_off(..8)?.try_into().ok().map(u64::from_le_bytes);
-            let sum = match (live, len) {
-                (_, 0) => Some(halo_core::body::Body::default().sum()),
-                (0, _) => Some(sum()?),
-                _ => None,
-            };
-            let id = ChunkId::new(turn.role, turn.id, sentence);
-            self.heads.push(Head { id, pinned: flags & PINNED != 0, len, live, withdrawn, sum });
-        }
-        input.is_empty().then_some(())
+/// Takes the next block of a conversation; nothing where it cannot be one, or does not fit those before it.
+pub(crate) fn read(bytes: &[u8], parts: &mut Parts) -> Option<()> {
+    let mut input = bytes;
+    let small = |input: &mut &[u8]| u32::try_from(take_varint(input)?).ok();
+    let start = u32::try_from(parts.places()).ok()?;
+    // All blocks but the last are full.
+    if !start.is_multiple_of(BLOCK as u32) {
+        return None;
     }
+    for _ in 0..small(&mut input)? {
+        let id = TurnId(small(&mut input)?);
+        let role = Role::from_letter(char::from(*input.split_off_first()?))?;
+        let first = start.checked_add(small(&mut input)?)?;
+        parts.turn(Turn { id, role, first }).ok()?;
+    }
+    for _ in 0..small(&mut input)? {
+        let flags = *input.split_off_first()?;
+        let sentence = small(&mut input)?;
+        let len = small(&mut input)?;
+        let mut share = |all: u8, some: u8| match flags & (all | some) {
+            0 => Some(0),
+            set if set == all => Some(len),
+            _ => small(&mut input),
+        };
+        let (live, withdrawn) = (share(LIVE, SOME_LIVE)?, share(WITHDRAWN, SOME_WITHDRAWN)?);
+        let sum = match (live, len) {
+            (_, 0) => Body::default().sum(),
+            (0, _) => u64::from_le_bytes(input.split_off(..8)?.try_into().ok()?),
+            _ => 0,
+        };
+        let pinned = flags & PINNED != 0;
+        parts.chunk(&BareHead { sentence, pinned, len, live, withdrawn, sum }).ok()?;
+    }
+    input.is_empty().then_some(())
 }

@@ -126,6 +126,15 @@ impl Database {
         Ok(Self { sql: Box::new(sql), location: Location::Sqlite(path.to_owned()), open: BTreeMap::new() })
     }
 
+    /// Makes the first page of a file anew, where that alone keeps it from opening; the file as it was is kept
+    /// beside it, and named.
+    ///
+    /// # Errors
+    /// When that does not help; the file is then as it was.
+    pub fn revive(path: &Path) -> Result<PathBuf, SeamError> {
+        crate::doctor::revive(path).map_err(|e| e.doing("mending the store"))
+    }
+
     /// Where it is.
     #[must_use]
     pub fn location(&self) -> &Location {
@@ -194,6 +203,16 @@ impl Database {
         done.map(drop)
     }
 
+    /// The last entry of the log that names each chunk: why it stands as it does.
+    ///
+    /// # Errors
+    /// When there is no such conversation, or its log is damaged.
+    pub fn last_mentions(&mut self, conversation: &str) -> Result<BTreeMap<ChunkId, Entry>, SeamError> {
+        let found =
+            self.id(conversation).and_then(|id| self.within(None, |sql| rows::last_mentions(sql, id)));
+        found.map_err(|e| e.doing(format!("reading the history of '{conversation}'")))
+    }
+
     /// The conversation as its log alone tells it: what it should be, whatever else is damaged.
     ///
     /// # Errors
@@ -230,7 +249,7 @@ fn load(sql: &mut dyn Sql, conversation: &str) -> Result<(Open, Timeline), SqlEr
     let Some((id, seq, counts)) = found else {
         return Ok((Open::new(0, 0, &Timeline::new()), Timeline::new()));
     };
-    let timeline = rows::read_state(sql, id)?;
+    let timeline = rows::read_state(sql, id, (counts[3] as usize, counts[1] as usize))?;
     let state = [timeline.len(), timeline.places(), timeline.live_len(), timeline.turns().len()];
     if state.map(|n| n as u64) != counts {
         return Err(SqlError::damaged("its counts are not those of its chunks"));
@@ -311,14 +330,18 @@ impl Open {
         let mut scored = None;
         if compact::scores(change) {
             let mut entry = change.clone();
+            let read;
             let last = match &self.scored {
-                Some((seq, last)) => Some((key(id, *seq as usize), last.clone())),
-                None => rows::last_scored(sql, id)?,
+                Some((seq, last)) => Some((key(id, *seq as usize), last)),
+                None => {
+                    read = rows::last_scored(sql, id)?;
+                    read.as_ref().map(|(key, last)| (*key, last))
+                }
             };
             if let Some((key, last)) = last {
                 let carry = !self.restructured && !compact::restructures(change);
-                let left = compact::supersede(&last, &mut entry, carry);
-                if left.as_ref() != Some(&last) {
+                let left = compact::supersede(last, &mut entry, carry);
+                if left.as_ref() != Some(last) {
                     rows::rewrite_entry(sql, key, left.as_ref())?;
                 }
             }
@@ -341,7 +364,11 @@ impl Open {
             let gone = [Cell::Int(key(id, after.places())), Cell::Int(key(id, self.places))];
             sql.run("DELETE FROM chunk WHERE key BETWEEN $1 AND $2", &gone)?;
         }
-        rows::upsert_bodies(sql, id, &touched.bodies, after)?;
+        // Where only brightness has changed, no index has.
+        let (named, scored): (BTreeSet<usize>, BTreeSet<usize>) =
+            touched.bodies.iter().partition(|place| touched.heads.contains(place));
+        rows::upsert_bodies(sql, id, &named, after)?;
+        rows::update_bodies(sql, id, &scored, after)?;
         let blocks = block::blocks(after);
         let mut changed: BTreeSet<usize> = touched.heads.iter().map(|place| place / BLOCK).collect();
         if after.places() != self.places {
@@ -377,16 +404,17 @@ impl Open {
 impl Store for Database {
     fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
         let mut all = Vec::new();
-        let select = "SELECT name, model, created, used, turns, tokens, live FROM conversation ORDER BY name";
+        let select = "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation";
         let listed = self.sql.query(select, &[], &mut |row| {
             all.push(Summary {
                 name: row.text(0)?.to_owned(),
                 model: row.text(1)?.to_owned(),
                 created: row.int(2)?,
                 used: row.int(3)?,
-                turns: row.count(4)?,
-                tokens: row.count(5)?,
-                live: row.count(6)?,
+                changes: row.count(4)?,
+                turns: row.count(5)?,
+                tokens: row.count(6)?,
+                live: row.count(7)?,
             });
             Ok(())
         });

@@ -33,6 +33,8 @@ pub struct Finding {
 enum Cure {
     /// Rows that belong to nothing are taken out.
     Sweep,
+    /// Conversations that have lost their name get another.
+    Adopt,
     /// Which entries of the log name which chunk is noted anew.
     Mentions,
     /// What cannot be read, and can be made again, is dropped.
@@ -45,6 +47,8 @@ enum Cure {
     LastGood,
     /// All that can be read moves to a new file.
     Salvage,
+    /// The first page is made anew; then one looks again.
+    FirstPage,
     /// Nothing can.
     None,
 }
@@ -53,6 +57,7 @@ impl Cure {
     fn says(self) -> &'static str {
         match self {
             Cure::Sweep => "takes the rows that belong to nothing out",
+            Cure::Adopt => "gives the conversation another name, and makes it again from its log",
             Cure::Mentions => "notes anew which entries name which chunk",
             Cure::Drop => "drops what cannot be read; it is made again when it is needed",
             Cure::State => "makes the state again from the log: nothing is lost",
@@ -61,6 +66,7 @@ impl Cure {
             }
             Cure::LastGood => "goes back to the last state that the log leads to",
             Cure::Salvage => "moves all that can be read to a new file, and keeps the old one",
+            Cure::FirstPage => "makes the first page anew, and keeps the old file",
             Cure::None => "cannot be mended here: bring back a copy of the store, if there is one",
         }
     }
@@ -78,6 +84,14 @@ impl Database {
     /// When the store cannot be asked at all.
     pub fn examine(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Finding>, SeamError> {
         let mut found = Vec::new();
+        match self.sql.schema_is_whole() {
+            Ok(true) => {}
+            Ok(false) => {
+                let what = "the schema in its first page is not what was written";
+                return Ok(vec![finding(None, what, Cure::FirstPage)]);
+            }
+            Err(error) => return Err(error.doing("examining the store")),
+        }
         match self.sql.inspect() {
             Ok(lines) => found.extend(lines.into_iter().take(5).map(|l| finding(None, l, Cure::Salvage))),
             Err(error) if error.trouble == Trouble::Damaged => {
@@ -88,18 +102,29 @@ impl Database {
         let conversations = match listed(&mut *self.sql) {
             Ok(all) => all,
             Err(error) if error.trouble == Trouble::Damaged => {
-                found.push(finding(None, error.why, Cure::None));
+                found.push(finding(None, error.why, Cure::Salvage));
                 return Ok(found);
             }
             Err(error) => return Err(error.doing("examining the store")),
         };
         for (done, (id, name, seq)) in conversations.iter().enumerate() {
             progress(done, conversations.len());
-            let looked = self.within(None, |sql| look(sql, *id, name, *seq));
-            found.extend(looked.map_err(|e| e.doing(format!("examining '{name}'")))?);
+            match self.within(None, |sql| look(sql, *id, name, *seq)) {
+                Ok(all) => found.extend(all),
+                Err(error) if error.trouble == Trouble::Damaged => {
+                    found.push(finding(Some(name), error.why, Cure::Salvage));
+                }
+                Err(error) => return Err(error.doing(format!("examining '{name}'"))),
+            }
         }
         progress(conversations.len(), conversations.len());
         let known: BTreeSet<i64> = conversations.iter().map(|(id, ..)| *id).collect();
+        let nameless = nameless(&mut *self.sql, &known).unwrap_or_default();
+        if !nameless.is_empty() {
+            let what = format!("{} conversations have lost their name", nameless.len());
+            found.push(finding(None, what, Cure::Adopt));
+            return Ok(found);
+        }
         match orphans(&mut *self.sql, &known) {
             Ok(count) if count > 0 => {
                 let what = format!("{count} rows belong to no conversation");
@@ -121,6 +146,19 @@ impl Database {
         for name in findings.iter().filter_map(|f| f.conversation.as_deref()) {
             self.claim(name).map_err(|e| e.doing(what))?;
             self.forget_open(name);
+        }
+        if let Location::Sqlite(path) = self.location().clone()
+            && findings.iter().any(|f| f.cure == Cure::FirstPage)
+        {
+            self.sql.close();
+            let kept = revive(&path).map_err(|e| e.doing(what))?;
+            let mut revived = Database::open(self.location())?;
+            let more = revived.examine(&mut |_, _| {})?;
+            let mut done = vec!["the first page of the file was made anew".to_owned()];
+            if !more.is_empty() {
+                done.extend(revived.mend(&more)?.1);
+            }
+            return Ok((Some(kept), done));
         }
         if findings.iter().any(|f| f.cure == Cure::Salvage) {
             return self.salvage().map_err(|e| e.doing(what));
@@ -160,7 +198,7 @@ impl Database {
             return Err(SqlError::refused("a server looks after its own files"));
         };
         // Nobody may be writing to the old file while the new one takes its place.
-        for (_, name, _) in listed(&mut *self.sql)? {
+        for (_, name, _) in listed(&mut *self.sql).unwrap_or_default() {
             self.claim(&name)?;
             self.forget_open(&name);
         }
@@ -168,7 +206,11 @@ impl Database {
         let mut fresh = Database::open(&Location::Sqlite(fresh_path.clone()))
             .map_err(|e| SqlError::refused(e.to_string()))?;
         let mut done = Vec::new();
-        for (id, name, _) in listed(&mut *self.sql)? {
+        let mut all = listed(&mut *self.sql).unwrap_or_default();
+        let known = all.iter().map(|(id, ..)| *id).collect();
+        let nameless = nameless(&mut *self.sql, &known)?;
+        all.extend(nameless.into_iter().map(|id| (id, recovered(id), 0)));
+        for (id, name, _) in all {
             let (timeline, how) = match readable_state(&mut *self.sql, id) {
                 Ok(timeline) => (timeline, None),
                 Err(_) => last_good(&mut *self.sql, id).map(|(t, lost)| (t, Some(lost)))?,
@@ -217,9 +259,31 @@ fn listed(sql: &mut dyn Sql) -> Result<Vec<(i64, String, u64)>, SqlError> {
     Ok(all)
 }
 
+/// What a conversation is called that has lost its name.
+fn recovered(id: i64) -> String {
+    format!("recovered {id}")
+}
+
+/// Conversations that have a log and no name.
+fn nameless(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<BTreeSet<i64>, SqlError> {
+    let mut found = BTreeSet::new();
+    let read = sql.query("SELECT DISTINCT key / 4294967296 FROM log", &[], &mut |row| {
+        found.insert(row.int(0)?);
+        Ok(())
+    });
+    // Of a log that is damaged, what can be read.
+    if let Err(error) = read
+        && error.trouble != Trouble::Damaged
+    {
+        return Err(error);
+    }
+    found.retain(|id| *id > 0 && !known.contains(id));
+    Ok(found)
+}
+
 /// The state with all its bodies, every one of them looked at.
 fn readable_state(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
-    let mut timeline = rows::read_state(sql, id)?;
+    let mut timeline = rows::read_state(sql, id, (0, 0))?;
     let names: Vec<ChunkId> = timeline.heads(0..timeline.places()).map(|h| h.id).collect();
     let live: Vec<bool> = timeline.heads(0..timeline.places()).map(|h| h.live > 0).collect();
     let mut seen = 0;
@@ -362,6 +426,9 @@ const SWEEP: [[&str; 2]; 6] = [
 /// Mends one conversation, or the store; says what was done.
 fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<String>, SqlError> {
     let Some(name) = name else {
+        if cure == Cure::Adopt {
+            return adopt(sql).map(Some);
+        }
         for [_, delete] in SWEEP {
             sql.run(delete, &[])?;
         }
@@ -400,9 +467,30 @@ fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<Str
             drop_embeddings(sql, id)?;
             "dropped embeddings that cannot be read"
         }
-        Cure::Sweep | Cure::Salvage | Cure::None => return Ok(None),
+        Cure::Sweep | Cure::Adopt | Cure::Salvage | Cure::FirstPage | Cure::None => return Ok(None),
     };
     Ok(Some(format!("'{name}': {done}")))
+}
+
+/// Gives conversations that have lost their name another, and makes them again from their log.
+fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
+    let known = listed(sql)?.into_iter().map(|(id, ..)| id).collect();
+    let nameless = nameless(sql, &known)?;
+    for &id in &nameless {
+        let insert = "INSERT INTO conversation (id, name, model, created, used, seq, turns, places, tokens, live) \
+                      VALUES ($1, $2, '', $3, $4, 0, 0, 0, 0, 0)";
+        let now = Cell::Int(rows::now());
+        sql.run(insert, &[Cell::Int(id), Cell::Text(&recovered(id)), now, now])?;
+        let last = last_seq(sql, id)?;
+        let (timeline, lost) = last_good(sql, id)?;
+        match lost {
+            None => rows::write_all(sql, id, last, &timeline)?,
+            Some(_) => retell(sql, id, last, &timeline)?,
+        }
+        note_mentions(sql, id)?;
+    }
+    let names: Vec<_> = nameless.into_iter().map(|id| format!("'{}'", recovered(id))).collect();
+    Ok(format!("found again, under other names: {}", names.join(", ")))
 }
 
 fn last_seq(sql: &mut dyn Sql, id: i64) -> Result<u64, SqlError> {
@@ -529,4 +617,44 @@ fn move_over(
         });
     }
     Ok(())
+}
+
+/// Makes the first page of a file anew. It holds the file's header and the schema; both are the same in every
+/// file of a version, but for a few counts, which are set so that nothing is taken for free.
+pub(crate) fn revive(path: &Path) -> Result<PathBuf, SqlError> {
+    const PAGE: usize = 4096;
+    let failed = |e: std::io::Error| SqlError::refused(format!("{}: {e}", path.display()));
+    let kept = beside(path, "damaged");
+    let pattern = beside(path, "pattern");
+    drop(Database::open(&Location::Sqlite(pattern.clone())).map_err(|e| SqlError::refused(e.to_string()))?);
+    let first = std::fs::read(&pattern).map_err(failed);
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", pattern.display()));
+    }
+    let _ = std::fs::remove_dir(format!("{}-locks", pattern.display()));
+    let mut bytes = std::fs::read(path).map_err(failed)?;
+    let first = first?;
+    if bytes.len() < PAGE || first.len() < PAGE {
+        return Err(SqlError::damaged(
+            "the file is shorter than its first page: bring back a copy, if there is one",
+        ));
+    }
+    // Every table has its root among the first pages, or none of them can be read.
+    bytes.resize(bytes.len().max(first.len()).next_multiple_of(PAGE), 0);
+    bytes[..PAGE].copy_from_slice(&first[..PAGE]);
+    let pages = u32::try_from(bytes.len() / PAGE).map_err(|_| SqlError::refused("the file is too large"))?;
+    bytes[28..32].copy_from_slice(&pages.to_be_bytes());
+    // Where the size is to be believed, the counter of changes must be the one beside it.
+    bytes.copy_within(24..28, 92);
+    bytes[32..40].fill(0);
+    std::fs::copy(path, &kept).map_err(failed)?;
+    std::fs::write(path, &bytes).map_err(failed)?;
+    match Database::open(&Location::Sqlite(path.to_owned())) {
+        Ok(_) => Ok(kept),
+        Err(error) => {
+            std::fs::copy(&kept, path).map_err(failed)?;
+            let _ = std::fs::remove_file(&kept);
+            Err(SqlError::refused(error.to_string()))
+        }
+    }
 }

@@ -203,6 +203,10 @@ impl Sql for Postgres {
         }
     }
 
+    fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
+        Ok(true)
+    }
+
     fn inspect(&mut self) -> Result<Vec<String>, SqlError> {
         // The server looks after its own files.
         Ok(Vec::new())

@@ -7,9 +7,9 @@ use crate::sql::{Cell, Row, Sql, SqlError};
 use halo_core::body::{Body, sum_of};
 use halo_core::change::Change;
 use halo_core::seams::{Embedding, Entry, Kind, Record};
-use halo_core::timeline::{Head, Timeline};
+use halo_core::timeline::{Head, Parts, Timeline};
 use halo_core::token::{ChunkId, Role, TurnId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -109,7 +109,18 @@ pub(crate) fn entries(
     each: &mut dyn FnMut(Entry) -> Result<(), SqlError>,
 ) -> Result<(), SqlError> {
     let select = "SELECT key, at, sum, change FROM log WHERE key BETWEEN $1 AND $2 ORDER BY key";
-    sql.query(select, &keys(id), &mut |row| each(entry_of(&row)?))
+    let mut last = 0;
+    sql.query(select, &keys(id), &mut |row| {
+        let entry = entry_of(&row)?;
+        if entry.seq <= last {
+            return Err(SqlError::damaged(format!(
+                "entry {} of its log stands behind entry {last}",
+                entry.seq
+            )));
+        }
+        last = entry.seq;
+        each(entry)
+    })
 }
 
 /// The timeline that the log makes.
@@ -124,40 +135,34 @@ pub(crate) fn replay(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
     Ok(timeline)
 }
 
-/// The timeline that the blocks and bodies make.
-pub(crate) fn read_state(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
-    let mut reader = block::Reader::default();
+/// The timeline that the blocks and bodies make, of about so many turns and chunks.
+pub(crate) fn read_state(sql: &mut dyn Sql, id: i64, size: (usize, usize)) -> Result<Timeline, SqlError> {
+    // A count that was damaged is not believed.
+    let mut parts = Parts::with_capacity(size.0.min(1 << 20), size.1.min(1 << 20));
     let mut next = 0;
-    sql.query(
-        "SELECT key, sum, heads FROM block WHERE key BETWEEN $1 AND $2 ORDER BY key",
-        &keys(id),
-        &mut |row| {
-            let (place, bytes) = (place_of(row.int(0)?), row.blob(2)?);
-            let fits =
-                place == next && sum_of(bytes) == row.int(1)?.cast_unsigned() && reader.read(bytes).is_some();
-            next += 1;
-            fits.then_some(()).ok_or_else(|| {
-                SqlError::damaged(format!("block {place} of its chunks is not what was written"))
-            })
-        },
-    )?;
-    let heads = reader.heads;
-    let mut bodies = Vec::new();
-    let mut take = |row: Row<'_>| {
+    let select = "SELECT key, sum, heads FROM block WHERE key BETWEEN $1 AND $2 ORDER BY key";
+    sql.query(select, &keys(id), &mut |row| {
+        let (place, bytes) = (place_of(row.int(0)?), row.blob(2)?);
+        let whole = place == next && sum_of(bytes) == row.int(1)?.cast_unsigned();
+        next += 1;
+        let read = whole.then(|| block::read(bytes, &mut parts)).flatten();
+        read.ok_or_else(|| SqlError::damaged(format!("block {place} of its chunks is not what was written")))
+    })?;
+    let take = |parts: &mut Parts, row: &Row<'_>| {
         let place = place_of(row.int(0)?);
-        let name = heads.get(place).map_or_else(|| format!("chunk {place}"), |h| h.id.to_string());
-        bodies.push((place, body_of(&name, row.int(1)?, row.blob(2)?)?));
-        Ok(())
+        let name = parts.name(place).map_or_else(|| format!("chunk {place}"), |name| name.to_string());
+        let body = body_of(&name, row.int(1)?, row.blob(2)?)?;
+        parts.body(place, body).map_err(SqlError::damaged)
     };
     let live = "SELECT key, sum, body FROM chunk WHERE conversation = $1 AND live = 1 ORDER BY key";
-    sql.query(live, &[Cell::Int(id)], &mut take)?;
-    // The last chunk may go on.
-    if let Some(last) =
-        heads.len().checked_sub(1).filter(|&last| heads[last].live == 0 && heads[last].len > 0)
-    {
-        sql.query("SELECT key, sum, body FROM chunk WHERE key = $1", &[Cell::Int(key(id, last))], &mut take)?;
+    sql.query(live, &[Cell::Int(id)], &mut |row| take(&mut parts, &row))?;
+    if parts.last_is_dead() {
+        let last = [Cell::Int(key(id, parts.places() - 1))];
+        sql.query("SELECT key, sum, body FROM chunk WHERE key = $1", &last, &mut |row| {
+            take(&mut parts, &row)
+        })?;
     }
-    Timeline::from_parts(reader.turns, &heads, bodies).map_err(SqlError::damaged)
+    parts.finish().map_err(SqlError::damaged)
 }
 
 pub(crate) fn last_scored(sql: &mut dyn Sql, id: i64) -> Result<Option<(i64, Change)>, SqlError> {
@@ -223,40 +228,56 @@ pub(crate) fn insert_mentions(sql: &mut dyn Sql, id: i64, seq: i64, change: &Cha
     sql.run_many(insert, &rows)
 }
 
+/// The bodies at these places, as they are written.
+fn bodies(places: &BTreeSet<usize>, timeline: &Timeline) -> Result<Vec<(usize, Head, Vec<u8>)>, SqlError> {
+    let body = |&place: &usize| {
+        let head = timeline.heads(place..place + 1).next().expect("what was touched is there");
+        let mut bytes = Vec::with_capacity(1024);
+        match timeline.body_at(place) {
+            Some(body) => body.write(&mut bytes),
+            None if head.len == 0 => Body::default().write(&mut bytes),
+            None => return Err(SqlError::refused(format!("the tokens of {} are not in memory", head.id))),
+        }
+        Ok((place, head, bytes))
+    };
+    places.iter().map(body).collect()
+}
+
 pub(crate) fn upsert_bodies(
     sql: &mut dyn Sql,
     id: i64,
     places: &BTreeSet<usize>,
     timeline: &Timeline,
 ) -> Result<(), SqlError> {
-    let mut bodies = Vec::with_capacity(places.len());
-    for &place in places {
-        let head = timeline.heads(place..place + 1).next().expect("what was touched is there");
-        let mut bytes = Vec::new();
-        match timeline.body_at(place) {
-            Some(body) => body.write(&mut bytes),
-            None if head.len == 0 => Body::default().write(&mut bytes),
-            None => return Err(SqlError::refused(format!("the tokens of {} are not in memory", head.id))),
-        }
-        bodies.push((place, head, bytes));
-    }
-    let row = |(place, head, bytes): &'_ (usize, Head, Vec<u8>)| {
+    let bodies = bodies(places, timeline)?;
+    let mut rows = Vec::with_capacity(bodies.len());
+    for (place, head, bytes) in &bodies {
         let [turn, sentence, role] = name_cells(head.id);
         let (key, live) = (Cell::Int(key(id, *place)), flag(head.live > 0));
-        (key, turn, sentence, role, live, sum_cell(bytes))
-    };
-    let rows: Vec<Vec<Cell<'_>>> = bodies
-        .iter()
-        .map(|body| {
-            let (key, turn, sentence, role, live, sum) = row(body);
-            vec![key, Cell::Int(id), turn, sentence, role, live, sum, Cell::Blob(&body.2)]
-        })
-        .collect();
+        rows.push(vec![key, Cell::Int(id), turn, sentence, role, live, sum_cell(bytes), Cell::Blob(bytes)]);
+    }
     let upsert = "INSERT INTO chunk (key, conversation, turn, sentence, role, live, sum, body) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (key) DO UPDATE SET turn = excluded.turn, \
                   sentence = excluded.sentence, role = excluded.role, live = excluded.live, sum = excluded.sum, \
                   body = excluded.body";
     sql.run_many(upsert, &rows)
+}
+
+/// Writes bodies whose chunks are there and live as before.
+pub(crate) fn update_bodies(
+    sql: &mut dyn Sql,
+    id: i64,
+    places: &BTreeSet<usize>,
+    timeline: &Timeline,
+) -> Result<(), SqlError> {
+    let bodies = bodies(places, timeline)?;
+    let row = |(place, _, bytes): &'_ (usize, Head, Vec<u8>)| (sum_cell(bytes), Cell::Int(key(id, *place)));
+    let mut rows: Vec<Vec<Cell<'_>>> = Vec::with_capacity(bodies.len());
+    for body in &bodies {
+        let (sum, key) = row(body);
+        rows.push(vec![sum, Cell::Blob(&body.2), key]);
+    }
+    sql.run_many("UPDATE chunk SET sum = $1, body = $2 WHERE key = $3", &rows)
 }
 
 pub(crate) fn upsert_blocks(
@@ -396,4 +417,25 @@ pub(crate) fn write_all(sql: &mut dyn Sql, id: i64, seq: u64, timeline: &Timelin
     let update =
         "UPDATE conversation SET seq = $1, turns = $2, places = $3, tokens = $4, live = $5 WHERE id = $6";
     sql.run(update, &[Cell::Int(seq.cast_signed()), turns, places, tokens, live, Cell::Int(id)]).map(drop)
+}
+
+/// The last entry of the log that names each chunk.
+pub(crate) fn last_mentions(sql: &mut dyn Sql, id: i64) -> Result<BTreeMap<ChunkId, Entry>, SqlError> {
+    let mut last: BTreeMap<u64, Vec<ChunkId>> = BTreeMap::new();
+    let select = "SELECT turn, sentence, role, max(seq) FROM mention WHERE conversation = $1 \
+                  GROUP BY turn, sentence, role";
+    sql.query(select, &[Cell::Int(id)], &mut |row| {
+        last.entry(row.count(3)?).or_default().push(chunk_id(&row, 0)?);
+        Ok(())
+    })?;
+    let mut found = BTreeMap::new();
+    for (seq, chunks) in last {
+        let entry = [Cell::Int(key(id, seq as usize))];
+        sql.query("SELECT key, at, sum, change FROM log WHERE key = $1", &entry, &mut |row| {
+            let entry = entry_of(&row)?;
+            found.extend(chunks.iter().map(|&chunk| (chunk, entry.clone())));
+            Ok(())
+        })?;
+    }
+    Ok(found)
 }

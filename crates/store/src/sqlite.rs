@@ -27,6 +27,8 @@ pub(crate) struct Sqlite {
     /// Whether commits are synced now.
     synced: Option<bool>,
     claims: BTreeMap<u64, File>,
+    /// Whether it is a file that others can see.
+    shared: bool,
 }
 
 /// What a file is opened for.
@@ -54,7 +56,8 @@ impl Sqlite {
             Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
         };
         let connection = opened.map_err(|e| explain(&e, path))?;
-        let mut sqlite = Self { connection, path: path.to_owned(), synced: None, claims: BTreeMap::new() };
+        let mut sqlite =
+            Self { connection, path: path.to_owned(), synced: None, claims: BTreeMap::new(), shared: real };
         sqlite.connection.busy_timeout(PATIENCE).map_err(|e| explain(&e, path))?;
         sqlite.connection.set_prepared_statement_cache_capacity(64);
         if !real {
@@ -89,6 +92,9 @@ impl Sqlite {
         self.pragma("journal_mode", "WAL")?;
         self.pragma("temp_store", "MEMORY")?;
         self.pragma("cache_size", "-16384")?;
+        // Saving brightness touches pages all over the file, the same ones each time: moving them over only now and
+        // then pays.
+        self.pragma("wal_autocheckpoint", "4096")?;
         if version == newest {
             return Ok(());
         }
@@ -199,7 +205,7 @@ impl Sql for Sqlite {
     }
 
     fn claim(&mut self, key: u64) -> Result<(), SqlError> {
-        if self.claims.contains_key(&key) {
+        if !self.shared || self.claims.contains_key(&key) {
             return Ok(());
         }
         let mut file = self.lock_file(key)?;
@@ -227,6 +233,22 @@ impl Sql for Sqlite {
         let _ = write!(file, "{}", std::process::id());
         self.claims.insert(key, file);
         Ok(())
+    }
+
+    fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
+        let schema = |connection: &Connection| -> rusqlite::Result<Vec<(String, Option<String>)>> {
+            let mut select = connection
+                .prepare("SELECT type || name || tbl_name, sql FROM sqlite_schema ORDER BY rowid")?;
+            let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            rows.collect()
+        };
+        let made = Connection::open_in_memory().and_then(|made| {
+            MIGRATIONS.iter().try_for_each(|sql| made.execute_batch(sql))?;
+            schema(&made)
+        });
+        let made = made.map_err(|e| explain(&e, &self.path))?;
+        // What cannot even be read is not whole.
+        Ok(schema(&self.connection).is_ok_and(|own| own == made))
     }
 
     fn inspect(&mut self) -> Result<Vec<String>, SqlError> {

@@ -524,6 +524,15 @@ fn the_doctor_finds_and_mends(place: &Place) {
             store.transact("c", &mut loaded, &Change::Append(append), Durability::Now).expect("it goes on");
         }
     }
+    // A conversation that has lost its name is found again by its log; its rows are not swept away.
+    let whole = place.open().load("c", Access::Read).expect("it opens").state_hash();
+    behind_its_back(place, "DELETE FROM conversation");
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    assert_eq!(findings[0].what, "1 conversations have lost their name");
+    store.mend(&findings).expect("it can be mended");
+    assert_eq!(store.load("recovered 1", Access::Read).expect("it is back").state_hash(), whole);
+    drop(store);
     behind_its_back(place, "INSERT INTO record VALUES (999, 'note', 'k', 'v', 0, 0)");
     let mut store = place.open();
     let findings = store.examine(&mut |_, _| {}).expect("it can be examined");

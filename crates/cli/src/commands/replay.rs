@@ -1,6 +1,6 @@
 //! `halo replay`: a recorded conversation through scoring and pruning, under any settings.
 
-use super::{print, print_json};
+use super::{count, print, print_json, shorten};
 use crate::Common;
 use crate::capture::{Capture, Reduction, check_free};
 use crate::settings::load::{Loaded, Origin, Sources, load};
@@ -235,17 +235,3 @@ fn round_lines(out: &mut String, number: usize, round: &Round) {
 
 /// How many of a kind of trouble are listed.
 const SHOWN: usize = 5;
-
-/// `1 step`, `2 steps`.
-fn count(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
-/// The beginning of a text, on one line.
-fn shorten(text: &str, most: usize) -> String {
-    let words = printable(text).split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &words[..end]),
-        None => words,
-    }
-}

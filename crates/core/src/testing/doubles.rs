@@ -225,6 +225,7 @@ impl Store for MemoryStore {
                 model: kept.model.clone(),
                 created: 0,
                 used: kept.log.len() as i64,
+                changes: kept.log.len() as u64,
                 turns: timeline.turns().len() as u64,
                 tokens: timeline.len() as u64,
                 live: timeline.live_len() as u64,

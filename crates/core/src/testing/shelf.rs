@@ -3,7 +3,7 @@
 
 use crate::body::Body;
 use crate::change::Change;
-use crate::timeline::{Head, Timeline, Turn};
+use crate::timeline::{BareHead, Head, Parts, Timeline, Turn};
 use crate::token::ChunkId;
 
 /// The parts of one timeline.
@@ -47,10 +47,17 @@ impl Shelf {
     /// # Errors
     /// When the parts do not fit.
     pub fn load(&self) -> Result<Timeline, String> {
-        let live = self.heads.iter().zip(0..).filter(|(head, _)| head.live > 0).map(|(_, place)| place);
-        let bodies: Result<Vec<_>, _> =
-            live.map(|p: usize| Body::read(&self.bodies[p]).map(|b| (p, b))).collect();
-        Timeline::from_parts(self.turns.clone(), &self.heads, bodies.map_err(|e| e.to_string())?)
+        let mut parts = Parts::default();
+        self.turns.iter().try_for_each(|&turn| parts.turn(turn))?;
+        for head in &self.heads {
+            let Head { id, pinned, len, live, withdrawn, sum } = *head;
+            let sum = sum.unwrap_or_default();
+            parts.chunk(&BareHead { sentence: id.sentence, pinned, len, live, withdrawn, sum })?;
+        }
+        for place in (0..self.heads.len()).filter(|&place| self.heads[place].live > 0) {
+            parts.body(place, Body::read(&self.bodies[place]).map_err(|e| e.to_string())?)?;
+        }
+        parts.finish()
     }
 
     /// The body of one chunk.

@@ -11,7 +11,7 @@ use super::foreign::{
 use super::own;
 use crate::database::Database;
 use crate::rows;
-use crate::sql::{Sql, SqlError};
+use crate::sql::{Cell, Sql, SqlError};
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, Run, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::seams::{Durability, Kind, Model, Piece, SeamError};
@@ -206,6 +206,7 @@ fn settle(
 ) -> Result<Arrival, SqlError> {
     let now = rows::now();
     let created = foreign.created.or_else(|| foreign.turns.iter().find_map(|t| t.at)).unwrap_or(now);
+    let used = foreign.turns.iter().filter_map(|t| t.at).max().unwrap_or(now);
     let id = rows::create(sql, name, created)?;
     // What has no number stands in front, and everything else moves behind it.
     let shift =
@@ -233,6 +234,7 @@ fn settle(
     keep_beside(sql, id, &foreign, &speakers, shift, &timeline, lost)?;
     rows::write_all(sql, id, seq, &timeline)?;
     rows::set_model(sql, id, model.as_deref().unwrap_or_default())?;
+    sql.run("UPDATE conversation SET used = $1 WHERE id = $2", &[Cell::Int(used), Cell::Int(id)])?;
     Ok(Arrival::of(name, &timeline))
 }
 

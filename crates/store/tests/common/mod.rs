@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use halo_store::database::{Database, Location};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -11,10 +11,14 @@ use std::time::{Duration, Instant};
 /// A database of its own for one test.
 pub struct Place {
     pub location: Location,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Place {
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub fn open(&self) -> Database {
         Database::open(&self.location).expect("it opens")
     }
@@ -23,7 +27,7 @@ impl Place {
 /// A new SQLite file.
 pub fn sqlite() -> Place {
     let folder = tempfile::tempdir().expect("a folder");
-    Place { location: Location::Sqlite(folder.path().join("halo.db")), _folder: folder }
+    Place { location: Location::Sqlite(folder.path().join("halo.db")), folder }
 }
 
 /// A new database on a PostgreSQL server that runs for these tests alone.
@@ -31,7 +35,7 @@ pub fn postgres() -> Place {
     static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
     let url = SERVER.new_database();
     let location = url.parse().expect("an address");
-    Place { location, _folder: tempfile::tempdir().expect("a folder") }
+    Place { location, folder: tempfile::tempdir().expect("a folder") }
 }
 
 /// A real PostgreSQL in a temporary folder, on a free port, gone with the test.

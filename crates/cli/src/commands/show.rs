@@ -1,0 +1,279 @@
+//! `halo conversations`, `halo show`, `halo why`: what is kept, and what happened to it.
+
+use super::{count, print, print_json, shorten, time};
+use crate::{Common, printable};
+use anyhow::{Result, bail};
+use halo_core::change::{Change, Tally};
+use halo_core::seams::{Access, Entry, Store};
+use halo_core::timeline::{ChunkRef, Timeline};
+use halo_core::token::ChunkId;
+use halo_store::database::Database;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Which conversation.
+#[derive(clap::Args)]
+pub struct Which {
+    /// The conversation
+    #[arg(short = 'c', long = "conversation", value_name = "NAME", default_value = "main")]
+    pub name: String,
+}
+
+/// What to show.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    which: Which,
+    /// Shows what has left the window too, and what was deleted
+    #[arg(long)]
+    dead: bool,
+}
+
+/// Whose history.
+#[derive(clap::Args)]
+pub struct WhyOptions {
+    #[command(flatten)]
+    which: Which,
+    /// The chunk: role, turn and sentence, such as u4.0
+    #[arg(value_name = "CHUNK")]
+    chunk: ChunkId,
+}
+
+/// Lists the conversations.
+pub fn conversations(common: &Common) -> Result<()> {
+    let all = match common.look_at_store()? {
+        Some(mut store) => store.conversations()?,
+        None => Vec::new(),
+    };
+    if common.json {
+        let list = all.iter().map(|s| {
+            json!({
+                "name": s.name,
+                "model": s.model,
+                "turns": s.turns,
+                "tokens": s.tokens,
+                "live": s.live,
+                "changes": s.changes,
+                "created": s.created,
+                "used": s.used,
+            })
+        });
+        return print_json(&list.collect());
+    }
+    if all.is_empty() {
+        return print("no conversations yet: `halo import FILE` brings one in\n");
+    }
+    let width = all.iter().map(|s| shorten(&s.name, 40).chars().count() + 2).max().unwrap_or(0).max(14);
+    let mut out = format!(
+        "{:<width$}{:>7}{:>10}{:>10}  {:<20} model\n",
+        "conversation", "turns", "live", "tokens", "last used"
+    );
+    for s in &all {
+        let model = if s.model.is_empty() { "none yet".into() } else { shorten(&s.model, 40) };
+        let name = shorten(&s.name, 40);
+        let _ = writeln!(
+            out,
+            "{name:<width$}{:>7}{:>10}{:>10}  {:<20} {model}",
+            s.turns,
+            s.live,
+            s.tokens,
+            time(s.used)
+        );
+    }
+    print(&out)
+}
+
+/// A conversation that must be there, and the store that has it.
+pub fn existing(common: &Common, name: &str, access: Access) -> Result<(Database, Timeline)> {
+    let store = match access {
+        Access::Read => common.look_at_store()?,
+        Access::Write if common.look_at_store()?.is_none() => None,
+        Access::Write => Some(common.open_store()?),
+    };
+    let known = |store: &mut Database| store.conversations().map(|all| all.iter().any(|s| s.name == name));
+    if let Some(mut store) = store
+        && known(&mut store)?
+    {
+        let timeline = store.load(name, access)?;
+        return Ok((store, timeline));
+    }
+    bail!("there is no conversation '{name}': `halo conversations` lists those that there are")
+}
+
+/// Shows a conversation.
+pub fn run(options: &Options, common: &Common) -> Result<()> {
+    let name = &options.which.name;
+    let (mut store, mut timeline) = existing(common, name, Access::Read)?;
+    let mut last: BTreeMap<ChunkId, Entry> = store.last_mentions(name)?;
+    let shown: Vec<ChunkId> =
+        timeline.chunks().filter(|c| options.dead || c.is_live()).map(|c| c.id()).collect();
+    let mut values = Vec::new();
+    let mut out = String::new();
+    for part in shown.chunks(256) {
+        let away: Vec<_> =
+            part.iter().copied().filter(|&c| timeline.chunk(c).is_some_and(|c| !c.is_here())).collect();
+        store.bring(name, &mut timeline, &away)?;
+        for chunk in part.iter().filter_map(|&c| timeline.chunk(c)) {
+            let why = last.remove(&chunk.id()).and_then(|e| events(&e, chunk.id()).pop());
+            if common.json {
+                values.push(value(chunk, why.as_ref()));
+            } else {
+                lines(&mut out, chunk, why.as_ref());
+            }
+        }
+        timeline.release_dead();
+        if !common.json {
+            print(&std::mem::take(&mut out))?;
+        }
+    }
+    if common.json {
+        return print_json(&values.into());
+    }
+    let (live, all) = (timeline.live_len(), timeline.len());
+    let more = if options.dead || live == all { "" } else { "; --dead shows the rest too" };
+    print(&format!("{live} of {} live{more}\n", count(all as u64, "token")))
+}
+
+fn value(chunk: ChunkRef<'_>, why: Option<&Event>) -> Value {
+    json!({
+        "chunk": chunk.id().to_string(),
+        "turn": chunk.id().turn.0,
+        "sentence": chunk.id().sentence,
+        "role": chunk.id().role.name(),
+        "position": chunk.start().0,
+        "tokens": chunk.len(),
+        "live": chunk.is_live(),
+        "live_tokens": chunk.live_len(),
+        "pinned": chunk.is_pinned(),
+        "deleted": chunk.is_withdrawn(),
+        "peak": chunk.peak().0,
+        "text": chunk.text(),
+        "why": why.map(Event::text),
+    })
+}
+
+fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Event>) {
+    let state = match (chunk.is_withdrawn(), chunk.is_live()) {
+        (true, _) => "  deleted",
+        (_, false) => "  dead",
+        _ => "",
+    };
+    let pinned = if chunk.is_pinned() { "  pinned" } else { "" };
+    let why = why.map(|e| format!("  ({})", printable(&e.text()))).unwrap_or_default();
+    let tokens = count(chunk.len() as u64, "token");
+    let _ = writeln!(out, "{}  {tokens}  peak {}{state}{pinned}{why}", chunk.id(), chunk.peak());
+    for line in printable(&chunk.text()).trim_end().lines() {
+        let _ = writeln!(out, "    {line}");
+    }
+}
+
+/// Something that happened to a chunk.
+pub struct Event {
+    at: i64,
+    seq: u64,
+    what: &'static str,
+    why: String,
+}
+
+impl Event {
+    fn text(&self) -> String {
+        if self.why.is_empty() { self.what.to_owned() } else { format!("{}: {}", self.what, self.why) }
+    }
+}
+
+/// What an entry of the log tells of a chunk.
+fn events(entry: &Entry, chunk: ChunkId) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut add =
+        |what: &'static str, why: String| events.push(Event { at: entry.at, seq: entry.seq, what, why });
+    for change in entry.change.parts() {
+        match change {
+            Change::Prune(leaves) => {
+                leaves.iter().filter(|l| l.chunk == chunk).for_each(|l| add("left", l.why.to_string()));
+            }
+            Change::Resurrect(returns) => {
+                returns.iter().filter(|r| r.chunk == chunk).for_each(|r| add("returned", r.why.to_string()));
+            }
+            Change::Pin { chunk: c, pinned } if *c == chunk => {
+                add(if *pinned { "pinned" } else { "unpinned" }, String::new());
+            }
+            Change::Withdraw(parts) if parts.iter().any(|p| p.chunk == chunk) => {
+                add("deleted", "taken back by the user".into());
+            }
+            Change::Restore(parts) if parts.iter().any(|p| p.chunk == chunk) => {
+                add("restored", "its deletion was taken back".into());
+            }
+            Change::Merge { chunk: c, .. } if *c == chunk => {
+                add("merged", "joined the chunk before it in its turn".into());
+            }
+            Change::Split { chunk: c, at, .. } if *c == chunk => {
+                add("cut", format!("from position {} on it is a chunk of its own", at.0));
+            }
+            Change::Split { chunk: c, sentence, .. }
+                if *sentence == chunk.sentence && c.turn == chunk.turn =>
+            {
+                add("cut", format!("it was the tail of {c}"));
+            }
+            _ => {}
+        }
+    }
+    events
+}
+
+/// Tells what happened to a chunk.
+pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
+    let (name, id) = (&options.which.name, options.chunk);
+    let (mut store, mut timeline) = existing(common, name, Access::Read)?;
+    let history = store.history(name, id)?;
+    let events: Vec<Event> = history.iter().flat_map(|e| events(e, id)).collect();
+    let away = timeline.chunk(id).is_some_and(|c| !c.is_here());
+    store.bring(name, &mut timeline, if away { std::slice::from_ref(&options.chunk) } else { &[] })?;
+    let chunk = timeline.chunk(id);
+    if chunk.is_none() && events.is_empty() {
+        bail!("there is no chunk {id} in '{name}': `halo show --dead` lists them all");
+    }
+    if common.json {
+        let told = events.iter().map(|e| json!({ "at": e.at, "seq": e.seq, "what": e.what, "why": e.why }));
+        let tally = chunk.map(ChunkRef::tally).unwrap_or_default();
+        return print_json(&json!({
+            "chunk": id.to_string(),
+            "tokens": chunk.map_or(0, ChunkRef::len),
+            "live": chunk.is_some_and(ChunkRef::is_live),
+            "pinned": chunk.is_some_and(ChunkRef::is_pinned),
+            "deleted": chunk.is_some_and(ChunkRef::is_withdrawn),
+            "peak": chunk.map(|c| c.peak().0),
+            "votes": tally.votes,
+            "attention": tally.mass as f64 / Tally::UNIT,
+            "steps": tally.steps,
+            "events": told.collect::<Vec<_>>(),
+        }));
+    }
+    let mut out = String::new();
+    match chunk {
+        None => {
+            let _ = writeln!(out, "{id} is no more: it was merged");
+        }
+        Some(chunk) => {
+            lines(&mut out, chunk, None);
+            let Tally { votes, mass, steps } = chunk.tally();
+            let scored = match steps {
+                0 => "never scored".into(),
+                _ => format!(
+                    "scored in {}: {}, attention {:.3} in all",
+                    count(steps, "step"),
+                    count(votes, "vote"),
+                    mass as f64 / Tally::UNIT
+                ),
+            };
+            let _ = writeln!(out, "\n{scored}");
+        }
+    }
+    for event in &events {
+        let _ = writeln!(out, "{}  {}", time(event.at), printable(&event.text()));
+    }
+    if events.is_empty() {
+        out.push_str("it has been in the window since it was said\n");
+    }
+    print(&out)
+}

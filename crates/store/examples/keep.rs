@@ -1,0 +1,55 @@
+//! Makes the small file that is kept for this version of the schema: `cargo run --example keep -- FILE`.
+//! Once a version is out, its file is never made again.
+
+use halo_core::change::{Append, Change, NewToken, Score, Scored, TallyChange};
+use halo_core::seams::{Access, Durability, Embedding, Kind, Store};
+use halo_core::signals;
+use halo_core::token::{Brightness, Position, Role, TokenId, TurnId};
+use halo_store::database::{Database, Location};
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = PathBuf::from(std::env::args().nth(1).ok_or("name the file to make")?);
+    let mut store = Database::open(&Location::Sqlite(path.clone()))?;
+    let mut timeline = store.load("main", Access::Write)?;
+    let says = [
+        (Role::User, "What hangs there?"),
+        (Role::Assistant, "On the wall hangs a gun: remember the gun on the wall. 谢谢 🌱"),
+        (Role::User, "Thanks!"),
+        (Role::Assistant, "You are welcome."),
+    ];
+    for (turn, (role, text)) in (0..).zip(says) {
+        let word = |(i, word): (usize, &str)| NewToken {
+            id: TokenId(i as u32),
+            text: word.to_owned(),
+            sentence: u32::from(i >= 4),
+            brightness: Brightness(10_000.0),
+            tool: false,
+        };
+        let tokens = text.split_inclusive(' ').enumerate().map(word).collect();
+        let append = Append { at: timeline.next_position(), turn: TurnId(turn), role, tokens };
+        store.transact("main", &mut timeline, &Change::Append(append), Durability::Now)?;
+    }
+    let tally = TallyChange { votes: 3, mass: 1 << 30, steps: 2 };
+    let score = Score {
+        runs: vec![Scored { start: Position(0), brightness: vec![Brightness(9_000.5); 6] }],
+        tallies: vec![("a1.1".parse()?, tally)],
+    };
+    store.transact("main", &mut timeline, &Change::Score(score), Durability::Now)?;
+    let full = Brightness(10_000.0);
+    let change = signals::pin(&timeline, "a1.1".parse()?, full)?;
+    store.transact("main", &mut timeline, &change, Durability::Now)?;
+    let change = signals::prune(&timeline, "u2.0".parse()?, None)?;
+    store.transact("main", &mut timeline, &change, Durability::Now)?;
+    let change = signals::delete(&timeline, "a1.1".parse()?)?;
+    store.transact("main", &mut timeline, &change, Durability::Now)?;
+    let change = signals::restore(&timeline, "a1.1".parse()?)?;
+    store.transact("main", &mut timeline, &change, Durability::Now)?;
+    store.put_record("main", Kind::Note, "notes.json", Some("{}"))?;
+    store.put_embeddings("main", "kept", &[Embedding { chunk: "u0.0".parse()?, vector: vec![0.6, 0.8] }])?;
+    store.set_model("main", "kept")?;
+    let mut named = path.into_os_string();
+    named.push(".hash");
+    std::fs::write(named, format!("{}\n", timeline.state_hash()))?;
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Files that are not what was written: cut short, with bits flipped, of a newer program, of no program of ours,
+//! in a folder that cannot be written. Each gets a clear word, and nothing that can be saved is lost.
+
+mod common;
+
+use common::Place;
+use halo_core::seams::{Access, Durability, Store};
+use halo_core::testing::ops::{Op, World};
+use halo_core::timeline::StateHash;
+use halo_store::database::{Database, Location};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const NAMES: [&str; 2] = ["first", "second"];
+
+fn life(seed: u32, len: u32) -> World {
+    let op = |i: u32| {
+        (i.wrapping_mul(0x9E37_79B9) ^ seed.wrapping_mul(0x85EB_CA6B)).rotate_left(i % 31).to_le_bytes()
+    };
+    World::live(&(0..len).map(op).collect::<Vec<Op>>())
+}
+
+fn path(place: &Place) -> PathBuf {
+    match &place.location {
+        Location::Sqlite(path) => path.clone(),
+        Location::Postgres(_) => unreachable!("these are about files"),
+    }
+}
+
+/// A store of two conversations, closed, all in one file; and their states.
+fn store() -> (Place, Vec<StateHash>) {
+    let place = common::sqlite();
+    let mut store = place.open();
+    let hashes = NAMES.iter().zip([3, 5]).map(|(name, seed)| {
+        let mut timeline = store.load(name, Access::Write).expect("new");
+        for change in &life(seed, 70).changes {
+            store.transact(name, &mut timeline, change, Durability::Behind).expect("it is written");
+        }
+        timeline.state_hash()
+    });
+    let hashes = hashes.collect();
+    drop(store);
+    (place, hashes)
+}
+
+/// What came of a damaged file.
+#[derive(Debug, Default)]
+struct Tally {
+    unharmed: usize,
+    whole: usize,
+    last_good: usize,
+    beyond_help: usize,
+}
+
+/// Opens, examines and mends a copy of the file that was harmed, and counts what came of it.
+fn mend(harmed: &[u8], hashes: &[StateHash], tally: &mut Tally) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("halo.db");
+    fs::write(&file, harmed).expect("written");
+    let location = Location::Sqlite(file.clone());
+    if let Err(error) = Database::open(&location) {
+        assert!(error.to_string().contains("damaged") || error.to_string().contains("not a"), "{error}");
+        if Database::revive(&file).is_err() {
+            assert_eq!(
+                fs::read(&file).expect("still there"),
+                harmed,
+                "what cannot be mended is left as it was"
+            );
+            tally.beyond_help += 1;
+            return;
+        }
+    }
+    let mut store = Database::open(&location).expect("it opens now");
+    let Ok(findings) = store.examine(&mut |_, _| {}) else {
+        tally.beyond_help += 1;
+        return;
+    };
+    let mut said = Vec::new();
+    if !findings.is_empty() {
+        let Ok((_, done)) = store.mend(&findings).inspect_err(|e| println!("MEND {e} {findings:?}")) else {
+            tally.beyond_help += 1;
+            return;
+        };
+        said = done;
+        drop(store);
+        store = Database::open(&location).expect("it opens again");
+        let left = store.examine(&mut |_, _| {}).expect("it can be examined");
+        if !left.is_empty() {
+            println!("LEFT {left:?}\n   FOUND {findings:?}\n  SAID {said:?}");
+            tally.beyond_help += 1;
+            return;
+        }
+    }
+    let mut named = |n: usize| store.conversations().is_ok_and(|all| all.iter().any(|s| s.name == NAMES[n]));
+    let named = [0, 1].map(|n| if named(n) { NAMES[n].to_owned() } else { format!("recovered {}", n + 1) });
+    let states = named.map(|n| store.load(&n, Access::Read).expect("it opens").state_hash());
+    let whole = states.iter().zip(hashes).all(|(a, b)| a == b);
+    match (findings.is_empty(), whole) {
+        (true, true) => tally.unharmed += 1,
+        (false, true) => tally.whole += 1,
+        (false, false) => {
+            let told = said.iter().any(|s| s.contains("last good state"));
+            assert!(told || store.conversations().is_ok_and(|c| c.len() < 2), "{findings:?} {said:?}");
+            tally.last_good += 1;
+        }
+        (true, false) => panic!("the harm was not seen"),
+    }
+}
+
+fn dice(n: &mut u64) -> usize {
+    *n = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*n >> 33) as usize
+}
+
+#[test]
+fn flipped_bits_are_found_and_mended() {
+    let (place, hashes) = store();
+    let good = fs::read(path(&place)).expect("there");
+    let (mut tally, mut state) = (Tally::default(), 1);
+    for _ in 0..200 {
+        let mut bytes = good.clone();
+        for _ in 0..=dice(&mut state) % 3 {
+            let at = dice(&mut state) % bytes.len();
+            bytes[at] ^= 1 << (dice(&mut state) % 8);
+        }
+        mend(&bytes, &hashes, &mut tally);
+    }
+    assert!(tally.whole > 20 && tally.unharmed > 20, "{tally:?}");
+    assert!(tally.whole + tally.unharmed >= 185 && tally.beyond_help == 0, "{tally:?}");
+}
+
+#[test]
+fn a_first_page_of_noise_is_made_anew() {
+    let (place, hashes) = store();
+    let good = fs::read(path(&place)).expect("there");
+    for noise in [0x00, 0xff, b'x'] {
+        let mut tally = Tally::default();
+        let mut bytes = good.clone();
+        bytes[..4096].fill(noise);
+        mend(&bytes, &hashes, &mut tally);
+        assert_eq!((tally.whole + tally.unharmed, tally.beyond_help), (1, 0), "{noise}: {tally:?}");
+    }
+}
+
+#[test]
+fn a_file_cut_short_gives_what_is_left() {
+    let (place, hashes) = store();
+    let good = fs::read(path(&place)).expect("there");
+    let (mut tally, mut state) = (Tally::default(), 9);
+    for _ in 0..60 {
+        let len = dice(&mut state) % good.len();
+        mend(&good[..len], &hashes, &mut tally);
+    }
+    // Whatever it was, it was said; and what could be read is there.
+    assert!(tally.last_good + tally.whole >= 50 && tally.beyond_help <= 5, "{tally:?}");
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("halo.db");
+    let location = Location::Sqlite(file.clone());
+    let refusal = || Database::open(&location).map(drop).expect_err("it is not ours").to_string();
+    rusqlite::Connection::open(&file)
+        .expect("made")
+        .execute_batch("CREATE TABLE cats (name)")
+        .expect("it runs");
+    let before = fs::read(&file).expect("there");
+    assert!(
+        refusal().ends_with("is a database, but not one of Halo's; it was left untouched"),
+        "{}",
+        refusal()
+    );
+    assert_eq!(fs::read(&file).expect("there"), before);
+    fs::write(&file, "Dear diary, today nothing happened. ".repeat(300)).expect("written");
+    assert!(refusal().contains("is not a database, or its first page is damaged"), "{}", refusal());
+}
+
+#[test]
+fn a_newer_file_is_left_untouched() {
+    let (place, _) = store();
+    let file = path(&place);
+    let db = rusqlite::Connection::open(&file).expect("it opens");
+    db.execute_batch("PRAGMA user_version = 2; CREATE TABLE tomorrow (x)").expect("it runs");
+    drop(db);
+    let before = fs::read(&file).expect("there");
+    for opened in [Database::open(&place.location), Database::open_to_read(&place.location)] {
+        let refused = opened.map(drop).expect_err("too new").to_string();
+        assert!(
+            refused.contains("was written by a newer Halo (its schema is 2, this program knows 1)"),
+            "{refused}"
+        );
+        assert!(refused.contains("left untouched: use that Halo"), "{refused}");
+    }
+    assert_eq!(fs::read(&file).expect("there"), before);
+}
+
+#[test]
+fn a_newer_database_on_a_server_is_left_untouched() {
+    let place = common::postgres();
+    drop(place.open());
+    let Location::Postgres(url) = &place.location else { unreachable!() };
+    common::ask(url, "UPDATE halo.version SET version = 7").expect("it runs");
+    let refused = Database::open(&place.location).map(drop).expect_err("too new").to_string();
+    assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 1)"), "{refused}");
+}
+
+/// One small file for each version of the schema; they must open for ever.
+#[test]
+fn files_of_every_version_open() {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
+    let expected = [("1.db", "the gun on the wall")];
+    for (file, text) in expected {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = folder.path().join("halo.db");
+        fs::copy(kept.join(file), &copy).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let mut store = Database::open(&Location::Sqlite(copy)).expect("it opens");
+        let mut timeline = store.load("main", Access::Write).expect("it is there");
+        assert!(timeline.view(0).text().contains(text), "{file}: {}", timeline.view(0).text());
+        let hash = fs::read_to_string(kept.join(format!("{file}.hash"))).expect("beside it");
+        assert_eq!(timeline.state_hash().to_string(), hash.trim(), "{file}");
+        assert_eq!(store.replay("main").expect("its log is whole").state_hash(), timeline.state_hash());
+        let dead: Vec<_> = timeline.chunks().filter(|c| !c.is_live()).map(|c| c.id()).collect();
+        assert!(!dead.is_empty());
+        store.bring("main", &mut timeline, &dead).expect("what is dead is there too");
+        assert!(!store.history("main", dead[0]).expect("it is told").is_empty());
+        assert_eq!(store.embeddings("main", "kept").expect("there").len(), 1);
+        assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+        // And it goes on.
+        let change =
+            halo_core::signals::resurrect(&timeline, dead[0], halo_core::token::Brightness(10_000.0));
+        store
+            .transact("main", &mut timeline, &change.expect("it can return"), Durability::Now)
+            .expect("it is written");
+    }
+}
+
+/// Root may write anywhere, so this is shown where one is somebody else, and with a file where a folder should be.
+#[test]
+fn a_place_that_cannot_be_written_says_so() {
+    let (place, hashes) = store();
+    let file = path(&place);
+    let refused =
+        Database::open(&Location::Sqlite(file.join("halo.db"))).map(drop).expect_err("no folder").to_string();
+    assert!(refused.contains("Not a directory"), "{refused}");
+    let missing = file.with_file_name("nowhere").join("halo.db");
+    let refused = Database::open(&Location::Sqlite(missing)).map(drop).expect_err("no folder").to_string();
+    assert!(refused.contains("No such file or directory"), "{refused}");
+    let mut permissions = fs::metadata(&file).expect("there").permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(&file, permissions).expect("changed");
+    let mut store = Database::open_to_read(&place.location).expect("looking is allowed");
+    assert_eq!(store.load(NAMES[0], Access::Read).expect("it opens").state_hash(), hashes[0]);
+}
