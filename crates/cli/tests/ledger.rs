@@ -35,11 +35,16 @@ fn fault(root: &Path, state: &str, place: &str, test: &str) -> Option<String> {
     let Ok(source) = std::fs::read_to_string(root.join(file)) else {
         return Some(format!("names a test in {file}, which does not exist"));
     };
-    let declared = source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
-        let before = &source[..at];
-        before.trim_end().ends_with("#[test]")
-            || before.rsplit("\n\n").next().is_some_and(|b| b.contains("#[test]"))
-    });
+    // A story is a test on every database that its list is run on.
+    let stories =
+        source.split("stories!(").nth(1).and_then(|list| list.split(");").next()).unwrap_or_default();
+    let story = stories.split(',').any(|story| story.trim() == name);
+    let declared = story
+        || source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
+            let before = &source[..at];
+            before.trim_end().ends_with("#[test]")
+                || before.rsplit("\n\n").next().is_some_and(|b| b.contains("#[test]"))
+        });
     (!declared).then(|| format!("names the test {name}, which is not in {file}"))
 }
 
