@@ -26,27 +26,36 @@ pub(crate) struct Postgres {
     client: Client,
     statements: BTreeMap<&'static str, Statement>,
     claims: Vec<u64>,
+    config: Config,
+    /// A connection that breaks within a transaction takes it along; between them a new one does as well.
+    within: bool,
 }
 
 impl Postgres {
     /// Connects, and brings the schema to this version.
     pub(crate) fn connect(url: &str) -> Result<Self, SqlError> {
-        let unreachable = |why: String| SqlError::new(Trouble::Unreachable, why);
         let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
             SqlError::refused(format!("the address of the PostgreSQL server cannot be read: {}", reason(&e)))
         })?;
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(Duration::from_secs(10));
         }
-        let runtime =
-            Builder::new_current_thread().enable_all().build().map_err(|e| unreachable(e.to_string()))?;
-        let connected = runtime.block_on(config.connect(NoTls));
-        let (client, connection) = connected
-            .map_err(|e| unreachable(format!("the PostgreSQL server cannot be reached: {}", reason(&e))))?;
-        runtime.spawn(connection);
-        let mut postgres = Self { runtime, client, statements: BTreeMap::new(), claims: Vec::new() };
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| SqlError::new(Trouble::Unreachable, e.to_string()))?;
+        let client = dial(&runtime, &config)?;
+        let (statements, claims) = (BTreeMap::new(), Vec::new());
+        let mut postgres = Self { runtime, client, statements, claims, config, within: false };
         postgres.migrate()?;
         Ok(postgres)
+    }
+
+    /// Connects anew, and takes again what was claimed; somebody else may have been faster.
+    fn redial(&mut self) -> Result<(), SqlError> {
+        self.client = dial(&self.runtime, &self.config)?;
+        self.statements.clear();
+        self.migrate()?;
+        let claims = std::mem::take(&mut self.claims);
+        claims.into_iter().try_for_each(|key| self.claim(key))
     }
 
     fn batch(&mut self, sql: &str) -> Result<(), SqlError> {
@@ -55,6 +64,7 @@ impl Postgres {
 
     fn migrate(&mut self) -> Result<(), SqlError> {
         self.batch("BEGIN")?;
+        self.within = true;
         let done = self.migrate_within();
         match done {
             Ok(()) => self.commit(),
@@ -112,6 +122,17 @@ impl Postgres {
     }
 }
 
+fn dial(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
+    let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(|e| {
+        SqlError::new(
+            Trouble::Unreachable,
+            format!("the PostgreSQL server cannot be reached: {}", reason(&e)),
+        )
+    })?;
+    runtime.spawn(connection);
+    Ok(client)
+}
+
 /// The arguments as the client wants them.
 fn params<'a>(args: &'a [Cell<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
     args.iter().map(|cell| cell as &(dyn ToSql + Sync)).collect()
@@ -140,6 +161,10 @@ impl Sql for Postgres {
         args: &[Cell<'_>],
         each: &mut dyn FnMut(Row<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError> {
+        // The server is asked whether it is there: a statement that is known already would be sent blindly.
+        if !self.within && self.batch("").is_err_and(|e| e.trouble == Trouble::Unreachable) {
+            self.redial()?;
+        }
         let statement = self.prepare(sql)?;
         let client = &self.client;
         self.runtime.block_on(async {
@@ -163,20 +188,32 @@ impl Sql for Postgres {
     }
 
     fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
-        self.batch(match writes {
+        let begin = match writes {
             None => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
             Some(Durability::Now) => "BEGIN",
             Some(Durability::Behind) => "BEGIN; SET LOCAL synchronous_commit = off",
-        })
+        };
+        match self.batch(begin) {
+            Err(error) if error.trouble == Trouble::Unreachable => {
+                self.redial()?;
+                self.batch(begin)?;
+            }
+            begun => begun?,
+        }
+        self.within = true;
+        Ok(())
     }
 
     fn commit(&mut self) -> Result<(), SqlError> {
-        self.batch("COMMIT")
+        self.batch("COMMIT")?;
+        self.within = false;
+        Ok(())
     }
 
     fn rollback(&mut self) {
         // If the server is gone, so is the transaction.
         let _ = self.batch("ROLLBACK");
+        self.within = false;
     }
 
     fn claim(&mut self, key: u64) -> Result<(), SqlError> {
@@ -268,7 +305,11 @@ fn explain(error: &tokio_postgres::Error) -> SqlError {
         Some(code) if [SqlState::LOCK_NOT_AVAILABLE, SqlState::T_R_SERIALIZATION_FAILURE].contains(code) => {
             Trouble::Busy
         }
-        None if error.is_closed() => Trouble::Unreachable,
+        Some(code) if [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code) => {
+            Trouble::Unreachable
+        }
+        // Not the server's word: the way to it is broken.
+        None => Trouble::Unreachable,
         _ => Trouble::Other,
     };
     SqlError::new(trouble, format!("PostgreSQL: {}", reason(error)))

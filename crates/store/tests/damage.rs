@@ -205,6 +205,34 @@ fn a_newer_database_on_a_server_is_left_untouched() {
     assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 1)"), "{refused}");
 }
 
+/// The server goes and comes back: between two changes nobody notices, within one it is told and nothing is half done.
+#[test]
+fn a_server_that_was_away_is_found_again() {
+    let place = common::postgres();
+    let Location::Postgres(url) = &place.location else { unreachable!() };
+    let hang_up = || {
+        let all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        common::ask(url, all).expect("it runs");
+    };
+    let mut store = place.open();
+    let world = life(4, 30);
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    for change in &world.changes {
+        hang_up();
+        store.transact("c", &mut timeline, change, Durability::Now).expect("it is written all the same");
+    }
+    hang_up();
+    assert_eq!(store.conversations().expect("listed")[0].changes, world.changes.len() as u64);
+    assert_eq!(store.replay("c").expect("its log is whole").state_hash(), timeline.state_hash());
+    // Meanwhile somebody else took the conversation: then it is theirs.
+    hang_up();
+    let mut other = place.open();
+    other.load("c", Access::Write).expect("it is free");
+    let refused =
+        store.transact("c", &mut timeline, &halo_core::change::Change::Batch(vec![]), Durability::Now);
+    assert!(refused.expect_err("it is theirs").to_string().contains("another Halo is using it"));
+}
+
 /// One small file for each version of the schema; they must open for ever.
 #[test]
 fn files_of_every_version_open() {
