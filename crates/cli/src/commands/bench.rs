@@ -199,14 +199,14 @@ pub fn store(options: &StoreOptions, as_json: bool) -> Result<()> {
     }
     let mut out = format!("{:<46}", "");
     for report in &reports {
-        let _ = write!(out, "{:>14}", format!("{} tokens", report["tokens"]));
+        let _ = write!(out, "{:>17}", format!("{} tokens", report["tokens"]));
     }
     let _ = writeln!(out, "{:>10}{:>14}{:>20}", "budget", "row a token", "the documents");
     for (name, key, budget, rows, documents) in STORE_FIGURES {
         let _ = write!(out, "{name:<46}");
         let number = |v: &serde_json::Value| v.as_f64().map_or_else(|| "–".into(), |n| format!("{n:.3}"));
         for report in &reports {
-            let _ = write!(out, "{:>14}", number(&report[key]));
+            let _ = write!(out, "{:>17}", number(&report[key]));
         }
         let naive = if rows.is_empty() { "–".into() } else { number(&reports[0]["rows"][rows]) };
         let _ = writeln!(out, "{budget:>10}{naive:>14}{documents:>20}");
