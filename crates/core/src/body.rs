@@ -26,6 +26,15 @@ pub struct Body {
 pub struct BadBody(&'static str);
 
 impl Body {
+    /// The body of a chunk in which these were said, and which is live or dead as a whole.
+    #[must_use]
+    pub fn said(tokens: impl IntoIterator<Item = NewToken>, dead: bool) -> Self {
+        let mut body = Self::default();
+        tokens.into_iter().for_each(|token| body.push(&token));
+        body.flags.iter_mut().for_each(|f| *f = f.with(Flags::DEAD, dead));
+        body
+    }
+
     /// How many tokens.
     #[must_use]
     pub fn len(&self) -> usize {

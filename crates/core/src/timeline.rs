@@ -520,6 +520,12 @@ impl Parts {
         self.timeline.chunks.get(place).map(|c| c.id)
     }
 
+    /// What is known of a chunk.
+    #[must_use]
+    pub fn head(&self, place: usize) -> Option<Head> {
+        (place < self.places()).then(|| self.timeline.heads(place..place + 1).next()).flatten()
+    }
+
     /// Whether the last chunk has tokens and none of them is live: it may go on, so its body is wanted too.
     #[must_use]
     pub fn last_is_dead(&self) -> bool {

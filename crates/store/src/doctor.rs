@@ -6,6 +6,7 @@
 //! how it was.
 
 use crate::database::{Database, Location};
+use crate::rescue::rescue;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError, Trouble};
 use halo_core::body::sum_of;
@@ -43,8 +44,10 @@ enum Cure {
     State,
     /// The log is told anew from the state.
     Log,
-    /// The log is played as far as it goes.
-    LastGood,
+    /// Both are put together from what can be read of either.
+    Rescue,
+    /// Values are kept as they stand.
+    Accept,
     /// All that can be read moves to a new file.
     Salvage,
     /// The first page is made anew; then one looks again.
@@ -64,7 +67,8 @@ impl Cure {
             Cure::Log => {
                 "tells the log anew from the state: no word is lost, only the reasons of what happened"
             }
-            Cure::LastGood => "goes back to the last state that the log leads to",
+            Cure::Rescue => "puts it together from what can be read of state and log, and says what is lost",
+            Cure::Accept => "keeps the value as it stands now",
             Cure::Salvage => "moves all that can be read to a new file, and keeps the old one",
             Cure::FirstPage => "makes the first page anew, and keeps the old file",
             Cure::None => "cannot be mended here: bring back a copy of the store, if there is one",
@@ -86,6 +90,10 @@ impl Database {
         let mut found = Vec::new();
         match self.sql.schema_is_whole() {
             Ok(true) => {}
+            Ok(false) if matches!(self.location(), Location::Postgres(_)) => {
+                let what = "a table of the schema `halo` is missing on the server";
+                return Ok(vec![finding(None, what, Cure::None)]);
+            }
             Ok(false) => {
                 let what = "the schema in its first page is not what was written";
                 return Ok(vec![finding(None, what, Cure::FirstPage)]);
@@ -93,23 +101,24 @@ impl Database {
             Err(error) => return Err(error.doing("examining the store")),
         }
         match self.sql.inspect() {
-            Ok(lines) => found.extend(lines.into_iter().take(5).map(|l| finding(None, l, Cure::Salvage))),
+            Ok(lines) => {
+                let lines = lines.iter().flat_map(|l| l.lines()).filter(|l| !l.starts_with("***"));
+                let first = lines.take(3).map(|l| finding(None, format!("its file: {l}"), Cure::Salvage));
+                found.extend(first);
+            }
             Err(error) if error.trouble == Trouble::Damaged => {
                 found.push(finding(None, error.why, Cure::Salvage));
             }
             Err(error) => return Err(error.doing("examining the store")),
         }
-        let conversations = match listed(&mut *self.sql) {
-            Ok(all) => all,
-            Err(error) if error.trouble == Trouble::Damaged => {
-                found.push(finding(None, error.why, Cure::Salvage));
-                return Ok(found);
-            }
-            Err(error) => return Err(error.doing("examining the store")),
-        };
-        for (done, (id, name, seq)) in conversations.iter().enumerate() {
+        let (conversations, damage) = listed(&mut *self.sql).map_err(|e| e.doing("examining the store"))?;
+        if let Some(why) = damage {
+            found.push(finding(None, format!("the list of conversations: {why}"), Cure::Salvage));
+            return Ok(found);
+        }
+        for (done, (id, name)) in conversations.iter().enumerate() {
             progress(done, conversations.len());
-            match self.within(None, |sql| look(sql, *id, name, *seq)) {
+            match self.within(None, |sql| look(sql, *id, name)) {
                 Ok(all) => found.extend(all),
                 Err(error) if error.trouble == Trouble::Damaged => {
                     found.push(finding(Some(name), error.why, Cure::Salvage));
@@ -121,7 +130,7 @@ impl Database {
         let known: BTreeSet<i64> = conversations.iter().map(|(id, ..)| *id).collect();
         let nameless = nameless(&mut *self.sql, &known).unwrap_or_default();
         if !nameless.is_empty() {
-            let what = format!("{} conversations have lost their name", nameless.len());
+            let what = format!("{} of the conversations lost their name", nameless.len());
             found.push(finding(None, what, Cure::Adopt));
             return Ok(found);
         }
@@ -136,12 +145,12 @@ impl Database {
         Ok(found)
     }
 
-    /// Mends what was found, after a copy of how it was; returns where that is, and what was done, in words. On a
-    /// server the copy is the server's affair.
+    /// Mends what was found, after a copy of how it was (a file beside it, on a server another schema); returns where
+    /// that is, and what was done, in words.
     ///
     /// # Errors
     /// When somebody else is using it, or it cannot be written.
-    pub fn mend(&mut self, findings: &[Finding]) -> Result<(Option<PathBuf>, Vec<String>), SeamError> {
+    pub fn mend(&mut self, findings: &[Finding]) -> Result<(Option<String>, Vec<String>), SeamError> {
         let what = "mending the store";
         for name in findings.iter().filter_map(|f| f.conversation.as_deref()) {
             self.claim(name).map_err(|e| e.doing(what))?;
@@ -158,19 +167,15 @@ impl Database {
             if !more.is_empty() {
                 done.extend(revived.mend(&more)?.1);
             }
-            return Ok((Some(kept), done));
+            return Ok((Some(kept.display().to_string()), done));
         }
         if findings.iter().any(|f| f.cure == Cure::Salvage) {
             return self.salvage().map_err(|e| e.doing(what));
         }
-        let backup = match self.location().clone() {
-            Location::Postgres(_) => None,
-            Location::Sqlite(path) => {
-                let to = beside(&path, "backup");
-                self.backup(&to)?;
-                Some(to)
-            }
-        };
+        if findings.iter().all(|f| f.cure == Cure::None) {
+            return Ok((None, Vec::new()));
+        }
+        let backup = Some(self.sql.backup().map_err(|e| e.doing("copying the store before mending"))?);
         let mut cures: BTreeMap<Option<&str>, Cure> = BTreeMap::new();
         for finding in findings.iter().filter(|f| f.cure != Cure::None) {
             let worst = cures.entry(finding.conversation.as_deref()).or_insert(finding.cure);
@@ -184,79 +189,113 @@ impl Database {
         Ok((backup, done))
     }
 
-    /// Copies the store as it stands to a file that is not there yet.
-    ///
-    /// # Errors
-    /// When it is on a server, or the file cannot be written.
-    pub fn backup(&mut self, to: &Path) -> Result<(), SeamError> {
-        self.sql.backup(to).map_err(|e| e.doing(format!("copying the store to {}", to.display())))
-    }
-
     /// Moves all that can be read to a new file, which takes the place of this one.
-    fn salvage(&mut self) -> Result<(Option<PathBuf>, Vec<String>), SqlError> {
+    fn salvage(&mut self) -> Result<(Option<String>, Vec<String>), SqlError> {
         let Location::Sqlite(path) = self.location().clone() else {
             return Err(SqlError::refused("a server looks after its own files"));
         };
         // Nobody may be writing to the old file while the new one takes its place.
-        for (_, name, _) in listed(&mut *self.sql).unwrap_or_default() {
+        let (named, _) = listed(&mut *self.sql)?;
+        for (_, name) in named {
             self.claim(&name)?;
             self.forget_open(&name);
         }
         let fresh_path = beside(&path, "mended");
-        let mut fresh = Database::open(&Location::Sqlite(fresh_path.clone()))
+        let done = self.salvage_to(&path, &fresh_path);
+        if done.is_err() {
+            remove(&fresh_path);
+        }
+        done
+    }
+
+    fn salvage_to(
+        &mut self,
+        path: &Path,
+        fresh_path: &Path,
+    ) -> Result<(Option<String>, Vec<String>), SqlError> {
+        let mut fresh = Database::open(&Location::Sqlite(fresh_path.to_owned()))
             .map_err(|e| SqlError::refused(e.to_string()))?;
         let mut done = Vec::new();
-        let mut all = listed(&mut *self.sql).unwrap_or_default();
+        let (mut all, _) = listed(&mut *self.sql)?;
         let known = all.iter().map(|(id, ..)| *id).collect();
         let nameless = nameless(&mut *self.sql, &known)?;
-        all.extend(nameless.into_iter().map(|id| (id, recovered(id), 0)));
-        for (id, name, _) in all {
+        all.extend(nameless.into_iter().map(|id| (id, recovered(id))));
+        for (id, name) in all {
             let (timeline, how) = match readable_state(&mut *self.sql, id) {
                 Ok(timeline) => (timeline, None),
-                Err(_) => last_good(&mut *self.sql, id).map(|(t, lost)| (t, Some(lost)))?,
+                Err(_) => match rows::replay(&mut *self.sql, id) {
+                    Ok(timeline) => (timeline, Some(None)),
+                    Err(_) => rescue(&mut *self.sql, id).map(|(t, rescued)| (t, Some(Some(rescued))))?,
+                },
             };
             let log = whole_log(&mut *self.sql, id, &timeline);
             done.push(match (&how, &log) {
                 (None, Some(_)) => format!("'{name}': all of it could be read"),
                 (None, None) => format!("'{name}': no word is lost, the reasons of what happened are"),
                 (Some(None), _) => format!("'{name}': made again from its log, nothing is lost"),
-                (Some(Some(why)), _) => format!("'{name}': back at its last good state ({why})"),
+                (Some(Some(rescued)), _) => format!("'{name}': put together again: {rescued}"),
             });
             let old = &mut *self.sql;
             fresh.within(Some(Durability::Now), |new| move_over(old, new, id, &name, &timeline, log))?;
         }
-        let kept = beside(&path, "damaged");
+        let kept = beside(path, "damaged");
         drop(fresh);
         self.sql.close();
         let swap = || -> std::io::Result<()> {
-            std::fs::rename(&path, &kept)?;
+            std::fs::rename(path, &kept)?;
             for end in ["-wal", "-shm"] {
                 let with = |p: &Path| PathBuf::from(format!("{}{end}", p.display()));
-                if with(&path).exists() {
-                    std::fs::rename(with(&path), with(&kept))?;
+                if with(path).exists() {
+                    std::fs::rename(with(path), with(&kept))?;
                 }
             }
-            std::fs::rename(&fresh_path, &path)
+            std::fs::rename(fresh_path, path)
         };
         swap().map_err(|e| SqlError::refused(format!("the mended file cannot take its place: {e}")))?;
-        Ok((Some(kept), done))
+        Ok((Some(kept.display().to_string()), done))
     }
 }
 
+/// Takes a database file and all that lies with it away.
+pub(crate) fn remove(path: &Path) {
+    for end in ["", "-wal", "-shm", "-journal"] {
+        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+    }
+    let locks = format!("{}-locks", path.display());
+    let _ = std::fs::remove_dir_all(locks);
+}
+
 /// A name beside a file that nothing has yet.
-fn beside(path: &Path, what: &str) -> PathBuf {
+pub(crate) fn beside(path: &Path, what: &str) -> PathBuf {
     let named = |n: u32| PathBuf::from(format!("{}.{what}-{n}", path.display()));
     (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))
 }
 
-/// Number, name and last entry of every conversation.
-fn listed(sql: &mut dyn Sql) -> Result<Vec<(i64, String, u64)>, SqlError> {
-    let mut all = Vec::new();
-    sql.query("SELECT id, name, seq FROM conversation ORDER BY id", &[], &mut |row| {
-        all.push((row.int(0)?, row.text(1)?.to_owned(), row.count(2)?));
+/// Number and name of every conversation that can be read; the error of the first that cannot.
+fn listed(sql: &mut dyn Sql) -> Result<(Vec<(i64, String)>, Option<String>), SqlError> {
+    let (mut ids, mut all, mut damage) = (Vec::new(), Vec::new(), None);
+    let mut tolerate = |result: Result<(), SqlError>| match result {
+        Err(error) if error.trouble == Trouble::Damaged => {
+            damage.get_or_insert(error.why);
+            Ok(())
+        }
+        other => other,
+    };
+    tolerate(sql.query("SELECT id FROM conversation ORDER BY id", &[], &mut |row| {
+        ids.push(row.int(0)?);
         Ok(())
-    })?;
-    Ok(all)
+    }))?;
+    for id in ids {
+        let select = "SELECT name, model, created, used, seq, turns, places, tokens, live FROM conversation WHERE id = $1";
+        let mut name = None;
+        tolerate(sql.query(select, &[Cell::Int(id)], &mut |row| {
+            name = Some(row.text(0)?.to_owned());
+            row.text(1)?;
+            (2..9).try_for_each(|column| row.int(column).map(drop))
+        }))?;
+        all.extend(name.map(|name| (id, name)));
+    }
+    Ok((all, damage))
 }
 
 /// What a conversation is called that has lost its name.
@@ -306,7 +345,7 @@ fn readable_state(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
 }
 
 /// What is wrong with one conversation.
-fn look(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<Finding>, SqlError> {
+fn look(sql: &mut dyn Sql, id: i64, name: &str) -> Result<Vec<Finding>, SqlError> {
     let damage = |result: Result<Timeline, SqlError>| match result {
         Ok(timeline) => Ok(Ok(timeline)),
         Err(error) if error.trouble == Trouble::Damaged => Ok(Err(error.why)),
@@ -327,19 +366,20 @@ fn look(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<Finding>
         (Ok(_), Err(why)) => add(why, Cure::Log),
         (Err(why), Ok(_)) => add(why, Cure::State),
         (Err(state), Err(log)) => {
-            add(state, Cure::LastGood);
-            add(log, Cure::LastGood);
+            add(state, Cure::Rescue);
+            add(log, Cure::Rescue);
         }
     }
     if found.is_empty() {
-        found.extend(look_beside(sql, id, name, seq)?);
+        found.extend(look_beside(sql, id, name)?);
     }
     Ok(found)
 }
 
 /// Mentions, records and embeddings.
-fn look_beside(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<Finding>, SqlError> {
+fn look_beside(sql: &mut dyn Sql, id: i64, name: &str) -> Result<Vec<Finding>, SqlError> {
     let mut found = Vec::new();
+    let seq = seq_of(sql, id)?;
     let (mut named, mut last) = (BTreeSet::new(), 0);
     rows::entries(sql, id, &mut |entry| {
         last = entry.seq;
@@ -360,7 +400,7 @@ fn look_beside(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<F
     }
     for kind in Kind::ALL {
         if let Err(error) = rows::records(sql, id, kind) {
-            found.push(finding(Some(name), error.why, Cure::None));
+            found.push(finding(Some(name), error.why, Cure::Accept));
         }
     }
     for embedder in rows::embedders(sql, id)? {
@@ -369,6 +409,15 @@ fn look_beside(sql: &mut dyn Sql, id: i64, name: &str, seq: u64) -> Result<Vec<F
         }
     }
     Ok(found)
+}
+
+fn seq_of(sql: &mut dyn Sql, id: i64) -> Result<u64, SqlError> {
+    let mut seq = 0;
+    sql.query("SELECT seq FROM conversation WHERE id = $1", &[Cell::Int(id)], &mut |row| {
+        seq = row.count(0)?;
+        Ok(())
+    })?;
+    Ok(seq)
 }
 
 fn counts_fit(sql: &mut dyn Sql, id: i64, timeline: &Timeline) -> Result<bool, SqlError> {
@@ -435,11 +484,7 @@ fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<Str
         return Ok(Some("took the rows that belong to nothing out".into()));
     };
     let id = rows::find(sql, name)?.ok_or_else(|| rows::no_conversation(name))?;
-    let mut seq = 0;
-    sql.query("SELECT seq FROM conversation WHERE id = $1", &[Cell::Int(id)], &mut |row| {
-        seq = row.count(0)?;
-        Ok(())
-    })?;
+    let seq = seq_of(sql, id)?;
     let done = match cure {
         Cure::State => {
             let timeline = rows::replay(sql, id)?;
@@ -453,11 +498,14 @@ fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<Str
             retell(sql, id, seq, &timeline)?;
             "its log was told anew; the reasons of what happened are lost"
         }
-        Cure::LastGood => {
-            let (timeline, why) = last_good(sql, id)?;
+        Cure::Rescue => {
+            let (timeline, rescued) = rescue(sql, id)?;
             retell(sql, id, seq, &timeline)?;
-            let why = why.unwrap_or_else(|| "all of it".into());
-            return Ok(Some(format!("'{name}': back at its last good state ({why})")));
+            return Ok(Some(format!("'{name}': put together again: {rescued}")));
+        }
+        Cure::Accept => {
+            accept_records(sql, id)?;
+            "its records are kept as they stand"
         }
         Cure::Mentions => {
             note_mentions(sql, id)?;
@@ -474,7 +522,7 @@ fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<Str
 
 /// Gives conversations that have lost their name another, and makes them again from their log.
 fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
-    let known = listed(sql)?.into_iter().map(|(id, ..)| id).collect();
+    let known = listed(sql)?.0.into_iter().map(|(id, _)| id).collect();
     let nameless = nameless(sql, &known)?;
     for &id in &nameless {
         let insert = "INSERT INTO conversation (id, name, model, created, used, seq, turns, places, tokens, live) \
@@ -482,10 +530,12 @@ fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
         let now = Cell::Int(rows::now());
         sql.run(insert, &[Cell::Int(id), Cell::Text(&recovered(id)), now, now])?;
         let last = last_seq(sql, id)?;
-        let (timeline, lost) = last_good(sql, id)?;
-        match lost {
-            None => rows::write_all(sql, id, last, &timeline)?,
-            Some(_) => retell(sql, id, last, &timeline)?,
+        match rows::replay(sql, id) {
+            Ok(timeline) => rows::write_all(sql, id, last, &timeline)?,
+            Err(_) => {
+                let (timeline, _) = rescue(sql, id)?;
+                retell(sql, id, last, &timeline)?;
+            }
         }
         note_mentions(sql, id)?;
     }
@@ -526,6 +576,22 @@ fn drop_embeddings(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
     bad.iter().try_for_each(|(embedder, chunk)| rows::put_embedding(sql, id, embedder, *chunk, &[], 0))
 }
 
+/// Sums records anew, as they stand.
+fn accept_records(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
+    let mut all = Vec::new();
+    let select = "SELECT kind, key, value, at FROM record WHERE conversation = $1";
+    sql.query(select, &[Cell::Int(id)], &mut |row| {
+        all.push((row.text(0)?.to_owned(), row.text(1)?.to_owned(), row.text(2)?.to_owned(), row.int(3)?));
+        Ok(())
+    })?;
+    for (kind, key, value, at) in all {
+        if let Some(kind) = Kind::ALL.into_iter().find(|k| k.name() == kind) {
+            rows::put_record(sql, id, kind, &key, Some(&value), at)?;
+        }
+    }
+    Ok(())
+}
+
 /// Puts a log that leads to the state in the place of the one that is there.
 fn retell(sql: &mut dyn Sql, id: i64, seq: u64, timeline: &Timeline) -> Result<(), SqlError> {
     let after = seq.max(last_seq(sql, id).unwrap_or(0));
@@ -543,25 +609,6 @@ fn write_log(sql: &mut dyn Sql, id: i64, after: u64, changes: &[Change]) -> Resu
         rows::insert_entry(sql, rows::key(id, seq as usize), now, change)?;
     }
     Ok(seq)
-}
-
-/// The last state that the log leads to, and what is missing behind it.
-fn last_good(sql: &mut dyn Sql, id: i64) -> Result<(Timeline, Option<String>), SqlError> {
-    let mut timeline = Timeline::new();
-    let mut lost = None;
-    let read = rows::entries(sql, id, &mut |entry| {
-        timeline
-            .apply(&entry.change)
-            .map(drop)
-            .map_err(|e| SqlError::damaged(format!("entry {}: {e}", entry.seq)))
-    });
-    if let Err(error) = read {
-        if error.trouble != Trouble::Damaged {
-            return Err(error);
-        }
-        lost = Some(format!("what came after is lost: {}", error.why));
-    }
-    Ok((timeline, lost))
 }
 
 type Log = Vec<Entry>;
@@ -587,11 +634,14 @@ fn move_over(
     log: Option<Log>,
 ) -> Result<(), SqlError> {
     let (mut model, mut created, mut seq) = (String::new(), rows::now(), 0);
-    let select = "SELECT model, created, seq FROM conversation WHERE id = $1";
-    old.query(select, &[Cell::Int(id)], &mut |row| {
-        (model, created, seq) = (row.text(0)?.to_owned(), row.int(1)?, row.count(2)?);
+    let select = "SELECT seq, created, model FROM conversation WHERE id = $1";
+    // What cannot be read of these is not worth more than a guess.
+    let _ = old.query(select, &[Cell::Int(id)], &mut |row| {
+        seq = row.count(0)?;
+        created = row.int(1)?;
+        model = row.text(2)?.to_owned();
         Ok(())
-    })?;
+    });
     let to = rows::create(new, name, created)?;
     let last = match log {
         Some(log) => {
@@ -620,24 +670,36 @@ fn move_over(
 }
 
 /// Makes the first page of a file anew. It holds the file's header and the schema; both are the same in every
-/// file of a version, but for a few counts, which are set so that nothing is taken for free.
+/// file of a version, but for a few counts, which are set so that nothing is taken for free. Only where this lets
+/// conversations be read is the file touched at all.
 pub(crate) fn revive(path: &Path) -> Result<PathBuf, SqlError> {
+    let trial = beside(path, "trial");
+    let revived = revive_as(path, &trial);
+    let done = revived.and_then(|()| {
+        let kept = beside(path, "damaged");
+        let swap = std::fs::rename(path, &kept).and_then(|()| std::fs::rename(&trial, path));
+        swap.map_err(|e| SqlError::refused(format!("{}: {e}", path.display())))?;
+        Ok(kept)
+    });
+    remove(&trial);
+    done
+}
+
+fn revive_as(path: &Path, trial: &Path) -> Result<(), SqlError> {
     const PAGE: usize = 4096;
     let failed = |e: std::io::Error| SqlError::refused(format!("{}: {e}", path.display()));
-    let kept = beside(path, "damaged");
     let pattern = beside(path, "pattern");
     drop(Database::open(&Location::Sqlite(pattern.clone())).map_err(|e| SqlError::refused(e.to_string()))?);
     let first = std::fs::read(&pattern).map_err(failed);
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", pattern.display()));
-    }
-    let _ = std::fs::remove_dir(format!("{}-locks", pattern.display()));
-    let mut bytes = std::fs::read(path).map_err(failed)?;
-    let first = first?;
+    remove(&pattern);
+    let (first, mut bytes) = (first?, std::fs::read(path).map_err(failed)?);
+    let hopeless = || {
+        let why =
+            "nothing of Halo's can be read in it; it was left as it was: bring back a copy, if there is one";
+        SqlError::refused(why)
+    };
     if bytes.len() < PAGE || first.len() < PAGE {
-        return Err(SqlError::damaged(
-            "the file is shorter than its first page: bring back a copy, if there is one",
-        ));
+        return Err(hopeless());
     }
     // Every table has its root among the first pages, or none of them can be read.
     bytes.resize(bytes.len().max(first.len()).next_multiple_of(PAGE), 0);
@@ -647,14 +709,9 @@ pub(crate) fn revive(path: &Path) -> Result<PathBuf, SqlError> {
     // Where the size is to be believed, the counter of changes must be the one beside it.
     bytes.copy_within(24..28, 92);
     bytes[32..40].fill(0);
-    std::fs::copy(path, &kept).map_err(failed)?;
-    std::fs::write(path, &bytes).map_err(failed)?;
-    match Database::open(&Location::Sqlite(path.to_owned())) {
-        Ok(_) => Ok(kept),
-        Err(error) => {
-            std::fs::copy(&kept, path).map_err(failed)?;
-            let _ = std::fs::remove_file(&kept);
-            Err(SqlError::refused(error.to_string()))
-        }
-    }
+    std::fs::write(trial, &bytes).map_err(failed)?;
+    let mut store = Database::open(&Location::Sqlite(trial.to_owned())).map_err(|_| hopeless())?;
+    let (named, _) = listed(&mut *store.sql)?;
+    let nameless = nameless(&mut *store.sql, &BTreeSet::new())?;
+    if named.is_empty() && nameless.is_empty() { Err(hopeless()) } else { Ok(()) }
 }

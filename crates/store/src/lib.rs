@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod exchange;
 mod log;
 mod postgres;
+mod rescue;
 mod rows;
 mod sql;
 mod sqlite;

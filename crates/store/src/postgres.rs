@@ -8,7 +8,6 @@ use futures_util::{StreamExt, future::try_join_all, pin_mut};
 use halo_core::seams::Durability;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::error::SqlState;
@@ -18,6 +17,7 @@ use tokio_postgres::{Client, Config, NoTls, Statement};
 const MIGRATIONS: [&str; 1] = [include_str!("../schema/postgres-1.sql")];
 /// Under which two programs that open an empty database take turns.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
+const TABLES: [&str; 7] = ["conversation", "chunk", "block", "log", "mention", "record", "embedding"];
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection to a server.
@@ -241,7 +241,13 @@ impl Sql for Postgres {
     }
 
     fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
-        Ok(true)
+        let mut there = Vec::new();
+        let select = "SELECT table_name::TEXT FROM information_schema.tables WHERE table_schema = 'halo'";
+        self.query(select, &[], &mut |row| {
+            there.push(row.text(0)?.to_owned());
+            Ok(())
+        })?;
+        Ok(TABLES.iter().all(|table| there.iter().any(|t| t == table)))
     }
 
     fn inspect(&mut self) -> Result<Vec<String>, SqlError> {
@@ -249,8 +255,18 @@ impl Sql for Postgres {
         Ok(Vec::new())
     }
 
-    fn backup(&mut self, _to: &Path) -> Result<(), SqlError> {
-        Err(SqlError::refused("a PostgreSQL server is copied with its own tools (pg_dump)"))
+    fn backup(&mut self) -> Result<String, SqlError> {
+        let mut taken = 0;
+        let count = "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'halo_backup_%'";
+        self.query(count, &[], &mut |row| {
+            taken = row.int(0)?;
+            Ok(())
+        })?;
+        let name = format!("halo_backup_{}", taken + 1);
+        let copies: String =
+            TABLES.iter().map(|t| format!("CREATE TABLE {name}.{t} AS TABLE halo.{t};")).collect();
+        self.batch(&format!("BEGIN; CREATE SCHEMA {name}; {copies} COMMIT"))?;
+        Ok(format!("schema {name}"))
     }
 
     fn close(&mut self) {}

@@ -5,7 +5,6 @@
 //! read the same text.
 
 use halo_core::seams::{Durability, SeamError};
-use std::path::Path;
 
 /// One value of a row or of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,8 +143,8 @@ pub(crate) trait Sql {
     /// What the database itself finds wrong with its files, if it can look.
     fn inspect(&mut self) -> Result<Vec<String>, SqlError>;
 
-    /// Copies all of it to a new file, if it is a file itself.
-    fn backup(&mut self, to: &Path) -> Result<(), SqlError>;
+    /// Copies all of it beside itself; returns where to.
+    fn backup(&mut self) -> Result<String, SqlError>;
 
     /// Lets go of the file; nothing can be asked any more.
     fn close(&mut self);

@@ -3,6 +3,7 @@
 //! Beside the file lies a folder of locks, one file for each conversation that is being written: two programs
 //! may share a database, not a conversation.
 
+use crate::doctor::{beside, remove};
 use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
 use halo_core::seams::Durability;
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
@@ -260,9 +261,12 @@ impl Sql for Sqlite {
         Ok(found)
     }
 
-    fn backup(&mut self, to: &Path) -> Result<(), SqlError> {
-        create_private(to)?;
-        self.connection.backup("main", to, None::<fn(_)>).map_err(|e| explain(&e, to))
+    fn backup(&mut self) -> Result<String, SqlError> {
+        let to = beside(&self.path, "backup");
+        create_private(&to)?;
+        // What is half there is no copy.
+        let copied = self.connection.backup("main", &to, None::<fn(_)>).inspect_err(|_| remove(&to));
+        copied.map_err(|e| explain(&e, &to)).map(|()| to.display().to_string())
     }
 
     fn close(&mut self) {

@@ -99,7 +99,7 @@ fn mend(harmed: &[u8], hashes: &[StateHash], tally: &mut Tally) {
         (true, true) => tally.unharmed += 1,
         (false, true) => tally.whole += 1,
         (false, false) => {
-            let told = said.iter().any(|s| s.contains("last good state"));
+            let told = said.iter().any(|s| s.contains("put together again"));
             assert!(told || store.conversations().is_ok_and(|c| c.len() < 2), "{findings:?} {said:?}");
             tally.last_good += 1;
         }
@@ -157,6 +157,17 @@ fn a_file_cut_short_gives_what_is_left() {
 
 #[test]
 fn what_is_not_ours_is_left_alone() {
+    let strange = tempfile::tempdir().expect("a folder");
+    for (n, bytes) in
+        [vec![0; 9000], b"[{\"role\":\"user\"}]".repeat(900), vec![7; 20_000]].iter().enumerate()
+    {
+        let file = strange.path().join(format!("{n}.json"));
+        fs::write(&file, bytes).expect("written");
+        let refused = Database::revive(&file).expect_err("it is not ours").to_string();
+        assert!(refused.contains("nothing of Halo's can be read in it; it was left as it was"), "{refused}");
+        assert_eq!(fs::read(&file).expect("there"), *bytes);
+    }
+    assert_eq!(fs::read_dir(strange.path()).expect("there").count(), 3, "nothing is left behind");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("halo.db");
     let location = Location::Sqlite(file.clone());
