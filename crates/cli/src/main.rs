@@ -61,6 +61,8 @@ enum Command {
     },
     /// Lists the conversations
     Conversations,
+    /// Gives a conversation another name
+    Rename(commands::show::RenameOptions),
     /// The chunks of a conversation, in order
     Show(commands::show::Options),
     /// What happened to a chunk, and why
@@ -69,11 +71,11 @@ enum Command {
     Pin(commands::signal::Options),
     /// Takes the pin off chunks
     Unpin(commands::signal::Options),
-    /// Sends chunks out of the window; they can come back
+    /// Sends chunks out of the window, with what hangs on them; they can come back
     Prune(commands::signal::Options),
     /// Calls chunks back to their own place, pinned, with what they are paired with
     Resurrect(commands::signal::Options),
-    /// Takes chunks back: out of the window and out of search
+    /// Takes chunks back, with what hangs on them, pinned or not: out of the window and out of search
     Delete(commands::signal::Options),
     /// Takes deletions back
     Restore(commands::signal::Options),
@@ -114,6 +116,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
+        // Who reads has seen enough (`halo … | head`).
+        Err(error) if error.downcast_ref::<commands::Closed>().is_some() => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("{error:#}"));
             // Wrong usage is told apart from failure, as clap does.
@@ -142,12 +146,17 @@ fn sets_last(args: &[OsString]) -> Vec<OsString> {
 }
 
 fn run(cli: &Cli) -> Result<()> {
+    // A setting that is misspelt is told of, whether or not the command reads it.
+    if !cli.common.set.is_empty() && !matches!(cli.command, Command::Replay(_)) {
+        cli.common.load(Vec::new())?;
+    }
     match &cli.command {
         Command::Config { what: Some(ConfigCommand::Reference) } => {
             commands::config::reference(cli.common.json)
         }
         Command::Config { what: None } => commands::config::show(&cli.common),
         Command::Conversations => commands::show::conversations(&cli.common),
+        Command::Rename(options) => commands::show::rename(options, &cli.common),
         Command::Show(options) => commands::show::run(options, &cli.common),
         Command::Why(options) => commands::show::why(options, &cli.common),
         Command::Pin(options) => Signal::Pin.run(options, &cli.common),
@@ -229,7 +238,7 @@ impl Common {
     fn look_at_store(&self) -> Result<Option<Database>> {
         let location = self.location()?;
         if let Location::Sqlite(path) = &location
-            && !path.exists()
+            && !there(path)?
         {
             return Ok(None);
         }
@@ -240,6 +249,21 @@ impl Common {
     fn settings_file(&self) -> Option<PathBuf> {
         self.config.clone().or_else(|| self.data_folder().map(|dir| dir.join("config.toml")))
     }
+}
+
+/// Whether a store is there. One that may not be looked for, or whose file is gone while its log is not, is no store
+/// that was never made.
+fn there(path: &std::path::Path) -> Result<bool> {
+    let found = path.try_exists().with_context(|| format!("cannot look for {}", path.display()))?;
+    let wal = PathBuf::from(format!("{}-wal", path.display()));
+    if !found && wal.exists() {
+        anyhow::bail!(
+            "{} is gone, but {} is there: bring the file back from a copy",
+            path.display(),
+            wal.display()
+        );
+    }
+    Ok(found)
 }
 
 /// Makes a folder, for its owner's eyes alone, and what leads to it.
@@ -259,7 +283,8 @@ fn say(text: &str) {
 /// A text without anything that a terminal would obey: escape sequences, and marks that turn the direction of
 /// writing. Line breaks stay.
 fn printable(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    // Joiners stay: scripts and emoji need them.
+    let turns = |c: char| matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
     let safe = |c: char| if c == '\n' || !(c.is_control() || turns(c)) { c } else { ' ' };
     text.chars().map(safe).collect()
 }

@@ -183,8 +183,8 @@ fn mistakes_are_told_and_change_nothing() {
             "the PostgreSQL server cannot be reached",
         ),
     ] {
-        let said = home.err(args);
-        assert!(said.contains(says), "{args:?}: {said}");
+        let run = home.halo(args);
+        assert!(run.status != 0 && run.out.is_empty() && run.err.contains(says), "{args:?}: {}", run.err);
     }
     for (file, text, says) in [
         (
@@ -192,7 +192,8 @@ fn mistakes_are_told_and_change_nothing() {
             "PK\u{3}\u{4}",
             "it is a zip archive: unpack it and import the conversations.json inside",
         ),
-        ("what.bin", "\u{1}\u{2}", "its format is not known; if it is one of halo_weave, sillytavern"),
+        ("what.bin", "\u{1}\u{2}", "its format is not known; if it is one of halo, halo_weave, sillytavern"),
+        ("empty.json", "", "it is empty"),
         ("cut.json", &WEAVE[..500], "cannot be read: EOF while parsing"),
     ] {
         home.file(file, text);
@@ -203,6 +204,34 @@ fn mistakes_are_told_and_change_nothing() {
     assert_eq!(wrong.status, 2);
     assert!(wrong.err.contains("write role, turn and sentence, such as u4.0"));
     assert_eq!(home.json(&["show", "--dead"]), before);
+}
+
+#[test]
+fn everything_can_move_to_another_machine() {
+    let (home, other) = (Home::new(), Home::new());
+    home.file("weave.json", WEAVE);
+    home.file("names.json", r#"[{"role":"user","content":"می‌خواهم 👨‍👩‍👧"}]"#);
+    home.ok(&["import", "weave.json", "names.json"]);
+    home.ok(&["rename", "names", "👨‍👩‍👧 می‌خواهم"]);
+    let listed = home.ok(&["conversations"]);
+    assert!(listed.contains("👨‍👩‍👧 می‌خواهم"), "joiners stay, so that the name can be used: {listed}");
+    assert!(home.ok(&["show", "-c", "👨‍👩‍👧 می‌خواهم"]).contains("می‌خواهم 👨‍👩‍👧"));
+    let folder = home.0.path().join("all");
+    let written = home.json(&["export", "--all", "-o", folder.to_str().expect("text")]);
+    assert_eq!(written.as_array().map(Vec::len), Some(2));
+    let files: Vec<String> =
+        ["00001.jsonl", "00002.jsonl"].map(|f| folder.join(f).display().to_string()).into();
+    other.ok(&["import", &files[0], &files[1]]);
+    assert_eq!(other.json(&["conversations"]), home.json(&["conversations"]));
+    let again = other.0.path().join("all");
+    other.ok(&["export", "--all", "-o", again.to_str().expect("text")]);
+    for file in ["00001.jsonl", "00002.jsonl"] {
+        assert_eq!(std::fs::read(folder.join(file)).ok(), std::fs::read(again.join(file)).ok());
+    }
+    // A name that only looks like something else to SQLite is a file like any other.
+    let odd = format!("sqlite:{}/:memory:", home.0.path().display());
+    home.ok(&["import", "weave.json", "--store", &odd]);
+    assert_eq!(home.json(&["conversations", "--store", &odd]).as_array().map(Vec::len), Some(1));
 }
 
 #[test]

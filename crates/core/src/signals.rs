@@ -116,6 +116,9 @@ pub fn prune(timeline: &Timeline, chunk: ChunkId, current: Option<TurnId>) -> Re
     let question = current.and_then(|turn| timeline.question_of(turn));
     let mut leaves = Vec::new();
     for hanging in dependents(timeline, found).into_iter().filter(|c| c.is_live()) {
+        if hanging.is_pinned() && hanging.id() == chunk {
+            return Err(SignalError::Protected(chunk, "pinned; unpin it first"));
+        }
         if hanging.is_pinned() {
             return Err(SignalError::HeldByPin { asked: chunk, pinned: hanging.id() });
         }

@@ -35,7 +35,16 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self, SeamError> {
         if let Some(path) = text.strip_prefix("sqlite:").filter(|p| !p.is_empty()) {
-            return Ok(Location::Sqlite(path.into()));
+            if path.starts_with('~') {
+                let why = format!(
+                    "'{text}': the shell writes ~ out only at the start of a word; write $HOME instead"
+                );
+                return Err(SeamError::new("opening the store", why));
+            }
+            // SQLite takes some names for more than names (:memory:, file:…); a whole path is only a path.
+            let path =
+                std::path::absolute(path).map_err(|e| SeamError::new("opening the store", e.to_string()))?;
+            return Ok(Location::Sqlite(path));
         }
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
             return Ok(Location::Postgres(text.to_owned()));
@@ -55,7 +64,7 @@ impl fmt::Display for Location {
             Location::Postgres(url) => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", ""));
                 let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-                let host = host.split(['?', '/']).next().unwrap_or_default();
+                let host = host.split('?').next().unwrap_or_default();
                 write!(f, "{scheme}://{host}")
             }
         }
@@ -112,7 +121,9 @@ impl Database {
         let what = || format!("opening the store {location}");
         let sql: Box<dyn Sql> = match location {
             Location::Sqlite(path) => Box::new(Sqlite::open(path, mode, None).map_err(|e| e.doing(what()))?),
-            Location::Postgres(url) => Box::new(Postgres::connect(url).map_err(|e| e.doing(what()))?),
+            Location::Postgres(url) => {
+                Box::new(Postgres::connect(url, mode == Mode::Write).map_err(|e| e.doing(what()))?)
+            }
         };
         Ok(Self { sql, location: location.clone(), open: BTreeMap::new() })
     }
@@ -201,6 +212,26 @@ impl Database {
         }
         self.open.insert(conversation.to_owned(), open);
         done.map(drop)
+    }
+
+    /// Gives a conversation another name.
+    ///
+    /// # Errors
+    /// When there is none of the old name, one of the new, or somebody else is using it.
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+        let done = rows::check_name(to).and_then(|()| self.id(from)).and_then(|id| {
+            self.claim(from)?;
+            self.claim(to)?;
+            self.open.remove(from);
+            self.within(Some(Durability::Now), |sql| {
+                if rows::find(sql, to)?.is_some() {
+                    return Err(SqlError::refused(format!("there is a conversation '{to}' already")));
+                }
+                let rename = "UPDATE conversation SET name = $1 WHERE id = $2";
+                sql.run(rename, &[Cell::Text(to), Cell::Int(id)]).map(drop)
+            })
+        });
+        done.map_err(|e| e.doing(format!("renaming '{from}'")))
     }
 
     /// The last entry of the log that names each chunk: why it stands as it does.

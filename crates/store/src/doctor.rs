@@ -271,8 +271,11 @@ pub(crate) fn beside(path: &Path, what: &str) -> PathBuf {
     (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))
 }
 
+/// Conversations by number and name.
+type Names = Vec<(i64, String)>;
+
 /// Number and name of every conversation that can be read; the error of the first that cannot.
-fn listed(sql: &mut dyn Sql) -> Result<(Vec<(i64, String)>, Option<String>), SqlError> {
+fn listed(sql: &mut dyn Sql) -> Result<(Names, Option<String>), SqlError> {
     let (mut ids, mut all, mut damage) = (Vec::new(), Vec::new(), None);
     let mut tolerate = |result: Result<(), SqlError>| match result {
         Err(error) if error.trouble == Trouble::Damaged => {

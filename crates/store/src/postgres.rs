@@ -27,16 +27,23 @@ pub(crate) struct Postgres {
     statements: BTreeMap<&'static str, Statement>,
     claims: Vec<u64>,
     config: Config,
+    /// Whether a schema is made where there is none.
+    makes: bool,
     /// A connection that breaks within a transaction takes it along; between them a new one does as well.
     within: bool,
 }
 
 impl Postgres {
-    /// Connects, and brings the schema to this version.
-    pub(crate) fn connect(url: &str) -> Result<Self, SqlError> {
+    /// Connects, and brings the schema to this version; `makes` it where there is none.
+    pub(crate) fn connect(url: &str, makes: bool) -> Result<Self, SqlError> {
         let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
             SqlError::refused(format!("the address of the PostgreSQL server cannot be read: {}", reason(&e)))
         })?;
+        if let Ok(password) = std::env::var("PGPASSWORD")
+            && config.get_password().is_none()
+        {
+            config.password(password);
+        }
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(Duration::from_secs(10));
         }
@@ -44,7 +51,7 @@ impl Postgres {
         let runtime = runtime.map_err(|e| SqlError::new(Trouble::Unreachable, e.to_string()))?;
         let client = dial(&runtime, &config)?;
         let (statements, claims) = (BTreeMap::new(), Vec::new());
-        let mut postgres = Self { runtime, client, statements, claims, config, within: false };
+        let mut postgres = Self { runtime, client, statements, claims, config, makes, within: false };
         postgres.migrate()?;
         Ok(postgres)
     }
@@ -86,6 +93,9 @@ impl Postgres {
                 Ok(())
             },
         )?;
+        if there == 0 && !self.makes {
+            return Err(SqlError::refused("nothing of Halo's is kept there yet"));
+        }
         if there == 0 {
             self.batch("CREATE SCHEMA halo; CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)")?;
         }
@@ -124,10 +134,8 @@ impl Postgres {
 
 fn dial(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
     let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(|e| {
-        SqlError::new(
-            Trouble::Unreachable,
-            format!("the PostgreSQL server cannot be reached: {}", reason(&e)),
-        )
+        let how = if e.as_db_error().is_some() { "refuses" } else { "cannot be reached" };
+        SqlError::new(Trouble::Unreachable, format!("the PostgreSQL server {how}: {}", reason(&e)))
     })?;
     runtime.spawn(connection);
     Ok(client)

@@ -52,7 +52,11 @@ impl Sqlite {
             Mode::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
             Mode::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
         } | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        if path.is_dir() {
+            return Err(SqlError::refused(format!("{} is a folder: name a file in it", path.display())));
+        }
         let opened = match vfs {
+            None if mode == Mode::Read && is_archive(path) => open_archive(path, flags),
             None => Connection::open_with_flags(path, flags),
             Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
         };
@@ -292,6 +296,29 @@ impl ToSql for Cell<'_> {
             Cell::Blob(blob) => ValueRef::Blob(blob),
         }))
     }
+}
+
+/// Whether nobody can be writing: the folder cannot be written to, and no write-ahead log lies there.
+fn is_archive(path: &Path) -> bool {
+    let mut wal = OsString::from(path);
+    wal.push("-wal");
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let probe = tempfile::Builder::new().prefix(".halo-").tempfile_in(folder);
+    probe.is_err() && fs::metadata(wal).map_or(true, |about| about.len() == 0)
+}
+
+/// Opens a file that does not change: without the locks that such a folder cannot hold.
+fn open_archive(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' => uri.push(char::from(*byte)),
+            _ if byte.is_ascii_alphanumeric() => uri.push(char::from(*byte)),
+            _ => uri.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
 }
 
 /// Makes the file if there is none, for its owner's eyes alone.

@@ -2,14 +2,14 @@
 
 use super::progress::Progress;
 use super::{count, print, print_json};
-use crate::{Common, printable};
+use crate::{Common, printable, there};
 use anyhow::{Result, bail};
 use halo_core::seams::Store;
 use halo_store::database::{Database, Location};
 use halo_store::doctor::Finding;
 use serde_json::json;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// How far to go.
 #[derive(clap::Args)]
@@ -29,9 +29,9 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         Location::Sqlite(path) => free_space(path),
         Location::Postgres(_) => None,
     };
-    let (mut mended, mut backup): (Vec<String>, Option<PathBuf>) = (Vec::new(), None);
+    let (mut mended, mut backup): (Vec<String>, Option<String>) = (Vec::new(), None);
     if let Location::Sqlite(path) = &location {
-        if !path.exists() {
+        if !there(path)? {
             let nothing = json!({ "store": location.to_string(), "conversations": 0, "findings": [] });
             return if common.json {
                 print_json(&nothing)
@@ -39,13 +39,29 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
                 print("nothing was kept yet: all is well\n")
             };
         }
-        if options.fix && Database::open(&location).is_err_and(|e| e.to_string().contains("`halo doctor`")) {
-            backup = Some(Database::revive(path)?);
-            mended.push("the first page of the file was made anew".into());
+        let damaged =
+            Database::open(&location).err().map(|e| e.to_string()).filter(|e| e.contains("`halo doctor`"));
+        match damaged {
+            Some(_) if options.fix => {
+                backup = Some(Database::revive(path)?.display().to_string());
+                mended.push("the first page of the file was made anew".into());
+            }
+            Some(why) => {
+                let why = why.split("; `halo doctor`").next().unwrap_or_default();
+                if common.json {
+                    let finding = json!({ "conversation": null, "what": why, "mending": "makes the first page anew, if that helps" });
+                    print_json(
+                        &json!({ "store": location.to_string(), "free_bytes": free, "findings": [finding] }),
+                    )?;
+                }
+                bail!(
+                    "{why}; `halo doctor --fix` makes its first page anew, if that helps, and keeps the old file"
+                );
+            }
+            None => {}
         }
     }
     let mut store = Database::open(&location)?;
-    let conversations = store.conversations().map_or(0, |all| all.len());
     let bytes = store.bytes()?;
     let bar = Progress::new("examining", 1);
     let mut findings = store.examine(&mut |done, all| bar.of(done as u64, all as u64))?;
@@ -58,6 +74,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         store = Database::open(&location)?;
         findings = store.examine(&mut |_, _| {})?;
     }
+    let conversations = store.conversations().map_or(0, |all| all.len());
     if common.json {
         let found = findings
             .iter()
@@ -91,7 +108,7 @@ fn told(
     free: Option<u64>,
     findings: &[Finding],
     mended: &[String],
-    backup: Option<&Path>,
+    backup: Option<&str>,
 ) -> String {
     let mut out = String::new();
     let size = indicatif::HumanBytes(bytes);
@@ -104,7 +121,7 @@ fn told(
         let _ = writeln!(out, "mended {}", printable(line));
     }
     if let Some(backup) = backup {
-        let _ = writeln!(out, "as it was: {}", backup.display());
+        let _ = writeln!(out, "as it was: {backup}");
     }
     for f in findings {
         let whose = f.conversation.as_ref().map_or_else(|| "the store".into(), |c| format!("'{c}'"));

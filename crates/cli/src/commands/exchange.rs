@@ -2,24 +2,30 @@
 
 use super::progress::Progress;
 use super::show::Which;
-use super::{count, print, print_json};
+use super::{Closed, count, print, print_json};
+use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
 use halo_core::chunk::ChunkSize;
+use halo_core::seams::Store;
 use halo_core::token::Brightness;
-use halo_store::exchange::Import;
+use halo_store::database::Database;
+use halo_store::exchange::{Arrivals, Import};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to write, and where to.
 #[derive(clap::Args)]
 pub struct ExportOptions {
     #[command(flatten)]
     which: Which,
-    /// The file; nothing is ever written over [default: standard output]
+    /// Writes every conversation, each to a file of its own in the folder that -o names
+    #[arg(long, conflicts_with = "name", requires = "output")]
+    all: bool,
+    /// The file, or with --all the folder; nothing is ever written over [default: standard output]
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -27,9 +33,9 @@ pub struct ExportOptions {
 /// What to take in.
 #[derive(clap::Args)]
 pub struct ImportOptions {
-    /// The file, or - for standard input
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The files, or - for standard input; each comes in whole or not at all
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
     /// What to call the conversation [default: the name that the file gives it]
     #[arg(short = 'c', long = "conversation", value_name = "NAME")]
     name: Option<String>,
@@ -38,52 +44,158 @@ pub struct ImportOptions {
     format: String,
 }
 
-/// Writes a conversation out.
+/// Writes conversations out.
 pub fn export(options: &ExportOptions, common: &Common) -> Result<()> {
     let name = &options.which.name;
     let Some(mut store) = common.look_at_store()? else {
         bail!("there is no conversation '{name}': nothing was kept yet");
     };
-    let Some(path) = &options.output else {
+    let to_pipe = options.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
+    let Some(path) = options.output.as_ref().filter(|_| !to_pipe) else {
         let out = std::io::stdout();
         if out.is_terminal() {
             bail!("an export is long and not for reading: name a file with -o, or send it on with a pipe");
         }
-        return Ok(store.export(name, &mut BufWriter::new(out.lock()), &mut |_, _| {})?);
+        let mut pipe = Pipe { out: BufWriter::new(out.lock()), closed: false };
+        let done = store.export(name, &mut pipe, &mut |_, _| {});
+        return if pipe.closed { Err(Closed.into()) } else { Ok(done?) };
     };
+    let mut written = Vec::new();
+    if options.all {
+        std::fs::create_dir_all(path)
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+        // A name may be anything, so files are numbered; each says in its first line whose it is.
+        for (n, summary) in store.conversations()?.into_iter().enumerate() {
+            let file = path.join(format!("{:05}.jsonl", n + 1));
+            let bytes = export_to(&mut store, &summary.name, &file)?;
+            written.push((summary.name, file, bytes));
+        }
+    } else {
+        written.push((name.clone(), path.clone(), export_to(&mut store, name, path)?));
+    }
+    if common.json {
+        let all: Vec<_> =
+            written.iter().map(|(n, f, b)| json!({ "conversation": n, "file": f, "bytes": b })).collect();
+        return print_json(&if options.all { json!(all) } else { all[0].clone() });
+    }
+    for (name, file, bytes) in written {
+        print(&format!(
+            "exported '{}' to {} ({})\n",
+            printable(&name),
+            file.display(),
+            count(bytes, "byte")
+        ))?;
+    }
+    Ok(())
+}
+
+/// Standard output, and whether anyone reads it.
+struct Pipe<W> {
+    out: W,
+    closed: bool,
+}
+
+impl<W: Write> Pipe<W> {
+    fn noted<T>(&mut self, done: std::io::Result<T>) -> std::io::Result<T> {
+        self.closed |= done.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
+        done
+    }
+}
+
+impl<W: Write> Write for Pipe<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let done = self.out.write(bytes);
+        self.noted(done)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        let done = self.out.flush();
+        self.noted(done)
+    }
+}
+
+/// Writes one conversation to a file that is not there yet; returns how long it is.
+fn export_to(store: &mut Database, name: &str, path: &Path) -> Result<u64> {
     // Beside its place first: what bears the name is always whole.
-    let folder =
-        path.parent().filter(|f| !f.as_os_str().is_empty()).map_or_else(|| ".".into(), PathBuf::from);
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.exists() {
         bail!("{} is there already: name another file, or remove it", path.display());
     }
+    let failed = || format!("cannot write {}", path.display());
     let mut file = tempfile::Builder::new()
         .prefix(".halo-export-")
-        .tempfile_in(&folder)
-        .with_context(|| format!("cannot write to {}", folder.display()))?;
+        .tempfile_in(folder)
+        .map_err(|e| std::io::Error::from(e.kind()))
+        .with_context(failed)?;
     let bar = Progress::new("exporting", 1);
     let mut writer = BufWriter::new(file.as_file_mut());
     store.export(name, &mut writer, &mut |done, all| bar.of(done, all))?;
-    writer.flush().with_context(|| format!("cannot write {}", path.display()))?;
+    writer.flush().with_context(failed)?;
     drop((writer, bar));
-    file.as_file().sync_all().with_context(|| format!("cannot write {}", path.display()))?;
+    file.as_file().sync_all().with_context(failed)?;
     let bytes = file.as_file().metadata().map_or(0, |m| m.len());
-    file.persist_noclobber(path).with_context(|| format!("cannot write {}", path.display()))?;
-    if common.json {
-        return print_json(&json!({ "conversation": name, "file": path, "bytes": bytes }));
-    }
-    print(&format!("exported '{}' to {} ({})\n", printable(name), path.display(), count(bytes, "byte")))
+    file.persist_noclobber(path).with_context(failed)?;
+    Ok(bytes)
 }
 
-/// Takes a conversation in.
+/// Takes conversations in.
 pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
-    let from_pipe = options.file.as_os_str() == "-";
+    if options.name.is_some() && options.files.len() > 1 {
+        bail!("-c names one conversation: import the files one by one, or let each have its own name");
+    }
+    let mut store = common.open_store()?;
+    let (mut all, mut foreign) = (Arrivals::default(), false);
+    for file in &options.files {
+        let arrived = import_file(&mut store, file, options, &settings)?;
+        foreign |= arrived.format != "an export of Halo";
+        all.lost.merge(&arrived.lost);
+        all.format = arrived.format;
+        if !common.json {
+            let mut out = String::new();
+            for a in &arrived.conversations {
+                let (turns, tokens) = (count(a.turns as u64, "turn"), count(a.tokens as u64, "token"));
+                let _ = writeln!(out, "'{}': {turns}, {tokens}, {} live", printable(&a.name), a.live);
+            }
+            let _ = writeln!(out, "came in from {}", all.format);
+            for (what, n) in arrived.lost.iter() {
+                let _ = writeln!(out, "not kept: {what} ({n})");
+            }
+            print(&out)?;
+        }
+        all.conversations.extend(arrived.conversations);
+    }
+    if common.json {
+        let each = all
+            .conversations
+            .iter()
+            .map(|a| json!({ "name": a.name, "turns": a.turns, "tokens": a.tokens, "live": a.live }));
+        let lost: serde_json::Map<_, _> =
+            all.lost.iter().map(|(what, n)| (what.to_owned(), json!(n))).collect();
+        print_json(
+            &json!({ "format": all.format, "conversations": each.collect::<Vec<_>>(), "lost": lost }),
+        )?;
+    } else if foreign {
+        say(
+            "no model has read this yet: until one does, text is cut into words, and token ids are as they came",
+        );
+    }
+    Ok(())
+}
+
+/// Takes in one file.
+fn import_file(
+    store: &mut Database,
+    path: &Path,
+    options: &ImportOptions,
+    settings: &Settings,
+) -> Result<Arrivals> {
+    let from_pipe = path.as_os_str() == "-";
     let (input, bytes): (Box<dyn Read>, u64) = if from_pipe {
         (Box::new(std::io::stdin()), 0)
     } else {
-        let path = options.file.display();
-        let file = File::open(&options.file).with_context(|| format!("cannot read {path}"))?;
+        let (file_path, path) = (path, path.display());
+        let file = File::open(file_path).with_context(|| format!("cannot read {path}"))?;
         let about = file.metadata().with_context(|| format!("cannot read {path}"))?;
         if about.is_dir() {
             bail!("{path} is a folder: name the file in it");
@@ -92,7 +204,7 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
     };
     let bar = Progress::bytes("importing", bytes);
     let mut input = BufReader::with_capacity(1 << 16, bar.reading(input));
-    let file_name = if from_pipe { "standard input".into() } else { options.file.to_string_lossy() };
+    let file_name = if from_pipe { "standard input".into() } else { path.to_string_lossy() };
     let import = Import {
         file_name: &file_name,
         format: Some(&options.format),
@@ -101,34 +213,5 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
         brightness: Brightness(settings.initial.0 as f32),
         model: None,
     };
-    let mut store = common.open_store()?;
-    let arrived = store.import(&mut input, import)?;
-    drop(bar);
-    if common.json {
-        let each = arrived
-            .conversations
-            .iter()
-            .map(|a| json!({ "name": a.name, "turns": a.turns, "tokens": a.tokens, "live": a.live }));
-        let lost: serde_json::Map<_, _> =
-            arrived.lost.iter().map(|(what, n)| (what.to_owned(), json!(n))).collect();
-        return print_json(
-            &json!({ "format": arrived.format, "conversations": each.collect::<Vec<_>>(), "lost": lost }),
-        );
-    }
-    let mut out = String::new();
-    for a in &arrived.conversations {
-        let (turns, tokens) = (count(a.turns as u64, "turn"), count(a.tokens as u64, "token"));
-        let _ = writeln!(out, "'{}': {turns}, {tokens}, {} live", printable(&a.name), a.live);
-    }
-    let _ = writeln!(out, "came in from {}", arrived.format);
-    for (what, n) in arrived.lost.iter() {
-        let _ = writeln!(out, "not kept: {what} ({n})");
-    }
-    print(&out)?;
-    if arrived.format != "an export of Halo" {
-        say(
-            "no model has read this yet: until one does, text is cut into words, and token ids are as they came",
-        );
-    }
-    Ok(())
+    Ok(store.import(&mut input, import)?)
 }

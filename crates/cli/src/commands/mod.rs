@@ -13,10 +13,22 @@ use crate::printable;
 use anyhow::Result;
 use std::io::Write;
 
-/// Prints a page. A reader that has seen enough (`halo … | head`) is no error.
+/// Nobody reads any more: no error, and no reason to go on.
+#[derive(Debug)]
+pub struct Closed;
+
+impl std::fmt::Display for Closed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("standard output was closed")
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// Prints a page.
 fn print(text: &str) -> Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Closed.into()),
         other => Ok(other?),
     }
 }
@@ -38,7 +50,7 @@ fn shorten(text: &str, most: usize) -> String {
 /// A time in milliseconds since 1970, as people here write it.
 fn time(at: i64) -> String {
     match jiff::Timestamp::from_millisecond(at) {
-        Ok(time) => time.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
+        Ok(time) => time.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string(),
         Err(_) => "at an unknown time".into(),
     }
 }

@@ -40,6 +40,27 @@ pub struct WhyOptions {
     chunk: ChunkId,
 }
 
+/// Which conversation, and its new name.
+#[derive(clap::Args)]
+pub struct RenameOptions {
+    /// The conversation
+    #[arg(value_name = "NAME")]
+    from: String,
+    /// What it is to be called
+    #[arg(value_name = "NEW NAME")]
+    to: String,
+}
+
+/// Gives a conversation another name.
+pub fn rename(options: &RenameOptions, common: &Common) -> Result<()> {
+    let (mut store, _) = existing(common, &options.from, Access::Write)?;
+    store.rename(&options.from, &options.to)?;
+    if common.json {
+        return print_json(&json!({ "from": options.from, "to": options.to }));
+    }
+    print(&format!("'{}' is called '{}' now\n", printable(&options.from), printable(&options.to)))
+}
+
 /// Lists the conversations.
 pub fn conversations(common: &Common) -> Result<()> {
     let all = match common.look_at_store()? {
@@ -66,7 +87,7 @@ pub fn conversations(common: &Common) -> Result<()> {
     }
     let width = all.iter().map(|s| shorten(&s.name, 40).chars().count() + 2).max().unwrap_or(0).max(14);
     let mut out = format!(
-        "{:<width$}{:>7}{:>10}{:>10}  {:<20} model\n",
+        "{:<width$}{:>7}{:>10}{:>10}  {:<24} model\n",
         "conversation", "turns", "live", "tokens", "last used"
     );
     for s in &all {
@@ -74,7 +95,7 @@ pub fn conversations(common: &Common) -> Result<()> {
         let name = shorten(&s.name, 40);
         let _ = writeln!(
             out,
-            "{name:<width$}{:>7}{:>10}{:>10}  {:<20} {model}",
+            "{name:<width$}{:>7}{:>10}{:>10}  {:<24} {model}",
             s.turns,
             s.live,
             s.tokens,

@@ -110,13 +110,22 @@ fn shape_of(head: &[u8], import: &Import<'_>) -> Result<Option<Format>, SqlError
     if own::is_own(head) {
         return Ok(None);
     }
-    if is_zip(head) {
-        let why = "it is a zip archive: unpack it and import the conversations.json inside";
-        return Err(SqlError::refused(why));
+    let packed: [(bool, &str); 5] = [
+        (head.is_empty(), "it is empty"),
+        (is_zip(head), "it is a zip archive: unpack it and import the conversations.json inside"),
+        (head.starts_with(&[0x1f, 0x8b]), "it is packed with gzip: unpack it first"),
+        (
+            head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]),
+            "it is UTF-16: save it as UTF-8",
+        ),
+        (head.starts_with(b"SQLite format 3"), "it is a database: `--store sqlite:FILE` opens one of Halo's"),
+    ];
+    if let Some((_, why)) = packed.iter().find(|(is, _)| *is) {
+        return Err(SqlError::refused(*why));
     }
     let unknown = || {
         SqlError::refused(format!(
-            "its format is not known; if it is one of {}, say so with --format",
+            "its format is not known; if it is one of halo, {}, say so with --format",
             names()
         ))
     };
@@ -224,7 +233,7 @@ fn settle(
             speakers.insert(number.0.to_string(), speaker.clone());
         }
         let tokens = cut(turn, import, &mut model)?;
-        for change in changes(&timeline, number, role, &tokens) {
+        for change in changes(&timeline, number, role, tokens) {
             timeline.apply(&change).map_err(|e| SqlError::refused(format!("turn {}: {e}", number.0)))?;
             seq += 1;
             rows::insert_entry(sql, rows::key(id, seq as usize), at, &change)?;
@@ -386,23 +395,23 @@ fn words(text: &str) -> Vec<Piece> {
 }
 
 /// What happened when a message was spoken, and since.
-fn changes(timeline: &Timeline, turn: TurnId, role: Role, tokens: &[Arriving]) -> Vec<Change> {
+fn changes(timeline: &Timeline, turn: TurnId, role: Role, tokens: Vec<Arriving>) -> Vec<Change> {
     let at = timeline.next_position();
-    let said = tokens.iter().map(|t| t.token.clone()).collect();
-    let mut changes = vec![Change::Append(Append { at, turn, role, tokens: said })];
-    let mut leaves = Vec::new();
-    let mut start = 0;
+    let (mut pins, mut leaves, mut start) = (Vec::new(), Vec::new(), 0);
     for chunk in tokens.chunk_by(|a, b| a.token.sentence == b.token.sentence) {
         let id = ChunkId::new(role, turn, chunk[0].token.sentence);
         let runs = dead_runs(at.plus(start), chunk);
         start += chunk.len();
         if chunk.iter().any(|t| t.pinned) {
-            changes.push(Change::Pin { chunk: id, pinned: true });
+            pins.push(Change::Pin { chunk: id, pinned: true });
         }
         if !runs.is_empty() {
             leaves.push(Leave { chunk: id, extent: Extent::Runs(runs), why: WhyLeft::Before });
         }
     }
+    let said = tokens.into_iter().map(|t| t.token).collect();
+    let mut changes = vec![Change::Append(Append { at, turn, role, tokens: said })];
+    changes.append(&mut pins);
     if !leaves.is_empty() {
         changes.push(Change::Prune(leaves));
     }

@@ -38,7 +38,7 @@ enum ExportLine {
 
 /// Whether a file begins as an export does.
 pub(super) fn is_own(head: &[u8]) -> bool {
-    head.starts_with(HEAD)
+    head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).starts_with(HEAD)
 }
 
 /// Writes lines, counts and sums them.
@@ -126,6 +126,10 @@ pub(super) fn import(
     input: &mut dyn BufRead,
     name: Option<&str>,
 ) -> Result<Arrival, SqlError> {
+    // Some editors put a mark in front; it is not part of what was summed.
+    if input.fill_buf().is_ok_and(|head| head.starts_with(b"\xef\xbb\xbf")) {
+        input.consume(3);
+    }
     let mut lines = Lines { input, lines: 0, sum: Xxh3::new() };
     let head = lines.next()?;
     let Some(ExportLine::Halo { version, name: own_name, model, created, used }) = head else {

@@ -190,7 +190,7 @@ fn in_order(mut tokens: Vec<Token>, lost: &mut Losses) -> Vec<Token> {
     });
     lost.add("copies of a token", before - tokens.len());
     let shared = tokens.windows(2).filter(|pair| pair[0].position == pair[1].position).count();
-    lost.add("tokens that share a position (both are kept)", shared);
+    lost.add("places of tokens that share one with another", shared);
     tokens
 }
 
