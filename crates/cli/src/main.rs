@@ -263,7 +263,8 @@ fn there(path: &std::path::Path) -> Result<bool> {
             wal.display()
         );
     }
-    Ok(found)
+    // One that was never finished being made holds nothing.
+    Ok(found && std::fs::metadata(path).map_or(true, |about| about.len() > 0 || wal.exists()))
 }
 
 /// Makes a folder, for its owner's eyes alone, and what leads to it.

@@ -106,7 +106,13 @@ fn a_conversation_comes_in_is_worked_on_and_goes_out() {
     assert_eq!(home.ok(&["merge", "a1.1", "a1.2"]), "merged: a1.1 a1.2 (6 tokens of 6 live now)\n");
     assert_eq!(home.json(&["show"])[1]["text"], "The gun.It hung there.Since act one.");
     assert_eq!(home.ok(&["prune", "u0.0"]), "left the window: u0.0 a1.0 (1 token of 6 live now)\n");
-    assert_eq!(home.ok(&["pin", "u0.0"]), "pinned: u0.0 a1.0 (6 tokens of 6 live now)\n");
+    assert_eq!(home.ok(&["pin", "u0.0", "a1.0"]), "pinned: u0.0 a1.0 (6 tokens of 6 live now)\n");
+    assert_eq!(
+        home.json(&["show"])[1]["pinned"],
+        true,
+        "what came along is pinned too, because it was named"
+    );
+    home.ok(&["unpin", "a1.0"]);
     assert_eq!(home.ok(&["delete", "u2.0"]), "deleted: u2.0 (5 tokens of 6 live now)\n");
     assert!(home.err(&["pin", "u2.0"]).contains("u2.0 was deleted: restore it first"));
     assert_eq!(home.ok(&["restore", "u2.0"]), "restored: u2.0 (6 tokens of 6 live now)\n");
@@ -124,7 +130,9 @@ fn a_conversation_comes_in_is_worked_on_and_goes_out() {
         told,
         [
             "left: hangs on u0.0, which the user sent away",
-            "returned: question or answer to u0.0, which came back"
+            "returned: question or answer to u0.0, which came back",
+            "pinned: ",
+            "unpinned: "
         ]
     );
     let page = home.ok(&["why", "a1.1"]);
@@ -176,7 +184,7 @@ fn mistakes_are_told_and_change_nothing() {
         (&["export", "-c", "nobody"], "there is no conversation 'nobody'"),
         (
             &["show", "--store", "mysql://x"],
-            "'mysql://x' is not the address of a store: write sqlite:PATH or postgres://",
+            "'mysql:…' is not the address of a store: write sqlite:PATH or postgres://",
         ),
         (
             &["conversations", "--store", "postgres://halo@127.0.0.1:1/x"],

@@ -119,6 +119,7 @@ impl Timeline {
     ) -> Result<Change, E> {
         let mut done = Vec::new();
         let result = self.apply_each(change, &mut done).map_err(E::from).and_then(|()| commit(self));
+        self.revision.0 += u64::from(result.is_ok());
         match (result, change) {
             (Err(error), _) => {
                 self.roll_back(&mut done);

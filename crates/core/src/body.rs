@@ -26,12 +26,12 @@ pub struct Body {
 pub struct BadBody(&'static str);
 
 impl Body {
-    /// The body of a chunk in which these were said, and which is live or dead as a whole.
+    /// The body of a chunk in which these were said, and which is live, dead or taken back as a whole.
     #[must_use]
-    pub fn said(tokens: impl IntoIterator<Item = NewToken>, dead: bool) -> Self {
+    pub fn said(tokens: impl IntoIterator<Item = NewToken>, dead: bool, gone: bool) -> Self {
         let mut body = Self::default();
         tokens.into_iter().for_each(|token| body.push(&token));
-        body.flags.iter_mut().for_each(|f| *f = f.with(Flags::DEAD, dead));
+        body.flags.iter_mut().for_each(|f| *f = f.with(Flags::DEAD, dead).with(Flags::WITHDRAWN, gone));
         body
     }
 

@@ -345,7 +345,10 @@ pub trait Store {
         }
         let bodies = self.fetch(conversation, chunks)?;
         for (&chunk, body) in chunks.iter().zip(bodies) {
-            let damaged = |why| SeamError::new(format!("reading {chunk} of '{conversation}'"), why);
+            let damaged = |why: String| {
+                let why = format!("{why}; if somebody has changed it meanwhile, open it again");
+                SeamError::new(format!("reading {chunk} of '{conversation}'"), why)
+            };
             timeline.admit(chunk, body).map_err(damaged)?;
         }
         Ok(())

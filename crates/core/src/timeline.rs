@@ -23,6 +23,17 @@ pub struct Timeline {
     /// name is spent.
     pub(crate) chunks: Vec<Chunk>,
     pub(crate) live: LiveIndex,
+    pub(crate) revision: Revision,
+}
+
+/// How many changes a store has of a timeline. Two that are equal may have come there by different ways.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Revision(pub u64);
+
+impl PartialEq for Revision {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// One message.
@@ -129,6 +140,17 @@ impl Timeline {
     #[must_use]
     pub fn live_len(&self) -> usize {
         self.live.total()
+    }
+
+    /// How many changes had been committed when it was loaded, and since: what a store compares before it writes.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision.0
+    }
+
+    /// Set by a store that has loaded it.
+    pub fn set_revision(&mut self, revision: u64) {
+        self.revision = Revision(revision);
     }
 
     /// Where the next token will stand.
@@ -552,6 +574,9 @@ impl Parts {
     /// # Errors
     /// When the tokens of a chunk that is live are missing.
     pub fn finish(self) -> Result<Timeline, String> {
+        if self.timeline.turns.last().is_some_and(|t| t.first as usize > self.places()) {
+            return Err("a turn begins behind the last chunk".into());
+        }
         let missing = self.timeline.live_chunks().find(|c| !c.is_here()).map(|c| c.id());
         match missing {
             Some(chunk) => Err(format!("the tokens of {chunk} are missing")),

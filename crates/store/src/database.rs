@@ -49,8 +49,10 @@ impl FromStr for Location {
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
             return Ok(Location::Postgres(text.to_owned()));
         }
+        // It may hold a password.
+        let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
         let why = format!(
-            "'{text}' is not the address of a store: write sqlite:PATH or postgres://USER@HOST/DATABASE"
+            "'{scheme}:…' is not the address of a store: write sqlite:PATH or postgres://USER@HOST/DATABASE"
         );
         Err(SeamError::new("opening the store", why))
     }
@@ -63,8 +65,8 @@ impl fmt::Display for Location {
             Location::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
             Location::Postgres(url) => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", ""));
+                let rest = rest.split('?').next().unwrap_or_default();
                 let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-                let host = host.split('?').next().unwrap_or_default();
                 write!(f, "{scheme}://{host}")
             }
         }
@@ -188,7 +190,8 @@ impl Database {
         if access == Access::Write {
             self.claim(conversation)?;
         }
-        let (open, timeline) = self.within(None, |sql| load(sql, conversation))?;
+        let (open, mut timeline) = self.within(None, |sql| load(sql, conversation))?;
+        timeline.set_revision(open.seq.cast_unsigned());
         if access == Access::Write {
             self.open.insert(conversation.to_owned(), open);
         }
@@ -319,11 +322,25 @@ impl Open {
         change: &Change,
         after: &Timeline,
     ) -> Result<Written, SqlError> {
+        if after.revision() != self.seq.cast_unsigned() {
+            let why = "it has changed since this was loaded: open it again";
+            return Err(SqlError::new(Trouble::Busy, why));
+        }
+        if self.seq >= i64::from(u32::MAX) - 1 {
+            return Err(SqlError::refused("its log is full: export it, and import it under another name"));
+        }
         if (after.len() as u64) < self.tokens {
             return Err(SqlError::refused("a position that was given away cannot be taken back"));
         }
         let at = rows::now();
-        let id = if self.id == 0 { rows::create(sql, conversation, at)? } else { self.id };
+        // Something may have been kept beside it before a word was said.
+        let id = match self.id {
+            0 => match rows::find(sql, conversation)? {
+                Some(id) => id,
+                None => rows::create(sql, conversation, at)?,
+            },
+            id => id,
+        };
         let seq = self.seq + 1;
         let counts =
             [after.turns().len(), after.places(), after.len(), after.live_len()].map(|n| Cell::Int(n as i64));
@@ -517,7 +534,10 @@ impl Store for Database {
         key: &str,
         value: Option<&str>,
     ) -> Result<(), SeamError> {
-        let done = self.id_or_new(conversation).and_then(|id| {
+        let zero = key.contains('\0') || value.is_some_and(|v| v.contains('\0'));
+        let fits =
+            if zero { Err(SqlError::refused("a record cannot hold a zero character")) } else { Ok(()) };
+        let done = fits.and_then(|()| self.id_or_new(conversation)).and_then(|id| {
             self.within(Some(Durability::Now), |sql| rows::put_record(sql, id, kind, key, value, rows::now()))
         });
         done.map_err(|e| e.doing(format!("saving a {} of '{conversation}'", kind.name())))

@@ -9,12 +9,13 @@ use crate::database::{Database, Location};
 use crate::rescue::rescue;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError, Trouble};
+use crate::sqlite::{create_private, lock_out};
 use halo_core::body::sum_of;
 use halo_core::change::Change;
 use halo_core::seams::{Durability, Entry, Kind, SeamError};
 use halo_core::timeline::Timeline;
 use halo_core::token::ChunkId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Something that is wrong.
@@ -176,11 +177,8 @@ impl Database {
             return Ok((None, Vec::new()));
         }
         let backup = Some(self.sql.backup().map_err(|e| e.doing("copying the store before mending"))?);
-        let mut cures: BTreeMap<Option<&str>, Cure> = BTreeMap::new();
-        for finding in findings.iter().filter(|f| f.cure != Cure::None) {
-            let worst = cures.entry(finding.conversation.as_deref()).or_insert(finding.cure);
-            *worst = finding.cure.max(*worst);
-        }
+        let cures: BTreeSet<(Option<&str>, Cure)> =
+            findings.iter().map(|f| (f.conversation.as_deref(), f.cure)).collect();
         let mut done = Vec::new();
         for (name, cure) in cures {
             let mended = self.within(Some(Durability::Now), |sql| cured(sql, name, cure));
@@ -194,13 +192,9 @@ impl Database {
         let Location::Sqlite(path) = self.location().clone() else {
             return Err(SqlError::refused("a server looks after its own files"));
         };
-        // Nobody may be writing to the old file while the new one takes its place.
-        let (named, _) = listed(&mut *self.sql)?;
-        for (_, name) in named {
-            self.claim(&name)?;
-            self.forget_open(&name);
-        }
         let fresh_path = beside(&path, "mended");
+        self.sql.release();
+        let _out = lock_out(&path)?;
         let done = self.salvage_to(&path, &fresh_path);
         if done.is_err() {
             remove(&fresh_path);
@@ -223,7 +217,7 @@ impl Database {
         for (id, name) in all {
             let (timeline, how) = match readable_state(&mut *self.sql, id) {
                 Ok(timeline) => (timeline, None),
-                Err(_) => match rows::replay(&mut *self.sql, id) {
+                Err(_) => match whole_replay(&mut *self.sql, id) {
                     Ok(timeline) => (timeline, Some(None)),
                     Err(_) => rescue(&mut *self.sql, id).map(|(t, rescued)| (t, Some(Some(rescued))))?,
                 },
@@ -309,15 +303,18 @@ fn recovered(id: i64) -> String {
 /// Conversations that have a log and no name.
 fn nameless(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<BTreeSet<i64>, SqlError> {
     let mut found = BTreeSet::new();
-    let read = sql.query("SELECT DISTINCT key / 4294967296 FROM log", &[], &mut |row| {
-        found.insert(row.int(0)?);
-        Ok(())
-    });
-    // Of a log that is damaged, what can be read.
-    if let Err(error) = read
-        && error.trouble != Trouble::Damaged
+    for select in ["SELECT DISTINCT key / 4294967296 FROM log", "SELECT DISTINCT key / 4294967296 FROM block"]
     {
-        return Err(error);
+        let read = sql.query(select, &[], &mut |row| {
+            found.insert(row.int(0)?);
+            Ok(())
+        });
+        // Of a table that is damaged, what can be read.
+        if let Err(error) = read
+            && error.trouble != Trouble::Damaged
+        {
+            return Err(error);
+        }
     }
     found.retain(|id| *id > 0 && !known.contains(id));
     Ok(found)
@@ -355,7 +352,11 @@ fn look(sql: &mut dyn Sql, id: i64, name: &str) -> Result<Vec<Finding>, SqlError
         Err(error) => Err(error),
     };
     let state = damage(readable_state(sql, id))?;
-    let told = damage(rows::replay(sql, id))?;
+    let mut told = damage(rows::replay(sql, id))?;
+    // The last entry bears the conversation's own number: a log that ends before has lost its end.
+    if told.is_ok() && last_seq(sql, id)? < seq_of(sql, id)? {
+        told = Err("its log has lost its end".into());
+    }
     let mut found = Vec::new();
     let mut add = |what: String, cure| found.push(finding(Some(name), what, cure));
     match (state, told) {
@@ -533,9 +534,15 @@ fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
         let now = Cell::Int(rows::now());
         sql.run(insert, &[Cell::Int(id), Cell::Text(&recovered(id)), now, now])?;
         let last = last_seq(sql, id)?;
-        match rows::replay(sql, id) {
-            Ok(timeline) => rows::write_all(sql, id, last, &timeline)?,
-            Err(_) => {
+        let state = readable_state(sql, id);
+        match (rows::replay(sql, id), state) {
+            (Ok(told), Ok(state)) if told.state_hash() == state.state_hash() => {
+                rows::write_all(sql, id, last, &state)?;
+            }
+            // Where the log may have lost its end, the state is what was last seen.
+            (_, Ok(state)) => retell(sql, id, last, &state)?,
+            (Ok(told), Err(_)) => rows::write_all(sql, id, last, &told)?,
+            (Err(_), Err(_)) => {
                 let (timeline, _) = rescue(sql, id)?;
                 retell(sql, id, last, &timeline)?;
             }
@@ -607,11 +614,24 @@ fn retell(sql: &mut dyn Sql, id: i64, seq: u64, timeline: &Timeline) -> Result<(
 /// Writes entries behind `after`; numbers are never used twice.
 fn write_log(sql: &mut dyn Sql, id: i64, after: u64, changes: &[Change]) -> Result<u64, SqlError> {
     let (mut seq, now) = (after, rows::now());
-    for change in changes {
+    // Even where nothing is left, the log ends with the conversation's own number.
+    let nothing = [Change::Batch(Vec::new())];
+    for change in if changes.is_empty() { &nothing[..] } else { changes } {
         seq += 1;
         rows::insert_entry(sql, rows::key(id, seq as usize), now, change)?;
     }
     Ok(seq)
+}
+
+/// The state that the log leads to, if the log has its end.
+fn whole_replay(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
+    let timeline = rows::replay(sql, id)?;
+    // Of a conversation that has lost its row, the end is not known.
+    let seq = seq_of(sql, id).unwrap_or_default();
+    if last_seq(sql, id)? < seq {
+        return Err(SqlError::damaged("its log has lost its end"));
+    }
+    Ok(timeline)
 }
 
 type Log = Vec<Entry>;
@@ -646,7 +666,7 @@ fn move_over(
         Ok(())
     });
     let to = rows::create(new, name, created)?;
-    let last = match log {
+    let last = match log.filter(|log| log.last().is_some_and(|e| e.seq >= seq)) {
         Some(log) => {
             for entry in &log {
                 rows::insert_entry(new, rows::key(to, entry.seq as usize), entry.at, &entry.change)?;
@@ -658,16 +678,24 @@ fn move_over(
     rows::write_all(new, to, last, timeline)?;
     rows::set_model(new, to, &model)?;
     note_mentions(new, to)?;
-    for kind in Kind::ALL {
-        for record in rows::records(old, id, kind).unwrap_or_default() {
-            rows::put_record(new, to, kind, &record.key, Some(&record.value), record.at)?;
-        }
-    }
-    // Embeddings can be made again: what cannot be read of them is left behind.
-    for embedder in rows::embedders(old, id).unwrap_or_default() {
-        let _ = rows::embeddings(old, id, &embedder, &mut |e, at| {
-            rows::put_embedding(new, to, &embedder, e.chunk, &e.vector, at)
+    move_records(old, new, id, to)?;
+    // Embeddings can be made again: those that cannot be read are left behind.
+    let (mut after, select) = (
+        String::new(),
+        "SELECT embedder FROM embedding WHERE conversation = $1 AND embedder > $2 \
+                                               ORDER BY embedder LIMIT 1",
+    );
+    loop {
+        let mut embedder = None;
+        let asked = old.query(select, &[Cell::Int(id), Cell::Text(&after)], &mut |row| {
+            embedder = Some(row.text(0)?.to_owned());
+            Ok(())
         });
+        let (Ok(()), Some(next)) = (asked, embedder) else { break };
+        let _ = rows::embeddings(old, id, &next, &mut |e, at| {
+            rows::put_embedding(new, to, &next, e.chunk, &e.vector, at)
+        });
+        after = next;
     }
     Ok(())
 }
@@ -676,8 +704,9 @@ fn move_over(
 /// file of a version, but for a few counts, which are set so that nothing is taken for free. Only where this lets
 /// conversations be read is the file touched at all.
 pub(crate) fn revive(path: &Path) -> Result<PathBuf, SqlError> {
+    let out = lock_out(path)?;
     let trial = beside(path, "trial");
-    let revived = revive_as(path, &trial);
+    let revived = create_private(&trial).and_then(|()| revive_as(path, &trial));
     let done = revived.and_then(|()| {
         let kept = beside(path, "damaged");
         let swap = std::fs::rename(path, &kept).and_then(|()| std::fs::rename(&trial, path));
@@ -685,6 +714,12 @@ pub(crate) fn revive(path: &Path) -> Result<PathBuf, SqlError> {
         Ok(kept)
     });
     remove(&trial);
+    if done.is_err() {
+        // What is not ours is left without a trace; a folder that others use stays.
+        drop(out);
+        let locks = PathBuf::from(format!("{}-locks", path.display()));
+        let _ = std::fs::remove_file(locks.join("in-use")).and_then(|()| std::fs::remove_dir(&locks));
+    }
     done
 }
 
@@ -717,4 +752,25 @@ fn revive_as(path: &Path, trial: &Path) -> Result<(), SqlError> {
     let (named, _) = listed(&mut *store.sql)?;
     let nameless = nameless(&mut *store.sql, &BTreeSet::new())?;
     if named.is_empty() && nameless.is_empty() { Err(hopeless()) } else { Ok(()) }
+}
+
+/// Moves records over one by one; one that is damaged comes as it stands, one that cannot be read stays behind.
+fn move_records(old: &mut dyn Sql, new: &mut dyn Sql, id: i64, to: i64) -> Result<(), SqlError> {
+    for kind in Kind::ALL {
+        let mut after = String::new();
+        loop {
+            let mut found = None;
+            let select = "SELECT key, value, at FROM record WHERE conversation = $1 AND kind = $2 AND key > $3 \
+                          ORDER BY key LIMIT 1";
+            let args = [Cell::Int(id), Cell::Text(kind.name()), Cell::Text(&after)];
+            let asked = old.query(select, &args, &mut |row| {
+                found = Some((row.text(0)?.to_owned(), row.text(1)?.to_owned(), row.int(2)?));
+                Ok(())
+            });
+            let (Ok(()), Some((key, value, at))) = (asked, found) else { break };
+            rows::put_record(new, to, kind, &key, Some(&value), at)?;
+            after = key;
+        }
+    }
+    Ok(())
 }

@@ -31,6 +31,8 @@ pub(crate) struct Postgres {
     makes: bool,
     /// A connection that breaks within a transaction takes it along; between them a new one does as well.
     within: bool,
+    /// What was claimed is not ours any more.
+    broken: bool,
 }
 
 impl Postgres {
@@ -51,18 +53,25 @@ impl Postgres {
         let runtime = runtime.map_err(|e| SqlError::new(Trouble::Unreachable, e.to_string()))?;
         let client = dial(&runtime, &config)?;
         let (statements, claims) = (BTreeMap::new(), Vec::new());
-        let mut postgres = Self { runtime, client, statements, claims, config, makes, within: false };
+        let mut postgres =
+            Self { runtime, client, statements, claims, config, makes, within: false, broken: false };
         postgres.migrate()?;
         Ok(postgres)
     }
 
-    /// Connects anew, and takes again what was claimed; somebody else may have been faster.
+    /// Connects anew, and takes again what was claimed; somebody else may have been faster. Until all of it is ours
+    /// again, nothing can be done.
     fn redial(&mut self) -> Result<(), SqlError> {
+        self.broken = true;
         self.client = dial(&self.runtime, &self.config)?;
         self.statements.clear();
         self.migrate()?;
         let claims = std::mem::take(&mut self.claims);
-        claims.into_iter().try_for_each(|key| self.claim(key))
+        let taken = claims.iter().try_for_each(|&key| self.claim(key));
+        self.claims = claims;
+        taken?;
+        self.broken = false;
+        Ok(())
     }
 
     fn batch(&mut self, sql: &str) -> Result<(), SqlError> {
@@ -84,20 +93,24 @@ impl Postgres {
 
     fn migrate_within(&mut self) -> Result<(), SqlError> {
         self.run("SELECT pg_advisory_xact_lock($1)", &[Cell::Int(MIGRATION_LOCK)])?;
-        let mut there = 0;
-        self.query(
-            "SELECT count(*) FROM information_schema.schemata WHERE schema_name = 'halo'",
-            &[],
-            &mut |row| {
-                there = row.int(0)?;
-                Ok(())
-            },
-        )?;
-        if there == 0 && !self.makes {
+        let (mut schemas, mut tables) = (0, 0);
+        let select = "SELECT (SELECT count(*) FROM information_schema.schemata WHERE schema_name = 'halo'), (SELECT \
+                      count(*) FROM information_schema.tables WHERE table_schema = 'halo' AND table_name = 'version')";
+        self.query(select, &[], &mut |row| {
+            (schemas, tables) = (row.int(0)?, row.int(1)?);
+            Ok(())
+        })?;
+        if tables == 0 && !self.makes {
             return Err(SqlError::refused("nothing of Halo's is kept there yet"));
         }
-        if there == 0 {
-            self.batch("CREATE SCHEMA halo; CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)")?;
+        // An administrator may have made the schema for a role that may not.
+        if schemas == 0 {
+            self.batch("CREATE SCHEMA halo")?;
+        }
+        if tables == 0 {
+            self.batch(
+                "CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)",
+            )?;
         }
         self.batch("SET search_path TO halo")?;
         let mut version = 0;
@@ -198,9 +211,12 @@ impl Sql for Postgres {
     fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
         let begin = match writes {
             None => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Some(Durability::Now) => "BEGIN",
+            Some(Durability::Now) => "BEGIN; SET LOCAL synchronous_commit = on",
             Some(Durability::Behind) => "BEGIN; SET LOCAL synchronous_commit = off",
         };
+        if self.broken {
+            self.redial()?;
+        }
         match self.batch(begin) {
             Err(error) if error.trouble == Trouble::Unreachable => {
                 self.redial()?;
@@ -264,20 +280,27 @@ impl Sql for Postgres {
     }
 
     fn backup(&mut self) -> Result<String, SqlError> {
-        let mut taken = 0;
-        let count = "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'halo_backup_%'";
-        self.query(count, &[], &mut |row| {
-            taken = row.int(0)?;
+        let mut last = 0;
+        let select = "SELECT schema_name::TEXT FROM information_schema.schemata";
+        self.query(select, &[], &mut |row| {
+            let number = row.text(0)?.strip_prefix("halo_backup_").and_then(|n| n.parse::<u32>().ok());
+            last = last.max(number.unwrap_or(0));
             Ok(())
         })?;
-        let name = format!("halo_backup_{}", taken + 1);
+        let name = format!("halo_backup_{}", last + 1);
         let copies: String =
             TABLES.iter().map(|t| format!("CREATE TABLE {name}.{t} AS TABLE halo.{t};")).collect();
-        self.batch(&format!("BEGIN; CREATE SCHEMA {name}; {copies} COMMIT"))?;
-        Ok(format!("schema {name}"))
+        self.begin(Some(Durability::Now))?;
+        let copied = self.batch(&format!("CREATE SCHEMA {name}; {copies}")).and_then(|()| self.commit());
+        if copied.is_err() {
+            self.rollback();
+        }
+        copied.map(|()| format!("schema {name}"))
     }
 
     fn close(&mut self) {}
+
+    fn release(&mut self) {}
 
     fn bytes(&mut self) -> Result<u64, SqlError> {
         let mut bytes = 0;

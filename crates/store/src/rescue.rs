@@ -8,7 +8,7 @@ use halo_core::body::{Body, sum_of};
 use halo_core::change::{Change, NewToken};
 use halo_core::timeline::{BareHead, Parts, Timeline, Turn};
 use halo_core::token::{Brightness, ChunkId, TokenId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What came of it.
@@ -46,6 +46,27 @@ struct Told {
     /// The positions that were first said in a chunk.
     said: BTreeMap<ChunkId, Vec<u64>>,
     pinned: BTreeMap<ChunkId, bool>,
+    /// Chunks that were taken back.
+    gone: BTreeSet<ChunkId>,
+}
+
+impl Told {
+    /// A chunk's positions go to the nearest before it in its turn.
+    fn merge(&mut self, chunk: ChunkId) {
+        let moved = self.said.remove(&chunk).unwrap_or_default();
+        let before = self.said.range_mut(..chunk).rev().find(|(c, p)| c.turn == chunk.turn && !p.is_empty());
+        match before {
+            Some((_, positions)) => positions.extend(moved),
+            None => drop(self.said.insert(chunk, moved)),
+        }
+    }
+
+    /// A chunk's positions from `at` on become another's.
+    fn split(&mut self, chunk: ChunkId, at: u64, sentence: u32) {
+        let positions = self.said.entry(chunk).or_default();
+        let tail = positions.split_off(positions.partition_point(|&p| p < at));
+        self.said.entry(ChunkId { sentence, ..chunk }).or_default().extend(tail);
+    }
 }
 
 /// Asks for one row; nothing where it cannot be read.
@@ -77,12 +98,18 @@ fn last(sql: &mut dyn Sql, select: &'static str, id: i64) -> usize {
     last
 }
 
+/// How far to look: as far as rows are found, or a count says, unless that is beyond belief.
+fn likely(found: usize, counted: Option<u64>) -> usize {
+    let counted = counted.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
+    if counted > found.saturating_mul(2) + 4096 { found } else { found.max(counted) }
+}
+
 fn told(sql: &mut dyn Sql, id: i64) -> Result<Told, SqlError> {
     let mut told = Told::default();
     let select = "SELECT key, at, sum, change FROM log WHERE key = $1";
     let end = last(sql, "SELECT key FROM log WHERE key BETWEEN $1 AND $2 ORDER BY key DESC LIMIT 1", id);
     let said = one(sql, "SELECT seq FROM conversation WHERE id = $1", id, |row| row.count(0))?;
-    for seq in 1..=end.max(said.unwrap_or_default() as usize) {
+    for seq in 1..=likely(end, said) {
         let Some(entry) = one(sql, select, key(id, seq), entry_of)? else { continue };
         for change in entry.change.parts() {
             match change {
@@ -94,6 +121,10 @@ fn told(sql: &mut dyn Sql, id: i64) -> Result<Told, SqlError> {
                     }
                 }
                 Change::Pin { chunk, pinned } => drop(told.pinned.insert(*chunk, *pinned)),
+                Change::Withdraw(parts) => told.gone.extend(parts.iter().map(|p| p.chunk)),
+                Change::Restore(parts) => told.gone.retain(|gone| parts.iter().all(|p| p.chunk != *gone)),
+                Change::Merge { chunk, .. } => told.merge(*chunk),
+                Change::Split { chunk, at, sentence, .. } => told.split(*chunk, at.0, *sentence),
                 _ => {}
             }
         }
@@ -155,8 +186,10 @@ pub(crate) fn rescue(sql: &mut dyn Sql, id: i64) -> Result<(Timeline, Rescued), 
                 let live =
                     one(sql, "SELECT live FROM chunk WHERE key = $1", key(id, place), |row| row.int(0))?;
                 let dead = head.map_or(live != Some(1), |h| h.live == 0);
+                let gone =
+                    head.map_or(told.gone.contains(&name), |h| h.withdrawn > 0 && h.withdrawn == h.len);
                 rescued.from_log += 1;
-                from_log(&positions, &told, dead, &mut rescued)
+                from_log(&positions, &told, (dead, gone), &mut rescued)
             }
         };
         at += body.len() as u64;
@@ -164,11 +197,15 @@ pub(crate) fn rescue(sql: &mut dyn Sql, id: i64) -> Result<(Timeline, Rescued), 
         found.push(Found { name, pinned: pinned && !body.is_empty(), body });
     }
     let timeline = assemble(found, &mut rescued).map_err(SqlError::damaged)?;
+    // Tokens that were counted and that no chunk claims.
+    let counted = one(sql, "SELECT tokens FROM conversation WHERE id = $1", id, |row| row.count(0))?;
+    let said = told.tokens.len().max(likely(timeline.len(), counted));
+    rescued.lost_tokens += said.saturating_sub(timeline.len());
     Ok((timeline, rescued))
 }
 
 /// A chunk's tokens as the log has them; where it has none, nothing is said there.
-fn from_log(positions: &[u64], told: &Told, dead: bool, rescued: &mut Rescued) -> Body {
+fn from_log(positions: &[u64], told: &Told, (dead, gone): (bool, bool), rescued: &mut Rescued) -> Body {
     let token = |at: &u64| told.tokens.get(at).cloned();
     let silent = NewToken {
         id: TokenId(u32::MAX),
@@ -179,7 +216,7 @@ fn from_log(positions: &[u64], told: &Told, dead: bool, rescued: &mut Rescued) -
     };
     let tokens: Vec<Option<NewToken>> = positions.iter().map(token).collect();
     rescued.lost_tokens += tokens.iter().filter(|t| t.is_none()).count();
-    Body::said(tokens.into_iter().map(|t| t.unwrap_or_else(|| silent.clone())), dead)
+    Body::said(tokens.into_iter().map(|t| t.unwrap_or_else(|| silent.clone())), dead, gone)
 }
 
 /// The timeline that these chunks make; one whose name does not come after those before it is lost.

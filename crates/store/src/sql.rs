@@ -149,6 +149,9 @@ pub(crate) trait Sql {
     /// Lets go of the file; nothing can be asked any more.
     fn close(&mut self);
 
+    /// Gives up all that was claimed.
+    fn release(&mut self);
+
     /// Bytes on disk.
     fn bytes(&mut self) -> Result<u64, SqlError>;
 }

@@ -8,7 +8,7 @@ use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
 use halo_core::seams::Durability;
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -21,6 +21,9 @@ const APPLICATION: i64 = 0x6861_6c6f;
 /// How long a command waits for another that is about to end.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How long a write waits for another, such as a long import: the user's words are worth waiting for.
+const LONG_PATIENCE: Duration = Duration::from_secs(30);
+
 /// A database file.
 pub(crate) struct Sqlite {
     connection: Connection,
@@ -30,6 +33,8 @@ pub(crate) struct Sqlite {
     claims: BTreeMap<u64, File>,
     /// Whether it is a file that others can see.
     shared: bool,
+    /// Held while anything is claimed, so that nobody puts another file in the place of this one.
+    in_use: Option<File>,
 }
 
 /// What a file is opened for.
@@ -61,9 +66,15 @@ impl Sqlite {
             Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
         };
         let connection = opened.map_err(|e| explain(&e, path))?;
-        let mut sqlite =
-            Self { connection, path: path.to_owned(), synced: None, claims: BTreeMap::new(), shared: real };
-        sqlite.connection.busy_timeout(PATIENCE).map_err(|e| explain(&e, path))?;
+        let mut sqlite = Self {
+            connection,
+            path: path.to_owned(),
+            synced: None,
+            claims: BTreeMap::new(),
+            shared: real,
+            in_use: None,
+        };
+        sqlite.connection.busy_timeout(LONG_PATIENCE).map_err(|e| explain(&e, path))?;
         sqlite.connection.set_prepared_statement_cache_capacity(64);
         if !real {
             // Without shared memory, which such a layer need not have.
@@ -74,8 +85,15 @@ impl Sqlite {
     }
 
     fn migrate(&mut self, mode: Mode) -> Result<(), SqlError> {
-        let version = self.number("PRAGMA user_version")?;
-        let application = self.number("PRAGMA application_id")?;
+        // Somebody else may be making it just now: one look at all of it.
+        self.begin(None)?;
+        let looked = (|| {
+            let version = self.number("PRAGMA user_version")?;
+            let application = self.number("PRAGMA application_id")?;
+            Ok((version, application, self.number("SELECT count(*) FROM sqlite_schema")?))
+        })();
+        self.rollback();
+        let (version, application, tables) = looked?;
         let newest = MIGRATIONS.len() as i64;
         let path = self.path.display();
         if version > newest {
@@ -85,7 +103,6 @@ impl Sqlite {
             );
             return Err(SqlError::new(Trouble::Newer, why));
         }
-        let tables = self.number("SELECT count(*) FROM sqlite_schema")?;
         if (version == 0) != (tables == 0) || (tables > 0 && application != APPLICATION) {
             let why = format!("{path} is a database, but not one of Halo's; it was left untouched");
             return Err(SqlError::refused(why));
@@ -94,7 +111,13 @@ impl Sqlite {
             let old = format!("{path} is empty, or older than this program, and cannot be written to");
             return if version < newest { Err(SqlError::new(Trouble::ReadOnly, old)) } else { Ok(()) };
         }
-        self.pragma("journal_mode", "WAL")?;
+        let asked = Instant::now();
+        while let Err(error) = self.pragma("journal_mode", "WAL") {
+            if error.trouble != Trouble::Busy || asked.elapsed() > PATIENCE {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         self.pragma("temp_store", "MEMORY")?;
         self.pragma("cache_size", "-16384")?;
         // Saving brightness touches pages all over the file, the same ones each time: moving them over only now and
@@ -132,17 +155,24 @@ impl Sqlite {
             Err(error) => Err(explain(&error, &self.path)),
         }
     }
+}
 
-    fn lock_file(&self, key: u64) -> Result<File, SqlError> {
-        let mut folder = OsString::from(&self.path);
-        folder.push("-locks");
-        let folder = PathBuf::from(folder);
-        let opened = fs::create_dir_all(&folder).and_then(|()| {
-            let file = folder.join(format!("{key:016x}"));
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file)
-        });
-        opened.map_err(|e| io(&e, &folder))
-    }
+fn lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
+    let mut folder = OsString::from(path);
+    folder.push("-locks");
+    let folder = PathBuf::from(folder);
+    let opened = fs::create_dir_all(&folder).and_then(|()| {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(folder.join(name))
+    });
+    opened.map_err(|e| io(&e, &folder))
+}
+
+/// Keeps everybody from claiming anything of a file while another takes its place.
+pub(crate) fn lock_out(path: &Path) -> Result<File, SqlError> {
+    let file = lock_file(path, "in-use")?;
+    let why = "another Halo is using the store: close it first, so that it can be mended";
+    file.try_lock().map_err(|_| SqlError::new(Trouble::Busy, why))?;
+    Ok(file)
 }
 
 impl Sql for Sqlite {
@@ -213,7 +243,15 @@ impl Sql for Sqlite {
         if !self.shared || self.claims.contains_key(&key) {
             return Ok(());
         }
-        let mut file = self.lock_file(key)?;
+        if self.in_use.is_none() {
+            let file = lock_file(&self.path, "in-use")?;
+            let held = file.try_lock_shared();
+            held.map_err(|_| {
+                SqlError::new(Trouble::Busy, "it is being mended just now: wait until that is done")
+            })?;
+            self.in_use = Some(file);
+        }
+        let mut file = lock_file(&self.path, &format!("{key:016x}"))?;
         let asked = Instant::now();
         loop {
             match file.try_lock() {
@@ -241,9 +279,10 @@ impl Sql for Sqlite {
     }
 
     fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
-        let schema = |connection: &Connection| -> rusqlite::Result<Vec<(String, Option<String>)>> {
+        // Order and place of tables may change (VACUUM), and others may have been added (ANALYZE); none may be missing.
+        let schema = |connection: &Connection| -> rusqlite::Result<BTreeSet<(String, Option<String>)>> {
             let mut select = connection
-                .prepare("SELECT type || name || tbl_name, sql FROM sqlite_schema ORDER BY rowid")?;
+                .prepare("SELECT type || ' ' || name || ' ' || tbl_name, sql FROM sqlite_schema")?;
             let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             rows.collect()
         };
@@ -252,8 +291,14 @@ impl Sql for Sqlite {
             schema(&made)
         });
         let made = made.map_err(|e| explain(&e, &self.path))?;
-        // What cannot even be read is not whole.
-        Ok(schema(&self.connection).is_ok_and(|own| own == made))
+        match schema(&self.connection) {
+            Ok(own) => Ok(made.is_subset(&own)),
+            Err(rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::Utf8Error(..)) => Ok(false),
+            Err(error) => match explain(&error, &self.path) {
+                error if error.trouble == Trouble::Damaged => Ok(false),
+                error => Err(error),
+            },
+        }
     }
 
     fn inspect(&mut self) -> Result<Vec<String>, SqlError> {
@@ -273,7 +318,13 @@ impl Sql for Sqlite {
         copied.map_err(|e| explain(&e, &to)).map(|()| to.display().to_string())
     }
 
+    fn release(&mut self) {
+        self.in_use = None;
+        self.claims.clear();
+    }
+
     fn close(&mut self) {
+        self.release();
         // An empty database in memory takes its place.
         if let Ok(nothing) = Connection::open_in_memory() {
             self.connection = nothing;
@@ -304,7 +355,9 @@ fn is_archive(path: &Path) -> bool {
     wal.push("-wal");
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let probe = tempfile::Builder::new().prefix(".halo-").tempfile_in(folder);
-    probe.is_err() && fs::metadata(wal).map_or(true, |about| about.len() == 0)
+    use std::io::ErrorKind as Kind;
+    let sealed = probe.is_err_and(|e| matches!(e.kind(), Kind::PermissionDenied | Kind::ReadOnlyFilesystem));
+    sealed && fs::metadata(wal).map_or(true, |about| about.len() == 0)
 }
 
 /// Opens a file that does not change: without the locks that such a folder cannot hold.
@@ -322,7 +375,7 @@ fn open_archive(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
 }
 
 /// Makes the file if there is none, for its owner's eyes alone.
-fn create_private(path: &Path) -> Result<(), SqlError> {
+pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]

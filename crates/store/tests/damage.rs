@@ -187,6 +187,72 @@ fn what_is_not_ours_is_left_alone() {
     assert!(refusal().contains("is not a database, or its first page is damaged"), "{}", refusal());
 }
 
+/// What users do to their own file is no damage.
+#[test]
+fn a_file_that_was_vacuumed_is_whole() {
+    let (place, hashes) = store();
+    let db = rusqlite::Connection::open(path(&place)).expect("it opens");
+    db.execute_batch("VACUUM; ANALYZE; CREATE INDEX mine ON log (at)").expect("it runs");
+    drop(db);
+    let mut store = place.open();
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+    assert_eq!(store.load(NAMES[0], Access::Read).expect("it opens").state_hash(), hashes[0]);
+}
+
+/// Records come along to the new file, and a damaged one costs no other; the file stays its owner's alone.
+#[test]
+fn what_lies_beside_is_salvaged_too() {
+    let (place, _) = store();
+    let mut store = place.open();
+    for n in 0..3 {
+        store.put_record(NAMES[0], halo_core::seams::Kind::Note, &n.to_string(), Some("said")).expect("kept");
+    }
+    let vector = halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), vector: vec![1.0] };
+    store.put_embeddings(NAMES[0], "e", &[vector]).expect("kept");
+    drop(store);
+    let file = path(&place);
+    let db = rusqlite::Connection::open(&file).expect("it opens");
+    db.execute_batch(
+        "UPDATE record SET sum = sum + 1 WHERE key = '1'; UPDATE conversation SET created = 'x' WHERE id = 2",
+    )
+    .expect("it runs");
+    drop(db);
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    store.mend(&findings).expect("it can be mended");
+    drop(store);
+    let mut store = place.open();
+    assert_eq!(store.records(NAMES[0], halo_core::seams::Kind::Note).expect("there").len(), 3);
+    assert_eq!(store.embeddings(NAMES[0], "e").expect("there").len(), 1);
+    assert_eq!(store.conversations().expect("listed").len(), 2);
+    drop(store);
+    let mut bytes = fs::read(&file).expect("there");
+    bytes[..100].fill(1);
+    fs::write(&file, &bytes).expect("written");
+    Database::revive(&file).expect("it can be revived");
+    #[cfg(unix)]
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("there").permissions()) & 0o777,
+        0o600
+    );
+    assert_eq!(place.open().records(NAMES[0], halo_core::seams::Kind::Note).expect("there").len(), 3);
+}
+
+/// Many programs may start at once on a store that is not there yet.
+#[test]
+fn a_store_is_made_once() {
+    for _ in 0..20 {
+        let place = common::sqlite();
+        let location = &place.location;
+        std::thread::scope(|threads| {
+            let open =
+                || threads.spawn(move || Database::open(location).map(drop).map_err(|e| e.to_string()));
+            let all: Vec<_> = (0..4).map(|_| open()).collect();
+            all.into_iter().for_each(|one| assert_eq!(one.join().expect("it ends"), Ok(())));
+        });
+    }
+}
+
 #[test]
 fn a_newer_file_is_left_untouched() {
     let (place, _) = store();
@@ -242,6 +308,9 @@ fn a_server_that_was_away_is_found_again() {
     let refused =
         store.transact("c", &mut timeline, &halo_core::change::Change::Batch(vec![]), Durability::Now);
     assert!(refused.expect_err("it is theirs").to_string().contains("another Halo is using it"));
+    let again =
+        store.transact("c", &mut timeline, &halo_core::change::Change::Batch(vec![]), Durability::Now);
+    assert!(again.is_err(), "it is still theirs");
 }
 
 /// One small file for each version of the schema; they must open for ever.

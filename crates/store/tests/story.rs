@@ -35,6 +35,10 @@ stories!(
     a_damaged_export_is_refused,
     what_others_wrote_comes_in,
     the_doctor_finds_and_mends,
+    a_stale_timeline_is_refused,
+    what_lies_beside_may_come_first,
+    a_log_without_its_end_is_not_believed,
+    a_state_without_its_log_is_found_again,
 );
 
 fn id(name: &str) -> ChunkId {
@@ -557,5 +561,68 @@ fn the_doctor_finds_and_mends(place: &Place) {
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!(findings[0].what, "1 rows belong to no conversation");
     store.mend(&findings).expect("it can be mended");
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+}
+
+/// Two that were loaded from one store: who has missed a change may not write over it.
+fn a_stale_timeline_is_refused(place: &Place) {
+    let world = Dice(6).life(12);
+    let mut store = place.open();
+    let mut first = store.load("c", Access::Write).expect("new");
+    for change in &world.changes[..4] {
+        store.transact("c", &mut first, change, Durability::Now).expect("it is written");
+    }
+    let mut second = store.load("c", Access::Write).expect("the same store may");
+    store.transact("c", &mut second, &world.changes[4], Durability::Now).expect("it is written");
+    let refused = store.transact("c", &mut first, &world.changes[4], Durability::Now);
+    let refused = refused.expect_err("it has missed one").to_string();
+    assert_eq!(refused, "saving 'c': it has changed since this was loaded: open it again");
+    store.transact("c", &mut second, &world.changes[5], Durability::Now).expect("it goes on");
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+}
+
+fn what_lies_beside_may_come_first(place: &Place) {
+    let mut store = place.open();
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    store.set_model("c", "SmolLM2").expect("noted");
+    store.put_record("c", Kind::Note, "notes.json", Some("{}")).expect("kept");
+    assert!(store.put_record("c", Kind::Note, "n", Some("a\0b")).is_err(), "the same on every database");
+    for change in &Dice(6).life(5).changes {
+        store.transact("c", &mut timeline, change, Durability::Now).expect("it is written");
+    }
+    assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
+    assert_eq!(store.records("c", Kind::Note).expect("kept").len(), 1);
+}
+
+fn texts(store: &mut Database, name: &str) -> Vec<(ChunkId, String)> {
+    let mut timeline = store.load(name, Access::Read).expect("it opens");
+    bring_all(store, name, &mut timeline);
+    timeline.chunks().map(|c| (c.id(), c.text().into_owned())).collect()
+}
+
+fn a_log_without_its_end_is_not_believed(place: &Place) {
+    let mut store = place.open();
+    full(&mut store, "c", 31);
+    let said = texts(&mut store, "c");
+    drop(store);
+    behind_its_back(place, "DELETE FROM log WHERE key >= (SELECT max(key) - 20 FROM log)");
+    behind_its_back(place, "UPDATE block SET sum = sum + 1");
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    assert!(findings.iter().any(|f| f.what == "its log has lost its end"), "{findings:?}");
+    store.mend(&findings).expect("it can be mended");
+    assert_eq!(texts(&mut store, "c"), said);
+}
+
+fn a_state_without_its_log_is_found_again(place: &Place) {
+    let mut store = place.open();
+    full(&mut store, "c", 33);
+    let said = texts(&mut store, "c");
+    drop(store);
+    behind_its_back(place, "DELETE FROM log; DELETE FROM conversation");
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    store.mend(&findings).expect("it can be mended");
+    assert_eq!(texts(&mut store, "recovered 1"), said);
     assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
 }

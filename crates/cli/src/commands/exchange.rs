@@ -14,7 +14,7 @@ use halo_store::exchange::{Arrivals, Import};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
+use std::io::{BufReader, BufWriter, IsTerminal, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// What to write, and where to.
@@ -192,7 +192,12 @@ fn import_file(
 ) -> Result<Arrivals> {
     let from_pipe = path.as_os_str() == "-";
     let (input, bytes): (Box<dyn Read>, u64) = if from_pipe {
-        (Box::new(std::io::stdin()), 0)
+        // Others may write while somebody types: only then is it taken in.
+        let mut spool = tempfile::tempfile().context("cannot make a temporary file")?;
+        let bytes =
+            std::io::copy(&mut std::io::stdin().lock(), &mut spool).context("cannot read standard input")?;
+        spool.rewind().context("cannot read standard input")?;
+        (Box::new(spool), bytes)
     } else {
         let (file_path, path) = (path, path.display());
         let file = File::open(file_path).with_context(|| format!("cannot read {path}"))?;

@@ -75,11 +75,13 @@ impl Signal {
         let mut draft = timeline.clone();
         let mut changes = Vec::new();
         for &chunk in &options.chunks {
-            // What went along with one that was named before it needs no signal of its own.
-            if changes.iter().any(|c: &Change| c.names().contains(&chunk)) && self != Signal::Merge {
-                continue;
-            }
-            let change = self.plan(&draft, chunk, full)?;
+            // What went along with one that was named before it may be where it was to be already.
+            let along = changes.iter().any(|c: &Change| c.names().contains(&chunk)) && self != Signal::Merge;
+            let change = match self.plan(&draft, chunk, full) {
+                Err(SignalError::Live(_)) if along => signals::pin(&draft, chunk, full)?,
+                Err(_) if along => continue,
+                planned => planned?,
+            };
             let away = draft.away(&change);
             store.bring(name, &mut draft, &away)?;
             draft.apply(&change)?;

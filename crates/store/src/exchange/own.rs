@@ -151,7 +151,7 @@ pub(super) fn import(
         let wrong = |why: String| SqlError::refused(format!("line {at_line}: {why}"));
         match lines.next()? {
             Some(ExportLine::Entry { seq, at, changes }) => {
-                if seq <= last || seq > u64::from(u32::MAX) {
+                if seq <= last || seq > 1 << 31 {
                     return Err(wrong(format!("entry {seq} does not come after entry {last}")));
                 }
                 let change = log::change_of(changes);
