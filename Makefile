@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help run test setup build fmt lint doc unit ledger bench
+.PHONY: help run test setup models build fmt lint doc unit ledger bench
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
@@ -10,10 +10,13 @@ help: ## what there is
 run: build ## installs what is missing, builds, and starts halo
 	@target/release/halo --help
 
-test: setup fmt lint doc unit ledger ## everything: format, clippy, documentation, tests, the ledger
+test: setup models fmt lint doc unit ledger ## everything: format, clippy, documentation, tests, the ledger
 
 setup: ## installs what is missing, or says what to install
 	@scripts/setup
+
+models: ## fetches the model that the tests run on
+	@scripts/models
 
 build:
 	@scripts/setup run
@@ -23,7 +26,7 @@ fmt:
 	$(CARGO) fmt --all --check
 
 lint:
-	$(CARGO) clippy --workspace --all-targets --all-features --locked -- --deny warnings
+	$(CARGO) clippy --workspace --all-targets --locked -- --deny warnings
 
 doc:
 	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --locked --quiet

@@ -1,0 +1,253 @@
+//! What the model looks at, taken from the graph while it is computed, and reduced on the spot to one number a cell.
+//!
+//! The softmax of every layer passes by as a node. For each it is decided before the graph runs whether it is wanted;
+//! with nothing wanted, the graph runs in one piece and this costs nothing. Rows come out by *cell*; what token a cell
+//! holds is for the cell table to say, which is kept from the same graph.
+
+use crate::ffi::Node;
+
+/// How layers are made one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// The mean of all.
+    Mean,
+    /// The last alone.
+    Last,
+    /// The largest of all, cell by cell: no probabilities any more.
+    Max,
+    /// The mean of these.
+    These(Vec<usize>),
+}
+
+/// Which rows of a batch are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// None: nothing is looked at.
+    None,
+    /// That of the last token.
+    Last,
+    /// All.
+    All,
+}
+
+/// What is wanted of the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Which rows.
+    pub rows: Rows,
+    /// How layers are made one.
+    pub layers: Layers,
+    /// Whether the largest head of each layer is wanted beside their mean.
+    pub max_heads: bool,
+    /// Whether every head of every layer is kept as well.
+    pub full: bool,
+}
+
+impl Want {
+    /// Nothing.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self { rows: Rows::None, layers: Layers::Mean, max_heads: false, full: false }
+    }
+}
+
+/// What one token looked at, by cell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Look {
+    /// The mean over heads, of the layers as wanted.
+    pub mean: Vec<f32>,
+    /// The largest head of each layer instead; empty where it was not wanted.
+    pub max: Vec<f32>,
+}
+
+/// One layer, every head of it: `heads × cells` numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heads {
+    /// Which layer.
+    pub layer: usize,
+    /// Which token of the batch.
+    pub token: usize,
+    /// Its heads one after the other.
+    pub values: Vec<f32>,
+}
+
+/// What looks at the graph.
+#[derive(Debug)]
+pub struct Tap {
+    layers: usize,
+    want: Want,
+    looks: Vec<Look>,
+    full: Vec<Heads>,
+    cells: Vec<i64>,
+    seen: usize,
+    scratch: Vec<f32>,
+    integers: Vec<i64>,
+}
+
+impl Tap {
+    pub(crate) fn new(layers: usize) -> Self {
+        Self {
+            layers,
+            want: Want::nothing(),
+            looks: Vec::new(),
+            full: Vec::new(),
+            cells: Vec::new(),
+            seen: 0,
+            scratch: Vec::new(),
+            integers: Vec::new(),
+        }
+    }
+
+    /// Forgets what was seen, and says what is wanted of the next batch.
+    pub fn want(&mut self, want: Want) {
+        self.want = want;
+        self.looks.clear();
+        self.full.clear();
+        self.cells.clear();
+        self.seen = 0;
+    }
+
+    /// The cells that the tokens of the batch went to, in order.
+    #[must_use]
+    pub fn cells(&self) -> &[i64] {
+        &self.cells
+    }
+
+    /// What the tokens looked at: of the last one, or of all in order, as was wanted. Nothing where the graph did not
+    /// show it, as with a kind of model that has no such nodes.
+    #[must_use]
+    pub fn looks(&mut self) -> Vec<Look> {
+        let seen = std::mem::take(&mut self.seen);
+        let mut looks = std::mem::take(&mut self.looks);
+        if seen == 0 {
+            return Vec::new();
+        }
+        if !matches!(self.want.layers, Layers::Max) {
+            let share = 1.0 / seen as f32;
+            for look in &mut looks {
+                look.mean.iter_mut().chain(&mut look.max).for_each(|a| *a *= share);
+            }
+        }
+        looks
+    }
+
+    /// Every head of every layer that was seen.
+    #[must_use]
+    pub fn full(&mut self) -> Vec<Heads> {
+        std::mem::take(&mut self.full)
+    }
+
+    fn wants_layer(&self, layer: usize) -> bool {
+        self.want.rows != Rows::None
+            && match &self.want.layers {
+                _ if self.want.full => true,
+                Layers::Mean | Layers::Max => true,
+                Layers::Last => layer + 1 == self.layers,
+                Layers::These(these) => these.contains(&layer),
+            }
+    }
+
+    /// Whether a layer counts for the row, and is not only kept whole.
+    fn counts(&self, layer: usize) -> bool {
+        match &self.want.layers {
+            Layers::Mean | Layers::Max => true,
+            Layers::Last => layer + 1 == self.layers,
+            Layers::These(these) => these.contains(&layer),
+        }
+    }
+
+    pub(crate) fn wants(&self, node: &Node<'_>) -> bool {
+        match kind(node) {
+            Kind::Softmax(layer) => self.wants_layer(layer),
+            // The cells of the batch are the same in every layer.
+            Kind::Keys => self.cells.is_empty(),
+            Kind::Other => false,
+        }
+    }
+
+    pub(crate) fn see(&mut self, node: &Node<'_>) {
+        match kind(node) {
+            Kind::Softmax(layer) => self.see_softmax(layer, node),
+            Kind::Keys => {
+                let mut cells = std::mem::take(&mut self.integers);
+                if node.source(1).is_some_and(|rows| rows.integers(&mut cells)) && self.cells.is_empty() {
+                    self.cells.extend_from_slice(&cells);
+                }
+                self.integers = cells;
+            }
+            Kind::Other => {}
+        }
+    }
+
+    fn see_softmax(&mut self, layer: usize, node: &Node<'_>) {
+        let [cells, tokens, heads, streams] = node.extent();
+        if streams != 1 || tokens == 0 || heads == 0 || cells == 0 {
+            return;
+        }
+        let wanted = if self.want.rows == Rows::All { 0..tokens } else { tokens - 1..tokens };
+        let (counts, first) = (self.counts(layer), wanted.start);
+        if counts && self.looks.len() != wanted.len() {
+            self.looks = vec![Look::default(); wanted.len()];
+        }
+        let mut row = std::mem::take(&mut self.scratch);
+        for token in wanted {
+            let mut whole = Vec::new();
+            let mut largest = if self.want.max_heads { vec![0.0f32; cells] } else { Vec::new() };
+            for head in 0..heads {
+                if !node.row(token, head, &mut row) {
+                    self.scratch = row;
+                    return;
+                }
+                if self.want.full {
+                    whole.extend_from_slice(&row);
+                }
+                if counts {
+                    let look = &mut self.looks[token - first];
+                    look.mean.resize(cells, 0.0);
+                    let share = 1.0 / heads as f32;
+                    if matches!(self.want.layers, Layers::Max) {
+                        whole_max(&mut look.mean, &row);
+                    } else {
+                        look.mean.iter_mut().zip(&row).for_each(|(sum, a)| *sum += a * share);
+                    }
+                    largest.iter_mut().zip(&row).for_each(|(most, a)| *most = most.max(*a));
+                }
+            }
+            if counts && self.want.max_heads {
+                let look = &mut self.looks[token - first];
+                look.max.resize(cells, 0.0);
+                if matches!(self.want.layers, Layers::Max) {
+                    whole_max(&mut look.max, &largest);
+                } else {
+                    look.max.iter_mut().zip(&largest).for_each(|(sum, a)| *sum += a);
+                }
+            }
+            if self.want.full {
+                self.full.push(Heads { layer, token, values: whole });
+            }
+        }
+        self.seen += usize::from(counts);
+        self.scratch = row;
+    }
+}
+
+fn whole_max(into: &mut [f32], row: &[f32]) {
+    into.iter_mut().zip(row).for_each(|(most, a)| *most = most.max(*a));
+}
+
+enum Kind {
+    Softmax(usize),
+    Keys,
+    Other,
+}
+
+fn kind(node: &Node<'_>) -> Kind {
+    if let Some(layer) = node.name().strip_prefix(b"kq_soft_max-") {
+        let layer = str::from_utf8(layer).ok().and_then(|l| l.parse().ok());
+        return layer.map_or(Kind::Other, Kind::Softmax);
+    }
+    if node.sets_rows() && node.view_of().is_some_and(|table| table.name().starts_with(b"cache_k")) {
+        return Kind::Keys;
+    }
+    Kind::Other
+}

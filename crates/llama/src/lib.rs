@@ -1,0 +1,6 @@
+//! The local model on llama.cpp: attention of all layers from any unpatched GGUF, and a memory whose cells can be
+//! taken out and put back. The only foreign code and the only `unsafe` of the program, all of it in [`ffi`].
+
+pub mod attention;
+pub mod ffi;
+pub mod gguf;
