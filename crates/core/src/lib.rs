@@ -14,6 +14,7 @@ pub mod chunk;
 pub mod live;
 pub mod notation;
 mod order;
+pub mod parts;
 pub mod prune;
 pub mod replay;
 pub mod resurrect;

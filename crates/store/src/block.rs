@@ -4,7 +4,8 @@
 //! opening a conversation. Packed, they are read in a millisecond or two.
 
 use halo_core::body::{Body, put_varint, take_varint};
-use halo_core::timeline::{BareHead, Parts, Timeline, Turn};
+use halo_core::parts::{BareHead, Parts};
+use halo_core::timeline::{Timeline, Turn};
 use halo_core::token::{Role, TurnId};
 use std::ops::Range;
 

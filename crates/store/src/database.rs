@@ -139,15 +139,6 @@ impl Database {
         Ok(Self { sql: Box::new(sql), location: Location::Sqlite(path.to_owned()), open: BTreeMap::new() })
     }
 
-    /// Makes the first page of a file anew, where that alone keeps it from opening; the file as it was is kept
-    /// beside it, and named.
-    ///
-    /// # Errors
-    /// When that does not help; the file is then as it was.
-    pub fn revive(path: &Path) -> Result<PathBuf, SeamError> {
-        crate::doctor::revive(path).map_err(|e| e.doing("mending the store"))
-    }
-
     /// Where it is.
     #[must_use]
     pub fn location(&self) -> &Location {

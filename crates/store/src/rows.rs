@@ -6,8 +6,9 @@ use crate::log;
 use crate::sql::{Cell, Row, Sql, SqlError};
 use halo_core::body::{Body, sum_of};
 use halo_core::change::Change;
+use halo_core::parts::Parts;
 use halo_core::seams::{Embedding, Entry, Kind, Record};
-use halo_core::timeline::{Head, Parts, Timeline};
+use halo_core::timeline::{Head, Timeline};
 use halo_core::token::{ChunkId, Role, TurnId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -271,11 +272,9 @@ pub(crate) fn update_bodies(
     timeline: &Timeline,
 ) -> Result<(), SqlError> {
     let bodies = bodies(places, timeline)?;
-    let row = |(place, _, bytes): &'_ (usize, Head, Vec<u8>)| (sum_cell(bytes), Cell::Int(key(id, *place)));
-    let mut rows: Vec<Vec<Cell<'_>>> = Vec::with_capacity(bodies.len());
-    for body in &bodies {
-        let (sum, key) = row(body);
-        rows.push(vec![sum, Cell::Blob(&body.2), key]);
+    let mut rows = Vec::with_capacity(bodies.len());
+    for (place, _, bytes) in &bodies {
+        rows.push(vec![sum_cell(bytes), Cell::Blob(bytes), Cell::Int(key(id, *place))]);
     }
     sql.run_many("UPDATE chunk SET sum = $1, body = $2 WHERE key = $3", &rows)
 }
@@ -287,14 +286,10 @@ pub(crate) fn upsert_blocks(
     timeline: &Timeline,
 ) -> Result<(), SqlError> {
     let blocks: Vec<_> = blocks.map(|b| (b, block::write(timeline, b))).collect();
-    let row = |(b, bytes): &'_ (usize, Vec<u8>)| (Cell::Int(key(id, *b)), sum_cell(bytes));
-    let rows: Vec<Vec<Cell<'_>>> = blocks
-        .iter()
-        .map(|block| {
-            let (key, sum) = row(block);
-            vec![key, sum, Cell::Blob(&block.1)]
-        })
-        .collect();
+    let mut rows = Vec::with_capacity(blocks.len());
+    for (b, bytes) in &blocks {
+        rows.push(vec![Cell::Int(key(id, *b)), sum_cell(bytes), Cell::Blob(bytes)]);
+    }
     let upsert = "INSERT INTO block (key, sum, heads) VALUES ($1, $2, $3) \
                   ON CONFLICT (key) DO UPDATE SET sum = excluded.sum, heads = excluded.heads";
     sql.run_many(upsert, &rows)

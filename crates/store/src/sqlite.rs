@@ -3,14 +3,14 @@
 //! Beside the file lies a folder of locks, one file for each conversation that is being written: two programs
 //! may share a database, not a conversation.
 
-use crate::doctor::{beside, remove};
+use crate::files::{beside, create_private, io, lock_file, remove};
 use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
 use halo_core::seams::Durability;
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -155,24 +155,6 @@ impl Sqlite {
             Err(error) => Err(explain(&error, &self.path)),
         }
     }
-}
-
-fn lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
-    let mut folder = OsString::from(path);
-    folder.push("-locks");
-    let folder = PathBuf::from(folder);
-    let opened = fs::create_dir_all(&folder).and_then(|()| {
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(folder.join(name))
-    });
-    opened.map_err(|e| io(&e, &folder))
-}
-
-/// Keeps everybody from claiming anything of a file while another takes its place.
-pub(crate) fn lock_out(path: &Path) -> Result<File, SqlError> {
-    let file = lock_file(path, "in-use")?;
-    let why = "another Halo is using the store: close it first, so that it can be mended";
-    file.try_lock().map_err(|_| SqlError::new(Trouble::Busy, why))?;
-    Ok(file)
 }
 
 impl Sql for Sqlite {
@@ -372,29 +354,6 @@ fn open_archive(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     }
     uri.push_str("?immutable=1");
     Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
-}
-
-/// Makes the file if there is none, for its owner's eyes alone.
-pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    match options.open(path) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(io(&error, path)),
-    }
-}
-
-fn io(error: &std::io::Error, path: &Path) -> SqlError {
-    use std::io::ErrorKind as Kind;
-    let trouble = match error.kind() {
-        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Trouble::ReadOnly,
-        Kind::StorageFull | Kind::QuotaExceeded => Trouble::Full,
-        _ => Trouble::Unreachable,
-    };
-    SqlError::new(trouble, format!("{}: {error}", path.display()))
 }
 
 /// What SQLite's error means to a person.

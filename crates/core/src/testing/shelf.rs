@@ -3,7 +3,8 @@
 
 use crate::body::Body;
 use crate::change::Change;
-use crate::timeline::{BareHead, Head, Parts, Timeline, Turn};
+use crate::parts::{BareHead, Parts};
+use crate::timeline::{Head, Timeline, Turn};
 use crate::token::ChunkId;
 
 /// The parts of one timeline.

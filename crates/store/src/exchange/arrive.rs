@@ -8,7 +8,7 @@
 use super::foreign::{
     Content, Foreign, ForeignToken, ForeignTurn, Format, Losses, ReadError, detect, is_zip, read,
 };
-use super::own;
+use super::{Arrival, Arrivals, own, taken};
 use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
@@ -37,41 +37,6 @@ pub struct Import<'a> {
     pub brightness: Brightness,
     /// Whose tokens it becomes.
     pub model: Option<&'a mut dyn Model>,
-}
-
-/// What came of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Arrivals {
-    /// The conversations, in order.
-    pub conversations: Vec<Arrival>,
-    /// What could not be kept.
-    pub lost: Losses,
-    /// What the file was.
-    pub format: String,
-}
-
-/// A conversation that has arrived.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// Its name here.
-    pub name: String,
-    /// Messages.
-    pub turns: usize,
-    /// Tokens.
-    pub tokens: usize,
-    /// Tokens in the window.
-    pub live: usize,
-}
-
-impl Arrival {
-    pub(super) fn of(name: &str, timeline: &Timeline) -> Self {
-        let (turns, tokens) = (timeline.turns().len(), timeline.len());
-        Self { name: name.to_owned(), turns, tokens, live: timeline.live_len() }
-    }
-}
-
-pub(super) fn taken(name: &str) -> SqlError {
-    SqlError::refused(format!("there is a conversation '{name}' already: give this one another name with -c"))
 }
 
 impl Database {

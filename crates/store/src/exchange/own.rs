@@ -5,7 +5,7 @@
 //! state. It is written and read line by line, so that it may be as long as it likes. Arriving, it is played
 //! again from the start, and must come to the same state.
 
-use super::arrive::Arrival;
+use super::{Arrival, taken};
 use crate::database::Database;
 use crate::log::{self, Line, Name};
 use crate::rows;
@@ -141,7 +141,7 @@ pub(super) fn import(
     }
     let name = name.unwrap_or(&own_name);
     if rows::find(sql, name)?.is_some() {
-        return Err(super::arrive::taken(name));
+        return Err(taken(name));
     }
     let id = rows::create(sql, name, created)?;
     let mut timeline = Timeline::new();
