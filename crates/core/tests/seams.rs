@@ -1,8 +1,9 @@
 //! The doubles of the seams: a model, an embedder and stores that later tests will rely on.
 
+use halo_core::attention::Watch;
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::seams::{
-    Access, Durability, Embedder, Finish, Flow, Model, ModelStep, Sampling, SeamError, Seen, Store,
+    Access, Durability, Embedder, Finish, Flow, Model, ModelStep, Prompt, Sampling, SeamError, Seen, Store,
 };
 use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
@@ -11,7 +12,7 @@ use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, Flags, Position, Role, TokenId, TurnId};
 
 fn sampling(max_tokens: usize) -> Sampling {
-    Sampling { max_tokens, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec!["</tool>".into()] }
+    Sampling { max_tokens, temperature: 0.0, stop: vec!["</tool>".into()], ..Sampling::default() }
 }
 
 #[test]
@@ -26,11 +27,18 @@ fn the_scripted_model_speaks() {
     let mut model = ScriptedModel::new(64, answers);
     let pieces = model.tokenize("a gun hangs\non the wall", false).expect("words");
     assert_eq!(pieces.iter().map(|p| p.text.as_str()).collect::<String>(), "a gun hangs\non the wall");
-    let window: Vec<Seen> = pieces.iter().map(|p| Seen { position: None, id: p.id }).collect();
+    let window: Vec<Seen> = pieces.iter().map(|p| Seen { position: None, id: p.id, begins: false }).collect();
+    let prompt = Prompt {
+        conversation: "main",
+        window: &window,
+        messages: &Vec::new,
+        next: Position(6),
+        aside: false,
+    };
     let mut rows = Vec::new();
-    let finish = model.generate(&window, Position(6), &sampling(9), &mut |step| {
+    let finish = model.generate(&prompt, &sampling(9), &Watch::default(), &mut |step| {
         let ModelStep::Token(piece, row) = step else { panic!("no prompt rows are scripted") };
-        rows.push((piece.text.clone(), row.expect("attention").to_vec()));
+        rows.push((piece.text.clone(), row.expect("attention").mean.to_vec()));
         Flow::Continue
     });
     assert_eq!((finish, rows.len()), (Ok(Finish::End), 3));
@@ -41,7 +49,7 @@ fn the_scripted_model_speaks() {
     assert_eq!((rows[0].1.len(), rows[2].1.len()), (6, 8), "each row covers what was there before its token");
     let go = |model: &mut ScriptedModel, max, stop_after: usize| {
         let mut said = 0;
-        let finish = model.generate(&window, Position(6), &sampling(max), &mut |_| {
+        let finish = model.generate(&prompt, &sampling(max), &Watch::default(), &mut |_| {
             said += 1;
             if said == stop_after { Flow::Stop } else { Flow::Continue }
         });

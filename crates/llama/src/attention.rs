@@ -5,19 +5,7 @@
 //! holds is for the cell table to say, which is kept from the same graph.
 
 use crate::ffi::Node;
-
-/// How layers are made one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layers {
-    /// The mean of all.
-    Mean,
-    /// The last alone.
-    Last,
-    /// The largest of all, cell by cell: no probabilities any more.
-    Max,
-    /// The mean of these.
-    These(Vec<usize>),
-}
+use halo_core::attention::Layers;
 
 /// Which rows of a batch are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,22 +26,26 @@ pub struct Want {
     /// How layers are made one.
     pub layers: Layers,
     /// Whether the largest head of each layer is wanted beside their mean.
-    pub max_heads: bool,
+    pub max: bool,
     /// Whether every head of every layer is kept as well.
     pub full: bool,
+    /// Whether the cells that the tokens go to are wanted.
+    pub cells: bool,
+    /// Whether the cells that the last token could see are wanted.
+    pub seen: bool,
 }
 
 impl Want {
     /// Nothing.
     #[must_use]
     pub fn nothing() -> Self {
-        Self { rows: Rows::None, layers: Layers::Mean, max_heads: false, full: false }
+        Self { rows: Rows::None, layers: Layers::Mean, max: false, full: false, cells: false, seen: false }
     }
 }
 
 /// What one token looked at, by cell.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Look {
+pub struct Row {
     /// The mean over heads, of the layers as wanted.
     pub mean: Vec<f32>,
     /// The largest head of each layer instead; empty where it was not wanted.
@@ -67,6 +59,8 @@ pub struct Heads {
     pub layer: usize,
     /// Which token of the batch.
     pub token: usize,
+    /// How many cells a row has.
+    pub cells: usize,
     /// Its heads one after the other.
     pub values: Vec<f32>,
 }
@@ -76,10 +70,13 @@ pub struct Heads {
 pub struct Tap {
     layers: usize,
     want: Want,
-    looks: Vec<Look>,
+    looks: Vec<Row>,
     full: Vec<Heads>,
     cells: Vec<i64>,
+    visible: Vec<u32>,
     seen: usize,
+    sum: Vec<f32>,
+    largest: Vec<f32>,
     scratch: Vec<f32>,
     integers: Vec<i64>,
 }
@@ -92,7 +89,10 @@ impl Tap {
             looks: Vec::new(),
             full: Vec::new(),
             cells: Vec::new(),
+            visible: Vec::new(),
             seen: 0,
+            sum: Vec::new(),
+            largest: Vec::new(),
             scratch: Vec::new(),
             integers: Vec::new(),
         }
@@ -104,7 +104,14 @@ impl Tap {
         self.looks.clear();
         self.full.clear();
         self.cells.clear();
+        self.visible.clear();
         self.seen = 0;
+    }
+
+    /// The cells that the last token of the batch could see, its own among them, in order.
+    #[must_use]
+    pub fn visible(&self) -> &[u32] {
+        &self.visible
     }
 
     /// The cells that the tokens of the batch went to, in order.
@@ -116,7 +123,7 @@ impl Tap {
     /// What the tokens looked at: of the last one, or of all in order, as was wanted. Nothing where the graph did not
     /// show it, as with a kind of model that has no such nodes.
     #[must_use]
-    pub fn looks(&mut self) -> Vec<Look> {
+    pub fn looks(&mut self) -> Vec<Row> {
         let seen = std::mem::take(&mut self.seen);
         let mut looks = std::mem::take(&mut self.looks);
         if seen == 0 {
@@ -158,16 +165,24 @@ impl Tap {
 
     pub(crate) fn wants(&self, node: &Node<'_>) -> bool {
         match kind(node) {
-            Kind::Softmax(layer) => self.wants_layer(layer),
-            // The cells of the batch are the same in every layer.
-            Kind::Keys => self.cells.is_empty(),
+            // What can be seen is the same in every layer.
+            Kind::Softmax(layer) => self.wants_layer(layer) || (self.want.seen && self.visible.is_empty()),
+            // So are the cells of the batch.
+            Kind::Keys => self.want.cells && self.cells.is_empty(),
             Kind::Other => false,
         }
     }
 
     pub(crate) fn see(&mut self, node: &Node<'_>) {
         match kind(node) {
-            Kind::Softmax(layer) => self.see_softmax(layer, node),
+            Kind::Softmax(layer) => {
+                if self.want.seen && self.visible.is_empty() {
+                    self.see_mask(node);
+                }
+                if self.wants_layer(layer) {
+                    self.see_softmax(layer, node);
+                }
+            }
             Kind::Keys => {
                 let mut cells = std::mem::take(&mut self.integers);
                 if node.source(1).is_some_and(|rows| rows.integers(&mut cells)) && self.cells.is_empty() {
@@ -179,6 +194,17 @@ impl Tap {
         }
     }
 
+    /// The mask tells what can be seen: nothing is taken from a cell that can, minus infinity from one that cannot.
+    fn see_mask(&mut self, node: &Node<'_>) {
+        let [_, tokens, _, _] = node.extent();
+        if let Some(mask) = node.source(1)
+            && let Some(row) = mask.row(tokens.wrapping_sub(1), 0, &mut self.scratch)
+        {
+            let open = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
+            self.visible.extend(open.map(|(cell, _)| cell as u32));
+        }
+    }
+
     fn see_softmax(&mut self, layer: usize, node: &Node<'_>) {
         let [cells, tokens, heads, streams] = node.extent();
         if streams != 1 || tokens == 0 || heads == 0 || cells == 0 {
@@ -187,51 +213,45 @@ impl Tap {
         let wanted = if self.want.rows == Rows::All { 0..tokens } else { tokens - 1..tokens };
         let (counts, first) = (self.counts(layer), wanted.start);
         if counts && self.looks.len() != wanted.len() {
-            self.looks = vec![Look::default(); wanted.len()];
+            self.looks = vec![Row::default(); wanted.len()];
         }
-        let mut row = std::mem::take(&mut self.scratch);
         for token in wanted {
+            // The heads of this layer, added up; the largest of each cell, if it is wanted; and all of them, if they are.
+            self.sum.clear();
+            self.sum.resize(cells, 0.0);
+            self.largest.clear();
+            self.largest.resize(if self.want.max { cells } else { 0 }, 0.0);
             let mut whole = Vec::new();
-            let mut largest = if self.want.max_heads { vec![0.0f32; cells] } else { Vec::new() };
             for head in 0..heads {
-                if !node.row(token, head, &mut row) {
-                    self.scratch = row;
-                    return;
-                }
+                let Some(row) = node.row(token, head, &mut self.scratch) else { return };
                 if self.want.full {
-                    whole.extend_from_slice(&row);
+                    whole.extend_from_slice(row);
                 }
-                if counts {
-                    let look = &mut self.looks[token - first];
-                    look.mean.resize(cells, 0.0);
-                    let share = 1.0 / heads as f32;
-                    if matches!(self.want.layers, Layers::Max) {
-                        whole_max(&mut look.mean, &row);
-                    } else {
-                        look.mean.iter_mut().zip(&row).for_each(|(sum, a)| *sum += a * share);
-                    }
-                    largest.iter_mut().zip(&row).for_each(|(most, a)| *most = most.max(*a));
-                }
+                self.sum.iter_mut().zip(row).for_each(|(sum, a)| *sum += a);
+                largest(&mut self.largest, row);
             }
-            if counts && self.want.max_heads {
+            if counts {
+                let share = 1.0 / heads as f32;
                 let look = &mut self.looks[token - first];
-                look.max.resize(cells, 0.0);
-                if matches!(self.want.layers, Layers::Max) {
-                    whole_max(&mut look.max, &largest);
+                look.mean.resize(cells, 0.0);
+                look.max.resize(self.largest.len(), 0.0);
+                if self.want.layers == Layers::Max {
+                    look.mean.iter_mut().zip(&self.sum).for_each(|(most, a)| *most = most.max(a * share));
+                    largest(&mut look.max, &self.largest);
                 } else {
-                    look.max.iter_mut().zip(&largest).for_each(|(sum, a)| *sum += a);
+                    look.mean.iter_mut().zip(&self.sum).for_each(|(mean, a)| *mean += a * share);
+                    look.max.iter_mut().zip(&self.largest).for_each(|(sum, a)| *sum += a);
                 }
             }
             if self.want.full {
-                self.full.push(Heads { layer, token, values: whole });
+                self.full.push(Heads { layer, token, cells, values: whole });
             }
         }
         self.seen += usize::from(counts);
-        self.scratch = row;
     }
 }
 
-fn whole_max(into: &mut [f32], row: &[f32]) {
+fn largest(into: &mut [f32], row: &[f32]) {
     into.iter_mut().zip(row).for_each(|(most, a)| *most = most.max(*a));
 }
 

@@ -35,6 +35,84 @@ pub struct Header {
     pub size: u64,
 }
 
+impl Header {
+    /// The value of a key that belongs to the model's kind, such as `context_length`.
+    #[must_use]
+    pub fn of_kind(&self, key: &str) -> Option<&Value> {
+        self.values.get(&format!("{}.{key}", self.architecture()?))
+    }
+
+    /// What kind of model it is.
+    #[must_use]
+    pub fn architecture(&self) -> Option<&str> {
+        match self.values.get("general.architecture") {
+            Some(Value::Text(name)) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Why the cells of such a model cannot be taken out and put back, as far as its header tells.
+    #[must_use]
+    pub fn no_surgery(&self) -> Option<&'static str> {
+        /// Kinds that have no cells, or only in some layers.
+        const RECURRENT: [&str; 19] = [
+            "mamba",
+            "rwkv",
+            "arwkv",
+            "jamba",
+            "bamba",
+            "lfm2",
+            "granitehybrid",
+            "falcon-h1",
+            "plamo2",
+            "nemotron_h",
+            "qwen3next",
+            "qwen35",
+            "qwen4exp",
+            "deepseek4",
+            "minimax-01",
+            "bailingmoe3",
+            "kimi-linear",
+            "kimi-k3",
+            "glm5-next",
+        ];
+        const ENCODERS: [&str; 9] = [
+            "bert",
+            "nomic-bert",
+            "jina-bert",
+            "neo-bert",
+            "modern-bert",
+            "eurobert",
+            "gemma-embedding",
+            "llama-embed",
+            "t5",
+        ];
+        /// Kinds whose attention slides though the header may not say so.
+        const SLIDING: [&str; 3] = ["gemma2", "llama4", "step35"];
+        let kind = self.architecture().unwrap_or_default();
+        let positive = |key: &str| matches!(self.of_kind(key), Some(Value::Int(n)) if *n > 0);
+        match () {
+            () if RECURRENT.iter().any(|r| kind.starts_with(r))
+                || self.of_kind("ssm.state_size").is_some() =>
+            {
+                Some("it is recurrent: at least some of its layers have no cells")
+            }
+            () if ENCODERS.iter().any(|e| kind.starts_with(e)) => Some("it reads with an encoder"),
+            // Phi 3 says how far it would slide; llama.cpp does not let it.
+            () if (positive("attention.sliding_window") && kind != "phi3") || SLIDING.contains(&kind) => {
+                Some("its attention slides: a cell is not seen from afar")
+            }
+            () if self.of_kind("attention.kv_lora_rank").is_some() => {
+                Some("its cells are compressed (MLA): they cannot be looked into")
+            }
+            () if self.of_kind("rope.dimension_sections").is_some() => {
+                Some("its positions have several parts (M-RoPE)")
+            }
+            () => None,
+        }
+    }
+}
+
 /// Why a file is no model.
 #[derive(Debug, thiserror::Error)]
 pub enum BadGguf {

@@ -2,5 +2,16 @@
 //! taken out and put back. The only foreign code and the only `unsafe` of the program, all of it in [`ffi`].
 
 pub mod attention;
+pub mod cells;
 pub mod ffi;
 pub mod gguf;
+pub mod graveyard;
+pub mod key;
+pub mod layout;
+pub mod memory;
+pub mod mirror;
+pub mod model;
+pub mod schema;
+mod speak;
+pub mod template;
+pub mod text;

@@ -1,6 +1,7 @@
 //! The real model: it reads, it looks, and what is taken out of its memory goes back bit by bit.
 
-use halo_llama::attention::{Layers, Rows, Want};
+use halo_core::attention::Layers;
+use halo_llama::attention::{Rows, Want};
 use halo_llama::ffi::{Context, Item, LlamaError, Pos, Seq, Shape, Token, Weights};
 use halo_llama::gguf;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,14 @@ fn attention_of_all_layers_sums_to_one_and_changes_nothing() {
     let wants = [(Layers::Mean, true), (Layers::Last, false), (Layers::These(vec![3, 7]), true)];
     for (layers, max_heads) in wants {
         let _ = watched.remove(MAIN, -1, -1);
-        watched.tap().want(Want { rows: Rows::All, layers: layers.clone(), max_heads, full: false });
+        watched.tap().want(Want {
+            rows: Rows::All,
+            layers: layers.clone(),
+            max: max_heads,
+            full: false,
+            cells: true,
+            seen: true,
+        });
         assert_eq!(read(&mut watched, MAIN, &tokens, 0), plain, "looking changes nothing");
         let cells: Vec<i64> = watched.tap().cells().to_vec();
         assert_eq!(cells.len(), tokens.len());

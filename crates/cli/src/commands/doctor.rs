@@ -136,12 +136,12 @@ fn told(
 
 /// Bytes left on the disk that a file lies on.
 #[cfg(unix)]
-fn free_space(path: &Path) -> Option<u64> {
+pub fn free_space(path: &Path) -> Option<u64> {
     let about = rustix::fs::statvfs(path.parent()?).ok()?;
     Some(about.f_bavail * about.f_frsize)
 }
 
 #[cfg(not(unix))]
-fn free_space(_path: &Path) -> Option<u64> {
+pub fn free_space(_path: &Path) -> Option<u64> {
     None
 }

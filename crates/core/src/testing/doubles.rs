@@ -2,14 +2,15 @@
 //! memory, and a store that fails on demand.
 
 use super::shelf::Shelf;
+use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
 use crate::seams::{
-    Access, Durability, Embedder, Embedding, Entry, Finish, Flow, Kind, Model, ModelInfo, ModelStep, Piece,
-    Record, Sampling, SeamError, Seen, Store, Summary,
+    Access, Durability, Embedder, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo, ModelStep,
+    Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
 };
 use crate::timeline::Timeline;
-use crate::token::{ChunkId, Position, TokenId};
+use crate::token::{ChunkId, TokenId};
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -53,7 +54,8 @@ impl ScriptedModel {
     /// A model that sees `context` tokens and will give these answers.
     #[must_use]
     pub fn new(context: usize, answers: Vec<ScriptedAnswer>) -> Self {
-        let info = ModelInfo { name: "scripted".into(), context, attention: true };
+        let info =
+            ModelInfo { name: "scripted".into(), context, attention: true, template: Template::default() };
         Self { info, answers: answers.into(), vocabulary: BTreeMap::new(), seen: Vec::new() }
     }
 
@@ -111,11 +113,12 @@ impl Model for ScriptedModel {
 
     fn generate(
         &mut self,
-        window: &[Seen],
-        next: Position,
+        prompt: &Prompt<'_>,
         sampling: &Sampling,
+        watch: &Watch,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError> {
+        let (window, next) = (prompt.window, prompt.next);
         if window.len() + sampling.max_tokens > self.info.context {
             let why = format!("{} tokens and an answer do not fit {}", window.len(), self.info.context);
             return Err(SeamError::new("generating", why));
@@ -134,11 +137,11 @@ impl Model for ScriptedModel {
             if step == sampling.max_tokens {
                 return Ok(Finish::Length);
             }
-            let row = self.row(&answer.attention, step, &window);
+            let row = self.row(&answer.attention, step, &window).filter(|_| watch.answer);
             let piece = self.piece(word);
-            window.push(Seen { position: Some(next.plus(step)), id: piece.id });
+            window.push(Seen { position: Some(next.plus(step)), id: piece.id, begins: step == 0 });
             said.push_str(word);
-            if listen(ModelStep::Token(&piece, row.as_deref())) == Flow::Stop {
+            if listen(ModelStep::Token(&piece, row.as_deref().map(Look::of))) == Flow::Stop {
                 return Ok(Finish::Aborted);
             }
             if sampling.stop.iter().any(|s| said.ends_with(s.as_str())) {

@@ -1,5 +1,7 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
+pub mod model;
+
 use super::progress::Progress;
 use super::{print, print_json};
 use anyhow::{Context, Result};

