@@ -283,7 +283,51 @@ fn header<R: Read>(input: &mut Input<R>) -> Result<Header, BadGguf> {
     if data.checked_add(end).is_none_or(|last| last > input.size) {
         return Err(BadGguf::Short("the end of its tensors".into()));
     }
-    Ok(Header { version, values, tensors, size: input.size })
+    let header = Header { version, values, tensors, size: input.size };
+    match lie(&header) {
+        Some(lie) => Err(BadGguf::Damaged(lie)),
+        None => Ok(header),
+    }
+}
+
+/// What the header claims that cannot be, of all that llama.cpp would stop the process for.
+fn lie(header: &Header) -> Option<String> {
+    let number = |key: &str| match header.of_kind(key) {
+        Some(Value::Int(n)) => Some(*n),
+        _ => None,
+    };
+    let within = |key: &str, least: i128, most: i128| {
+        let n = number(key).filter(|n| !(least..=most).contains(n))?;
+        Some(format!("its {key} is {n}"))
+    };
+    let prefix = format!("{}.", header.architecture()?);
+    let own = header.values.iter().filter(|(key, _)| key.starts_with(&prefix));
+    let numbers = own.clone().find_map(|(key, value)| match value {
+        Value::Float(n) if !n.is_finite() || (*n < 0.0 && key.ends_with("epsilon")) => {
+            Some(format!("{key} is {n}"))
+        }
+        _ => None,
+    });
+    let experts = number("expert_count").unwrap_or(0);
+    let groups = number("expert_group_count").unwrap_or(0);
+    let scaling = match header.of_kind("rope.scaling.type") {
+        Some(Value::Text(name)) if !["none", "linear", "yarn", "longrope"].contains(&name.as_str()) => {
+            Some(format!("its positions are scaled by '{name}', which is not known"))
+        }
+        _ => None,
+    };
+    numbers
+        .or(scaling)
+        .or_else(|| within("block_count", 1, 512))
+        .or_else(|| within("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
+        .or_else(|| within("context_length", 64, 1 << 30))
+        .or_else(|| within("expert_count", 0, 1024))
+        .or_else(|| within("expert_used_count", i128::from(experts > 0), experts))
+        .or_else(|| within("expert_group_count", 0, (experts - 1).max(0)))
+        .or_else(|| within("expert_group_used_count", i128::from(groups > 0), (groups - 1).max(0)))
+        .or_else(|| {
+            (groups > 0 && experts % groups != 0).then(|| format!("{experts} experts are in {groups} groups"))
+        })
 }
 
 fn value<R: Read>(input: &mut Input<R>, kind: u32, key: &str, depth: u32) -> Result<Value, BadGguf> {

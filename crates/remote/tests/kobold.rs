@@ -686,6 +686,29 @@ fn special_names_are_special_only_where_they_should_be() {
 }
 
 #[test]
+fn a_tokenizer_that_is_silent_is_not_waited_for() {
+    assert_eq!(Options::default().quick, Duration::from_secs(5));
+    let silent = Arc::new(AtomicUsize::new(0));
+    let asks = Arc::clone(&silent);
+    let stub = Stub::new(move |asked, reply| match asked.path.as_str() {
+        "/api/v1/model" => reply.json(&json!({"model_name": "Qwen", "max_context_length": 512, "num_layers": 2})),
+        "/api/v1/tokenize" if asks.load(Ordering::SeqCst) > 0 => reply.wait_for_close(),
+        "/api/v1/tokenize" => reply.json(&json!({"tokens": [{"token_id": 1, "text": "a"}], "token_count": 1})),
+        STREAM => {
+            reply.begin();
+            reply.event(&token(2, "b", even(5)));
+            reply.event(&done("length"));
+        }
+        _ => reply.not_found(),
+    });
+    let options = Options { quick: Duration::from_millis(300), ..Options::default() };
+    let mut model = Remote::connect(&format!("kobold+http://127.0.0.1:{}", stub.port), &options).unwrap();
+    silent.store(1, Ordering::SeqCst);
+    let error = model.tokenize("a", true).unwrap_err();
+    assert!(error.why.contains("no answer within 0.3 s"), "{error}");
+}
+
+#[test]
 fn a_schema_is_translated_by_the_server() {
     let stub = fork(|asked, reply| match asked.path.as_str() {
         "/api/extra/json_to_grammar" => reply.json(&json!({"result": "root ::= \"x\"", "success": true})),

@@ -101,12 +101,23 @@ settings! {
     /// The latest tokens, which never leave; auto is a quarter of `context.max_tokens`.
     Now "context.recent_tokens" recent_tokens: Auto<Tokens> = Auto::Auto;
 
+    /// Tokens that the model holds, the window and the answer; auto is what it was trained for, up to 8192.
+    Later "model.context" model_context: Auto<Int<64, 10_000_000>> = Auto::Auto;
+    /// Layers of the model that go to a graphics card, where the program was built for one.
+    Later "model.gpu_layers" gpu_layers: Int<0, 10_000> = Int(0);
+
     /// The longest answer, in tokens.
     Later "generation.max_tokens" answer_tokens: Int<1, 1_000_000> = Int(50);
     /// How freely the next token is drawn; 0 takes the likeliest.
     Later "generation.temperature" temperature: Real<0, 5> = Real(0.7);
+    /// How many of the likeliest tokens are drawn from; 0 draws from all.
+    Later "generation.top_k" top_k: Int<0, 1_000_000> = Int(40);
     /// The share of probability that is drawn from.
     Later "generation.top_p" top_p: Real<0, 1> = Real(0.9);
+    /// The least probability, as a share of the likeliest token's, that is drawn from.
+    Later "generation.min_p" min_p: Real<0, 1> = Real(0.0);
+    /// How much less likely a token of the recent past is; 1 is no less.
+    Later "generation.repetition" repetition: Real<1, 10> = Real(1.0);
     /// The same seed draws the same answer; auto draws another each time.
     Later "generation.seed" seed: Auto<Int<0, { i64::MAX }>> = Auto::Auto;
 

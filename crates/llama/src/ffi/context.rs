@@ -48,6 +48,9 @@ impl Halt {
     }
 }
 
+/// The smallest memory that is of any use.
+const LEAST: u32 = 64;
+
 /// A model's memory and calculator.
 pub struct Context {
     context: NonNull<sys::llama_context>,
@@ -83,6 +86,10 @@ impl Context {
         if shape.tokens > most {
             return Err(LlamaError::TooLong { asked: shape.tokens, most });
         }
+        if shape.tokens < LEAST || shape.batch == 0 || shape.sequences == 0 {
+            return Err(LlamaError::TooShort { asked: shape.tokens, least: LEAST });
+        }
+        let shape = Shape { batch: shape.batch.min(shape.tokens), ..shape };
         let need = weights.cell_bytes() * u64::from(shape.tokens);
         if let Some(free) = memory::available().filter(|&free| free < need) {
             return Err(LlamaError::Memory { need: need >> 20, free: free >> 20 });

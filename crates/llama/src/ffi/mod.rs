@@ -57,6 +57,14 @@ pub enum LlamaError {
         /// Tokens that it can do.
         most: u32,
     },
+    /// The context asked for is of no use.
+    #[error("a context of {asked} tokens is too small: ask for {least} or more")]
+    TooShort {
+        /// Tokens asked for.
+        asked: u32,
+        /// Tokens that it must have.
+        least: u32,
+    },
     /// There is not enough memory, or the context cannot be made.
     #[error("a context of {0} tokens cannot be made: there may not be enough memory; ask for a smaller one")]
     Context(u32),
