@@ -1,7 +1,7 @@
 //! What it costs to let a chunk leave a real model's memory and to bring it back, beside reading the context again.
 
 use crate::prose;
-use halo_core::seams::Seen;
+use halo_core::seams::{Flow, Seen};
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::Want;
 use halo_llama::ffi::{Context, Shape, Weights};
@@ -187,7 +187,7 @@ fn first_token(
     window: &[Seen],
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<f32>, MirrorError> {
-    let ready = mirror.follow("bench", window, 1)?;
+    let ready = mirror.follow("bench", window, 1, &mut |_, _| Flow::Continue)?;
     let names = keys(window).ok_or(MirrorError::Disorder)?;
     let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].begins);
     let tokens: Vec<_> = (ready.from..window.len() - 1).map(token).collect();

@@ -141,7 +141,7 @@ const LONGEST_LIST: u64 = 1 << 26;
 
 /// Elements to a block and bytes to a block, by the number of the tensor's type; nothing where a number means nothing
 /// any more or yet.
-const TYPES: [Option<(u64, u64)>; 40] = [
+const TYPES: [Option<(u64, u64)>; 43] = [
     Some((1, 4)),   // F32
     Some((1, 2)),   // F16
     Some((32, 18)), // Q4_0
@@ -181,7 +181,10 @@ const TYPES: [Option<(u64, u64)>; 40] = [
     None,
     None,
     None,
-    Some((32, 17)), // MXFP4
+    Some((32, 17)),  // MXFP4
+    Some((64, 36)),  // NVFP4
+    Some((128, 18)), // Q1_0
+    Some((64, 18)),  // Q2_0
 ];
 
 /// Reads and checks the header of a file.
@@ -308,6 +311,12 @@ fn lie(header: &Header) -> Option<String> {
         }
         _ => None,
     });
+    let vocabulary = match header.values.get("tokenizer.ggml.model") {
+        Some(Value::Text(name)) if name == "none" || name == "no_vocab" => {
+            Some("it has no vocabulary".to_owned())
+        }
+        _ => None,
+    };
     let experts = number("expert_count").unwrap_or(0);
     let groups = number("expert_group_count").unwrap_or(0);
     let scaling = match header.of_kind("rope.scaling.type") {
@@ -318,6 +327,7 @@ fn lie(header: &Header) -> Option<String> {
     };
     numbers
         .or(scaling)
+        .or(vocabulary)
         .or_else(|| within("block_count", 1, 512))
         .or_else(|| within("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
         .or_else(|| within("context_length", 64, 1 << 30))
@@ -364,6 +374,15 @@ fn list<R: Read>(input: &mut Input<R>, key: &str, depth: u32) -> Result<Value, B
     };
     if width > 0 {
         input.skip(len * width, key)?;
+    } else if kind == 8 {
+        // Of words that a vocabulary has twice, llama.cpp would not say which is meant, and stop.
+        let mut words = std::collections::HashSet::new();
+        for _ in 0..len {
+            let word = input.text(key)?;
+            if key == "tokenizer.ggml.tokens" && !words.insert(word.clone()) {
+                return Err(BadGguf::Damaged(format!("{word:?} stands in its vocabulary twice")));
+            }
+        }
     } else {
         for _ in 0..len {
             value(input, kind, key, depth + 1)?;
@@ -392,6 +411,9 @@ fn tensor<R: Read>(input: &mut Input<R>, name: &str, align: u64) -> Result<u64, 
     let (block, bytes) = known.ok_or_else(|| wrong(format!("is of the unknown type {kind}")))?;
     if !row.is_multiple_of(block) {
         return Err(wrong(format!("has rows of {row} that do not fill blocks of {block}")));
+    }
+    if dimensions == 1 && kind != 0 {
+        return Err(wrong("is a list of numbers that are not whole 32-bit ones, which cannot be run".into()));
     }
     let offset = input.u64(name)?;
     if !offset.is_multiple_of(align) {

@@ -24,7 +24,8 @@ pub fn keys(window: &[Seen]) -> Option<Vec<Key>> {
     for (n, seen) in window.iter().enumerate() {
         let key = match seen.position {
             None => Key(SYSTEM + n as i64),
-            Some(position) => Key(i64::try_from(position.0).ok()?),
+            // More than anybody will ever say; sums of names stay within their type.
+            Some(position) => Key(i64::try_from(position.0).ok().filter(|&n| n < 1 << 48)?),
         };
         if keys.last().is_some_and(|last| *last >= key) {
             return None;

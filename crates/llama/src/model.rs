@@ -12,7 +12,7 @@ use halo_core::seams::{
     Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen, Template,
     Upkeep,
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -126,7 +126,8 @@ impl Llama {
         let (jobs, todo) = channel();
         let mode = options.mode;
         let work = move || run(Mirror::new(context, Graveyard::open(room, mark), mode), &todo);
-        let thread = std::thread::Builder::new().name("halo-model".into()).spawn(work);
+        // Schemas are read by going down into them.
+        let thread = std::thread::Builder::new().name("halo-model".into()).stack_size(64 << 20).spawn(work);
         let thread = thread.map_err(|e| SeamError::new("starting the model's thread", e.to_string()))?;
         let thread = Arc::new(Engine {
             jobs: Mutex::new(Some(jobs)),
@@ -254,13 +255,14 @@ fn run(mut mirror: Mirror, jobs: &Receiver<Job>) {
         match job {
             Job::Speak { number, ask, steps } => {
                 mirror.context().halt().begin(number);
-                let end = answer(&mut mirror, &ask, &mut forms, &steps);
+                let end = survive(&mut mirror, |mirror| answer(mirror, &ask, &mut forms, &steps));
                 mirror.context().halt().begin(0);
                 let _ = steps.send(Step::End(end));
             }
             Job::Settle { conversation, window, done } => {
-                let settled = mirror.settle(&conversation, &window).map(|_| ());
-                let _ = done.send(settled.map_err(|why| failed(&why)));
+                let settle = |mirror: &mut Mirror| mirror.settle(&conversation, &window).map(|_| ());
+                let settled = survive(&mut mirror, |mirror| settle(mirror).map_err(|why| failed(&why)));
+                let _ = done.send(settled);
             }
             Job::Forget { conversation, done } => {
                 mirror.forget(&conversation);
@@ -274,6 +276,19 @@ fn run(mut mirror: Mirror, jobs: &Receiver<Job>) {
     }
     // What is in memory is saved, so that the next start need not read it again.
     mirror.clear();
+}
+
+/// A mistake of this program in one job is no reason to answer no other: its memory is thrown away, and that is all.
+fn survive<T>(
+    mirror: &mut Mirror,
+    job: impl FnOnce(&mut Mirror) -> Result<T, SeamError>,
+) -> Result<T, SeamError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(mirror))).unwrap_or_else(|_| {
+        mirror.abandon();
+        let why =
+            "a mistake in this program; its memory was thrown away, and what is asked next is read again";
+        Err(SeamError::new("running the model", why))
+    })
 }
 
 fn failed(why: &MirrorError) -> SeamError {
@@ -357,10 +372,4 @@ fn mark(path: &Path, weights: &Weights) -> std::io::Result<u128> {
         sum.update(&bytes);
     }
     Ok(sum.digest128())
-}
-
-/// Where the cells of dead chunks are kept in a data folder.
-#[must_use]
-pub fn kv_folder(data: &Path) -> PathBuf {
-    data.join("kv")
 }

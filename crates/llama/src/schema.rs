@@ -6,6 +6,15 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTr
 use llguidance::{Matcher, ParserFactory};
 use std::sync::Arc;
 
+/// The longest schema, and the most references in it.
+const MOST_BYTES: usize = 1 << 18;
+const MOST_REFERENCES: usize = 400;
+
+/// The first line of what went wrong; the rest is for those who write such libraries.
+fn brief(why: &dyn std::fmt::Display) -> String {
+    why.to_string().lines().next().unwrap_or("it cannot be used").to_owned()
+}
+
 /// What turns schemas into forms, for the vocabulary of one model. Made when it is first needed.
 pub struct Forms {
     factory: ParserFactory,
@@ -42,13 +51,19 @@ impl Forms {
     /// # Errors
     /// When the schema is no JSON, or asks for what cannot be.
     pub fn form(&self, schema: &str) -> Result<Form, String> {
+        // Each reference is a step deeper when it is read.
+        if schema.len() > MOST_BYTES || schema.matches("\"$ref\"").count() > MOST_REFERENCES {
+            return Err(format!(
+                "the schema is too large: {MOST_BYTES} bytes and {MOST_REFERENCES} references are allowed"
+            ));
+        }
         let schema = serde_json::from_str(schema).map_err(|e| format!("the schema is no JSON: {e}"))?;
         let parser = self.factory.create_parser(TopLevelGrammar::from_json_schema(schema));
         let mut matcher = Matcher::new(parser);
         if let Some(why) = matcher.get_error() {
-            return Err(why.lines().next().unwrap_or("it cannot be used").to_owned());
+            return Err(brief(&why));
         }
-        let mask = matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        let mask = matcher.compute_mask_or_eos().map_err(|e| brief(&e))?;
         Ok(Form { matcher, mask })
     }
 }
@@ -71,11 +86,11 @@ impl Form {
     /// # Errors
     /// When the token was not allowed.
     pub fn said(&mut self, token: Token) -> Result<bool, String> {
-        self.matcher.consume_token(token.cast_unsigned()).map_err(|e| e.to_string())?;
+        self.matcher.consume_token(token.cast_unsigned()).map_err(|e| brief(&e))?;
         if self.matcher.is_stopped() {
             return Ok(true);
         }
-        self.mask = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        self.mask = self.matcher.compute_mask_or_eos().map_err(|e| brief(&e))?;
         Ok(false)
     }
 }

@@ -31,7 +31,8 @@ pub(crate) fn speak(
     let ready = if ask.aside {
         mirror.fork(&ask.conversation, &ask.window, answer)
     } else {
-        mirror.follow(&ask.conversation, &ask.window, answer)
+        let mut reading = |done, of| tell(ModelStep::Reading { done, of });
+        mirror.follow(&ask.conversation, &ask.window, answer, &mut reading)
     };
     let said = ready.and_then(|ready| {
         let first = read_end(mirror, ask, &ready, tell)?;
@@ -126,7 +127,12 @@ fn go_on(
     let mut sampler = Sampler::new(&weights, &ask.sampling);
     let recent = ask.window.len().saturating_sub(Sampler::WINDOW);
     ask.window[recent..].iter().for_each(|seen| sampler.said(seen.id.0.cast_signed()));
-    let (mut letters, mut stops) = (Letters::default(), Stops::new(&ask.sampling.stop));
+    let mut letters = Letters::default();
+    // A character may have begun in the window.
+    let ends = ask.window.iter().rev().take(4).rev();
+    let bytes: Vec<u8> = ends.flat_map(|seen| weights.bytes(seen.id.0.cast_signed(), true)).collect();
+    letters.push(&bytes);
+    let mut stops = Stops::new(&ask.sampling.stop);
     for n in 0..room {
         let allowed = |token: Token| form.as_ref().is_none_or(|form| form.allows(token));
         let Some(token) = sampler.choose(mirror.context().guess(), &allowed) else { return Ok(Finish::End) };

@@ -14,6 +14,32 @@ use minijinja::{Environment, Error, ErrorKind, context};
 /// # Errors
 /// A sentence that says why the template tells nothing.
 pub fn learn(source: &str, first: &str, ends: &[String]) -> Result<Template, String> {
+    check(source)?;
+    let (source, first, ends) = (source.to_owned(), first.to_owned(), ends.to_vec());
+    // What is read by going down into it needs room to go down.
+    let work = move || learn_checked(&source, &first, &ends);
+    let thread = std::thread::Builder::new().name("halo-template".into()).stack_size(64 << 20).spawn(work);
+    let thread = thread.map_err(|error| error.to_string())?;
+    thread.join().unwrap_or_else(|_| Err("it cannot be run".into()))
+}
+
+/// A template is a program from elsewhere: what is longer than any that people use, or goes deeper, is not run at all.
+fn check(source: &str) -> Result<(), String> {
+    if source.len() > LONGEST {
+        return Err(format!("it is {} bytes long, and {LONGEST} are allowed", source.len()));
+    }
+    let tags = source.split(['{', '}']).map(str::len).max().unwrap_or(0);
+    if tags > LONGEST_PART {
+        return Err(format!("a part of it is {tags} bytes long, and {LONGEST_PART} are allowed"));
+    }
+    Ok(())
+}
+
+/// Bytes of a template, and of what stands between two braces of it.
+const LONGEST: usize = 1 << 16;
+const LONGEST_PART: usize = 1 << 13;
+
+fn learn_checked(source: &str, first: &str, ends: &[String]) -> Result<Template, String> {
     let last = ends.first().map_or("", String::as_str);
     let write = |messages: &[(&str, &str)]| write(source, messages, first, last).map_err(|e| e.to_string());
     let chat = [("user", MARKS[0]), ("assistant", MARKS[1]), ("user", MARKS[2])];
@@ -75,7 +101,7 @@ fn cut(text: &str, ends: &[String]) -> (String, String) {
 }
 
 /// Far more steps than any template needs for four messages.
-const FUEL: u64 = 1_000_000;
+const FUEL: u64 = 100_000;
 
 fn write(source: &str, messages: &[(&str, &str)], first: &str, last: &str) -> Result<String, Error> {
     let mut environment = Environment::new();
@@ -84,6 +110,8 @@ fn write(source: &str, messages: &[(&str, &str)], first: &str, last: &str) -> Re
     // A template is a program from elsewhere: it gets so much to do, and no more.
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    // These make much of little.
+    ["indent", "format", "center"].into_iter().for_each(|filter| environment.remove_filter(filter));
     environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, why))
     });
@@ -164,6 +192,24 @@ mod tests {
         ];
         for (name, source, (first, end), expected) in cases {
             assert_eq!(learn(source, first, &[end.to_owned()]).as_ref(), Ok(&expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn hostile_templates_end() {
+        let deep = |part: &str, n: usize| format!("{{{{ {}1 }}}}", part.repeat(n));
+        let mut bad = vec![
+            deep("-", 100_000),
+            deep("not ", 2_000),
+            deep("1 + ", 2_000),
+            format!("{{{{ messages{} }}}}", "[0]".repeat(2_500)),
+            "{% if 1 %}".repeat(6_000),
+            "{{ 'x'|indent(100000000000) }}".to_owned(),
+            "{{ '%0999999999d'|format(1) }}".to_owned(),
+        ];
+        bad.push("x".repeat(1 << 17));
+        for source in bad {
+            assert!(learn(&source, "", &["</s>".to_owned()]).is_err());
         }
     }
 

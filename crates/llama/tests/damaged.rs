@@ -32,7 +32,8 @@ fn numbers(bytes: &[u8]) -> Vec<(String, usize, usize)> {
     let mut found = Vec::new();
     for (key, value) in &header.values {
         let named = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
-        let at = bytes.windows(named.len()).position(|w| w == named).expect("it stands there") + named.len() + 4;
+        let at =
+            bytes.windows(named.len()).position(|w| w == named).expect("it stands there") + named.len() + 4;
         let width = match (value, bytes[at - 4]) {
             (Value::Int(_), 7) => 1,
             (Value::Int(_) | Value::Float(_), _) => 4,
@@ -60,12 +61,23 @@ fn no_lie_ends_the_process() {
             lies.push((format!("{key} = {lie}"), vec![(at, lie.to_le_bytes()[..width].to_vec())]));
         }
     }
+    // A word twice, a vocabulary of another kind, a list of halves.
+    let at = |what: &[u8]| good.windows(what.len()).position(|w| w == what).expect("it stands there");
+    let word = at(b"<|im_end|>");
+    lies.push(("a word twice".into(), vec![(word, b"<|im_end|}".to_vec())]));
+    lies.push(("another word twice".into(), vec![(word - 8 - 12, good[word - 8..word + 4].to_vec())]));
+    lies.push(("no vocabulary".into(), vec![(at(b"gpt2"), b"none".to_vec())]));
+    let norm = at(b"blk.0.attn_norm.weight") + 22 + 4 + 8;
+    for kind in [1u32, 8, 24, 26, 30, 40] {
+        lies.push((format!("a norm of type {kind}"), vec![(norm, kind.to_le_bytes().to_vec())]));
+    }
     let thorough = std::env::var_os("HALO_TEST_THOROUGH").is_some();
     let rounds = if thorough { 400 } else { 60 };
     let tensors = 1_769_507;
     for n in 0..rounds {
         let region = [24..1100, 1100..763_530, 763_530..960_183, tensors..tensors + 20_000][n % 4].clone();
-        let flips = (0..=dice(3)).map(|_| (region.start + dice(region.len()), vec![dice(256) as u8])).collect();
+        let flips =
+            (0..=dice(3)).map(|_| (region.start + dice(region.len()), vec![dice(256) as u8])).collect();
         lies.push((format!("bytes {region:?}, {n}"), flips));
     }
     if !thorough {
@@ -80,10 +92,14 @@ fn no_lie_ends_the_process() {
     for (name, flips) in &lies {
         flips.iter().for_each(|(at, bytes)| write(*at, bytes).expect("written"));
         let mut child = Command::new(std::env::current_exe().expect("this test"));
-        let output = child.args(["--exact", "load_what_is_named"]).env(VARIABLE, &path).output().expect("it starts");
+        let output =
+            child.args(["--exact", "load_what_is_named"]).env(VARIABLE, &path).output().expect("it starts");
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            let why = said.lines().rev().find(|l| l.contains("ASSERT") || l.contains("rror") || l.contains("panicked"));
+            let why = said
+                .lines()
+                .rev()
+                .find(|l| l.contains("ASSERT") || l.contains("rror") || l.contains("panicked"));
             ended.push(format!("{name}: {:?} {}", output.status, why.unwrap_or("")));
         }
         flips.iter().for_each(|(at, bytes)| write(*at, &good[*at..*at + bytes.len()]).expect("written"));

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{STORY, chunks, context, differ, guess, mirror, read};
-use halo_core::seams::Seen;
+use halo_core::seams::{Flow, Seen};
 use halo_core::token::Position;
 use halo_llama::graveyard::{Graveyard, Room};
 use halo_llama::mirror::{Mirror, Mode};
@@ -205,7 +205,7 @@ fn a_fork_leaves_no_trace() {
         (&other, 1),
     ] {
         let ready = forked.fork("main", window, 8).expect("forked");
-        assert!(ready.upkeep.kept >= kept.min(1) && ready.upkeep.kept <= kept, "{:?} {kept}", ready.upkeep);
+        assert_eq!((ready.upkeep.kept, ready.from), (kept, kept));
         let row = read(&mut forked, window, ready.from).expect("read");
         assert_eq!(row.mean.len(), window.len());
         assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
@@ -226,7 +226,7 @@ fn conversations_take_turns() {
         two.into_iter().enumerate().map(|(n, s)| Seen { position: Some(Position(n as u64)), ..s }).collect();
     let mut mirror = mirror(512);
     let mut go = |name: &str, window: &[Seen]| {
-        let ready = mirror.follow(name, window, 1).expect("followed");
+        let ready = mirror.follow(name, window, 1, &mut |_, _| Flow::Continue).expect("followed");
         let row = read(&mut mirror, window, ready.from).expect("read");
         assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
         (ready.upkeep, mirror.context().guess().to_vec())
@@ -263,4 +263,105 @@ fn rereading_is_the_old_way() {
     assert!(
         matches!(mirror.settle("main", &all), Ok(upkeep) if upkeep == halo_core::seams::Upkeep::default())
     );
+}
+
+/// What is moved is turned when llama.cpp next reads. Whoever stops that reading does not stop the turning: half of it
+/// turned, the next reading would turn that half again.
+#[test]
+fn stopping_does_not_stop_what_is_being_turned() {
+    let chunks = chunks(&STORY);
+    let (all, without) = (joined(&chunks, &ALL), joined(&chunks, &WITHOUT));
+    let question = [all.clone(), chunks[6].clone()].concat();
+    let turned = |stopped: Option<u64>| {
+        let mut mirror = mirror(2048);
+        guess(&mut mirror, &all).expect("read");
+        mirror.settle("main", &without).expect("pruned");
+        mirror.compact().expect("compacted");
+        if let Some(micros) = stopped {
+            let halt = std::sync::Arc::clone(mirror.context().halt());
+            halt.begin(1);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(std::time::Duration::from_micros(micros));
+                    halt.halt(1);
+                });
+                let _ = guess(&mut mirror, &question);
+            });
+            halt.begin(0);
+        }
+        guess(&mut mirror, &question).expect("read").2
+    };
+    let expected = turned(None);
+    for micros in [0, 500, 2_000, 10_000, 30_000] {
+        let (_, kl, same) = differ(&expected, &turned(Some(micros)));
+        assert!(same && kl < 1e-5, "stopped after {micros} µs: KL {kl}");
+    }
+}
+
+/// A fork that does not find room says so or reads; it takes nothing from the original, nor from what is saved of it.
+#[test]
+fn a_fork_with_little_room_does_no_harm() {
+    let texts = [STORY[0], &"The rain fell on the sea and on the old house. ".repeat(40), STORY[5], STORY[6]];
+    let chunks = chunks(&texts);
+    let (all, without) = (joined(&chunks, &[0, 1, 2]), joined(&chunks, &[0, 2]));
+    let long = chunks[1].len();
+    let mut mirror = mirror(all.len() as u32 + 8);
+    guess(&mut mirror, &all).expect("read");
+    mirror.settle("main", &without).expect("pruned");
+    let before = mirror.line().tokens.clone();
+    let filler = "and then ".repeat(long / 2 - 10);
+    let filler: Vec<Seen> = common::chunks(&[&filler])[0]
+        .iter()
+        .enumerate()
+        .map(|(n, s)| Seen { position: Some(Position(9000 + n as u64)), ..*s })
+        .collect();
+    guess(&mut mirror, &[without.clone(), filler].concat()).expect("read");
+    // What is dead does not fit beside what is live now.
+    assert!(mirror.fork("main", &all, 4).is_err());
+    // Other tokens where the dead ones stood are no reason to forget those.
+    let mut other = all.clone();
+    other[chunks[0].len() + 3].id.0 += 1;
+    let _ = mirror.fork("main", &other, 4);
+    mirror.drop_fork();
+    mirror.adapt("main", &without).expect("pruned");
+    let back = mirror.adapt("main", &all).expect("returned");
+    assert_eq!((back.returned, back.moved), (long, 0), "it was still there");
+    assert!(
+        before.iter().all(|t| mirror
+            .line()
+            .tokens
+            .iter()
+            .any(|l| (l.key, l.position) == (t.key, t.position)))
+    );
+    // A long answer aside moves nothing as long as there are positions.
+    mirror.adapt("main", &without).expect("pruned");
+    let positions = |m: &Mirror| m.line().tokens.iter().map(|t| t.position).collect::<Vec<_>>();
+    let before = positions(&mirror);
+    mirror.fork("main", &without, 100_000).expect("forked");
+    mirror.drop_fork();
+    assert_eq!(positions(&mirror), before);
+    // Nor does a long answer close holes that need not be closed.
+    let ready = mirror.follow("main", &without, 100_000, &mut |_, _| Flow::Continue).expect("followed");
+    assert_eq!(ready.upkeep.moved, 0);
+    assert!(mirror.fork("main", &[], 4).is_err() && mirror.adapt("main", &[]).is_ok());
+}
+
+/// Lost chunks are computed batch by batch: whoever waits is told, and can stop it.
+#[test]
+fn computing_what_is_lost_can_be_stopped() {
+    let long = "It rained from morning on, and nobody came to the old house by the sea. ".repeat(30);
+    let texts = [STORY[0], &long, STORY[5]];
+    let chunks = chunks(&texts);
+    let (all, without) = (joined(&chunks, &[0, 1, 2]), joined(&chunks, &[0, 2]));
+    let mut mirror = Mirror::new(context(1024), Graveyard::open(Room::none(), 1), Mode::Keep);
+    guess(&mut mirror, &without).expect("read");
+    let mut told = Vec::new();
+    let stopped = mirror.follow("main", &all, 1, &mut |done, of| {
+        told.push((done, of));
+        if done > 0 { Flow::Stop } else { Flow::Continue }
+    });
+    assert!(stopped.is_err());
+    assert_eq!(told, [(0, chunks[1].len() + 1), (256, chunks[1].len() + 1)]);
+    let (ready, row, _) = guess(&mut mirror, &all).expect("read");
+    assert_eq!((ready.upkeep.reread, row.mean.len()), (chunks[1].len(), all.len()));
 }

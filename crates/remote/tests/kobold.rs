@@ -691,9 +691,13 @@ fn a_tokenizer_that_is_silent_is_not_waited_for() {
     let silent = Arc::new(AtomicUsize::new(0));
     let asks = Arc::clone(&silent);
     let stub = Stub::new(move |asked, reply| match asked.path.as_str() {
-        "/api/v1/model" => reply.json(&json!({"model_name": "Qwen", "max_context_length": 512, "num_layers": 2})),
+        "/api/v1/model" => {
+            reply.json(&json!({"model_name": "Qwen", "max_context_length": 512, "num_layers": 2}));
+        }
         "/api/v1/tokenize" if asks.load(Ordering::SeqCst) > 0 => reply.wait_for_close(),
-        "/api/v1/tokenize" => reply.json(&json!({"tokens": [{"token_id": 1, "text": "a"}], "token_count": 1})),
+        "/api/v1/tokenize" => {
+            reply.json(&json!({"tokens": [{"token_id": 1, "text": "a"}], "token_count": 1}));
+        }
         STREAM => {
             reply.begin();
             reply.event(&token(2, "b", even(5)));

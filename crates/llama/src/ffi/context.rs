@@ -1,13 +1,13 @@
 //! A model's memory and calculator: what is read into it, taken out of it and put back.
 
-use super::{LlamaError, Node, Pos, Quiet, Seq, Token, Weights, last_error};
+use super::{LlamaError, Node, Pos, Quiet, Seq, Token, Weights, clear_error, last_error};
 use crate::attention::Tap;
 use crate::memory;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What a context is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub struct Shape {
 pub struct Halt {
     running: AtomicU64,
     halted: AtomicU64,
+    deaf: AtomicBool,
 }
 
 impl Halt {
@@ -40,9 +41,20 @@ impl Halt {
         self.halted.store(job, Ordering::SeqCst);
     }
 
+    /// Does something that nobody can stop.
+    pub(crate) fn deaf<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.deaf.store(true, Ordering::SeqCst);
+        let done = work();
+        self.deaf.store(false, Ordering::SeqCst);
+        done
+    }
+
     /// Whether the job that runs is to end.
     #[must_use]
     pub fn is_halted(&self) -> bool {
+        if self.deaf.load(Ordering::SeqCst) {
+            return false;
+        }
         let job = self.running.load(Ordering::SeqCst);
         job != 0 && job == self.halted.load(Ordering::SeqCst)
     }
@@ -50,6 +62,9 @@ impl Halt {
 
 /// The smallest memory that is of any use.
 const LEAST: u32 = 64;
+
+/// More threads than these only wait for each other.
+const MOST_THREADS: i32 = 256;
 
 /// A model's memory and calculator.
 pub struct Context {
@@ -89,8 +104,11 @@ impl Context {
         if shape.tokens < LEAST || shape.batch == 0 || shape.sequences == 0 {
             return Err(LlamaError::TooShort { asked: shape.tokens, least: LEAST });
         }
-        let shape = Shape { batch: shape.batch.min(shape.tokens), ..shape };
-        let need = weights.cell_bytes() * u64::from(shape.tokens);
+        let batch = shape.batch.clamp(shape.sequences.max(32), shape.tokens);
+        let shape = Shape { batch, threads: shape.threads.clamp(1, MOST_THREADS), ..shape };
+        let (tokens, batch) = (u64::from(shape.tokens), u64::from(shape.batch));
+        // The cells, and the largest table that is computed with them.
+        let need = weights.cell_bytes() * tokens + batch * tokens * weights.heads() * 4;
         if let Some(free) = memory::available().filter(|&free| free < need) {
             return Err(LlamaError::Memory { need: need >> 20, free: free >> 20 });
         }
@@ -178,6 +196,7 @@ impl Context {
             seq_id: sequences.as_mut_ptr(),
             logits: logits.as_mut_ptr(),
         };
+        clear_error();
         // SAFETY: every array of the batch is as long as it says and lives beyond the call.
         let code = unsafe { sys::llama_decode(self.context.as_ptr(), batch) };
         match code {

@@ -146,6 +146,11 @@ impl Drop for Quiet {
     }
 }
 
+/// What was complained of before is no explanation of what comes.
+fn clear_error() {
+    LAST_ERROR.take();
+}
+
 fn last_error() -> String {
     let said = LAST_ERROR.take();
     if said.is_empty() { "llama.cpp does not say why".into() } else { said }

@@ -36,9 +36,11 @@ impl Sampler {
             if sampling.repetition.is_finite() && sampling.repetition > 0.0 && sampling.repetition != 1.0 {
                 let vocabulary = weights.vocabulary() as i32;
                 let last = Self::WINDOW as i32;
-                add(sys::llama_sampler_init_penalties(vocabulary, last, sampling.repetition, 0.0, 0.0));
+                let repetition = sampling.repetition.clamp(0.01, 100.0);
+                add(sys::llama_sampler_init_penalties(vocabulary, last, repetition, 0.0, 0.0));
             }
-            if sampling.temperature > 0.0 {
+            // Colder than this is the likeliest alone, and would be divided by nearly nothing.
+            if sampling.temperature >= 1e-3 {
                 if sampling.top_k > 0 {
                     add(sys::llama_sampler_init_top_k(i32::try_from(sampling.top_k).unwrap_or(i32::MAX)));
                 }

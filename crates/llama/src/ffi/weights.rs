@@ -1,6 +1,6 @@
 //! A loaded model: what it is, and its vocabulary.
 
-use super::{LlamaError, Token, init, last_error};
+use super::{LlamaError, Token, clear_error, init, last_error};
 use crate::gguf;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -33,6 +33,7 @@ impl Weights {
         let refused = |why: String| LlamaError::Load { path: shown.clone(), why };
         let name = CString::new(path.as_os_str().as_encoded_bytes());
         let name = name.map_err(|_| refused("its name holds a zero".into()))?;
+        clear_error();
         // SAFETY: the parameters are llama.cpp's own defaults but for a number; the name ends with a zero.
         let model = unsafe {
             let mut params = sys::llama_model_default_params();
@@ -82,6 +83,13 @@ impl Weights {
         let width = i64::from(embedding) / i64::from(heads.max(1)) * i64::from(groups);
         // A key and a value of two bytes a number.
         width.max(0).cast_unsigned() * 4 * self.layers() as u64
+    }
+
+    /// How many heads a layer has.
+    #[must_use]
+    pub fn heads(&self) -> u64 {
+        // SAFETY: the model lives.
+        unsafe { sys::llama_model_n_head(self.model.as_ptr()) }.max(0).cast_unsigned().into()
     }
 
     /// The token that every text begins with, where the model wants one.

@@ -1,7 +1,7 @@
 //! What the tests on the real model have in common.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use halo_core::seams::Seen;
+use halo_core::seams::{Flow, Seen};
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::{Row, Rows, Want};
 use halo_llama::ffi::{Context, Shape, Token, Weights};
@@ -21,10 +21,12 @@ pub fn file() -> PathBuf {
     path
 }
 
-/// The model, loaded once.
+/// The model, loaded once; on a graphics card as far as `HALO_TEST_GPU_LAYERS` says.
 pub fn weights() -> Arc<Weights> {
-    static WEIGHTS: LazyLock<Arc<Weights>> =
-        LazyLock::new(|| Arc::new(Weights::load(&file(), 0).expect("it loads")));
+    static WEIGHTS: LazyLock<Arc<Weights>> = LazyLock::new(|| {
+        let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
+        Arc::new(Weights::load(&file(), layers.unwrap_or(0)).expect("it loads"))
+    });
     Arc::clone(&WEIGHTS)
 }
 
@@ -75,7 +77,7 @@ pub fn looking() -> Want {
 
 /// Follows a window and reads its end; returns what was done, what the last token looked at, and the guess.
 pub fn guess(mirror: &mut Mirror, window: &[Seen]) -> Result<(Ready, Row, Vec<f32>), MirrorError> {
-    let ready = mirror.follow("main", window, 1)?;
+    let ready = mirror.follow("main", window, 1, &mut |_, _| Flow::Continue)?;
     let row = read(mirror, window, ready.from)?;
     Ok((ready, row, mirror.context().guess().to_vec()))
 }

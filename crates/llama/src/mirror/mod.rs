@@ -4,13 +4,16 @@
 //! stood, what is lost is computed again in a fork over its own prefix, and what is new at the end is left to be read.
 //! One conversation is in memory at a time; the others are in the graveyard.
 
+mod fork;
+mod surgery;
+
 use crate::attention::{Row, Rows, Want};
-use crate::cells::{Cached, Line, pieces, runs};
+use crate::cells::{Cached, Line, runs};
 use crate::ffi::{Context, Item, LlamaError, Pos, Seq, Token};
-use crate::graveyard::{Graveyard, Piece};
+use crate::graveyard::{Graveyard, Head};
 use crate::key::{Key, keys};
 use crate::layout::{Place, Run, arrange};
-use halo_core::seams::{Seen, Upkeep};
+use halo_core::seams::{Flow, Seen, Upkeep};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,8 +27,8 @@ const FORK: Seq = Seq(2);
 /// How many sequences a context must have.
 pub const SEQUENCES: u32 = 3;
 
-/// The most tokens that are saved as one piece.
-const LONGEST: usize = 512;
+/// Positions that are kept free for an answer. What is longer has all holes closed under way.
+const RESERVE: usize = 512;
 
 /// What happens when the window changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +45,24 @@ pub enum MirrorError {
     /// llama.cpp cannot go on.
     #[error(transparent)]
     Llama(#[from] LlamaError),
+    /// It is empty.
+    #[error("the window is empty: there is nothing to go on from")]
+    Empty,
     /// It is not in order.
     #[error("the window is not in order of position")]
     Disorder,
+    /// There is no room for a fork.
+    #[error(
+        "{read} tokens are to be read aside, and {free} of {cells} fit beside the conversation: let more of it leave, or set model.context higher"
+    )]
+    NoAside {
+        /// Tokens to read.
+        read: usize,
+        /// Tokens that fit.
+        free: usize,
+        /// Tokens that fit in all.
+        cells: usize,
+    },
     /// It is too large.
     #[error(
         "a window of {window} tokens leaves no room for an answer in a context of {cells}: let more of it leave, or set model.context higher"
@@ -77,8 +95,8 @@ pub struct Mirror {
 enum Part {
     /// There: these tokens of the line.
     Stays(Range<usize>),
-    /// Saved: tokens of the window, and the piece that holds them.
-    Returns(Range<usize>, Arc<Piece>),
+    /// Saved: tokens of the window, and what is known of the piece that holds them.
+    Returns(Range<usize>, Arc<Head>),
     /// Nowhere: tokens of the window.
     Lost(Range<usize>),
 }
@@ -140,46 +158,70 @@ impl Mirror {
     }
 
     /// Makes the cells equal to a window, all but the tokens at its end that are to be read; an answer of up to `answer`
-    /// tokens is to fit behind it.
+    /// tokens is to fit behind it. Where something has to be read again, `reading` is told how far that has come, and
+    /// may stop it.
     ///
     /// # Errors
-    /// When it does not fit, or llama.cpp fails. What is in memory is known then too.
+    /// When it does not fit, or llama.cpp fails or is stopped. What is in memory is known then too.
     pub fn follow(
         &mut self,
         conversation: &str,
         window: &[Seen],
         answer: usize,
+        reading: &mut dyn FnMut(usize, usize) -> Flow,
     ) -> Result<Ready, MirrorError> {
-        let keys = keys(window).ok_or(MirrorError::Disorder)?;
+        let keys = self.names(window)?;
         let room = self.cells().saturating_sub(window.len()).min(answer);
-        if window.is_empty() || room < answer.min(1) {
+        if room < answer.min(1) {
             return Err(MirrorError::TooLarge { window: window.len(), cells: self.cells() });
         }
         self.drop_fork();
         self.attend(conversation);
+        let (mut upkeep, mut tries) = (Upkeep::default(), window.len());
         loop {
-            match self.try_follow(window, &keys, room) {
+            match self.try_follow(window, &keys, room, reading, &mut upkeep) {
                 // What cannot be put back was thrown away, and is computed in the next round.
-                Err(MirrorError::Llama(LlamaError::State(why))) => {
+                Err(MirrorError::Llama(LlamaError::State(why))) if tries > 0 => {
                     tracing::warn!("saved cells are not used: {why}");
+                    tries -= 1;
                 }
                 followed => return followed,
             }
         }
     }
 
-    fn try_follow(&mut self, window: &[Seen], keys: &[Key], room: usize) -> Result<Ready, MirrorError> {
-        let mut upkeep = Upkeep::default();
-        self.free(window, keys, &mut upkeep)?;
+    /// The names of a window's tokens.
+    fn names(&self, window: &[Seen]) -> Result<Vec<Key>, MirrorError> {
+        if window.is_empty() {
+            return Err(MirrorError::Empty);
+        }
+        if window.len() > self.cells() {
+            return Err(MirrorError::TooLarge { window: window.len(), cells: self.cells() });
+        }
+        keys(window).ok_or(MirrorError::Disorder)
+    }
+
+    fn try_follow(
+        &mut self,
+        window: &[Seen],
+        keys: &[Key],
+        room: usize,
+        reading: &mut dyn FnMut(usize, usize) -> Flow,
+        upkeep: &mut Upkeep,
+    ) -> Result<Ready, MirrorError> {
+        self.free(window, keys, upkeep)?;
         let mut parts = self.compare(window, keys);
         let from = self.split_end(&mut parts, window);
-        upkeep.kept = parts.iter().map(|p| if let Part::Stays(r) = p { r.len() } else { 0 }).sum();
+        let here: usize = parts.iter().map(|p| if let Part::Stays(r) = p { r.len() } else { 0 }).sum();
+        // What an earlier try has brought back was not there before.
+        upkeep.kept = here.saturating_sub(upkeep.returned + upkeep.reread);
         upkeep.read = window.len() - from;
-        self.place(&parts, window, keys, upkeep.read + room, true, &mut upkeep)?;
+        let ahead = upkeep.read + room.min(RESERVE);
+        self.place(&parts, window, keys, ahead, Some(reading), upkeep)?;
         if let (Some(conversation), Some(key)) = (&self.conversation, keys.get(from)) {
             self.yard.outdate(conversation, *key);
         }
-        Ok(Ready { from, room, upkeep })
+        Ok(Ready { from, room, upkeep: *upkeep })
     }
 
     /// Makes the cells equal to a window as far as that can be done without reading. Does nothing for a conversation
@@ -192,11 +234,15 @@ impl Mirror {
         if self.mode == Mode::Reread || self.conversation.as_deref() != Some(conversation) {
             return Ok(upkeep);
         }
-        let keys = keys(window).ok_or(MirrorError::Disorder)?;
+        if window.is_empty() {
+            self.bury(&(0..self.main.tokens.len()).collect::<Vec<_>>())?;
+            return self.free(&[], &[], &mut upkeep).map(|()| upkeep);
+        }
+        let keys = self.names(window)?;
         self.drop_fork();
         self.free(window, &keys, &mut upkeep)?;
         let parts = self.compare(window, &keys);
-        self.place(&parts, window, &keys, 0, false, &mut upkeep)?;
+        self.place(&parts, window, &keys, 0, None, &mut upkeep)?;
         Ok(upkeep)
     }
 
@@ -213,49 +259,15 @@ impl Mirror {
         Ok(upkeep)
     }
 
-    /// A copy of the memory that is thrown away again: as much of `window` as is in memory or can be had without moving
-    /// anything; the rest is to be read.
-    ///
-    /// # Errors
-    /// As [`Mirror::follow`].
-    pub fn fork(&mut self, conversation: &str, window: &[Seen], answer: usize) -> Result<Ready, MirrorError> {
-        let keys = keys(window).ok_or(MirrorError::Disorder)?;
-        if self.mode == Mode::Reread {
-            return self.follow(conversation, window, answer);
-        }
-        self.drop_fork();
-        if self.conversation.as_deref() != Some(conversation) {
-            self.attend(conversation);
-            let parts = self.compare(window, &keys);
-            self.place(&parts, window, &keys, 0, false, &mut Upkeep::default())?;
-        }
-        let free = self.cells().saturating_sub(self.main.tokens.len());
-        let mut ready = self.share(window, &keys, free, answer)?;
-        if ready.room < answer.min(free.saturating_sub(ready.upkeep.read)) {
-            // Positions run out, not cells.
-            self.compact()?;
-            ready = self.share(window, &keys, free, answer)?;
-        }
-        if ready.room < answer.min(1) {
-            self.drop_fork();
-            let window = window.len() + self.main.tokens.len();
-            return Err(MirrorError::TooLarge { window, cells: self.cells() });
-        }
-        Ok(ready)
-    }
-
-    /// Throws a fork away.
-    pub fn drop_fork(&mut self) {
-        if self.fork.take().is_some() {
-            let _ = self.context.remove(FORK, -1, -1);
-        }
-    }
-
     /// Reads tokens behind what is there, no more than a batch; returns what those that are wanted looked at, by slot.
     ///
     /// # Errors
     /// When llama.cpp fails or was stopped; none of them is in memory then.
     pub fn read(&mut self, tokens: &[(Key, Token, bool)], want: Want) -> Result<Vec<Row>, MirrorError> {
+        if self.fork.is_none() && i64::from(self.main.end()) + tokens.len() as i64 > i64::from(self.limit) {
+            self.compact()?;
+        }
+        self.turn()?;
         let line = self.fork.as_mut().unwrap_or(&mut self.main);
         let (first, before) = (line.end(), line.tokens.len());
         let items: Vec<Item> = (tokens.iter().zip(first..))
@@ -268,7 +280,6 @@ impl Mirror {
         // Where cells cannot be learned later, they are noted from the start.
         self.context.tap().want(Want { seen: learn, cells: watching || !movable, ..want });
         self.context.decode(line.seq, &items)?;
-        self.turning = false;
         let cells = self.context.tap().cells().to_vec();
         let cell = |n: usize| cells.get(n).and_then(|&c| u32::try_from(c).ok());
         let new = items.iter().zip(tokens).enumerate();
@@ -328,22 +339,26 @@ impl Mirror {
                 tracing::warn!("the cells of a conversation are not saved: {why}");
             }
         }
-        let _ = self.context.remove(MAIN, -1, -1);
-        self.main.tokens.clear();
-        self.turning = false;
-        self.conversation = None;
+        self.abandon();
     }
 
     /// Lets go of all that is kept of a conversation, saved or not.
     pub fn forget(&mut self, conversation: &str) {
         if self.conversation.as_deref() == Some(conversation) {
-            self.drop_fork();
-            let _ = self.context.remove(MAIN, -1, -1);
-            self.main.tokens.clear();
-            self.turning = false;
-            self.conversation = None;
+            self.abandon();
         }
         self.yard.forget(conversation);
+    }
+
+    /// Throws away what is in memory, whatever it is.
+    pub fn abandon(&mut self) {
+        for seq in [MAIN, SPARE, FORK] {
+            let _ = self.context.remove(seq, -1, -1);
+        }
+        self.fork = None;
+        self.main.tokens.clear();
+        self.turning = false;
+        self.conversation = None;
     }
 
     /// Makes room for a conversation.
@@ -352,94 +367,6 @@ impl Mirror {
             self.clear();
             self.conversation = Some(conversation.to_owned());
         }
-    }
-
-    /// Saves and frees what is in memory and not in the window.
-    fn free(&mut self, window: &[Seen], keys: &[Key], upkeep: &mut Upkeep) -> Result<(), MirrorError> {
-        let stays =
-            |t: &Cached| keys.binary_search(&t.key).is_ok_and(|n| window[n].id.0 == t.token.cast_unsigned());
-        let gone: Vec<usize> = match self.mode {
-            Mode::Keep => (0..self.main.tokens.len()).filter(|&n| !stays(&self.main.tokens[n])).collect(),
-            Mode::Reread => {
-                // From the first difference on.
-                let same = |(t, (k, s)): &(&Cached, (&Key, &Seen))| {
-                    t.key == **k && s.id.0 == t.token.cast_unsigned()
-                };
-                let same = self.main.tokens.iter().zip(keys.iter().zip(window)).take_while(same).count();
-                let movable = self.context.can_move();
-                // What cannot be taken apart is thrown away as a whole.
-                let same = if same < self.main.tokens.len() && !movable { 0 } else { same };
-                (same..self.main.tokens.len()).collect()
-            }
-        };
-        if gone.is_empty() {
-            return Ok(());
-        }
-        if self.mode == Mode::Keep {
-            // What was replaced by another token at its place will not return.
-            let dead: Vec<usize> = gone
-                .iter()
-                .copied()
-                .filter(|&n| keys.binary_search(&self.main.tokens[n].key).is_err())
-                .collect();
-            self.bury(&dead)?;
-        }
-        upkeep.left = gone.len();
-        let leaving: Vec<Cached> = gone.iter().map(|&n| self.main.tokens[n]).collect();
-        if leaving.len() == self.main.tokens.len() {
-            let _ = self.context.remove(MAIN, -1, -1);
-            self.main.tokens.clear();
-            self.turning = false;
-            return Ok(());
-        }
-        for run in runs(&leaving) {
-            let (start, end) = (leaving[run.start].position, leaving[run.end - 1].position + 1);
-            if !self.context.remove(MAIN, start, end) {
-                return Err(LlamaError::Decode("cells cannot be taken out of its memory".into()).into());
-            }
-        }
-        let mut gone = gone.into_iter().peekable();
-        let mut n = 0;
-        self.main.tokens.retain(|_| {
-            let leaves = gone.next_if_eq(&n).is_some();
-            n += 1;
-            !leaves
-        });
-        Ok(())
-    }
-
-    /// Saves tokens of the line that are not saved as they stand.
-    fn bury(&mut self, which: &[usize]) -> Result<(), MirrorError> {
-        let Some(conversation) = self.conversation.clone() else { return Ok(()) };
-        let tokens: Vec<Cached> = which.iter().map(|&n| self.main.tokens[n]).collect();
-        for piece in pieces(&tokens, LONGEST) {
-            let tokens = &tokens[piece];
-            let (first, end) = (tokens[0], tokens[tokens.len() - 1].position + 1);
-            if self.yard.has(&conversation, first.key, tokens.len(), first.position) {
-                continue;
-            }
-            self.turn()?;
-            self.context.share(MAIN, SPARE, first.position, end);
-            let cells = self.context.save(SPARE);
-            let _ = self.context.remove(SPARE, -1, -1);
-            if cells.is_empty() {
-                continue;
-            }
-            let tokens = tokens.iter().map(|t| t.token).collect();
-            self.yard.put(&conversation, Piece { start: first.key, tokens, position: first.position, cells });
-        }
-        Ok(())
-    }
-
-    /// Has llama.cpp turn what was moved: it does so when it reads, so it reads a token that nobody needs.
-    fn turn(&mut self) -> Result<(), MirrorError> {
-        if self.turning {
-            self.context.tap().want(Want::nothing());
-            self.context.decode(SPARE, &[Item { token: 0, position: 0, logits: false }])?;
-            let _ = self.context.remove(SPARE, -1, -1);
-            self.turning = false;
-        }
-        Ok(())
     }
 
     /// Compares a window with what is in memory and in the graveyard.
@@ -457,36 +384,43 @@ impl Mirror {
             }
             let next =
                 self.main.tokens.get(here).map_or(window.len(), |t| keys.partition_point(|k| *k < t.key));
-            self.look_up(at..next, window, keys, &mut parts);
+            // Whole pieces come back, of which only a part may be wanted: there must be room for the rest meanwhile.
+            let spare = self.cells().saturating_sub(window.len());
+            self.look_up(at..next, window, keys, spare, &mut parts);
             at = next;
         }
         parts
     }
 
-    /// What the graveyard has of a part of the window.
-    fn look_up(&mut self, range: Range<usize>, window: &[Seen], keys: &[Key], parts: &mut Vec<Part>) {
+    /// What the graveyard has of a part of the window. A piece that has more than `spare` tokens beside those that are
+    /// wanted stays where it is.
+    fn look_up(
+        &mut self,
+        range: Range<usize>,
+        window: &[Seen],
+        keys: &[Key],
+        spare: usize,
+        parts: &mut Vec<Part>,
+    ) {
         let conversation = self.conversation.clone().unwrap_or_default();
         let mut at = range.start;
         while at < range.end {
-            let piece = if self.mode == Mode::Keep { self.yard.get(&conversation, keys[at]) } else { None };
-            let same = piece.as_ref().map_or(0, |piece| {
-                let skipped = (keys[at].0 - piece.start.0) as usize;
-                let pairs = piece.tokens[skipped..].iter().zip(at..range.end).enumerate();
+            let head = if self.mode == Mode::Keep { self.yard.head(&conversation, keys[at]) } else { None };
+            let same = head.as_ref().map_or(0, |head| {
+                let skipped = (keys[at].0 - head.start.0) as usize;
+                let pairs = head.tokens[skipped..].iter().zip(at..range.end).enumerate();
                 let same = |(n, (token, w)): &(usize, (&Token, usize))| {
                     keys[*w].0 == keys[at].0 + *n as i64 && window[*w].id.0 == token.cast_unsigned()
                 };
-                pairs.take_while(same).count()
+                let same = pairs.take_while(same).count();
+                if head.tokens.len() - same > spare { 0 } else { same }
             });
-            match (piece, same) {
-                (Some(piece), same) if same > 0 => {
-                    parts.push(Part::Returns(at..at + same, piece));
+            match (head, same) {
+                (Some(head), same) if same > 0 => {
+                    parts.push(Part::Returns(at..at + same, head));
                     at += same;
                 }
-                (piece, _) => {
-                    if let Some(piece) = piece {
-                        // It is of another text.
-                        self.yard.discard(&conversation, piece.start);
-                    }
+                _ => {
                     match parts.last_mut() {
                         Some(Part::Lost(lost)) if lost.end == at => lost.end += 1,
                         _ => parts.push(Part::Lost(at..at + 1)),
@@ -540,7 +474,7 @@ impl Mirror {
         window: &[Seen],
         keys: &[Key],
         ahead: usize,
-        compute: bool,
+        mut compute: Option<&mut dyn FnMut(usize, usize) -> Flow>,
         upkeep: &mut Upkeep,
     ) -> Result<(), MirrorError> {
         let (mut wanted, mut of): (Vec<Run>, Vec<(usize, Range<usize>)>) = (Vec::new(), Vec::new());
@@ -559,7 +493,7 @@ impl Mirror {
                     wanted.push(Run { len: range.len(), place: Place::Was(piece.position + skipped) });
                     of.push((n, range.clone()));
                 }
-                Part::Lost(range) if compute => {
+                Part::Lost(range) if compute.is_some() => {
                     wanted.push(Run { len: range.len(), place: Place::New });
                     of.push((n, range.clone()));
                 }
@@ -572,6 +506,8 @@ impl Mirror {
         let moves = of.iter().zip(&starts).filter(|((n, _), _)| matches!(parts[*n], Part::Stays(_)));
         let moves: Vec<(Range<usize>, Pos)> = moves.map(|((_, run), &start)| (run.clone(), start)).collect();
         upkeep.moved += self.shift(&moves);
+        let lost = wanted.iter().filter(|run| run.place == Place::New).map(|run| run.len).sum::<usize>();
+        let mut computed = 0;
         for ((n, range), &start) in of.iter().zip(&starts) {
             match &parts[*n] {
                 Part::Stays(_) => {}
@@ -582,176 +518,17 @@ impl Mirror {
                     upkeep.returned += range.len();
                 }
                 Part::Lost(_) => {
-                    self.compute(range.clone(), start, window, keys)?;
+                    let all = lost + upkeep.read;
+                    let mut go_on = |done: usize| match &mut compute {
+                        Some(reading) => reading(computed + done, all),
+                        None => Flow::Stop,
+                    };
+                    self.compute(range.clone(), start, window, keys, &mut go_on)?;
+                    computed += range.len();
                     upkeep.reread += range.len();
                 }
             }
         }
         Ok(())
     }
-
-    /// Moves runs of the line to other positions; returns how many tokens moved.
-    fn shift(&mut self, moves: &[(Range<usize>, Pos)]) -> usize {
-        let by = |(run, start): &(Range<usize>, Pos)| *start - self.main.tokens[run.start].position;
-        let moves: Vec<(Range<usize>, Pos)> =
-            moves.iter().map(|m| (m.0.clone(), by(m))).filter(|(_, by)| *by != 0).collect();
-        // Nothing may pass over what has not moved yet: downward from the front, upward from the back.
-        let down = moves.iter().filter(|(_, by)| *by < 0);
-        let up = moves.iter().rev().filter(|(_, by)| *by > 0);
-        let mut moved = 0;
-        for (run, by) in down.chain(up) {
-            let tokens = &mut self.main.tokens[run.clone()];
-            let (start, end) = (tokens[0].position, tokens[tokens.len() - 1].position + 1);
-            self.context.shift(MAIN, start, end, *by);
-            tokens.iter_mut().for_each(|t| t.position += by);
-            moved += tokens.len();
-            self.turning = true;
-        }
-        moved
-    }
-
-    /// Puts saved cells into a sequence, at a position.
-    fn put_back(
-        &mut self,
-        seq: Seq,
-        piece: &Piece,
-        range: Range<usize>,
-        start: Pos,
-        window: &[Seen],
-        keys: &[Key],
-    ) -> Result<Vec<Cached>, MirrorError> {
-        let own = piece.position + (keys[range.start].0 - piece.start.0) as Pos;
-        if let Err(why) = self.context.restore(SPARE, &piece.cells) {
-            let _ = self.context.remove(SPARE, -1, -1);
-            let conversation = self.conversation.clone().unwrap_or_default();
-            self.yard.discard(&conversation, piece.start);
-            return Err(why.into());
-        }
-        let end = own + range.len() as Pos;
-        let last = piece.position + piece.tokens.len() as Pos;
-        // What is not wanted goes again.
-        if piece.position < own {
-            let _ = self.context.remove(SPARE, piece.position, own);
-        }
-        if end < last {
-            let _ = self.context.remove(SPARE, end, last);
-        }
-        if own != start {
-            self.context.shift(SPARE, own, end, start - own);
-            self.turning = true;
-        }
-        self.context.share(SPARE, seq, -1, -1);
-        let _ = self.context.remove(SPARE, -1, -1);
-        let tokens = new_tokens(range, start, window, keys);
-        if seq == MAIN {
-            self.main.insert(&tokens);
-        }
-        Ok(tokens)
-    }
-
-    /// Computes what is lost, over what stands before it, in a sequence of its own.
-    fn compute(
-        &mut self,
-        range: Range<usize>,
-        start: Pos,
-        window: &[Seen],
-        keys: &[Key],
-    ) -> Result<(), MirrorError> {
-        let tokens = new_tokens(range, start, window, keys);
-        let end = start + tokens.len() as Pos;
-        self.context.share(MAIN, FORK, 0, start);
-        let batch = self.context.shape().batch as usize;
-        let mut read = Ok(());
-        for tokens in tokens.chunks(batch) {
-            let items: Vec<Item> =
-                tokens.iter().map(|t| Item { token: t.token, position: t.position, logits: false }).collect();
-            self.context.tap().want(Want::nothing());
-            read = self.context.decode(FORK, &items);
-            if read.is_err() {
-                break;
-            }
-            self.turning = false;
-        }
-        if read.is_ok() {
-            self.context.share(FORK, MAIN, start, end);
-            self.main.insert(&tokens);
-        }
-        let _ = self.context.remove(FORK, -1, -1);
-        Ok(read?)
-    }
-
-    /// Closes all holes: everything stands one behind the other.
-    ///
-    /// # Errors
-    /// When llama.cpp fails.
-    pub fn compact(&mut self) -> Result<(), MirrorError> {
-        self.drop_fork();
-        let moves = runs(&self.main.tokens).into_iter().map(|run| (run.clone(), run.start as Pos));
-        self.shift(&moves.collect::<Vec<_>>());
-        self.turn()
-    }
-
-    /// Makes a fork: shares with it what it has in common with the line, and puts back into it what was saved and finds
-    /// its own place free. What it reads goes into the cells that are `free`.
-    fn share(
-        &mut self,
-        window: &[Seen],
-        keys: &[Key],
-        free: usize,
-        answer: usize,
-    ) -> Result<Ready, MirrorError> {
-        let mut upkeep = Upkeep::default();
-        let mut fork = Line::new(FORK);
-        self.fork = Some(Line::new(FORK));
-        let same =
-            |t: &Cached| keys.binary_search(&t.key).is_ok_and(|n| window[n].id.0 == t.token.cast_unsigned());
-        let shared: Vec<Cached> = self.main.tokens.iter().copied().filter(same).collect();
-        let (mut at, mut here) = (0, 0);
-        let end = window.len() - 1;
-        while at < end {
-            let first = shared.get(here).map_or(0, |t| t.position);
-            let run = shared[here..].iter().zip(&keys[at..end]).zip(first..);
-            let run = run.take_while(|((t, k), position)| t.key == **k && t.position == *position).count();
-            if run > 0 {
-                let tokens = &shared[here..here + run];
-                self.context.share(MAIN, FORK, tokens[0].position, tokens[run - 1].position + 1);
-                fork.tokens.extend_from_slice(tokens);
-                (at, here) = (at + run, here + run);
-                upkeep.kept += run;
-                continue;
-            }
-            let wall = shared.get(here).map_or(self.limit, |t| t.position);
-            let next = shared.get(here).map_or(end, |t| keys.partition_point(|k| *k < t.key)).min(end);
-            let mut parts = Vec::new();
-            self.look_up(at..next, window, keys, &mut parts);
-            let Some(Part::Returns(range, piece)) = parts.into_iter().next() else { break };
-            let own = piece.position + (keys[range.start].0 - piece.start.0) as Pos;
-            if own < fork.end() || own + range.len() as Pos > wall {
-                break;
-            }
-            let tokens = self.put_back(FORK, &piece, range.clone(), own, window, keys)?;
-            upkeep.returned += range.len();
-            fork.tokens.extend(tokens);
-            at = range.end;
-        }
-        upkeep.read = window.len() - at;
-        let known = (self.limit - fork.end()) as usize;
-        let room = answer
-            .min(free.saturating_sub(upkeep.read + upkeep.returned))
-            .min(known.saturating_sub(upkeep.read));
-        self.fork = Some(fork);
-        Ok(Ready { from: at, room, upkeep })
-    }
-}
-
-/// Tokens of a window, from a position on.
-fn new_tokens(range: Range<usize>, start: Pos, window: &[Seen], keys: &[Key]) -> Vec<Cached> {
-    let token = |(n, position): (usize, Pos)| Cached {
-        key: keys[n],
-        token: window[n].id.0.cast_signed(),
-        begins: window[n].begins,
-        position,
-        cell: None,
-    };
-    range.zip(start..).map(token).collect()
 }
