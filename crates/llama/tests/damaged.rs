@@ -44,6 +44,9 @@ fn numbers(bytes: &[u8]) -> Vec<(String, usize, usize)> {
     found
 }
 
+/// Bytes that stand somewhere instead of others.
+type Change = (usize, Vec<u8>);
+
 #[test]
 fn no_lie_ends_the_process() {
     let good = std::fs::read(file()).expect("there");
@@ -55,7 +58,7 @@ fn no_lie_ends_the_process() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % sides
     };
-    let mut lies: Vec<(String, Vec<(usize, Vec<u8>)>)> = Vec::new();
+    let mut lies: Vec<(String, Vec<Change>)> = Vec::new();
     for (key, at, width) in numbers(&good[..1 << 21]) {
         for lie in [0u32, 1, 7, 1000, 0x7fc0_0000, u32::MAX] {
             lies.push((format!("{key} = {lie}"), vec![(at, lie.to_le_bytes()[..width].to_vec())]));
