@@ -27,8 +27,8 @@ pub struct Report {
     pub open_ms: f64,
     /// A chunk returns after all holes were closed: it and what stands behind it are turned to new positions.
     pub after_compaction: Figures,
-    /// The model's own noise: the largest difference and the divergence of guesses after the last two tokens were read
-    /// one by one and both at once.
+    /// The model's own noise: the largest difference and the divergence of guesses after the last sixteen tokens were
+    /// read one by one and all at once.
     pub noise: (f32, f64),
     /// Bytes that a token's cells take on disk.
     pub bytes_per_token: f64,
@@ -146,15 +146,16 @@ pub fn measure(
     })
 }
 
-/// How much a guess depends on whether the last two tokens are read one by one or both at once: what is nearer than that
-/// is as near as this model can tell.
+/// How much a guess depends on whether the last sixteen tokens are read one by one or all at once: what is nearer than
+/// that is as near as this model can tell.
 fn noise(mirror: &mut Mirror, window: &[Seen]) -> Result<(f32, f64), MirrorError> {
     let names = keys(window).ok_or(MirrorError::Disorder)?;
     let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].begins);
     let (n, mut guesses) = (window.len(), Vec::new());
-    for at_once in [1, 2] {
-        first_token(mirror, &window[..n - 2], &mut |_| {})?;
-        for part in [token(n - 2), token(n - 1)].chunks(at_once) {
+    let last: Vec<_> = (n - 16..n).map(token).collect();
+    for at_once in [1, 16] {
+        first_token(mirror, &window[..n - 16], &mut |_| {})?;
+        for part in last.chunks(at_once) {
             mirror.read(part, Want::nothing())?;
         }
         guesses.push(mirror.context().guess().to_vec());

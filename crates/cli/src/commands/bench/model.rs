@@ -82,7 +82,7 @@ pub fn kv(options: &KvOptions, common: &Common) -> Result<()> {
         }
         let _ = writeln!(
             out,
-            "  the model's own noise (two tokens read at once or one by one): KL {:.1e}",
+            "  the model's own noise (sixteen tokens read at once or one by one): KL {:.1e}",
             report.noise.1
         );
         let _ = writeln!(
