@@ -2,6 +2,7 @@
 
 mod capture;
 mod commands;
+mod disk;
 mod models;
 mod settings;
 

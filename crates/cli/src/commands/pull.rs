@@ -6,7 +6,8 @@
 
 use super::pip::{self, wheel};
 use super::progress::Progress;
-use super::{doctor, print, print_json};
+use super::{print, print_json};
+use crate::disk::{cannot, free_space, size_of};
 use crate::models::catalogue::{self, Entry};
 use crate::models::{self, Models};
 use crate::{Common, make_private, printable};
@@ -295,7 +296,7 @@ impl<'a> Work<'a> {
     }
 
     fn space_for(&self, bytes: u64) -> Result<()> {
-        let Some(free) = doctor::free_space(&self.place) else { return Ok(()) };
+        let Some(free) = free_space(&self.place) else { return Ok(()) };
         if free < bytes {
             bail!(
                 "about {} are needed and {} are free on the disk of {}: free some, or name another folder with --data",
@@ -503,36 +504,6 @@ fn plain_url(url: &str) -> String {
     }
 }
 
-/// Bytes in a file, or in a folder and all below.
-pub fn size_of(path: &Path) -> u64 {
-    match fs::symlink_metadata(path) {
-        Ok(about) if about.is_dir() => {
-            let files = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
-            files.map(|file| size_of(&file.path())).sum()
-        }
-        Ok(about) if about.is_symlink() => fs::metadata(path).map_or(0, |about| about.len()),
-        Ok(about) => about.len(),
-        Err(_) => 0,
-    }
-}
-
-/// What could not be done, why, and what to do about it.
-pub fn cannot(error: std::io::Error, what: &str, path: &Path) -> anyhow::Error {
-    let advice = match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "the disk is full: free some space and say this again; what was fetched is kept"
-        }
-        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
-            "it may not be written to: change that, or name another folder with --data"
-        }
-        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-            "there is a file where a folder should be: move it away, or name another folder with --data"
-        }
-        _ => return anyhow::Error::new(error).context(format!("cannot {what} {}", path.display())),
-    };
-    anyhow!("cannot {what} {}: {advice}", path.display())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -556,15 +527,5 @@ mod tests {
     #[test]
     fn addresses_are_told_without_secrets() {
         assert_eq!(plain_url("https://me:pw@host/a/b.gguf?token=1#x"), "https://host/a/b.gguf");
-    }
-
-    #[test]
-    fn failures_say_what_to_do() {
-        for (kind, says) in [
-            (ErrorKind::StorageFull, "the disk is full: free some space"),
-            (ErrorKind::ReadOnlyFilesystem, "name another folder with --data"),
-        ] {
-            assert!(cannot(kind.into(), "write", Path::new("x")).to_string().contains(says));
-        }
     }
 }

@@ -5,18 +5,20 @@
 //! Pieces go to disk behind the caller's back, and from memory when there is no more room, the least recently useful
 //! first; so they do from disk. Nothing here is precious: what is lost, damaged or of another model is computed again.
 
+mod file;
+mod writer;
+
 use crate::ffi::{Pos, Token};
 use crate::key::Key;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use std::sync::mpsc::sync_channel;
+use std::time::SystemTime;
+use writer::{Work, Writer};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// The most tokens of a piece.
 pub const LONGEST: usize = 512;
@@ -37,7 +39,7 @@ pub struct Piece {
 impl Piece {
     /// Bytes as a file.
     fn bytes(&self) -> u64 {
-        (FIXED + self.tokens.len() * 4 + 16 + self.cells.len()) as u64
+        (file::FIXED + self.tokens.len() * 4 + 16 + self.cells.len()) as u64
     }
 }
 
@@ -141,7 +143,7 @@ impl Graveyard {
             writer: None,
         };
         if let Some(folder) = yard.room.folder.clone().filter(|_| yard.room.disk > 0) {
-            let writer = make_private(&folder).and_then(|()| Writer::start());
+            let writer = file::make_private(&folder).and_then(|()| Writer::start());
             match writer {
                 Ok(writer) => {
                     yard.find(&folder);
@@ -235,7 +237,7 @@ impl Graveyard {
             return Some(Arc::clone(head));
         }
         let path = self.path(at, kept.len)?;
-        match read_head(&path, self.mark, at.1, kept.len) {
+        match file::read_head(&path, self.mark, at.1, kept.len) {
             Ok(head) => {
                 let head = Arc::new(head);
                 self.pieces.get_mut(&at)?.head = Some(Arc::clone(&head));
@@ -256,7 +258,7 @@ impl Graveyard {
             Some(piece) => Arc::clone(piece),
             None => {
                 let path = self.path(at, kept.len)?;
-                match read(&path, self.mark, at.1, kept.len) {
+                match file::read(&path, self.mark, at.1, kept.len) {
                     Ok(piece) => {
                         // The next to look through the folder sees that it was useful.
                         let _ = File::open(&path).and_then(|f| f.set_modified(SystemTime::now()));
@@ -448,184 +450,6 @@ fn parse_name(name: &str) -> Option<(Key, usize)> {
     Some((Key(key), len.parse().ok().filter(|&len| (1..=LONGEST).contains(&len))?))
 }
 
-fn make_private(folder: &Path) -> std::io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
-}
-
-/// What a file of cells begins with.
-const MAGIC: &[u8; 8] = b"HALO-KV1";
-
-/// A piece as a file: the mark, what it is a piece of, its tokens, its cells, and a sum over all of it.
-fn write(path: &Path, piece: &Piece, mark: u128) -> std::io::Result<()> {
-    let mut head = Vec::with_capacity(64 + piece.tokens.len() * 4);
-    head.extend_from_slice(MAGIC);
-    head.extend_from_slice(&mark.to_le_bytes());
-    head.extend_from_slice(&piece.start.0.to_le_bytes());
-    head.extend_from_slice(&piece.position.to_le_bytes());
-    head.extend_from_slice(&(piece.tokens.len() as u32).to_le_bytes());
-    piece.tokens.iter().for_each(|t| head.extend_from_slice(&t.to_le_bytes()));
-    let sum = [xxh3_64(&head).to_le_bytes(), xxh3_64(&piece.cells).to_le_bytes()].concat();
-    let folder = path.parent().ok_or(std::io::ErrorKind::InvalidInput)?;
-    make_private(folder)?;
-    // Another program may be writing the same.
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    let mut file = File::create(&part)?;
-    let written =
-        file.write_all(&head).and_then(|()| file.write_all(&sum)).and_then(|()| file.write_all(&piece.cells));
-    match written.and_then(|()| fs::rename(&part, path)) {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            let _ = fs::remove_file(&part);
-            Err(error)
-        }
-    }
-}
-
-/// Bytes of a file before its tokens.
-const FIXED: usize = 40;
-
-fn read(path: &Path, mark: u128, start: Key, len: usize) -> Result<Piece, String> {
-    let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    parse(&bytes, mark, start, len).ok_or_else(|| "it is damaged".into())
-}
-
-/// What a file says of itself, checked by its own sum; its cells are not looked at.
-fn read_head(path: &Path, mark: u128, start: Key, len: usize) -> Result<Head, String> {
-    let mut bytes = vec![0; FIXED + len * 4 + 8];
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
-    file.read_exact(&mut bytes).map_err(|error| error.to_string())?;
-    parse_head(&bytes, mark, start, len).map(|(head, _)| head).ok_or_else(|| "it is damaged".into())
-}
-
-/// The head of a file, and what comes behind it and its sum.
-fn parse_head(bytes: &[u8], mark: u128, start: Key, len: usize) -> Option<(Head, &[u8])> {
-    let (head, rest) = bytes.split_at_checked(FIXED.checked_add(len.checked_mul(4)?)?)?;
-    let (sum, rest) = rest.split_at_checked(8)?;
-    let (magic, fixed) = head.split_at(8);
-    let of: [u8; 16] = fixed[..16].try_into().ok()?;
-    let key = i64::from_le_bytes(fixed[16..24].try_into().ok()?);
-    let position = Pos::from_le_bytes(fixed[24..28].try_into().ok()?);
-    let tokens = u32::from_le_bytes(fixed[28..32].try_into().ok()?) as usize;
-    let right = magic == MAGIC && of == mark.to_le_bytes() && key == start.0 && tokens == len;
-    if !right || position < 0 || xxh3_64(head).to_le_bytes() != sum {
-        return None;
-    }
-    let token = |t: &[u8]| Token::from_le_bytes([t[0], t[1], t[2], t[3]]);
-    let tokens = head[FIXED..].chunks_exact(4).map(token).collect();
-    Some((Head { start, tokens, position }, rest))
-}
-
-fn parse(bytes: &[u8], mark: u128, start: Key, len: usize) -> Option<Piece> {
-    let (Head { start, tokens, position }, rest) = parse_head(bytes, mark, start, len)?;
-    let (sum, cells) = rest.split_at_checked(8)?;
-    (xxh3_64(cells).to_le_bytes() == sum).then(|| Piece { start, tokens, position, cells: cells.to_vec() })
-}
-
-enum Work {
-    Write(PathBuf, Arc<Piece>, u128, Arc<Disk>),
-    Remove(PathBuf),
-    Tell(SyncSender<()>),
-}
-
-/// The thread that writes, so that nobody waits for a disk.
-struct Writer {
-    work: Option<Sender<Work>>,
-    /// Bytes that wait to be written.
-    waiting: Arc<(Mutex<u64>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Writer {
-    /// Bytes that may wait: beyond that, whoever saves waits too.
-    const MOST: u64 = 128 << 20;
-
-    fn start() -> std::io::Result<Self> {
-        let (work, todo) = channel::<Work>();
-        let waiting = Arc::new((Mutex::new(0), Condvar::new()));
-        let done = Arc::clone(&waiting);
-        let run = move || {
-            let mut told: Option<SystemTime> = None;
-            for work in todo {
-                match work {
-                    Work::Write(path, piece, mark, disk) => {
-                        let bytes = piece.cells.len() as u64;
-                        if !disk.is(REFUSED)
-                            && let Err(error) = write_unless_refused(&path, &piece, mark, &disk)
-                        {
-                            disk.state.store(REFUSED, Ordering::Release);
-                            complain(&mut told, &path, &error);
-                        }
-                        drop(piece);
-                        *done.0.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
-                        done.1.notify_all();
-                    }
-                    Work::Remove(path) => {
-                        let _ = fs::remove_file(&path);
-                        // The folder goes with its last file.
-                        let _ = path.parent().map(fs::remove_dir);
-                    }
-                    Work::Tell(done) => {
-                        let _ = done.send(());
-                    }
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("halo-kv".into()).spawn(run)?;
-        Ok(Self { work: Some(work), waiting, thread: Some(thread) })
-    }
-
-    fn send(&self, work: Work) {
-        if let Work::Write(_, piece, ..) = &work {
-            let (bytes, free) = (&self.waiting.0, &self.waiting.1);
-            let mut waiting = bytes.lock().unwrap_or_else(PoisonError::into_inner);
-            while *waiting > Self::MOST {
-                waiting = free.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-            }
-            *waiting += piece.cells.len() as u64;
-        }
-        if let Some(queue) = &self.work {
-            let _ = queue.send(work);
-        }
-    }
-}
-
-/// Writes a piece; if it was let go of meanwhile, the file goes again.
-fn write_unless_refused(path: &Path, piece: &Piece, mark: u128, disk: &Disk) -> std::io::Result<()> {
-    write(path, piece, mark)?;
-    let (before, after) = (Ordering::AcqRel, Ordering::Acquire);
-    if disk.state.compare_exchange(NOT_WRITTEN, WRITTEN, before, after).is_err() {
-        let _ = fs::remove_file(path);
-    }
-    Ok(())
-}
-
-/// Says that something could not be written; once a minute is enough.
-fn complain(told: &mut Option<SystemTime>, path: &Path, error: &std::io::Error) {
-    let now = SystemTime::now();
-    let long = Duration::from_secs(60);
-    if told.is_none_or(|t| now.duration_since(t).is_ok_and(|d| d > long)) {
-        *told = Some(now);
-        let path = path.display();
-        tracing::warn!(
-            "the cells of dead chunks cannot be written to {path}: {error}; they will be computed again when they are needed"
-        );
-    }
-}
-
-impl Drop for Writer {
-    /// What was to be written is, before this returns.
-    fn drop(&mut self) {
-        self.work = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -771,22 +595,6 @@ mod tests {
             yard.put("a", piece(start * 10, 5, 8 << 20));
             assert!(yard.size().0 <= (1 << 20) + Writer::MOST + (16 << 20), "{}", yard.size().0);
         }
-    }
-
-    #[test]
-    fn damage_is_seen_at_every_byte() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("x.kv");
-        write(&path, &piece(10, 5, 60), 1).expect("written");
-        let good = fs::read(&path).expect("read");
-        assert_eq!(parse(&good, 1, Key(10), 5), Some(piece(10, 5, 60)));
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 0x10;
-            assert_eq!(parse(&bad, 1, Key(10), 5), None, "byte {at}");
-            assert_eq!(parse(&good[..at], 1, Key(10), 5), None, "cut at {at}");
-        }
-        assert_eq!((parse(&good, 2, Key(10), 5), parse(&good, 1, Key(11), 5)), (None, None));
     }
 
     #[test]
