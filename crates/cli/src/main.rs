@@ -58,6 +58,12 @@ struct Common {
     /// Prints JSON, and nothing else, to standard output
     #[arg(long, global = true)]
     json: bool,
+    /// Tells only what failed
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Tells more, on standard error; twice: all that llama.cpp says too
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
 }
 
 #[derive(Subcommand)]
@@ -142,6 +148,7 @@ enum BenchCommand {
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
+    talk(cli.common.quiet, cli.common.verbose);
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         // Who reads has seen enough (`halo … | head`).
@@ -152,6 +159,30 @@ fn main() -> ExitCode {
             ExitCode::from(if error.downcast_ref::<BadSettings>().is_some() { 2 } else { 1 })
         }
     }
+}
+
+/// What the parts of the program have to tell goes to standard error: warnings, or more or less, as the user likes.
+/// llama.cpp warns of much that is as it should be, and what fails there is told as an error anyway: it is heard only
+/// when more is asked for.
+fn talk(quiet: bool, verbose: u8) {
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::layer::SubscriberExt;
+    let (ours, llama) = match verbose {
+        _ if quiet => (LevelFilter::ERROR, LevelFilter::OFF),
+        0 => (LevelFilter::WARN, LevelFilter::OFF),
+        1 => (LevelFilter::DEBUG, LevelFilter::WARN),
+        _ => (LevelFilter::TRACE, LevelFilter::DEBUG),
+    };
+    let which =
+        Targets::new().with_default(ours).with_target("llama", llama).with_target("hyper", LevelFilter::WARN);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(verbose > 0)
+        .with_ansi(false);
+    let told = tracing_subscriber::registry().with(which).with(lines);
+    // Only the first to say how may; there is nobody else.
+    let _ = tracing::subscriber::set_global_default(told);
 }
 
 /// Moves every `--set KEY=VALUE` behind the command, in order: of a flag that may be repeated and stands on both
