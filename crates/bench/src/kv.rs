@@ -2,6 +2,7 @@
 
 use crate::prose;
 use halo_core::seams::{Flow, Seen};
+use halo_core::testing::guesses::differ;
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::Want;
 use halo_llama::ffi::{Context, Shape, Weights};
@@ -222,19 +223,4 @@ fn figures(prune: &mut [f64], back: &mut [f64], next: &mut [f64], expected: &[f3
 pub(crate) fn middle(numbers: &mut [f64]) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// The largest difference of two guesses, the divergence of the second from the first in nats, and whether both think
-/// the same token likeliest.
-fn differ(a: &[f32], b: &[f32]) -> (f32, f64, bool) {
-    let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let logs = |x: &[f32]| {
-        let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = x.iter().map(|&l| f64::from(l - top).exp()).sum();
-        x.iter().map(|&l| f64::from(l - top) - sum.ln()).collect::<Vec<f64>>()
-    };
-    let (p, q) = (logs(a), logs(b));
-    let kl = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
-    let best = |x: &[f32]| x.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(n, _)| n);
-    (most, kl, best(a) == best(b))
 }

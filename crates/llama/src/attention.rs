@@ -78,7 +78,6 @@ pub struct Tap {
     sum: Vec<f32>,
     largest: Vec<f32>,
     scratch: Vec<f32>,
-    integers: Vec<i64>,
 }
 
 impl Tap {
@@ -94,7 +93,6 @@ impl Tap {
             sum: Vec::new(),
             largest: Vec::new(),
             scratch: Vec::new(),
-            integers: Vec::new(),
         }
     }
 
@@ -145,13 +143,7 @@ impl Tap {
     }
 
     fn wants_layer(&self, layer: usize) -> bool {
-        self.want.rows != Rows::None
-            && match &self.want.layers {
-                _ if self.want.full => true,
-                Layers::Mean | Layers::Max => true,
-                Layers::Last => layer + 1 == self.layers,
-                Layers::These(these) => these.contains(&layer),
-            }
+        self.want.rows != Rows::None && (self.want.full || self.counts(layer))
     }
 
     /// Whether a layer counts for the row, and is not only kept whole.
@@ -184,11 +176,12 @@ impl Tap {
                 }
             }
             Kind::Keys => {
-                let mut cells = std::mem::take(&mut self.integers);
-                if node.source(1).is_some_and(|rows| rows.integers(&mut cells)) && self.cells.is_empty() {
-                    self.cells.extend_from_slice(&cells);
+                if self.cells.is_empty()
+                    && let Some(rows) = node.source(1)
+                    && !rows.integers(&mut self.cells)
+                {
+                    self.cells.clear();
                 }
-                self.integers = cells;
             }
             Kind::Other => {}
         }

@@ -15,7 +15,7 @@ use halo_core::seams::{
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -177,7 +177,7 @@ fn gone() -> SeamError {
 
 impl Engine {
     fn send(&self, job: Job) -> Result<(), SeamError> {
-        let jobs = self.jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())
     }
 }
@@ -185,9 +185,8 @@ impl Engine {
 impl Drop for Engine {
     /// What is kept is written before the program ends.
     fn drop(&mut self) {
-        let own = |lock: std::sync::PoisonError<_>| lock.into_inner();
-        *self.jobs.lock().unwrap_or_else(own) = None;
-        if let Some(thread) = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
+        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join();
         }
     }

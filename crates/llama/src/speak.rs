@@ -135,7 +135,7 @@ fn go_on(
     let mut stops = Stops::new(&ask.sampling.stop);
     for n in 0..room {
         let allowed = |token: Token| form.as_ref().is_none_or(|form| form.allows(token));
-        let Some(token) = sampler.choose(mirror.context().guess(), &allowed) else { return Ok(Finish::End) };
+        let Some(token) = sampler.choose(mirror.context().guess(), allowed) else { return Ok(Finish::End) };
         if weights.ends(token) {
             return Ok(Finish::End);
         }

@@ -4,8 +4,9 @@
 
 mod common;
 
-use common::{chunks, context, differ, guess, looking, mirror, read};
+use common::{chunks, context, guess, looking, mirror, read};
 use halo_core::seams::Seen;
+use halo_core::testing::guesses::differ;
 use halo_core::token::Position;
 use halo_llama::ffi::{Item, Seq};
 use std::collections::BTreeMap;

@@ -2,14 +2,22 @@
 
 mod common;
 
-use common::{STORY, chunks, context, differ, guess, mirror, read};
+use common::{STORY, chunks, context, guess, mirror, read};
 use halo_core::seams::{Flow, Seen};
+use halo_core::testing::guesses::differ;
 use halo_core::token::Position;
 use halo_llama::graveyard::{Graveyard, Room};
 use halo_llama::mirror::{Mirror, Mode};
 
 fn joined(chunks: &[Vec<Seen>], which: &[usize]) -> Vec<Seen> {
     which.iter().flat_map(|&n| chunks[n].clone()).collect()
+}
+
+/// The guess of one that read all and then the question, and from which nothing ever left.
+fn untouched(all: &[Seen], question: &[Seen]) -> Vec<f32> {
+    let mut mirror = mirror(512);
+    guess(&mut mirror, all).expect("read");
+    guess(&mut mirror, question).expect("read").2
 }
 
 const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
@@ -57,9 +65,7 @@ fn a_chunk_returns_to_its_place_when_others_took_its_cells() {
     assert_eq!(row.mean.len(), question.len());
     assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     // What was said in between was said without it, so this is not the guess of one who had it all along.
-    let mut untouched = mirror(512);
-    guess(&mut untouched, &all).expect("read");
-    let (_, _, expected) = guess(&mut untouched, &question).expect("read");
+    let expected = untouched(&all, &question);
     let (_, kl, _) = differ(&expected, &logits);
     assert!(kl < 0.5, "{kl}");
 }
@@ -70,9 +76,7 @@ fn a_chunk_returns_after_a_compaction() {
     let chunks = chunks(&STORY);
     let (all, without) = (joined(&chunks, &ALL), joined(&chunks, &WITHOUT));
     let question = [all.clone(), chunks[6].clone()].concat();
-    let mut untouched = mirror(512);
-    guess(&mut untouched, &all).expect("read");
-    let (_, _, expected) = guess(&mut untouched, &question).expect("read");
+    let expected = untouched(&all, &question);
     let mut touched = mirror(512);
     guess(&mut touched, &all).expect("read");
     touched.settle("main", &without).expect("pruned");
@@ -134,9 +138,7 @@ fn a_restart_changes_nothing() {
     let chunks = chunks(&STORY);
     let (all, without) = (joined(&chunks, &ALL), joined(&chunks, &WITHOUT));
     let question = [all.clone(), chunks[6].clone()].concat();
-    let mut untouched = mirror(512);
-    guess(&mut untouched, &all).expect("read");
-    let (_, _, expected) = guess(&mut untouched, &question).expect("read");
+    let expected = untouched(&all, &question);
     let mut before = open();
     guess(&mut before, &all).expect("read");
     before.settle("main", &without).expect("pruned");

@@ -1,27 +1,12 @@
 //! The real model: it reads, it looks, and what is taken out of its memory goes back bit by bit.
 
+mod common;
+
+use common::{file, weights};
 use halo_core::attention::Layers;
 use halo_llama::attention::{Rows, Want};
 use halo_llama::ffi::{Context, Item, LlamaError, Pos, Seq, Shape, Token, Weights};
 use halo_llama::gguf;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
-
-/// SmolLM2-135M-Instruct; `scripts/models` fetches it.
-fn file() -> PathBuf {
-    let named = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
-    let fetched =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = named.unwrap_or(fetched);
-    assert!(path.exists(), "{} is missing: `scripts/models` fetches it", path.display());
-    path
-}
-
-fn weights() -> Arc<Weights> {
-    static WEIGHTS: LazyLock<Arc<Weights>> =
-        LazyLock::new(|| Arc::new(Weights::load(&file(), 0).expect("it loads")));
-    Arc::clone(&WEIGHTS)
-}
 
 const MAIN: Seq = Seq(0);
 const SPARE: Seq = Seq(1);
@@ -33,7 +18,6 @@ fn context() -> Context {
 
 /// Reads tokens from a position on; returns the guess at what follows the last.
 fn read(context: &mut Context, seq: Seq, tokens: &[Token], from: Pos) -> Vec<f32> {
-    let mut last = 0;
     for (batch, start) in tokens.chunks(256).zip((from..).step_by(256)) {
         let end = from as usize + tokens.len() - 1;
         let item = |(i, &token): (usize, &Token)| {
@@ -42,9 +26,8 @@ fn read(context: &mut Context, seq: Seq, tokens: &[Token], from: Pos) -> Vec<f32
         };
         let items: Vec<Item> = batch.iter().enumerate().map(item).collect();
         context.decode(seq, &items).expect("it reads");
-        last = items.len() - 1;
     }
-    context.logits(last).to_vec()
+    context.guess().to_vec()
 }
 
 const STORY: &str = "There is a gun on the wall above the fireplace, an old one. It rained from morning on, the guests came \

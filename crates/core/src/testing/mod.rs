@@ -2,6 +2,7 @@
 
 pub mod chunks;
 pub mod doubles;
+pub mod guesses;
 pub mod ops;
 pub mod record;
 pub mod shelf;

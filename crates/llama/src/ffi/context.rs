@@ -75,6 +75,8 @@ pub struct Context {
     halt: Arc<Halt>,
     weights: Arc<Weights>,
     shape: Shape,
+    /// Whether cells can be moved; it is asked at every step.
+    movable: bool,
 }
 
 // SAFETY: a context may be used from any thread, by one at a time; it is not `Sync`, so it is.
@@ -137,7 +139,10 @@ impl Context {
             drop(unsafe { Box::from_raw(tap.as_ptr()) });
             return Err(LlamaError::Context(shape.tokens));
         };
-        Ok(Self { context, tap, halt, weights: Arc::clone(weights), shape })
+        // SAFETY: the memory lives as long as the context.
+        let shifts = unsafe { sys::llama_memory_can_shift(sys::llama_get_memory(context.as_ptr())) };
+        let movable = shifts && weights.no_surgery().is_none();
+        Ok(Self { context, tap, halt, weights: Arc::clone(weights), shape, movable })
     }
 
     /// The model.
@@ -207,20 +212,11 @@ impl Context {
         }
     }
 
-    /// The model's guess at what follows the `n`-th token of the last batch, which asked for it.
-    #[must_use]
-    pub fn logits(&self, n: usize) -> &[f32] {
-        // SAFETY: llama.cpp gives nothing, or as many numbers as the vocabulary has, which stay until the next batch.
-        unsafe {
-            let logits = sys::llama_get_logits_ith(self.context.as_ptr(), n as i32);
-            if logits.is_null() { &[] } else { std::slice::from_raw_parts(logits, self.weights.vocabulary()) }
-        }
-    }
-
     /// The model's guess at what follows the last token that asked for it.
     #[must_use]
     pub fn guess(&self) -> &[f32] {
-        // SAFETY: as above; what is counted from the end is the last.
+        // SAFETY: llama.cpp gives nothing, or as many numbers as the vocabulary has, which stay until the next batch; what
+        // is counted from the end is the last.
         unsafe {
             let logits = sys::llama_get_logits_ith(self.context.as_ptr(), -1);
             if logits.is_null() { &[] } else { std::slice::from_raw_parts(logits, self.weights.vocabulary()) }
@@ -251,8 +247,7 @@ impl Context {
     /// Whether cells can be moved.
     #[must_use]
     pub fn can_move(&self) -> bool {
-        // SAFETY: the memory lives.
-        self.weights.no_surgery().is_none() && unsafe { sys::llama_memory_can_shift(self.memory()) }
+        self.movable
     }
 
     /// The last position of a sequence; none where it is empty.

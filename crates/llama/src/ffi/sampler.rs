@@ -63,7 +63,7 @@ impl Sampler {
 
     /// The next token, of those that `allowed` lets through; none where it lets none through, or there is no guess.
     #[must_use]
-    pub fn choose(&mut self, logits: &[f32], allowed: &dyn Fn(Token) -> bool) -> Option<Token> {
+    pub fn choose(&mut self, logits: &[f32], allowed: impl Fn(Token) -> bool) -> Option<Token> {
         self.candidates.clear();
         let candidates = logits.iter().enumerate().map(|(id, &logit)| (id as Token, logit));
         let candidates = candidates.filter(|&(id, logit)| logit > f32::NEG_INFINITY && allowed(id));

@@ -93,18 +93,3 @@ pub fn read(mirror: &mut Mirror, window: &[Seen], from: usize) -> Result<Row, Mi
     }
     Ok(row)
 }
-
-/// The largest difference of two guesses, the divergence of the second from the first in nats, and whether both
-/// think the same token likeliest.
-pub fn differ(a: &[f32], b: &[f32]) -> (f32, f64, bool) {
-    let most = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let likely = |x: &[f32]| {
-        let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = x.iter().map(|&l| f64::from(l - top).exp()).sum();
-        x.iter().map(|&l| f64::from(l - top) - sum.ln()).collect::<Vec<f64>>()
-    };
-    let (p, q) = (likely(a), likely(b));
-    let kl = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
-    let best = |x: &[f32]| x.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(n, _)| n);
-    (most, kl, best(a) == best(b))
-}
