@@ -50,6 +50,10 @@ pub struct Models {
 pub fn find(common: &Common, name: Option<&str>) -> Result<PathBuf> {
     let models = Models::of(common)?;
     match name {
+        Some(address) if halo_remote::Remote::is_address(address) => {
+            bail!("{address} is a server, and this needs a model of this machine: `halo models` lists those")
+        }
+        Some(url) if catalogue::is_address(url) => bail!("fetch it first: `halo models pull {url}`"),
         Some(path) if is_path(path) => match fs::metadata(path) {
             Ok(about) if about.is_dir() => bail!("{path} is a folder: name the model file in it"),
             Ok(_) => Ok(path.into()),

@@ -1,5 +1,6 @@
 //! How much memory there is to have, so that too large a wish is refused and not granted until the system kills us.
 
+use crate::ffi::LlamaError;
 use std::fs;
 
 /// Bytes that can be had without harm; none where the system does not tell.
@@ -18,6 +19,17 @@ pub fn available() -> Option<u64> {
     }
 }
 
+/// Whether so many bytes can be had.
+///
+/// # Errors
+/// When they cannot; where the system does not tell, nobody knows, and it is tried.
+pub fn enough(need: u64, free: Option<u64>) -> Result<(), LlamaError> {
+    match free {
+        Some(free) if free < need => Err(LlamaError::Memory { need: need >> 20, free: free >> 20 }),
+        _ => Ok(()),
+    }
+}
+
 fn available_of(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -32,6 +44,13 @@ fn cached_of(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_much_is_refused() {
+        assert!(enough(1 << 30, None).is_ok() && enough(1 << 30, Some(1 << 30)).is_ok());
+        let refused = enough(3 << 30, Some(1 << 30)).expect_err("it cannot be had").to_string();
+        assert!(refused.starts_with("3072 MiB of memory are needed, and 1024 MiB are free"), "{refused}");
+    }
 
     #[test]
     fn numbers_are_read() {

@@ -358,6 +358,69 @@ fn it_remembers_after_a_restart() {
     assert_eq!((heard.upkeep.map(|u| u.read), left), (Some(question.len()), 0));
 }
 
+const VARIABLE: &str = "HALO_TEST_FOLDER";
+
+/// A long past, and the question after it.
+fn past_and_question(model: &mut Llama) -> (Vec<Seen>, Vec<Seen>) {
+    let mut texts = vec![QUESTION[0]];
+    texts.extend(["<|im_start|>user\nIt rained, and the guests came late and wet.<|im_end|>\n"; 5]);
+    let past = window(model, &texts);
+    (past, window(model, &[&texts[..], &QUESTION[1..]].concat()))
+}
+
+/// What the process does that is killed.
+#[test]
+fn live_and_be_killed() {
+    let Some(folder) = std::env::var_os(VARIABLE) else { return };
+    let mut model = open(in_folder(Path::new(&folder)), Mode::Keep);
+    let (past, _) = past_and_question(&mut model);
+    let (end, _) = ask(&mut model, &past, &greedy(1), &Watch::nothing(), false, NEVER);
+    assert!(end.is_ok());
+    model.settle("main", &past).expect("settled");
+    model.flush().expect("written");
+    // It ends here, with nothing tidied up.
+    std::process::abort();
+}
+
+/// One process lives the past and is killed, another is asked: every row of its attention is what it would have been.
+#[test]
+fn another_process_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let this = std::env::current_exe().expect("this test");
+    let mut child = std::process::Command::new(this);
+    child.args(["--exact", "live_and_be_killed"]).env(VARIABLE, folder.path());
+    let child = child.output().expect("it starts");
+    assert!(!child.status.success(), "it was killed");
+    let rows = |model: &mut Llama, question: &[Seen]| {
+        let prompt = Prompt {
+            conversation: "main",
+            window: question,
+            messages: &Vec::new,
+            next: Position(9999),
+            aside: false,
+        };
+        let (mut rows, mut upkeep) = (Vec::new(), Upkeep::default());
+        let end = model.generate(&prompt, &greedy(8), &Watch::default(), &mut |step| {
+            match step {
+                ModelStep::Token(piece, Some(look)) => rows.push((piece.id, look.mean.to_vec())),
+                ModelStep::Ready(done) => upkeep = done,
+                _ => {}
+            }
+            Flow::Continue
+        });
+        assert!(end.is_ok() && rows.len() > 2);
+        (rows, upkeep)
+    };
+    let mut model = open(memory(), Mode::Keep);
+    let (past, question) = past_and_question(&mut model);
+    ask(&mut model, &past, &greedy(1), &Watch::nothing(), false, NEVER).0.expect("read");
+    let (expected, _) = rows(&mut model, &question);
+    let mut other = open(in_folder(folder.path()), Mode::Keep);
+    let (got, upkeep) = rows(&mut other, &question);
+    assert_eq!((upkeep.returned, upkeep.reread), (past.len(), 0), "nothing of the past is read again");
+    assert!(expected == got, "to the last bit");
+}
+
 /// Read again instead: the same answers, the old way.
 #[test]
 fn rereading_answers_the_same() {

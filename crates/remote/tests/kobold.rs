@@ -776,6 +776,38 @@ fn a_plain_server_is_spoken_to_in_text() {
 }
 
 #[test]
+fn a_plain_server_may_be_slow_stop_and_die() {
+    let says = |text: &str| json!({"token": text, "finish_reason": null});
+    let stub = plain(move |_, reply| {
+        reply.begin();
+        for byte in format!("event: message\ndata: {}\n\n", says("Hello 😀")).as_bytes().chunks(1) {
+            reply.raw(byte);
+        }
+        reply.event(&json!({"token": "", "finish_reason": "stop"}));
+    });
+    let (told, finish) = whole(&mut connect(&stub));
+    assert_eq!((told.text().as_str(), finish), ("Hello 😀", Ok(Finish::End)));
+
+    let stub = plain(move |_, reply| {
+        reply.begin();
+        reply.event(&says("Hello"));
+        reply.wait_for_close();
+    });
+    let enough = |told: &Told| !told.tokens.is_empty();
+    let (told, finish) = generate(&mut connect(&stub), &Sampling::default(), &Watch::default(), enough);
+    assert_eq!((told.text().as_str(), finish), ("Hello", Ok(Finish::Aborted)));
+    assert!(stub.saw_close());
+
+    let stub = plain(move |_, reply| {
+        reply.begin();
+        reply.event(&says("Hello"));
+        reply.raw("data: {\"token\": \"yo");
+    });
+    let (told, finish) = whole(&mut connect(&stub));
+    assert!(told.text() == "Hello" && finish.is_err(), "{finish:?}");
+}
+
+#[test]
 fn a_plain_servers_tokens_are_laid_along_the_text() {
     let stub = plain(|_, _| {});
     let mut model = connect(&stub);

@@ -170,6 +170,20 @@ fn ends_are_what_they_are() {
 }
 
 #[test]
+fn characters_may_be_cut_anywhere() {
+    let stub = server(one_model(), |_, reply| {
+        reply.begin();
+        let event = format!("data: {}\r\n\r\n", delta("é 😀 谢"));
+        for byte in event.as_bytes().chunks(1) {
+            reply.raw(byte);
+        }
+        reply.event(&end("stop"));
+    });
+    let (told, finish) = whole(&stub, &Sampling::default());
+    assert_eq!((told.as_str(), finish), ("é 😀 谢", Ok(Finish::End)));
+}
+
+#[test]
 fn a_listener_can_stop_it() {
     let stub = server(one_model(), |_, reply| {
         reply.begin();

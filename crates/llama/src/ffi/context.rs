@@ -111,9 +111,7 @@ impl Context {
         let (tokens, batch) = (u64::from(shape.tokens), u64::from(shape.batch));
         // The cells, and the largest table that is computed with them.
         let need = weights.cell_bytes() * tokens + batch * tokens * weights.heads() * 4;
-        if let Some(free) = memory::available().filter(|&free| free < need) {
-            return Err(LlamaError::Memory { need: need >> 20, free: free >> 20 });
-        }
+        memory::enough(need, memory::available())?;
         let halt = Arc::new(Halt::default());
         let tap = NonNull::from(Box::leak(Box::new(Tap::new(weights.layers()))));
         // SAFETY: defaults but for numbers, and a callback whose data lives until this context is dropped.
