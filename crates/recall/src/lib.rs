@@ -1,0 +1,5 @@
+//! Finds what was said.
+
+pub mod embed;
+pub mod lexical;
+pub mod vectors;
