@@ -413,6 +413,8 @@ pub struct Record {
 pub struct Embedding {
     /// Whose.
     pub chunk: ChunkId,
+    /// A sum of the text that was embedded: another sum, and the vector is not of what the chunk says now.
+    pub of: u64,
     /// The vector.
     pub vector: Vec<f32>,
 }

@@ -557,7 +557,7 @@ impl Store for Database {
             let put = |sql: &mut dyn Sql| {
                 embeddings
                     .iter()
-                    .try_for_each(|e| rows::put_embedding(sql, id, embedder, e.chunk, &e.vector, rows::now()))
+                    .try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now()))
             };
             self.within(Some(Durability::Now), put)
         });

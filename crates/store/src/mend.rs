@@ -8,7 +8,7 @@ use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use halo_core::body::sum_of;
 use halo_core::change::Change;
-use halo_core::seams::{Durability, Entry, Kind, SeamError};
+use halo_core::seams::{Durability, Embedding, Entry, Kind, SeamError};
 use halo_core::timeline::Timeline;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -224,7 +224,7 @@ fn drop_embeddings(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
         }
         Ok(())
     })?;
-    bad.iter().try_for_each(|(embedder, chunk)| rows::put_embedding(sql, id, embedder, *chunk, &[], 0))
+    bad.iter().try_for_each(|(embedder, chunk)| rows::put_embedding(sql, id, embedder, &Embedding { chunk: *chunk, of: 0, vector: vec![] }, 0))
 }
 
 /// Sums records anew, as they stand.
@@ -334,7 +334,7 @@ fn move_over(
         });
         let (Ok(()), Some(next)) = (asked, embedder) else { break };
         let _ = rows::embeddings(old, id, &next, &mut |e, at| {
-            rows::put_embedding(new, to, &next, e.chunk, &e.vector, at)
+            rows::put_embedding(new, to, &next, &e, at)
         });
         after = next;
     }

@@ -322,27 +322,24 @@ pub(crate) fn put_embedding(
     sql: &mut dyn Sql,
     id: i64,
     embedder: &str,
-    chunk: ChunkId,
-    vector: &[f32],
+    embedding: &Embedding,
     at: i64,
 ) -> Result<(), SqlError> {
-    let [turn, sentence, role] = name_cells(chunk);
+    let [turn, sentence, role] = name_cells(embedding.chunk);
     let place = [Cell::Int(id), Cell::Text(embedder), turn, sentence, role];
-    if vector.is_empty() {
+    if embedding.vector.is_empty() {
         let delete = "DELETE FROM embedding WHERE conversation = $1 AND embedder = $2 AND turn = $3 AND sentence = $4 \
                       AND role = $5";
         return sql.run(delete, &place).map(drop);
     }
-    let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bytes: Vec<u8> = embedding.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
     let [id, embedder, turn, sentence, role] = place;
-    let upsert = "INSERT INTO embedding (conversation, embedder, turn, sentence, role, at, sum, vector) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (conversation, embedder, turn, sentence, role) \
-                  DO UPDATE SET at = excluded.at, sum = excluded.sum, vector = excluded.vector";
-    sql.run(
-        upsert,
-        &[id, embedder, turn, sentence, role, Cell::Int(at), sum_cell(&bytes), Cell::Blob(&bytes)],
-    )
-    .map(drop)
+    let upsert = "INSERT INTO embedding (conversation, embedder, turn, sentence, role, at, sum, vector, source) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (conversation, embedder, turn, sentence, role) \
+                  DO UPDATE SET at = excluded.at, sum = excluded.sum, vector = excluded.vector, source = excluded.source";
+    let (at, source) = (Cell::Int(at), Cell::Int(embedding.of.cast_signed()));
+    let cells = [id, embedder, turn, sentence, role, at, sum_cell(&bytes), Cell::Blob(&bytes), source];
+    sql.run(upsert, &cells).map(drop)
 }
 
 fn vector_of(chunk: ChunkId, sum: i64, bytes: &[u8]) -> Result<Vec<f32>, SqlError> {
@@ -389,12 +386,12 @@ pub(crate) fn embeddings(
     embedder: &str,
     each: &mut dyn FnMut(Embedding, i64) -> Result<(), SqlError>,
 ) -> Result<(), SqlError> {
-    let select = "SELECT turn, sentence, role, at, sum, vector FROM embedding WHERE conversation = $1 \
+    let select = "SELECT turn, sentence, role, at, sum, vector, source FROM embedding WHERE conversation = $1 \
                   AND embedder = $2 ORDER BY turn, sentence, role";
     sql.query(select, &[Cell::Int(id), Cell::Text(embedder)], &mut |row| {
         let chunk = chunk_id(&row, 0)?;
         let vector = vector_of(chunk, row.int(4)?, row.blob(5)?)?;
-        each(Embedding { chunk, vector }, row.int(3)?)
+        each(Embedding { chunk, of: row.int(6)?.cast_unsigned(), vector }, row.int(3)?)
     })
 }
 

@@ -207,7 +207,7 @@ fn what_lies_beside_is_salvaged_too() {
     for n in 0..3 {
         store.put_record(NAMES[0], halo_core::seams::Kind::Note, &n.to_string(), Some("said")).expect("kept");
     }
-    let vector = halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), vector: vec![1.0] };
+    let vector = halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), of: 7, vector: vec![1.0] };
     store.put_embeddings(NAMES[0], "e", &[vector]).expect("kept");
     drop(store);
     let file = path(&place);
@@ -258,13 +258,13 @@ fn a_newer_file_is_left_untouched() {
     let (place, _) = store();
     let file = path(&place);
     let db = rusqlite::Connection::open(&file).expect("it opens");
-    db.execute_batch("PRAGMA user_version = 2; CREATE TABLE tomorrow (x)").expect("it runs");
+    db.execute_batch("PRAGMA user_version = 3; CREATE TABLE tomorrow (x)").expect("it runs");
     drop(db);
     let before = fs::read(&file).expect("there");
     for opened in [Database::open(&place.location), Database::open_to_read(&place.location)] {
         let refused = opened.map(drop).expect_err("too new").to_string();
         assert!(
-            refused.contains("was written by a newer Halo (its schema is 2, this program knows 1)"),
+            refused.contains("was written by a newer Halo (its schema is 3, this program knows 2)"),
             "{refused}"
         );
         assert!(refused.contains("left untouched: use that Halo"), "{refused}");
@@ -279,7 +279,7 @@ fn a_newer_database_on_a_server_is_left_untouched() {
     let Location::Postgres(url) = &place.location else { unreachable!() };
     common::ask(url, "UPDATE halo.version SET version = 7").expect("it runs");
     let refused = Database::open(&place.location).map(drop).expect_err("too new").to_string();
-    assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 1)"), "{refused}");
+    assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 2)"), "{refused}");
 }
 
 /// The server goes and comes back: between two changes nobody notices, within one it is told and nothing is half done.
@@ -317,8 +317,9 @@ fn a_server_that_was_away_is_found_again() {
 #[test]
 fn files_of_every_version_open() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
-    let expected = [("1.db", "the gun on the wall")];
-    for (file, text) in expected {
+    // What the vector says it was made of: nothing, before it could say so.
+    let expected = [("1.db", "the gun on the wall", 0), ("2.db", "the gun on the wall", 7)];
+    for (file, text, of) in expected {
         let folder = tempfile::tempdir().expect("a folder");
         let copy = folder.path().join("halo.db");
         fs::copy(kept.join(file), &copy).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -332,7 +333,8 @@ fn files_of_every_version_open() {
         assert!(!dead.is_empty());
         store.bring("main", &mut timeline, &dead).expect("what is dead is there too");
         assert!(!store.history("main", dead[0]).expect("it is told").is_empty());
-        assert_eq!(store.embeddings("main", "kept").expect("there").len(), 1);
+        let embeddings = store.embeddings("main", "kept").expect("there");
+        assert_eq!(embeddings.iter().map(|e| e.of).collect::<Vec<_>>(), [of]);
         assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
         // And it goes on.
         let change =

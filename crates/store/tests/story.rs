@@ -144,8 +144,8 @@ fn what_lies_beside_a_timeline_is_kept(place: &Place) {
     store.put_record("c", Kind::Note, "a", Some("")).expect("kept");
     store.put_record("c", Kind::Setting, "notes.json", Some("other kind")).expect("kept");
     store.put_record("d", Kind::Note, "notes.json", Some("other conversation 🌱")).expect("kept");
-    let vector = |x: f32| Embedding { chunk: id("a1.0"), vector: vec![x, -0.0, f32::MIN_POSITIVE] };
-    let other = Embedding { chunk: id("u0.0"), vector: vec![1.0] };
+    let vector = |x: f32| Embedding { chunk: id("a1.0"), of: 7, vector: vec![x, -0.0, f32::MIN_POSITIVE] };
+    let other = Embedding { chunk: id("u0.0"), of: 7, vector: vec![1.0] };
     store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("kept");
     store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("kept");
     store.put_embeddings("c", "granite", &[vector(9.0)]).expect("kept");
@@ -279,7 +279,7 @@ fn full(store: &mut Database, name: &str, seed: u64) -> Timeline {
     }
     store.put_record(name, Kind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}")).expect("kept");
     store.put_record(name, Kind::Memory, "1", Some("line\nline")).expect("kept");
-    let vector = |x| Embedding { chunk: id("u0.0"), vector: vec![x, 0.1, f32::MIN_POSITIVE] };
+    let vector = |x| Embedding { chunk: id("u0.0"), of: 7, vector: vec![x, 0.1, f32::MIN_POSITIVE] };
     store.put_embeddings(name, "b", &[vector(0.3)]).expect("kept");
     store.put_embeddings(name, "B", &[vector(-7.25)]).expect("kept");
     store.set_model(name, "SmolLM2").expect("noted");

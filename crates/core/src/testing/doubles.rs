@@ -194,7 +194,7 @@ struct Kept {
     shelf: Shelf,
     log: Vec<Entry>,
     records: BTreeMap<(Kind, String), Record>,
-    embeddings: BTreeMap<(String, ChunkId), Vec<f32>>,
+    embeddings: BTreeMap<(String, ChunkId), Embedding>,
 }
 
 impl MemoryStore {
@@ -301,7 +301,7 @@ impl Store for MemoryStore {
 
     fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
         let all = self.kept(conversation).embeddings.iter().filter(|((e, _), _)| e == embedder);
-        Ok(all.map(|((_, chunk), v)| Embedding { chunk: *chunk, vector: v.clone() }).collect())
+        Ok(all.map(|(_, embedding)| embedding.clone()).collect())
     }
 
     fn put_embeddings(
@@ -311,12 +311,12 @@ impl Store for MemoryStore {
         embeddings: &[Embedding],
     ) -> Result<(), SeamError> {
         self.write(conversation, |kept| {
-            for Embedding { chunk, vector } in embeddings {
-                let place = (embedder.to_owned(), *chunk);
-                if vector.is_empty() {
+            for embedding in embeddings {
+                let place = (embedder.to_owned(), embedding.chunk);
+                if embedding.vector.is_empty() {
                     kept.embeddings.remove(&place);
                 } else {
-                    kept.embeddings.insert(place, vector.clone());
+                    kept.embeddings.insert(place, embedding.clone());
                 }
             }
         })

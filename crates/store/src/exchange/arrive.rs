@@ -14,7 +14,7 @@ use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, Run, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
-use halo_core::seams::{Durability, Kind, Model, Piece, SeamError};
+use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -241,7 +241,8 @@ fn keep_beside(
             continue;
         }
         if let Some(vector) = entry.embedding.as_deref().filter(|v| !v.is_empty()) {
-            rows::put_embedding(sql, id, "halo_weave", chunk, vector, now)?;
+            let embedding = Embedding { chunk, of: 0, vector: vector.to_vec() };
+            rows::put_embedding(sql, id, "halo_weave", &embedding, now)?;
         }
         let (name, references) = (chunk.to_string(), entry.references);
         entries.push(serde_json::json!({ "chunk": name, "text": entry.text, "references": references }));

@@ -12,7 +12,7 @@ use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use halo_core::seams::{Kind, SeamError};
+use halo_core::seams::{Embedding, Kind, SeamError};
 use halo_core::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read as _, Write};
@@ -32,7 +32,15 @@ enum ExportLine {
     Halo { version: u32, name: String, model: String, created: i64, used: i64 },
     Entry { seq: u64, at: i64, changes: Vec<Line> },
     Record { kind: String, key: String, value: String, at: i64 },
-    Embedding { embedder: String, chunk: Name, at: i64, vector: String },
+    Embedding {
+        embedder: String,
+        chunk: Name,
+        at: i64,
+        /// A sum; as hex, because JSON's numbers are not everywhere whole.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        of: String,
+        vector: String,
+    },
     End { lines: u64, sum: String, state: String },
 }
 
@@ -112,7 +120,8 @@ fn export(
         rows::embeddings(sql, id, &embedder, &mut |embedding, at| {
             let bytes: Vec<u8> = embedding.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
             let (chunk, vector) = (Name(embedding.chunk), BASE64.encode(bytes));
-            writer.line(&ExportLine::Embedding { embedder: embedder.clone(), chunk, at, vector })
+            let of = if embedding.of == 0 { String::new() } else { format!("{:016x}", embedding.of) };
+            writer.line(&ExportLine::Embedding { embedder: embedder.clone(), chunk, at, of, vector })
         })?;
     }
     let (lines, sum, state) = (writer.lines, sum_text(&writer.sum), timeline.state_hash().to_string());
@@ -165,14 +174,16 @@ pub(super) fn import(
                 let kind = known.ok_or_else(|| wrong(format!("'{kind}' is no kind of record")))?;
                 rows::put_record(sql, id, kind, &key, Some(&value), at)?;
             }
-            Some(ExportLine::Embedding { embedder, chunk, at, vector }) => {
+            Some(ExportLine::Embedding { embedder, chunk, at, of, vector }) => {
                 let bytes = BASE64.decode(vector).map_err(|e| wrong(e.to_string()))?;
                 let (quads, rest) = bytes.as_chunks::<4>();
                 let vector: Vec<f32> = quads.iter().map(|&b| f32::from_le_bytes(b)).collect();
                 if !rest.is_empty() || vector.is_empty() || vector.iter().any(|x| !x.is_finite()) {
                     return Err(wrong("its vector is none".into()));
                 }
-                rows::put_embedding(sql, id, &embedder, chunk.0, &vector, at)?;
+                // A sum that is none is no sum: the vector will be made again.
+                let of = u64::from_str_radix(&of, 16).unwrap_or(0);
+                rows::put_embedding(sql, id, &embedder, &Embedding { chunk: chunk.0, of, vector }, at)?;
             }
             Some(ExportLine::End { lines: count, sum, state }) => {
                 if (count, sum) != before {
