@@ -6,6 +6,7 @@
 
 use crate::change::{NewToken, Tally};
 use crate::token::{Brightness, Flags, TokenId};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The tokens of a chunk, and what it has gathered in its life.
@@ -52,6 +53,16 @@ impl Body {
     pub fn counts(&self) -> (u32, u32) {
         let live = self.flags.iter().filter(|f| f.is_live()).count() as u32;
         (live, self.flags.iter().filter(|f| f.has(Flags::WITHDRAWN)).count() as u32)
+    }
+
+    /// What it says: its text without what the user took back.
+    #[must_use]
+    pub fn said_text(&self) -> Cow<'_, str> {
+        if !self.flags.iter().any(|f| f.has(Flags::WITHDRAWN)) {
+            return self.text.as_str().into();
+        }
+        let kept = (0..self.len()).filter(|&n| !self.flags[n].has(Flags::WITHDRAWN));
+        kept.map(|n| self.text(n..n + 1)).collect()
     }
 
     /// The text of some of its tokens.

@@ -9,7 +9,7 @@ use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
 use crate::timeline::Timeline;
-use crate::token::{ChunkId, Position, Role, TokenId};
+use crate::token::{ChunkId, Position, Role, TokenId, TurnId};
 
 /// Something outside went wrong: what, why, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -303,19 +303,55 @@ pub trait Model {
     }
 }
 
-/// Something that turns texts into vectors of length 1.
-pub trait Embedder {
+/// What is known of an embedder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EmbedderInfo {
+    /// Its name, another one for everything that gives other vectors: what is kept under it can be compared.
+    pub name: String,
     /// How long the vectors are.
-    fn dimensions(&self) -> usize;
-
+    pub dimensions: usize,
     /// How many of the embedder's own tokens it reads of a text.
-    fn max_tokens(&self) -> usize;
+    pub max_tokens: usize,
+    /// What it wants before a query.
+    pub query: String,
+    /// What it wants before a text that a query may find.
+    pub passage: String,
+}
 
-    /// One vector for each text.
+/// Something that turns texts into vectors of length 1. The same text gives the same vector, whatever it is embedded
+/// with.
+pub trait Embedder {
+    /// What is known of it.
     ///
     /// # Errors
-    /// When the model cannot be run.
+    /// Here and below: when the model cannot be loaded or run.
+    fn info(&mut self) -> Result<EmbedderInfo, SeamError>;
+
+    /// One vector for each text, in order, for somebody who waits.
+    ///
+    /// # Errors
+    /// As above.
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, SeamError>;
+
+    /// The same for much text that nobody waits for: `listen` hears of each vector, with the number of its text, in any
+    /// order, and can stop it. What somebody waits for comes in between.
+    ///
+    /// # Errors
+    /// As above; what was told before stands.
+    fn embed_behind(
+        &mut self,
+        texts: Vec<String>,
+        listen: &mut dyn FnMut(usize, Vec<f32>) -> Flow,
+    ) -> Result<(), SeamError> {
+        for (number, text) in texts.iter().enumerate() {
+            for vector in self.embed(&[text])? {
+                if listen(number, vector) == Flow::Stop {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// When a commit is safe.
@@ -459,6 +495,12 @@ pub trait Store {
     /// # Errors
     /// As above.
     fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError>;
+
+    /// When each turn began, in milliseconds since 1970, in their order.
+    ///
+    /// # Errors
+    /// As above.
+    fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError>;
 
     /// What is kept of one kind, by key.
     ///

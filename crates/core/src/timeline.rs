@@ -199,6 +199,12 @@ impl Timeline {
         self.find(id).filter(|&i| self.chunks[i].len > 0).map(|i| self.chunk_at(i))
     }
 
+    /// The chunk at a place among all that ever were, if it holds any token.
+    #[must_use]
+    pub fn chunk_at_place(&self, place: usize) -> Option<ChunkRef<'_>> {
+        self.chunks.get(place).filter(|c| c.len > 0).map(|_| self.chunk_at(place))
+    }
+
     /// The chunk that holds a token.
     #[must_use]
     pub fn chunk_of(&self, position: Position) -> Option<ChunkRef<'_>> {

