@@ -9,4 +9,6 @@ pub mod kv;
 mod lives;
 pub mod measure;
 mod prose;
+pub mod recall;
+pub mod search;
 pub mod store;

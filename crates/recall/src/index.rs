@@ -132,11 +132,18 @@ impl Index {
         self.len() == 0
     }
 
+    /// What a chunk says; empty where there is nothing to find.
+    #[must_use]
+    pub fn text(&self, timeline: &Timeline, id: ChunkId) -> &str {
+        timeline.chunk(id).and_then(|c| self.entries.get(c.index())).map_or("", |entry| &entry.text)
+    }
+
     /// Bytes in memory.
     #[must_use]
     pub fn memory(&self) -> usize {
         let texts: usize = self.entries.iter().map(|e| e.text.len() + size_of::<Entry>()).sum();
-        let dense = self.dense.as_ref().map_or(0, |d| d.alone.bytes() + d.in_place.bytes() + d.sums.len() * 32);
+        let dense =
+            self.dense.as_ref().map_or(0, |d| d.alone.bytes() + d.in_place.bytes() + d.sums.len() * 32);
         texts + self.lexical.memory() + dense
     }
 
@@ -254,7 +261,12 @@ impl Index {
     ///
     /// # Errors
     /// When a vector is of other dimensions than the embedder's, or no vector at all.
-    pub fn admit(&mut self, view: View, embeddings: &[Embedding], timeline: &Timeline) -> Result<usize, Refused> {
+    pub fn admit(
+        &mut self,
+        view: View,
+        embeddings: &[Embedding],
+        timeline: &Timeline,
+    ) -> Result<usize, Refused> {
         let Some(dense) = &mut self.dense else { return Ok(0) };
         let mut taken = 0;
         for embedding in embeddings {

@@ -27,6 +27,8 @@ const NEAREST: usize = 3;
 const SHARE: f32 = 0.5;
 /// More words than this make a text no better.
 const LONG: u32 = 40;
+/// The logarithm of how many chunks a conversation has in which form has its full weight: some four hundred.
+const FORMED: f32 = 6.0;
 
 /// What is searched with.
 #[derive(Clone, Debug)]
@@ -104,6 +106,14 @@ macro_rules! scales {
     };
 }
 
+impl Scale {
+    /// Whether it measures words or meaning; the others are about form.
+    fn measures(self) -> bool {
+        use Scale::{Meaning, MeaningAround, MeaningInPlace, Words, WordsAround};
+        matches!(self, Words | WordsAround | Meaning | MeaningInPlace | MeaningAround)
+    }
+}
+
 scales! {
     /// The words of the query, here and next to it.
     Words "words" 0.17 0.0 0.33,
@@ -161,7 +171,10 @@ impl Index {
             found = self.diverse(found, ask);
         }
         found.truncate(ask.most);
-        let ranks = [seen.ranks(|p| seen.words[p]), seen.ranks(|p| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[p]))];
+        let ranks = [
+            seen.ranks(|p| seen.words[p]),
+            seen.ranks(|p| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[p])),
+        ];
         let explain = |(place, score, mut points): (usize, f64, Vec<(Scale, f32)>)| {
             points.retain(|&(_, points)| points != 0.0);
             points.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
@@ -191,17 +204,21 @@ impl Index {
         left.truncate(ask.most.saturating_mul(2).max(64));
         let vectors: Vec<Option<Vec<f32>>> =
             left.iter().map(|&(place, ..)| dense.alone.vector(self.order.rows()[place])).collect();
-        let mut left: Vec<_> = left.into_iter().zip(vectors).map(|(one, vector)| (one, vector, 0.0_f64)).collect();
+        let mut left: Vec<_> =
+            left.into_iter().zip(vectors).map(|(one, vector)| (one, vector, 0.0_f64)).collect();
         let mut chosen = Vec::new();
         while chosen.len() < ask.most && !left.is_empty() {
             let value = |one: &((usize, f64, Vec<(Scale, f32)>), Option<Vec<f32>>, f64)| {
                 (1.0 - ask.diversity) * one.0.1 - ask.diversity * 10.0 * one.2
             };
-            let best = (1..left.len()).fold(0, |best, n| if value(&left[n]) > value(&left[best]) { n } else { best });
+            let best = (1..left.len())
+                .fold(0, |best, n| if value(&left[n]) > value(&left[best]) { n } else { best });
             let (one, vector, _) = left.remove(best);
             if let Some(vector) = vector {
                 for (_, other, like) in &mut left {
-                    let dot = other.as_ref().map_or(0.0, |o| o.iter().zip(&vector).map(|(a, b)| a * b).sum::<f32>());
+                    let dot = other
+                        .as_ref()
+                        .map_or(0.0, |o| o.iter().zip(&vector).map(|(a, b)| a * b).sum::<f32>());
                     *like = like.max(f64::from(dot));
                 }
             }
@@ -272,6 +289,8 @@ struct Seen {
     usual: [Usual; 2],
     meaning: Option<Meaning>,
     lengths: Vec<f32>,
+    /// What form is worth here.
+    form: f32,
     mode: Mode,
 }
 
@@ -334,11 +353,14 @@ impl Seen {
             Some((dense, vector)) => Some(Meaning::new(index, dense, vector, &sample, &candidates)?),
             None => None,
         };
-        let lengths = order.rows().iter().map(|&row| (index.lexical.length(row).min(LONG) as f32).ln_1p()).collect();
+        let lengths =
+            order.rows().iter().map(|&row| (index.lexical.length(row).min(LONG) as f32).ln_1p()).collect();
         // Without vectors there is no meaning to go by.
         let blind = meaning.as_ref().is_none_or(|m| sample.iter().all(|&p| m.alone[p].is_nan()));
         let mode = if blind { Mode::Lexical } else { ask.mode };
-        Ok(Self { candidates, words, around, usual, meaning, lengths, mode })
+        // In a short conversation nothing can be far from what is usual, and form must not drown it.
+        let form = ((places as f32).ln_1p() / FORMED).min(1.0);
+        Ok(Self { candidates, words, around, usual, meaning, lengths, form, mode })
     }
 
     fn points(&self, place: usize, question: &Question, entry: &Entry) -> Vec<(Scale, f32)> {
@@ -346,7 +368,9 @@ impl Seen {
         let is = |yes: bool| f32::from(u8::from(yes));
         let Asked { time: when, number: how_many, name: who, .. } = question.asked;
         let meaning = |n: usize| {
-            self.meaning.as_ref().map_or(0.0, |m| m.usual[n].deviations([&m.alone, &m.in_place, &m.around][n][place]))
+            self.meaning
+                .as_ref()
+                .map_or(0.0, |m| m.usual[n].deviations([&m.alone, &m.in_place, &m.around][n][place]))
         };
         let value = |scale| match scale {
             Scale::Words => self.usual[0].deviations(self.words[place]),
@@ -366,7 +390,8 @@ impl Seen {
             Scale::NameAsked => is(name && who),
             Scale::Said => entry.told.day.map_or(0.0, |day| question.when.fit(day)),
         };
-        Scale::ALL.into_iter().map(|scale| (scale, scale.weight(self.mode) * value(scale))).collect()
+        let worth = |scale: Scale| scale.weight(self.mode) * if scale.measures() { 1.0 } else { self.form };
+        Scale::ALL.into_iter().map(|scale| (scale, worth(scale) * value(scale))).collect()
     }
 
     fn near(&self, place: usize) -> [Option<f32>; 2] {

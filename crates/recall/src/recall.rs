@@ -9,9 +9,9 @@ use crate::rank::{Ask, Found, Mode};
 use halo_core::seams::{Embedder, EmbedderInfo, Embedding, Flow, Kind, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::TurnId;
+use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use jiff::Timestamp;
 use std::collections::BTreeMap;
 
 /// A conversation that can be asked what was said.
@@ -150,7 +150,12 @@ impl Recall {
     ///
     /// # Errors
     /// When the embedder fails.
-    pub fn search(&mut self, text: &str, today: Option<Date>, manner: Manner) -> Result<Vec<Found>, SeamError> {
+    pub fn search(
+        &mut self,
+        text: &str,
+        today: Option<Date>,
+        manner: Manner,
+    ) -> Result<Vec<Found>, SeamError> {
         let Manner { mode, user_boost, diversity, most } = manner;
         let vector = match &mut self.embedder {
             Some((embedder, info)) if mode != Mode::Lexical => {

@@ -15,7 +15,17 @@ pub struct When {
 }
 
 const MONTHS: [&str; 12] = [
-    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
     "december",
 ];
 const WEEKDAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
@@ -27,8 +37,9 @@ impl When {
     /// What a query names; `now` is the day on which it is asked.
     #[must_use]
     pub fn of(text: &str, now: Date) -> Self {
-        let words: Vec<&str> =
-            text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '?' | '!' | ';' | '(' | ')' | '"')).collect();
+        let words: Vec<&str> = text
+            .split(|c: char| c.is_whitespace() || matches!(c, ',' | '?' | '!' | ';' | '(' | ')' | '"'))
+            .collect();
         let words: Vec<&str> =
             words.iter().map(|w| w.trim_matches(['.', ':', '\'', '’'])).filter(|w| !w.is_empty()).collect();
         let mut when = Self::default();

@@ -46,7 +46,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let change = signals::restore(&timeline, "a1.1".parse()?)?;
     store.transact("main", &mut timeline, &change, Durability::Now)?;
     store.put_record("main", Kind::Note, "notes.json", Some("{}"))?;
-    store.put_embeddings("main", "kept", &[Embedding { chunk: "u0.0".parse()?, of: 7, vector: vec![0.6, 0.8] }])?;
+    store.put_embeddings(
+        "main",
+        "kept",
+        &[Embedding { chunk: "u0.0".parse()?, of: 7, vector: vec![0.6, 0.8] }],
+    )?;
     store.set_model("main", "kept")?;
     let mut named = path.into_os_string();
     named.push(".hash");

@@ -517,7 +517,8 @@ impl Store for Database {
             let select = "SELECT m.turn, min(l.at) FROM mention m JOIN log l ON l.key = $1 + m.seq \
                           WHERE m.conversation = $2 GROUP BY m.turn ORDER BY m.turn";
             self.sql.query(select, &[Cell::Int(key(id, 0)), Cell::Int(id)], &mut |row| {
-                let turn = u32::try_from(row.int(0)?).map_err(|_| SqlError::damaged("a turn has no number"))?;
+                let turn =
+                    u32::try_from(row.int(0)?).map_err(|_| SqlError::damaged("a turn has no number"))?;
                 times.push((TurnId(turn), row.int(1)?));
                 Ok(())
             })
@@ -570,9 +571,7 @@ impl Store for Database {
     ) -> Result<(), SeamError> {
         let done = self.id_or_new(conversation).and_then(|id| {
             let put = |sql: &mut dyn Sql| {
-                embeddings
-                    .iter()
-                    .try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now()))
+                embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now()))
             };
             self.within(Some(Durability::Now), put)
         });

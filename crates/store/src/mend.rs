@@ -224,7 +224,9 @@ fn drop_embeddings(sql: &mut dyn Sql, id: i64) -> Result<(), SqlError> {
         }
         Ok(())
     })?;
-    bad.iter().try_for_each(|(embedder, chunk)| rows::put_embedding(sql, id, embedder, &Embedding { chunk: *chunk, of: 0, vector: vec![] }, 0))
+    bad.iter().try_for_each(|(embedder, chunk)| {
+        rows::put_embedding(sql, id, embedder, &Embedding { chunk: *chunk, of: 0, vector: vec![] }, 0)
+    })
 }
 
 /// Sums records anew, as they stand.
@@ -333,9 +335,7 @@ fn move_over(
             Ok(())
         });
         let (Ok(()), Some(next)) = (asked, embedder) else { break };
-        let _ = rows::embeddings(old, id, &next, &mut |e, at| {
-            rows::put_embedding(new, to, &next, &e, at)
-        });
+        let _ = rows::embeddings(old, id, &next, &mut |e, at| rows::put_embedding(new, to, &next, &e, at));
         after = next;
     }
     Ok(())

@@ -14,7 +14,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 use tokio_postgres::{Client, Config, NoTls, Statement};
 
-const MIGRATIONS: [&str; 2] = [include_str!("../schema/postgres-1.sql"), include_str!("../schema/postgres-2.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../schema/postgres-1.sql"), include_str!("../schema/postgres-2.sql")];
 /// Under which two programs that open an empty database take turns.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
 const TABLES: [&str; 7] = ["conversation", "chunk", "block", "log", "mention", "record", "embedding"];

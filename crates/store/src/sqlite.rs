@@ -15,7 +15,8 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const MIGRATIONS: [&str; 2] = [include_str!("../schema/sqlite-1.sql"), include_str!("../schema/sqlite-2.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../schema/sqlite-1.sql"), include_str!("../schema/sqlite-2.sql")];
 /// "halo" in the file's header says whose file it is.
 const APPLICATION: i64 = 0x6861_6c6f;
 /// How long a command waits for another that is about to end.

@@ -207,7 +207,8 @@ fn what_lies_beside_is_salvaged_too() {
     for n in 0..3 {
         store.put_record(NAMES[0], halo_core::seams::Kind::Note, &n.to_string(), Some("said")).expect("kept");
     }
-    let vector = halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), of: 7, vector: vec![1.0] };
+    let vector =
+        halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), of: 7, vector: vec![1.0] };
     store.put_embeddings(NAMES[0], "e", &[vector]).expect("kept");
     drop(store);
     let file = path(&place);

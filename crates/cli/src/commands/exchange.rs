@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::show::Which;
-use super::{Closed, count, print, print_json};
+use super::{Closed, count, print, print_json, search};
 use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
@@ -39,6 +39,9 @@ pub struct ImportOptions {
     /// What to call the conversation [default: the name that the file gives it]
     #[arg(short = 'c', long = "conversation", value_name = "NAME")]
     name: Option<String>,
+    /// Makes no vectors now; `halo index` does it later
+    #[arg(long)]
+    no_index: bool,
     /// auto, halo, halo_weave, sillytavern, chatgpt, claude, openai or markdown
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     format: String,
@@ -180,7 +183,11 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
             "no model has read this yet: until one does, text is cut into words, and token ids are as they came",
         );
     }
-    Ok(())
+    if options.no_index {
+        return Ok(());
+    }
+    let names: Vec<String> = all.conversations.into_iter().map(|a| a.name).collect();
+    search::embed_arrivals(&mut store, &names, common, &settings)
 }
 
 /// Takes in one file.

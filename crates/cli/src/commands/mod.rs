@@ -9,6 +9,7 @@ pub mod pip;
 pub mod progress;
 pub mod pull;
 pub mod replay;
+pub mod search;
 pub mod show;
 pub mod signal;
 

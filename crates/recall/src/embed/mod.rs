@@ -5,6 +5,7 @@
 
 mod batch;
 mod encoder;
+mod onnx;
 mod tokenizer;
 mod worker;
 

@@ -32,7 +32,10 @@ impl Encode for Fake {
         match texts[0].len() {
             13 => panic!("thirteen"),
             12 => Err(SeamError::new("running the embedder", "twelve")),
-            _ => Ok(texts.iter().map(|text| vec![text.iter().sum::<i32>() as f32, text.len() as f32]).collect()),
+            _ => Ok(texts
+                .iter()
+                .map(|text| vec![text.iter().sum::<i32>() as f32, text.len() as f32])
+                .collect()),
         }
     }
 }
@@ -47,7 +50,8 @@ fn fake(mut fails: usize) -> (Embeddings, Receiver<usize>, SyncSender<()>) {
             fails -= 1;
             return Err(SeamError::new("loading the embedder", "not yet"));
         }
-        let info = EmbedderInfo { name: "fake".into(), dimensions: 2, max_tokens: 99, ..EmbedderInfo::default() };
+        let info =
+            EmbedderInfo { name: "fake".into(), dimensions: 2, max_tokens: 99, ..EmbedderInfo::default() };
         Ok(Box::new(Fake { begun: begun.clone(), may: Arc::clone(&may), info }))
     };
     (Embeddings::start(Box::new(load)).expect("started"), begins, go)
@@ -131,7 +135,11 @@ fn a_stop_is_heard_between_two_batches() {
     assert_eq!(begins.recv(), Ok(1));
     stop.store(true, Ordering::Relaxed);
     free(&go);
-    assert_eq!(heard.iter().collect::<Vec<_>>(), [Ok((0, one(1)))], "the batch under way is told, and then the end");
+    assert_eq!(
+        heard.iter().collect::<Vec<_>>(),
+        [Ok((0, one(1)))],
+        "the batch under way is told, and then the end"
+    );
     assert_eq!(begins.try_iter().count(), 0);
 }
 

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::iter::once;
-use unicode_normalization::UnicodeNormalization;
 use unicode_categories::UnicodeCategories;
+use unicode_normalization::UnicodeNormalization;
 
 /// A vocabulary, and how text is cut into it.
 pub(super) struct Tokenizer {
@@ -183,7 +183,8 @@ impl Normal {
             chars = Box::new(chars.filter(|&c| !is_noise(c)));
         }
         if self.handle_chinese_chars {
-            let apart = |c| if is_ideograph(c) { [Some(' '), Some(c), Some(' ')] } else { [Some(c), None, None] };
+            let apart =
+                |c| if is_ideograph(c) { [Some(' '), Some(c), Some(' ')] } else { [Some(c), None, None] };
             chars = Box::new(chars.flat_map(apart).flatten());
         }
         if self.strip_accents.unwrap_or(self.lowercase) {
@@ -225,7 +226,8 @@ mod tests {
     /// A vocabulary of a dozen pieces, whose number is their place.
     fn small(normalizer: &str) -> Tokenizer {
         let pieces = [
-            "[PAD]", "[UNK]", "[CLS]", "[SEP]", "ha", "##lo", "halo", "##s", "!", "é", "e", "世", "##ha", "İ", "i",
+            "[PAD]", "[UNK]", "[CLS]", "[SEP]", "ha", "##lo", "halo", "##s", "!", "é", "e", "世", "##ha",
+            "İ", "i",
         ];
         let vocab: HashMap<_, _> = pieces.iter().enumerate().map(|(id, piece)| (*piece, id)).collect();
         let added = serde_json::json!([

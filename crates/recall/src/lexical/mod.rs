@@ -136,7 +136,8 @@ impl Lexical {
             let weight = rarity(lengths.len(), around.len());
             for place in around.drain(..) {
                 let times = std::mem::take(&mut times[place]);
-                let discount = SATURATION * (1.0 - LENGTH + LENGTH * lengths[place] / mean.max(f32::MIN_POSITIVE));
+                let discount =
+                    SATURATION * (1.0 - LENGTH + LENGTH * lengths[place] / mean.max(f32::MIN_POSITIVE));
                 scores[place] += weight * times * (SATURATION + 1.0) / (times + discount);
             }
         }

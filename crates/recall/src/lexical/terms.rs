@@ -16,16 +16,17 @@ const LONGEST: usize = 60;
 /// Words that hold an English sentence together and say nothing of what it is about. They make no text longer, and
 /// queries leave them out; but whoever searches for nothing else finds them. Sorted.
 const EMPTY: &[&str] = &[
-    "a", "about", "after", "again", "ah", "all", "also", "am", "an", "and", "any", "are", "arent", "as", "at", "be",
-    "because", "been", "before", "being", "but", "by", "can", "cant", "could", "couldnt", "did", "didnt", "do",
-    "does", "doesnt", "doing", "dont", "down", "during", "each", "few", "for", "from", "further", "had", "has",
-    "hasnt", "have", "havent", "he", "hed", "her", "here", "hers", "hes", "him", "his", "how", "i", "id", "if", "ill",
-    "im", "in", "into", "is", "isnt", "it", "its", "ive", "just", "lets", "me", "more", "most", "my", "no", "not",
-    "now", "of", "oh", "ok", "okay", "on", "once", "only", "or", "other", "our", "out", "over", "own", "please", "s",
-    "same", "she", "shed", "shes", "should", "shouldnt", "so", "some", "such", "t", "tell", "than", "that", "thats",
-    "the", "their", "theirs", "them", "then", "there", "theres", "these", "they", "theyd", "theyre", "theyve", "this",
-    "those", "to", "too", "under", "up", "us", "very", "was", "wasnt", "we", "wed", "were", "werent", "weve", "what",
-    "whats", "when", "where", "which", "who", "whom", "whos", "why", "will", "with", "wont", "would", "wouldnt",
+    "a", "about", "after", "again", "ah", "all", "also", "am", "an", "and", "any", "are", "arent", "as",
+    "at", "be", "because", "been", "before", "being", "but", "by", "can", "cant", "could", "couldnt", "did",
+    "didnt", "do", "does", "doesnt", "doing", "dont", "down", "during", "each", "few", "for", "from",
+    "further", "had", "has", "hasnt", "have", "havent", "he", "hed", "her", "here", "hers", "hes", "him",
+    "his", "how", "i", "id", "if", "ill", "im", "in", "into", "is", "isnt", "it", "its", "ive", "just",
+    "lets", "me", "more", "most", "my", "no", "not", "now", "of", "oh", "ok", "okay", "on", "once", "only",
+    "or", "other", "our", "out", "over", "own", "please", "s", "same", "she", "shed", "shes", "should",
+    "shouldnt", "so", "some", "such", "t", "tell", "than", "that", "thats", "the", "their", "theirs", "them",
+    "then", "there", "theres", "these", "they", "theyd", "theyre", "theyve", "this", "those", "to", "too",
+    "under", "up", "us", "very", "was", "wasnt", "we", "wed", "were", "werent", "weve", "what", "whats",
+    "when", "where", "which", "who", "whom", "whos", "why", "will", "with", "wont", "would", "wouldnt",
     "you", "youd", "youll", "your", "youre", "yours", "youve",
 ];
 
@@ -161,7 +162,8 @@ fn parts(word: &str) -> Vec<&str> {
     for i in 1..chars.len() {
         let ((_, before), (at, here)) = (chars[i - 1], chars[i]);
         let next = chars.get(i + 1).map_or(' ', |&(_, c)| c);
-        let hump = here.is_uppercase() && (before.is_lowercase() || before.is_uppercase() && next.is_lowercase());
+        let hump =
+            here.is_uppercase() && (before.is_lowercase() || before.is_uppercase() && next.is_lowercase());
         let digits = before.is_ascii_alphabetic() && here.is_ascii_digit();
         if before == '_' || hump || digits {
             cuts.push(at);
@@ -190,8 +192,14 @@ fn script_of(c: char) -> Script {
         '\u{400}'..='\u{52f}' => Script::Cyrillic,
         '\u{600}'..='\u{6ff}' => Script::Arabic,
         // Thai, Lao, Tibetan, Myanmar, Khmer; kana, bopomofo, Hangul; Han.
-        '\u{e00}'..='\u{fff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{1100}'..='\u{11ff}'
-        | '\u{3005}'..='\u{31ff}' | '\u{3400}'..='\u{9fff}' | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}'
+        '\u{e00}'..='\u{fff}'
+        | '\u{1000}'..='\u{109f}'
+        | '\u{1780}'..='\u{17ff}'
+        | '\u{1100}'..='\u{11ff}'
+        | '\u{3005}'..='\u{31ff}'
+        | '\u{3400}'..='\u{9fff}'
+        | '\u{ac00}'..='\u{d7af}'
+        | '\u{f900}'..='\u{faff}'
         | '\u{20000}'..='\u{3ffff}' => Script::Unspaced,
         _ => Script::Other,
     }
@@ -247,7 +255,10 @@ mod tests {
             ("ｆｕｌｌ ｗｉｄｔｈ", "full width"),
             ("1,000 and 1000 and 3.5 and v1.2.3.", "1000 and 1000 and 3.5 and v1.2.3 v 1.2.3"),
             ("2023-05-08 at 19:00, 21st", "2023 05 08 at 19 00 21st"),
-            ("max_tokens getUserName HTTPServer __init__", "maxtoken max token getusernam get user name httpserver http server init"),
+            (
+                "max_tokens getUserName HTTPServer __init__",
+                "maxtoken max token getusernam get user name httpserver http server init",
+            ),
             ("Москва Москве москвой", "москв москв москв"),
             ("ελληνικά", "ελληνικ"),
             ("東京に行きました", "東京 京に に行 行き きま まし した"),

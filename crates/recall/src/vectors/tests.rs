@@ -159,7 +159,11 @@ fn families(rows: usize, dimensions: usize) -> Vectors {
     for n in 0..rows {
         if n % 10 != 0 {
             let own = dice.unit(dimensions);
-            last = heads[dice.next() as usize % 50].iter().zip(own).map(|(head, own)| head + 0.8 * own).collect();
+            last = heads[dice.next() as usize % 50]
+                .iter()
+                .zip(own)
+                .map(|(head, own)| head + 0.8 * own)
+                .collect();
         }
         vectors.push(&last).unwrap();
     }
@@ -187,20 +191,22 @@ fn a_search_finds_what_scoring_every_row_finds() {
 
 #[test]
 fn a_search_looks_closely_at_few_rows() {
-    let vectors = families(4000, 384);
-    let mut asked = 0;
-    for n in 0..10 {
-        // A member of a family that is not there yet.
-        let own = Dice(n).unit(384);
-        let query = vectors.blocks[0].numbers[n as usize * 384..].iter().zip(own);
-        let query: Vec<f32> = query.map(|(&x, own)| f32::from(x) * 2e-6 + own).collect();
+    let mut dice = Dice(9);
+    let rows: Vec<Vec<f32>> = (0..4000).map(|_| dice.unit(384)).collect();
+    let mut vectors = of(384);
+    for row in &rows {
+        vectors.push(row).unwrap();
+    }
+    for wanted in [0, 1500, 3999] {
+        let query: Vec<f32> = rows[wanted].iter().zip(dice.unit(384)).map(|(row, by)| row + by).collect();
+        let mut asked = 0;
         let keep = |_| {
             asked += 1;
             true
         };
-        vectors.search(&query, 10, keep).unwrap();
+        assert_eq!(vectors.search(&query, 1, keep).unwrap()[0].0, wanted as u32);
+        assert!(asked <= 2 * SPAN, "{asked} rows of 4000");
     }
-    assert!(asked < 10 * 4000 / 10, "{asked} rows of 40,000");
 }
 
 #[test]
@@ -231,7 +237,9 @@ fn what_is_no_vector_is_refused_and_changes_nothing() {
     }
     // What is no number does not equal itself.
     for bad in [f32::NAN, -f32::NAN] {
-        assert!(matches!(vectors.push(&[1.0, bad, f32::INFINITY]), Err(Refused::Size { largest }) if largest.is_nan()));
+        assert!(
+            matches!(vectors.push(&[1.0, bad, f32::INFINITY]), Err(Refused::Size { largest }) if largest.is_nan())
+        );
     }
     assert_eq!(vectors.replace(1, &[1.0, 0.0, 0.0]), Err(Refused::NoSuchRow { row: 1 }));
     assert_eq!(vectors.remove(1), Err(Refused::NoSuchRow { row: 1 }));

@@ -29,9 +29,24 @@ const LINE: u64 = 1 << 30;
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ExportLine {
-    Halo { version: u32, name: String, model: String, created: i64, used: i64 },
-    Entry { seq: u64, at: i64, changes: Vec<Line> },
-    Record { kind: String, key: String, value: String, at: i64 },
+    Halo {
+        version: u32,
+        name: String,
+        model: String,
+        created: i64,
+        used: i64,
+    },
+    Entry {
+        seq: u64,
+        at: i64,
+        changes: Vec<Line>,
+    },
+    Record {
+        kind: String,
+        key: String,
+        value: String,
+        at: i64,
+    },
     Embedding {
         embedder: String,
         chunk: Name,
@@ -41,7 +56,11 @@ enum ExportLine {
         of: String,
         vector: String,
     },
-    End { lines: u64, sum: String, state: String },
+    End {
+        lines: u64,
+        sum: String,
+        state: String,
+    },
 }
 
 /// Whether a file begins as an export does.

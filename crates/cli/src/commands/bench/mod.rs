@@ -1,6 +1,8 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
 pub mod model;
+pub mod recall;
+pub mod search;
 
 use super::progress::Progress;
 use super::{print, print_json};
