@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod core;
 pub mod crash;
+pub mod embed;
 mod faulty;
 pub mod kv;
 mod lives;

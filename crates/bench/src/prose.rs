@@ -17,6 +17,14 @@ pub fn paragraphs(count: usize) -> Vec<String> {
     (0..count).map(|_| (0..6).map(|_| sentence()).collect::<Vec<_>>().join(" ") + "\n\n").collect()
 }
 
+/// So many pieces of so many words.
+#[must_use]
+pub fn chunks(words: usize, count: usize) -> Vec<String> {
+    let text = paragraphs(words * count / 50 + 1).concat();
+    let all: Vec<&str> = text.split_whitespace().collect();
+    all.chunks_exact(words).take(count).map(|words| words.join(" ")).collect()
+}
+
 const WHO: [&str; 12] = [
     "the brother",
     "an old sailor",

@@ -144,6 +144,8 @@ enum BenchCommand {
     Core(commands::bench::Options),
     /// Processes killed, power cut, disks full: what is lost
     Crash(commands::bench::CrashOptions),
+    /// What a vector costs, and whether it is the one it should be; --model names the embedder
+    Embed,
     /// A chunk that leaves a model's memory and returns, beside reading the context again
     Kv(commands::bench::model::KvOptions),
     /// How much of what a question needs is found, on conversations with known answers
@@ -253,6 +255,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench { what: BenchCommand::Attention(options) } => {
             commands::bench::model::attention(options, &cli.common)
         }
+        Command::Bench { what: BenchCommand::Embed } => commands::bench::embed::run(&cli.common),
         Command::Bench { what: BenchCommand::Kv(options) } => {
             commands::bench::model::kv(options, &cli.common)
         }

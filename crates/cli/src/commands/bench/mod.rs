@@ -1,5 +1,6 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
+pub mod embed;
 pub mod model;
 pub mod recall;
 pub mod search;

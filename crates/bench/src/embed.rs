@@ -1,0 +1,125 @@
+//! What a vector costs, and whether it is the one it should be.
+//!
+//! The reference vectors beside this file were made elsewhere. For `e5-small` by onnxruntime 1.31 from the same file, as it
+//! is written (its optimiser moves the vectors of this model by up to 0.002), so
+//! that they say whether this program computes what the model is; for `minilm` from the unquantised weights, in 64-bit
+//! floats, so that they also say what quantising cost. Each text was embedded alone.
+
+use crate::prose;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use halo_core::seams::{Embedder, SeamError};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// The texts and vectors, by the name of the model's folder.
+const REFERENCES: [(&str, &str); 2] =
+    [("e5-small", include_str!("embed/e5-small.json")), ("minilm", include_str!("embed/minilm.json"))];
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The embedder's name.
+    pub name: String,
+    /// Loading it, in milliseconds, up to its first vector.
+    pub load_ms: f64,
+    /// The least likeness to a reference; none, where there are no references for this model.
+    pub min_cosine: Option<f64>,
+    /// How many references there are.
+    pub references: usize,
+    /// One vector of a chunk of so many words, in milliseconds.
+    pub ms: Vec<(usize, f64)>,
+}
+
+/// Measures an embedder that nobody has used yet.
+///
+/// # Errors
+/// When it cannot be loaded or run.
+pub fn measure(embedder: &mut dyn Embedder, least: Duration) -> Result<Report, SeamError> {
+    let begin = Instant::now();
+    let info = embedder.info()?;
+    embedder.embed(&["The gun on the wall"])?;
+    let load_ms = begin.elapsed().as_secs_f64() * 1e3;
+    let called = info.name.rsplit_once('-').map_or(info.name.as_str(), |(called, _)| called);
+    let references = REFERENCES.iter().find(|(name, _)| *name == called).map(|(_, json)| read(json));
+    let mut min_cosine = None;
+    for (text, reference) in references.iter().flatten() {
+        let vectors = embedder.embed(&[text])?;
+        let cosine = vectors.first().map_or(0.0, |vector| cosine(vector, reference));
+        min_cosine = Some(min_cosine.map_or(cosine, |least: f64| least.min(cosine)));
+    }
+    let mut ms = Vec::new();
+    for words in [48, 200] {
+        let chunks = prose::chunks(words, 64);
+        let (begin, mut times) = (Instant::now(), Vec::new());
+        for chunk in chunks.iter().cycle() {
+            let one = Instant::now();
+            embedder.embed(&[&format!("{}{chunk}", info.passage)])?;
+            times.push(one.elapsed().as_secs_f64() * 1e3);
+            if times.len() >= 15 && begin.elapsed() > least {
+                break;
+            }
+        }
+        ms.push((words, times.iter().sum::<f64>() / times.len() as f64));
+    }
+    Ok(Report { name: info.name, load_ms, min_cosine, references: references.map_or(0, |r| r.len()), ms })
+}
+
+fn read(json: &str) -> Vec<(String, Vec<f64>)> {
+    let rows: Vec<Value> = serde_json::from_str(json).expect("it ships with the program");
+    let read = |row: &Value| {
+        let bytes = BASE64_STANDARD
+            .decode(row["vector"].as_str().unwrap_or_default())
+            .expect("it ships with the program");
+        let (pairs, _) = bytes.as_chunks::<2>();
+        let numbers = pairs.iter().map(|&pair| half(u16::from_le_bytes(pair))).collect();
+        (row["text"].as_str().unwrap_or_default().to_owned(), numbers)
+    };
+    rows.iter().map(read).collect()
+}
+
+/// A 16-bit float that is finite.
+fn half(bits: u16) -> f64 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+    let size = match exponent {
+        0 => fraction * 2f64.powi(-24),
+        _ => (1.0 + fraction / 1024.0) * 2f64.powi(exponent - 15),
+    };
+    if bits >> 15 == 1 { -size } else { size }
+}
+
+fn cosine(vector: &[f32], reference: &[f64]) -> f64 {
+    if vector.len() != reference.len() {
+        return 0.0;
+    }
+    let dot: f64 = vector.iter().zip(reference).map(|(&a, b)| f64::from(a) * b).sum();
+    let length = |sum: f64| sum.sqrt();
+    let own = length(vector.iter().map(|&a| f64::from(a) * f64::from(a)).sum());
+    dot / (own * length(reference.iter().map(|b| b * b).sum()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_read() {
+        for (bits, value) in
+            [(0x3c00, 1.0), (0xc000, -2.0), (0x3555, 0.333_251_953_125), (1, 2f64.powi(-24)), (0, 0.0)]
+        {
+            assert_eq!(half(bits), value);
+        }
+    }
+
+    #[test]
+    fn references_are_vectors_of_length_1() {
+        for (name, json) in REFERENCES {
+            let all = read(json);
+            assert_eq!(all.len(), 24, "{name}");
+            for (text, vector) in all {
+                let length: f64 = vector.iter().map(|x| x * x).sum();
+                assert!(vector.len() == 384 && (length - 1.0).abs() < 1e-3, "{name}: {text}: {length}");
+            }
+        }
+    }
+}
