@@ -198,7 +198,7 @@ impl Source {
         let mut query = vec![0.0; self.dimensions];
         let entries = (rows.len() / self.dimensions) as u64;
         self.row(entries + n, &mut query);
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             let near = self.dice(!n).below(entries) as usize * self.dimensions;
             query.iter_mut().zip(&rows[near..]).for_each(|(x, near)| *x = 0.7 * *x + near);
             unit(&mut query);

@@ -149,6 +149,13 @@ scales! {
     Said "said at that time" 0.11 0.16 0.1,
 }
 
+/// A candidate with its points.
+struct Ranked {
+    place: usize,
+    score: f64,
+    points: Vec<(Scale, f32)>,
+}
+
 impl Index {
     /// What answers best, the best first.
     ///
@@ -158,24 +165,22 @@ impl Index {
         let query = self.lexical.query(ask.text);
         let seen = Seen::new(self, ask, &query)?;
         let question = Question::new(self, ask);
-        let mut found: Vec<(usize, f64, Vec<(Scale, f32)>)> = Vec::new();
-        for &place in &seen.candidates {
+        let rank = |&place: &usize| {
             let entry = self.entry(place);
             let points = seen.points(place, &question, entry);
             let sum: f64 = points.iter().map(|&(_, points)| f64::from(points)).sum();
             let boost = if entry.id.role == Role::User && sum > 0.0 { ask.user_boost } else { 1.0 };
-            found.push((place, sum * boost, points));
-        }
-        found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            Ranked { place, score: sum * boost, points }
+        };
+        let mut ranked: Vec<Ranked> = seen.candidates.iter().map(rank).collect();
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.place.cmp(&b.place)));
         if ask.diversity > 0.0 {
-            found = self.diverse(found, ask);
+            ranked = self.diverse(ranked, ask);
         }
-        found.truncate(ask.most);
-        let ranks = [
-            seen.ranks(|p| seen.words[p]),
-            seen.ranks(|p| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[p])),
-        ];
-        let explain = |(place, score, mut points): (usize, f64, Vec<(Scale, f32)>)| {
+        ranked.truncate(ask.most);
+        let near = |place: usize| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[place]);
+        let ranks = [seen.ranks(|place| seen.words[place]), seen.ranks(near)];
+        let explain = |Ranked { place, score, mut points }: Ranked| {
             points.retain(|&(_, points)| points != 0.0);
             points.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
             let row = self.order.rows()[place];
@@ -187,7 +192,7 @@ impl Index {
                 ranks: [0, 1].map(|n| ranks[n].iter().position(|&p| p == place)),
             }
         };
-        Ok(found.into_iter().map(explain).collect())
+        Ok(ranked.into_iter().map(explain).collect())
     }
 
     fn entry(&self, place: usize) -> &Entry {
@@ -195,34 +200,26 @@ impl Index {
     }
 
     /// Takes one after the other, what is like those before it later: λ·score − (1−λ)·likeness.
-    fn diverse(
-        &self,
-        mut left: Vec<(usize, f64, Vec<(Scale, f32)>)>,
-        ask: &Ask<'_>,
-    ) -> Vec<(usize, f64, Vec<(Scale, f32)>)> {
-        let Some(dense) = &self.dense else { return left };
-        left.truncate(ask.most.saturating_mul(2).max(64));
-        let vectors: Vec<Option<Vec<f32>>> =
-            left.iter().map(|&(place, ..)| dense.alone.vector(self.order.rows()[place])).collect();
-        let mut left: Vec<_> =
-            left.into_iter().zip(vectors).map(|(one, vector)| (one, vector, 0.0_f64)).collect();
+    fn diverse(&self, mut ranked: Vec<Ranked>, ask: &Ask<'_>) -> Vec<Ranked> {
+        /// An unlikeness from 1 to 0 weighs as much as so many points.
+        const POINTS: f64 = 10.0;
+        let Some(dense) = &self.dense else { return ranked };
+        ranked.truncate(ask.most.saturating_mul(2).max(64));
+        let vector = |one: &Ranked| dense.alone.vector(self.order.rows()[one.place]).unwrap_or_default();
+        let mut vectors: Vec<Vec<f32>> = ranked.iter().map(vector).collect();
+        let mut likeness = vec![0.0; ranked.len()];
         let mut chosen = Vec::new();
-        while chosen.len() < ask.most && !left.is_empty() {
-            let value = |one: &((usize, f64, Vec<(Scale, f32)>), Option<Vec<f32>>, f64)| {
-                (1.0 - ask.diversity) * one.0.1 - ask.diversity * 10.0 * one.2
-            };
-            let best = (1..left.len())
-                .fold(0, |best, n| if value(&left[n]) > value(&left[best]) { n } else { best });
-            let (one, vector, _) = left.remove(best);
-            if let Some(vector) = vector {
-                for (_, other, like) in &mut left {
-                    let dot = other
-                        .as_ref()
-                        .map_or(0.0, |o| o.iter().zip(&vector).map(|(a, b)| a * b).sum::<f32>());
-                    *like = like.max(f64::from(dot));
-                }
+        while chosen.len() < ask.most && !ranked.is_empty() {
+            let value =
+                |n: usize| (1.0 - ask.diversity) * ranked[n].score - ask.diversity * POINTS * likeness[n];
+            let best = (1..ranked.len()).fold(0, |best, n| if value(n) > value(best) { n } else { best });
+            chosen.push(ranked.remove(best));
+            likeness.remove(best);
+            let taken = vectors.remove(best);
+            for (other, like) in vectors.iter().zip(&mut likeness) {
+                let dot: f32 = other.iter().zip(&taken).map(|(a, b)| a * b).sum();
+                *like = f64::max(*like, f64::from(dot));
             }
-            chosen.push(one);
         }
         chosen
     }
@@ -289,6 +286,7 @@ struct Seen {
     usual: [Usual; 2],
     meaning: Option<Meaning>,
     lengths: Vec<f32>,
+    usual_length: f32,
     /// What form is worth here.
     form: f32,
     mode: Mode,
@@ -353,14 +351,15 @@ impl Seen {
             Some((dense, vector)) => Some(Meaning::new(index, dense, vector, &sample, &candidates)?),
             None => None,
         };
-        let lengths =
-            order.rows().iter().map(|&row| (index.lexical.length(row).min(LONG) as f32).ln_1p()).collect();
+        let length = |&row: &u32| (index.lexical.length(row).min(LONG) as f32).ln_1p();
+        let lengths: Vec<f32> = order.rows().iter().map(length).collect();
         // Without vectors there is no meaning to go by.
         let blind = meaning.as_ref().is_none_or(|m| sample.iter().all(|&p| m.alone[p].is_nan()));
         let mode = if blind { Mode::Lexical } else { ask.mode };
         // In a short conversation nothing can be far from what is usual, and form must not drown it.
         let form = ((places as f32).ln_1p() / FORMED).min(1.0);
-        Ok(Self { candidates, words, around, usual, meaning, lengths, form, mode })
+        let usual_length = Usual::of(lengths.iter().copied()).mean;
+        Ok(Self { candidates, words, around, usual, meaning, lengths, usual_length, form, mode })
     }
 
     fn points(&self, place: usize, question: &Question, entry: &Entry) -> Vec<(Scale, f32)> {
@@ -378,7 +377,7 @@ impl Seen {
             Scale::Meaning => meaning(0),
             Scale::MeaningInPlace => meaning(1),
             Scale::MeaningAround => meaning(2),
-            Scale::Length => self.lengths[place],
+            Scale::Length => self.lengths[place] - self.usual_length,
             Scale::Speaker => question.speaker(entry),
             Scale::Asks => is(asks),
             Scale::Own => is(i),

@@ -182,7 +182,7 @@ settings! {
     /// What a chunk that search brings back shines with.
     Later "resurrect.brightness" return_brightness: ReturnBrightness = ReturnBrightness::Earned;
     /// How much the user's own words are raised among hits.
-    Now "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.5);
+    Now "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.0);
     /// How many hits are considered.
     Later "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
     /// How many tokens of its answer the model begins, unseen, to search with; 0 searches with the message alone.
@@ -215,6 +215,7 @@ fn changes(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("brightness.observe_prompt", "off"),
             ("resurrect.preview_tokens", "0"),
             ("recall.mode", "dense"),
+            ("resurrect.user_boost", "1.5"),
         ],
         Preset::HaloV0 => {
             &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]

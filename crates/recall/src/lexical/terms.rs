@@ -145,11 +145,17 @@ fn folded(word: &str) -> String {
         return word.chars().filter(|c| !matches!(c, '\'' | ',')).map(|c| c.to_ascii_lowercase()).collect();
     }
     // Marks that are letters (as in Devanagari) stay; those that are accents go.
-    let plain = word.nfkd().filter(|&c| !is_accent(c) && !matches!(c, '\'' | '’' | 'ʼ' | ','));
-    plain.flat_map(char::to_lowercase).filter(|&c| !is_accent(c)).nfc().collect()
+    let mut base = ' ';
+    let plain = |c: &char| {
+        let letter = *c == '\u{306}' && matches!(base, '\u{400}'..='\u{4ff}');
+        base = if is_combining_mark(*c) { base } else { *c };
+        (letter || !is_accent(*c)) && !matches!(c, '\'' | '’' | 'ʼ' | ',')
+    };
+    word.nfkd().flat_map(char::to_lowercase).nfkd().filter(plain).nfc().collect()
 }
 
-/// Marks above and below Latin, Greek, Cyrillic, Hebrew and Arabic letters, which writers leave out at will.
+/// Marks above and below Latin, Greek, Cyrillic, Hebrew and Arabic letters, which writers leave out at will; but the
+/// hook that makes й of и makes another letter.
 fn is_accent(c: char) -> bool {
     matches!(c, '\u{300}'..='\u{36f}' | '\u{591}'..='\u{5c7}' | '\u{610}'..='\u{61a}' | '\u{64b}'..='\u{65f}' | '\u{670}')
 }
@@ -260,7 +266,8 @@ mod tests {
                 "maxtoken max token getusernam get user name httpserver http server init",
             ),
             ("Москва Москве москвой", "москв москв москв"),
-            ("ελληνικά", "ελληνικ"),
+            ("ёлка елка", "елк елк"),
+            ("ελληνικά", "ελλην"),
             ("東京に行きました", "東京 京に に行 行き きま まし した"),
             ("猫", "猫"),
             ("GPUは速い", "gpu は速 速い"),

@@ -134,7 +134,7 @@ impl Question {
 }
 
 /// For each row the most that it can score.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f", "x86_64+avx2"))]
 pub(super) fn bounds(question: &Question, codes: &[Codes], fits: &[Fit], bounds: &mut [f32]) {
     let (rows, groups) = (fits.len(), question.factors.len());
     let apart = rows.div_ceil(STREAMS);
