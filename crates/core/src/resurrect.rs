@@ -18,17 +18,21 @@ pub struct Hit {
     pub score: f64,
 }
 
+impl Hit {
+    /// The same, raised by `user_boost` if they are the user's own words.
+    #[must_use]
+    pub fn raised(self, user_boost: f64) -> Self {
+        // What is no number matches nothing, and a boost must never push a poor match further down.
+        let score = if self.score.is_nan() { f64::NEG_INFINITY } else { self.score };
+        let raises = self.chunk.role == Role::User && score > 0.0;
+        Self { score: if raises { score * user_boost } else { score }, ..self }
+    }
+}
+
 /// Orders hits, the best first, with the user's own words raised by `user_boost`. Equals keep their order.
 #[must_use]
 pub fn rank_hits(mut hits: Vec<Hit>, user_boost: f64) -> Vec<Hit> {
-    for hit in &mut hits {
-        // What is no number matches nothing.
-        hit.score = if hit.score.is_nan() { f64::NEG_INFINITY } else { hit.score };
-        // A boost must never push a poor match further down.
-        if hit.chunk.role == Role::User && hit.score > 0.0 {
-            hit.score *= user_boost;
-        }
-    }
+    hits.iter_mut().for_each(|hit| *hit = hit.raised(user_boost));
     hits.sort_by(|a, b| b.score.total_cmp(&a.score));
     hits
 }

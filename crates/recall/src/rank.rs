@@ -152,7 +152,7 @@ scales! {
 /// A candidate with its points.
 struct Ranked {
     place: usize,
-    score: f64,
+    hit: Hit,
     points: Vec<(Scale, f32)>,
 }
 
@@ -168,24 +168,24 @@ impl Index {
         let rank = |&place: &usize| {
             let entry = self.entry(place);
             let points = seen.points(place, &question, entry);
-            let sum: f64 = points.iter().map(|&(_, points)| f64::from(points)).sum();
-            let boost = if entry.id.role == Role::User && sum > 0.0 { ask.user_boost } else { 1.0 };
-            Ranked { place, score: sum * boost, points }
+            let score = points.iter().map(|&(_, points)| f64::from(points)).sum();
+            let hit = Hit { chunk: entry.id, score }.raised(ask.user_boost);
+            Ranked { place, hit, points }
         };
         let mut ranked: Vec<Ranked> = seen.candidates.iter().map(rank).collect();
-        ranked.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.place.cmp(&b.place)));
+        ranked.sort_by(|a, b| b.hit.score.total_cmp(&a.hit.score).then(a.place.cmp(&b.place)));
         if ask.diversity > 0.0 {
             ranked = self.diverse(ranked, ask);
         }
         ranked.truncate(ask.most);
         let near = |place: usize| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[place]);
         let ranks = [seen.ranks(|place| seen.words[place]), seen.ranks(near)];
-        let explain = |Ranked { place, score, mut points }: Ranked| {
+        let explain = |Ranked { place, hit, mut points }: Ranked| {
             points.retain(|&(_, points)| points != 0.0);
             points.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
             let row = self.order.rows()[place];
             Found {
-                hit: Hit { chunk: self.entry(place).id, score },
+                hit,
                 points,
                 words: self.lexical.matched(&query, row).into_iter().map(str::to_owned).collect(),
                 near: seen.near(place),
@@ -211,7 +211,7 @@ impl Index {
         let mut chosen = Vec::new();
         while chosen.len() < ask.most && !ranked.is_empty() {
             let value =
-                |n: usize| (1.0 - ask.diversity) * ranked[n].score - ask.diversity * POINTS * likeness[n];
+                |n: usize| (1.0 - ask.diversity) * ranked[n].hit.score - ask.diversity * POINTS * likeness[n];
             let best = (1..ranked.len()).fold(0, |best, n| if value(n) > value(best) { n } else { best });
             chosen.push(ranked.remove(best));
             likeness.remove(best);
