@@ -228,3 +228,32 @@ const SIGNS: [f32; GROUP] = {
     }
     signs
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vector that turns into this one.
+    fn back(turned_to: &[f32; GROUP]) -> Vec<f32> {
+        let one = |n: usize| turned(&std::array::from_fn::<f32, GROUP, _>(|m| f32::from(u8::from(m == n))));
+        (0..GROUP).map(|n| one(n).iter().zip(turned_to).map(|(a, b)| a * b).sum()).collect()
+    }
+
+    #[test]
+    fn what_the_code_of_a_query_loses_counts_too() {
+        // A row that loses next to nothing: its numbers are half steps, and as long as the step wants them to be.
+        let row = back(&std::array::from_fn(|n| if n % 9 < 4 { 3.5 } else { 2.5 }));
+        let largest = row.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let scale = largest / f32::from(i16::MAX);
+        let numbers: Vec<i16> = row.iter().map(|x| (x / scale).round() as i16).collect();
+        let mut codes = [Codes::ZERO];
+        let fit = encode(&numbers, scale, &mut codes);
+        assert!(fit.loss < 0.01 * fit.length, "{fit:?}");
+        // A query of which all but one number are less than half a step of its code.
+        let query = back(&std::array::from_fn(|n| if n == 0 { 127.0 } else { 0.49 }));
+        let score: f32 = row.iter().zip(&query).map(|(a, b)| a * b).sum();
+        let mut bound = [0.0];
+        bounds(&Question::new(&query), &codes, &[fit], &mut bound);
+        assert!(bound[0] >= score, "{} < {score}", bound[0]);
+    }
+}

@@ -255,7 +255,6 @@ fn a_removed_row_is_gone_until_it_is_replaced() {
     for vector in [[1.0, 0.0], [1.0, 0.0], [0.0, -1.0]] {
         vectors.push(&vector).unwrap();
     }
-    // All equal, and one of them zero from below: the lower row comes first.
     assert_eq!(vectors.search(&[0.0, 0.0], 3, |_| true), Ok(vec![(0, 0.0), (1, 0.0), (2, 0.0)]));
     vectors.remove(0).unwrap();
     vectors.remove(0).unwrap();
@@ -263,4 +262,27 @@ fn a_removed_row_is_gone_until_it_is_replaced() {
     assert_eq!(vectors.search(&[0.0, 0.0], 3, |_| true), Ok(vec![(1, 0.0), (2, 0.0)]));
     vectors.replace(0, &[0.5, 0.0]).unwrap();
     assert_eq!(vectors.search(&[2.0, 0.0], 3, |_| true), Ok(vec![(1, 2.0), (0, 1.0), (2, 0.0)]));
+}
+
+#[test]
+fn of_equals_the_lower_row_comes_first() {
+    // So small that nothing is left of it but its sign, beside zero.
+    let mut vectors = of(3);
+    vectors.push(&[0.0, 1e-15, 3.1e-20]).unwrap();
+    vectors.push(&[0.0, 0.0, 0.0]).unwrap();
+    assert_eq!(vectors.search(&[1e-15, 0.0, -1e-30], 2, |_| true), Ok(vec![(0, 0.0), (1, 0.0)]));
+    // All of them equal, with gaps that shuffle what is looked at first.
+    let (mut vectors, mut dice) = (of(1), Dice(3));
+    for _ in 0..100 * SPAN {
+        vectors.push(&[1.0]).unwrap();
+    }
+    for span in 0..100 {
+        if dice.next() % 2 == 0 {
+            (span * SPAN..(span + 1) * SPAN).for_each(|row| vectors.remove(row as u32).unwrap());
+        }
+    }
+    for most in [1, 10, 100, 1000] {
+        let found = vectors.search(&[0.0], most, |_| true).unwrap();
+        assert_eq!(found, all_scored(&vectors, &[0.0], most, |_| true));
+    }
 }
