@@ -65,6 +65,10 @@ impl Fit {
 
 /// Writes the codes of the row that is `numbers` times `scale`.
 pub(super) fn encode(numbers: &[i16], scale: f32, codes: &mut [Codes]) -> Fit {
+    // With a step of zero codes count for nothing, whatever they are. Rows to be filled later are pushed like that.
+    if scale == 0.0 {
+        return Fit { step: 0.0, loss: 0.0, length: 0.0 };
+    }
     let fit = encode_whole(numbers, codes);
     Fit { step: fit.step * scale, loss: fit.loss * scale, length: fit.length * scale }
 }
@@ -74,7 +78,7 @@ fn encode_whole(numbers: &[i16], codes: &mut [Codes]) -> Fit {
     let squares: i64 = numbers.iter().map(|&x| i64::from(i32::from(x) * i32::from(x))).sum();
     let length = (squares as f32).sqrt();
     let step = STEP * length / ((codes.len() * GROUP) as f32).sqrt();
-    let steps = if step > 0.0 { step.recip() } else { 0.0 };
+    let steps = step.recip();
     let mut lost = [0.0; LANES];
     for (part, codes) in numbers.chunks(GROUP).zip(codes) {
         let mut group = [0.0; GROUP];
