@@ -14,6 +14,7 @@ use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
 use halo_core::seams::{Access, Embedder, Flow, Model, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, TurnId};
+use halo_recall::embed::Embeddings;
 use halo_recall::rank::Found;
 use halo_recall::recall::{Manner, Recall};
 use halo_store::database::{Database, Location};
@@ -72,7 +73,7 @@ pub struct Report {
 /// What to measure with.
 pub struct Setup<'a> {
     /// The embedder; none: words alone.
-    pub embedder: &'a dyn Fn() -> Option<Box<dyn Embedder + Send>>,
+    pub embedder: Option<Embeddings>,
     /// Whose tokens are counted; none: words.
     pub model: Option<&'a mut dyn Model>,
     /// How chunks are cut.
@@ -81,8 +82,8 @@ pub struct Setup<'a> {
     pub manner: Manner,
 }
 
-/// Takes one conversation in, embeds it and asks all its questions. `progress` hears what is being done, how far it is
-/// and how far it goes.
+/// Takes one conversation in, embeds it and asks all its questions. `progress` hears how far embedding is, and how far
+/// it goes.
 ///
 /// # Errors
 /// When the conversation cannot be taken in, or the embedder fails.
@@ -91,7 +92,7 @@ pub fn measure(
     folder: &Path,
     setup: &mut Setup<'_>,
     report: &mut Report,
-    progress: &mut dyn FnMut(&'static str, u64, u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SeamError> {
     let kept = folder.join(format!("{:016x}.db", conversation.sum()));
     let mut store = Database::open(&Location::Sqlite(kept))?;
@@ -108,13 +109,14 @@ pub fn measure(
         store.import(&mut lines.as_bytes(), import)?;
     }
     let mut timeline = store.load("main", Access::Write)?;
-    let mut recall = Recall::open(&mut store, "main", &timeline, (setup.embedder)())?;
+    let embedder = setup.embedder.clone().map(|e| Box::new(e) as Box<dyn Embedder + Send>);
+    let mut recall = Recall::open(&mut store, "main", &timeline, embedder)?;
     let missing = recall.index().missing() as u64;
     let mut made = 0;
     while recall.index().missing() > 0 {
         recall.embed_some(&mut store, &timeline, 64, &mut |n| {
             made += n as u64;
-            progress("embedding", made, missing);
+            progress(made, missing);
             Flow::Continue
         })?;
     }
@@ -127,8 +129,7 @@ pub fn measure(
     report.tokens += timeline.len();
     report.meaning = recall.has_meaning();
     let today = conversation.last_day();
-    for (n, question) in conversation.questions.iter().enumerate() {
-        progress("asking", n as u64, conversation.questions.len() as u64);
+    for question in &conversation.questions {
         if question.evidence.is_empty() {
             report.without_evidence += 1;
             continue;

@@ -29,14 +29,6 @@ impl Hit {
     }
 }
 
-/// Orders hits, the best first, with the user's own words raised by `user_boost`. Equals keep their order.
-#[must_use]
-pub fn rank_hits(mut hits: Vec<Hit>, user_boost: f64) -> Vec<Hit> {
-    hits.iter_mut().for_each(|hit| *hit = hit.raised(user_boost));
-    hits.sort_by(|a, b| b.score.total_cmp(&a.score));
-    hits
-}
-
 /// What a chunk that search brings back shines with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReturnsWith {

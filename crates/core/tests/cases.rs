@@ -5,7 +5,7 @@ use halo_core::brightness::{Magnitude, Sink, Strategy};
 use halo_core::change::Change;
 use halo_core::chunk::{ChunkSize, sentences};
 use halo_core::prune::{Policy, PruneRules, Rank, Ties, plan_prune};
-use halo_core::resurrect::{Hit, ReturnsWith, Skipped, embedding_context, plan_returns, rank_hits};
+use halo_core::resurrect::{Hit, ReturnsWith, Skipped, embedding_context, plan_returns};
 use halo_core::scorer::Scorer;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, TurnId};
@@ -142,8 +142,10 @@ impl Stage {
             let (chunk, score) = word.split_once('=').expect("chunk=score");
             Hit { chunk: chunk.parse().expect("a chunk"), score: score.parse().expect("a score") }
         };
-        let hits = words.plain[1..].iter().filter(|w| **w != "why").map(hit).collect();
         let boost = words.named.get("boost").map_or(1.0, |b| b.parse().expect("a factor"));
+        let hits = words.plain[1..].iter().filter(|w| **w != "why").map(|word| hit(word).raised(boost));
+        let mut hits: Vec<Hit> = hits.collect();
+        hits.sort_by(|a, b| b.score.total_cmp(&a.score));
         let with = match words.named.get("with") {
             None => ReturnsWith::Earned,
             Some(&"mean") => {
@@ -153,7 +155,7 @@ impl Stage {
             Some(b) => ReturnsWith::Fixed(Brightness(b.parse().expect("a brightness"))),
         };
         let budget = words.plain[0].parse().expect("a budget");
-        let plan = plan_returns(&self.timeline, &rank_hits(hits, boost), budget, with);
+        let plan = plan_returns(&self.timeline, &hits, budget, with);
         self.apply(plan.change());
         if words.plain.contains(&"why") {
             return plan

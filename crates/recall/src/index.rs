@@ -18,7 +18,7 @@ use halo_core::seams::{EmbedderInfo, Embedding, SeamError};
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use jiff::civil::Date;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -73,6 +73,8 @@ pub struct Index {
     pub(crate) entries: Vec<Entry>,
     pub(crate) lexical: Lexical,
     pub(crate) order: Order,
+    /// Who speaks, each once.
+    pub(crate) speakers: BTreeSet<String>,
     pub(crate) dense: Option<Dense>,
 }
 
@@ -117,7 +119,8 @@ impl Index {
             let vectors = || Vectors::new(dimensions);
             Some(Dense { embedder, alone: vectors(), in_place: vectors(), sums: Vec::new() })
         });
-        Self { entries: Vec::new(), lexical: Lexical::default(), order: Order::default(), dense }
+        let (lexical, order, speakers) = (Lexical::default(), Order::default(), BTreeSet::new());
+        Self { entries: Vec::new(), lexical, order, speakers, dense }
     }
 
     /// How many chunks can be found.
@@ -185,6 +188,12 @@ impl Index {
         self.entries.truncate(places);
         let filled = (0..).zip(&self.entries).filter(|(_, e)| !e.is_empty()).map(|(row, _)| row);
         self.order = Order::new(filled);
+        self.speakers.clear();
+        for name in self.entries.iter().filter_map(|e| e.told.speaker.as_deref()) {
+            if !self.speakers.contains(name) {
+                self.speakers.insert(name.to_owned());
+            }
+        }
         self.expect(timeline);
         Ok(changed.len() + emptied.len())
     }
@@ -204,21 +213,14 @@ impl Index {
         while self.entries.len() <= row {
             self.entries.push(Entry::nothing());
         }
-        let spoken = match &told.speaker {
-            Some(name) if !text.trim().is_empty() => format!("{name}: {text}"),
-            _ => text.to_owned(),
-        };
+        let (start, len, withdrawn) = (chunk.start(), chunk.len(), chunk.withdrawn_len());
+        let form = Form::of(text);
+        let mut entry =
+            Entry { id: chunk.id(), start, len, withdrawn, text: text.into(), told, form, sum: 0 };
+        let spoken = entry.spoken();
         self.lexical.put(row as u32, &spoken);
-        self.entries[row] = Entry {
-            id: chunk.id(),
-            start: chunk.start(),
-            len: chunk.len(),
-            withdrawn: chunk.withdrawn_len(),
-            form: Form::of(text),
-            sum: xxh3_64(spoken.as_bytes()),
-            told,
-            text: text.into(),
-        };
+        entry.sum = xxh3_64(spoken.as_bytes());
+        self.entries[row] = entry;
     }
 
     fn clear(&mut self, row: usize) {
@@ -288,7 +290,7 @@ impl Index {
         self.dense.as_ref().map_or(0, |dense| dense.sums.iter().map(missing).sum())
     }
 
-    /// What is to be embedded next: the texts of up to `most` vectors that are missing, in order.
+    /// What is to be embedded next: the texts of up to `most` chunks whose vectors are missing, in order.
     #[must_use]
     pub fn wanted(&self, timeline: &Timeline, most: usize) -> Vec<Wanted> {
         let Some(dense) = &self.dense else { return Vec::new() };
@@ -366,8 +368,8 @@ impl Entry {
     /// What it says, and who.
     fn spoken(&self) -> String {
         match &self.told.speaker {
-            Some(name) => format!("{name}: {}", self.text),
-            None => self.text.clone().into(),
+            Some(name) if !self.is_empty() => format!("{name}: {}", self.text),
+            _ => self.text.clone().into(),
         }
     }
 }

@@ -244,17 +244,10 @@ impl Question {
         let asked = Asked::of(ask.text);
         let when = ask.today.map_or(When::default(), |today| When::of(ask.text, today));
         let words: Vec<String> = crate::lexical::words(ask.text).map(str::to_lowercase).collect();
-        let mut named: Vec<&str> = Vec::new();
-        for entry in &index.entries {
-            if let Some(name) = entry.told.speaker.as_deref()
-                && !named.contains(&name)
-                && words.iter().any(|w| is_called(name, w))
-            {
-                named.push(name);
-            }
-        }
+        let called = |name: &&String| words.iter().any(|word| is_called(name, word));
+        let named: Vec<&String> = index.speakers.iter().filter(called).collect();
         let about = match named.as_slice() {
-            [name] => About::Speaker((*name).to_owned()),
+            [name] => About::Speaker((*name).clone()),
             [] if asked.i && !asked.you => About::Role(Role::User),
             [] if asked.you && !asked.i => About::Role(Role::Assistant),
             _ => About::Nobody,

@@ -136,8 +136,16 @@ fn a_question_is_embedded_again_when_it_is_answered() {
     let wanted: Vec<_> = recall.index().wanted(&talk.timeline, 9).into_iter().map(|w| w.text).collect();
     assert_eq!(wanted, ["Where is the gun?\nOn the wall.It is loaded.", "On the wall.It is loaded."]);
     // Who opens it again finds the vectors that still hold, and no others.
-    let again = open(&mut talk.store, &talk.timeline);
+    let mut again = open(&mut talk.store, &talk.timeline);
     assert_eq!(again.index().missing(), recall.index().missing());
+    let found = again.search("where is the gun", None, PLAIN).expect("found");
+    let near =
+        |name| found.iter().find(|f| f.hit.chunk == id(name)).expect("it is found").near.map(|n| n.is_some());
+    assert_eq!(
+        (near("u0.0"), near("a1.0")),
+        ([true, false], [false, false]),
+        "no vector of what is no longer said"
+    );
 }
 
 #[test]

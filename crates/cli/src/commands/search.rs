@@ -59,13 +59,17 @@ pub fn manner(settings: &Settings, most: usize) -> Manner {
 }
 
 /// The embedder, if it is here.
-pub fn embedder(common: &Common, settings: &Settings) -> Result<Option<Box<dyn Embedder + Send>>> {
+pub fn embedder(common: &Common, settings: &Settings) -> Result<Option<Embeddings>> {
     let named = match &settings.recall_embedder {
         Auto::Auto => None,
         Auto::Set(name) => Some(name.0.as_str()),
     };
-    let Some(folder) = models::embedder(common, named)? else { return Ok(None) };
-    Ok(Some(Box::new(Embeddings::new(folder, common.threads())?)))
+    let folder = models::embedder(common, named)?;
+    Ok(folder.map(|folder| Embeddings::new(folder, common.threads())).transpose()?)
+}
+
+fn boxed(embedder: Embeddings) -> Box<dyn Embedder + Send> {
+    Box::new(embedder)
 }
 
 /// Searches a conversation.
@@ -81,7 +85,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         say("no embedder is here: this goes by words alone; `halo models pull` fetches one");
     }
     let (mut store, timeline) = existing(common, name, Access::Read)?;
-    let mut recall = Recall::open(&mut store, name, &timeline, embedder)?;
+    let mut recall = Recall::open(&mut store, name, &timeline, embedder.map(boxed))?;
     if recall.index().missing() > 0 && !options.as_is {
         // To look at a conversation needs no more than reading; to keep vectors does.
         store = common.open_store()?;
@@ -111,7 +115,7 @@ pub fn index(options: &IndexOptions, common: &Common) -> Result<()> {
     };
     let mut store = common.open_store()?;
     let timeline = store.load(name, Access::Read)?;
-    let mut recall = Recall::open(&mut store, name, &timeline, Some(embedder))?;
+    let mut recall = Recall::open(&mut store, name, &timeline, Some(boxed(embedder)))?;
     let made = embed(&mut recall, &mut store, &timeline)?;
     let (chunks, bytes) = (recall.index().len(), recall.index().memory());
     if common.json {
@@ -150,11 +154,11 @@ pub fn embed_arrivals(
     common: &Common,
     settings: &Settings,
 ) -> Result<()> {
+    // Who has none is told what is missing when they search.
+    let Some(embedder) = embedder(common, settings)? else { return Ok(()) };
     for name in names {
-        // Who has none has been told what is missing when they search.
-        let Some(embedder) = embedder(common, settings)? else { return Ok(()) };
         let timeline = store.load(name, Access::Read)?;
-        let mut recall = Recall::open(store, name, &timeline, Some(embedder))?;
+        let mut recall = Recall::open(store, name, &timeline, Some(boxed(embedder.clone())))?;
         embed(&mut recall, store, &timeline)?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// The most tokens that are run at once: as many as the longest text has. So whoever asks for something in the midst of
 /// other work waits no longer than for one such text, and from there on more at once is no faster.
-const TOKENS: usize = super::encoder::MAX_TOKENS;
+const TOKENS: usize = super::tokenizer::MAX_TOKENS;
 
 /// Texts with the same number of tokens.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! each other is tried when it is loaded, and if so they are run one by one.
 
 use super::onnx;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{MAX_TOKENS, Tokenizer};
 use super::worker::{self, Encode};
 use halo_core::seams::{Embedder, EmbedderInfo, SeamError};
 use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, ValueView};
@@ -18,9 +18,6 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
-
-/// The most tokens that are read of a text, the first and the last that every text has among them.
-pub const MAX_TOKENS: usize = 256;
 
 /// Goes into every embedder's name, and changes when the same files would give other vectors than before.
 const VERSION: u8 = 1;

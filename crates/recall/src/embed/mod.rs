@@ -9,7 +9,8 @@ mod onnx;
 mod tokenizer;
 mod worker;
 
-pub use encoder::{Encoder, MAX_TOKENS};
+pub use encoder::Encoder;
+pub use tokenizer::MAX_TOKENS;
 
 use halo_core::seams::{Embedder, EmbedderInfo, Flow, SeamError};
 use std::path::PathBuf;

@@ -11,6 +11,9 @@ use std::iter::once;
 use unicode_categories::UnicodeCategories;
 use unicode_normalization::UnicodeNormalization;
 
+/// The most tokens that are read of a text, the first and the last that every text has among them.
+pub const MAX_TOKENS: usize = 256;
+
 /// A vocabulary, and how text is cut into it.
 pub(super) struct Tokenizer {
     /// Pieces that a word begins with, whole words among them.

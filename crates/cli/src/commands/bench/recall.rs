@@ -50,20 +50,23 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let folder = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    // A chat model is wanted for its tokens alone; where none is here, words are counted.
-    let model = models::find(common, common.model.as_deref()).ok();
+    let embedder = search::embedder(common, &settings)?;
+    // A chat model is wanted for its tokens alone; where none is named and none is here, words are counted.
+    let model = match &common.model {
+        Some(name) => Some(models::find(common, Some(name))?),
+        None => models::find(common, None).ok(),
+    };
     let mut model = model.map(|path| Llama::open(&path, &Running::default())).transpose()?;
     let mut report = Report::default();
     for conversation in &conversations {
         let bar = Progress::new("embedding", 0);
         let mut setup = Setup {
-            embedder: &|| search::embedder(common, &settings).ok().flatten(),
+            embedder: embedder.clone(),
             model: model.as_mut().map(|model| model as &mut dyn Model),
             size: ChunkSize { min: settings.chunk_min.0 as u32, max: settings.chunk_max.0 as u32 },
             manner: search::manner(&settings, 0),
         };
-        let mut progress = |_: &'static str, done, all| bar.of(done, all);
-        recall::measure(conversation, folder, &mut setup, &mut report, &mut progress)
+        recall::measure(conversation, folder, &mut setup, &mut report, &mut |done, all| bar.of(done, all))
             .with_context(|| format!("conversation {}", conversation.name))?;
     }
     let tokens = model.as_ref().map_or_else(|| "words".to_owned(), |model| model.info().name.clone());
