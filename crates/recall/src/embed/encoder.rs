@@ -1,6 +1,7 @@
 //! A model of the BERT family, from a folder: `model.onnx`, `tokenizer.json` and `config.json`; where the pooling is not
 //! the mean, `1_Pooling/config.json`; and where texts are to be told from queries, `config_sentence_transformers.json`,
-//! as sentence encoders are published.
+//! as sentence encoders are published. What `config.json` names as `quantization_config.modules_to_not_convert` is
+//! computed in floats.
 //!
 //! The same text gives the same vector, to the last bit, whatever it is embedded with. So only texts of the same number
 //! of tokens are run together: nothing is padded, and rows of a product do not know of each other. A model whose
@@ -64,6 +65,17 @@ impl Encoder {
         let positions = config["max_position_embeddings"].as_u64().unwrap_or(u64::MAX);
         let max_tokens = usize::try_from(positions).unwrap_or(usize::MAX).clamp(2, MAX_TOKENS);
         let pooling = Pooling::told(folder)?;
+        if !onnx::is_whole(&bytes) {
+            return Err(unusable(folder, "model.onnx", "it is cut off or damaged"));
+        }
+        let exact = &config["quantization_config"]["modules_to_not_convert"];
+        let exact: Option<Vec<String>> = serde_json::from_value(exact.clone())
+            .map_err(|why| unusable(folder, "config.json", format!("modules_to_not_convert: {why}")))?;
+        let exact = exact.unwrap_or_default();
+        let bytes = match exact.is_empty() {
+            true => bytes,
+            false => onnx::unquantised(&bytes, &exact).map_err(|why| unusable(folder, "model.onnx", why))?,
+        };
         let tokenizer = Tokenizer::parse(&words).map_err(|why| unusable(folder, "tokenizer.json", why))?;
 
         let prompts = optional(folder, "config_sentence_transformers.json")?;
@@ -81,9 +93,6 @@ impl Encoder {
         let name = format!("{called}-{:012x}", sum.digest() >> 16);
         let info = EmbedderInfo { name, dimensions: 0, max_tokens, query, passage };
 
-        if !onnx::is_whole(&bytes) {
-            return Err(unusable(folder, "model.onnx", "it is cut off or damaged"));
-        }
         // With its weights packed once for all, a model reads a short text twice as fast.
         let model = ModelOptions::with_all_ops().prepack_weights(true).load(bytes);
         let model = model.map_err(|why| unusable(folder, "model.onnx", why))?;
