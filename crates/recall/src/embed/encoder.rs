@@ -65,6 +65,7 @@ impl Encoder {
         let positions = config["max_position_embeddings"].as_u64().unwrap_or(u64::MAX);
         let max_tokens = usize::try_from(positions).unwrap_or(usize::MAX).clamp(2, MAX_TOKENS);
         let pooling = Pooling::told(folder)?;
+        let tokenizer = Tokenizer::parse(&words).map_err(|why| unusable(folder, "tokenizer.json", why))?;
         if !onnx::is_whole(&bytes) {
             return Err(unusable(folder, "model.onnx", "it is cut off or damaged"));
         }
@@ -76,7 +77,6 @@ impl Encoder {
             true => bytes,
             false => onnx::unquantised(&bytes, &exact).map_err(|why| unusable(folder, "model.onnx", why))?,
         };
-        let tokenizer = Tokenizer::parse(&words).map_err(|why| unusable(folder, "tokenizer.json", why))?;
 
         let prompts = optional(folder, "config_sentence_transformers.json")?;
         let prompt = |of: &str| prompts["prompts"][of].as_str().unwrap_or_default().to_owned();
