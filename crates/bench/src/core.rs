@@ -11,7 +11,7 @@ use halo_core::scorer::Scorer;
 use halo_core::testing::record::Tok;
 use halo_core::testing::twin::Twin;
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
 use std::time::Duration;
 
 /// Tokens in a chunk of the fixtures.
@@ -61,7 +61,7 @@ pub fn conversation(tokens: usize, live: usize) -> Timeline {
             text: " word".into(),
             sentence: (n / CHUNK) as u32,
             brightness: Brightness(10_000.0 - (dice.next() * 200.0).floor()),
-            tool: false,
+            voice: Voice::Speaker,
         };
         let tokens = (0..CHUNK * CHUNKS_PER_TURN).map(token).collect();
         let append = Append { at: timeline.next_position(), turn: TurnId(turn as u32), role, tokens };
@@ -246,7 +246,7 @@ fn apply(long: &Timeline, time: Duration) -> Vec<Figure> {
                     text: " word".into(),
                     sentence: 0,
                     brightness: Brightness(10_000.0),
-                    tool: false,
+                    voice: Voice::Speaker,
                 };
                 let at = timeline.next_position();
                 timeline.apply(&Change::Append(Append { at, turn, role: Role::User, tokens: vec![token] }))
@@ -281,7 +281,7 @@ fn memory(long: &Timeline) -> [Figure; 2] {
             text: " word".into(),
             sentence: 0,
             brightness: Brightness(10_000.0),
-            tool: false,
+            voice: Voice::Speaker,
         };
         let role = if turn % 2 == 0 { Role::User } else { Role::Assistant };
         let append = Append {

@@ -7,7 +7,7 @@ use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
 use halo_core::seams::Durability;
 use halo_core::signals;
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Role, TokenId};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, Voice};
 
 /// Numbers that follow from a seed.
 #[derive(Clone, Debug)]
@@ -57,8 +57,13 @@ pub fn next(seed: u64, count: u64, timeline: &Timeline) -> (Change, Durability) 
 fn token(dice: &mut Dice, sentence: u32) -> NewToken {
     let words = ["the", " gun", " fires", "\n\n", " 谢谢", "🌱", "", " and", " then", "."];
     let text = words[dice.below(words.len() as u64) as usize].to_owned();
-    let (id, tool) = (TokenId(dice.below(50_000) as u32), dice.below(40) == 0);
-    NewToken { id, text, sentence, brightness: FULL, tool }
+    let id = TokenId(dice.below(50_000) as u32);
+    let voice = match dice.below(40) {
+        0 => Voice::Tool,
+        1 => Voice::Frame,
+        _ => Voice::Speaker,
+    };
+    NewToken { id, text, sentence, brightness: FULL, voice }
 }
 
 /// A message of the user.

@@ -12,7 +12,7 @@ use halo_core::change::{
 };
 use halo_core::seams::{Access, Durability, SeamError, Store};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
 use halo_store::database::{Database, Location};
 use rusqlite::Connection;
 use std::fs::{self, File};
@@ -107,7 +107,7 @@ pub fn build(
 
 fn token(dice: &mut Dice, sentence: u32) -> NewToken {
     let id = TokenId(dice.below(49_152) as u32);
-    NewToken { id, text: " word".into(), sentence, brightness: Brightness(10_000.0), tool: false }
+    NewToken { id, text: " word".into(), sentence, brightness: Brightness(10_000.0), voice: Voice::Speaker }
 }
 
 fn leave(chunk: ChunkId) -> Leave {

@@ -5,6 +5,7 @@ mod commands;
 mod disk;
 mod models;
 mod settings;
+mod wiring;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
@@ -73,6 +74,8 @@ enum Command {
         #[command(subcommand)]
         what: Option<ConfigCommand>,
     },
+    /// Talks with the model, without end; each line is a message
+    Chat(commands::chat::Options),
     /// Lists the conversations
     Conversations,
     /// Gives a conversation another name
@@ -228,6 +231,7 @@ fn run(cli: &Cli) -> Result<()> {
             commands::config::reference(cli.common.json)
         }
         Command::Config { what: None } => commands::config::show(&cli.common),
+        Command::Chat(options) => commands::chat::run(options, &cli.common),
         Command::Conversations => commands::show::conversations(&cli.common),
         Command::Rename(options) => commands::show::rename(options, &cli.common),
         Command::Show(options) => commands::show::run(options, &cli.common),

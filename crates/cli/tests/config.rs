@@ -23,8 +23,8 @@ fn settings_come_from_the_file_the_environment_and_the_command_line() {
     assert_eq!(line("context.max_tokens"), "context.max_tokens 900 config.toml:4");
     assert_eq!(line("brightness.rank"), "brightness.rank peak preset halo_weave");
     assert_eq!(line("chunk.min_tokens"), "chunk.min_tokens 32 --set");
-    assert_eq!(line("generation.seed"), "generation.seed 7 --seed, not read by anything yet");
-    assert_eq!(line("kv.disk"), "kv.disk 8 GiB default, not read by anything yet");
+    assert_eq!(line("generation.seed"), "generation.seed 7 --seed");
+    assert_eq!(line("kv.disk"), "kv.disk 8 GiB default");
     assert_eq!(line("settings file"), "settings file config.toml");
 }
 

@@ -55,13 +55,14 @@ impl Body {
         (live, self.flags.iter().filter(|f| f.has(Flags::WITHDRAWN)).count() as u32)
     }
 
-    /// What it says: its text without what the user took back.
+    /// What it says: its text without what the user took back, and without what only frames it for the model.
     #[must_use]
     pub fn said_text(&self) -> Cow<'_, str> {
-        if !self.flags.iter().any(|f| f.has(Flags::WITHDRAWN)) {
+        let left_out = |f: &Flags| f.has(Flags::WITHDRAWN) || f.has(Flags::FRAME);
+        if !self.flags.iter().any(left_out) {
             return self.text.as_str().into();
         }
-        let kept = (0..self.len()).filter(|&n| !self.flags[n].has(Flags::WITHDRAWN));
+        let kept = (0..self.len()).filter(|&n| !left_out(&self.flags[n]));
         kept.map(|n| self.text(n..n + 1)).collect()
     }
 
@@ -74,7 +75,7 @@ impl Body {
     pub(crate) fn push(&mut self, token: &NewToken) {
         self.ids.push(token.id);
         self.brightness.push(token.brightness);
-        self.flags.push(Flags::default().with(Flags::TOOL, token.tool));
+        self.flags.push(token.voice.flags());
         self.text.push_str(&token.text);
         self.ends.push(self.text.len() as u32);
     }

@@ -8,7 +8,7 @@
 //! the tokens. It withdraws them: they leave the window and the search for good, and stay on record. (A change
 //! that fails halfway, or that a store refuses, is taken back exactly: nobody was told of its positions.)
 
-use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -127,8 +127,8 @@ pub struct NewToken {
     pub sentence: u32,
     /// What it starts with.
     pub brightness: Brightness,
-    /// Part of a tool's result.
-    pub tool: bool,
+    /// Whose words it is.
+    pub voice: Voice,
 }
 
 /// What a generation has taught about the tokens that it looked at.

@@ -9,7 +9,7 @@
 
 use crate::change::{Append, Change, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft};
 use crate::timeline::{ChunkRef, Timeline};
-use crate::token::{Brightness, ChunkId, Flags, TokenId};
+use crate::token::{Brightness, ChunkId, Flags, TokenId, Voice};
 use std::fmt::Write;
 
 /// Why a text is not a timeline.
@@ -155,7 +155,7 @@ fn build(timeline: &Timeline, word: &Word) -> Change {
         text: "w ".into(),
         sentence: chunk.sentence,
         brightness: Brightness(b),
-        tool: false,
+        voice: Voice::Speaker,
     };
     let tokens = word.tokens.iter().enumerate().map(new).collect();
     let mut changes = vec![Change::Append(Append { at: start, turn: chunk.turn, role: chunk.role, tokens })];

@@ -10,7 +10,7 @@ use crate::chunk::{ChunkSize, Chunker};
 use crate::prune::{Policy, PruneRules, plan_prune};
 use crate::scorer::Scorer;
 use crate::timeline::Timeline;
-use crate::token::{Brightness, ChunkId, Flags, Position, Role, Source, TokenId, TurnId};
+use crate::token::{Brightness, ChunkId, Flags, Position, Role, Source, TokenId, TurnId, Voice};
 
 /// The rules of a conversation, as far as scoring and pruning go.
 #[derive(Clone, Debug, PartialEq)]
@@ -263,7 +263,8 @@ impl<'a> Replay<'a> {
         if let Some(last) = self.positions.last().filter(|&&last| position <= last) {
             return Err(format!("its position {position} does not follow {last}"));
         }
-        let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, tool };
+        let voice = if tool { Voice::Tool } else { Voice::Speaker };
+        let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, voice };
         let (at, turn, role) = (self.timeline.next_position(), chunk.turn, chunk.role);
         self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }))?;
         self.positions.push(position);

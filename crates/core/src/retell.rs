@@ -81,7 +81,7 @@ fn said(chunk: &Chunk, sentence: u32) -> impl Iterator<Item = NewToken> {
             text: body.text(i..i + 1).to_owned(),
             sentence,
             brightness: body.brightness[i],
-            tool: body.flags[i].has(Flags::TOOL),
+            voice: body.flags[i].voice(),
         }
     })
 }

@@ -415,11 +415,13 @@ pub enum Kind {
     Capture,
     /// A memory that was formed of a range.
     Memory,
+    /// How a turn went, by its number.
+    Turn,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Note, Kind::Setting, Kind::Capture, Kind::Memory];
+    pub const ALL: [Kind; 5] = [Kind::Note, Kind::Setting, Kind::Capture, Kind::Memory, Kind::Turn];
 
     /// The word that stores and exports use.
     #[must_use]
@@ -429,6 +431,7 @@ impl Kind {
             Kind::Setting => "setting",
             Kind::Capture => "capture",
             Kind::Memory => "memory",
+            Kind::Turn => "turn",
         }
     }
 }

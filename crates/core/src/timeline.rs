@@ -650,14 +650,27 @@ impl<'a> ChunkRef<'a> {
         self.body().tally
     }
 
-    /// Its text, live or not, without what the user took back of it; of a chunk that was taken back whole,
-    /// all of it.
+    /// What it says in the window: the text of its live tokens, without what only frames it for the model.
+    #[must_use]
+    pub fn live_text(self) -> Cow<'a, str> {
+        let body = self.body();
+        if body.flags.iter().all(|f| f.is_live() && !f.has(Flags::FRAME)) {
+            return body.text.as_str().into();
+        }
+        self.runs(|f| f.is_live() && !f.has(Flags::FRAME)).map(|run| self.text_of(run)).collect()
+    }
+
+    /// Its text, live or not, without what the user took back of it (of a chunk that was taken back whole, all of
+    /// it), and without what only frames it for the model.
     #[must_use]
     pub fn text(self) -> Cow<'a, str> {
-        if self.withdrawn_len() == 0 || self.is_withdrawn() {
-            return self.body().text.as_str().into();
+        let body = self.body();
+        let whole = self.withdrawn_len() == 0 || self.is_withdrawn();
+        if whole && !body.flags.iter().any(|f| f.has(Flags::FRAME)) {
+            return body.text.as_str().into();
         }
-        self.runs(|f| !f.has(Flags::WITHDRAWN)).map(|run| self.text_of(run)).collect()
+        let said = |f: Flags| !f.has(Flags::FRAME) && (whole || !f.has(Flags::WITHDRAWN));
+        self.runs(said).map(|run| self.text_of(run)).collect()
     }
 
     /// The brightness of its live tokens, or of all where none is live, in pieces.

@@ -188,6 +188,30 @@ impl FromStr for ChunkId {
     }
 }
 
+/// Whose words a token is, within its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Voice {
+    /// Those of whoever speaks in the turn.
+    #[default]
+    Speaker,
+    /// A tool's: its result.
+    Tool,
+    /// Nobody's: what the model's template puts around messages.
+    Frame,
+}
+
+impl Voice {
+    /// The flags that a token of this voice is born with.
+    #[must_use]
+    pub fn flags(self) -> Flags {
+        match self {
+            Voice::Speaker => Flags::default(),
+            Voice::Tool => Flags::TOOL,
+            Voice::Frame => Flags::FRAME,
+        }
+    }
+}
+
 /// What is true of one token beside its text and brightness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u8);
@@ -199,6 +223,20 @@ impl Flags {
     pub const WITHDRAWN: Flags = Flags(2);
     /// Part of a tool's result.
     pub const TOOL: Flags = Flags(4);
+    /// What the model's template puts around messages: nobody has said it.
+    pub const FRAME: Flags = Flags(8);
+
+    /// Whose words the token is.
+    #[must_use]
+    pub fn voice(self) -> Voice {
+        if self.has(Flags::TOOL) {
+            Voice::Tool
+        } else if self.has(Flags::FRAME) {
+            Voice::Frame
+        } else {
+            Voice::Speaker
+        }
+    }
 
     /// Neither dead nor withdrawn: the model sees it.
     #[must_use]
@@ -227,6 +265,8 @@ impl Flags {
     /// The flags of a stored byte; bits that mean nothing are refused.
     #[must_use]
     pub fn from_bits(bits: u8) -> Option<Self> {
-        (bits & !(Self::DEAD.0 | Self::WITHDRAWN.0 | Self::TOOL.0) == 0).then_some(Flags(bits))
+        let known = Self::DEAD.0 | Self::WITHDRAWN.0 | Self::TOOL.0 | Self::FRAME.0;
+        (bits & !known == 0 && bits & (Self::TOOL.0 | Self::FRAME.0) != Self::TOOL.0 | Self::FRAME.0)
+            .then_some(Flags(bits))
     }
 }

@@ -1,12 +1,14 @@
 //! How a timeline takes changes: what does not fit leaves no trace, and odd ones are undone soundly.
 
+use halo_core::body::Body;
 use halo_core::change::{
-    Append, Change, Extent, Leave, NewToken, Run, Score, Scored, Tally, TallyChange, WhyLeft,
+    Append, Change, Extent, Leave, NewToken, Part, Run, Score, Scored, Tally, TallyChange, WhyLeft,
 };
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::notation;
 use halo_core::seams::SeamError;
-use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
 
 #[test]
 fn a_change_that_does_not_fit_changes_nothing() {
@@ -16,8 +18,13 @@ fn a_change_that_does_not_fit_changes_nothing() {
     let leave = |name: &str, extent| Leave { chunk: id(name), extent, why: WhyLeft::Manual };
     let run = |start, len| Extent::Runs(vec![Run { start: Position(start), len }]);
     let append = |at, turn, role, sentence| {
-        let token =
-            NewToken { id: TokenId(1), text: "w".into(), sentence, brightness: Brightness(1.0), tool: false };
+        let token = NewToken {
+            id: TokenId(1),
+            text: "w".into(),
+            sentence,
+            brightness: Brightness(1.0),
+            voice: Voice::Speaker,
+        };
         Change::Append(Append { at: Position(at), turn: TurnId(turn), role, tokens: vec![token] })
     };
     let score = |start, b| Scored { start: Position(start), brightness: vec![Brightness(b)] };
@@ -143,8 +150,13 @@ fn a_merged_name_is_not_used_again() {
     timeline.apply(&merge).expect("it fits");
     assert_eq!(timeline.next_sentence(TurnId(0)), 2);
     let append = |sentence| {
-        let token =
-            NewToken { id: TokenId(1), text: "w".into(), sentence, brightness: Brightness(1.0), tool: false };
+        let token = NewToken {
+            id: TokenId(1),
+            text: "w".into(),
+            sentence,
+            brightness: Brightness(1.0),
+            voice: Voice::Speaker,
+        };
         Change::Append(Append { at: Position(6), turn: TurnId(0), role: Role::User, tokens: vec![token] })
     };
     for spent in [0, 1] {
@@ -237,8 +249,13 @@ fn a_split_behind_an_empty_turn_is_undone_soundly() {
 fn a_refused_change_leaves_no_trace() {
     let mut timeline = notation::read("u0.0:5 u0.1:5").expect("a timeline");
     let before = timeline.clone();
-    let token =
-        NewToken { id: TokenId(1), text: "w".into(), sentence: 0, brightness: Brightness(1.0), tool: false };
+    let token = NewToken {
+        id: TokenId(1),
+        text: "w".into(),
+        sentence: 0,
+        brightness: Brightness(1.0),
+        voice: Voice::Speaker,
+    };
     let merge = Change::Merge { chunk: "u0.1".parse().expect("a chunk"), frees_name: true };
     let append = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![token] };
     let batch = Change::Batch(vec![merge, Change::Batch(vec![Change::Append(append)])]);
@@ -248,4 +265,32 @@ fn a_refused_change_leaves_no_trace() {
     });
     assert_eq!(refused, Err(SeamError::new("writing", "the disk is full")));
     assert_eq!(timeline, before);
+}
+
+/// What only frames a message for the model is in the window, and in nobody's words.
+#[test]
+fn a_frame_is_shown_to_the_model_and_said_by_nobody() {
+    let mut timeline = Timeline::new();
+    let token = |text: &str, voice| NewToken {
+        id: TokenId(1),
+        text: text.into(),
+        sentence: 0,
+        brightness: Brightness(1.0),
+        voice,
+    };
+    let tokens = vec![token("<user>", Voice::Frame), token("Hello", Voice::Speaker), token("!", Voice::Tool)];
+    let append = Append { at: Position(0), turn: TurnId(0), role: Role::User, tokens };
+    timeline.apply(&Change::Append(append)).expect("it fits");
+    let id = ChunkId::new(Role::User, TurnId(0), 0);
+    let chunk = timeline.chunk(id).expect("it is there");
+    assert_eq!(timeline.view(0).text(), "<user>Hello!");
+    assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("Hello!", "Hello!"));
+    assert_eq!(chunk.body().said_text(), "Hello!");
+    let part = Part { chunk: id, extent: Extent::Runs(vec![Run { start: Position(1), len: 1 }]) };
+    timeline.apply(&Change::Withdraw(vec![part])).expect("it fits");
+    let chunk = timeline.chunk(id).expect("it is there");
+    assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("!", "!"));
+    let mut bytes = Vec::new();
+    chunk.body().write(&mut bytes);
+    assert_eq!(Body::read(&bytes).as_ref(), Ok(chunk.body()), "its voice is kept");
 }

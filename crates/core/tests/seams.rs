@@ -9,7 +9,7 @@ use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
 };
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, Flags, Position, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, Flags, Position, Role, TokenId, TurnId, Voice};
 
 fn sampling(max_tokens: usize) -> Sampling {
     Sampling { max_tokens, temperature: 0.0, stop: vec!["</tool>".into()], ..Sampling::default() }
@@ -81,8 +81,13 @@ fn the_hash_embedder_finds_shared_words_near() {
 }
 
 fn word(timeline: &Timeline) -> Change {
-    let token =
-        NewToken { id: TokenId(1), text: "w".into(), sentence: 0, brightness: Brightness(9.0), tool: true };
+    let token = NewToken {
+        id: TokenId(1),
+        text: "w".into(),
+        sentence: 0,
+        brightness: Brightness(9.0),
+        voice: Voice::Tool,
+    };
     let at = timeline.next_position();
     Change::Append(Append { at, turn: TurnId(0), role: Role::User, tokens: vec![token] })
 }

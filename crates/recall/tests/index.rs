@@ -6,7 +6,7 @@ use halo_core::signals;
 use halo_core::testing::doubles::{HashEmbedder, MemoryStore};
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
 use halo_recall::rank::{Found, Mode, Scale};
 use halo_recall::recall::{Manner, Recall};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ impl Talk {
         for (sentence, part) in (0..).zip(text.split('|')) {
             for word in part.split_inclusive(' ') {
                 let (id, text, brightness) = (TokenId(7), word.to_owned(), Brightness(10_000.0));
-                tokens.push(NewToken { id, text, sentence, brightness, tool: false });
+                tokens.push(NewToken { id, text, sentence, brightness, voice: Voice::Speaker });
             }
         }
         let at = self.timeline.next_position();

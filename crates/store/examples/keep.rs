@@ -4,7 +4,7 @@
 use halo_core::change::{Append, Change, NewToken, Score, Scored, TallyChange};
 use halo_core::seams::{Access, Durability, Embedding, Kind, Store};
 use halo_core::signals;
-use halo_core::token::{Brightness, Position, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, Position, Role, TokenId, TurnId, Voice};
 use halo_store::database::{Database, Location};
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             text: word.to_owned(),
             sentence: u32::from(i >= 4),
             brightness: Brightness(10_000.0),
-            tool: false,
+            voice: Voice::Speaker,
         };
         let tokens = text.split_inclusive(' ').enumerate().map(word).collect();
         let append = Append { at: timeline.next_position(), turn: TurnId(turn), role, tokens };

@@ -81,7 +81,7 @@ impl fmt::Debug for Location {
 
 /// Conversations in a database.
 pub struct Database {
-    pub(crate) sql: Box<dyn Sql>,
+    pub(crate) sql: Box<dyn Sql + Send>,
     location: Location,
     open: BTreeMap<String, Open>,
 }
@@ -121,7 +121,7 @@ impl Database {
 
     fn open_as(location: &Location, mode: Mode) -> Result<Self, SeamError> {
         let what = || format!("opening the store {location}");
-        let sql: Box<dyn Sql> = match location {
+        let sql: Box<dyn Sql + Send> = match location {
             Location::Sqlite(path) => Box::new(Sqlite::open(path, mode, None).map_err(|e| e.doing(what()))?),
             Location::Postgres(url) => {
                 Box::new(Postgres::connect(url, mode == Mode::Write).map_err(|e| e.doing(what()))?)

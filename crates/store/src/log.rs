@@ -7,7 +7,7 @@ use halo_core::change::{
     Append, Change, Extent, Leave, Measure, NewToken, Pair, Part, Return, Run, Score, Scored, Tally,
     TallyChange, WhyLeft, WhyReturned,
 };
-use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -54,6 +54,8 @@ pub(crate) struct Said {
     brightness: Light,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     tool: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    frame: bool,
     tokens: Vec<(u32, String)>,
 }
 
@@ -305,26 +307,32 @@ impl From<Line> for Change {
 }
 
 fn alike(a: &NewToken, b: &NewToken) -> bool {
-    (a.sentence, a.tool) == (b.sentence, b.tool) && a.brightness.0.to_bits() == b.brightness.0.to_bits()
+    (a.sentence, a.voice) == (b.sentence, b.voice) && a.brightness.0.to_bits() == b.brightness.0.to_bits()
 }
 
 fn said(tokens: &[NewToken]) -> Said {
     Said {
         sentence: tokens[0].sentence,
         brightness: Light(tokens[0].brightness),
-        tool: tokens[0].tool,
+        tool: tokens[0].voice == Voice::Tool,
+        frame: tokens[0].voice == Voice::Frame,
         tokens: tokens.iter().map(|t| (t.id.0, t.text.clone())).collect(),
     }
 }
 
 fn tokens(said: Said) -> impl Iterator<Item = NewToken> {
-    let Said { sentence, brightness, tool, tokens } = said;
+    let Said { sentence, brightness, tool, frame, tokens } = said;
+    let voice = match (tool, frame) {
+        (true, _) => Voice::Tool,
+        (false, true) => Voice::Frame,
+        (false, false) => Voice::Speaker,
+    };
     tokens.into_iter().map(move |(id, text)| NewToken {
         id: TokenId(id),
         text,
         sentence,
         brightness: brightness.0,
-        tool,
+        voice,
     })
 }
 

@@ -8,7 +8,7 @@ use halo_core::body::{Body, sum_of};
 use halo_core::change::{Change, NewToken};
 use halo_core::parts::{BareHead, Parts};
 use halo_core::timeline::{Timeline, Turn};
-use halo_core::token::{Brightness, ChunkId, TokenId};
+use halo_core::token::{Brightness, ChunkId, TokenId, Voice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -213,7 +213,7 @@ fn from_log(positions: &[u64], told: &Told, (dead, gone): (bool, bool), rescued:
         text: String::new(),
         sentence: 0,
         brightness: Brightness(0.0),
-        tool: false,
+        voice: Voice::Speaker,
     };
     let tokens: Vec<Option<NewToken>> = positions.iter().map(token).collect();
     rescued.lost_tokens += tokens.iter().filter(|t| t.is_none()).count();

@@ -1,7 +1,7 @@
 //! `halo config`: the settings in force; `halo config reference`: all there are.
 
 use super::{print, print_json};
-use crate::settings::{KEYS, Key, ReadBy, Settings, reference};
+use crate::settings::{KEYS, Key, Settings, reference};
 use crate::{Common, printable};
 use anyhow::Result;
 use serde_json::json;
@@ -32,11 +32,15 @@ pub fn show(common: &Common) -> Result<()> {
     );
     for key in KEYS {
         let Some((mut text, _)) = loaded.settings.get(key.name) else { continue };
-        if key.name == "context.recent_tokens" && text == "auto" {
-            let _ = write!(text, " ({})", loaded.settings.recent());
+        let auto = match key.name {
+            "context.recent_tokens" => Some(loaded.settings.recent()),
+            "context.room_tokens" => Some(loaded.settings.room()),
+            _ => None,
+        };
+        if let Some(tokens) = auto.filter(|_| text == "auto") {
+            let _ = write!(text, " ({tokens})");
         }
-        let later = if key.read_by == ReadBy::Later { ", not read by anything yet" } else { "" };
-        let _ = writeln!(out, "{:<30} {text:<14} {}{later}", key.name, loaded.origin(key.name));
+        let _ = writeln!(out, "{:<30} {text:<14} {}", key.name, loaded.origin(key.name));
     }
     print(&printable(&out))
 }
@@ -53,7 +57,6 @@ pub fn reference(as_json: bool) -> Result<()> {
             "default": defaults.get(key.name).map(|(_, value)| value),
             "allowed": (key.allowed)(),
             "about": key.doc.split_whitespace().collect::<Vec<_>>().join(" "),
-            "read": key.read_by == ReadBy::Now,
         })
     };
     print_json(&KEYS.iter().map(row).collect())

@@ -1,6 +1,7 @@
 //! What each command does. A command returns an error for `main` to print; it never exits by itself.
 
 pub mod bench;
+pub mod chat;
 pub mod config;
 pub mod doctor;
 pub mod exchange;

@@ -27,25 +27,13 @@ pub struct Key {
     pub allowed: fn() -> String,
     /// The words that may be written, where they are fixed.
     pub words: fn() -> Vec<&'static str>,
-    /// Whether anything reads it yet.
-    pub read_by: ReadBy,
 }
-
-/// Which part of the program reads a setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadBy {
-    /// One that exists.
-    Now,
-    /// One that is still to come.
-    Later,
-}
-use ReadBy::{Later, Now};
 
 type Tokens = Int<0, 100_000_000>;
 type Light = Int<-100_000, 100_000>;
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])+ $read:ident $name:literal $field:ident: $type:ty = $default:expr;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:literal $field:ident: $type:ty = $default:expr;)+) => {
         /// All settings, as the program reads them.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Settings { $($(#[doc = $doc])+ pub $field: $type,)+ }
@@ -62,7 +50,6 @@ macro_rules! settings {
             doc: concat!($($doc, "\n"),+),
             allowed: <$type as Value>::allowed,
             words: <$type as Value>::words,
-            read_by: $read,
         },)+];
 
         impl Settings {
@@ -92,115 +79,124 @@ macro_rules! settings {
 settings! {
     /// A set of defaults: what measurement favours, the founding documents' values and rules, or the first engine.
     /// What is set beside it still counts.
-    Now "preset" preset: Preset = Preset::Halo;
+    "preset" preset: Preset = Preset::Halo;
 
     /// Tokens that the window may hold after a turn; 0 never prunes. In v0 `ttl.target` says it instead.
-    Now "context.max_tokens" max_tokens: Tokens = Int(2000);
+    "context.max_tokens" max_tokens: Tokens = Int(2000);
     /// The first tokens of the context, which never leave.
-    Now "context.sink_tokens" sink_tokens: Tokens = Int(4);
+    "context.sink_tokens" sink_tokens: Tokens = Int(4);
     /// The latest tokens, which never leave; auto is a quarter of `context.max_tokens`.
-    Now "context.recent_tokens" recent_tokens: Auto<Tokens> = Auto::Auto;
+    "context.recent_tokens" recent_tokens: Auto<Tokens> = Auto::Auto;
+
+    /// Tokens of `context.max_tokens` that are kept free after a turn for what comes back, beside those of an answer;
+    /// auto is a quarter of it.
+    "context.room_tokens" room_tokens: Auto<Tokens> = Auto::Auto;
 
     /// Tokens that the model holds, the window and the answer; auto is what it was trained for, up to 8192.
-    Later "model.context" model_context: Auto<Int<64, 10_000_000>> = Auto::Auto;
+    "model.context" model_context: Auto<Int<64, 10_000_000>> = Auto::Auto;
     /// Layers of the model that go to a graphics card, where the program was built for one.
-    Later "model.gpu_layers" gpu_layers: Int<0, 10_000> = Int(0);
+    "model.gpu_layers" gpu_layers: Int<0, 10_000> = Int(0);
 
     /// The longest answer, in tokens.
-    Later "generation.max_tokens" answer_tokens: Int<1, 1_000_000> = Int(50);
+    "generation.max_tokens" answer_tokens: Int<1, 1_000_000> = Int(50);
     /// How freely the next token is drawn; 0 takes the likeliest.
-    Later "generation.temperature" temperature: Real<0, 5> = Real(0.7);
+    "generation.temperature" temperature: Real<0, 5> = Real(0.7);
     /// How many of the likeliest tokens are drawn from; 0 draws from all.
-    Later "generation.top_k" top_k: Int<0, 1_000_000> = Int(40);
+    "generation.top_k" top_k: Int<0, 1_000_000> = Int(40);
     /// The share of probability that is drawn from.
-    Later "generation.top_p" top_p: Real<0, 1> = Real(0.9);
+    "generation.top_p" top_p: Real<0, 1> = Real(0.9);
     /// The least probability, as a share of the likeliest token's, that is drawn from.
-    Later "generation.min_p" min_p: Real<0, 1> = Real(0.0);
+    "generation.min_p" min_p: Real<0, 1> = Real(0.0);
     /// How much less likely a token of the recent past is; 1 is no less.
-    Later "generation.repetition" repetition: Real<1, 10> = Real(1.0);
+    "generation.repetition" repetition: Real<1, 10> = Real(1.0);
     /// The same seed draws the same answer; auto draws another each time.
-    Later "generation.seed" seed: Auto<Int<0, { i64::MAX }>> = Auto::Auto;
+    "generation.seed" seed: Auto<Int<0, { i64::MAX }>> = Auto::Auto;
+
+    /// The standing instructions, before everything that is said; they never leave the window.
+    "chat.system" system: Text = Text("You are a helpful assistant.".into());
+    /// Whether the model is told the day, at the first message of each.
+    "chat.dates" dates: bool = true;
 
     /// A chunk boundary counts only from this many tokens on.
-    Now "chunk.min_tokens" chunk_min: Int<1, 100_000> = Int(64);
+    "chunk.min_tokens" chunk_min: Int<1, 100_000> = Int(64);
     /// A chunk never grows past this many tokens.
-    Now "chunk.max_tokens" chunk_max: Int<1, 100_000> = Int(512);
+    "chunk.max_tokens" chunk_max: Int<1, 100_000> = Int(512);
 
     /// How attention becomes brightness: magnitude voting, or time to live (v0).
-    Now "brightness.strategy" strategy: Strategy = Strategy::Magnitude;
+    "brightness.strategy" strategy: Strategy = Strategy::Magnitude;
     /// What a new token starts with.
-    Now "brightness.initial" initial: Light = Int(10_000);
+    "brightness.initial" initial: Light = Int(10_000);
     /// No token is brighter. There is no floor.
-    Now "brightness.cap" cap: Light = Int(10_000);
+    "brightness.cap" cap: Light = Int(10_000);
     /// What a token below the threshold loses at each step.
-    Now "brightness.decay" decay: Int<0, 10_000> = Int(1);
+    "brightness.decay" decay: Int<0, 10_000> = Int(1);
     /// The attention sink: the first slot, which is not scored, as the documents say; or the largest value, with
     /// nobody exempt, as their program did.
-    Now "brightness.sink" sink: Sink = Sink::First;
+    "brightness.sink" sink: Sink = Sink::First;
     /// Whether tokens of the running turn are scored.
-    Now "brightness.score_current_turn" score_current_turn: bool = false;
+    "brightness.score_current_turn" score_current_turn: bool = false;
     /// How layers are reduced to one row.
-    Now "brightness.layers" layers: Layers = Layers::Mean;
+    "brightness.layers" layers: Layers = Layers::Mean;
     /// How the heads of a layer are reduced to one row.
-    Now "brightness.heads" heads: Heads = Heads::Mean;
+    "brightness.heads" heads: Heads = Heads::Mean;
     /// Which rows of the prompt's own attention are scored.
-    Later "brightness.observe_prompt" observe_prompt: ObservePrompt = ObservePrompt::LastRow;
+    "brightness.observe_prompt" observe_prompt: ObservePrompt = ObservePrompt::LastRow;
     /// What chunks are ranked by.
-    Now "brightness.rank" rank: Rank = Rank::Top4;
+    "brightness.rank" rank: Rank = Rank::Top4;
     /// Which of two chunks that rank alike leaves first.
-    Now "brightness.ties" ties: Ties = Ties::Dimmer;
+    "brightness.ties" ties: Ties = Ties::Dimmer;
 
     /// What a token of the user is born with (v0).
-    Now "ttl.seed.user" seed_user: Real<0, 1_000_000> = Real(255.0);
+    "ttl.seed.user" seed_user: Real<0, 1_000_000> = Real(255.0);
     /// What a token of the system is born with (v0).
-    Now "ttl.seed.system" seed_system: Real<0, 1_000_000> = Real(255.0);
+    "ttl.seed.system" seed_system: Real<0, 1_000_000> = Real(255.0);
     /// What a token of a tool's result is born with (v0).
-    Now "ttl.seed.tool" seed_tool: Real<0, 1_000_000> = Real(255.0);
+    "ttl.seed.tool" seed_tool: Real<0, 1_000_000> = Real(255.0);
     /// What a token of the model is born with (v0).
-    Now "ttl.seed.llm" seed_llm: Real<0, 1_000_000> = Real(200.0);
+    "ttl.seed.llm" seed_llm: Real<0, 1_000_000> = Real(200.0);
     /// What any other token is born with (v0).
-    Now "ttl.seed.default" seed_default: Real<0, 1_000_000> = Real(200.0);
+    "ttl.seed.default" seed_default: Real<0, 1_000_000> = Real(200.0);
     /// No token is brighter (v0).
-    Now "ttl.max" ttl_max: Real<0, 1_000_000> = Real(255.0);
+    "ttl.max" ttl_max: Real<0, 1_000_000> = Real(255.0);
     /// Lost at every step (v0).
-    Now "ttl.decay" ttl_decay: Real<0, 1_000_000> = Real(2.0);
+    "ttl.decay" ttl_decay: Real<0, 1_000_000> = Real(2.0);
     /// Gained for one whole unit of attention (v0).
-    Now "ttl.gain" ttl_gain: Real<0, 1_000_000> = Real(10.0);
+    "ttl.gain" ttl_gain: Real<0, 1_000_000> = Real(10.0);
     /// Whether a gain is cut to a whole number (v0).
-    Now "ttl.whole_gain" whole_gain: bool = true;
+    "ttl.whole_gain" whole_gain: bool = true;
     /// Tokens that the window should hold (v0).
-    Now "ttl.target" ttl_target: Int<1, 100_000_000> = Int(500);
+    "ttl.target" ttl_target: Int<1, 100_000_000> = Int(500);
 
     /// Every how many steps the shape of the attention is recorded; 0 never.
-    Now "trace.interval" trace_interval: Int<0, 1_000_000_000> = Int(50);
+    "trace.interval" trace_interval: Int<0, 1_000_000_000> = Int(50);
 
     /// How the chunks that leave are chosen; all but brightness are there to compare with.
-    Now "prune.policy" prune_policy: PrunePolicy = PrunePolicy::Brightness;
+    "prune.policy" prune_policy: PrunePolicy = PrunePolicy::Brightness;
     /// The lots that `prune.policy` random draws.
-    Now "prune.seed" prune_seed: Int<0, { i64::MAX }> = Int(0);
+    "prune.seed" prune_seed: Int<0, { i64::MAX }> = Int(0);
 
     /// What a chunk that search brings back shines with.
-    Later "resurrect.brightness" return_brightness: ReturnBrightness = ReturnBrightness::Earned;
+    "resurrect.brightness" return_brightness: ReturnBrightness = ReturnBrightness::Earned;
     /// How much the user's own words are raised among hits.
-    Now "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.0);
+    "resurrect.user_boost" user_boost: Real<0, 100> = Real(1.0);
     /// How many hits are considered.
-    Later "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
+    "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
     /// How many tokens of its answer the model begins, unseen, to search with; 0 searches with the message alone.
-    Later "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(50);
+    "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(50);
 
     /// How the past is searched.
-    Now "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;
+    "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;
     /// The embedder: a name of `halo models`, or the path of a folder with model.onnx; auto is the default one.
-    Now "recall.embedder" recall_embedder: Auto<Text> = Auto::Auto;
+    "recall.embedder" recall_embedder: Auto<Text> = Auto::Auto;
     /// How much being like what was found already counts against a chunk.
-    Now "recall.diversity" recall_diversity: Real<0, 1> = Real(0.0);
+    "recall.diversity" recall_diversity: Real<0, 1> = Real(0.0);
 
     /// What happens to the KV cache when the window changes.
-    Later "kv.mode" kv_mode: KvMode = KvMode::Keep;
+    "kv.mode" kv_mode: KvMode = KvMode::Keep;
     /// Memory for the KV cells of dead chunks.
-    Later "kv.ram" kv_ram: Bytes = Bytes(512 << 20);
+    "kv.ram" kv_ram: Bytes = Bytes(512 << 20);
     /// Disk space for the KV cells of dead chunks.
-    Later "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
+    "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
 }
 
 /// What a preset changes of the defaults.
@@ -210,6 +206,7 @@ fn changes(preset: Preset) -> &'static [(&'static str, &'static str)] {
         Preset::HaloWeave => &[
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
+            ("context.room_tokens", "0"),
             ("chunk.max_tokens", "100000"),
             ("brightness.rank", "peak"),
             ("brightness.observe_prompt", "off"),
@@ -259,6 +256,15 @@ impl Settings {
             let (recent, sinks) = (of("context.recent_tokens"), of("context.sink_tokens"));
             format!("{recent} and {sinks} do not fit {}: lower them or raise it", of("context.max_tokens"))
         })
+    }
+
+    /// What stays free after a turn, in tokens.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        match self.room_tokens {
+            Auto::Auto => self.max_tokens.count() / 4,
+            Auto::Set(n) => n.count(),
+        }
     }
 
     /// The recent window, in tokens.

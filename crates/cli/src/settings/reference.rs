@@ -2,7 +2,7 @@
 
 use super::load::variable;
 use super::value::Preset;
-use super::{KEYS, ReadBy, Settings, preset};
+use super::{KEYS, Settings, preset};
 use std::fmt::Write;
 
 /// The page, in Markdown.
@@ -15,8 +15,7 @@ pub fn page() -> String {
          preset, the settings file (`config.toml` in \
          the data folder, or `--config FILE`), the environment (`HALO_CONTEXT_MAX_TOKENS`), `--set KEY=VALUE`. \
          `halo config` shows what is in force and where it came from.\n\n\
-         ```toml\n[context]\nmax_tokens = 4000\n\n[brightness]\nrank = \"peak\"\n```\n\n\
-         *Later* marks settings that are checked already and read by a part that is still to come.\n",
+         ```toml\n[context]\nmax_tokens = 4000\n\n[brightness]\nrank = \"peak\"\n```\n",
     );
     let defaults = Settings::default();
     let mut section = "";
@@ -30,9 +29,8 @@ pub fn page() -> String {
             );
         }
         let (default, _) = defaults.get(key.name).unwrap_or_default();
-        let later = if key.read_by == ReadBy::Later { " *Later.*" } else { "" };
         let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
-        let _ = writeln!(out, "| `{}` | {default} | {} | {doc}{later} |", key.name, (key.allowed)());
+        let _ = writeln!(out, "| `{}` | {default} | {} | {doc} |", key.name, (key.allowed)());
     }
     out.push_str("\n## Presets\n\nWhat each sets; naming one leaves nothing of another. `halo` is what there is without a preset.\n\n| preset | sets |\n|---|---|\n");
     for name in [Preset::Halo, Preset::HaloWeave, Preset::HaloV0] {

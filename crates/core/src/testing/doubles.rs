@@ -15,12 +15,11 @@ use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
 ///
-/// It cuts text at spaces, each word with the space before it, and numbers words as it meets them.
+/// It cuts text at spaces, each word with the space before it; the same word has the same number always.
 #[derive(Clone, Debug)]
 pub struct ScriptedModel {
     info: ModelInfo,
     answers: std::collections::VecDeque<ScriptedAnswer>,
-    vocabulary: BTreeMap<String, TokenId>,
     /// The windows that it was given, for tests to look at.
     pub seen: Vec<Vec<Seen>>,
 }
@@ -56,27 +55,18 @@ impl ScriptedModel {
     pub fn new(context: usize, answers: Vec<ScriptedAnswer>) -> Self {
         let info =
             ModelInfo { name: "scripted".into(), context, attention: true, template: Template::default() };
-        Self { info, answers: answers.into(), vocabulary: BTreeMap::new(), seen: Vec::new() }
+        Self { info, answers: answers.into(), seen: Vec::new() }
     }
 
-    fn piece(&mut self, text: &str) -> Piece {
-        let next = TokenId(self.vocabulary.len() as u32);
-        let id = *self.vocabulary.entry(text.to_owned()).or_insert(next);
-        Piece { id, text: text.to_owned() }
-    }
-
-    fn word(&self, id: TokenId) -> &str {
-        self.vocabulary.iter().find(|(_, v)| **v == id).map_or("", |(word, _)| word.as_str())
-    }
-
-    fn row(&self, attention: &Attention, step: usize, window: &[Seen]) -> Option<Vec<f32>> {
+    fn row(attention: &Attention, step: usize, window: &[Seen]) -> Option<Vec<f32>> {
         let n = window.len();
         match attention {
             Attention::Missing => None,
             Attention::Even => Some(vec![1.0 / n as f32; n]),
             Attention::Rows(rows) => rows.get(step).cloned(),
             Attention::On(word) => {
-                let bright: Vec<bool> = window.iter().map(|s| self.word(s.id).trim() == word).collect();
+                let ids = ["", " ", "\n"].map(|space| id(&format!("{space}{word}")));
+                let bright: Vec<bool> = window.iter().map(|s| ids.contains(&s.id)).collect();
                 let count = bright.iter().filter(|b| **b).count();
                 let (on, off) =
                     if count == 0 { (0.0, 0.5 / n as f32) } else { (0.8 / count as f32, 0.1 / n as f32) };
@@ -86,6 +76,14 @@ impl ScriptedModel {
             }
         }
     }
+}
+
+fn piece(text: &str) -> Piece {
+    Piece { id: id(text), text: text.to_owned() }
+}
+
+fn id(text: &str) -> TokenId {
+    TokenId(xxhash_rust::xxh3::xxh3_64(text.as_bytes()) as u32)
 }
 
 /// Cuts a text before each space.
@@ -108,7 +106,7 @@ impl Model for ScriptedModel {
     }
 
     fn tokenize(&mut self, text: &str, _special: bool) -> Result<Vec<Piece>, SeamError> {
-        Ok(words(text).into_iter().map(|w| self.piece(w)).collect())
+        Ok(words(text).into_iter().map(piece).collect())
     }
 
     fn generate(
@@ -137,8 +135,8 @@ impl Model for ScriptedModel {
             if step == sampling.max_tokens {
                 return Ok(Finish::Length);
             }
-            let row = self.row(&answer.attention, step, &window).filter(|_| watch.answer);
-            let piece = self.piece(word);
+            let row = Self::row(&answer.attention, step, &window).filter(|_| watch.answer);
+            let piece = piece(word);
             window.push(Seen { position: Some(next.plus(step)), id: piece.id, begins: step == 0 });
             said.push_str(word);
             if listen(ModelStep::Token(&piece, row.as_deref().map(Look::of))) == Flow::Stop {

@@ -12,7 +12,7 @@ use crate::resurrect::{Hit, ReturnsWith, plan_returns};
 use crate::scorer::Scorer;
 use crate::signals::{self, SignalError};
 use crate::timeline::Timeline;
-use crate::token::{Brightness, ChunkId, Position, Role, Slot, TokenId};
+use crate::token::{Brightness, ChunkId, Position, Role, Slot, TokenId, Voice};
 use std::collections::BTreeSet;
 
 /// One thing that happens: what, to whom, how much, and the dice.
@@ -88,7 +88,8 @@ impl World {
                 text: "wé".into(),
                 sentence,
                 brightness,
-                tool: dice == 7,
+                voice: [Voice::Speaker, Voice::Tool, Voice::Frame]
+                    [usize::from(dice == 7) + 2 * usize::from(dice == 8)],
             });
         }
         for token in &tokens {
@@ -149,7 +150,8 @@ impl World {
         let pinned = self.timeline.chunk(chunk).is_some_and(|c| c.is_pinned());
         let (brightness, votes, mass) = (FULL.0, 0, 0.0);
         self.twin.0.push(Tok { chunk, brightness, votes, mass, dead: false, gone: false, pinned });
-        let token = NewToken { id: TokenId(3), text: "x".into(), sentence, brightness: FULL, tool: false };
+        let token =
+            NewToken { id: TokenId(3), text: "x".into(), sentence, brightness: FULL, voice: Voice::Speaker };
         self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }));
         scorer.push(chunk, at, FULL);
         let start = self.timeline.chunk(chunk).expect("just said").start();
@@ -276,8 +278,13 @@ impl World {
         let at = start.plus(usize::from(much) % len);
         let (change, turn) =
             (Change::Split { chunk: id, at, sentence, tally: Tally::default() }, self.timeline.next_turn());
-        let token =
-            NewToken { id: TokenId(7), text: "é".into(), sentence: 0, brightness: FULL, tool: false };
+        let token = NewToken {
+            id: TokenId(7),
+            text: "é".into(),
+            sentence: 0,
+            brightness: FULL,
+            voice: Voice::Speaker,
+        };
         let role = Role::Assistant;
         let append =
             Change::Append(Append { at: self.timeline.next_position(), turn, role, tokens: vec![token] });

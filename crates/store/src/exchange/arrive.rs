@@ -16,7 +16,7 @@ use halo_core::change::{Append, Change, Extent, Leave, NewToken, Run, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufRead;
 
@@ -284,7 +284,7 @@ fn cut(
             text: piece.text,
             sentence,
             brightness: import.brightness,
-            tool: false,
+            voice: Voice::Speaker,
         },
         dead: false,
         pinned: false,
@@ -336,7 +336,8 @@ fn cut(
 
 fn kept(old: &ForeignToken, id: TokenId, text: String) -> Arriving {
     let brightness = Brightness(old.brightness);
-    let token = NewToken { id, text, sentence: old.sentence, brightness, tool: old.tool };
+    let voice = if old.tool { Voice::Tool } else { Voice::Speaker };
+    let token = NewToken { id, text, sentence: old.sentence, brightness, voice };
     Arriving { token, dead: old.dead, pinned: old.pinned }
 }
 

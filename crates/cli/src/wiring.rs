@@ -1,0 +1,109 @@
+//! How the parts are put together: which model speaks, what it goes by, and where it keeps what it knows.
+
+use crate::Common;
+use crate::commands::search;
+use crate::models;
+use crate::settings::Settings;
+use crate::settings::value::{Auto, Heads, KvMode, Layers, ObservePrompt, RecallMode, ReturnBrightness};
+use anyhow::{Context, Result};
+use halo_core::attention::{self, PromptRows, Watch};
+use halo_core::seams::{Embedder, Model, Sampling};
+use halo_engine::rules::{ReturnLight, Rules};
+use halo_engine::session::Session;
+use halo_llama::graveyard::Room;
+use halo_llama::mirror::Mode;
+use halo_llama::model::{Llama, Options as Running};
+use halo_remote::Remote;
+
+/// Opens a conversation with the model, the store and the embedder that the command line and the settings name.
+pub fn session(common: &Common, settings: &Settings, name: &str) -> Result<Session> {
+    let store = Box::new(common.open_store()?);
+    let embedder = match settings.recall_mode {
+        RecallMode::Lexical => None,
+        _ => search::embedder(common, settings)?,
+    };
+    let embedder = embedder.map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>);
+    let model = model(common, settings)?;
+    Ok(Session::open(store, model, embedder, name, rules(settings))?)
+}
+
+/// The model that speaks: of this machine, or behind an address.
+pub fn model(common: &Common, settings: &Settings) -> Result<Box<dyn Model + Send>> {
+    let context = match settings.model_context {
+        Auto::Auto => None,
+        Auto::Set(n) => Some(n.count()),
+    };
+    if let Some(address) = common.model.as_deref().filter(|name| Remote::is_address(name)) {
+        let options = halo_remote::Options { context, ..halo_remote::Options::default() };
+        return Ok(Box::new(Remote::connect(address, &options)?));
+    }
+    let path = models::find(common, common.model.as_deref())?;
+    let data = common.data_folder().context("this system names no data folder: give one with --data")?;
+    let running = Running {
+        context: context.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
+        threads: common.threads(),
+        gpu_layers: u32::try_from(settings.gpu_layers.0).unwrap_or(0),
+        mode: match settings.kv_mode {
+            KvMode::Keep => Mode::Keep,
+            KvMode::Reread => Mode::Reread,
+        },
+        room: Room { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder: Some(data.join("kv")) },
+        ..Running::default()
+    };
+    Ok(Box::new(Llama::open(&path, &running)?))
+}
+
+/// What the settings have a conversation go by.
+pub fn rules(settings: &Settings) -> Rules {
+    Rules {
+        context: settings.rules(),
+        room: settings.room(),
+        watch: watch(settings),
+        sampling: Sampling {
+            max_tokens: settings.answer_tokens.count(),
+            temperature: settings.temperature.0 as f32,
+            top_k: settings.top_k.count(),
+            top_p: settings.top_p.0 as f32,
+            min_p: settings.min_p.0 as f32,
+            repetition: settings.repetition.0 as f32,
+            seed: match settings.seed {
+                Auto::Set(seed) => seed.0.unsigned_abs(),
+                // Any other each time.
+                Auto::Auto => jiff::Timestamp::now().as_nanosecond() as u64,
+            },
+            stop: Vec::new(),
+            schema: None,
+        },
+        recall: search::manner(settings, settings.candidates.count()),
+        returns: match settings.return_brightness {
+            ReturnBrightness::Earned => ReturnLight::Earned,
+            ReturnBrightness::Mean => ReturnLight::Mean,
+            ReturnBrightness::Full => ReturnLight::Full,
+        },
+        preview: settings.preview_tokens.count(),
+        system: settings.system.0.clone(),
+        dates: settings.dates,
+    }
+}
+
+/// What is watched of a model while it reads and speaks.
+fn watch(settings: &Settings) -> Watch {
+    Watch {
+        answer: true,
+        prompt: match settings.observe_prompt {
+            ObservePrompt::Off => PromptRows::Off,
+            ObservePrompt::LastRow => PromptRows::Last,
+            ObservePrompt::AllRows => PromptRows::All,
+        },
+        layers: match &settings.layers {
+            Layers::Mean => attention::Layers::Mean,
+            Layers::Last => attention::Layers::Last,
+            Layers::Max => attention::Layers::Max,
+            Layers::List(these) => {
+                attention::Layers::These(these.iter().map(|&layer| layer as usize).collect())
+            }
+        },
+        max: settings.heads == Heads::Max,
+        full: false,
+    }
+}

@@ -1,0 +1,83 @@
+//! How messages are written for a model: what stands before a turn, and before everything.
+//!
+//! A turn opens by closing the one before it. So whatever leaves the window or comes back, what is left is well formed:
+//! nothing that closes a turn can leave without what opens the next, and a turn's first chunk stays for as long as any
+//! other of the turn does.
+
+use halo_core::seams::Template;
+use halo_core::token::Role;
+use jiff::civil::Date;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How messages are written for a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The model's own way.
+    pub template: Template,
+    /// The standing instructions; empty: none.
+    pub system: String,
+    /// Whether the day is told at the first message of a day.
+    pub dates: bool,
+}
+
+impl Frame {
+    /// What stands before the timeline. It is not closed: the first turn does that.
+    #[must_use]
+    pub fn before_all(&self) -> String {
+        let Template { start, system, .. } = &self.template;
+        match self.system.trim() {
+            "" => start.clone(),
+            told => format!("{start}{}{told}", system.before),
+        }
+    }
+
+    /// What opens a turn behind one of `before`, or behind the standing instructions. `day` is told where it is given.
+    #[must_use]
+    pub fn opening(&self, role: Role, before: Option<Role>, day: Option<Date>) -> String {
+        let instructed = (!self.system.trim().is_empty()).then_some(Role::System);
+        let closing = before.or(instructed).map_or("", |role| &self.template.around(role).after);
+        let day = day
+            .filter(|_| self.dates)
+            .map_or(String::new(), |day| day.strftime("[%A, %-d %B %Y] ").to_string());
+        format!("{closing}{}{day}", self.template.around(role).before)
+    }
+
+    /// Another value for a template that writes turns in another way: what was framed by one cannot be read by another.
+    #[must_use]
+    pub fn fingerprint(template: &Template) -> String {
+        let Template { start: _, system, user, assistant } = template;
+        let parts = [system, user, assistant].map(|wrap| format!("{}\0{}", wrap.before, wrap.after));
+        format!("{:016x}", xxh3_64(parts.join("\0").as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::civil::date;
+
+    #[test]
+    fn a_turn_opens_by_closing_the_one_before_it() {
+        let frame = Frame { template: Template::chatml(), system: " Be kind.\n".into(), dates: true };
+        assert_eq!(frame.before_all(), "<|im_start|>system\nBe kind.");
+        let first = frame.opening(Role::User, None, Some(date(2026, 11, 5)));
+        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
+        let answer = frame.opening(Role::Assistant, Some(Role::User), None);
+        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\n");
+        let bare = Frame { system: String::new(), dates: false, ..frame };
+        assert_eq!(bare.before_all(), "");
+        assert_eq!(bare.opening(Role::User, None, Some(date(2026, 11, 5))), "<|im_start|>user\n");
+    }
+
+    #[test]
+    fn another_template_is_known_by_its_fingerprint() {
+        let [chatml, plain] = [Template::chatml(), Template::plain()].map(|t| Frame::fingerprint(&t));
+        assert_ne!(chatml, plain);
+        let started = Template { start: "<s>".into(), ..Template::chatml() };
+        assert_eq!(
+            chatml,
+            Frame::fingerprint(&started),
+            "what stands before everything is no matter of turns"
+        );
+    }
+}

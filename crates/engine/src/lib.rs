@@ -1,0 +1,12 @@
+//! The conversation: one message in, one answer out, and everything between that keeps the window small and the past
+//! within reach.
+//!
+//! Models, stores and embedders are seen through their seams only, so the same turn runs on all of them, and on their
+//! test doubles. [`turn`] is the flow; [`session`] holds what it works on.
+
+pub mod event;
+pub mod frame;
+pub mod rules;
+pub mod session;
+mod speech;
+pub mod turn;

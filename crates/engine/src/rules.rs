@@ -1,0 +1,50 @@
+//! What a conversation goes by.
+
+use halo_core::attention::Watch;
+use halo_core::replay;
+use halo_core::seams::Sampling;
+use halo_recall::recall::Manner;
+
+/// What a conversation goes by.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Scoring and pruning.
+    pub context: replay::Rules,
+    /// Tokens that pruning leaves free for what comes back with the next message, beside those of its answer; 0 leaves
+    /// nothing free.
+    pub room: usize,
+    /// What is watched of the model.
+    pub watch: Watch,
+    /// How answers are drawn.
+    pub sampling: Sampling,
+    /// How the past is searched, and how many hits are considered.
+    pub recall: Manner,
+    /// What a chunk that search brings back shines with.
+    pub returns: ReturnLight,
+    /// How many tokens of its answer the model begins, in a fork, to search with; 0: none.
+    pub preview: usize,
+    /// The standing instructions.
+    pub system: String,
+    /// Whether the model is told the day at the first message of a day.
+    pub dates: bool,
+}
+
+/// What a chunk that search brings back shines with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReturnLight {
+    /// What it left with.
+    Earned,
+    /// The mean of what is live.
+    Mean,
+    /// All there is.
+    Full,
+}
+
+impl Rules {
+    /// Tokens that the window may hold after a turn; none: as many as the model can see.
+    #[must_use]
+    pub fn budget(&self) -> Option<usize> {
+        let free = if self.room == 0 { 0 } else { self.room + self.sampling.max_tokens };
+        (self.context.max_tokens > 0).then(|| self.context.max_tokens.saturating_sub(free))
+    }
+}

@@ -1,0 +1,317 @@
+//! A conversation that is open: its timeline, and the mirrors that follow it.
+
+use crate::frame::Frame;
+use crate::rules::Rules;
+use halo_core::change::{Append, Change, NewToken};
+use halo_core::seams::{
+    Access, Durability, Embedder, Kind, Message, Model, Piece, SeamError, Seen, Store, Summary,
+};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Position, Role, Source, TurnId, Voice};
+use halo_recall::recall::Recall;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use serde_json::json;
+
+/// What is kept of the template that a conversation was framed with.
+pub const TEMPLATE: &str = "template";
+
+/// Which turn is being answered, while it is.
+pub(crate) const RUNNING: &str = "running";
+
+/// A conversation that is open.
+pub struct Session {
+    pub(crate) name: String,
+    /// What the model keeps its memory of this conversation under: never the same for two.
+    pub(crate) key: String,
+    pub(crate) store: Box<dyn Store + Send>,
+    pub(crate) model: Box<dyn Model + Send>,
+    pub(crate) recall: Recall,
+    pub(crate) timeline: Timeline,
+    pub(crate) rules: Rules,
+    pub(crate) frame: Frame,
+    /// The standing instructions, as tokens.
+    pub(crate) prefix: Vec<Piece>,
+    /// The day on which the user last spoke.
+    pub(crate) day: Option<Date>,
+    /// The last answer was cut off when the program ended, and nobody has been told yet.
+    pub(crate) interrupted: Option<TurnId>,
+}
+
+/// Why a conversation cannot be opened as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its tokens are another model's, or nobody's: its text has to be read anew.
+    #[error("'{name}' was written with {}, and has to be read anew with {model}", was.as_deref().unwrap_or("no model"))]
+    AnotherModel {
+        /// The conversation.
+        name: String,
+        /// Whose tokens they are.
+        was: Option<String>,
+        /// Whose they are to be.
+        model: String,
+    },
+    /// Something outside went wrong.
+    #[error(transparent)]
+    Seam(#[from] SeamError),
+}
+
+impl Session {
+    /// Opens a conversation; one that is not there begins with its first message. The order is that of the documents:
+    /// what is known of it, its index, what is live, and only then the model.
+    ///
+    /// # Errors
+    /// When a part fails, or the conversation is not of this model's tokens.
+    pub fn open(
+        mut store: Box<dyn Store + Send>,
+        model: Box<dyn Model + Send>,
+        embedder: Option<Box<dyn Embedder + Send>>,
+        name: &str,
+        rules: Rules,
+    ) -> Result<Self, OpenError> {
+        let timeline = store.load(name, Access::Write)?;
+        let info = model.info().clone();
+        let frame = Frame { template: info.template, system: rules.system.clone(), dates: rules.dates };
+        let known = summary(&mut *store, name)?;
+        if !timeline.is_empty() {
+            let was = known.as_ref().map(|known| known.model.clone()).filter(|was| !was.is_empty());
+            let framed = setting(&mut *store, name, TEMPLATE)?;
+            let same = was.as_deref() == Some(info.name.as_str())
+                && framed.as_deref() == Some(Frame::fingerprint(&frame.template).as_str());
+            if !same {
+                return Err(OpenError::AnotherModel { name: name.to_owned(), was, model: info.name });
+            }
+        }
+        let interrupted = end_interrupted(&mut *store, name)?;
+        let recall = Recall::open(&mut *store, name, &timeline, embedder)?;
+        let times = if known.is_some() { store.times(name)? } else { Vec::new() };
+        let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User).map(|turn| turn.id);
+        let spoken = times.iter().rev().find(|(turn, _)| Some(*turn) == spoken).map(|(_, at)| *at);
+        let day = spoken.and_then(|at| Timestamp::from_millisecond(at).ok());
+        let day = day.map(|at| at.to_zoned(TimeZone::system()).date());
+        let key = known.map_or(String::new(), |known| key(&known));
+        let name = name.to_owned();
+        let mut session = Self {
+            name,
+            key,
+            store,
+            model,
+            recall,
+            timeline,
+            rules,
+            frame,
+            prefix: Vec::new(),
+            day,
+            interrupted,
+        };
+        let before_all = session.frame.before_all();
+        session.prefix = session.model.tokenize(&before_all, true)?;
+        Ok(session)
+    }
+
+    /// Brings the model's memory in line with the window, from disk where it is there, so that the next answer need
+    /// not wait for that.
+    ///
+    /// # Errors
+    /// When the model fails.
+    pub fn warm(&mut self) -> Result<(), SeamError> {
+        let window = self.window();
+        if window.is_empty() || self.key.is_empty() {
+            return Ok(());
+        }
+        self.model.settle(&self.key, &window)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The conversation.
+    #[must_use]
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// What it goes by.
+    #[must_use]
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// The store, for what does not change the timeline.
+    pub fn store(&mut self) -> &mut dyn Store {
+        &mut *self.store
+    }
+
+    /// The turn that was being answered when the program ended last time, if it was: told once.
+    pub fn interrupted(&mut self) -> Option<TurnId> {
+        self.interrupted.take()
+    }
+
+    /// How many tokens the model sees.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.timeline.view(self.prefix.len()).len()
+    }
+
+    /// How many tokens may be in the window.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        let context = self.model.info().context;
+        match self.rules.context.max_tokens {
+            0 => context,
+            max => max.min(context),
+        }
+    }
+
+    /// What the model sees: the standing instructions, then what is live.
+    #[must_use]
+    pub fn window(&self) -> Vec<Seen> {
+        window(&self.prefix, &self.timeline)
+    }
+
+    /// The same, as text.
+    #[must_use]
+    pub fn window_text(&self) -> String {
+        let before: String = self.prefix.iter().map(|piece| piece.text.as_str()).collect();
+        before + &self.timeline.view(self.prefix.len()).text()
+    }
+
+    /// Does a change: on the timeline and in the store, or in neither.
+    ///
+    /// # Errors
+    /// When the store fails, or the change does not fit.
+    pub fn change(&mut self, change: &Change, durability: Durability) -> Result<Change, SeamError> {
+        self.store.transact(&self.name, &mut self.timeline, change, durability)
+    }
+
+    /// The tokens of a new turn: its frame, then what is said.
+    pub(crate) fn written(
+        &mut self,
+        role: Role,
+        text: &str,
+        day: Option<Date>,
+    ) -> Result<Vec<(Piece, Voice)>, SeamError> {
+        let before = self.spoken_last();
+        let opening = self.frame.opening(role, before, day);
+        let framed = self.model.tokenize(&opening, true)?.into_iter().map(|piece| (piece, Voice::Frame));
+        let mut written: Vec<_> = framed.collect();
+        if !text.is_empty() {
+            let said = self.model.tokenize(text, false)?;
+            written.extend(said.into_iter().map(|piece| (piece, Voice::Speaker)));
+        }
+        Ok(written)
+    }
+
+    /// Who spoke last, as far as the model can know.
+    fn spoken_last(&self) -> Option<Role> {
+        let said = |turn: &&halo_core::timeline::Turn| {
+            self.timeline.turn_chunks(turn.id).any(|chunk| !chunk.is_withdrawn())
+        };
+        self.timeline.turns().iter().rev().find(said).map(|turn| turn.role)
+    }
+
+    /// A turn's tokens as a change.
+    pub(crate) fn append(&self, role: Role, written: Vec<(Piece, Voice)>) -> Append {
+        let mut chunker = halo_core::chunk::Chunker::new(self.rules.context.chunks);
+        let birth = self.rules.context.strategy.birth(Source::of(role, false));
+        let mut tokens: Vec<NewToken> = Vec::with_capacity(written.len());
+        for (Piece { id, text }, voice) in written {
+            let sentence = match voice {
+                Voice::Frame => 0,
+                _ => {
+                    let placed = chunker.push(&text);
+                    let moved = placed.moved.map_or(0, |n| n as usize - 1);
+                    let from = tokens.len() - moved;
+                    tokens[from..].iter_mut().for_each(|token| token.sentence = placed.sentence);
+                    placed.sentence
+                }
+            };
+            tokens.push(NewToken { id, text, sentence, brightness: birth, voice });
+        }
+        Append { at: self.timeline.next_position(), turn: self.timeline.next_turn(), role, tokens }
+    }
+
+    /// The first commit of a conversation: from here on it has a key.
+    pub(crate) fn began(&mut self) -> Result<(), SeamError> {
+        if self.key.is_empty() {
+            let fingerprint = Frame::fingerprint(&self.frame.template);
+            self.store.put_record(&self.name, Kind::Setting, TEMPLATE, Some(&fingerprint))?;
+            self.store.set_model(&self.name, &self.model.info().name)?;
+            let known = summary(&mut *self.store, &self.name)?;
+            self.key = known.map_or_else(|| self.name.clone(), |known| key(&known));
+        }
+        Ok(())
+    }
+
+    /// The day to tell with a message of that time: none if the user has spoken on that day already.
+    pub(crate) fn new_day(&mut self, today: Date) -> Option<Date> {
+        (self.day.replace(today) != Some(today)).then_some(today)
+    }
+}
+
+/// What the model sees.
+pub(crate) fn window(prefix: &[Piece], timeline: &Timeline) -> Vec<Seen> {
+    let view = timeline.view(prefix.len());
+    let mut window = Vec::with_capacity(view.len());
+    window.extend(prefix.iter().map(|piece| Seen { position: None, id: piece.id, begins: false }));
+    for chunk in view.chunks() {
+        let mut begins = true;
+        for run in chunk.live_runs() {
+            for (n, &id) in chunk.ids(run).iter().enumerate() {
+                let position = Position(run.start.0 + n as u64);
+                window.push(Seen { position: Some(position), id, begins: std::mem::take(&mut begins) });
+            }
+        }
+    }
+    window
+}
+
+/// What the model sees, as messages.
+pub(crate) fn messages(system: &str, timeline: &Timeline) -> Vec<Message> {
+    let mut messages: Vec<(Option<TurnId>, Message)> = Vec::new();
+    if !system.trim().is_empty() {
+        messages.push((None, Message { role: Role::System, text: system.trim().to_owned() }));
+    }
+    for chunk in timeline.live_chunks() {
+        let (turn, role) = (Some(chunk.id().turn), chunk.id().role);
+        if messages.last().is_none_or(|(last, _)| *last != turn) {
+            messages.push((turn, Message { role, text: String::new() }));
+        }
+        if let Some((_, message)) = messages.last_mut() {
+            message.text.push_str(&chunk.live_text());
+        }
+    }
+    messages.into_iter().map(|(_, message)| message).collect()
+}
+
+fn summary(store: &mut dyn Store, name: &str) -> Result<Option<Summary>, SeamError> {
+    Ok(store.conversations()?.into_iter().find(|known| known.name == name))
+}
+
+fn setting(store: &mut dyn Store, name: &str, key: &str) -> Result<Option<String>, SeamError> {
+    let records = store.records(name, Kind::Setting)?;
+    Ok(records.into_iter().find(|record| record.key == key).map(|record| record.value))
+}
+
+/// A name can be given anew, so the time of birth counts too.
+fn key(known: &Summary) -> String {
+    format!("{}\0{}", known.created, known.name)
+}
+
+/// A turn that was running when the program ended is marked as cut off. Returns it.
+fn end_interrupted(store: &mut dyn Store, name: &str) -> Result<Option<TurnId>, SeamError> {
+    let Some(turn) = setting(store, name, RUNNING)? else { return Ok(None) };
+    store.put_record(name, Kind::Turn, &turn, Some(&json!({ "finish": "interrupted" }).to_string()))?;
+    store.put_record(name, Kind::Setting, RUNNING, None)?;
+    Ok(turn.parse().ok().map(TurnId))
+}

@@ -1,0 +1,126 @@
+//! An answer while it is spoken: each token is placed, stored, and scored by what it looked at.
+
+use crate::event::Event;
+use halo_core::attention::Fault;
+use halo_core::brightness::Strategy;
+use halo_core::change::{Append, Change, NewToken, Tally};
+use halo_core::chunk::{ChunkSize, Chunker};
+use halo_core::scorer::Scorer;
+use halo_core::seams::{Durability, Look, Piece, SeamError, Store};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, Flags, Position, Role, Source, TurnId, Voice};
+
+/// An answer while it is spoken.
+pub(crate) struct Speech {
+    turn: TurnId,
+    chunker: Chunker,
+    scorer: Scorer,
+    birth: Brightness,
+    /// Whether a head's largest value counts, and not the mean of heads.
+    largest: bool,
+    /// Tokens so far.
+    pub tokens: usize,
+    votes: usize,
+    faults: u64,
+    first_fault: Option<String>,
+}
+
+impl Speech {
+    /// The answer that the last turn of the timeline is to hold, behind `prefix` tokens of standing instructions.
+    pub fn new(
+        timeline: &Timeline,
+        prefix: usize,
+        strategy: &Strategy,
+        size: ChunkSize,
+        largest: bool,
+    ) -> Self {
+        let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
+        let positions = timeline.turn_chunks(turn).flat_map(|chunk| chunk.run().positions());
+        let tokens = positions.filter_map(|position| timeline.token(position));
+        let said = tokens.filter(|token| !token.flags.has(Flags::FRAME));
+        let said = said.map(|token| (token.chunk.sentence, token.text, token.flags.has(Flags::TOOL)));
+        Self {
+            turn,
+            chunker: Chunker::resume(size, said, timeline.next_sentence(turn)),
+            scorer: Scorer::new(strategy.clone(), timeline.view(prefix), Some(turn)),
+            birth: strategy.birth(Source::Llm),
+            largest,
+            tokens: 0,
+            votes: 0,
+            faults: 0,
+            first_fault: None,
+        }
+    }
+
+    /// A row of the window's own attention, as it is read.
+    pub fn prompt(&mut self, look: Look<'_>) {
+        let row = self.row(look);
+        if let Err(fault) = self.scorer.observe_prompt(row) {
+            self.fault(&fault);
+        }
+    }
+
+    /// The next token, on the timeline, in the store, and scored.
+    pub fn token(
+        &mut self,
+        piece: &Piece,
+        look: Option<Look<'_>>,
+        conversation: &str,
+        timeline: &mut Timeline,
+        store: &mut dyn Store,
+    ) -> Result<Event, SeamError> {
+        let placed = self.chunker.push(&piece.text);
+        let at = timeline.next_position();
+        // The token that is one too many is not on the timeline yet; those that move with it are.
+        let tail = placed.moved.map_or(0, |moved| u64::from(moved) - 1);
+        let cut = (tail > 0).then(|| Position(at.0 - tail));
+        let chunk = ChunkId::new(Role::Assistant, self.turn, placed.sentence);
+        let voice = Voice::Speaker;
+        let token = NewToken {
+            id: piece.id,
+            text: piece.text.clone(),
+            sentence: chunk.sentence,
+            brightness: self.birth,
+            voice,
+        };
+        let append =
+            Change::Append(Append { at, turn: self.turn, role: Role::Assistant, tokens: vec![token] });
+        let change = match cut.and_then(|cut| Some((cut, timeline.chunk_of(cut)?.id()))) {
+            None => append,
+            Some((cut, long)) => {
+                let tally = Tally::default();
+                let split = Change::Split { chunk: long, at: cut, sentence: chunk.sentence, tally };
+                Change::Batch(vec![split, append])
+            }
+        };
+        store.transact(conversation, timeline, &change, Durability::Behind)?;
+        if let Some(cut) = cut {
+            self.scorer.split(cut, chunk);
+        }
+        self.scorer.push(chunk, at, self.birth);
+        self.tokens += 1;
+        match self.scorer.observe(look.map(|look| self.row(look))) {
+            Ok(observed) => self.votes += observed.votes,
+            // A model without attention has none at any step: that is told once, where it is chosen.
+            Err(Fault::Missing) => {}
+            Err(fault) => self.fault(&fault),
+        }
+        Ok(Event::Token { chunk, position: at, text: piece.text.clone() })
+    }
+
+    /// What it has taught, as a change and in figures.
+    pub fn end(self) -> (Change, Event) {
+        let faults = self.first_fault.map(|why| (self.faults, why));
+        let (steps, mean) = (self.scorer.steps(), self.scorer.mean());
+        (self.scorer.finish(), Event::Scored { steps, votes: self.votes, mean, faults })
+    }
+
+    fn row<'a>(&self, look: Look<'a>) -> &'a [f32] {
+        if self.largest && !look.max.is_empty() { look.max } else { look.mean }
+    }
+
+    fn fault(&mut self, fault: &Fault) {
+        self.faults += 1;
+        self.first_fault.get_or_insert_with(|| fault.to_string());
+    }
+}

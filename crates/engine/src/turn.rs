@@ -1,0 +1,410 @@
+//! One turn: a message in, an answer out. What matters of the past returns once, before the message; what has grown dim
+//! leaves once, behind the answer. Whatever is told has been stored before.
+
+use crate::event::{Event, Stage, Summary};
+use crate::rules::ReturnLight;
+use crate::session::{RUNNING, Session, messages};
+use crate::speech::Speech;
+use halo_core::attention::Watch;
+use halo_core::budget::Room;
+use halo_core::change::{Change, Extent, Part};
+use halo_core::prune::{PrunePlan, PruneRules, plan_prune};
+use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
+use halo_core::seams::{Durability, Finish, Flow, Kind, ModelStep, Piece, Prompt, Sampling, SeamError, Seen};
+use halo_core::token::{ChunkId, Role, TurnId, Voice};
+use jiff::civil::Date;
+use serde_json::json;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// Whoever hears of a turn. Its answer counts where there is something to stop: while the window is read, and at every
+/// token.
+pub type Listen<'a> = dyn FnMut(Event) -> Flow + 'a;
+
+/// What has been going on in a turn.
+struct Running<'a> {
+    listen: &'a mut Listen<'a>,
+    stages: Vec<(Stage, Duration)>,
+    returned: usize,
+    left: usize,
+}
+
+impl Session {
+    /// Says something, and hears the answer.
+    ///
+    /// # Errors
+    /// When a part fails. What was told stands; a message that was not stored can be said again.
+    pub fn say(&mut self, message: &str, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
+        if message.trim().is_empty() {
+            return Err(SeamError::new("reading the message", "it is empty: say something"));
+        }
+        let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
+        let day = self.new_day(today);
+        let written = self.written(Role::User, message, day)?;
+        self.make_room(written.len(), &mut run)?;
+        let preview = run.timed(Stage::Preview, |run| self.preview(&written, run))?;
+        run.timed(Stage::Recall, |run| self.remember(message, &preview, written.len(), today, run))?;
+        run.timed(Stage::Store, |run| self.store_message(written, run))?;
+        self.answer(&mut run)
+    }
+
+    /// Answers the last message again: the answer that was given is taken back.
+    ///
+    /// # Errors
+    /// As above; also when there is nothing to answer.
+    pub fn say_again(&mut self, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
+        let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
+        match self.last_said() {
+            Some((turn, Role::Assistant)) => self.take_back(&[turn])?,
+            Some((_, Role::User)) => {}
+            _ => return Err(SeamError::new("answering again", "nobody has asked anything yet")),
+        }
+        if self.last_said().is_none_or(|(_, role)| role != Role::User) {
+            return Err(SeamError::new("answering again", "the message that was answered is gone"));
+        }
+        self.make_room(0, &mut run)?;
+        self.answer(&mut run)
+    }
+
+    /// Takes the user's last message back, with its answer, and returns its text, to be said in other words.
+    ///
+    /// # Errors
+    /// When there is none, or the store fails.
+    pub fn unsay(&mut self) -> Result<String, SeamError> {
+        let said: Vec<TurnId> = self.said().map(|(turn, _)| turn).collect();
+        let user = self.said().find(|(_, role)| *role == Role::User).map(|(turn, _)| turn);
+        let turn = user.ok_or_else(|| SeamError::new("taking a message back", "there is none"))?;
+        let chunks: Vec<ChunkId> = self.timeline.turn_chunks(turn).map(|chunk| chunk.id()).collect();
+        self.store.bring(&self.name, &mut self.timeline, &chunks)?;
+        let text = self.timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
+        let gone: Vec<TurnId> = said.into_iter().take_while(|&t| t >= turn).collect();
+        self.take_back(&gone)?;
+        Ok(text)
+    }
+
+    /// The turns in which something is said that was not taken back, the latest first.
+    fn said(&self) -> impl Iterator<Item = (TurnId, Role)> + '_ {
+        let stands = |turn: TurnId| self.timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
+        self.timeline.turns().iter().rev().filter(move |t| stands(t.id)).map(|t| (t.id, t.role))
+    }
+
+    fn last_said(&self) -> Option<(TurnId, Role)> {
+        self.said().next()
+    }
+
+    fn take_back(&mut self, turns: &[TurnId]) -> Result<(), SeamError> {
+        let chunks = turns.iter().flat_map(|&turn| self.timeline.turn_chunks(turn));
+        let parts = chunks.filter(|chunk| !chunk.is_withdrawn());
+        let parts = parts.map(|chunk| Part { chunk: chunk.id(), extent: Extent::Whole }).collect();
+        self.change(&Change::Withdraw(parts), Durability::Now)?;
+        self.recall.follow(&mut *self.store, &self.timeline)?;
+        Ok(())
+    }
+
+    /// Makes room for a message of that many tokens and its answer, where there is none: what is dimmest leaves early.
+    fn make_room(&mut self, message: usize, run: &mut Running<'_>) -> Result<(), SeamError> {
+        // The answer is opened by a few tokens of the template's.
+        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None).len();
+        let need = message + opening + self.rules.sampling.max_tokens;
+        let (live, limit, context) = (self.live(), self.limit(), self.model.info().context);
+        if live + need <= limit {
+            return Ok(());
+        }
+        let plan = self.plan(limit.saturating_sub(need), None);
+        if plan.after + need > context {
+            let why = format!(
+                "the model sees {context} tokens, and {message} of the message, {} that cannot leave and up to {} of \
+                 an answer are more: say it in parts, or set model.context higher",
+                plan.after, self.rules.sampling.max_tokens
+            );
+            return Err(SeamError::new("making room for the message", why));
+        }
+        self.leave(&plan, run)
+    }
+
+    /// What of the past matters to a message returns, as far as there is room.
+    fn remember(
+        &mut self,
+        message: &str,
+        preview: &str,
+        tokens: usize,
+        today: Date,
+        run: &mut Running<'_>,
+    ) -> Result<(), SeamError> {
+        let room = Room {
+            model_context: self.model.info().context,
+            max_context: self.rules.context.max_tokens,
+            live: self.live(),
+            message: tokens,
+            answer: self.rules.sampling.max_tokens,
+        };
+        if room.for_returns() == 0 || self.timeline.live_len() == self.timeline.len() {
+            return Ok(());
+        }
+        let query = if preview.is_empty() { message.to_owned() } else { format!("{message}\n{preview}") };
+        let found = self.recall.search(&query, Some(today), self.rules.recall)?;
+        let hits: Vec<Hit> = found.iter().map(|found| found.hit).collect();
+        let full = self.rules.context.strategy.full();
+        let with = match self.rules.returns {
+            ReturnLight::Earned => ReturnsWith::Earned,
+            ReturnLight::Full => ReturnsWith::Fixed(full),
+            ReturnLight::Mean => {
+                let mean = self.timeline.view(self.prefix.len()).mean_brightness(None);
+                ReturnsWith::Fixed(mean.unwrap_or(full))
+            }
+        };
+        let plan = plan_returns(&self.timeline, &hits, room.for_returns(), with);
+        let Some(change) = plan.change() else { return Ok(()) };
+        let tokens = |chunk: ChunkId| self.timeline.chunk(chunk).map_or(0, |chunk| chunk.dead_len());
+        let told: Vec<Event> = (plan.returns.iter())
+            .map(|r| Event::Returned { chunk: r.chunk, tokens: tokens(r.chunk), why: r.why.to_string() })
+            .collect();
+        self.change(&change, Durability::Behind)?;
+        run.returned += told.len();
+        told.into_iter().for_each(|event| run.tell(event));
+        Ok(())
+    }
+
+    /// The message is on the timeline and on disk before anybody is told.
+    fn store_message(
+        &mut self,
+        written: Vec<(Piece, Voice)>,
+        run: &mut Running<'_>,
+    ) -> Result<(), SeamError> {
+        let append = self.append(Role::User, written);
+        let (turn, role, tokens) = (append.turn, append.role, append.tokens.len());
+        self.change(&Change::Append(append), Durability::Now)?;
+        self.began()?;
+        run.tell(Event::Said { turn, role, tokens });
+        Ok(())
+    }
+
+    /// The answer to what was said last, and what follows from it.
+    fn answer(&mut self, run: &mut Running<'_>) -> Result<Summary, SeamError> {
+        let opening = self.written(Role::Assistant, "", None)?;
+        let append = self.append(Role::Assistant, opening);
+        let turn = append.turn;
+        self.store.put_record(&self.name, Kind::Setting, RUNNING, Some(&turn.0.to_string()))?;
+        self.change(&Change::Append(append), Durability::Behind)?;
+        let (spoken, tokens) = self.speak(run)?;
+        let plan = run.timed(Stage::Prune, |run| {
+            let plan = self.rules.budget().map(|budget| self.plan(budget, Some(turn)));
+            if let Some(plan) = &plan {
+                self.leave(plan, run)?;
+            }
+            Ok(plan)
+        })?;
+        if let Some(exceeded) = plan.and_then(|plan| plan.exceeded) {
+            run.tell(Event::Exceeded(exceeded.to_string()));
+        }
+        run.timed(Stage::Index, |_| self.index())?;
+        run.timed(Stage::Settle, |_| self.warm())?;
+        let finish = *spoken.as_ref().unwrap_or(&Finish::Aborted);
+        let summary = Summary {
+            turn,
+            finish,
+            tokens,
+            returned: run.returned,
+            left: run.left,
+            live: self.live(),
+            stages: std::mem::take(&mut run.stages),
+        };
+        self.note(&summary, spoken.as_ref().err())?;
+        let why = spoken.err();
+        if let Some(why) = why {
+            return Err(why);
+        }
+        run.tell(Event::Done(summary.clone()));
+        Ok(summary)
+    }
+
+    /// The answer itself, token by token: stored as it comes, and scored by what it looks at. An error of the model's
+    /// is returned beside what was said up to then.
+    fn speak(&mut self, run: &mut Running<'_>) -> Result<(Result<Finish, SeamError>, usize), SeamError> {
+        let window = self.window();
+        let largest = self.rules.watch.max;
+        let context = &self.rules.context;
+        let mut speech =
+            Speech::new(&self.timeline, self.prefix.len(), &context.strategy, context.chunks, largest);
+        let next = self.timeline.next_position();
+        // The same seed draws another answer in every turn, and the same one each time it is run.
+        let turn = self.timeline.next_turn().0;
+        let seed = self.rules.sampling.seed ^ u64::from(turn).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let sampling = Sampling { seed, ..self.rules.sampling.clone() };
+        let Self { model, store, timeline, rules, name, key, .. } = self;
+        let timeline = RefCell::new(timeline);
+        let told = || messages(&rules.system, &timeline.borrow());
+        let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: false };
+        let (mut failed, mut own) = (None, Duration::ZERO);
+        let (begin, mut read) = (Instant::now(), None);
+        let finish = model.generate(&prompt, &sampling, &rules.watch, &mut |step| {
+            let since = Instant::now();
+            let flow = match step {
+                ModelStep::Reading { done, of } => (run.listen)(Event::Reading { done, of }),
+                ModelStep::Prompt(look) => {
+                    speech.prompt(look);
+                    Flow::Continue
+                }
+                ModelStep::Ready(upkeep) => {
+                    read = Some(begin.elapsed());
+                    (run.listen)(Event::Ready(upkeep))
+                }
+                ModelStep::Token(piece, look) => {
+                    match speech.token(piece, look, name, &mut timeline.borrow_mut(), &mut **store) {
+                        Ok(event) => {
+                            own += since.elapsed();
+                            return (run.listen)(event);
+                        }
+                        Err(why) => {
+                            failed = Some(why);
+                            Flow::Stop
+                        }
+                    }
+                }
+            };
+            own += since.elapsed();
+            flow
+        });
+        let (all, read) = (begin.elapsed(), read.unwrap_or_default());
+        run.took(Stage::Read, read);
+        run.took(Stage::Speak, all.saturating_sub(read).saturating_sub(own));
+        run.took(Stage::Attend, own);
+        if let Some(why) = failed {
+            return Err(why);
+        }
+        let tokens = speech.tokens;
+        let (score, event) = speech.end();
+        self.change(&score, Durability::Behind)?;
+        run.tell(event);
+        Ok((finish, tokens))
+    }
+
+    /// In a fork, the model begins to answer: what it would speak of is worth searching for.
+    fn preview(&mut self, written: &[(Piece, Voice)], run: &mut Running<'_>) -> Result<String, SeamError> {
+        let nothing_away = self.timeline.live_len() == self.timeline.len();
+        if self.rules.preview == 0 || nothing_away || self.key.is_empty() {
+            return Ok(String::new());
+        }
+        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
+        let opening = self.model.tokenize(&opening, true)?;
+        let mut window = self.window();
+        let next = self.timeline.next_position();
+        let ahead = written.iter().map(|(piece, _)| piece).chain(&opening);
+        for (n, piece) in ahead.enumerate() {
+            window.push(Seen { position: Some(next.plus(n)), id: piece.id, begins: n == 0 });
+        }
+        let next = next.plus(written.len() + opening.len());
+        let said: String =
+            written.iter().filter(|w| w.1 == Voice::Speaker).map(|w| w.0.text.as_str()).collect();
+        let sampling = Sampling {
+            max_tokens: self.rules.preview,
+            temperature: 0.0,
+            schema: None,
+            ..self.rules.sampling.clone()
+        };
+        let Self { model, timeline, rules, key, .. } = self;
+        let told = || {
+            let mut told = messages(&rules.system, timeline);
+            told.push(halo_core::seams::Message { role: Role::User, text: said.clone() });
+            told
+        };
+        let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: true };
+        let mut text = String::new();
+        model.generate(&prompt, &sampling, &Watch::nothing(), &mut |step| match step {
+            ModelStep::Token(piece, _) => {
+                text.push_str(&piece.text);
+                Flow::Continue
+            }
+            ModelStep::Reading { done, of } => (run.listen)(Event::Reading { done, of }),
+            _ => Flow::Continue,
+        })?;
+        run.tell(Event::Previewed { text: text.clone() });
+        Ok(text)
+    }
+
+    /// What leaves so that the window holds no more than `budget`.
+    fn plan(&self, budget: usize, current: Option<TurnId>) -> PrunePlan {
+        let context = &self.rules.context;
+        let rules = PruneRules {
+            policy: context.policy,
+            budget,
+            sinks: context.sinks,
+            recent: context.recent,
+            current,
+        };
+        plan_prune(self.timeline.view(self.prefix.len()), &rules)
+    }
+
+    fn leave(&mut self, plan: &PrunePlan, run: &mut Running<'_>) -> Result<(), SeamError> {
+        let tokens = |chunk: ChunkId| self.timeline.chunk(chunk).map_or(0, |chunk| chunk.live_len());
+        let told: Vec<Event> = (plan.leaves.iter())
+            .map(|l| Event::Left { chunk: l.chunk, tokens: tokens(l.chunk), why: l.why.to_string() })
+            .collect();
+        if let Some(change) = plan.change() {
+            self.change(&change, Durability::Now)?;
+        }
+        run.left += told.len();
+        told.into_iter().for_each(|event| run.tell(event));
+        Ok(())
+    }
+
+    /// The index follows, and what is new gets its vectors.
+    fn index(&mut self) -> Result<(), SeamError> {
+        self.recall.follow(&mut *self.store, &self.timeline)?;
+        let most = self.recall.index().missing().min(NEW_AT_ONCE);
+        self.recall.embed_some(&mut *self.store, &self.timeline, most, &mut |_| Flow::Continue)?;
+        self.timeline.release_dead();
+        Ok(())
+    }
+
+    /// How the turn went, for the record.
+    fn note(&mut self, summary: &Summary, failed: Option<&SeamError>) -> Result<(), SeamError> {
+        let finish = match (failed, summary.finish) {
+            (Some(_), _) => "failed",
+            (None, Finish::End) => "end",
+            (None, Finish::Stop) => "stop",
+            (None, Finish::Length) => "length",
+            (None, Finish::Aborted) => "aborted",
+        };
+        let ms = |took: Duration| (took.as_secs_f64() * 1e4).round() / 10.0;
+        let stages: serde_json::Map<String, serde_json::Value> =
+            summary.stages.iter().map(|(stage, took)| (stage.name().to_owned(), json!(ms(*took)))).collect();
+        let told = json!({
+            "finish": finish,
+            "why": failed.map(ToString::to_string),
+            "tokens": summary.tokens,
+            "returned": summary.returned,
+            "left": summary.left,
+            "live": summary.live,
+            "ms": stages,
+        });
+        let turn = summary.turn.0.to_string();
+        self.store.put_record(&self.name, Kind::Turn, &turn, Some(&told.to_string()))?;
+        self.store.put_record(&self.name, Kind::Setting, RUNNING, None)
+    }
+}
+
+/// Vectors that are made at the end of a turn; where more are missing, as after an import, they come turn by turn.
+const NEW_AT_ONCE: usize = 64;
+
+impl Running<'_> {
+    fn tell(&mut self, event: Event) {
+        (self.listen)(event);
+    }
+
+    fn took(&mut self, stage: Stage, took: Duration) {
+        self.stages.push((stage, took));
+        self.tell(Event::Stage(stage, took));
+    }
+
+    fn timed<T>(
+        &mut self,
+        stage: Stage,
+        work: impl FnOnce(&mut Self) -> Result<T, SeamError>,
+    ) -> Result<T, SeamError> {
+        let begin = Instant::now();
+        let done = work(self)?;
+        self.took(stage, begin.elapsed());
+        Ok(done)
+    }
+}

@@ -1,0 +1,353 @@
+//! Whole turns on the test doubles: what the model is shown, what is stored, and what is told.
+
+use halo_core::attention::Watch;
+use halo_core::brightness::{Magnitude, Strategy};
+use halo_core::chunk::ChunkSize;
+use halo_core::prune::{Policy, Rank, Ties};
+use halo_core::seams::{
+    Access, Durability, Embedding, Entry, Finish, Flow, Kind, Record, Sampling, SeamError, Store, Summary,
+};
+use halo_core::testing::doubles::{
+    Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
+};
+use halo_core::token::ChunkId;
+use halo_engine::event::Event;
+use halo_engine::rules::{ReturnLight, Rules};
+use halo_engine::session::{OpenError, Session};
+use halo_recall::rank::Mode;
+use halo_recall::recall::Manner;
+use jiff::civil::Date;
+use std::sync::{Arc, Mutex};
+
+/// A store that several sessions, one after the other, can have.
+struct Shared<S>(Arc<Mutex<S>>);
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> Store for Shared<S> {
+    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
+        self.0.lock().expect("one at a time").conversations()
+    }
+    fn load(&mut self, c: &str, access: Access) -> Result<halo_core::timeline::Timeline, SeamError> {
+        self.0.lock().expect("one at a time").load(c, access)
+    }
+    fn fetch(&mut self, c: &str, chunks: &[ChunkId]) -> Result<Vec<halo_core::body::Body>, SeamError> {
+        self.0.lock().expect("one at a time").fetch(c, chunks)
+    }
+    fn commit(
+        &mut self,
+        c: &str,
+        change: &halo_core::change::Change,
+        after: &halo_core::timeline::Timeline,
+        durability: Durability,
+    ) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").commit(c, change, after, durability)
+    }
+    fn history(&mut self, c: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
+        self.0.lock().expect("one at a time").history(c, chunk)
+    }
+    fn times(&mut self, c: &str) -> Result<Vec<(halo_core::token::TurnId, i64)>, SeamError> {
+        self.0.lock().expect("one at a time").times(c)
+    }
+    fn records(&mut self, c: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
+        self.0.lock().expect("one at a time").records(c, kind)
+    }
+    fn put_record(&mut self, c: &str, kind: Kind, key: &str, value: Option<&str>) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").put_record(c, kind, key, value)
+    }
+    fn embeddings(&mut self, c: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
+        self.0.lock().expect("one at a time").embeddings(c, embedder)
+    }
+    fn put_embeddings(&mut self, c: &str, embedder: &str, all: &[Embedding]) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").put_embeddings(c, embedder, all)
+    }
+    fn set_model(&mut self, c: &str, model: &str) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").set_model(c, model)
+    }
+}
+
+fn shared<S: Store>(store: S) -> Shared<S> {
+    Shared(Arc::new(Mutex::new(store)))
+}
+
+fn rules(max_tokens: usize) -> Rules {
+    Rules {
+        context: halo_core::replay::Rules {
+            strategy: Strategy::Magnitude(Magnitude::default()),
+            chunks: ChunkSize { min: 2, max: 64 },
+            policy: Policy::Brightness { rank: Rank::Top4, ties: Ties::Dimmer },
+            max_tokens,
+            sinks: 0,
+            recent: 0,
+            trace_interval: 0,
+        },
+        room: 20,
+        watch: Watch::default(),
+        sampling: Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() },
+        recall: Manner { mode: Mode::Hybrid, user_boost: 1.0, diversity: 0.0, most: 32 },
+        returns: ReturnLight::Earned,
+        preview: 0,
+        system: "Be brief.".into(),
+        dates: false,
+    }
+}
+
+fn on(text: &str, word: &str) -> ScriptedAnswer {
+    ScriptedAnswer { text: text.into(), attention: Attention::On(word.into()), fails_after: None }
+}
+
+fn open(store: &Shared<impl Store + Send + 'static>, rules: Rules, answers: Vec<ScriptedAnswer>) -> Session {
+    let model = Box::new(ScriptedModel::new(4096, answers));
+    let session = Session::open(Box::new(store.clone()), model, Some(Box::new(HashEmbedder)), "main", rules);
+    session.unwrap_or_else(|why| panic!("it opens: {why}"))
+}
+
+const TODAY: Date = jiff::civil::date(2026, 11, 15);
+
+fn say(session: &mut Session, message: &str) -> Vec<Event> {
+    let mut events = Vec::new();
+    let told = session.say(message, TODAY, &mut |event| {
+        events.push(event);
+        Flow::Continue
+    });
+    told.unwrap_or_else(|why| panic!("{message}: {why}"));
+    events
+}
+
+fn answer(events: &[Event]) -> String {
+    let text = |event: &Event| match event {
+        Event::Token { text, .. } => Some(text.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(text).collect()
+}
+
+fn chunks(events: &[Event], came: bool) -> Vec<String> {
+    let chunk = |event: &Event| match event {
+        Event::Returned { chunk, .. } if came => Some(chunk.to_string()),
+        Event::Left { chunk, .. } if !came => Some(chunk.to_string()),
+        _ => None,
+    };
+    events.iter().filter_map(chunk).collect()
+}
+
+/// Whether what is stored is what the session has: the same state, and every token that is live.
+fn same_as_stored(session: &Session, store: &Shared<impl Store>) {
+    let stored = store.clone().load("main", Access::Read).expect("it loads");
+    assert_eq!(stored.state_hash(), session.timeline().state_hash());
+    assert_eq!(stored.view(0).text(), session.timeline().view(0).text());
+}
+
+/// Something said in the first turn leaves the window and comes back, to its own place, when it is asked for.
+#[test]
+fn what_was_said_first_returns_to_its_own_place() {
+    let store = shared(MemoryStore::default());
+    let topics = ["cheese", "trains", "winter", "music", "bread", "ships"];
+    let mut answers = vec![on(" Noted, a gun named Betsy.", "nothing")];
+    answers.extend(topics.iter().map(|topic| on(&format!(" Much is known of {topic}."), topic)));
+    answers.push(on(" It is Betsy.", "Betsy"));
+    let mut session = open(&store, rules(60), answers);
+    say(&mut session, "The gun on the wall is called Betsy");
+    let mut left = Vec::new();
+    for topic in topics {
+        let events = say(&mut session, &format!("Tell me something about {topic} now"));
+        left.extend(chunks(&events, false));
+        assert!(session.live() <= 60, "{} tokens", session.live());
+        same_as_stored(&session, &store);
+    }
+    assert!(left.contains(&"u0.0".to_owned()), "{left:?}");
+    assert!(!session.window_text().contains("gun"), "{}", session.window_text());
+
+    let (mut events, mut shown) = (Vec::new(), String::new());
+    let told = session.say("What is the gun called", TODAY, &mut |event| {
+        if matches!(event, Event::Token { .. }) && shown.is_empty() {
+            // What is stored while it speaks is what it was shown.
+            shown = store.clone().load("main", Access::Read).expect("it loads").view(0).text();
+        }
+        events.push(event);
+        Flow::Continue
+    });
+    assert_eq!(told.map(|s| (s.finish, s.returned)), Ok((Finish::End, 2)));
+    assert_eq!(chunks(&events, true), ["a1.0", "u0.0"], "the answer first, because it is brought along");
+    assert_eq!(answer(&events), " It is Betsy.");
+    let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("{text} is not in {shown}"));
+    assert!(shown.starts_with("The gun on the wall is called Betsy Noted"), "{shown}");
+    assert!(at("Noted") < at("What is the gun called"), "{shown}");
+    let why = |event: &Event| match event {
+        Event::Returned { why, .. } => Some(why.clone()),
+        _ => None,
+    };
+    let why: Vec<String> = events.iter().filter_map(why).collect();
+    assert!(why[1].starts_with("found by search, hit 1 at"), "{why:?}");
+    same_as_stored(&session, &store);
+}
+
+/// A message is safe before anybody is told of it, an answer token by token; after a crash the cut is known.
+#[test]
+fn what_was_told_is_there_after_a_crash() {
+    let store = shared(MemoryStore::default());
+    let mut session = open(&store, rules(0), vec![on(" one two three four five", "x")]);
+    let crash = |after: usize| {
+        let mut seen = 0;
+        move |event: &Event| {
+            seen += usize::from(matches!(event, Event::Token { .. }));
+            seen == after
+        }
+    };
+    let mut at = crash(3);
+    let mut snapshot = None;
+    let told = session.say("Count to five", TODAY, &mut |event| {
+        if at(&event) && snapshot.is_none() {
+            snapshot = Some(store.0.lock().expect("one at a time").clone());
+        }
+        Flow::Continue
+    });
+    assert_eq!(told.expect("it ends").finish, Finish::End);
+    drop(session);
+    let cut = shared(snapshot.expect("three tokens were told"));
+    let mut session = open(&cut, rules(0), Vec::new());
+    assert_eq!(session.interrupted().map(|turn| turn.0), Some(1));
+    assert_eq!(session.interrupted(), None, "told once");
+    let text = session.window_text();
+    assert!(
+        text.contains("Count to five") && text.contains(" one two three") && !text.contains("four"),
+        "{text}"
+    );
+    let record = cut.clone().records("main", Kind::Turn).expect("read").remove(0);
+    assert_eq!((record.key.as_str(), record.value.as_str()), ("1", r#"{"finish":"interrupted"}"#));
+    drop(session);
+    assert_eq!(open(&cut, rules(0), Vec::new()).interrupted(), None, "it is not so any more");
+    assert_eq!(open(&store, rules(0), Vec::new()).interrupted(), None, "the one that ended was not cut");
+}
+
+/// Stopping keeps what was said; the next turn goes on from it.
+#[test]
+fn an_answer_that_is_stopped_stays() {
+    let store = shared(MemoryStore::default());
+    let answers = vec![on(" one two three four", "x"), on(" fine", "x")];
+    let mut session = open(&store, rules(0), answers);
+    let mut heard = 0;
+    let summary = session.say("Count", TODAY, &mut |event| {
+        heard += usize::from(matches!(event, Event::Token { .. }));
+        if heard == 2 { Flow::Stop } else { Flow::Continue }
+    });
+    assert_eq!(summary.map(|s| (s.finish, s.tokens)), Ok((Finish::Aborted, 2)));
+    same_as_stored(&session, &store);
+    assert_eq!(answer(&say(&mut session, "Enough")), " fine");
+    assert!(session.window_text().contains(" one two"), "{}", session.window_text());
+}
+
+/// A model that breaks down loses nothing, and says why; the conversation goes on.
+#[test]
+fn a_model_that_fails_loses_nothing() {
+    let store = shared(MemoryStore::default());
+    let broken = ScriptedAnswer { fails_after: Some(2), ..on(" one two three", "x") };
+    let mut session = open(&store, rules(0), vec![broken, on(" better", "x")]);
+    let failed = session.say("Count", TODAY, &mut |_| Flow::Continue);
+    assert_eq!(failed.map_err(|e| e.to_string()), Err("generating: the script breaks down here".into()));
+    assert!(session.window_text().contains(" one two"), "{}", session.window_text());
+    same_as_stored(&session, &store);
+    assert_eq!(answer(&say(&mut session, "Again")), " better");
+}
+
+/// Wherever the store fails, the session has what is stored, and saying it again works once the store does.
+#[test]
+fn a_store_that_fails_leaves_nothing_half_done() {
+    for calls in 0..40 {
+        let failing = shared(FailingStore::new(MemoryStore::default(), usize::MAX));
+        let answers = || vec![on(" one two", "x"), on(" three", "x"), on(" four", "x")];
+        let mut session = open(&failing, rules(0), answers());
+        say(&mut session, "First");
+        failing.0.lock().expect("one at a time").calls_left = calls;
+        let told = session.say("Second", TODAY, &mut |_| Flow::Continue);
+        failing.0.lock().expect("one at a time").calls_left = usize::MAX;
+        same_as_stored(&session, &failing);
+        if told.is_ok() {
+            assert!(calls > 5, "it needs the store");
+            return;
+        }
+        let told = session.say("Third", TODAY, &mut |_| Flow::Continue);
+        assert!(told.is_ok(), "after {calls} calls: {told:?}");
+        same_as_stored(&session, &failing);
+    }
+    panic!("a turn needs more than forty calls of the store");
+}
+
+/// Answering again takes the answer back; taking the message back returns its words.
+#[test]
+fn a_message_can_be_answered_again_and_said_in_other_words() {
+    let store = shared(MemoryStore::default());
+    let answers = vec![on(" red", "x"), on(" green", "x"), on(" blue", "x")];
+    let mut session = open(&store, rules(0), answers);
+    let nothing = session.say_again(&mut |_| Flow::Continue).map_err(|e| e.to_string());
+    assert_eq!(nothing, Err("answering again: nobody has asked anything yet".into()));
+    assert!(session.unsay().is_err());
+    say(&mut session, "Which colour");
+    session.say_again(&mut |_| Flow::Continue).expect("another answer");
+    let text = session.window_text();
+    assert!(text.contains(" green") && !text.contains(" red"), "{text}");
+    assert_eq!(session.unsay().as_deref(), Ok("Which colour"));
+    assert!(!session.window_text().contains("colour"), "{}", session.window_text());
+    say(&mut session, "Which colour is best");
+    let text = session.window_text();
+    assert!(text.contains("is best") && text.contains(" blue") && !text.contains(" green"), "{text}");
+    same_as_stored(&session, &store);
+}
+
+/// What does not fit is refused before it is stored, and says what to do; what fits when others leave, makes them.
+#[test]
+fn a_message_that_does_not_fit_is_refused_and_nothing_is_lost() {
+    let store = shared(MemoryStore::default());
+    let answers = vec![on(" yes", "x"), on(" no", "x"), on(" maybe", "x")];
+    let model = Box::new(ScriptedModel::new(100, answers));
+    let mut session = Session::open(Box::new(store.clone()), model, None, "main", rules(80))
+        .unwrap_or_else(|e| panic!("{e}"));
+    say(&mut session, &"word ".repeat(40));
+    let before = session.timeline().state_hash();
+    let told = session.say(&"more ".repeat(200), TODAY, &mut |_| Flow::Continue).map_err(|e| e.to_string());
+    let why = told.expect_err("it is too long");
+    assert!(why.starts_with("making room for the message: the model sees 100 tokens, and 20"), "{why}");
+    assert!(why.contains("set model.context higher"), "{why}");
+    assert_eq!(session.timeline().state_hash(), before);
+    let events = say(&mut session, &"other ".repeat(40));
+    assert_eq!(chunks(&events, false).first().map(String::as_str), Some("u0.0"), "room was made first");
+    assert!(session.say("  \n", TODAY, &mut |_| Flow::Continue).is_err());
+    same_as_stored(&session, &store);
+}
+
+/// The same words give the same conversation, whether the program was closed in between or not.
+#[test]
+fn a_restart_changes_nothing() {
+    let topics = ["cheese", "trains", "winter", "music", "bread", "ships", "cheese again", "trains again"];
+    let answers = |from: usize| -> Vec<ScriptedAnswer> {
+        topics[from..].iter().map(|topic| on(&format!(" Much is known of {topic}."), "known")).collect()
+    };
+    let through = shared(MemoryStore::default());
+    let mut session = open(&through, rules(60), answers(0));
+    topics.iter().for_each(|topic| drop(say(&mut session, &format!("Tell me about {topic}"))));
+    let whole = session.timeline().state_hash();
+    drop(session);
+    let parts = shared(MemoryStore::default());
+    for (n, topic) in topics.iter().enumerate() {
+        let mut session = open(&parts, rules(60), answers(n));
+        say(&mut session, &format!("Tell me about {topic}"));
+    }
+    assert_eq!(open(&parts, rules(60), Vec::new()).timeline().state_hash(), whole);
+}
+
+/// Another model's tokens are not taken for this one's.
+#[test]
+fn another_models_conversation_has_to_be_read_anew() {
+    let store = shared(MemoryStore::default());
+    let mut session = open(&store, rules(0), vec![on(" yes", "x")]);
+    say(&mut session, "Hello");
+    drop(session);
+    store.clone().set_model("main", "another").expect("noted");
+    let model = Box::new(ScriptedModel::new(4096, Vec::new()));
+    let opened = Session::open(Box::new(store), model, None, "main", rules(0));
+    assert!(matches!(&opened, Err(OpenError::AnotherModel { was: Some(was), .. }) if was == "another"));
+}
