@@ -93,6 +93,7 @@ pub fn as_list(timeline: &Timeline) -> Twin {
             dead: !token.flags.is_live(),
             gone: false,
             pinned: false,
+            frame: false,
         }
     };
     Twin(tokens.map(record).collect())

@@ -1,6 +1,7 @@
 //! How the parts are put together: which model speaks, what it goes by, and where it keeps what it knows.
 
 use crate::Common;
+use crate::commands::progress::Progress;
 use crate::commands::search;
 use crate::models;
 use crate::settings::Settings;
@@ -24,7 +25,11 @@ pub fn session(common: &Common, settings: &Settings, name: &str) -> Result<Sessi
     };
     let embedder = embedder.map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>);
     let model = model(common, settings)?;
-    Ok(Session::open(store, model, embedder, name, rules(settings))?)
+    let bar = std::cell::OnceCell::new();
+    let session = Session::open(store, model, embedder, name, rules(settings), &mut |done, of| {
+        bar.get_or_init(|| Progress::new("reading anew", of as u64)).at(done as u64);
+    });
+    Ok(session?)
 }
 
 /// The model that speaks: of this machine, or behind an address.

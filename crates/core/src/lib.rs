@@ -27,6 +27,7 @@ pub mod signals;
 pub mod testing;
 pub mod timeline;
 pub mod token;
+pub mod told;
 pub mod touch;
 pub mod ttl;
 pub mod window;

@@ -10,6 +10,7 @@ use crate::body::Body;
 use crate::change::Change;
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, Position, Role, TokenId, TurnId};
+use crate::told::Told;
 
 /// Something outside went wrong: what, why, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -545,6 +546,25 @@ pub trait Store {
     /// # Errors
     /// As above.
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError>;
+
+    /// Tells a conversation anew as `to`, in tokens of `model`: each message as `tell` has it, up to the first that it
+    /// has nothing for. What is kept beside it comes along, as far as it fits; what it was told from stays as it is.
+    ///
+    /// # Errors
+    /// Also when there is a conversation of that name, or `tell` fails; then nothing is written.
+    fn retell(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+    ) -> Result<(), SeamError>;
+
+    /// Gives a conversation another name.
+    ///
+    /// # Errors
+    /// Also when there is a conversation of that name.
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError>;
 
     /// Brings the tokens that a change needs into memory.
     ///

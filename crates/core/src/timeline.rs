@@ -673,11 +673,18 @@ impl<'a> ChunkRef<'a> {
         self.runs(said).map(|run| self.text_of(run)).collect()
     }
 
-    /// The brightness of its live tokens, or of all where none is live, in pieces.
+    /// The brightness of its live tokens, or of all where none is live, in pieces. What only frames it for the model
+    /// does not count, where anything else is there.
     pub fn lights(self) -> impl Iterator<Item = &'a [Brightness]> {
-        let all = (!self.is_live()).then(|| self.run());
-        let live = self.is_live().then(|| self.live_runs()).into_iter().flatten();
-        all.into_iter().chain(live).map(move |run| self.brightness(run))
+        let live = self.is_live();
+        let counts = move |f: Flags| f.is_live() || !live;
+        let flags = &self.body().flags;
+        let framed = flags.iter().any(|f| f.has(Flags::FRAME));
+        let said = framed && flags.iter().any(|&f| counts(f) && !f.has(Flags::FRAME));
+        let whole = !said && (!live || self.live_len() == self.len());
+        let parts = (!whole).then(|| self.runs(move |f| counts(f) && !(said && f.has(Flags::FRAME))));
+        let runs = whole.then(|| self.run()).into_iter().chain(parts.into_iter().flatten());
+        runs.map(move |run| self.brightness(run))
     }
 
     /// Its brightest token: among the live ones, or among all where none is live.

@@ -4,6 +4,7 @@
 //! Models, stores and embedders are seen through their seams only, so the same turn runs on all of them, and on their
 //! test doubles. [`turn`] is the flow; [`session`] holds what it works on.
 
+mod anew;
 pub mod event;
 pub mod frame;
 pub mod rules;

@@ -1,5 +1,6 @@
 //! A conversation that is open: its timeline, and the mirrors that follow it.
 
+use crate::anew::Reader;
 use crate::frame::Frame;
 use crate::rules::Rules;
 use halo_core::change::{Append, Change, NewToken};
@@ -35,55 +36,54 @@ pub struct Session {
     pub(crate) prefix: Vec<Piece>,
     /// The day on which the user last spoke.
     pub(crate) day: Option<Date>,
-    /// The last answer was cut off when the program ended, and nobody has been told yet.
-    pub(crate) interrupted: Option<TurnId>,
-}
-
-/// Why a conversation cannot be opened as it is.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Its tokens are another model's, or nobody's: its text has to be read anew.
-    #[error("'{name}' was written with {}, and has to be read anew with {model}", was.as_deref().unwrap_or("no model"))]
-    AnotherModel {
-        /// The conversation.
-        name: String,
-        /// Whose tokens they are.
-        was: Option<String>,
-        /// Whose they are to be.
-        model: String,
-    },
-    /// Something outside went wrong.
-    #[error(transparent)]
-    Seam(#[from] SeamError),
+    /// What the user should know of how it was opened.
+    notices: Vec<String>,
 }
 
 impl Session {
     /// Opens a conversation; one that is not there begins with its first message. The order is that of the documents:
-    /// what is known of it, its index, what is live, and only then the model.
+    /// what is known of it, its index, what is live, and only then the model. What is of another model's tokens is read
+    /// anew, and `progress` hears how many messages have been, and of how many.
     ///
     /// # Errors
-    /// When a part fails, or the conversation is not of this model's tokens.
+    /// When a part fails.
     pub fn open(
         mut store: Box<dyn Store + Send>,
-        model: Box<dyn Model + Send>,
+        mut model: Box<dyn Model + Send>,
         embedder: Option<Box<dyn Embedder + Send>>,
         name: &str,
         rules: Rules,
-    ) -> Result<Self, OpenError> {
-        let timeline = store.load(name, Access::Write)?;
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, SeamError> {
+        let mut timeline = store.load(name, Access::Write)?;
         let info = model.info().clone();
+        let mut notices = Vec::new();
         let frame = Frame { template: info.template, system: rules.system.clone(), dates: rules.dates };
-        let known = summary(&mut *store, name)?;
+        let mut known = summary(&mut *store, name)?;
         if !timeline.is_empty() {
             let was = known.as_ref().map(|known| known.model.clone()).filter(|was| !was.is_empty());
             let framed = setting(&mut *store, name, TEMPLATE)?;
             let same = was.as_deref() == Some(info.name.as_str())
                 && framed.as_deref() == Some(Frame::fingerprint(&frame.template).as_str());
             if !same {
-                return Err(OpenError::AnotherModel { name: name.to_owned(), was, model: info.name });
+                let reader = Reader::new(&mut *model, &frame, &rules.context.strategy);
+                let messages = timeline.turns().len();
+                let kept_as = read_anew(&mut *store, name, reader, was.as_deref(), messages, progress)?;
+                notices.push(match was {
+                    Some(was) => format!(
+                        "this was written with {was}; {} has read it anew, and what was known of each word was carried \
+                         over. As it was, it is kept as '{kept_as}'",
+                        info.name
+                    ),
+                    None => format!("{} has read this for the first time; as it came, it is kept as '{kept_as}'", info.name),
+                });
+                timeline = store.load(name, Access::Write)?;
+                known = summary(&mut *store, name)?;
             }
         }
-        let interrupted = end_interrupted(&mut *store, name)?;
+        if let Some(turn) = end_interrupted(&mut *store, name)? {
+            notices.push(format!("the answer of turn {} was cut off when the program ended", turn.0));
+        }
         let recall = Recall::open(&mut *store, name, &timeline, embedder)?;
         let times = if known.is_some() { store.times(name)? } else { Vec::new() };
         let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User).map(|turn| turn.id);
@@ -103,7 +103,7 @@ impl Session {
             frame,
             prefix: Vec::new(),
             day,
-            interrupted,
+            notices,
         };
         let before_all = session.frame.before_all();
         session.prefix = session.model.tokenize(&before_all, true)?;
@@ -152,9 +152,9 @@ impl Session {
         &mut *self.store
     }
 
-    /// The turn that was being answered when the program ended last time, if it was: told once.
-    pub fn interrupted(&mut self) -> Option<TurnId> {
-        self.interrupted.take()
+    /// What the user should know of how it was opened: told once.
+    pub fn notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
     /// How many tokens the model sees.
@@ -306,6 +306,36 @@ fn setting(store: &mut dyn Store, name: &str, key: &str) -> Result<Option<String
 /// A name can be given anew, so the time of birth counts too.
 fn key(known: &Summary) -> String {
     format!("{}\0{}", known.created, known.name)
+}
+
+/// Reads a conversation anew. Returns the name under which it is kept as it was.
+fn read_anew(
+    store: &mut dyn Store,
+    name: &str,
+    mut reader: Reader<'_>,
+    was: Option<&str>,
+    messages: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<String, SeamError> {
+    let model = reader.model.info().name.clone();
+    let fingerprint = Frame::fingerprint(&reader.frame.template);
+    let taken: Vec<String> = store.conversations()?.into_iter().map(|known| known.name).collect();
+    let free = |wanted: String| {
+        let numbered = (2..).map(|n| format!("{wanted} {n}"));
+        std::iter::once(wanted.clone()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or(wanted)
+    };
+    let anew = free(format!("{name} (being read by {model})"));
+    let mut done = 0;
+    store.retell(name, &anew, &model, &mut |told| {
+        done += 1;
+        progress(done, messages);
+        reader.read(told).map(Some)
+    })?;
+    store.put_record(&anew, Kind::Setting, TEMPLATE, Some(&fingerprint))?;
+    let kept_as = free(was.map_or_else(|| format!("{name} (as it came)"), |was| format!("{name} ({was})")));
+    store.rename(name, &kept_as)?;
+    store.rename(&anew, name)?;
+    Ok(kept_as)
 }
 
 /// A turn that was running when the program ended is marked as cut off. Returns it.

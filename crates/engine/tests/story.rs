@@ -6,14 +6,16 @@ use halo_core::chunk::ChunkSize;
 use halo_core::prune::{Policy, Rank, Ties};
 use halo_core::seams::{
     Access, Durability, Embedding, Entry, Finish, Flow, Kind, Record, Sampling, SeamError, Store, Summary,
+    Template,
 };
 use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
 };
-use halo_core::token::ChunkId;
+use halo_core::token::{Brightness, ChunkId};
+use halo_core::told::Told;
 use halo_engine::event::Event;
 use halo_engine::rules::{ReturnLight, Rules};
-use halo_engine::session::{OpenError, Session};
+use halo_engine::session::Session;
 use halo_recall::rank::Mode;
 use halo_recall::recall::Manner;
 use jiff::civil::Date;
@@ -65,6 +67,18 @@ impl<S: Store> Store for Shared<S> {
     fn put_embeddings(&mut self, c: &str, embedder: &str, all: &[Embedding]) -> Result<(), SeamError> {
         self.0.lock().expect("one at a time").put_embeddings(c, embedder, all)
     }
+    fn retell(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+    ) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").retell(from, to, model, tell)
+    }
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+        self.0.lock().expect("one at a time").rename(from, to)
+    }
     fn set_model(&mut self, c: &str, model: &str) -> Result<(), SeamError> {
         self.0.lock().expect("one at a time").set_model(c, model)
     }
@@ -102,7 +116,14 @@ fn on(text: &str, word: &str) -> ScriptedAnswer {
 
 fn open(store: &Shared<impl Store + Send + 'static>, rules: Rules, answers: Vec<ScriptedAnswer>) -> Session {
     let model = Box::new(ScriptedModel::new(4096, answers));
-    let session = Session::open(Box::new(store.clone()), model, Some(Box::new(HashEmbedder)), "main", rules);
+    let session = Session::open(
+        Box::new(store.clone()),
+        model,
+        Some(Box::new(HashEmbedder)),
+        "main",
+        rules,
+        &mut |_, _| {},
+    );
     session.unwrap_or_else(|why| panic!("it opens: {why}"))
 }
 
@@ -210,8 +231,8 @@ fn what_was_told_is_there_after_a_crash() {
     drop(session);
     let cut = shared(snapshot.expect("three tokens were told"));
     let mut session = open(&cut, rules(0), Vec::new());
-    assert_eq!(session.interrupted().map(|turn| turn.0), Some(1));
-    assert_eq!(session.interrupted(), None, "told once");
+    assert_eq!(session.notices(), ["the answer of turn 1 was cut off when the program ended"]);
+    assert_eq!(session.notices(), [""; 0], "told once");
     let text = session.window_text();
     assert!(
         text.contains("Count to five") && text.contains(" one two three") && !text.contains("four"),
@@ -220,8 +241,8 @@ fn what_was_told_is_there_after_a_crash() {
     let record = cut.clone().records("main", Kind::Turn).expect("read").remove(0);
     assert_eq!((record.key.as_str(), record.value.as_str()), ("1", r#"{"finish":"interrupted"}"#));
     drop(session);
-    assert_eq!(open(&cut, rules(0), Vec::new()).interrupted(), None, "it is not so any more");
-    assert_eq!(open(&store, rules(0), Vec::new()).interrupted(), None, "the one that ended was not cut");
+    assert_eq!(open(&cut, rules(0), Vec::new()).notices(), [""; 0], "it is not so any more");
+    assert_eq!(open(&store, rules(0), Vec::new()).notices(), [""; 0], "the one that ended was not cut");
 }
 
 /// Stopping keeps what was said; the next turn goes on from it.
@@ -304,7 +325,7 @@ fn a_message_that_does_not_fit_is_refused_and_nothing_is_lost() {
     let store = shared(MemoryStore::default());
     let answers = vec![on(" yes", "x"), on(" no", "x"), on(" maybe", "x")];
     let model = Box::new(ScriptedModel::new(100, answers));
-    let mut session = Session::open(Box::new(store.clone()), model, None, "main", rules(80))
+    let mut session = Session::open(Box::new(store.clone()), model, None, "main", rules(80), &mut |_, _| {})
         .unwrap_or_else(|e| panic!("{e}"));
     say(&mut session, &"word ".repeat(40));
     let before = session.timeline().state_hash();
@@ -339,15 +360,57 @@ fn a_restart_changes_nothing() {
     assert_eq!(open(&parts, rules(60), Vec::new()).timeline().state_hash(), whole);
 }
 
-/// Another model's tokens are not taken for this one's.
+/// Another model reads the text anew: the words stay, and with them their light, their chunks, and what has left.
 #[test]
-fn another_models_conversation_has_to_be_read_anew() {
+fn another_model_reads_it_anew() {
     let store = shared(MemoryStore::default());
-    let mut session = open(&store, rules(0), vec![on(" yes", "x")]);
-    say(&mut session, "Hello");
+    let topics = ["cheese", "trains", "winter", "music"];
+    let answers = topics.iter().map(|topic| on(&format!(" Much is known of {topic}."), topic)).collect();
+    let mut session = open(&store, rules(60), answers);
+    topics.iter().for_each(|topic| drop(say(&mut session, &format!("Tell me all of {topic}"))));
+    let state = |session: &Session| -> Vec<(String, String, bool, Brightness)> {
+        let mut timeline = session.timeline().clone();
+        let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
+        store.clone().bring("main", &mut timeline, &all).expect("they are there");
+        timeline
+            .chunks()
+            .map(|c| (c.id().to_string(), c.text().into_owned(), c.is_live(), c.peak()))
+            .collect()
+    };
+    let before = state(&session);
     drop(session);
-    store.clone().set_model("main", "another").expect("noted");
-    let model = Box::new(ScriptedModel::new(4096, Vec::new()));
-    let opened = Session::open(Box::new(store), model, None, "main", rules(0));
-    assert!(matches!(&opened, Err(OpenError::AnotherModel { was: Some(was), .. }) if was == "another"));
+    let another = |answers: Vec<ScriptedAnswer>| {
+        let model = ScriptedModel::new(4096, answers).called("another").with_template(Template::chatml());
+        let (mut done, embedder) = (0, Some(Box::new(HashEmbedder) as _));
+        let session = Session::open(
+            Box::new(store.clone()),
+            Box::new(model),
+            embedder,
+            "main",
+            rules(60),
+            &mut |n, of| {
+                assert!(n <= of);
+                done = n;
+            },
+        );
+        (session.unwrap_or_else(|why| panic!("it opens: {why}")), done)
+    };
+    let (mut session, done) = another(vec![on(" Yes.", "x")]);
+    assert_eq!(done, 8);
+    assert_eq!(
+        session.notices(),
+        [
+            "this was written with scripted; another has read it anew, and what was known of each word was carried over. \
+          As it was, it is kept as 'main (scripted)'"
+        ]
+    );
+    assert_eq!(state(&session), before);
+    let shown = session.window_text();
+    assert!(shown.contains("<|im_end|>\n<|im_start|>user\nTell me all of music<|im_end|>"), "{shown}");
+    say(&mut session, "Is that so");
+    drop(session);
+    assert_eq!(another(Vec::new()).0.notices(), [""; 0], "it is of this model's tokens now");
+    let names: Vec<String> =
+        store.clone().conversations().expect("read").into_iter().map(|c| c.name).collect();
+    assert_eq!(names, ["main", "main (scripted)"]);
 }

@@ -15,6 +15,7 @@ use halo_core::change::{Append, Change};
 use halo_core::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
+use halo_core::told::Told;
 use halo_core::touch::Touched;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -208,11 +209,8 @@ impl Database {
         done.map(drop)
     }
 
-    /// Gives a conversation another name.
-    ///
-    /// # Errors
-    /// When there is none of the old name, one of the new, or somebody else is using it.
-    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+    /// [`Store::rename`].
+    fn rename_to(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
         let done = rows::check_name(to).and_then(|()| self.id(from)).and_then(|id| {
             self.claim(from)?;
             self.claim(to)?;
@@ -576,6 +574,20 @@ impl Store for Database {
             self.within(Some(Durability::Now), put)
         });
         done.map_err(|e| e.doing(format!("saving embeddings of '{conversation}'")))
+    }
+
+    fn retell(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+    ) -> Result<(), SeamError> {
+        self.retell_as(from, to, model, tell)
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+        self.rename_to(from, to)
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {

@@ -13,6 +13,7 @@ mod log;
 mod mend;
 mod postgres;
 mod rescue;
+mod retell;
 mod rows;
 mod sql;
 mod sqlite;

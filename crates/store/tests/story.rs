@@ -4,11 +4,12 @@ mod common;
 
 use common::Place;
 use halo_core::change::{Append, Change};
-use halo_core::seams::{Access, Durability, Embedding, Kind, Store};
+use halo_core::seams::{Access, Durability, Embedding, Kind, SeamError, Store};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Role};
+use halo_core::token::{Brightness, ChunkId, Position, Role};
+use halo_core::told::Told;
 use halo_store::database::{Database, Location};
 use halo_store::exchange::Import;
 use std::fmt::Write as _;
@@ -33,6 +34,7 @@ stories!(
     names_are_checked,
     an_export_comes_back_byte_for_byte,
     a_damaged_export_is_refused,
+    a_conversation_can_be_told_anew,
     what_others_wrote_comes_in,
     the_doctor_finds_and_mends,
     a_stale_timeline_is_refused,
@@ -284,6 +286,54 @@ fn full(store: &mut Database, name: &str, seed: u64) -> Timeline {
     store.put_embeddings(name, "B", &[vector(-7.25)]).expect("kept");
     store.set_model(name, "SmolLM2").expect("noted");
     timeline
+}
+
+/// Told anew, a conversation is the same but for names that were merged away; up to a turn, it is a branch. What it was
+/// told from stays.
+fn a_conversation_can_be_told_anew(place: &Place) {
+    let mut store = place.open();
+    for seed in 0..8 {
+        let (from, to, branch) = (format!("from {seed}"), format!("to {seed}"), format!("branch {seed}"));
+        full(&mut store, &from, seed);
+        let before = exported(&mut store, &from);
+        store.retell(&from, &to, "SmolLM2", &mut |told| Ok(Some(told))).expect("told");
+        let tokens = |store: &mut Database, name: &str| {
+            let mut timeline = store.load(name, Access::Read).expect("it loads");
+            let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
+            store.bring(name, &mut timeline, &all).expect("they are there");
+            let token = |t: halo_core::timeline::TokenRef<'_>| {
+                (t.position, t.id, t.text.to_owned(), t.brightness.0.to_bits(), t.flags, t.chunk)
+            };
+            let tokens = (0..timeline.len() as u64).map(|p| timeline.token(Position(p)).map(token));
+            let chunks = timeline.chunks().map(|c| (c.id(), c.is_pinned(), c.tally()));
+            (tokens.collect::<Vec<_>>(), chunks.collect::<Vec<_>>())
+        };
+        let whole = tokens(&mut store, &from);
+        assert_eq!(tokens(&mut store, &to), whole, "life {seed}");
+        let kept = |store: &mut Database, name: &str| {
+            (store.records(name, Kind::Note).expect("read"), store.embeddings(name, "b").expect("read"))
+        };
+        assert_eq!(kept(&mut store, &to).0[0].value, kept(&mut store, &from).0[0].value);
+        let mut vectors = kept(&mut store, &from).1;
+        vectors.retain(|vector| whole.1.iter().any(|(id, ..)| *id == vector.chunk));
+        assert_eq!(kept(&mut store, &to).1, vectors);
+        let mut left = 3;
+        let mut some = |told: Told| {
+            left -= 1;
+            Ok((left > 0).then_some(told))
+        };
+        store.retell(&from, &branch, "SmolLM2", &mut some).expect("told");
+        let part = tokens(&mut store, &branch);
+        assert_eq!(part.0[..], whole.0[..part.0.len()], "life {seed}");
+        let turns = store.load(&branch, Access::Read).expect("it loads").turns().len();
+        assert!(turns <= 2 && store.replay(&branch).expect("it can be").len() == part.0.len());
+        let taken = store.retell(&from, &to, "SmolLM2", &mut |told| Ok(Some(told)));
+        assert!(taken.is_err_and(|e| e.to_string().contains("already")));
+        let stopped = store.retell(&from, "never", "m", &mut |_| Err(SeamError::new("telling", "no")));
+        assert_eq!(stopped, Err(SeamError::new("telling", "no")));
+        assert_eq!(exported(&mut store, &from), before, "life {seed}");
+    }
+    assert!(store.conversations().expect("read").iter().all(|known| known.name != "never"));
 }
 
 fn exported(store: &mut Database, name: &str) -> Vec<u8> {

@@ -11,6 +11,7 @@ use crate::seams::{
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TokenId, TurnId};
+use crate::told::Told;
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -56,6 +57,20 @@ impl ScriptedModel {
         let info =
             ModelInfo { name: "scripted".into(), context, attention: true, template: Template::default() };
         Self { info, answers: answers.into(), seen: Vec::new() }
+    }
+
+    /// The same under another name.
+    #[must_use]
+    pub fn called(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.info.name);
+        self
+    }
+
+    /// The same with messages written in this way.
+    #[must_use]
+    pub fn with_template(mut self, template: Template) -> Self {
+        self.info.template = template;
+        self
     }
 
     fn row(attention: &Attention, step: usize, window: &[Seen]) -> Option<Vec<f32>> {
@@ -331,6 +346,47 @@ impl Store for MemoryStore {
         })
     }
 
+    fn retell(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+    ) -> Result<(), SeamError> {
+        if self.pending.contains_key(to) {
+            return Err(SeamError::new("telling anew", format!("there is a conversation '{to}' already")));
+        }
+        let mut timeline = self.load(from, Access::Read)?;
+        let times: BTreeMap<TurnId, i64> = self.times(from)?.into_iter().collect();
+        let old = self.kept(from).clone();
+        let mut kept = Kept { model: model.to_owned(), records: old.records, ..Kept::default() };
+        let mut anew = Timeline::new();
+        for turn in timeline.turns().to_vec() {
+            let chunks: Vec<ChunkId> = timeline.turn_chunks(turn.id).map(|chunk| chunk.id()).collect();
+            self.bring(from, &mut timeline, &chunks)?;
+            let at = times.get(&turn.id).copied().unwrap_or_default();
+            let Some(told) = tell(Told::of(&timeline, turn.id, turn.role, at))? else { break };
+            for change in told.changes(&anew) {
+                anew.apply(&change)?;
+                kept.shelf.write(&change, &anew).map_err(broken("telling anew"))?;
+                kept.log.push(Entry { seq: kept.log.len() as u64 + 1, at, change });
+            }
+        }
+        let said = |e: &Embedding| anew.chunk(e.chunk).is_some();
+        kept.embeddings = old.embeddings.into_iter().filter(|(_, e)| said(e)).collect();
+        self.write(to, |place| *place = kept)
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+        if self.pending.contains_key(to) {
+            return Err(SeamError::new("renaming", format!("there is a conversation '{to}' already")));
+        }
+        let kept = self.pending.remove(from);
+        let kept =
+            kept.ok_or_else(|| SeamError::new("renaming", format!("there is no conversation '{from}'")))?;
+        self.write(to, |place| *place = kept)
+    }
+
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
         self.write(conversation, |kept| kept.model = model.to_owned())
     }
@@ -425,6 +481,20 @@ impl<S: Store> Store for FailingStore<S> {
         embeddings: &[Embedding],
     ) -> Result<(), SeamError> {
         self.call(|s| s.put_embeddings(conversation, embedder, embeddings))
+    }
+
+    fn retell(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+    ) -> Result<(), SeamError> {
+        self.call(|s| s.retell(from, to, model, tell))
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
+        self.call(|s| s.rename(from, to))
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {

@@ -83,13 +83,18 @@ impl World {
                 sentence += 1 + u32::from(dice == 99) * 1000;
             }
             let brightness = Brightness(9_990.0 + f32::from(dice.wrapping_mul(i) % 11));
+            let voice = match dice {
+                7 => Voice::Tool,
+                // What opens a turn; now and then nothing else is said.
+                _ if i < 2 && dice % 5 == 3 => Voice::Frame,
+                _ => Voice::Speaker,
+            };
             tokens.push(NewToken {
                 id: TokenId(u32::from(i)),
                 text: "wé".into(),
                 sentence,
                 brightness,
-                voice: [Voice::Speaker, Voice::Tool, Voice::Frame]
-                    [usize::from(dice == 7) + 2 * usize::from(dice == 8)],
+                voice,
             });
         }
         for token in &tokens {
@@ -103,6 +108,7 @@ impl World {
                 dead: false,
                 gone: false,
                 pinned,
+                frame: token.voice == Voice::Frame,
             });
         }
         let at = self.timeline.next_position();
@@ -149,7 +155,16 @@ impl World {
         let chunk = ChunkId::new(role, turn, sentence);
         let pinned = self.timeline.chunk(chunk).is_some_and(|c| c.is_pinned());
         let (brightness, votes, mass) = (FULL.0, 0, 0.0);
-        self.twin.0.push(Tok { chunk, brightness, votes, mass, dead: false, gone: false, pinned });
+        self.twin.0.push(Tok {
+            chunk,
+            brightness,
+            votes,
+            mass,
+            dead: false,
+            gone: false,
+            pinned,
+            frame: false,
+        });
         let token =
             NewToken { id: TokenId(3), text: "x".into(), sentence, brightness: FULL, voice: Voice::Speaker };
         self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }));

@@ -14,4 +14,5 @@ pub struct Tok {
     pub dead: bool,
     pub gone: bool,
     pub pinned: bool,
+    pub frame: bool,
 }

@@ -48,7 +48,9 @@ impl Twin {
     fn rank(&self, chunk: ChunkId, policy: Policy) -> [f64; 3] {
         let Policy::Brightness { rank, .. } = policy else { return [0.0; 3] };
         let live = self.live().into_iter().filter(|&i| self.0[i].chunk == chunk);
-        let mut lights: Vec<f64> = live.map(|i| f64::from(self.0[i].brightness)).collect();
+        let (said, frame): (Vec<usize>, _) = live.partition(|&i| !self.0[i].frame);
+        let counts = if said.is_empty() { frame } else { said };
+        let mut lights: Vec<f64> = counts.iter().map(|&i| f64::from(self.0[i].brightness)).collect();
         lights.sort_by(|a, b| b.total_cmp(a));
         let mean = |lights: &[f64]| lights.iter().sum::<f64>() / lights.len() as f64;
         let (top4, all) = (mean(&lights[..lights.len().min(4)]), mean(&lights));

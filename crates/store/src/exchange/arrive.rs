@@ -12,11 +12,12 @@ use super::{Arrival, Arrivals, own, taken};
 use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
-use halo_core::change::{Append, Change, Extent, Leave, NewToken, Run, WhyLeft};
+use halo_core::change::{Append, Change, Extent, Leave, NewToken, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
+use halo_core::told::runs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufRead;
 
@@ -367,7 +368,7 @@ fn changes(timeline: &Timeline, turn: TurnId, role: Role, tokens: Vec<Arriving>)
     let (mut pins, mut leaves, mut start) = (Vec::new(), Vec::new(), 0);
     for chunk in tokens.chunk_by(|a, b| a.token.sentence == b.token.sentence) {
         let id = ChunkId::new(role, turn, chunk[0].token.sentence);
-        let runs = dead_runs(at.plus(start), chunk);
+        let runs = runs(at.plus(start), chunk, |t| t.dead);
         start += chunk.len();
         if chunk.iter().any(|t| t.pinned) {
             pins.push(Change::Pin { chunk: id, pinned: true });
@@ -383,16 +384,4 @@ fn changes(timeline: &Timeline, turn: TurnId, role: Role, tokens: Vec<Arriving>)
         changes.push(Change::Prune(leaves));
     }
     changes
-}
-
-fn dead_runs(start: Position, tokens: &[Arriving]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for (i, _) in tokens.iter().enumerate().filter(|(_, t)| t.dead) {
-        let at = start.plus(i);
-        match runs.last_mut() {
-            Some(run) if run.start.plus(run.len as usize) == at => run.len += 1,
-            _ => runs.push(Run { start: at, len: 1 }),
-        }
-    }
-    runs
 }
