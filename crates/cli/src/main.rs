@@ -9,7 +9,7 @@ mod wiring;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use commands::signal::Signal;
+use halo_engine::signal::Signal;
 use halo_store::database::{Database, Location};
 use settings::load::{BadSettings, Loaded, Sources};
 use std::ffi::OsString;
@@ -238,13 +238,13 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Search(options) => commands::search::run(options, &cli.common),
         Command::Index(options) => commands::search::index(options, &cli.common),
         Command::Why(options) => commands::show::why(options, &cli.common),
-        Command::Pin(options) => Signal::Pin.run(options, &cli.common),
-        Command::Unpin(options) => Signal::Unpin.run(options, &cli.common),
-        Command::Prune(options) => Signal::Prune.run(options, &cli.common),
-        Command::Resurrect(options) => Signal::Resurrect.run(options, &cli.common),
-        Command::Delete(options) => Signal::Delete.run(options, &cli.common),
-        Command::Restore(options) => Signal::Restore.run(options, &cli.common),
-        Command::Merge(options) => Signal::Merge.run(options, &cli.common),
+        Command::Pin(options) => commands::signal::run(Signal::Pin, options, &cli.common),
+        Command::Unpin(options) => commands::signal::run(Signal::Unpin, options, &cli.common),
+        Command::Prune(options) => commands::signal::run(Signal::Prune, options, &cli.common),
+        Command::Resurrect(options) => commands::signal::run(Signal::Resurrect, options, &cli.common),
+        Command::Delete(options) => commands::signal::run(Signal::Delete, options, &cli.common),
+        Command::Restore(options) => commands::signal::run(Signal::Restore, options, &cli.common),
+        Command::Merge(options) => commands::signal::run(Signal::Merge, options, &cli.common),
         Command::Export(options) => commands::exchange::export(options, &cli.common),
         Command::Import(options) => commands::exchange::import(options, &cli.common),
         Command::Doctor(options) => commands::doctor::run(options, &cli.common),

@@ -9,5 +9,6 @@ pub mod event;
 pub mod frame;
 pub mod rules;
 pub mod session;
+pub mod signal;
 mod speech;
 pub mod turn;

@@ -3,12 +3,13 @@
 use crate::anew::Reader;
 use crate::frame::Frame;
 use crate::rules::Rules;
+use crate::signal::Signal;
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::seams::{
     Access, Durability, Embedder, Kind, Message, Model, Piece, SeamError, Seen, Store, Summary,
 };
 use halo_core::timeline::Timeline;
-use halo_core::token::{Position, Role, Source, TurnId, Voice};
+use halo_core::token::{ChunkId, Position, Role, Source, TurnId, Voice};
 use halo_recall::recall::Recall;
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -192,6 +193,17 @@ impl Session {
     /// When the store fails, or the change does not fit.
     pub fn change(&mut self, change: &Change, durability: Durability) -> Result<Change, SeamError> {
         self.store.transact(&self.name, &mut self.timeline, change, durability)
+    }
+
+    /// Does what the user wants done to chunks: to all of them, or on an error to none.
+    ///
+    /// # Errors
+    /// When it cannot be done, or the store fails.
+    pub fn signal(&mut self, signal: Signal, chunks: &[ChunkId]) -> Result<Change, SeamError> {
+        let full = self.rules.context.strategy.full();
+        let done = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
+        self.recall.follow(&mut *self.store, &self.timeline)?;
+        Ok(done)
     }
 
     /// The tokens of a new turn: its frame, then what is said.

@@ -10,7 +10,9 @@ use halo_core::budget::Room;
 use halo_core::change::{Change, Extent, Part};
 use halo_core::prune::{PrunePlan, PruneRules, plan_prune};
 use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
-use halo_core::seams::{Durability, Finish, Flow, Kind, ModelStep, Piece, Prompt, Sampling, SeamError, Seen};
+use halo_core::seams::{
+    Access, Durability, Finish, Flow, Kind, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
+};
 use halo_core::token::{ChunkId, Role, TurnId, Voice};
 use jiff::civil::Date;
 use serde_json::json;
@@ -48,21 +50,22 @@ impl Session {
         self.answer(&mut run)
     }
 
-    /// Answers the last message again: the answer that was given is taken back.
+    /// Answers the last message again: the answer that was given is taken back, and what matters to the message returns
+    /// once more.
     ///
     /// # Errors
     /// As above; also when there is nothing to answer.
-    pub fn say_again(&mut self, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
+    pub fn say_again(&mut self, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
         let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
-        match self.last_said() {
-            Some((turn, Role::Assistant)) => self.take_back(&[turn])?,
-            Some((_, Role::User)) => {}
-            _ => return Err(SeamError::new("answering again", "nobody has asked anything yet")),
+        if let Some((turn, Role::Assistant)) = self.last_said() {
+            self.take_back(&[turn])?;
         }
-        if self.last_said().is_none_or(|(_, role)| role != Role::User) {
-            return Err(SeamError::new("answering again", "the message that was answered is gone"));
-        }
+        let Some((turn, Role::User)) = self.last_said() else {
+            return Err(SeamError::new("answering again", "there is no message to answer"));
+        };
+        let message = self.text_of(turn)?;
         self.make_room(0, &mut run)?;
+        run.timed(Stage::Recall, |run| self.remember(&message, "", 0, today, run))?;
         self.answer(&mut run)
     }
 
@@ -71,15 +74,38 @@ impl Session {
     /// # Errors
     /// When there is none, or the store fails.
     pub fn unsay(&mut self) -> Result<String, SeamError> {
-        let said: Vec<TurnId> = self.said().map(|(turn, _)| turn).collect();
         let user = self.said().find(|(_, role)| *role == Role::User).map(|(turn, _)| turn);
         let turn = user.ok_or_else(|| SeamError::new("taking a message back", "there is none"))?;
-        let chunks: Vec<ChunkId> = self.timeline.turn_chunks(turn).map(|chunk| chunk.id()).collect();
-        self.store.bring(&self.name, &mut self.timeline, &chunks)?;
-        let text = self.timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
-        let gone: Vec<TurnId> = said.into_iter().take_while(|&t| t >= turn).collect();
+        let text = self.text_of(turn)?;
+        let gone: Vec<TurnId> = self.said().map(|(turn, _)| turn).take_while(|&t| t >= turn).collect();
         self.take_back(&gone)?;
         Ok(text)
+    }
+
+    /// What was said in a turn, live or not.
+    fn text_of(&mut self, turn: TurnId) -> Result<String, SeamError> {
+        let away = self.timeline.turn_chunks(turn).filter(|chunk| !chunk.is_here());
+        let away: Vec<ChunkId> = away.map(|chunk| chunk.id()).collect();
+        self.store.bring(&self.name, &mut self.timeline, &away)?;
+        Ok(self.timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect())
+    }
+
+    /// Begins another conversation that shares the past of this one, up to a turn, or all of it. Returns how many
+    /// messages they share.
+    ///
+    /// # Errors
+    /// When there is a conversation of that name, or the store fails.
+    pub fn branch(&mut self, name: &str, through: Option<u32>) -> Result<usize, SeamError> {
+        let mut shared = 0;
+        let model = self.model.info().name.clone();
+        self.store.retell(&self.name, name, &model, &mut |told| {
+            let shares = through.is_none_or(|last| told.turn.0 <= last);
+            shared += usize::from(shares);
+            Ok(shares.then_some(told))
+        })?;
+        // It was opened anew to be told.
+        self.timeline = self.store.load(&self.name, Access::Write)?;
+        Ok(shared)
     }
 
     /// The turns in which something is said that was not taken back, the latest first.

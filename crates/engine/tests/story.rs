@@ -304,11 +304,11 @@ fn a_message_can_be_answered_again_and_said_in_other_words() {
     let store = shared(MemoryStore::default());
     let answers = vec![on(" red", "x"), on(" green", "x"), on(" blue", "x")];
     let mut session = open(&store, rules(0), answers);
-    let nothing = session.say_again(&mut |_| Flow::Continue).map_err(|e| e.to_string());
-    assert_eq!(nothing, Err("answering again: nobody has asked anything yet".into()));
+    let nothing = session.say_again(TODAY, &mut |_| Flow::Continue).map_err(|e| e.to_string());
+    assert_eq!(nothing, Err("answering again: there is no message to answer".into()));
     assert!(session.unsay().is_err());
     say(&mut session, "Which colour");
-    session.say_again(&mut |_| Flow::Continue).expect("another answer");
+    session.say_again(TODAY, &mut |_| Flow::Continue).expect("another answer");
     let text = session.window_text();
     assert!(text.contains(" green") && !text.contains(" red"), "{text}");
     assert_eq!(session.unsay().as_deref(), Ok("Which colour"));

@@ -87,11 +87,24 @@ impl Recall {
     pub fn follow(&mut self, store: &mut dyn Store, timeline: &Timeline) -> Result<usize, SeamError> {
         let newest = timeline.turns().last().map(|turn| turn.id);
         if newest.is_some_and(|turn| !self.days.contains_key(&turn)) {
-            let zone = TimeZone::system();
-            let day = |at| Timestamp::from_millisecond(at).ok().map(|at| at.to_zoned(zone.clone()).date());
-            let times = store.times(&self.conversation)?;
-            self.days = times.into_iter().filter_map(|(turn, at)| Some((turn, day(at)?))).collect();
-            self.speakers = speakers(store, &self.conversation)?;
+            let known = self.days.last_key_value().map(|(&turn, _)| turn);
+            match known {
+                // What has come since it was opened was said just now.
+                Some(known) => {
+                    let today = Timestamp::now().to_zoned(TimeZone::system()).date();
+                    let new =
+                        timeline.turns().iter().rev().map(|turn| turn.id).take_while(|&turn| turn > known);
+                    self.days.extend(new.map(|turn| (turn, today)));
+                }
+                None => {
+                    let zone = TimeZone::system();
+                    let day =
+                        |at| Timestamp::from_millisecond(at).ok().map(|at| at.to_zoned(zone.clone()).date());
+                    let times = store.times(&self.conversation)?;
+                    self.days = times.into_iter().filter_map(|(turn, at)| Some((turn, day(at)?))).collect();
+                    self.speakers = speakers(store, &self.conversation)?;
+                }
+            }
         }
         let told = |turn: TurnId| Told {
             speaker: self.speakers.get(&turn).cloned(),

@@ -512,13 +512,10 @@ impl Store for Database {
     fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
         let mut times = Vec::new();
         let done = self.id(conversation).and_then(|id| {
-            let select = "SELECT m.turn, min(l.at) FROM mention m JOIN log l ON l.key = $1 + m.seq \
-                          WHERE m.conversation = $2 GROUP BY m.turn ORDER BY m.turn";
-            self.sql.query(select, &[Cell::Int(key(id, 0)), Cell::Int(id)], &mut |row| {
-                let turn =
-                    u32::try_from(row.int(0)?).map_err(|_| SqlError::damaged("a turn has no number"))?;
-                times.push((TurnId(turn), row.int(1)?));
-                Ok(())
+            rows::appends(&mut *self.sql, id, &mut |turn, at| {
+                if times.last().is_none_or(|(last, _)| *last < turn) {
+                    times.push((turn, at));
+                }
             })
         });
         done.map_err(|e| e.doing(format!("reading when the turns of '{conversation}' began")))?;

@@ -219,6 +219,36 @@ pub(crate) fn rewrite_entry(sql: &mut dyn Sql, key: i64, change: Option<&Change>
     sql.run("UPDATE log SET scores = $1, sum = $2, change = $3 WHERE key = $4", &args).map(drop)
 }
 
+/// Who is told of each entry that adds tokens: to which turn, and when.
+pub(crate) fn appends(
+    sql: &mut dyn Sql,
+    id: i64,
+    listen: &mut dyn FnMut(TurnId, i64),
+) -> Result<(), SqlError> {
+    // An entry that begins with its only addition tells the turn at once: the text behind it, which is most of the log,
+    // is not taken apart. Quotes within a text are escaped, so nothing that was said looks like this.
+    let select = r#"SELECT at, CASE WHEN change LIKE '[{"append":{"at":%' AND change NOT LIKE '%"append":{"at":%"append":{"at":%'
+                    THEN substr(change, 1, 64) ELSE change END
+                    FROM log WHERE key > $1 AND key < $2 AND change LIKE '%"append":{"at":%' ORDER BY key"#;
+    sql.query(select, &keys(id), &mut |row| {
+        let (at, text) = (row.int(0)?, row.text(1)?);
+        let damaged = || SqlError::damaged("an entry of the log cannot be read");
+        if text.len() <= 64 && text.starts_with(r#"[{"append":{"at":"#) {
+            let turn = text.split_once(r#""turn":"#).map(|(_, turn)| turn).ok_or_else(damaged)?;
+            let digits = turn.find(|c: char| !c.is_ascii_digit()).map_or(turn, |end| &turn[..end]);
+            listen(TurnId(digits.parse().map_err(|_| damaged())?), at);
+            return Ok(());
+        }
+        let change = log::read(text).map_err(|_| damaged())?;
+        for part in change.parts() {
+            if let Change::Append(append) = part {
+                listen(append.turn, at);
+            }
+        }
+        Ok(())
+    })
+}
+
 pub(crate) fn insert_mentions(sql: &mut dyn Sql, id: i64, seq: i64, change: &Change) -> Result<(), SqlError> {
     let row = |chunk| {
         let [turn, sentence, role] = name_cells(chunk);

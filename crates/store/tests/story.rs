@@ -12,6 +12,7 @@ use halo_core::token::{Brightness, ChunkId, Position, Role};
 use halo_core::told::Told;
 use halo_store::database::{Database, Location};
 use halo_store::exchange::Import;
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -35,6 +36,7 @@ stories!(
     an_export_comes_back_byte_for_byte,
     a_damaged_export_is_refused,
     a_conversation_can_be_told_anew,
+    turns_know_when_they_began,
     what_others_wrote_comes_in,
     the_doctor_finds_and_mends,
     a_stale_timeline_is_refused,
@@ -286,6 +288,27 @@ fn full(store: &mut Database, name: &str, seed: u64) -> Timeline {
     store.put_embeddings(name, "B", &[vector(-7.25)]).expect("kept");
     store.set_model(name, "SmolLM2").expect("noted");
     timeline
+}
+
+/// A turn began when its first token was said, whatever happened to it since, and however it came in.
+fn turns_know_when_they_began(place: &Place) {
+    let mut store = place.open();
+    for seed in 0..6 {
+        let name = format!("life {seed}");
+        let timeline = full(&mut store, &name, seed);
+        let log = String::from_utf8(exported(&mut store, &name)).expect("text");
+        let mut first = std::collections::BTreeMap::new();
+        for line in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            let (line, at) = (&line["entry"], line["entry"]["at"].as_i64());
+            for append in line["changes"].as_array().into_iter().flatten().filter_map(|c| c.get("append")) {
+                first.entry(append["turn"].as_u64()).or_insert(at);
+            }
+        }
+        let times = store.times(&name).expect("read");
+        let told: Vec<_> = times.iter().map(|(turn, at)| (Some(u64::from(turn.0)), Some(*at))).collect();
+        assert!(!told.is_empty() && told.len() == timeline.turns().len());
+        assert_eq!(told, first.into_iter().collect::<Vec<_>>(), "life {seed}");
+    }
 }
 
 /// Told anew, a conversation is the same but for names that were merged away; up to a turn, it is a branch. What it was

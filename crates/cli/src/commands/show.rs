@@ -174,7 +174,7 @@ fn value(chunk: ChunkRef<'_>, why: Option<&Event>) -> Value {
     })
 }
 
-fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Event>) {
+pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Event>) {
     let state = match (chunk.is_withdrawn(), chunk.is_live()) {
         (true, _) => "  deleted",
         (_, false) => "  dead",
@@ -246,32 +246,49 @@ fn events(entry: &Entry, chunk: ChunkId) -> Vec<Event> {
 pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
     let (name, id) = (&options.which.name, options.chunk);
     let (mut store, mut timeline) = existing(common, name, Access::Read)?;
+    let events = history(&mut store, name, &mut timeline, id)?;
+    if !common.json {
+        return print(&story(&timeline, id, &events));
+    }
+    let chunk = timeline.chunk(id);
+    let told = events.iter().map(|e| json!({ "at": e.at, "seq": e.seq, "what": e.what, "why": e.why }));
+    let tally = chunk.map(ChunkRef::tally).unwrap_or_default();
+    print_json(&json!({
+        "chunk": id.to_string(),
+        "tokens": chunk.map_or(0, ChunkRef::len),
+        "live": chunk.is_some_and(ChunkRef::is_live),
+        "pinned": chunk.is_some_and(ChunkRef::is_pinned),
+        "deleted": chunk.is_some_and(ChunkRef::is_withdrawn),
+        "peak": chunk.map(|c| c.peak().0),
+        "votes": tally.votes,
+        "attention": tally.mass as f64 / Tally::UNIT,
+        "steps": tally.steps,
+        "events": told.collect::<Vec<_>>(),
+    }))
+}
+
+/// What happened to a chunk, the oldest first; its tokens are brought into memory.
+pub fn history(
+    store: &mut dyn Store,
+    name: &str,
+    timeline: &mut Timeline,
+    id: ChunkId,
+) -> Result<Vec<Event>> {
     let history = store.history(name, id)?;
     let events: Vec<Event> = history.iter().flat_map(|e| events(e, id)).collect();
-    let away = timeline.chunk(id).is_some_and(|c| !c.is_here());
-    store.bring(name, &mut timeline, if away { std::slice::from_ref(&options.chunk) } else { &[] })?;
-    let chunk = timeline.chunk(id);
-    if chunk.is_none() && events.is_empty() {
+    if timeline.chunk(id).is_some_and(|c| !c.is_here()) {
+        store.bring(name, timeline, &[id])?;
+    }
+    if timeline.chunk(id).is_none() && events.is_empty() {
         bail!("there is no chunk {id} in '{name}': `halo show --dead` lists them all");
     }
-    if common.json {
-        let told = events.iter().map(|e| json!({ "at": e.at, "seq": e.seq, "what": e.what, "why": e.why }));
-        let tally = chunk.map(ChunkRef::tally).unwrap_or_default();
-        return print_json(&json!({
-            "chunk": id.to_string(),
-            "tokens": chunk.map_or(0, ChunkRef::len),
-            "live": chunk.is_some_and(ChunkRef::is_live),
-            "pinned": chunk.is_some_and(ChunkRef::is_pinned),
-            "deleted": chunk.is_some_and(ChunkRef::is_withdrawn),
-            "peak": chunk.map(|c| c.peak().0),
-            "votes": tally.votes,
-            "attention": tally.mass as f64 / Tally::UNIT,
-            "steps": tally.steps,
-            "events": told.collect::<Vec<_>>(),
-        }));
-    }
+    Ok(events)
+}
+
+/// The same, for people.
+pub fn story(timeline: &Timeline, id: ChunkId, events: &[Event]) -> String {
     let mut out = String::new();
-    match chunk {
+    match timeline.chunk(id) {
         None => {
             let _ = writeln!(out, "{id} is no more: it was merged");
         }
@@ -290,11 +307,11 @@ pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
             let _ = writeln!(out, "\n{scored}");
         }
     }
-    for event in &events {
+    for event in events {
         let _ = writeln!(out, "{}  {}", time(event.at), printable(&event.text()));
     }
     if events.is_empty() {
         out.push_str("it has been in the window since it was said\n");
     }
-    print(&out)
+    out
 }

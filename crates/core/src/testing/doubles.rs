@@ -292,8 +292,10 @@ impl Store for MemoryStore {
     fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
         let mut times = BTreeMap::new();
         for entry in &self.kept(conversation).log {
-            for chunk in entry.change.names() {
-                times.entry(chunk.turn).or_insert(entry.at);
+            for part in entry.change.parts() {
+                if let Change::Append(append) = part {
+                    times.entry(append.turn).or_insert(entry.at);
+                }
             }
         }
         Ok(times.into_iter().collect())

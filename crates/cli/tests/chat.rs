@@ -1,0 +1,207 @@
+//! `halo chat`, the real binary with the real model: lines from a pipe are messages.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+fn model() -> PathBuf {
+    let named = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
+    let fetched =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = named.unwrap_or(fetched);
+    assert!(path.exists(), "{} is missing: `scripts/models` fetches it", path.display());
+    path.canonicalize().expect("it is there")
+}
+
+fn embedder() -> PathBuf {
+    let named = std::env::var_os("HALO_TEST_EMBEDDER").map(PathBuf::from);
+    named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/e5-small"))
+}
+
+fn halo(data: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halo"));
+    command.args(args).arg("--model").arg(model()).arg("--data").arg(data);
+    command.args(["--seed", "7", "--threads", "1", "--set"]);
+    command.arg(format!("recall.embedder={}", embedder().display()));
+    command.env_remove("HALO_DATA").env_remove("HALO_STORE");
+    command
+}
+
+fn start(data: &Path, args: &[&str]) -> Child {
+    let mut command = halo(data, &[&["chat"], args].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("it starts")
+}
+
+/// Says all lines, and hears what comes back on standard output.
+fn talk(data: &Path, args: &[&str], lines: &[String]) -> String {
+    let mut child = start(data, args);
+    let mut stdin = child.stdin.take().expect("piped");
+    let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("written").expect("written");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json(data: &Path, args: &[&str]) -> Value {
+    let output = halo(data, &[args, &["--json"]].concat()).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// The gun of the first turn: it leaves a window of a thousand tokens, and when turn 80 asks for it, it is back at its
+/// own place and the model says its name.
+#[test]
+fn the_gun_from_turn_one_returns_in_turn_eighty() {
+    let home = tempfile::tempdir().expect("made");
+    let small = ["--set", "context.max_tokens=1000", "--set", "generation.max_tokens=16", "--set"];
+    let args = [&small[..], &["generation.temperature=0"]].concat();
+    let things = [
+        "The cat sleeps on the sofa.",
+        "It rains in Lisbon today.",
+        "My sister plays the cello.",
+        "The train to Rome is late.",
+        "I had soup for lunch.",
+        "The garden needs water.",
+        "Our neighbour paints boats.",
+        "The bakery closes at six.",
+        "I read a book about bees.",
+        "The clock in the hall is slow.",
+    ];
+    let mut lines = vec!["The gun on the wall is called Betsy. Remember that.".to_owned()];
+    lines.extend((1..40).map(|n| things[n % 10].to_owned()));
+    talk(home.path(), &args, &lines);
+    let shown = json(home.path(), &["show", "--dead"]);
+    let chunk = |page: &Value, name: &str| {
+        let all = page.as_array().expect("chunks").iter();
+        all.clone()
+            .find(|c| c["chunk"] == name)
+            .cloned()
+            .unwrap_or_else(|| panic!("{name} is not in {page:#}"))
+    };
+    let gone = chunk(&shown, "u0.0");
+    assert_eq!((&gone["live"], &gone["position"]), (&Value::Bool(false), &Value::from(0)));
+    assert!(gone["why"].as_str().is_some_and(|why| why.starts_with("left: ")), "{gone:#}");
+    assert_eq!(gone["text"], lines[0].as_str());
+
+    let answer = talk(home.path(), &args, &["What is the gun on the wall called?".to_owned()]);
+    assert!(answer.contains("Betsy"), "{answer}");
+    let why = json(home.path(), &["why", "u0.0"]);
+    let events = why["events"].as_array().expect("events");
+    let returned = events.iter().filter(|e| e["what"] == "returned").next_back().expect("it came back");
+    let told = returned["why"].as_str().unwrap_or_default();
+    assert!(told.starts_with("found by search, hit 1") || told.contains("a1.0"), "{why:#}");
+    let all = json(home.path(), &["show", "--dead"]);
+    assert_eq!(chunk(&all, "u0.0")["position"], 0, "at its own place");
+    assert_eq!(chunk(&all, "u80.0")["turn"], 80);
+}
+
+/// The same seed and the same words give the same answers, byte for byte, also when the program was closed in between.
+#[test]
+fn the_same_words_give_the_same_conversation() {
+    let args = [
+        "--set",
+        "context.max_tokens=300",
+        "--set",
+        "generation.max_tokens=24",
+        "--set",
+        "chunk.min_tokens=16",
+    ];
+    let lines: Vec<String> =
+        ["Hello there.", "Tell me of the sea.", "And of ships?", "What of the gun?", "Good night."]
+            .map(str::to_owned)
+            .into();
+    let [one, two, three] = [(); 3].map(|()| tempfile::tempdir().expect("made"));
+    let through = talk(one.path(), &args, &lines);
+    assert_eq!(through.lines().filter(|line| !line.is_empty()).count(), through.lines().count(), "{through}");
+    assert_eq!(talk(two.path(), &args, &lines), through);
+    let parts: String =
+        lines.iter().map(|line| talk(three.path(), &args, std::slice::from_ref(line))).collect();
+    assert_eq!(parts, through, "closed and opened after every turn");
+    let hashes = [&one, &two, &three].map(|home| {
+        let shown = json(home.path(), &["show", "--dead"]);
+        serde_json::to_string(&shown).expect("JSON")
+    });
+    assert!(hashes[0] == hashes[1] && hashes[1] == hashes[2]);
+}
+
+/// Killed in the middle of an answer, it has every token that was on the screen, and says that the answer was cut off.
+#[test]
+fn what_was_on_the_screen_is_there_after_a_kill() {
+    let home = tempfile::tempdir().expect("made");
+    let args = ["--set", "generation.max_tokens=200"];
+    for round in 0..3 {
+        let mut child = start(home.path(), &args);
+        let mut stdin = child.stdin.take().expect("piped");
+        writeln!(stdin, "Tell me a long story, number {round}.").expect("written");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut seen = vec![0; 8 + 6 * round];
+        out.read_exact(&mut seen).expect("it speaks");
+        child.kill().expect("killed");
+        child.wait().expect("it is gone");
+        // What was still in the pipe had been on its way to the screen.
+        out.read_to_end(&mut seen).expect("the rest");
+        let shown = json(home.path(), &["show", "--dead"]);
+        let last = shown.as_array().and_then(|all| all.last()).expect("an answer").clone();
+        let said: String = (shown.as_array().expect("chunks").iter())
+            .filter(|c| c["turn"] == last["turn"])
+            .filter_map(|c| c["text"].as_str())
+            .collect();
+        let seen = String::from_utf8_lossy(&seen).into_owned();
+        assert!(said.starts_with(seen.trim_end_matches('\u{fffd}')), "seen {seen:?}, kept {said:?}");
+    }
+    let output = {
+        let mut child = start(home.path(), &args);
+        drop(child.stdin.take());
+        child.wait_with_output().expect("it ends")
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("the answer of turn 5 was cut off when the program ended"), "{told}");
+}
+
+/// What another program wrote is read by the model when it is first opened, and the conversation goes on.
+#[test]
+fn an_import_goes_on() {
+    let home = tempfile::tempdir().expect("made");
+    let file = home.path().join("talk.md");
+    std::fs::write(&file, "**User:** The gun is called Betsy.\n\n**Assistant:** Noted.\n").expect("written");
+    let import = halo(home.path(), &["import", "-c", "main"]).arg(&file).output().expect("it runs");
+    assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
+    let args = ["--set", "generation.max_tokens=8"];
+    let answer = talk(home.path(), &args, &["What is the gun called?".to_owned()]);
+    assert!(!answer.trim().is_empty());
+    let names = json(home.path(), &["conversations"]);
+    let names: Vec<&str> =
+        names.as_array().expect("a list").iter().filter_map(|c| c["name"].as_str()).collect();
+    assert_eq!(names, ["main", "main (as it came)"]);
+    let shown = json(home.path(), &["show"]);
+    let texts: Vec<&str> =
+        shown.as_array().expect("chunks").iter().filter_map(|c| c["text"].as_str()).collect();
+    assert_eq!(&texts[..3], ["The gun is called Betsy.", "Noted.", "What is the gun called?"]);
+}
+
+/// Nothing but answers goes to standard output, and what is wrong is said on standard error.
+#[test]
+fn mistakes_are_told_and_lose_nothing() {
+    let home = tempfile::tempdir().expect("made");
+    let run = |args: &[&str], text: &str| {
+        let mut child = start(home.path(), args);
+        child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("written");
+        let output = child.wait_with_output().expect("it ends");
+        let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b).into_owned());
+        (output.status.code(), out, err)
+    };
+    assert_eq!(run(&[], "\n  \n"), (Some(0), String::new(), String::new()));
+    let long = format!("{}\n", "word ".repeat(9000));
+    let (code, out, err) = run(&["--set", "model.context=512"], &long);
+    assert_eq!((code, out.trim()), (Some(1), ""), "{err}");
+    assert!(err.contains("the model sees 512 tokens") && err.contains("say it in parts"), "{err}");
+    let none = json(home.path(), &["conversations"]);
+    assert_eq!(none.as_array().map(Vec::len), Some(0), "{none}");
+    let mut lines = BufReader::new(err.as_bytes()).lines();
+    assert!(lines.next().is_some_and(|line| line.is_ok_and(|line| line.starts_with("halo: "))), "{err}");
+}
