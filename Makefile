@@ -7,9 +7,9 @@ CARGO ?= cargo
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
 
-run: build ## installs what is missing, builds, fetches the default models, and starts halo
+run: build ## installs what is missing, builds, fetches the default models, and starts the conversation
 	@target/release/halo models pull
-	@target/release/halo --help
+	@target/release/halo chat
 
 test: setup models fmt lint doc unit ledger ## everything: format, clippy, documentation, tests, the ledger
 

@@ -92,7 +92,7 @@ fn the_gun_from_turn_one_returns_in_turn_eighty() {
     assert!(answer.contains("Betsy"), "{answer}");
     let why = json(home.path(), &["why", "u0.0"]);
     let events = why["events"].as_array().expect("events");
-    let returned = events.iter().filter(|e| e["what"] == "returned").next_back().expect("it came back");
+    let returned = events.iter().rfind(|e| e["what"] == "returned").expect("it came back");
     let told = returned["why"].as_str().unwrap_or_default();
     assert!(told.starts_with("found by search, hit 1") || told.contains("a1.0"), "{why:#}");
     let all = json(home.path(), &["show", "--dead"]);
