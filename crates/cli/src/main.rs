@@ -160,7 +160,11 @@ enum BenchCommand {
 }
 
 fn main() -> ExitCode {
-    let mut cli = Cli::parse_from(sets_last(&std::env::args_os().collect::<Vec<_>>()));
+    let args: Vec<OsString> = std::env::args_os().collect();
+    if args.len() == 2 && args[1] == halo_engine::tools::jq::ARGUMENT {
+        return one_filter();
+    }
+    let mut cli = Cli::parse_from(sets_last(&args));
     if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) }) {
         // There, --data says what is measured; the data folder is then told by the environment alone.
         cli.common.data = None;
@@ -200,6 +204,25 @@ fn talk(quiet: bool, verbose: u8) {
     let told = tracing_subscriber::registry().with(which).with(lines);
     // Only the first to say how may; there is nobody else.
     let _ = tracing::subscriber::set_global_default(told);
+}
+
+/// Runs one filter of the model's, from standard input, and ends: a process of its own, with little memory and time, so
+/// that whatever the filter does, it does here.
+fn one_filter() -> ExitCode {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        let most = |n: u64| Rlimit { current: Some(n), maximum: Some(n) };
+        let limits =
+            [(Resource::As, 512 << 20), (Resource::Cpu, 1), (Resource::Fsize, 0), (Resource::Core, 0)];
+        for (what, n) in limits {
+            if setrlimit(what, most(n)).is_err() {
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let done = halo_engine::tools::jq::serve(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
+    if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Moves every `--set KEY=VALUE` behind the command, in order: of a flag that may be repeated and stands on both

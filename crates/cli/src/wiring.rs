@@ -11,6 +11,7 @@ use halo_core::attention::{self, PromptRows, Watch};
 use halo_core::seams::{Embedder, Model, Sampling};
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
+use halo_engine::tools::jq::Runner;
 use halo_llama::graveyard::Room;
 use halo_llama::mirror::Mode;
 use halo_llama::model::{Llama, Options as Running};
@@ -86,6 +87,8 @@ pub fn rules(settings: &Settings) -> Rules {
             ReturnBrightness::Full => ReturnLight::Full,
         },
         preview: settings.preview_tokens.count(),
+        // This program runs filters in a process of its own; one that cannot be found has no tools.
+        tools: std::env::current_exe().ok().filter(|_| settings.tools).map(Runner::Program),
         system: settings.system.0.clone(),
         dates: settings.dates,
     }

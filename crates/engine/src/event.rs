@@ -1,5 +1,6 @@
 //! What happens in a turn, told as it happens: one stream for the terminal, the page and the tests.
 
+use crate::tools::Done;
 use halo_core::seams::{Finish, Upkeep};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub enum Event {
         /// Steps whose attention could not be used, and why the first of them.
         faults: Option<(u64, String)>,
     },
+    /// The model has called a tool, and this is what came of it.
+    Tool(Done),
     /// More is in the window than may be, and nothing that is left may leave.
     Exceeded(String),
     /// Something that the user should know.

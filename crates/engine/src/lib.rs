@@ -11,4 +11,5 @@ pub mod rules;
 pub mod session;
 pub mod signal;
 mod speech;
+pub mod tools;
 pub mod turn;

@@ -1,5 +1,6 @@
 //! What a conversation goes by.
 
+use crate::tools::jq::Runner;
 use halo_core::attention::Watch;
 use halo_core::replay;
 use halo_core::seams::Sampling;
@@ -23,6 +24,8 @@ pub struct Rules {
     pub returns: ReturnLight,
     /// How many tokens of its answer the model begins, in a fork, to search with; 0: none.
     pub preview: usize,
+    /// How the model's tools run; none: it has no tools.
+    pub tools: Option<Runner>,
     /// The standing instructions.
     pub system: String,
     /// Whether the model is told the day at the first message of a day.

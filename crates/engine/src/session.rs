@@ -4,6 +4,7 @@ use crate::anew::Reader;
 use crate::frame::Frame;
 use crate::rules::Rules;
 use crate::signal::Signal;
+use crate::tools;
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::seams::{
     Access, Durability, Embedder, Kind, Message, Model, Piece, SeamError, Seen, Store, Summary,
@@ -59,7 +60,8 @@ impl Session {
         let mut timeline = store.load(name, Access::Write)?;
         let info = model.info().clone();
         let mut notices = Vec::new();
-        let frame = Frame { template: info.template, system: rules.system.clone(), dates: rules.dates };
+        let system = instructions(&mut *store, name, &rules)?;
+        let frame = Frame { template: info.template, system, dates: rules.dates };
         let mut known = summary(&mut *store, name)?;
         if !timeline.is_empty() {
             let was = known.as_ref().map(|known| known.model.clone()).filter(|was| !was.is_empty());
@@ -304,6 +306,17 @@ pub(crate) fn messages(system: &str, timeline: &Timeline) -> Vec<Message> {
         }
     }
     messages.into_iter().map(|(_, message)| message).collect()
+}
+
+/// The standing instructions: the user's, and what there is to say of tools, with what has been noted so far. They are
+/// made when a conversation is opened: if they changed with every note, all would have to be read again.
+fn instructions(store: &mut dyn Store, name: &str, rules: &Rules) -> Result<String, SeamError> {
+    if rules.tools.is_none() {
+        return Ok(rules.system.clone());
+    }
+    let notes = store.records(name, Kind::Note)?.into_iter().find(|record| record.key == tools::notes::FILE);
+    let notes: Option<serde_json::Value> = notes.and_then(|notes| serde_json::from_str(&notes.value).ok());
+    Ok(format!("{}\n\n{}", rules.system.trim(), tools::instructions(notes.as_ref())))
 }
 
 fn summary(store: &mut dyn Store, name: &str) -> Result<Option<Summary>, SeamError> {

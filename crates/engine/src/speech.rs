@@ -4,7 +4,7 @@ use crate::event::Event;
 use halo_core::attention::Fault;
 use halo_core::brightness::Strategy;
 use halo_core::change::{Append, Change, NewToken, Tally};
-use halo_core::chunk::{ChunkSize, Chunker};
+use halo_core::chunk::{ChunkSize, Chunker, Placed};
 use halo_core::scorer::Scorer;
 use halo_core::seams::{Durability, Look, Piece, SeamError, Store};
 use halo_core::timeline::Timeline;
@@ -18,8 +18,10 @@ pub(crate) struct Speech {
     birth: Brightness,
     /// Whether a head's largest value counts, and not the mean of heads.
     largest: bool,
-    /// Tokens so far.
+    result_birth: Brightness,
+    /// Tokens so far, and what they say.
     pub tokens: usize,
+    pub said: String,
     votes: usize,
     faults: u64,
     first_fault: Option<String>,
@@ -44,8 +46,10 @@ impl Speech {
             chunker: Chunker::resume(size, said, timeline.next_sentence(turn)),
             scorer: Scorer::new(strategy.clone(), timeline.view(prefix), Some(turn)),
             birth: strategy.birth(Source::Llm),
+            result_birth: strategy.birth(Source::Tool),
             largest,
             tokens: 0,
+            said: String::new(),
             votes: 0,
             faults: 0,
             first_fault: None,
@@ -70,19 +74,47 @@ impl Speech {
         store: &mut dyn Store,
     ) -> Result<Event, SeamError> {
         let placed = self.chunker.push(&piece.text);
+        let event = self.place(piece, placed, Voice::Speaker, conversation, timeline, store)?;
+        self.said.push_str(&piece.text);
+        self.tokens += 1;
+        match self.scorer.observe(look.map(|look| self.row(look))) {
+            Ok(observed) => self.votes += observed.votes,
+            // A model without attention has none at any step: that is told once, where it is chosen.
+            Err(Fault::Missing) => {}
+            Err(fault) => self.fault(&fault),
+        }
+        Ok(event)
+    }
+
+    /// The next token of a tool's result, which stays with its call.
+    pub fn result(
+        &mut self,
+        piece: &Piece,
+        conversation: &str,
+        timeline: &mut Timeline,
+        store: &mut dyn Store,
+    ) -> Result<Event, SeamError> {
+        let placed = self.chunker.push_result();
+        self.place(piece, placed, Voice::Tool, conversation, timeline, store)
+    }
+
+    fn place(
+        &mut self,
+        piece: &Piece,
+        placed: Placed,
+        voice: Voice,
+        conversation: &str,
+        timeline: &mut Timeline,
+        store: &mut dyn Store,
+    ) -> Result<Event, SeamError> {
         let at = timeline.next_position();
         // The token that is one too many is not on the timeline yet; those that move with it are.
         let tail = placed.moved.map_or(0, |moved| u64::from(moved) - 1);
         let cut = (tail > 0).then(|| Position(at.0 - tail));
         let chunk = ChunkId::new(Role::Assistant, self.turn, placed.sentence);
-        let voice = Voice::Speaker;
-        let token = NewToken {
-            id: piece.id,
-            text: piece.text.clone(),
-            sentence: chunk.sentence,
-            brightness: self.birth,
-            voice,
-        };
+        let brightness = if voice == Voice::Tool { self.result_birth } else { self.birth };
+        let (id, text, sentence) = (piece.id, piece.text.clone(), chunk.sentence);
+        let token = NewToken { id, text, sentence, brightness, voice };
         let append =
             Change::Append(Append { at, turn: self.turn, role: Role::Assistant, tokens: vec![token] });
         let change = match cut.and_then(|cut| Some((cut, timeline.chunk_of(cut)?.id()))) {
@@ -97,14 +129,7 @@ impl Speech {
         if let Some(cut) = cut {
             self.scorer.split(cut, chunk);
         }
-        self.scorer.push(chunk, at, self.birth);
-        self.tokens += 1;
-        match self.scorer.observe(look.map(|look| self.row(look))) {
-            Ok(observed) => self.votes += observed.votes,
-            // A model without attention has none at any step: that is told once, where it is chosen.
-            Err(Fault::Missing) => {}
-            Err(fault) => self.fault(&fault),
-        }
+        self.scorer.push(chunk, at, brightness);
         Ok(Event::Token { chunk, position: at, text: piece.text.clone() })
     }
 

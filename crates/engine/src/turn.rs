@@ -5,6 +5,7 @@ use crate::event::{Event, Stage, Summary};
 use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
 use crate::speech::Speech;
+use crate::tools;
 use halo_core::attention::Watch;
 use halo_core::budget::Room;
 use halo_core::change::{Change, Extent, Part};
@@ -212,7 +213,19 @@ impl Session {
         let turn = append.turn;
         self.store.put_record(&self.name, Kind::Setting, RUNNING, Some(&turn.0.to_string()))?;
         self.change(&Change::Append(append), Durability::Behind)?;
-        let (spoken, tokens) = self.speak(run)?;
+        let (mut spoken, mut tokens, mut done) = (Ok(Finish::End), 0, Vec::new());
+        for _ in 0..=ROUNDS {
+            let (finish, more, said) = self.speak(run)?;
+            (spoken, tokens) = (finish, tokens + more);
+            // Only what it has just said itself can call a tool, and the same call does nothing twice in a turn.
+            let command = tools::call::command(&said).filter(|_| spoken == Ok(Finish::Stop));
+            let Some(command) = command.filter(|c| done.len() < ROUNDS && !done.contains(&(*c).to_owned()))
+            else {
+                break;
+            };
+            self.call(command, run)?;
+            done.push(command.to_owned());
+        }
         let plan = run.timed(Stage::Prune, |run| {
             let plan = self.rules.budget().map(|budget| self.plan(budget, Some(turn)));
             if let Some(plan) = &plan {
@@ -244,22 +257,44 @@ impl Session {
         Ok(summary)
     }
 
+    /// Calls a tool: what comes of it follows the call, as tokens of a voice of their own.
+    fn call(&mut self, command: &str, run: &mut Running<'_>) -> Result<(), SeamError> {
+        let Some(runner) = self.rules.tools.clone() else { return Ok(()) };
+        let now = jiff::Timestamp::now().as_millisecond();
+        let done = tools::run(command, &runner, now, &self.name, &mut *self.store)?;
+        let pieces = self.model.tokenize(&done.told(), false)?;
+        let mut speech = self.speech();
+        for piece in &pieces {
+            let event = speech.result(piece, &self.name, &mut self.timeline, &mut *self.store)?;
+            run.tell(event);
+        }
+        run.tell(Event::Tool(done));
+        Ok(())
+    }
+
+    /// What follows in the last turn.
+    fn speech(&self) -> Speech {
+        let (context, largest) = (&self.rules.context, self.rules.watch.max);
+        Speech::new(&self.timeline, self.prefix.len(), &context.strategy, context.chunks, largest)
+    }
+
     /// The answer itself, token by token: stored as it comes, and scored by what it looks at. An error of the model's
     /// is returned beside what was said up to then.
-    fn speak(&mut self, run: &mut Running<'_>) -> Result<(Result<Finish, SeamError>, usize), SeamError> {
+    fn speak(
+        &mut self,
+        run: &mut Running<'_>,
+    ) -> Result<(Result<Finish, SeamError>, usize, String), SeamError> {
         let window = self.window();
-        let largest = self.rules.watch.max;
-        let context = &self.rules.context;
-        let mut speech =
-            Speech::new(&self.timeline, self.prefix.len(), &context.strategy, context.chunks, largest);
+        let mut speech = self.speech();
         let next = self.timeline.next_position();
         // The same seed draws another answer in every turn, and the same one each time it is run.
         let turn = self.timeline.next_turn().0;
         let seed = self.rules.sampling.seed ^ u64::from(turn).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let sampling = Sampling { seed, ..self.rules.sampling.clone() };
-        let Self { model, store, timeline, rules, name, key, .. } = self;
+        let mut sampling = Sampling { seed, ..self.rules.sampling.clone() };
+        sampling.stop.extend(self.rules.tools.is_some().then(|| tools::call::CLOSE.to_owned()));
+        let Self { model, store, timeline, rules, frame, name, key, .. } = self;
         let timeline = RefCell::new(timeline);
-        let told = || messages(&rules.system, &timeline.borrow());
+        let told = || messages(&frame.system, &timeline.borrow());
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: false };
         let (mut failed, mut own) = (None, Duration::ZERO);
         let (begin, mut read) = (Instant::now(), None);
@@ -298,11 +333,11 @@ impl Session {
         if let Some(why) = failed {
             return Err(why);
         }
-        let tokens = speech.tokens;
+        let (tokens, said) = (speech.tokens, std::mem::take(&mut speech.said));
         let (score, event) = speech.end();
         self.change(&score, Durability::Behind)?;
         run.tell(event);
-        Ok((finish, tokens))
+        Ok((finish, tokens, said))
     }
 
     /// In a fork, the model begins to answer: what it would speak of is worth searching for.
@@ -328,9 +363,9 @@ impl Session {
             schema: None,
             ..self.rules.sampling.clone()
         };
-        let Self { model, timeline, rules, key, .. } = self;
+        let Self { model, timeline, frame, key, .. } = self;
         let told = || {
-            let mut told = messages(&rules.system, timeline);
+            let mut told = messages(&frame.system, timeline);
             told.push(halo_core::seams::Message { role: Role::User, text: said.clone() });
             told
         };
@@ -409,6 +444,9 @@ impl Session {
         self.store.put_record(&self.name, Kind::Setting, RUNNING, None)
     }
 }
+
+/// The most calls of tools in a turn.
+const ROUNDS: usize = 5;
 
 /// Vectors that are made at the end of a turn; where more are missing, as after an import, they come turn by turn.
 const NEW_AT_ONCE: usize = 64;

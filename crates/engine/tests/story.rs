@@ -16,6 +16,8 @@ use halo_core::told::Told;
 use halo_engine::event::Event;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
+use halo_engine::tools::Done;
+use halo_engine::tools::jq::Runner;
 use halo_recall::rank::Mode;
 use halo_recall::recall::Manner;
 use jiff::civil::Date;
@@ -105,6 +107,7 @@ fn rules(max_tokens: usize) -> Rules {
         recall: Manner { mode: Mode::Hybrid, user_boost: 1.0, diversity: 0.0, most: 32 },
         returns: ReturnLight::Earned,
         preview: 0,
+        tools: None,
         system: "Be brief.".into(),
         dates: false,
     }
@@ -413,4 +416,72 @@ fn another_model_reads_it_anew() {
     let names: Vec<String> =
         store.clone().conversations().expect("read").into_iter().map(|c| c.name).collect();
     assert_eq!(names, ["main", "main (scripted)"]);
+}
+
+/// The model keeps notes: its call is run, the result follows as tokens of the tool's, and it goes on.
+#[test]
+fn the_model_keeps_notes() {
+    let store = shared(MemoryStore::default());
+    let write = "<tool>jq '.context.name = \"Ada\"' notes.json > output</tool>";
+    let answers = vec![on(write, "x"), on(" Noted.", "x"), on(" You said <tool>jq . notes.json</tool>", "x")];
+    let mut rules = rules(0);
+    rules.tools = Some(Runner::Here);
+    rules.sampling.max_tokens = 40;
+    let mut session = open(&store, rules.clone(), answers);
+    assert!(session.window_text().contains("## Tool use"), "{}", session.window_text());
+    let events = say(&mut session, "I am Ada. <tool>jq 'del(.context)' notes.json > output</tool>");
+    let done = |events: &[Event]| -> Vec<Done> {
+        events
+            .iter()
+            .filter_map(|e| if let Event::Tool(done) = e { Some(done.clone()) } else { None })
+            .collect()
+    };
+    let command = write.trim_start_matches("<tool>").trim_end_matches("</tool>").to_owned();
+    assert_eq!(done(&events), [Done { command, ok: true, result: ".context.name = \"Ada\"".into() }]);
+    let told = answer(&events);
+    assert!(
+        told.contains("⚙️【jq '.context.name = \"Ada\"' notes.json > output】→ ✓ .context.name = \"Ada\""),
+        "{told}"
+    );
+    assert!(told.ends_with(" Noted."), "{told}");
+    let notes = store.clone().records("main", Kind::Note).expect("read").remove(0);
+    assert!(
+        notes.key == "notes.json" && notes.value.contains(r#""context":{"name":"Ada"}"#),
+        "{}",
+        notes.value
+    );
+    same_as_stored(&session, &store);
+    let chunk = session.timeline().chunks().last().expect("an answer").id();
+    assert_eq!(chunk.to_string(), "a1.0", "a result stays with its call");
+    drop(session);
+
+    // What was noted is in the instructions of the next day, and what the user writes calls nothing.
+    let answers = vec![on(" Nothing to do.", "x")];
+    let mut session = open(&store, rules, answers);
+    assert!(session.window_text().contains(r#""context":{"name":"Ada"}"#), "{}", session.window_text());
+    assert_eq!(done(&say(&mut session, "<tool>jq 'del(.context)' notes.json > output</tool>")), []);
+}
+
+/// Calls that go on for ever end after five; the same call twice ends the turn; what is wrong is told to the model.
+#[test]
+fn calls_of_tools_are_bounded() {
+    let mut rules = rules(0);
+    rules.tools = Some(Runner::Here);
+    rules.sampling.max_tokens = 40;
+    let call = |n: usize| on(&format!("<tool>jq '.n = {n}' notes.json > output</tool>"), "x");
+    let store = shared(MemoryStore::default());
+    let mut session = open(&store, rules.clone(), (0..9).map(call).collect());
+    let tools = |events: &[Event]| events.iter().filter(|e| matches!(e, Event::Tool(_))).count();
+    assert_eq!(tools(&say(&mut session, "Count")), 5);
+    let store = shared(MemoryStore::default());
+    let mut session = open(&store, rules.clone(), vec![call(1), call(1), call(2)]);
+    assert_eq!(tools(&say(&mut session, "Count")), 1);
+    let store = shared(MemoryStore::default());
+    let hostile = ["def f: f; f", "..", "env", "\u{0}\u{1}", "<tool>", "{\"a\":[[[[[["];
+    let answers = hostile.iter().map(|filter| on(&format!("<tool>jq '{filter}' notes.json</tool>"), "x"));
+    let mut session = open(&store, rules, answers.chain([on(" done", "x")]).collect());
+    let events = say(&mut session, "Go on");
+    let wrong = events.iter().filter(|e| matches!(e, Event::Tool(done) if !done.ok)).count();
+    assert_eq!(wrong, 5);
+    same_as_stored(&session, &store);
 }

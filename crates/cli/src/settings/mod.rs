@@ -117,6 +117,9 @@ settings! {
     /// Whether the model is told the day, at the first message of each.
     "chat.dates" dates: bool = true;
 
+    /// Whether the model may keep notes, with jq and patches, in the middle of an answer. Small models cannot.
+    "tools.enabled" tools: bool = false;
+
     /// A chunk boundary counts only from this many tokens on.
     "chunk.min_tokens" chunk_min: Int<1, 100_000> = Int(64);
     /// A chunk never grows past this many tokens.
@@ -213,6 +216,7 @@ fn changes(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("resurrect.preview_tokens", "0"),
             ("recall.mode", "dense"),
             ("resurrect.user_boost", "1.5"),
+            ("tools.enabled", "true"),
         ],
         Preset::HaloV0 => {
             &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]
