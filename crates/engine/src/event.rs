@@ -84,12 +84,12 @@ pub enum Event {
 /// The parts of a turn, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
+    /// The message is stored.
+    Store,
     /// The beginning of an answer, in a fork.
     Preview,
     /// What of the past matters is found and brought back.
     Recall,
-    /// The message is stored.
-    Store,
     /// The model's memory is brought in line with the window, and the window is read.
     Read,
     /// The answer, the model's own share.
@@ -107,9 +107,9 @@ pub enum Stage {
 impl Stage {
     /// All of them, in order.
     pub const ALL: [Stage; 9] = [
+        Stage::Store,
         Stage::Preview,
         Stage::Recall,
-        Stage::Store,
         Stage::Read,
         Stage::Speak,
         Stage::Attend,

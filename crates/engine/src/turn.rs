@@ -45,9 +45,9 @@ impl Session {
         let day = self.new_day(today);
         let written = self.written(Role::User, message, day)?;
         self.make_room(written.len(), &mut run)?;
-        let preview = run.timed(Stage::Preview, |run| self.preview(&written, run))?;
-        run.timed(Stage::Recall, |run| self.remember(message, &preview, written.len(), today, run))?;
         run.timed(Stage::Store, |run| self.store_message(written, run))?;
+        let preview = run.timed(Stage::Preview, |run| self.preview(message, run))?;
+        run.timed(Stage::Recall, |run| self.remember(message, &preview, today, run))?;
         self.answer(&mut run)
     }
 
@@ -66,7 +66,7 @@ impl Session {
         };
         let message = self.text_of(turn)?;
         self.make_room(0, &mut run)?;
-        run.timed(Stage::Recall, |run| self.remember(&message, "", 0, today, run))?;
+        run.timed(Stage::Recall, |run| self.remember(&message, "", today, run))?;
         self.answer(&mut run)
     }
 
@@ -97,6 +97,14 @@ impl Session {
     /// # Errors
     /// When there is a conversation of that name, or the store fails.
     pub fn branch(&mut self, name: &str, through: Option<u32>) -> Result<usize, SeamError> {
+        let known = |turn: u32| self.timeline.turns().iter().any(|t| t.id.0 == turn);
+        if let Some(turn) = through.filter(|&turn| !known(turn)) {
+            let last = self.timeline.turns().last().map_or(0, |turn| turn.id.0);
+            return Err(SeamError::new(
+                "branching",
+                format!("there is no turn {turn}: the last one is {last}"),
+            ));
+        }
         let mut shared = 0;
         let model = self.model.info().name.clone();
         self.store.retell(&self.name, name, &model, &mut |told| {
@@ -131,7 +139,8 @@ impl Session {
     /// Makes room for a message of that many tokens and its answer, where there is none: what is dimmest leaves early.
     fn make_room(&mut self, message: usize, run: &mut Running<'_>) -> Result<(), SeamError> {
         // The answer is opened by a few tokens of the template's.
-        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None).len();
+        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
+        let opening = self.model.tokenize(&opening, true)?.len();
         let need = message + opening + self.rules.sampling.max_tokens;
         let (live, limit, context) = (self.live(), self.limit(), self.model.info().context);
         if live + need <= limit {
@@ -140,9 +149,11 @@ impl Session {
         let plan = self.plan(limit.saturating_sub(need), None);
         if plan.after + need > context {
             let why = format!(
-                "the model sees {context} tokens, and {message} of the message, {} that cannot leave and up to {} of \
-                 an answer are more: say it in parts, or set model.context higher",
-                plan.after, self.rules.sampling.max_tokens
+                "the model sees {context} tokens, and {} of the message with what frames it, {} that cannot leave and up \
+                 to {} of an answer are more: say it in parts, or set model.context higher",
+                message + opening,
+                plan.after,
+                self.rules.sampling.max_tokens
             );
             return Err(SeamError::new("making room for the message", why));
         }
@@ -154,7 +165,6 @@ impl Session {
         &mut self,
         message: &str,
         preview: &str,
-        tokens: usize,
         today: Date,
         run: &mut Running<'_>,
     ) -> Result<(), SeamError> {
@@ -162,7 +172,7 @@ impl Session {
             model_context: self.model.info().context,
             max_context: self.rules.context.max_tokens,
             live: self.live(),
-            message: tokens,
+            message: 0,
             answer: self.rules.sampling.max_tokens,
         };
         if room.for_returns() == 0 || self.timeline.live_len() == self.timeline.len() {
@@ -170,7 +180,8 @@ impl Session {
         }
         let query = if preview.is_empty() { message.to_owned() } else { format!("{message}\n{preview}") };
         let found = self.recall.search(&query, Some(today), self.rules.recall)?;
-        let hits: Vec<Hit> = found.iter().map(|found| found.hit).collect();
+        // What scores nothing is found only because something has to be.
+        let hits: Vec<Hit> = found.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0).collect();
         let full = self.rules.context.strategy.full();
         let with = match self.rules.returns {
             ReturnLight::Earned => ReturnsWith::Earned,
@@ -341,22 +352,17 @@ impl Session {
     }
 
     /// In a fork, the model begins to answer: what it would speak of is worth searching for.
-    fn preview(&mut self, written: &[(Piece, Voice)], run: &mut Running<'_>) -> Result<String, SeamError> {
+    fn preview(&mut self, message: &str, run: &mut Running<'_>) -> Result<String, SeamError> {
         let nothing_away = self.timeline.live_len() == self.timeline.len();
-        if self.rules.preview == 0 || nothing_away || self.key.is_empty() {
+        if self.rules.preview == 0 || nothing_away {
             return Ok(String::new());
         }
         let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
         let opening = self.model.tokenize(&opening, true)?;
-        let mut window = self.window();
-        let next = self.timeline.next_position();
-        let ahead = written.iter().map(|(piece, _)| piece).chain(&opening);
-        for (n, piece) in ahead.enumerate() {
+        let (mut window, next) = (self.window(), self.timeline.next_position());
+        for (n, piece) in opening.iter().enumerate() {
             window.push(Seen { position: Some(next.plus(n)), id: piece.id, begins: n == 0 });
         }
-        let next = next.plus(written.len() + opening.len());
-        let said: String =
-            written.iter().filter(|w| w.1 == Voice::Speaker).map(|w| w.0.text.as_str()).collect();
         let sampling = Sampling {
             max_tokens: self.rules.preview,
             temperature: 0.0,
@@ -364,21 +370,24 @@ impl Session {
             ..self.rules.sampling.clone()
         };
         let Self { model, timeline, frame, key, .. } = self;
-        let told = || {
-            let mut told = messages(&frame.system, timeline);
-            told.push(halo_core::seams::Message { role: Role::User, text: said.clone() });
-            told
-        };
+        let told = || messages(&frame.system, timeline);
+        let next = next.plus(opening.len());
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: true };
-        let mut text = String::new();
+        let (mut text, mut stopped) = (String::new(), false);
         model.generate(&prompt, &sampling, &Watch::nothing(), &mut |step| match step {
             ModelStep::Token(piece, _) => {
                 text.push_str(&piece.text);
                 Flow::Continue
             }
-            ModelStep::Reading { done, of } => (run.listen)(Event::Reading { done, of }),
+            ModelStep::Reading { done, of } => {
+                let flow = (run.listen)(Event::Reading { done, of });
+                stopped |= flow == Flow::Stop;
+                flow
+            }
             _ => Flow::Continue,
         })?;
+        // What the model repeats of the message is searched for anyway.
+        let text = if stopped || message.contains(text.trim()) { String::new() } else { text };
         run.tell(Event::Previewed { text: text.clone() });
         Ok(text)
     }

@@ -485,3 +485,28 @@ fn calls_of_tools_are_bounded() {
     assert_eq!(wrong, 5);
     same_as_stored(&session, &store);
 }
+
+/// A message is stored before anything that takes time: before the model begins, in a fork, to answer, and before search.
+#[test]
+fn a_message_is_stored_first() {
+    let store = shared(MemoryStore::default());
+    let topics = ["cheese", "trains", "winter", "music", "bread"];
+    let mut answers: Vec<_> = topics.iter().map(|t| on(&format!(" Much is known of {t}."), t)).collect();
+    // What it would say of trains brings them back, though the message does not name them.
+    answers.extend([on(" Something of trains.", "x"), on(" Rails.", "x")]);
+    let mut rules = rules(60);
+    let mut session = open(&store, rules.clone(), answers.drain(..5).collect());
+    topics.iter().for_each(|topic| drop(say(&mut session, &format!("Tell me all of {topic}"))));
+    drop(session);
+    rules.preview = 4;
+    let mut session = open(&store, rules, answers);
+    let events = say(&mut session, "What runs on rails");
+    let at = |is: fn(&Event) -> bool| events.iter().position(is).expect("it happens");
+    let said = at(|event| matches!(event, Event::Said { .. }));
+    let previewed = at(|event| matches!(event, Event::Previewed { text } if text == " Something of trains."));
+    let returned = at(|event| matches!(event, Event::Returned { .. }));
+    assert!(said < previewed && previewed < returned, "{events:#?}");
+    assert!(chunks(&events, true).contains(&"a3.0".to_owned()), "{:?}", chunks(&events, true));
+    assert_eq!(answer(&events), " Rails.", "nobody is told what was only begun");
+    same_as_stored(&session, &store);
+}

@@ -21,6 +21,7 @@ use serde_json::json;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::{NamedTempFile, TempPath};
 
 /// What to fetch.
@@ -120,6 +121,19 @@ struct Work<'a> {
     _lock: File,
 }
 
+/// Takes a folder away. The pip of a pull that was killed may not have noticed yet, and still be writing there.
+fn remove(folder: &Path) -> std::io::Result<()> {
+    for _ in 0..50 {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            other => return other,
+        }
+    }
+    fs::remove_dir_all(folder)
+}
+
 impl<'a> Work<'a> {
     fn begin(folder: &Path, options: &'a Options) -> Result<Self> {
         make_private(folder).map_err(|e| cannot(e, "make the folder", folder))?;
@@ -146,7 +160,7 @@ impl<'a> Work<'a> {
         for left in fs::read_dir(&self.place).map_err(failed)? {
             let left = left.map_err(failed)?.path();
             if left.is_dir() {
-                fs::remove_dir_all(&left).map_err(failed)?;
+                remove(&left).map_err(failed)?;
             } else if !["whl", "part", "json"].iter().any(|kept| left.extension().is_some_and(|e| e == *kept))
             {
                 fs::remove_file(&left).map_err(failed)?;

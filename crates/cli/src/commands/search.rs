@@ -30,7 +30,7 @@ pub struct Options {
     #[arg(value_name = "QUERY", required = true)]
     query: Vec<String>,
     /// How many chunks to find
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=100_000))]
     most: usize,
     /// Searches with the vectors that are there, and makes no others
     #[arg(long)]

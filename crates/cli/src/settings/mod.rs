@@ -185,7 +185,7 @@ settings! {
     /// How many hits are considered.
     "resurrect.candidates" candidates: Int<0, 100_000> = Int(128);
     /// How many tokens of its answer the model begins, unseen, to search with; 0 searches with the message alone.
-    "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(50);
+    "resurrect.preview_tokens" preview_tokens: Int<0, 1000> = Int(0);
 
     /// How the past is searched.
     "recall.mode" recall_mode: RecallMode = RecallMode::Hybrid;

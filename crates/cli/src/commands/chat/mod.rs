@@ -5,13 +5,14 @@ mod orders;
 mod paint;
 mod terminal;
 
-use super::Closed;
 use super::show::Which;
+use super::{Closed, count};
 use crate::{Common, say, wiring};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use halo_core::seams::Flow;
 use halo_engine::event::Event;
 use halo_engine::session::Session;
+use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 
 /// Which conversation.
@@ -25,44 +26,87 @@ pub struct Options {
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
     let mut session = wiring::session(common, &settings, &options.which.name)?;
-    if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
+    if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !common.json {
         return terminal::run(&mut session, common);
     }
     for notice in session.notices() {
         say(&notice);
     }
-    pipe(&mut session)
+    pipe(&mut session, common.json)
 }
 
-/// Each line is a message; its answer is printed, and a line break behind it.
-fn pipe(session: &mut Session) -> Result<()> {
-    for line in std::io::stdin().lock().lines() {
-        let line = line?;
+/// Each line is a message; its answer is printed, and a line break behind it. What goes wrong with one line does not keep
+/// the next from being said; it is told, and makes the whole fail in the end.
+fn pipe(session: &mut Session, as_json: bool) -> Result<()> {
+    let mut wrong = 0;
+    for (number, line) in (1..).zip(std::io::stdin().lock().split(b'\n')) {
+        let line = match String::from_utf8(line?) {
+            Ok(line) => line,
+            Err(_) => {
+                say(&format!("line {number} of standard input is not UTF-8: it was not said"));
+                wrong += 1;
+                continue;
+            }
+        };
         if line.trim().is_empty() {
             continue;
         }
-        let mut out = std::io::stdout().lock();
-        let mut failed = None;
-        let mut write = |text: &str| {
-            if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-                failed = Some(error);
+        match answer(session, &line, as_json) {
+            Ok(()) => {}
+            Err(error) if error.downcast_ref::<Closed>().is_some() => return Err(error),
+            Err(error) => {
+                say(&format!("line {number}: {error:#}"));
+                wrong += 1;
             }
-        };
-        let today = jiff::Zoned::now().date();
-        let said = session.say(&line, today, &mut |event| {
-            match event {
-                Event::Token { text, .. } => write(&text),
-                Event::Exceeded(why) => tracing::warn!("{why}"),
-                other => tracing::debug!("{other:?}"),
-            }
-            Flow::Continue
-        });
-        write("\n");
-        match failed {
-            Some(error) if error.kind() == ErrorKind::BrokenPipe => return Err(Closed.into()),
-            Some(error) => return Err(error.into()),
-            None => said?,
-        };
+        }
     }
+    if wrong > 0 { bail!("{} could not be answered", count(wrong, "line")) } else { Ok(()) }
+}
+
+/// Says one line, and prints its answer.
+fn answer(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (mut failed, mut text, mut exceeded) = (None, String::new(), None);
+    let mut write = |text: &str| {
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            failed = Some(error);
+        }
+    };
+    let today = jiff::Zoned::now().date();
+    let said = session.say(line.trim_end_matches('\r'), today, &mut |event| {
+        match event {
+            Event::Token { text: more, .. } if as_json => text.push_str(&more),
+            Event::Token { text, .. } => write(&text),
+            Event::Exceeded(why) => exceeded = Some(why),
+            other => tracing::debug!("{other:?}"),
+        }
+        Flow::Continue
+    });
+    match &said {
+        Ok(summary) if as_json => {
+            let told = json!({
+                "message": line,
+                "answer": text,
+                "turn": summary.turn.0,
+                "finish": format!("{:?}", summary.finish).to_lowercase(),
+                "returned": summary.returned,
+                "left": summary.left,
+                "live": summary.live,
+            });
+            write(&format!("{told}\n"));
+        }
+        Ok(_) => write("\n"),
+        Err(_) if as_json => {}
+        Err(_) => write("\n"),
+    }
+    match failed {
+        Some(error) if error.kind() == ErrorKind::BrokenPipe => return Err(Closed.into()),
+        Some(error) => return Err(error.into()),
+        None => {}
+    }
+    if let Some(why) = exceeded {
+        say(&why);
+    }
+    said?;
     Ok(())
 }

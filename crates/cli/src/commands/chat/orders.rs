@@ -39,13 +39,17 @@ const HELP: &str = "\
 /notes                  what the model has noted
 /settings               what is in force
 /help                   this
-/quit                   leaves; Ctrl-D and Ctrl-C do too
+/quit                   leaves; so does Ctrl-D
+//…                     a message that begins with a slash
 A chunk is a paragraph of a message, written u4.0 or a5.2: whose, which message, which part of it.
 ";
 
 /// Does what a line asks for; none, if it is no order.
 pub fn obey(line: &str, session: &mut Session, settings: &Settings, paint: Paint) -> Result<Option<Outcome>> {
-    let Some(order) = line.trim().strip_prefix('/') else { return Ok(None) };
+    // Two slashes begin a message that begins with one.
+    let Some(order) = line.trim().strip_prefix('/').filter(|order| !order.starts_with('/')) else {
+        return Ok(None);
+    };
     let mut words = order.split_whitespace();
     let (word, rest) = (words.next().unwrap_or_default(), words.collect::<Vec<_>>());
     if let Some(signal) = Signal::ALL.into_iter().find(|signal| signal.name() == word) {

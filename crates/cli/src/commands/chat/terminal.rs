@@ -37,14 +37,18 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
     for notice in session.notices() {
         println!("{}", paint.returned(&printable(&notice)));
     }
-    let mut begun = String::new();
+    let (mut begun, mut leaving) = (String::new(), false);
     loop {
         let line = match editor.readline_with_initial("› ", (&begun, "")) {
             Ok(line) => line,
-            Err(ReadlineError::Eof | ReadlineError::Interrupted) => break,
+            Err(ReadlineError::Eof) => break,
+            // Once drops the line, twice leaves.
+            Err(ReadlineError::Interrupted) if !std::mem::replace(&mut leaving, true) => continue,
+            Err(ReadlineError::Interrupted) => break,
             Err(error) => return Err(error.into()),
         };
         begun.clear();
+        leaving = false;
         if line.trim().is_empty() {
             continue;
         }
@@ -52,7 +56,10 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
         let today = jiff::Zoned::now().date();
         let mut screen = Screen { paint, halted: &halted, open: false };
         let done = match obey(&line, session, &settings, paint) {
-            Ok(None) => Some(session.say(&line, today, &mut |event| screen.show(event))),
+            Ok(None) => {
+                let message = line.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(&line);
+                Some(session.say(message, today, &mut |event| screen.show(event)))
+            }
             Ok(Some(Outcome::Again)) => Some(session.say_again(today, &mut |event| screen.show(event))),
             Ok(Some(Outcome::Edit(text))) => {
                 begun = text;
