@@ -237,6 +237,10 @@ impl Session {
             self.call(command, run)?;
             done.push(command.to_owned());
         }
+        if tokens == 0 && !matches!(spoken, Ok(Finish::End | Finish::Stop | Finish::Length)) {
+            // Nothing was said: there is no answer, and the message waits for one.
+            self.take_back(&[turn])?;
+        }
         let plan = run.timed(Stage::Prune, |run| {
             let plan = self.rules.budget().map(|budget| self.plan(budget, Some(turn)));
             if let Some(plan) = &plan {

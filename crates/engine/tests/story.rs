@@ -278,6 +278,19 @@ fn a_model_that_fails_loses_nothing() {
     assert_eq!(answer(&say(&mut session, "Again")), " better");
 }
 
+/// An answer that ended before its first word is none: the message waits, and can be answered.
+#[test]
+fn an_answer_without_a_word_is_none() {
+    let store = shared(MemoryStore::default());
+    let broken = ScriptedAnswer { fails_after: Some(0), ..on(" one", "x") };
+    let mut session = open(&store, rules(0), vec![broken, on(" better", "x")]);
+    assert!(session.say("Count", TODAY, &mut |_| Flow::Continue).is_err());
+    assert!(session.timeline().live_chunks().all(|chunk| chunk.id().to_string() == "u0.0"));
+    session.say_again(TODAY, &mut |_| Flow::Continue).expect("it is answered");
+    assert!(session.window_text().ends_with("Count better"), "{}", session.window_text());
+    same_as_stored(&session, &store);
+}
+
 /// Wherever the store fails, the session has what is stored, and saying it again works once the store does.
 #[test]
 fn a_store_that_fails_leaves_nothing_half_done() {

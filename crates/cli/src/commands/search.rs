@@ -16,8 +16,8 @@ use halo_store::database::Database;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// As many chunks are embedded between two commits: a second or two of work.
-const BITE: usize = 32;
+/// As many chunks are embedded between two commits: what is lost by stopping in between is a fraction of a second's work.
+const BITE: usize = 8;
 /// So many vectors are made without asking; more are told of first.
 const FEW: usize = 200;
 

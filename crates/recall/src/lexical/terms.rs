@@ -54,7 +54,7 @@ impl Analyser {
     pub fn terms(&self, text: &str, found: &mut dyn FnMut(&str, bool)) {
         for word in words(text) {
             let telling = !is_empty(word);
-            self.word(word, &mut |term| found(term, telling));
+            self.word(word, &mut |term, whole| found(term, telling && whole));
         }
     }
 
@@ -72,22 +72,23 @@ impl Analyser {
         if telling.is_empty() { all } else { telling }
     }
 
-    fn word(&self, word: &str, found: &mut dyn FnMut(&str)) {
+    /// The terms of a word, and whether each is more than a character of it.
+    fn word(&self, word: &str, found: &mut dyn FnMut(&str, bool)) {
         let parts = parts(word);
         if parts.len() > 1 {
             // A name from code, first as it is written.
-            found(cut(&self.latin(&folded(word).replace('_', ""))));
+            found(cut(&self.latin(&folded(word).replace('_', ""))), true);
         }
         for part in parts {
             let part = folded(part);
             for run in runs(&part) {
                 match script(run) {
                     Script::Unspaced => pairs(run, found),
-                    Script::Latin => found(cut(&self.latin(run))),
-                    Script::Cyrillic => found(cut(&self.cyrillic.stem(run))),
-                    Script::Greek => found(cut(&self.greek.stem(run))),
-                    Script::Arabic => found(cut(&self.arabic.stem(run))),
-                    Script::Other => found(cut(run)),
+                    Script::Latin => found(cut(&self.latin(run)), true),
+                    Script::Cyrillic => found(cut(&self.cyrillic.stem(run)), true),
+                    Script::Greek => found(cut(&self.greek.stem(run)), true),
+                    Script::Arabic => found(cut(&self.arabic.stem(run)), true),
+                    Script::Other => found(cut(run), true),
                 }
             }
         }
@@ -227,13 +228,15 @@ fn runs(word: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Each character with the next; one that stands alone, alone.
-fn pairs(run: &str, found: &mut dyn FnMut(&str)) {
+/// Each character with the next; one that stands alone, alone. Those that do not can still be found alone, by whoever
+/// searches for nothing else.
+fn pairs(run: &str, found: &mut dyn FnMut(&str, bool)) {
     let starts: Vec<usize> = run.char_indices().map(|(at, _)| at).chain([run.len()]).collect();
     if starts.len() == 2 {
-        return found(run);
+        return found(run, true);
     }
-    starts.windows(3).for_each(|w| found(&run[w[0]..w[2]]));
+    starts.windows(3).for_each(|w| found(&run[w[0]..w[2]], true));
+    starts.windows(2).for_each(|w| found(&run[w[0]..w[1]], false));
 }
 
 fn cut(word: &str) -> &str {
@@ -246,8 +249,24 @@ mod tests {
 
     fn terms(text: &str) -> String {
         let mut all = Vec::new();
-        Analyser::default().terms(text, &mut |term, _| all.push(term.to_owned()));
+        Analyser::default().terms(text, &mut |term, _| {
+            // Single characters of what is taken in pairs are tried below.
+            all.extend(
+                (term.chars().count() != 1 || term.is_ascii() || text == term).then(|| term.to_owned()),
+            );
+        });
         all.join(" ")
+    }
+
+    #[test]
+    fn a_character_is_found_within_others() {
+        let mut all = Vec::new();
+        Analyser::default().terms("桜が咲く", &mut |term, telling| all.push((term.to_owned(), telling)));
+        let own = |term: &str, telling| (term.to_owned(), telling);
+        let pairs = ["桜が", "が咲", "咲く"].map(|term| own(term, true));
+        assert_eq!(all, [&pairs[..], &["桜", "が", "咲", "く"].map(|term| own(term, false))].concat());
+        assert_eq!(Analyser::default().query("桜"), ["桜"]);
+        assert_eq!(Analyser::default().query("桜が"), ["桜が"]);
     }
 
     #[test]

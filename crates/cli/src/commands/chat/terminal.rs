@@ -11,6 +11,7 @@ use halo_engine::event::{Event, Stage, Summary};
 use halo_engine::session::Session;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,9 +38,18 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
     for notice in session.notices() {
         println!("{}", paint.returned(&printable(&notice)));
     }
-    let (mut begun, mut leaving) = (String::new(), false);
+    let (mut begun, mut leaving, mut ahead) = (String::new(), false, VecDeque::new());
     loop {
-        let line = match editor.readline_with_initial("› ", (&begun, "")) {
+        ahead.extend(typed_ahead());
+        let read = match ahead.pop_front() {
+            Some(line) => {
+                println!("› {}", printable(&line));
+                let _ = editor.add_history_entry(&line);
+                Ok(line)
+            }
+            None => editor.readline_with_initial("› ", (&begun, "")),
+        };
+        let line = match read {
             Ok(line) => line,
             Err(ReadlineError::Eof) => break,
             // Once drops the line, twice leaves.
@@ -91,6 +101,33 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
     Ok(())
 }
 
+/// The lines that were typed while an answer came: the editor would take the first of them and drop the rest.
+#[cfg(unix)]
+fn typed_ahead() -> Vec<String> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let stdin = rustix::stdio::stdin();
+    let (mut typed, mut buffer) = (Vec::new(), [0; 4096]);
+    let waiting = || {
+        let mut one = [PollFd::new(&stdin, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut one, Some(&now)).is_ok_and(|n| n > 0)
+    };
+    // The terminal gives whole lines as long as nobody edits one.
+    while typed.len() < 1 << 20 && waiting() {
+        match rustix::io::read(stdin, &mut buffer) {
+            Ok(n) if n > 0 => typed.extend_from_slice(&buffer[..n]),
+            _ => break,
+        }
+    }
+    String::from_utf8_lossy(&typed).lines().map(str::to_owned).collect()
+}
+
+/// Elsewhere the editor sees all that is typed.
+#[cfg(not(unix))]
+fn typed_ahead() -> Vec<String> {
+    Vec::new()
+}
+
 fn greeting(session: &Session) -> String {
     let (timeline, name) = (session.timeline(), printable(session.name()));
     let model = printable(&session.model().info().name);
@@ -105,7 +142,14 @@ fn greeting(session: &Session) -> String {
 }
 
 fn failed(error: &SeamError) -> String {
-    format!("{}\nwhat was said is kept; /again answers once more", printable(&error.to_string()))
+    let told = printable(&error.to_string());
+    // What is wrong with an order or a message is no matter of answering once more.
+    let ours = ["answering again", "making room for the message", "reading the message"];
+    if ours.contains(&error.what.as_str()) {
+        told
+    } else {
+        format!("{told}\nthe message is kept; /again answers it")
+    }
 }
 
 /// `window 1,412/2,000 · 3 left · 1 returned · 78 tok/s`.
