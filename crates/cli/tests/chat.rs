@@ -1,30 +1,16 @@
 //! `halo chat`, the real binary with the real model: lines from a pipe are messages.
 
+mod common;
+
 use serde_json::Value;
 use std::io::{BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-fn model() -> PathBuf {
-    let named = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
-    let fetched =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = named.unwrap_or(fetched);
-    assert!(path.exists(), "{} is missing: `scripts/models` fetches it", path.display());
-    path.canonicalize().expect("it is there")
-}
-
-fn embedder() -> PathBuf {
-    let named = std::env::var_os("HALO_TEST_EMBEDDER").map(PathBuf::from);
-    named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/e5-small"))
-}
-
 fn halo(data: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halo"));
-    command.args(args).arg("--model").arg(model()).arg("--data").arg(data);
-    command.args(["--seed", "7", "--threads", "1", "--set"]);
-    command.arg(format!("recall.embedder={}", embedder().display()));
-    command.env_remove("HALO_DATA").env_remove("HALO_STORE");
+    let mut command = common::command(data, args);
+    command.arg("--model").arg(common::speaker());
+    command.args(["--seed", "7", "--threads", "1", "--set", &common::embedder()]);
     command
 }
 
@@ -57,7 +43,7 @@ fn json(data: &Path, args: &[&str]) -> Value {
 /// own place and the model says its name.
 #[test]
 fn the_gun_from_turn_one_returns_in_turn_eighty() {
-    let home = tempfile::tempdir().expect("made");
+    let home = common::folder();
     let small = ["--set", "context.max_tokens=1000", "--set", "generation.max_tokens=16", "--set"];
     let args = [&small[..], &["generation.temperature=0"]].concat();
     let things = [
@@ -115,7 +101,7 @@ fn the_same_words_give_the_same_conversation() {
         ["Hello there.", "Tell me of the sea.", "And of ships?", "What of the gun?", "Good night."]
             .map(str::to_owned)
             .into();
-    let [one, two, three] = [(); 3].map(|()| tempfile::tempdir().expect("made"));
+    let [one, two, three] = [(); 3].map(|()| common::folder());
     let through = talk(one.path(), &args, &lines);
     assert_eq!(through.lines().filter(|line| !line.is_empty()).count(), through.lines().count(), "{through}");
     assert_eq!(talk(two.path(), &args, &lines), through);
@@ -132,7 +118,7 @@ fn the_same_words_give_the_same_conversation() {
 /// Killed in the middle of an answer, it has every token that was on the screen, and says that the answer was cut off.
 #[test]
 fn what_was_on_the_screen_is_there_after_a_kill() {
-    let home = tempfile::tempdir().expect("made");
+    let home = common::folder();
     let args = ["--set", "generation.max_tokens=200"];
     for round in 0..3 {
         let mut child = start(home.path(), &args);
@@ -166,7 +152,7 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
 /// What another program wrote is read by the model when it is first opened, and the conversation goes on.
 #[test]
 fn an_import_goes_on() {
-    let home = tempfile::tempdir().expect("made");
+    let home = common::folder();
     let file = home.path().join("talk.md");
     std::fs::write(&file, "**User:** The gun is called Betsy.\n\n**Assistant:** Noted.\n").expect("written");
     let import = halo(home.path(), &["import", "-c", "main"]).arg(&file).output().expect("it runs");
@@ -187,7 +173,7 @@ fn an_import_goes_on() {
 /// Nothing but answers goes to standard output, and what is wrong is said on standard error.
 #[test]
 fn mistakes_are_told_and_lose_nothing() {
-    let home = tempfile::tempdir().expect("made");
+    let home = common::folder();
     let run = |args: &[&str], text: &str| {
         let mut child = start(home.path(), args);
         child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("written");

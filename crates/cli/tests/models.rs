@@ -14,15 +14,6 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// SmolLM2-135M-Instruct; `scripts/models` fetches it.
-fn real_model() -> PathBuf {
-    let named = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
-    let fetched =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = named.unwrap_or(fetched).canonicalize();
-    path.expect("the test model is missing: `scripts/models` fetches it")
-}
-
 /// A value of a model file's header.
 enum Says<'a> {
     Text(&'a str),
@@ -227,7 +218,7 @@ fn the_real_model_says_what_it_is() {
     let home = Home::new();
     fs::create_dir_all(home.models()).expect("made");
     let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    symlink(real_model(), home.models().join(file)).expect("linked");
+    symlink(common::speaker(), home.models().join(file)).expect("linked");
     let path = home.models().join(file).display().to_string();
     let all = home.json(&[]);
     let expected = serde_json::json!([{
@@ -256,7 +247,7 @@ fn what_is_wrong_with_a_file_is_told() {
     let kind = |name| ("general.architecture", Says::Text(name));
     let whole = plain();
     let mut beginning = vec![0; 1 << 20];
-    File::open(real_model()).expect("there").read_exact(&mut beginning).expect("read");
+    File::open(common::speaker()).expect("there").read_exact(&mut beginning).expect("read");
     home.put("cut.gguf", &beginning);
     home.put("cut-early.gguf", &whole[..60]);
     home.put("text.gguf", b"Once upon a time\n");

@@ -4,7 +4,7 @@ mod common;
 
 use common::{folder, halo};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -41,15 +41,6 @@ impl Home {
     fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).expect("JSON alone")
     }
-}
-
-/// The embedder that `scripts/models` fetches.
-fn embedder() -> String {
-    let named = std::env::var_os("HALO_TEST_EMBEDDER").map(PathBuf::from);
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/e5-small");
-    let path = named.unwrap_or(fetched);
-    assert!(path.join("model.onnx").exists(), "{} is missing: `scripts/models` fetches it", path.display());
-    format!("recall.embedder={}", path.display())
 }
 
 const TALK: [(&str, &str); 8] = [
@@ -99,7 +90,7 @@ fn words_alone_find_and_say_so() {
 #[test]
 fn meaning_finds_what_words_do_not() {
     let home = Home::with("main", &TALK);
-    let embedder = embedder();
+    let embedder = common::embedder();
     let found = home.json(&["search", "Which present did I inherit from my family?", "--set", &embedder]);
     assert_eq!(first(&found), "u0.0");
     let best = &found["found"][0];
@@ -120,7 +111,7 @@ fn indexing_goes_on_after_a_kill() {
         .collect();
     let messages: Vec<(&str, &str)> = texts.iter().map(|text| ("user", text.as_str())).collect();
     let home = Home::with("lamps", &messages);
-    let embedder = embedder();
+    let embedder = common::embedder();
     let missing =
         || home.json(&["search", "-c", "lamps", "lamp", "--as-is", "--set", &embedder])["missing"].as_u64();
     let all = missing().expect("a number");

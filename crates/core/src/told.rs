@@ -2,8 +2,10 @@
 //! model.
 
 use crate::change::{Append, Change, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft};
+use crate::seams::{Access, SeamError, Store};
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, Flags, Position, Role, TurnId};
+use std::collections::BTreeMap;
 
 /// One message on its way.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,6 +108,31 @@ impl Told {
         changes.extend((!gone.is_empty()).then_some(Change::Withdraw(gone)));
         changes
     }
+}
+
+/// The messages of a conversation, each as `tell` has it, up to the first that it has nothing for.
+///
+/// # Errors
+/// When the store or `tell` fails.
+pub fn all(
+    store: &mut impl Store,
+    conversation: &str,
+    access: Access,
+    tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
+) -> Result<Vec<Told>, SeamError> {
+    let mut timeline = store.load(conversation, access)?;
+    let times: BTreeMap<TurnId, i64> = store.times(conversation)?.into_iter().collect();
+    let (mut told, mut at) = (Vec::new(), 0);
+    for turn in timeline.turns().to_vec() {
+        let chunks: Vec<ChunkId> = timeline.turn_chunks(turn.id).map(|chunk| chunk.id()).collect();
+        store.bring(conversation, &mut timeline, &chunks)?;
+        // A turn of unknown time was said after the one before it.
+        at = times.get(&turn.id).copied().unwrap_or(at);
+        let Some(one) = tell(Told::of(&timeline, turn.id, turn.role, at))? else { break };
+        told.push(one);
+        timeline.release_dead();
+    }
+    Ok(told)
 }
 
 /// The runs of neighbours, from a position on, of which something is true.

@@ -12,9 +12,7 @@ use halo_core::seams::{
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Position, Role, Source, TurnId, Voice};
 use halo_recall::recall::Recall;
-use jiff::Timestamp;
 use jiff::civil::Date;
-use jiff::tz::TimeZone;
 use serde_json::json;
 
 /// What is kept of the template that a conversation was framed with.
@@ -88,11 +86,8 @@ impl Session {
             notices.push(format!("the answer of turn {} was cut off when the program ended", turn.0));
         }
         let recall = Recall::open(&mut *store, name, &timeline, embedder)?;
-        let times = if known.is_some() { store.times(name)? } else { Vec::new() };
-        let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User).map(|turn| turn.id);
-        let spoken = times.iter().rev().find(|(turn, _)| Some(*turn) == spoken).map(|(_, at)| *at);
-        let day = spoken.and_then(|at| Timestamp::from_millisecond(at).ok());
-        let day = day.map(|at| at.to_zoned(TimeZone::system()).date());
+        let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
+        let day = spoken.and_then(|turn| recall.day(turn.id));
         let key = known.map_or(String::new(), |known| key(&known));
         let name = name.to_owned();
         let mut session = Self {
@@ -215,7 +210,7 @@ impl Session {
         text: &str,
         day: Option<Date>,
     ) -> Result<Vec<(Piece, Voice)>, SeamError> {
-        let before = self.spoken_last();
+        let before = self.said().next().map(|(_, role)| role);
         let opening = self.frame.opening(role, before, day);
         let framed = self.model.tokenize(&opening, true)?.into_iter().map(|piece| (piece, Voice::Frame));
         let mut written: Vec<_> = framed.collect();
@@ -226,12 +221,16 @@ impl Session {
         Ok(written)
     }
 
-    /// Who spoke last, as far as the model can know.
-    fn spoken_last(&self) -> Option<Role> {
-        let said = |turn: &&halo_core::timeline::Turn| {
-            self.timeline.turn_chunks(turn.id).any(|chunk| !chunk.is_withdrawn())
-        };
-        self.timeline.turns().iter().rev().find(said).map(|turn| turn.role)
+    /// The turns in which something is said that was not taken back, the latest first.
+    pub(crate) fn said(&self) -> impl Iterator<Item = (TurnId, Role)> + '_ {
+        let stands = |turn: TurnId| self.timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
+        self.timeline.turns().iter().rev().filter(move |t| stands(t.id)).map(|t| (t.id, t.role))
+    }
+
+    /// What opens the answer to a message.
+    pub(crate) fn opening(&mut self) -> Result<Vec<Piece>, SeamError> {
+        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
+        self.model.tokenize(&opening, true)
     }
 
     /// A turn's tokens as a change.
@@ -265,11 +264,6 @@ impl Session {
             self.key = known.map_or_else(|| self.name.clone(), |known| key(&known));
         }
         Ok(())
-    }
-
-    /// The day to tell with a message of that time: none if the user has spoken on that day already.
-    pub(crate) fn new_day(&mut self, today: Date) -> Option<Date> {
-        (self.day.replace(today) != Some(today)).then_some(today)
     }
 }
 

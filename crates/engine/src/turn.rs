@@ -42,10 +42,12 @@ impl Session {
             return Err(SeamError::new("reading the message", "it is empty: say something"));
         }
         let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
-        let day = self.new_day(today);
+        // The day is told with its first message.
+        let day = (self.day != Some(today)).then_some(today);
         let written = self.written(Role::User, message, day)?;
         self.make_room(written.len(), &mut run)?;
         run.timed(Stage::Store, |run| self.store_message(written, run))?;
+        self.day = Some(today);
         let preview = run.timed(Stage::Preview, |run| self.preview(message, run))?;
         run.timed(Stage::Recall, |run| self.remember(message, &preview, today, run))?;
         self.answer(&mut run)
@@ -117,12 +119,6 @@ impl Session {
         Ok(shared)
     }
 
-    /// The turns in which something is said that was not taken back, the latest first.
-    fn said(&self) -> impl Iterator<Item = (TurnId, Role)> + '_ {
-        let stands = |turn: TurnId| self.timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
-        self.timeline.turns().iter().rev().filter(move |t| stands(t.id)).map(|t| (t.id, t.role))
-    }
-
     fn last_said(&self) -> Option<(TurnId, Role)> {
         self.said().next()
     }
@@ -138,9 +134,7 @@ impl Session {
 
     /// Makes room for a message of that many tokens and its answer, where there is none: what is dimmest leaves early.
     fn make_room(&mut self, message: usize, run: &mut Running<'_>) -> Result<(), SeamError> {
-        // The answer is opened by a few tokens of the template's.
-        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
-        let opening = self.model.tokenize(&opening, true)?.len();
+        let opening = self.opening()?.len();
         let need = message + opening + self.rules.sampling.max_tokens;
         let (live, limit, context) = (self.live(), self.limit(), self.model.info().context);
         if live + need <= limit {
@@ -172,7 +166,8 @@ impl Session {
             model_context: self.model.info().context,
             max_context: self.rules.context.max_tokens,
             live: self.live(),
-            message: 0,
+            // The message is live already; what opens its answer is not.
+            message: self.opening()?.len(),
             answer: self.rules.sampling.max_tokens,
         };
         if room.for_returns() == 0 || self.timeline.live_len() == self.timeline.len() {
@@ -264,10 +259,7 @@ impl Session {
             stages: std::mem::take(&mut run.stages),
         };
         self.note(&summary, spoken.as_ref().err())?;
-        let why = spoken.err();
-        if let Some(why) = why {
-            return Err(why);
-        }
+        spoken?;
         run.tell(Event::Done(summary.clone()));
         Ok(summary)
     }
@@ -361,8 +353,7 @@ impl Session {
         if self.rules.preview == 0 || nothing_away {
             return Ok(String::new());
         }
-        let opening = self.frame.opening(Role::Assistant, Some(Role::User), None);
-        let opening = self.model.tokenize(&opening, true)?;
+        let opening = self.opening()?;
         let (mut window, next) = (self.window(), self.timeline.next_position());
         for (n, piece) in opening.iter().enumerate() {
             window.push(Seen { position: Some(next.plus(n)), id: piece.id, begins: n == 0 });

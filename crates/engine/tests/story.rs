@@ -523,3 +523,26 @@ fn a_message_is_stored_first() {
     assert_eq!(answer(&events), " Rails.", "nobody is told what was only begun");
     same_as_stored(&session, &store);
 }
+
+/// A branch shares the past up to a turn; both go on, and neither knows of the other.
+#[test]
+fn a_branch_shares_the_past() {
+    let store = shared(MemoryStore::default());
+    let mut session = open(&store, rules(0), vec![on(" red", "x"), on(" green", "x"), on(" blue", "x")]);
+    say(&mut session, "First");
+    say(&mut session, "Second");
+    assert_eq!(session.branch("side", Some(1)), Ok(2));
+    let none = session.branch("none", Some(9)).map_err(|why| why.to_string());
+    assert_eq!(none, Err("branching: there is no turn 9: the last one is 3".into()));
+    assert!(session.branch("side", None).is_err_and(|why| why.to_string().contains("already")));
+    say(&mut session, "Third");
+    assert!(session.window_text().ends_with("First redSecond greenThird blue"), "{}", session.window_text());
+    same_as_stored(&session, &store);
+    drop(session);
+    let model = Box::new(ScriptedModel::new(4096, vec![on(" grey", "x")]));
+    let side = Session::open(Box::new(store), model, None, "side", rules(0), &mut |_, _| {});
+    let mut side = side.unwrap_or_else(|why| panic!("it opens: {why}"));
+    assert_eq!(side.notices(), [""; 0]);
+    say(&mut side, "Elsewhere");
+    assert!(side.window_text().ends_with("First redElsewhere grey"), "{}", side.window_text());
+}

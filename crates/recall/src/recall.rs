@@ -115,6 +115,12 @@ impl Recall {
         self.index.follow(timeline, &told, fetch)
     }
 
+    /// The day on which a turn began, if it is known.
+    #[must_use]
+    pub fn day(&self, turn: TurnId) -> Option<Date> {
+        self.days.get(&turn).copied()
+    }
+
     /// The index itself.
     #[must_use]
     pub fn index(&self) -> &Index {

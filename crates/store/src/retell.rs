@@ -5,9 +5,7 @@ use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use halo_core::seams::{Access, Durability, Embedding, Kind, Record, SeamError, Store};
 use halo_core::timeline::Timeline;
-use halo_core::token::{ChunkId, TurnId};
-use halo_core::told::Told;
-use std::collections::BTreeMap;
+use halo_core::told::{self, Told};
 
 impl Database {
     /// [`Store::retell`].
@@ -18,17 +16,7 @@ impl Database {
         model: &str,
         tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
     ) -> Result<(), SeamError> {
-        let mut timeline = self.load(from, Access::Write)?;
-        let times: BTreeMap<TurnId, i64> = self.times(from)?.into_iter().collect();
-        let mut told = Vec::new();
-        for turn in timeline.turns().to_vec() {
-            let chunks: Vec<ChunkId> = timeline.turn_chunks(turn.id).map(|chunk| chunk.id()).collect();
-            self.bring(from, &mut timeline, &chunks)?;
-            let at = times.get(&turn.id).copied().unwrap_or_else(rows::now);
-            let Some(one) = tell(Told::of(&timeline, turn.id, turn.role, at))? else { break };
-            told.push(one);
-            timeline.release_dead();
-        }
+        let told = told::all(self, from, Access::Write, tell)?;
         let records: Vec<(Kind, Vec<Record>)> = Kind::ALL
             .into_iter()
             .map(|kind| Ok((kind, self.records(from, kind)?)))

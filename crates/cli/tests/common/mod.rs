@@ -1,10 +1,11 @@
 //! Runs the real binary, away from the user's own settings.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What a run of `halo` gave: exit status, standard output, standard error.
+#[allow(dead_code, reason = "some tests talk with it instead")]
 pub struct Run {
     pub status: i32,
     pub out: String,
@@ -17,16 +18,44 @@ pub fn halo(data: &Path, args: &[&str]) -> Run {
     halo_with(data, args, &[])
 }
 
-/// Runs `halo` with these variables and no others of its own.
-pub fn halo_with(data: &Path, args: &[&str], environment: &[(&str, &OsStr)]) -> Run {
+/// `halo`, with no variables of its own.
+pub fn command(data: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halo"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("HALO_") {
             command.env_remove(name);
         }
     }
-    command.envs(environment.iter().copied());
-    let output = command.arg("--data").arg(data).args(args).output().expect("the binary runs");
+    command.arg("--data").arg(data).args(args);
+    command
+}
+
+/// A model that `scripts/models` fetches, or the one that a variable names.
+#[allow(dead_code, reason = "some tests need none")]
+pub fn fetched(variable: &str, name: &str) -> PathBuf {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    let path =
+        named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models").join(name));
+    path.canonicalize()
+        .unwrap_or_else(|_| panic!("{} is missing: `scripts/models` fetches it", path.display()))
+}
+
+/// SmolLM2-135M-Instruct.
+#[allow(dead_code, reason = "some tests need none")]
+pub fn speaker() -> PathBuf {
+    fetched("HALO_TEST_MODEL", "SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// The setting that names the default embedder.
+#[allow(dead_code, reason = "some tests need none")]
+pub fn embedder() -> String {
+    format!("recall.embedder={}", fetched("HALO_TEST_EMBEDDER", "e5-small").display())
+}
+
+/// Runs `halo` with these variables and no others of its own.
+#[allow(dead_code, reason = "some tests talk with it instead")]
+pub fn halo_with(data: &Path, args: &[&str], environment: &[(&str, &OsStr)]) -> Run {
+    let output = command(data, args).envs(environment.iter().copied()).output().expect("the binary runs");
     Run {
         // None: a signal ended it.
         status: output.status.code().unwrap_or(-1),
@@ -36,6 +65,7 @@ pub fn halo_with(data: &Path, args: &[&str], environment: &[(&str, &OsStr)]) -> 
 }
 
 /// An empty folder.
+#[allow(dead_code, reason = "some tests have homes of their own")]
 pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }

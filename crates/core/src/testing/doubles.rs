@@ -11,7 +11,7 @@ use crate::seams::{
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TokenId, TurnId};
-use crate::told::Told;
+use crate::told::{self, Told};
 use std::collections::BTreeMap;
 
 /// A model that gives scripted answers with scripted attention, in order, and then says that it has none.
@@ -358,20 +358,15 @@ impl Store for MemoryStore {
         if self.pending.contains_key(to) {
             return Err(SeamError::new("telling anew", format!("there is a conversation '{to}' already")));
         }
-        let mut timeline = self.load(from, Access::Read)?;
-        let times: BTreeMap<TurnId, i64> = self.times(from)?.into_iter().collect();
+        let told = told::all(self, from, Access::Read, tell)?;
         let old = self.kept(from).clone();
         let mut kept = Kept { model: model.to_owned(), records: old.records, ..Kept::default() };
         let mut anew = Timeline::new();
-        for turn in timeline.turns().to_vec() {
-            let chunks: Vec<ChunkId> = timeline.turn_chunks(turn.id).map(|chunk| chunk.id()).collect();
-            self.bring(from, &mut timeline, &chunks)?;
-            let at = times.get(&turn.id).copied().unwrap_or_default();
-            let Some(told) = tell(Told::of(&timeline, turn.id, turn.role, at))? else { break };
-            for change in told.changes(&anew) {
+        for one in &told {
+            for change in one.changes(&anew) {
                 anew.apply(&change)?;
                 kept.shelf.write(&change, &anew).map_err(broken("telling anew"))?;
-                kept.log.push(Entry { seq: kept.log.len() as u64 + 1, at, change });
+                kept.log.push(Entry { seq: kept.log.len() as u64 + 1, at: one.at, change });
             }
         }
         let said = |e: &Embedding| anew.chunk(e.chunk).is_some();
