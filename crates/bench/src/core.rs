@@ -90,6 +90,7 @@ pub fn as_list(timeline: &Timeline) -> Twin {
             brightness: token.brightness.0,
             votes: 0,
             mass: 0.0,
+            looks: 0,
             dead: !token.flags.is_live(),
             gone: false,
             pinned: false,
@@ -124,7 +125,7 @@ impl Dice {
 #[must_use]
 pub fn prune_rules(budget: usize) -> PruneRules {
     let policy = Policy::Brightness { rank: Rank::Peak, ties: Ties::Dimmer };
-    PruneRules { policy, budget, sinks: 4, recent: 500, current: None }
+    PruneRules { policy, budget, sinks: 4, recent: 500, fill: true, current: None }
 }
 
 /// A chunk in the middle that is live.

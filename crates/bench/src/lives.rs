@@ -95,7 +95,7 @@ fn score(dice: &mut Dice, timeline: &Timeline) -> Change {
             score.runs.push(Scored { start: run.start, brightness });
         }
         let (votes, mass) = (dice.below(5) as i64, dice.below(1 << 30) as i64);
-        score.tallies.push((chunk.id(), TallyChange { votes, mass, steps: 1 }));
+        score.tallies.push((chunk.id(), TallyChange { votes, mass, looks: 1 }));
     }
     let mut changes = vec![Change::Score(score)];
     changes.extend(prune(dice, timeline).filter(|_| dice.below(2) == 0));
@@ -109,7 +109,7 @@ fn prune(dice: &mut Dice, timeline: &Timeline) -> Option<Change> {
         _ => Policy::Brightness { rank: Rank::Top4, ties: Ties::Dimmer },
     };
     let budget = WINDOW.min(timeline.live_len().saturating_sub(dice.below(200) as usize));
-    let rules = PruneRules { policy, budget, sinks: 4, recent: 100, current: None };
+    let rules = PruneRules { policy, budget, sinks: 4, recent: 100, fill: dice.below(2) == 0, current: None };
     plan_prune(timeline.view(0), &rules).change()
 }
 

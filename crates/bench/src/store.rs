@@ -204,7 +204,7 @@ fn brightness(
                 let brightness = chunk.brightness(run).iter().map(|b| Brightness(b.0 - 1.0)).collect();
                 score.runs.push(Scored { start: run.start, brightness });
             }
-            score.tallies.push((chunk.id(), TallyChange { votes: 1, mass: 1 << 20, steps: 1 }));
+            score.tallies.push((chunk.id(), TallyChange { votes: 1, mass: 1 << 20, looks: 1 }));
         }
         let score = Change::Score(score);
         let start = Instant::now();

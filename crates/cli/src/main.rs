@@ -149,14 +149,20 @@ enum BenchCommand {
     Crash(commands::bench::CrashOptions),
     /// What a vector costs, and whether it is the one it should be; --model names the embedder
     Embed,
+    /// What each policy keeps of a window, and what it costs the model that the rest is gone
+    Keep(commands::bench::keep::Options),
     /// A chunk that leaves a model's memory and returns, beside reading the context again
     Kv(commands::bench::model::KvOptions),
+    /// Something said first and asked for last: whether it comes back, to its own place, and is of use
+    Needle(commands::bench::turn::NeedleOptions),
     /// How much of what a question needs is found, on conversations with known answers
     Recall(commands::bench::recall::Options),
     /// Finding the nearest of a million rows, beside scoring each of them
     Search(commands::bench::search::Options),
     /// Opening, reading and writing a conversation of millions of tokens
     Store(commands::bench::StoreOptions),
+    /// A turn, part by part, however much was ever said, and what of it is not the model's
+    Turn(commands::bench::turn::TurnOptions),
 }
 
 fn main() -> ExitCode {
@@ -165,7 +171,7 @@ fn main() -> ExitCode {
         return one_filter();
     }
     let mut cli = Cli::parse_from(sets_last(&args));
-    if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) }) {
+    if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) | BenchCommand::Keep(_) }) {
         // There, --data says what is measured; the data folder is then told by the environment alone.
         cli.common.data = None;
     }
@@ -283,8 +289,17 @@ fn run(cli: &Cli) -> Result<()> {
             commands::bench::model::attention(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Embed } => commands::bench::embed::run(&cli.common),
+        Command::Bench { what: BenchCommand::Keep(options) } => {
+            commands::bench::keep::run(options, &cli.common)
+        }
         Command::Bench { what: BenchCommand::Kv(options) } => {
             commands::bench::model::kv(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Needle(options) } => {
+            commands::bench::turn::needle(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Turn(options) } => {
+            commands::bench::turn::turn(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Recall(options) } => {
             commands::bench::recall::run(options, &cli.common)

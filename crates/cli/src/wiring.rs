@@ -95,7 +95,7 @@ pub fn rules(settings: &Settings) -> Rules {
 }
 
 /// What is watched of a model while it reads and speaks.
-fn watch(settings: &Settings) -> Watch {
+pub fn watch(settings: &Settings) -> Watch {
     Watch {
         answer: true,
         prompt: match settings.observe_prompt {

@@ -49,7 +49,7 @@ fn mistakes_are_wrong_usage_and_say_what_to_do() {
         (
             &["config", "--set", "brightness.rank=peek"],
             2,
-            "it must be peak, mean, top4, votes or sum; did you mean peak?",
+            "it must be peak, mean, top4, votes, sum or share; did you mean peak?",
         ),
         (&["config", "--seed", "x"], 2, "--seed: generation.seed cannot be 'x'"),
         (&["config", "--config", "no/such.toml"], 1, "cannot read the settings file no/such.toml"),

@@ -128,7 +128,7 @@ impl Body {
     /// count and the lengths in groups of seven bits.
     pub fn write(&self, out: &mut Vec<u8>) {
         put_varint(out, self.len() as u64);
-        for n in [self.tally.votes, self.tally.mass, self.tally.steps] {
+        for n in [self.tally.votes, self.tally.mass, self.tally.looks] {
             out.extend_from_slice(&n.to_le_bytes());
         }
         self.ids.iter().for_each(|id| out.extend_from_slice(&id.0.to_le_bytes()));
@@ -156,7 +156,7 @@ impl Body {
             return Err(short());
         }
         let mut word = || take::<8>(&mut input).map(u64::from_le_bytes).ok_or_else(short);
-        let tally = Tally { votes: word()?, mass: word()?, steps: word()? };
+        let tally = Tally { votes: word()?, mass: word()?, looks: word()? };
         let mut column = |width: usize| input.split_off(..len * width).ok_or_else(short);
         let ids = quads(column(4)?).map(|b| TokenId(u32::from_le_bytes(b))).collect();
         let brightness: Vec<_> =

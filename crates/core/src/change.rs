@@ -158,8 +158,8 @@ pub struct Tally {
     pub votes: u64,
     /// Attention received in all, in units of 2⁻³².
     pub mass: u64,
-    /// Steps in which it was scored; a merged chunk has those of both.
-    pub steps: u64,
+    /// How often one of its tokens could have been attended to: steps times tokens.
+    pub looks: u64,
 }
 
 /// What is added to a [`Tally`]; negative only to undo.
@@ -169,25 +169,31 @@ pub struct TallyChange {
     pub votes: i64,
     /// Attention, in units of 2⁻³².
     pub mass: i64,
-    /// Steps.
-    pub steps: i64,
+    /// Looks.
+    pub looks: i64,
 }
 
 impl Tally {
     /// One whole unit of attention in [`Tally::mass`].
     pub const UNIT: f64 = 4_294_967_296.0;
 
+    /// The attention that a token received at a step, on average; none where nothing could have looked at one yet.
+    #[must_use]
+    pub fn share(self) -> Option<f64> {
+        (self.looks > 0).then(|| self.mass as f64 / Self::UNIT / self.looks as f64)
+    }
+
     /// The tally after `change`, or nothing where it would fall below zero or overflow.
     #[must_use]
     pub fn plus(self, change: TallyChange) -> Option<Self> {
         // The one number whose inverse does not exist.
-        if [change.votes, change.mass, change.steps].contains(&i64::MIN) {
+        if [change.votes, change.mass, change.looks].contains(&i64::MIN) {
             return None;
         }
         Some(Self {
             votes: self.votes.checked_add_signed(change.votes)?,
             mass: self.mass.checked_add_signed(change.mass)?,
-            steps: self.steps.checked_add_signed(change.steps)?,
+            looks: self.looks.checked_add_signed(change.looks)?,
         })
     }
 
@@ -196,7 +202,7 @@ impl Tally {
         Some(Self {
             votes: self.votes.checked_add(other.votes)?,
             mass: self.mass.checked_add(other.mass)?,
-            steps: self.steps.checked_add(other.steps)?,
+            looks: self.looks.checked_add(other.looks)?,
         })
     }
 
@@ -205,7 +211,7 @@ impl Tally {
         Some(Self {
             votes: self.votes.checked_sub(other.votes)?,
             mass: self.mass.checked_sub(other.mass)?,
-            steps: self.steps.checked_sub(other.steps)?,
+            looks: self.looks.checked_sub(other.looks)?,
         })
     }
 }
@@ -214,8 +220,8 @@ impl TallyChange {
     /// What undoes this.
     #[must_use]
     pub fn inverse(self) -> Self {
-        let [votes, mass, steps] = [self.votes, self.mass, self.steps].map(i64::wrapping_neg);
-        Self { votes, mass, steps }
+        let [votes, mass, looks] = [self.votes, self.mass, self.looks].map(i64::wrapping_neg);
+        Self { votes, mass, looks }
     }
 }
 
@@ -265,6 +271,8 @@ pub enum Measure {
     Votes,
     /// The attention that its tokens received, summed.
     Attention,
+    /// The attention that a token of it received at a step, on average.
+    Share,
     /// Its place in the conversation.
     Age,
     /// A lot.
@@ -358,6 +366,13 @@ impl fmt::Display for WhyLeft {
                     Measure::Top4 => write!(f, "its four brightest tokens {value:.2}, brightest {peak}")?,
                     Measure::Votes => write!(f, "votes {value}, brightest token {peak}")?,
                     Measure::Attention => write!(f, "attention received {value:.3}, brightest token {peak}")?,
+                    // Among a thousand tokens, an even share is one in a thousand.
+                    Measure::Share if value.is_finite() => write!(
+                        f,
+                        "a token of it received {:.3} ‰ of the attention, brightest {peak}",
+                        value * 1000.0
+                    )?,
+                    Measure::Share => write!(f, "nothing has looked at it yet, brightest {peak}")?,
                     Measure::Age => write!(f, "policy goes by age")?,
                     Measure::Lot => write!(f, "drawn by lot")?,
                 }

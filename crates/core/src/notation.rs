@@ -46,7 +46,7 @@ pub fn read(text: &str) -> Result<Timeline, BadNotation> {
 }
 
 /// Writes a timeline; [`read`] gives it back, but for what a line cannot hold: the tokens' text and ids, whether
-/// they are a tool's, whether a withdrawn one was dead before, and how many steps a chunk was scored in.
+/// they are a tool's, whether a withdrawn one was dead before, and how often a chunk could have been looked at.
 #[must_use]
 pub fn write(timeline: &Timeline) -> String {
     timeline.chunks().map(|c| write_chunk(timeline, c)).collect::<Vec<_>>().join(" ")
@@ -172,7 +172,9 @@ fn build(timeline: &Timeline, word: &Word) -> Change {
     }
     if word.votes != 0 || word.mass != 0.0 {
         let mass = (word.mass * Tally::UNIT) as i64;
-        let tally = TallyChange { votes: word.votes, mass, steps: 0 };
+        // As if one step had looked at it.
+        let looks = if mass == 0 { 0 } else { word.tokens.len() as i64 };
+        let tally = TallyChange { votes: word.votes, mass, looks };
         changes.push(Change::Score(Score { runs: Vec::new(), tallies: vec![(chunk, tally)] }));
     }
     if word.pinned {

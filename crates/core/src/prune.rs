@@ -49,6 +49,8 @@ pub enum Rank {
     Votes,
     /// The attention that its tokens received, summed.
     Sum,
+    /// The attention that a token of it received at a step, on average. What nothing has looked at yet is brightest.
+    Share,
 }
 
 impl Policy {
@@ -63,6 +65,7 @@ impl Policy {
             Policy::Brightness { rank: Rank::Top4, .. } => Measure::Top4,
             Policy::Brightness { rank: Rank::Votes, .. } => Measure::Votes,
             Policy::Brightness { rank: Rank::Sum, .. } => Measure::Attention,
+            Policy::Brightness { rank: Rank::Share, .. } => Measure::Share,
         }
     }
 }
@@ -76,6 +79,21 @@ pub enum Ties {
     Older,
 }
 
+impl Rank {
+    /// How bright a chunk is.
+    #[must_use]
+    pub fn of(self, chunk: ChunkRef<'_>) -> f64 {
+        match self {
+            Rank::Peak => f64::from(chunk.peak().0),
+            Rank::Mean => Shape::of(chunk).mean,
+            Rank::Top4 => Shape::of(chunk).top4,
+            Rank::Votes => chunk.tally().votes as f64,
+            Rank::Sum => chunk.tally().mass as f64 / Tally::UNIT,
+            Rank::Share => chunk.tally().share().unwrap_or(f64::INFINITY),
+        }
+    }
+}
+
 /// The rules of one pruning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PruneRules {
@@ -87,6 +105,9 @@ pub struct PruneRules {
     pub sinks: usize,
     /// How many of the latest tokens never leave.
     pub recent: usize,
+    /// Whether the brightest of what was to leave stays where there is room for it after all: the last to leave may have
+    /// been long. What goes by age leaves no holes.
+    pub fill: bool,
     /// The running turn.
     pub current: Option<TurnId>,
 }
@@ -184,6 +205,9 @@ pub fn plan_prune(view: LiveView<'_>, rules: &PruneRules) -> PrunePlan {
             planner.remove(chunk);
         }
     }
+    if rules.fill && matches!(rules.policy, Policy::Brightness { .. } | Policy::Random { .. }) {
+        planner.fill(&mut leaves);
+    }
     let after = planner.live;
     let exceeded =
         (after > rules.budget).then(|| Exceeded { by: after - rules.budget, held: planner.held(view) });
@@ -280,18 +304,41 @@ impl<'a> Planner<'a> {
         let (value, dimmer) = match self.rules.policy {
             Policy::Fifo | Policy::Window => (chunk.index() as f64, false),
             Policy::Random { seed } => (lot(seed, chunk.id()), false),
-            Policy::Brightness { rank, ties } => {
-                let value = match rank {
-                    Rank::Peak => f64::from(chunk.peak().0),
-                    Rank::Mean => Shape::of(chunk).mean,
-                    Rank::Top4 => Shape::of(chunk).top4,
-                    Rank::Votes => chunk.tally().votes as f64,
-                    Rank::Sum => chunk.tally().mass as f64 / Tally::UNIT,
-                };
-                (value, ties == Ties::Dimmer)
-            }
+            Policy::Brightness { rank, ties } => (rank.of(chunk), ties == Ties::Dimmer),
         };
         Key { value, ties: (!dimmer).then_some([0.0; 2]), index: chunk.index() }
+    }
+
+    /// Lets stay what fits after all, the brightest first: with its pair, and never without what opens its turn.
+    fn fill(&mut self, leaves: &mut Vec<Leave>) {
+        let mut stays = vec![false; leaves.len()];
+        for last in (0..leaves.len()).rev() {
+            // Of a pair, the first has chosen the second.
+            let paired = matches!(leaves[last].why, WhyLeft::Ranked { pair: Pair::With(_), .. });
+            if matches!(leaves[last].why, WhyLeft::Ranked { pair: Pair::Takes(_), .. }) {
+                continue;
+            }
+            let group = if paired { last - 1..last + 1 } else { last..last + 1 };
+            let chunks: Vec<_> =
+                leaves[group.clone()].iter().filter_map(|l| self.timeline.chunk(l.chunk)).collect();
+            let len: usize = chunks.iter().map(|chunk| chunk.live_len()).sum();
+            let opened = |chunk: &ChunkRef<'_>| {
+                let opening = self.timeline.chunk(ChunkId { sentence: 0, ..chunk.id() });
+                chunk.id().is_anchor() || opening.is_none_or(|opening| !self.gone[opening.index()])
+            };
+            if self.live + len <= self.rules.budget && chunks.iter().all(opened) {
+                self.live += len;
+                chunks.iter().for_each(|chunk| self.gone[chunk.index()] = false);
+                stays[group].fill(true);
+            }
+        }
+        let mut stays = stays.into_iter();
+        leaves.retain(|_| !stays.next().unwrap_or(false));
+        for (place, leave) in leaves.iter_mut().enumerate() {
+            if let WhyLeft::Ranked { order, .. } = &mut leave.why {
+                *order = place as u32;
+            }
+        }
     }
 
     /// What holds the tokens that are left, in the order of [`Held`].

@@ -27,6 +27,8 @@ pub struct Rules {
     pub sinks: usize,
     /// How many of the latest tokens never leave.
     pub recent: usize,
+    /// Whether what fits after all stays.
+    pub fill: bool,
     /// Every how many steps the shape of the attention is kept; 0 is never.
     pub trace_interval: u64,
 }
@@ -384,6 +386,7 @@ impl<'a> Replay<'a> {
                     budget: self.rules.max_tokens,
                     sinks: self.rules.sinks,
                     recent: self.rules.recent,
+                    fill: self.rules.fill,
                     current: Some(round.turn),
                 };
                 let plan = plan_prune(self.timeline.view(0), &rules);

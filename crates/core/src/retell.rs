@@ -18,10 +18,10 @@ impl Timeline {
         let mut score = Score::default();
         let (mut leaves, mut gone) = (Vec::new(), Vec::new());
         for chunk in self.chunks() {
-            let Tally { votes, mass, steps } = chunk.tally();
-            if [votes, mass, steps] != [0; 3] {
-                let [votes, mass, steps] = [votes, mass, steps].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-                score.tallies.push((chunk.id(), TallyChange { votes, mass, steps }));
+            let Tally { votes, mass, looks } = chunk.tally();
+            if [votes, mass, looks] != [0; 3] {
+                let [votes, mass, looks] = [votes, mass, looks].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+                score.tallies.push((chunk.id(), TallyChange { votes, mass, looks }));
             }
             if chunk.is_pinned() {
                 changes.push(Change::Pin { chunk: chunk.id(), pinned: true });

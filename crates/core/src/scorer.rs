@@ -24,6 +24,9 @@ pub struct Scorer {
     votes: Vec<u32>,
     mass: Vec<f32>,
     steps: u64,
+    /// How many rows of attention ended before each slot, without the prefix, and behind the last; they all began at the
+    /// first that is scored.
+    ends: Vec<u32>,
     /// The first slot, without the prefix, of the running turn.
     current: usize,
     /// Which tokens the slots are, by runs of neighbours in one chunk: chunk, first position, length.
@@ -48,6 +51,7 @@ impl Scorer {
             votes: vec![0; n],
             mass: vec![0.0; n],
             steps: 0,
+            ends: vec![0; n + 1],
             current: n,
             spans: Vec::new(),
             mean: f64::NAN,
@@ -95,6 +99,7 @@ impl Scorer {
         self.votes.push(0);
         self.new_votes.push(0);
         self.mass.push(0.0);
+        self.ends.push(0);
     }
 
     /// The tokens from `position` on belong to `chunk` now: the chunk that held them was cut.
@@ -208,6 +213,8 @@ impl Scorer {
         self.votes.remove(slot);
         self.new_votes.remove(slot);
         self.mass.remove(slot);
+        let ended = self.ends.remove(slot);
+        self.ends[slot] += ended;
         if slot < self.current {
             self.current -= 1;
         }
@@ -235,6 +242,7 @@ impl Scorer {
         if self.steps == 0 {
             return Change::Score(score);
         }
+        let looks = self.looks();
         let mut slot = 0;
         for (chunk, start, len) in self.spans {
             let part = slot..slot + len;
@@ -244,20 +252,33 @@ impl Scorer {
                 brightness: self.brightness[part.clone()].iter().map(|&b| Brightness(b)).collect(),
             });
             let votes: i64 = self.votes[part.clone()].iter().map(|&v| i64::from(v)).sum();
+            let looks: i64 = looks[part.clone()].iter().map(|&n| i64::from(n)).sum();
             let mass: f64 = self.mass[part].iter().map(|&m| f64::from(m)).sum();
-            let steps = self.steps as i64;
             match score.tallies.last_mut() {
                 Some((c, t)) if *c == chunk => {
                     t.votes += votes;
                     t.mass += (mass * Tally::UNIT) as i64;
+                    t.looks += looks;
                 }
                 _ => {
                     let mass = (mass * Tally::UNIT) as i64;
-                    score.tallies.push((chunk, TallyChange { votes, mass, steps }));
+                    score.tallies.push((chunk, TallyChange { votes, mass, looks }));
                 }
             }
         }
         Change::Score(score)
+    }
+
+    /// How many rows could have looked at each slot, without the prefix.
+    fn looks(&self) -> Vec<u32> {
+        let first = self.scored().start;
+        let mut rows = self.ends.iter().sum::<u32>();
+        let slots = self.ends.iter().enumerate().take(self.brightness.len());
+        let looks = slots.map(|(slot, ended)| {
+            rows -= ended;
+            if slot < first { 0 } else { rows }
+        });
+        looks.collect()
     }
 
     /// The slots, without the prefix, that are scored: never the sink where that is the first slot, and the
@@ -310,6 +331,7 @@ impl Scorer {
         let row = row.get(self.prefix..).unwrap_or_default();
         let own = scored.start.min(row.len())..scored.end.min(row.len());
         let row = &row[own.clone()];
+        self.ends[own.end] += 1;
         let limit = not_above(threshold);
         if self.decayed > 1e4 {
             self.settle();

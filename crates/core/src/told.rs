@@ -85,11 +85,11 @@ impl Told {
             let first = at.plus(start);
             start += tokens.len();
             let known = self.chunks.iter().find(|c| c.sentence == sentence);
-            if let Some(Tally { votes, mass, steps }) =
+            if let Some(Tally { votes, mass, looks }) =
                 known.map(|c| c.tally).filter(|t| *t != Tally::default())
             {
-                let [votes, mass, steps] = [votes, mass, steps].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-                score.tallies.push((chunk, TallyChange { votes, mass, steps }));
+                let [votes, mass, looks] = [votes, mass, looks].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+                score.tallies.push((chunk, TallyChange { votes, mass, looks }));
             }
             if known.is_some_and(|c| c.pinned) {
                 changes.push(Change::Pin { chunk, pinned: true });

@@ -104,6 +104,7 @@ impl Stage {
             Some(&"top4") => Rank::Top4,
             Some(&"votes") => Rank::Votes,
             Some(&"sum") => Rank::Sum,
+            Some(&"share") => Rank::Share,
             Some(other) => panic!("no such rank: {other}"),
         };
         let ties = if words.named.get("ties") == Some(&"older") { Ties::Older } else { Ties::Dimmer };
@@ -119,6 +120,7 @@ impl Stage {
             budget: words.plain[0].parse().expect("a budget"),
             sinks: words.number("sinks"),
             recent: words.number("recent"),
+            fill: words.plain.contains(&"fill"),
             current: words.current(),
         };
         let plan = plan_prune(self.timeline.view(words.number("prefix")), &rules);

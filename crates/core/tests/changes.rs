@@ -28,7 +28,7 @@ fn a_change_that_does_not_fit_changes_nothing() {
         Change::Append(Append { at: Position(at), turn: TurnId(turn), role, tokens: vec![token] })
     };
     let score = |start, b| Scored { start: Position(start), brightness: vec![Brightness(b)] };
-    let tally = |name: &str, votes| (id(name), TallyChange { votes, mass: 0, steps: 0 });
+    let tally = |name: &str, votes| (id(name), TallyChange { votes, mass: 0, looks: 0 });
     let cases: Vec<(Change, &str)> = vec![
         (append(8, 2, Role::User, 0), "tokens for position 8 cannot be appended: the next position is 9"),
         (append(9, 0, Role::User, 0), "turn 0 (user) cannot be continued: the last turn is 1 (assistant)"),
@@ -136,7 +136,7 @@ fn tallies_are_undone_in_reverse() {
     let mut timeline = notation::read("u0.0:3").expect("a timeline");
     let before = timeline.state_hash();
     let chunk = "u0.0".parse().expect("a chunk");
-    let tally = |votes| (chunk, TallyChange { votes, mass: 0, steps: 0 });
+    let tally = |votes| (chunk, TallyChange { votes, mass: 0, looks: 0 });
     let undo = timeline.apply(&Change::Score(Score { runs: vec![], tallies: vec![tally(3), tally(-2)] }));
     timeline.apply(&undo.expect("it fits")).expect("it can be undone");
     assert_eq!(timeline.state_hash(), before);

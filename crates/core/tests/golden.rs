@@ -164,7 +164,7 @@ fn chunking() {
 
 fn rules(budget: usize, current: Option<u32>) -> PruneRules {
     let policy = Policy::Brightness { rank: Rank::Peak, ties: Ties::Older };
-    PruneRules { policy, budget, sinks: 0, recent: 0, current: current.map(TurnId) }
+    PruneRules { policy, budget, sinks: 0, recent: 0, fill: false, current: current.map(TurnId) }
 }
 
 fn leaves(timeline: &Timeline, rules: &PruneRules) -> String {

@@ -4,8 +4,12 @@
 //! nothing that closes a turn can leave without what opens the next, and a turn's first chunk stays for as long as any
 //! other of the turn does.
 
-use halo_core::seams::Template;
-use halo_core::token::Role;
+use halo_core::change::{Append, NewToken};
+use halo_core::chunk::Chunker;
+use halo_core::replay::Rules;
+use halo_core::seams::{Piece, Template};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Role, Source, Voice};
 use jiff::civil::Date;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -49,6 +53,28 @@ impl Frame {
         let parts = [system, user, assistant].map(|wrap| format!("{}\0{}", wrap.before, wrap.after));
         format!("{:016x}", xxh3_64(parts.join("\0").as_bytes()))
     }
+}
+
+/// A new turn of a timeline, in chunks: what is said in it, and what frames that.
+#[must_use]
+pub fn append(timeline: &Timeline, role: Role, written: Vec<(Piece, Voice)>, rules: &Rules) -> Append {
+    let mut chunker = Chunker::new(rules.chunks);
+    let birth = rules.strategy.birth(Source::of(role, false));
+    let mut tokens: Vec<NewToken> = Vec::with_capacity(written.len());
+    for (Piece { id, text }, voice) in written {
+        let sentence = match voice {
+            Voice::Frame => 0,
+            _ => {
+                let placed = chunker.push(&text);
+                let moved = placed.moved.map_or(0, |n| n as usize - 1);
+                let from = tokens.len() - moved;
+                tokens[from..].iter_mut().for_each(|token| token.sentence = placed.sentence);
+                placed.sentence
+            }
+        };
+        tokens.push(NewToken { id, text, sentence, brightness: birth, voice });
+    }
+    Append { at: timeline.next_position(), turn: timeline.next_turn(), role, tokens }
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! A conversation that is open: its timeline, and the mirrors that follow it.
 
 use crate::anew::Reader;
-use crate::frame::Frame;
+use crate::frame::{self, Frame};
 use crate::rules::Rules;
 use crate::signal::Signal;
 use crate::tools;
-use halo_core::change::{Append, Change, NewToken};
+use halo_core::change::{Append, Change};
 use halo_core::seams::{
     Access, Durability, Embedder, Kind, Message, Model, Piece, SeamError, Seen, Store, Summary,
 };
 use halo_core::timeline::Timeline;
-use halo_core::token::{ChunkId, Position, Role, Source, TurnId, Voice};
+use halo_core::token::{ChunkId, Position, Role, TurnId, Voice};
 use halo_recall::recall::Recall;
 use jiff::civil::Date;
 use serde_json::json;
@@ -235,23 +235,7 @@ impl Session {
 
     /// A turn's tokens as a change.
     pub(crate) fn append(&self, role: Role, written: Vec<(Piece, Voice)>) -> Append {
-        let mut chunker = halo_core::chunk::Chunker::new(self.rules.context.chunks);
-        let birth = self.rules.context.strategy.birth(Source::of(role, false));
-        let mut tokens: Vec<NewToken> = Vec::with_capacity(written.len());
-        for (Piece { id, text }, voice) in written {
-            let sentence = match voice {
-                Voice::Frame => 0,
-                _ => {
-                    let placed = chunker.push(&text);
-                    let moved = placed.moved.map_or(0, |n| n as usize - 1);
-                    let from = tokens.len() - moved;
-                    tokens[from..].iter_mut().for_each(|token| token.sentence = placed.sentence);
-                    placed.sentence
-                }
-            };
-            tokens.push(NewToken { id, text, sentence, brightness: birth, voice });
-        }
-        Append { at: self.timeline.next_position(), turn: self.timeline.next_turn(), role, tokens }
+        frame::append(&self.timeline, role, written, &self.rules.context)
     }
 
     /// The first commit of a conversation: from here on it has a key.

@@ -395,6 +395,7 @@ impl Session {
             budget,
             sinks: context.sinks,
             recent: context.recent,
+            fill: context.fill,
             current,
         };
         plan_prune(self.timeline.view(self.prefix.len()), &rules)

@@ -99,6 +99,7 @@ fn rules(max_tokens: usize) -> Rules {
             max_tokens,
             sinks: 0,
             recent: 0,
+            fill: true,
             trace_interval: 0,
         },
         room: 20,

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let append = Append { at: timeline.next_position(), turn: TurnId(turn), role, tokens };
         store.transact("main", &mut timeline, &Change::Append(append), Durability::Now)?;
     }
-    let tally = TallyChange { votes: 3, mass: 1 << 30, steps: 2 };
+    let tally = TallyChange { votes: 3, mass: 1 << 30, looks: 2 };
     let score = Score {
         runs: vec![Scored { start: Position(0), brightness: vec![Brightness(9_000.5); 6] }],
         tallies: vec![("a1.1".parse()?, tally)],

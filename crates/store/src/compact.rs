@@ -72,7 +72,7 @@ pub(crate) fn supersede(old: &Change, new: &mut Change, carry: bool) -> Option<C
 fn add(sum: &mut TallyChange, more: TallyChange) {
     sum.votes = sum.votes.saturating_add(more.votes);
     sum.mass = sum.mass.saturating_add(more.mass);
-    sum.steps = sum.steps.saturating_add(more.steps);
+    sum.looks = sum.looks.saturating_add(more.looks);
 }
 
 fn first_score(change: &mut Change) -> Option<&mut Score> {

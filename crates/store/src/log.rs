@@ -131,16 +131,18 @@ enum MeasureName {
     Top4,
     Votes,
     Attention,
+    Share,
     Age,
     Lot,
 }
 
-const MEASURES: [(MeasureName, Measure); 7] = [
+const MEASURES: [(MeasureName, Measure); 8] = [
     (MeasureName::Peak, Measure::Peak),
     (MeasureName::Mean, Measure::Mean),
     (MeasureName::Top4, Measure::Top4),
     (MeasureName::Votes, Measure::Votes),
     (MeasureName::Attention, Measure::Attention),
+    (MeasureName::Share, Measure::Share),
     (MeasureName::Age, Measure::Age),
     (MeasureName::Lot, Measure::Lot),
 ];
@@ -219,7 +221,7 @@ impl From<&Change> for Line {
                     .iter()
                     .map(|r| (r.start.0, r.brightness.iter().map(|&b| Light(b)).collect()))
                     .collect(),
-                tallies: score.tallies.iter().map(|&(c, t)| (Name(c), t.votes, t.mass, t.steps)).collect(),
+                tallies: score.tallies.iter().map(|&(c, t)| (Name(c), t.votes, t.mass, t.looks)).collect(),
             },
             Change::Prune(leaves) => {
                 let left = |l: &Leave| Left { piece: piece(l.chunk, &l.extent), why: (&l.why).into() };
@@ -247,7 +249,7 @@ impl From<&Change> for Line {
                 chunk: Name(*chunk),
                 at: at.0,
                 sentence: *sentence,
-                tally: (tally.votes, tally.mass, tally.steps),
+                tally: (tally.votes, tally.mass, tally.looks),
             },
             Change::Batch(_) => unreachable!("batches are taken apart before"),
         }
@@ -269,7 +271,7 @@ impl From<Line> for Change {
                     brightness: lights.into_iter().map(|l| l.0).collect(),
                 };
                 let tally =
-                    |(c, votes, mass, steps): (Name, _, _, _)| (c.0, TallyChange { votes, mass, steps });
+                    |(c, votes, mass, looks): (Name, _, _, _)| (c.0, TallyChange { votes, mass, looks });
                 Change::Score(Score {
                     runs: runs.into_iter().map(run).collect(),
                     tallies: tallies.into_iter().map(tally).collect(),
@@ -296,11 +298,11 @@ impl From<Line> for Change {
             Line::Withdraw(pieces) => Change::Withdraw(pieces.into_iter().map(part).collect()),
             Line::Restore(pieces) => Change::Restore(pieces.into_iter().map(part).collect()),
             Line::Merge { chunk, frees_name } => Change::Merge { chunk: chunk.0, frees_name },
-            Line::Split { chunk, at, sentence, tally: (votes, mass, steps) } => Change::Split {
+            Line::Split { chunk, at, sentence, tally: (votes, mass, looks) } => Change::Split {
                 chunk: chunk.0,
                 at: Position(at),
                 sentence,
-                tally: Tally { votes, mass, steps },
+                tally: Tally { votes, mass, looks },
             },
         }
     }
@@ -395,7 +397,7 @@ impl From<WhyLeftLine> for WhyLeft {
             WhyLeftLine::Ranked { order, by, value, peak, live, budget, pair } => WhyLeft::Ranked {
                 order,
                 by: MEASURES[by as usize].1,
-                value: value.unwrap_or_default(),
+                value: value.unwrap_or(f64::INFINITY),
                 peak: peak.0,
                 live: live as usize,
                 budget: budget as usize,

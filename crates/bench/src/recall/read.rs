@@ -274,6 +274,11 @@ impl Conversation {
         self.messages.get(turn.0 as usize).map(|m| m.session)
     }
 
+    /// What was said, in order: by whom, whether that is the user, and what.
+    pub fn said(&self) -> impl ExactSizeIterator<Item = (&str, bool, &str)> {
+        self.messages.iter().map(|m| (m.speaker.as_str(), m.user, m.text.as_str()))
+    }
+
     /// When it was last spoken in.
     #[must_use]
     pub fn last_day(&self) -> Option<Date> {

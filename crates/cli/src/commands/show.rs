@@ -262,7 +262,7 @@ pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
         "peak": chunk.map(|c| c.peak().0),
         "votes": tally.votes,
         "attention": tally.mass as f64 / Tally::UNIT,
-        "steps": tally.steps,
+        "looks": tally.looks,
         "events": told.collect::<Vec<_>>(),
     }))
 }
@@ -294,14 +294,14 @@ pub fn story(timeline: &Timeline, id: ChunkId, events: &[Event]) -> String {
         }
         Some(chunk) => {
             lines(&mut out, chunk, None);
-            let Tally { votes, mass, steps } = chunk.tally();
-            let scored = match steps {
-                0 => "never scored".into(),
-                _ => format!(
-                    "scored in {}: {}, attention {:.3} in all",
-                    count(steps, "step"),
+            let Tally { votes, mass, .. } = chunk.tally();
+            let scored = match chunk.tally().share() {
+                None => "never scored".into(),
+                Some(share) => format!(
+                    "{}, attention {:.3} in all, {:.3} ‰ of it to a token at a step",
                     count(votes, "vote"),
-                    mass as f64 / Tally::UNIT
+                    mass as f64 / Tally::UNIT,
+                    share * 1000.0
                 ),
             };
             let _ = writeln!(out, "\n{scored}");

@@ -397,7 +397,7 @@ mod tests {
                 "",
                 &[],
                 &["brightness.rank=peek"],
-                "--set: brightness.rank cannot be 'peek': it must be peak, mean, top4, votes or sum; did you mean peak?",
+                "--set: brightness.rank cannot be 'peek': it must be peak, mean, top4, votes, sum or share; did you mean peak?",
             ),
             (
                 "",

@@ -145,7 +145,7 @@ settings! {
     /// Which rows of the prompt's own attention are scored.
     "brightness.observe_prompt" observe_prompt: ObservePrompt = ObservePrompt::LastRow;
     /// What chunks are ranked by.
-    "brightness.rank" rank: Rank = Rank::Top4;
+    "brightness.rank" rank: Rank = Rank::Share;
     /// Which of two chunks that rank alike leaves first.
     "brightness.ties" ties: Ties = Ties::Dimmer;
 
@@ -175,6 +175,8 @@ settings! {
 
     /// How the chunks that leave are chosen; all but brightness are there to compare with.
     "prune.policy" prune_policy: PrunePolicy = PrunePolicy::Brightness;
+    /// Whether the brightest of what was to leave stays where there is room for it after all.
+    "prune.fill" fill: bool = true;
     /// The lots that `prune.policy` random draws.
     "prune.seed" prune_seed: Int<0, { i64::MAX }> = Int(0);
 
@@ -213,6 +215,7 @@ fn changes(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("chunk.max_tokens", "100000"),
             ("brightness.rank", "peak"),
             ("brightness.observe_prompt", "off"),
+            ("prune.fill", "false"),
             ("resurrect.preview_tokens", "0"),
             ("recall.mode", "dense"),
             ("resurrect.user_boost", "1.5"),
@@ -290,6 +293,7 @@ impl Settings {
             max_tokens: self.max_tokens.count(),
             sinks: self.sink_tokens.count(),
             recent: self.recent(),
+            fill: self.fill,
             trace_interval: self.trace_interval.0.unsigned_abs(),
         }
     }
@@ -340,6 +344,7 @@ impl Settings {
                     Rank::Top4 => prune::Rank::Top4,
                     Rank::Votes => prune::Rank::Votes,
                     Rank::Sum => prune::Rank::Sum,
+                    Rank::Share => prune::Rank::Share,
                 },
                 ties: match self.ties {
                     Ties::Dimmer => prune::Ties::Dimmer,

@@ -268,6 +268,8 @@ choice! {
         Votes = "votes",
         /// The attention that it received.
         Sum = "sum",
+        /// The attention that a token of it received at a step, on average.
+        Share = "share",
     }
 }
 choice! {

@@ -105,6 +105,7 @@ impl World {
                 brightness: token.brightness.0,
                 votes: 0,
                 mass: 0.0,
+                looks: 0,
                 dead: false,
                 gone: false,
                 pinned,
@@ -160,6 +161,7 @@ impl World {
             brightness,
             votes,
             mass,
+            looks: 0,
             dead: false,
             gone: false,
             pinned,
@@ -189,7 +191,7 @@ impl World {
         };
         let current = (dice & 64 == 0).then(|| self.timeline.turns().last().map(|t| t.id)).flatten();
         let (budget, sinks, recent) = (usize::from(much % 40), usize::from(whom % 3), usize::from(dice % 5));
-        let rules = PruneRules { policy, budget, sinks, recent, current };
+        let rules = PruneRules { policy, budget, sinks, recent, fill: dice & 32 != 0, current };
         let orphans = self.orphans();
         let plan = plan_prune(self.timeline.view(0), &rules);
         let expected = self.twin.prune(&rules);
@@ -317,13 +319,15 @@ impl World {
         if last_turn && at > start {
             self.apply(&change);
             let new = ChunkId { sentence, ..id };
-            self.twin.0[at.0 as usize..].iter_mut().for_each(|t| (t.chunk, t.votes, t.mass) = (new, 0, 0.0));
+            self.twin.0[at.0 as usize..]
+                .iter_mut()
+                .for_each(|t| (t.chunk, t.votes, t.looks, t.mass) = (new, 0, 0, 0.0));
             let gathered = self.timeline.chunk(id).expect("the head").tally();
             // The head keeps all that the chunk had gathered.
             let head = self.twin.0.iter_mut().filter(|t| t.chunk == id);
             head.enumerate().for_each(|(i, t)| {
-                (t.votes, t.mass) =
-                    if i == 0 { (gathered.votes, gathered.mass as f64 / Tally::UNIT) } else { (0, 0.0) };
+                let Tally { votes, mass, looks } = if i == 0 { gathered } else { Tally::default() };
+                (t.votes, t.looks, t.mass) = (votes, looks, mass as f64 / Tally::UNIT);
             });
         }
     }
@@ -403,9 +407,11 @@ impl World {
         }
         for chunk in self.timeline.chunks() {
             let of = self.twin.0.iter().filter(|t| t.chunk == chunk.id());
-            let (votes, mass, pinned) =
-                of.fold((0, 0.0, false), |(v, m, p), t| (v + t.votes, m + t.mass, p || t.pinned));
-            assert_eq!((chunk.tally().votes, chunk.is_pinned()), (votes, pinned), "{}", chunk.id());
+            let (votes, looks, pinned) =
+                of.clone().fold((0, 0, false), |(v, l, p), t| (v + t.votes, l + t.looks, p || t.pinned));
+            let Tally { votes: v, looks: l, .. } = chunk.tally();
+            assert_eq!((v, l, chunk.is_pinned()), (votes, looks, pinned), "{}", chunk.id());
+            let mass: f64 = of.map(|t| t.mass).sum();
             // Within a generation attention is added up in single precision.
             let off = (chunk.tally().mass as f64 / Tally::UNIT - mass).abs();
             assert!(off < 1e-4 * (1.0 + mass), "mass of {}", chunk.id());

@@ -11,6 +11,7 @@ pub struct Tok {
     pub brightness: f32,
     pub votes: u64,
     pub mass: f64,
+    pub looks: u64,
     pub dead: bool,
     pub gone: bool,
     pub pinned: bool,

@@ -42,6 +42,7 @@ impl Twin {
             let gain = if a > threshold { (a / threshold).trunc() as f32 } else { -1.0 };
             token.brightness = (token.brightness + gain).min(10_000.0);
             (token.mass, token.votes) = (token.mass + a, token.votes + u64::from(a > threshold));
+            token.looks += 1;
         }
     }
 
@@ -61,6 +62,8 @@ impl Twin {
             Rank::Top4 => top4,
             Rank::Votes => sum(|t| t.votes as f64),
             Rank::Sum => sum(|t| t.mass),
+            Rank::Share if sum(|t| t.looks as f64) == 0.0 => f64::INFINITY,
+            Rank::Share => sum(|t| t.mass) / sum(|t| t.looks as f64),
         };
         [first, top4, all]
     }
@@ -68,6 +71,7 @@ impl Twin {
     /// What leaves, in order.
     pub fn prune(&mut self, rules: &PruneRules) -> Vec<ChunkId> {
         let (live, mut left) = (self.live(), Vec::new());
+        let was_dead: Vec<bool> = self.0.iter().map(|t| t.dead).collect();
         let edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
         let edges = (0..live.len()).filter(|&s| edge(s)).map(|s| self.0[live[s]].chunk);
         let running = self.0.iter().find(|t| Some(t.chunk.turn) == rules.current);
@@ -97,7 +101,26 @@ impl Twin {
                 left.push(chunk);
             }
         }
+        if rules.fill && !matches!(rules.policy, Policy::Fifo | Policy::Window) {
+            self.fill(&mut left, rules.budget, &was_dead);
+        }
         left
+    }
+
+    /// Lets stay what fits after all, from the last that left to the first, pairs together.
+    fn fill(&mut self, left: &mut Vec<ChunkId>, budget: usize, was_dead: &[bool]) {
+        for chunk in left.clone().into_iter().rev() {
+            let pair = self.partner(chunk).filter(|p| chunk.sentence == 0 && left.contains(p));
+            let group: Vec<ChunkId> = [Some(chunk), pair].into_iter().flatten().collect();
+            let opened = chunk.sentence == 0 || !left.contains(&ChunkId { sentence: 0, ..chunk });
+            let mut back = self.clone();
+            let theirs = back.0.iter_mut().zip(was_dead).filter(|(t, _)| group.contains(&t.chunk));
+            theirs.for_each(|(t, was)| t.dead = *was);
+            if left.contains(&chunk) && opened && back.live().len() <= budget {
+                *self = back;
+                left.retain(|c| !group.contains(c));
+            }
+        }
     }
 
     /// Brings back `hits` with what they are paired with, within the budget.

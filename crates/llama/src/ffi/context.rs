@@ -221,6 +221,17 @@ impl Context {
         }
     }
 
+    /// The same for one of the tokens of the last batch, by its number in it; empty where it did not ask.
+    #[must_use]
+    pub fn guess_at(&self, token: usize) -> &[f32] {
+        let Ok(token) = i32::try_from(token) else { return &[] };
+        // SAFETY: as above; for a number that is none of the batch's, or of a token that did not ask, it gives nothing.
+        unsafe {
+            let logits = sys::llama_get_logits_ith(self.context.as_ptr(), token);
+            if logits.is_null() { &[] } else { std::slice::from_raw_parts(logits, self.weights.vocabulary()) }
+        }
+    }
+
     /// Takes cells out of a sequence: those from `start` up to `end`.
     #[must_use]
     pub fn remove(&mut self, seq: Seq, start: Pos, end: Pos) -> bool {

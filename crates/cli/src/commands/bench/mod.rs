@@ -1,9 +1,11 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
 pub mod embed;
+pub mod keep;
 pub mod model;
 pub mod recall;
 pub mod search;
+pub mod turn;
 
 use super::progress::Progress;
 use super::{print, print_json};

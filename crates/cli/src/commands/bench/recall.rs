@@ -11,7 +11,7 @@ use halo_core::seams::Model;
 use halo_llama::model::{Llama, Options as Running};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to ask.
 #[derive(clap::Args)]
@@ -27,8 +27,9 @@ pub struct Options {
     keep: Option<PathBuf>,
 }
 
+/// How conversations are written.
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Format {
+pub enum Format {
     /// LoCoMo (snap-research/locomo)
     Locomo,
     /// REALTALK (danny911kr/REALTALK)
@@ -37,15 +38,22 @@ enum Format {
     Beam,
 }
 
+impl Format {
+    /// Reads all conversations of a file or a folder.
+    pub fn read(self, data: &Path) -> Result<Vec<recall::Conversation>> {
+        let format = match self {
+            Format::Locomo => recall::Format::Locomo,
+            Format::Realtalk => recall::Format::Realtalk,
+            Format::Beam => recall::Format::Beam,
+        };
+        recall::read(data, format).map_err(|why| anyhow!(why))
+    }
+}
+
 /// Asks all questions.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
-    let format = match options.format {
-        Format::Locomo => recall::Format::Locomo,
-        Format::Realtalk => recall::Format::Realtalk,
-        Format::Beam => recall::Format::Beam,
-    };
-    let conversations = recall::read(&options.data, format).map_err(|why| anyhow!(why))?;
+    let conversations = options.format.read(&options.data)?;
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
     let folder = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)
