@@ -76,6 +76,8 @@ enum Command {
     },
     /// Talks with the model, without end; each line is a message
     Chat(commands::chat::Options),
+    /// Talks as `halo chat` does, and records what the model looks at
+    Capture(commands::chat::CaptureOptions),
     /// Lists the conversations
     Conversations,
     /// Gives a conversation another name
@@ -86,6 +88,8 @@ enum Command {
     Search(commands::search::Options),
     /// Makes the vectors that search by meaning needs, where they are missing
     Index(commands::search::IndexOptions),
+    /// How each turn went: what came and left, and what took how long
+    Stats(commands::stats::Options),
     /// What happened to a chunk, and why
     Why(commands::show::WhyOptions),
     /// Makes chunks as bright as can be, and immune to pruning
@@ -284,6 +288,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Models { what: Some(ModelsCommand::Path(options)) } => {
             commands::models::path(options, &cli.common)
         }
+        Command::Stats(options) => commands::stats::run(options, &cli.common),
+        Command::Capture(options) => commands::chat::capture(options, &cli.common),
         Command::Replay(options) => commands::replay::run(options, &cli.common),
         Command::Bench { what: BenchCommand::Attention(options) } => {
             commands::bench::model::attention(options, &cli.common)

@@ -194,3 +194,47 @@ fn mistakes_are_told_and_lose_nothing() {
         "{err}"
     );
 }
+
+/// What is recorded of an answer, replayed, comes to the same brightness as the conversation itself did; and every turn is on
+/// record with what it took.
+#[test]
+fn a_recorded_answer_can_be_replayed() {
+    let home = common::folder();
+    let captures = home.path().join("captures");
+    let record = |line: &str| {
+        let mut command = halo(home.path(), &["capture", "--set", "generation.max_tokens=12"]);
+        command.arg("-o").arg(&captures).args(["--set", "trace.interval=5"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        child.stdin.take().expect("piped").write_all(line.as_bytes()).expect("written");
+        assert!(child.wait_with_output().expect("it ends").status.success());
+    };
+    record("The gun on the wall is called Betsy.\n");
+    let replayed = json(home.path(), &["replay", &captures.join("turn-1").display().to_string()]);
+    let why = json(home.path(), &["why", "u0.0"]);
+    assert_eq!(replayed["chunks"][0]["chunk"], "u0.0");
+    assert_eq!(replayed["chunks"][0]["votes"], why["votes"]);
+    assert_ne!(why["votes"], 0);
+    record("What is the gun on the wall called?\n");
+    let replayed = json(home.path(), &["replay", &captures.join("turn-3").display().to_string()]);
+    let shown = json(home.path(), &["show"]);
+    let peaks = |list: &Value| -> Vec<(Value, f64)> {
+        let peak = |c: &Value| (c["chunk"].clone(), c["peak"].as_f64().unwrap_or(-1.0));
+        list.as_array().expect("chunks").iter().map(peak).collect()
+    };
+    assert_eq!(peaks(&replayed["chunks"]), peaks(&shown));
+
+    let all = halo(home.path(), &["replay"]).arg(&captures).output().expect("it runs");
+    let told = String::from_utf8_lossy(&all.stderr).into_owned();
+    assert!(!all.status.success() && told.contains("holds 2 captures"), "{told}");
+
+    let turns = json(home.path(), &["stats"]);
+    let turns = turns.as_array().expect("turns");
+    assert_eq!(turns.iter().map(|t| t["turn"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(3)]);
+    for turn in turns {
+        let steps: Vec<u64> =
+            turn["attention"].as_array().expect("traces").iter().filter_map(|t| t["step"].as_u64()).collect();
+        let tokens = turn["tokens"].as_u64().expect("a number");
+        assert_eq!(steps, (0..tokens).step_by(5).collect::<Vec<_>>(), "{turn:#}");
+        assert!(turn["ms"]["speak"].as_f64() > Some(0.0), "{turn:#}");
+    }
+}

@@ -33,6 +33,19 @@ pub struct Rules {
     pub trace_interval: u64,
 }
 
+impl Rules {
+    /// v0: whether a token may leave while an answer is being spoken, behind `prefix` slots of standing instructions. The
+    /// running turn may, or an answer without end could not be held.
+    #[must_use]
+    pub fn may_cull(&self, timeline: &Timeline, prefix: usize, position: Position) -> bool {
+        let sinks = self.sinks.saturating_sub(prefix) as u64;
+        let recent = timeline.len().saturating_sub(self.recent) as u64;
+        let chunk = timeline.chunk_of(position);
+        let free = chunk.is_some_and(|c| !c.is_pinned() && !timeline.is_system_prompt(c.id()));
+        (sinks..recent).contains(&position.0) && free
+    }
+}
+
 /// A token of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
@@ -48,8 +61,8 @@ pub struct Recorded {
     pub brightness: Option<Brightness>,
     /// Whether it was pinned.
     pub pinned: bool,
-    /// Whether it is part of a tool's result.
-    pub tool: bool,
+    /// Whose words it is.
+    pub voice: Voice,
 }
 
 /// A token that came after the prompt, and the attention of the pass that made it.
@@ -132,6 +145,8 @@ pub struct ReplayError {
 #[derive(Debug)]
 pub struct Replay<'a> {
     rules: &'a Rules,
+    /// Slots before the timeline's own.
+    prefix: usize,
     timeline: Timeline,
     positions: Vec<u64>,
     chunker: Chunker,
@@ -144,13 +159,14 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// Begins with what the model was given.
+    /// Begins with what the model was given, behind `prefix` slots of standing instructions.
     ///
     /// # Errors
     /// When the recorded tokens contradict each other.
-    pub fn begin(prompt: &[Recorded], rules: &'a Rules) -> Result<Self, ReplayError> {
+    pub fn begin(prefix: usize, prompt: &[Recorded], rules: &'a Rules) -> Result<Self, ReplayError> {
         let mut replay = Self {
             rules,
+            prefix,
             timeline: Timeline::new(),
             positions: Vec::new(),
             chunker: Chunker::new(rules.chunks),
@@ -189,9 +205,9 @@ impl<'a> Replay<'a> {
     }
 
     fn prompt(&mut self, token: &Recorded) -> Result<(), String> {
-        let birth = self.rules.strategy.birth(Source::of(token.chunk.role, token.tool));
+        let birth = self.rules.strategy.birth(Source::of(token.chunk.role, token.voice == Voice::Tool));
         let brightness = token.brightness.unwrap_or(birth);
-        self.append(token.chunk, token.id, &token.text, token.position, brightness, token.tool)?;
+        self.append(token.chunk, token.id, &token.text, token.position, brightness, token.voice)?;
         if token.pinned && self.timeline.chunk(token.chunk).is_some_and(|c| !c.is_pinned()) {
             self.apply(&Change::Pin { chunk: token.chunk, pinned: true })?;
         }
@@ -222,7 +238,8 @@ impl<'a> Replay<'a> {
         let next = self.positions.last().map_or(0, |p| p.saturating_add(1));
         let brightness = self.rules.strategy.birth(Source::of(role, step.tool));
         let place = self.timeline.next_position();
-        self.append(chunk, step.id, &step.text, step.position.unwrap_or(next), brightness, step.tool)?;
+        let voice = if step.tool { Voice::Tool } else { Voice::Speaker };
+        self.append(chunk, step.id, &step.text, step.position.unwrap_or(next), brightness, voice)?;
         if role == Role::Assistant {
             self.score(chunk, place, brightness, step.attention.as_ref())?;
         }
@@ -233,7 +250,7 @@ impl<'a> Replay<'a> {
     fn place(&mut self, turn: TurnId, role: Role, step: &Step) -> Result<u32, String> {
         if self.behind || self.timeline.turns().last().is_none_or(|t| t.id != turn) {
             let tokens = self.timeline.turn_chunks(turn).flat_map(|c| c.run().positions());
-            let tokens = tokens.filter_map(|p| self.timeline.token(p));
+            let tokens = tokens.filter_map(|p| self.timeline.token(p)).filter(|t| !t.flags.has(Flags::FRAME));
             let tokens = tokens.map(|t| (t.chunk.sentence, t.text, t.flags.has(Flags::TOOL)));
             self.chunker = Chunker::resume(self.rules.chunks, tokens, self.timeline.next_sentence(turn));
             self.behind = false;
@@ -260,12 +277,11 @@ impl<'a> Replay<'a> {
         text: &str,
         position: u64,
         brightness: Brightness,
-        tool: bool,
+        voice: Voice,
     ) -> Result<(), String> {
         if let Some(last) = self.positions.last().filter(|&&last| position <= last) {
             return Err(format!("its position {position} does not follow {last}"));
         }
-        let voice = if tool { Voice::Tool } else { Voice::Speaker };
         let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, voice };
         let (at, turn, role) = (self.timeline.next_position(), chunk.turn, chunk.role);
         self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }))?;
@@ -274,7 +290,7 @@ impl<'a> Replay<'a> {
     }
 
     fn begin_round(&mut self, turn: TurnId) {
-        let scorer = Scorer::new(self.rules.strategy.clone(), self.timeline.view(0), Some(turn));
+        let scorer = Scorer::new(self.rules.strategy.clone(), self.timeline.view(self.prefix), Some(turn));
         let round = Round {
             turn,
             steps: 0,
@@ -294,15 +310,16 @@ impl<'a> Replay<'a> {
     /// have left that the recorded model still saw, their attention is shared among the rest: what it would have
     /// been cannot be known.
     fn project(&self, row: &[f32]) -> Result<Option<Vec<f32>>, String> {
-        let (recorded, live) = (self.timeline.len(), self.timeline.live_len());
+        let (recorded, live) = (self.prefix + self.timeline.len(), self.prefix + self.timeline.live_len());
         // Without the zeros that may pad it, a row over all recorded tokens ends with the last or the one before.
         let seen = row.iter().rposition(|&a| a != 0.0).map_or(0, |last| last + 1);
         if live == recorded || seen > recorded || seen + 1 < recorded {
             return Ok(None);
         }
         check_probabilities(row).map_err(|fault| fault.to_string())?;
-        let positions = self.timeline.view(0).positions();
-        let mut kept: Vec<f32> = positions.iter().filter_map(|p| row.get(p.index()).copied()).collect();
+        let positions = self.timeline.view(self.prefix).positions();
+        let slots = (0..self.prefix).chain(positions.iter().map(|p| self.prefix + p.index()));
+        let mut kept: Vec<f32> = slots.filter_map(|slot| row.get(slot).copied()).collect();
         let (all, rest) = (sum(row), sum(&kept));
         if rest == 0.0 {
             return Err("all its attention lies on tokens that have left".into());
@@ -350,13 +367,8 @@ impl<'a> Replay<'a> {
         }
         round.steps += 1;
         let timeline = &self.timeline;
-        let (sinks, recent) =
-            (self.rules.sinks as u64, timeline.len().saturating_sub(self.rules.recent) as u64);
-        let may_go = |p: Position| {
-            let chunk = timeline.chunk_of(p).filter(|c| !c.is_pinned() && !timeline.is_system_prompt(c.id()));
-            p.0 >= sinks && p.0 < recent && p != position && chunk.is_some()
-        };
-        if let Some(culled) = scorer.cull(may_go) {
+        let (rules, prefix) = (self.rules, self.prefix);
+        if let Some(culled) = scorer.cull(|p| p != position && rules.may_cull(timeline, prefix, p)) {
             if let Change::Batch(parts) = &culled {
                 round.left.extend(parts.iter().flat_map(|part| left(timeline, part)));
             }
@@ -389,7 +401,7 @@ impl<'a> Replay<'a> {
                     fill: self.rules.fill,
                     current: Some(round.turn),
                 };
-                let plan = plan_prune(self.timeline.view(0), &rules);
+                let plan = plan_prune(self.timeline.view(self.prefix), &rules);
                 if let Some(change) = plan.change() {
                     round.left.extend(left(&self.timeline, &change));
                     self.apply(&change)?;

@@ -1,6 +1,7 @@
 //! What happens in a turn, told as it happens: one stream for the terminal, the page and the tests.
 
 use crate::tools::Done;
+use halo_core::attention::AttentionStats;
 use halo_core::seams::{Finish, Upkeep};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
@@ -152,6 +153,8 @@ pub struct Summary {
     pub live: usize,
     /// How long each part took.
     pub stages: Vec<(Stage, Duration)>,
+    /// The shape of what the answer looked at, every so many tokens.
+    pub traces: Vec<(u64, AttentionStats)>,
 }
 
 impl Summary {

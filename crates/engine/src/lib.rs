@@ -7,6 +7,7 @@
 mod anew;
 pub mod event;
 pub mod frame;
+pub mod record;
 pub mod rules;
 pub mod session;
 pub mod signal;

@@ -2,6 +2,7 @@
 
 use crate::anew::Reader;
 use crate::frame::{self, Frame};
+use crate::record::Recorder;
 use crate::rules::Rules;
 use crate::signal::Signal;
 use crate::tools;
@@ -36,6 +37,8 @@ pub struct Session {
     pub(crate) prefix: Vec<Piece>,
     /// The day on which the user last spoke.
     pub(crate) day: Option<Date>,
+    /// Who keeps a record of answers.
+    pub(crate) recorder: Option<Box<dyn Recorder>>,
     /// What the user should know of how it was opened.
     notices: Vec<String>,
 }
@@ -101,6 +104,7 @@ impl Session {
             frame,
             prefix: Vec::new(),
             day,
+            recorder: None,
             notices,
         };
         let before_all = session.frame.before_all();
@@ -148,6 +152,11 @@ impl Session {
     /// The store, for what does not change the timeline.
     pub fn store(&mut self) -> &mut dyn Store {
         &mut *self.store
+    }
+
+    /// From now on, answers are recorded.
+    pub fn record(&mut self, recorder: Box<dyn Recorder>) {
+        self.recorder = Some(recorder);
     }
 
     /// What the user should know of how it was opened: told once.

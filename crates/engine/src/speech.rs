@@ -1,10 +1,10 @@
 //! An answer while it is spoken: each token is placed, stored, and scored by what it looked at.
 
 use crate::event::Event;
-use halo_core::attention::Fault;
-use halo_core::brightness::Strategy;
-use halo_core::change::{Append, Change, NewToken, Tally};
-use halo_core::chunk::{ChunkSize, Chunker, Placed};
+use halo_core::attention::{AttentionStats, Fault, is_traced};
+use halo_core::change::{Append, Change, Extent, NewToken, Tally};
+use halo_core::chunk::{Chunker, Placed};
+use halo_core::replay::Rules;
 use halo_core::scorer::Scorer;
 use halo_core::seams::{Durability, Look, Piece, SeamError, Store};
 use halo_core::timeline::Timeline;
@@ -18,6 +18,10 @@ pub(crate) struct Speech {
     birth: Brightness,
     /// Whether a head's largest value counts, and not the mean of heads.
     largest: bool,
+    rules: Rules,
+    prefix: usize,
+    /// The shape of what was looked at, every so many tokens.
+    pub traces: Vec<(u64, AttentionStats)>,
     result_birth: Brightness,
     /// Tokens so far, and what they say.
     pub tokens: usize,
@@ -29,13 +33,8 @@ pub(crate) struct Speech {
 
 impl Speech {
     /// The answer that the last turn of the timeline is to hold, behind `prefix` tokens of standing instructions.
-    pub fn new(
-        timeline: &Timeline,
-        prefix: usize,
-        strategy: &Strategy,
-        size: ChunkSize,
-        largest: bool,
-    ) -> Self {
+    pub fn new(timeline: &Timeline, prefix: usize, rules: &Rules, largest: bool) -> Self {
+        let strategy = &rules.strategy;
         let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
         let positions = timeline.turn_chunks(turn).flat_map(|chunk| chunk.run().positions());
         let tokens = positions.filter_map(|position| timeline.token(position));
@@ -43,11 +42,14 @@ impl Speech {
         let said = said.map(|token| (token.chunk.sentence, token.text, token.flags.has(Flags::TOOL)));
         Self {
             turn,
-            chunker: Chunker::resume(size, said, timeline.next_sentence(turn)),
+            chunker: Chunker::resume(rules.chunks, said, timeline.next_sentence(turn)),
             scorer: Scorer::new(strategy.clone(), timeline.view(prefix), Some(turn)),
             birth: strategy.birth(Source::Llm),
             result_birth: strategy.birth(Source::Tool),
             largest,
+            rules: rules.clone(),
+            prefix,
+            traces: Vec::new(),
             tokens: 0,
             said: String::new(),
             votes: 0,
@@ -64,7 +66,7 @@ impl Speech {
         }
     }
 
-    /// The next token, on the timeline, in the store, and scored.
+    /// The next token, on the timeline, in the store, and scored. In v0, others leave for it.
     pub fn token(
         &mut self,
         piece: &Piece,
@@ -72,18 +74,28 @@ impl Speech {
         conversation: &str,
         timeline: &mut Timeline,
         store: &mut dyn Store,
-    ) -> Result<Event, SeamError> {
+    ) -> Result<Vec<Event>, SeamError> {
         let placed = self.chunker.push(&piece.text);
-        let event = self.place(piece, placed, Voice::Speaker, conversation, timeline, store)?;
+        let at = timeline.next_position();
+        let mut events = vec![self.place(piece, placed, Voice::Speaker, conversation, timeline, store)?];
         self.said.push_str(&piece.text);
+        let row = look.map(|look| self.row(look));
+        if is_traced(self.tokens as u64, self.rules.trace_interval) {
+            self.traces.extend(row.and_then(AttentionStats::of).map(|stats| (self.tokens as u64, stats)));
+        }
         self.tokens += 1;
-        match self.scorer.observe(look.map(|look| self.row(look))) {
+        match self.scorer.observe(row) {
             Ok(observed) => self.votes += observed.votes,
             // A model without attention has none at any step: that is told once, where it is chosen.
             Err(Fault::Missing) => {}
             Err(fault) => self.fault(&fault),
         }
-        Ok(event)
+        let (rules, prefix) = (&self.rules, self.prefix);
+        if let Some(culled) = self.scorer.cull(|p| p != at && rules.may_cull(timeline, prefix, p)) {
+            store.transact(conversation, timeline, &culled, Durability::Behind)?;
+            events.extend(culled.parts().into_iter().flat_map(left));
+        }
+        Ok(events)
     }
 
     /// The next token of a tool's result, which stays with its call.
@@ -140,7 +152,8 @@ impl Speech {
         (self.scorer.finish(), Event::Scored { steps, votes: self.votes, mean, faults })
     }
 
-    fn row<'a>(&self, look: Look<'a>) -> &'a [f32] {
+    /// What counts of a look.
+    pub fn row<'a>(&self, look: Look<'a>) -> &'a [f32] {
         if self.largest && !look.max.is_empty() { look.max } else { look.mean }
     }
 
@@ -148,4 +161,19 @@ impl Speech {
         self.faults += 1;
         self.first_fault.get_or_insert_with(|| fault.to_string());
     }
+}
+
+/// What left by a change, one by one.
+fn left(change: &Change) -> Vec<Event> {
+    let Change::Prune(leaves) = change else { return Vec::new() };
+    let tokens = |extent: &Extent| match extent {
+        Extent::Runs(runs) => runs.iter().map(|run| run.len as usize).sum(),
+        Extent::Whole => 0,
+    };
+    let event = |l: &halo_core::change::Leave| Event::Left {
+        chunk: l.chunk,
+        tokens: tokens(&l.extent),
+        why: l.why.to_string(),
+    };
+    leaves.iter().map(event).collect()
 }

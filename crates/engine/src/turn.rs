@@ -6,7 +6,8 @@ use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
 use crate::speech::Speech;
 use crate::tools;
-use halo_core::attention::Watch;
+use halo_core::attention::{AttentionStats, Watch};
+use halo_core::brightness::Strategy;
 use halo_core::budget::Room;
 use halo_core::change::{Change, Extent, Part};
 use halo_core::prune::{PrunePlan, PruneRules, plan_prune};
@@ -30,6 +31,15 @@ struct Running<'a> {
     stages: Vec<(Stage, Duration)>,
     returned: usize,
     left: usize,
+    traces: Vec<(u64, AttentionStats)>,
+}
+
+/// How long an answer took: in all, until it began, and what was done for it here.
+#[derive(Default)]
+struct Clock {
+    all: Duration,
+    read: Duration,
+    own: Duration,
 }
 
 impl Session {
@@ -41,7 +51,7 @@ impl Session {
         if message.trim().is_empty() {
             return Err(SeamError::new("reading the message", "it is empty: say something"));
         }
-        let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
+        let mut run = Running::new(listen);
         // The day is told with its first message.
         let day = (self.day != Some(today)).then_some(today);
         let written = self.written(Role::User, message, day)?;
@@ -59,7 +69,7 @@ impl Session {
     /// # Errors
     /// As above; also when there is nothing to answer.
     pub fn say_again(&mut self, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
-        let mut run = Running { listen, stages: Vec::new(), returned: 0, left: 0 };
+        let mut run = Running::new(listen);
         if let Some((turn, Role::Assistant)) = self.last_said() {
             self.take_back(&[turn])?;
         }
@@ -257,6 +267,7 @@ impl Session {
             left: run.left,
             live: self.live(),
             stages: std::mem::take(&mut run.stages),
+            traces: std::mem::take(&mut run.traces),
         };
         self.note(&summary, spoken.as_ref().err())?;
         spoken?;
@@ -281,8 +292,7 @@ impl Session {
 
     /// What follows in the last turn.
     fn speech(&self) -> Speech {
-        let (context, largest) = (&self.rules.context, self.rules.watch.max);
-        Speech::new(&self.timeline, self.prefix.len(), &context.strategy, context.chunks, largest)
+        Speech::new(&self.timeline, self.prefix.len(), &self.rules.context, self.rules.watch.max)
     }
 
     /// The answer itself, token by token: stored as it comes, and scored by what it looks at. An error of the model's
@@ -291,21 +301,80 @@ impl Session {
         &mut self,
         run: &mut Running<'_>,
     ) -> Result<(Result<Finish, SeamError>, usize, String), SeamError> {
-        let window = self.window();
         let mut speech = self.speech();
-        let next = self.timeline.next_position();
-        // The same seed draws another answer in every turn, and the same one each time it is run.
-        let turn = self.timeline.next_turn().0;
-        let seed = self.rules.sampling.seed ^ u64::from(turn).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mut sampling = Sampling { seed, ..self.rules.sampling.clone() };
+        let turn = self.timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
+        let Self { recorder, prefix, timeline, .. } = self;
+        let begun = recorder.as_mut().map(|r| r.begin(turn, prefix, timeline.view(prefix.len())));
+        self.recorded(begun, run);
+        let mut clock = Clock::default();
+        let finish = match &self.rules.context.strategy {
+            Strategy::Magnitude(_) => self.go_on(&self.sampling(0), &mut speech, &mut clock, run)?,
+            Strategy::Ttl(_) => self.go_on_by_steps(&mut speech, &mut clock, run)?,
+        };
+        run.took(Stage::Read, clock.read);
+        run.took(Stage::Speak, clock.all.saturating_sub(clock.read).saturating_sub(clock.own));
+        run.took(Stage::Attend, clock.own);
+        let ended = self.recorder.as_mut().map(|recorder| recorder.end());
+        if let Some(Ok((place, what))) = &ended {
+            self.store.put_record(&self.name, Kind::Capture, place, Some(what))?;
+        }
+        self.recorded(ended, run);
+        let (tokens, said) = (speech.tokens, std::mem::take(&mut speech.said));
+        run.traces.append(&mut speech.traces);
+        let (score, event) = speech.end();
+        self.change(&score, Durability::Behind)?;
+        run.tell(event);
+        Ok((finish, tokens, said))
+    }
+
+    /// How the answer is drawn, `step` tokens into it. The same seed draws another answer in every turn, and the same one
+    /// each time it is run.
+    fn sampling(&self, step: usize) -> Sampling {
+        let turn = u64::from(self.timeline.next_turn().0).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let step = (step as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
+        let mut sampling =
+            Sampling { seed: self.rules.sampling.seed ^ turn ^ step, ..self.rules.sampling.clone() };
         sampling.stop.extend(self.rules.tools.is_some().then(|| tools::call::CLOSE.to_owned()));
-        let Self { model, store, timeline, rules, frame, name, key, .. } = self;
+        sampling
+    }
+
+    /// v0: tokens leave while others come, so the model is shown its window anew for each.
+    fn go_on_by_steps(
+        &mut self,
+        speech: &mut Speech,
+        clock: &mut Clock,
+        run: &mut Running<'_>,
+    ) -> Result<Result<Finish, SeamError>, SeamError> {
+        for step in 0..self.rules.sampling.max_tokens {
+            let sampling = self.sampling(step);
+            let stops = sampling.stop.clone();
+            let finish = self.go_on(&Sampling { max_tokens: 1, ..sampling }, speech, clock, run)?;
+            if finish != Ok(Finish::Length) || speech.tokens == step {
+                return Ok(finish);
+            }
+            if stops.iter().any(|stop| speech.said.ends_with(stop.as_str())) {
+                return Ok(Ok(Finish::Stop));
+            }
+        }
+        Ok(Ok(Finish::Length))
+    }
+
+    fn go_on(
+        &mut self,
+        sampling: &Sampling,
+        speech: &mut Speech,
+        clock: &mut Clock,
+        run: &mut Running<'_>,
+    ) -> Result<Result<Finish, SeamError>, SeamError> {
+        let (window, next) = (self.window(), self.timeline.next_position());
+        let Self { model, store, timeline, rules, frame, name, key, recorder, .. } = self;
         let timeline = RefCell::new(timeline);
         let told = || messages(&frame.system, &timeline.borrow());
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: false };
-        let (mut failed, mut own) = (None, Duration::ZERO);
-        let (begin, mut read) = (Instant::now(), None);
-        let finish = model.generate(&prompt, &sampling, &rules.watch, &mut |step| {
+        let (mut failed, mut unrecorded) = (None, None);
+        let first = clock.all.is_zero();
+        let begin = Instant::now();
+        let finish = model.generate(&prompt, sampling, &rules.watch, &mut |step| {
             let since = Instant::now();
             let flow = match step {
                 ModelStep::Reading { done, of } => (run.listen)(Event::Reading { done, of }),
@@ -313,15 +382,22 @@ impl Session {
                     speech.prompt(look);
                     Flow::Continue
                 }
-                ModelStep::Ready(upkeep) => {
-                    read = Some(begin.elapsed());
+                ModelStep::Ready(upkeep) if first => {
+                    clock.read = begin.elapsed();
                     (run.listen)(Event::Ready(upkeep))
                 }
+                ModelStep::Ready(_) => Flow::Continue,
                 ModelStep::Token(piece, look) => {
+                    if let Some(recorder) = recorder.as_mut().filter(|_| unrecorded.is_none()) {
+                        unrecorded = recorder.step(piece, look.map(|look| speech.row(look))).err();
+                    }
                     match speech.token(piece, look, name, &mut timeline.borrow_mut(), &mut **store) {
-                        Ok(event) => {
-                            own += since.elapsed();
-                            return (run.listen)(event);
+                        Ok(events) => {
+                            clock.own += since.elapsed();
+                            run.left += events.len() - 1;
+                            let flows: Vec<Flow> =
+                                events.into_iter().map(|event| (run.listen)(event)).collect();
+                            return flows[0];
                         }
                         Err(why) => {
                             failed = Some(why);
@@ -330,21 +406,20 @@ impl Session {
                     }
                 }
             };
-            own += since.elapsed();
+            clock.own += since.elapsed();
             flow
         });
-        let (all, read) = (begin.elapsed(), read.unwrap_or_default());
-        run.took(Stage::Read, read);
-        run.took(Stage::Speak, all.saturating_sub(read).saturating_sub(own));
-        run.took(Stage::Attend, own);
-        if let Some(why) = failed {
-            return Err(why);
+        clock.all += begin.elapsed();
+        self.recorded::<()>(unrecorded.map(Err), run);
+        failed.map_or(Ok(finish), Err)
+    }
+
+    /// What cannot be recorded is told, and no more is: the conversation goes on.
+    fn recorded<T>(&mut self, done: Option<Result<T, SeamError>>, run: &mut Running<'_>) {
+        if let Some(Err(why)) = done {
+            self.recorder = None;
+            run.tell(Event::Notice(format!("nothing more is recorded: {why}")));
         }
-        let (tokens, said) = (speech.tokens, std::mem::take(&mut speech.said));
-        let (score, event) = speech.end();
-        self.change(&score, Durability::Behind)?;
-        run.tell(event);
-        Ok((finish, tokens, said))
     }
 
     /// In a fork, the model begins to answer: what it would speak of is worth searching for.
@@ -443,11 +518,18 @@ impl Session {
             "left": summary.left,
             "live": summary.live,
             "ms": stages,
+            "attention": summary.traces.iter().map(trace).collect::<Vec<_>>(),
         });
         let turn = summary.turn.0.to_string();
         self.store.put_record(&self.name, Kind::Turn, &turn, Some(&told.to_string()))?;
         self.store.put_record(&self.name, Kind::Setting, RUNNING, None)
     }
+}
+
+/// The shape of what a token of the answer looked at.
+fn trace((step, stats): &(u64, AttentionStats)) -> serde_json::Value {
+    let AttentionStats { mean, median, max, min, std } = stats;
+    json!({ "step": step, "mean": mean, "median": median, "max": max, "min": min, "std": std })
 }
 
 /// The most calls of tools in a turn.
@@ -456,7 +538,11 @@ const ROUNDS: usize = 5;
 /// Vectors that are made at the end of a turn; where more are missing, as after an import, they come turn by turn.
 const NEW_AT_ONCE: usize = 64;
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    fn new(listen: &'a mut Listen<'a>) -> Self {
+        Self { listen, stages: Vec::new(), returned: 0, left: 0, traces: Vec::new() }
+    }
+
     fn tell(&mut self, event: Event) {
         (self.listen)(event);
     }

@@ -13,6 +13,7 @@ use halo_core::testing::doubles::{
 };
 use halo_core::token::{Brightness, ChunkId};
 use halo_core::told::Told;
+use halo_core::ttl::Ttl;
 use halo_engine::event::Event;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
@@ -165,6 +166,28 @@ fn same_as_stored(session: &Session, store: &Shared<impl Store>) {
     let stored = store.clone().load("main", Access::Read).expect("it loads");
     assert_eq!(stored.state_hash(), session.timeline().state_hash());
     assert_eq!(stored.view(0).text(), session.timeline().view(0).text());
+}
+
+/// In v0 the dimmest tokens leave while the answer is spoken, at most two for each that comes, and the model is shown its
+/// window without them.
+#[test]
+fn in_v0_tokens_leave_while_others_come() {
+    let store = shared(MemoryStore::default());
+    let mut rules = rules(0);
+    rules.context.strategy = Strategy::Ttl(Ttl { target: 10, ..Ttl::default() });
+    // Each token is asked for by itself, and there would always be more to say.
+    let words = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
+    let answers = words.iter().map(|word| on(&format!(" {word} and"), "Betsy")).collect();
+    let mut session = open(&store, rules, answers);
+    let events = say(&mut session, "The gun on the wall above the fireplace in the hall is called Betsy");
+    assert_eq!(answer(&events), " one two three four five six seven eight");
+    let first = events.iter().position(|e| matches!(e, Event::Left { .. })).expect("some leave");
+    let last = events.iter().rposition(|e| matches!(e, Event::Token { .. })).expect("some come");
+    assert!(first < last, "they leave while it speaks");
+    assert!(events.iter().any(|e| matches!(e, Event::Left { why, .. } if why.contains("target 10"))));
+    // What the model says is born dimmer than what the user says, and what is looked at stays.
+    assert_eq!(session.window_text(), "Be brief. above the fireplace in the hall is called Betsy eight");
+    same_as_stored(&session, &store);
 }
 
 /// Something said in the first turn leaves the window and comes back, to its own place, when it is asked for.

@@ -19,6 +19,8 @@ pub struct Lengths {
     pub watched: usize,
     /// What really came next: the guesses at it are compared.
     pub next: usize,
+    /// What is read and watched together, at most: both end with a whole message, and those can be long.
+    pub most: usize,
 }
 
 /// A stretch of a conversation.
@@ -82,6 +84,9 @@ pub(super) fn cut(
         free = from + last + 1;
         let turn_at = |length: usize| ends.iter().position(|&end| end >= length).unwrap_or(last) + 1;
         let (watched, next) = (turn_at(lengths.history), turn_at(lengths.history + lengths.watched));
+        if ends[next - 1] > lengths.most {
+            continue;
+        }
         let (mut timeline, mut history, mut appends) = (Timeline::new(), None, Vec::new());
         for (n, (turn, written)) in turns[from..from + next].iter().zip(&written[from..]).enumerate() {
             if n == watched {

@@ -13,6 +13,7 @@ pub mod replay;
 pub mod search;
 pub mod show;
 pub mod signal;
+pub mod stats;
 
 use crate::printable;
 use anyhow::Result;

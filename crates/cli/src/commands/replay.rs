@@ -49,7 +49,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     capture.reduce_by(reduction.clone());
     let rules = loaded.settings.rules();
     let in_capture = || options.capture.display().to_string();
-    let mut replay = Replay::begin(&capture.prompt, &rules).with_context(in_capture)?;
+    let mut replay = Replay::begin(capture.prefix.len(), &capture.prompt, &rules).with_context(in_capture)?;
     while let Some(step) = capture.next_step()? {
         replay.step(&step).with_context(in_capture)?;
     }

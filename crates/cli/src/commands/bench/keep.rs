@@ -59,11 +59,13 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let conversations = options.format.read(&options.data)?;
     let path = models::find(common, common.model.as_deref())?;
     let model = Llama::open(&path, &Running { context: Some(64), ..Running::default() })?;
-    let lengths = Lengths { history: options.context, watched: options.watch, next: options.next };
-    // A stretch ends with a whole message, and what came next is read beside what is in memory.
-    let need = u32::try_from(lengths.history + lengths.watched + 2 * lengths.next + 4096)?;
+    let (wanted, trained) = (options.context + options.watch, model.weights().trained_context() as usize);
+    // What came next is read beside what is in memory.
+    let most = (2 * wanted).min(trained.saturating_sub(options.next + 64));
+    ensure!(wanted <= most, "--context {}: the model sees no more than {trained} tokens", options.context);
+    let lengths = Lengths { history: options.context, watched: options.watch, next: options.next, most };
     let shape = Shape {
-        tokens: need.min(model.weights().trained_context()),
+        tokens: u32::try_from((most + options.next + 64).min(trained))?,
         batch: 256,
         threads: common.threads().cast_signed(),
         sequences: 2,

@@ -7,13 +7,16 @@ mod terminal;
 
 use super::show::Which;
 use super::{Closed, count};
+use crate::capture::Recording;
+use crate::settings::{KEYS, Settings};
 use crate::{Common, say, wiring};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use halo_core::seams::Flow;
 use halo_engine::event::Event;
 use halo_engine::session::Session;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
+use std::path::PathBuf;
 
 /// Which conversation.
 #[derive(clap::Args)]
@@ -22,10 +25,51 @@ pub struct Options {
     which: Which,
 }
 
+/// Which conversation to record, and where.
+#[derive(clap::Args)]
+pub struct CaptureOptions {
+    #[command(flatten)]
+    which: Which,
+    /// The folder for what is recorded: one within it for each answer, `turn-1`, `turn-3` and so on, which `halo replay` reads
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+}
+
 /// Talks.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
-    let mut session = wiring::session(common, &settings, &options.which.name)?;
+    talk(wiring::session(common, &settings, &options.which.name)?, common)
+}
+
+/// Talks, and records what the model looks at.
+pub fn capture(options: &CaptureOptions, common: &Common) -> Result<()> {
+    let loaded = common.load(Vec::new())?;
+    std::fs::create_dir_all(&options.output)
+        .with_context(|| format!("cannot make the folder {}", options.output.display()))?;
+    let mut session = wiring::session(common, &loaded.settings, &options.which.name)?;
+    let info = session.model().info().clone();
+    if !info.attention {
+        bail!(
+            "{} does not tell what it looks at, so there is nothing to record: use a local model",
+            info.name
+        );
+    }
+    session.record(Box::new(Recording::new(
+        &options.output,
+        &info.name,
+        recorded_settings(&loaded.settings),
+    )));
+    say(&format!("recording each answer in {}", options.output.display()));
+    talk(session, common)
+}
+
+/// All settings, by key.
+fn recorded_settings(settings: &Settings) -> Value {
+    let all = KEYS.iter().filter_map(|key| Some((key.name.to_owned(), settings.get(key.name)?.1)));
+    Value::Object(all.collect())
+}
+
+fn talk(mut session: Session, common: &Common) -> Result<()> {
     if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !common.json {
         return terminal::run(&mut session, common);
     }

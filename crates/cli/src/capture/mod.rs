@@ -4,12 +4,16 @@
 //! (`metadata.json`, `token_%05d_meta.json`, `token_%05d_attn.bin`) are read too. Steps are read one at a
 //! time, so a capture may be larger than memory.
 
+mod record;
+
+pub use record::Recording;
+
 use crate::settings::Settings;
 use crate::settings::value::{Heads, Layers, Value as _};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use halo_core::replay::{Recorded, Step};
-use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId};
+use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -48,6 +52,8 @@ pub struct Capture {
     pub model: String,
     /// The settings at the time, as they were written.
     pub settings: serde_json::Value,
+    /// What stood before the conversation.
+    pub prefix: Vec<PrefixToken>,
     /// What the model was given.
     pub prompt: Vec<Recorded>,
     steps: Steps,
@@ -70,7 +76,18 @@ struct Head {
     model: String,
     #[serde(default)]
     settings: serde_json::Value,
+    /// What stood before the conversation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    prefix: Vec<PrefixToken>,
     prompt: Vec<PromptToken>,
+}
+
+/// A token of the standing instructions.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(expecting = "an object with id and text")]
+pub struct PrefixToken {
+    id: u32,
+    text: String,
 }
 
 fn first_version() -> u32 {
@@ -92,6 +109,8 @@ struct PromptToken {
     pinned: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     tool: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    frame: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -133,6 +152,21 @@ impl Capture {
         } else if weave.is_file() {
             Self::open_weave(&weave, folder)
         } else {
+            let mut within: Vec<String> = std::fs::read_dir(folder).map_or_else(
+                |_| Vec::new(),
+                |all| {
+                    let captures = all.flatten().filter(|e| e.path().join("capture.json").is_file());
+                    captures.map(|e| e.path().display().to_string()).collect()
+                },
+            );
+            within.sort_by_key(|name| (name.len(), name.clone()));
+            if let [first, ..] = within.as_slice() {
+                bail!(
+                    "{} holds {} captures: name one of them, such as {first}",
+                    folder.display(),
+                    within.len()
+                );
+            }
             let what = if folder.is_dir() {
                 "holds neither capture.json nor metadata.json"
             } else {
@@ -160,7 +194,7 @@ impl Capture {
         let file = File::open(steps).with_context(|| format!("cannot open {}", steps.display()))?;
         let steps = Steps::Lines { path: steps.to_owned(), lines: BufReader::new(file).lines(), number: 0 };
         let (model, settings, reduction) = (head.model, head.settings, Reduction::default());
-        Ok(Self { model, settings, prompt, steps, reduction, notes: Vec::new() })
+        Ok(Self { model, settings, prefix: head.prefix, prompt, steps, reduction, notes: Vec::new() })
     }
 
     /// How attention of all layers and heads is to be reduced.
@@ -236,8 +270,13 @@ impl Capture {
             settings.insert("brightness.heads".into(), self.reduction.heads.json());
         }
         let prompt = self.prompt.iter().map(PromptToken::of).collect();
-        let head =
-            Head { version: VERSION, model: self.model.clone(), settings: self.settings.clone(), prompt };
+        let head = Head {
+            version: VERSION,
+            model: self.model.clone(),
+            settings: self.settings.clone(),
+            prefix: self.prefix.clone(),
+            prompt,
+        };
         let steps = folder.join("steps.jsonl");
         let wrong = || format!("cannot write {}", steps.display());
         let mut out = BufWriter::new(File::create(&steps).with_context(wrong)?);
@@ -267,6 +306,7 @@ impl Capture {
             brightness: None,
             pinned: false,
             tool: false,
+            frame: false,
         };
         let prompt = recorded(head, meta.prompt_tokens.into_iter().map(token).collect())?;
         let mut names = Vec::new();
@@ -288,7 +328,15 @@ impl Capture {
             other => other.to_string(),
         };
         let settings = serde_json::json!({});
-        Ok(Self { model, settings, prompt, steps, reduction: Reduction::default(), notes })
+        Ok(Self {
+            model,
+            settings,
+            prefix: Vec::new(),
+            prompt,
+            steps,
+            reduction: Reduction::default(),
+            notes,
+        })
     }
 }
 
@@ -323,7 +371,11 @@ impl PromptToken {
             chunk: ChunkId::new(role, TurnId(self.turn), self.sentence),
             brightness: self.brightness.map(Brightness),
             pinned: self.pinned,
-            tool: self.tool,
+            voice: match (self.tool, self.frame) {
+                (true, _) => Voice::Tool,
+                (_, true) => Voice::Frame,
+                _ => Voice::Speaker,
+            },
         })
     }
 
@@ -337,7 +389,8 @@ impl PromptToken {
             role: token.chunk.role.name().into(),
             brightness: token.brightness.map(|b| b.0),
             pinned: token.pinned,
-            tool: token.tool,
+            tool: token.voice == Voice::Tool,
+            frame: token.voice == Voice::Frame,
         }
     }
 }
