@@ -8,7 +8,7 @@ use halo_core::seams::{
     Access, Durability, Embedder, EmbedderInfo, Flow, Kind, Model, Piece, SeamError, Store,
 };
 use halo_core::token::{Role, Voice};
-use halo_engine::frame::{self, Frame};
+use halo_engine::frame::{self, Frame, Names};
 use halo_engine::rules::Rules;
 use halo_engine::session::TEMPLATE;
 use halo_recall::recall::Recall;
@@ -29,7 +29,12 @@ pub(crate) fn make(
     tokens: usize,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), SeamError> {
-    let frame = Frame { template: model.info().template.clone(), system: rules.system.clone(), dates: false };
+    let frame = Frame {
+        template: model.info().template.clone(),
+        system: rules.system.clone(),
+        dates: false,
+        names: Names::default(),
+    };
     let prefix = model.tokenize(&frame.before_all(), true)?.len();
     let budget = rules.budget().unwrap_or(model.info().context);
     let mut timeline = store.load(NAME, Access::Write)?;

@@ -5,10 +5,13 @@ use crate::commands::progress::Progress;
 use crate::commands::search;
 use crate::models;
 use crate::settings::Settings;
-use crate::settings::value::{Auto, Heads, KvMode, Layers, ObservePrompt, RecallMode, ReturnBrightness};
+use crate::settings::value::{
+    Auto, Heads, KvMode, Layers, ObservePrompt, RecallMode, ReturnBrightness, Text,
+};
 use anyhow::{Context, Result};
 use halo_core::attention::{self, PromptRows, Watch};
 use halo_core::seams::{Embedder, Model, Sampling};
+use halo_engine::frame::Names;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::Runner;
@@ -91,6 +94,14 @@ pub fn rules(settings: &Settings) -> Rules {
         tools: std::env::current_exe().ok().filter(|_| settings.tools).map(Runner::Program),
         system: settings.system.0.clone(),
         dates: settings.dates,
+        names: Names { user: name(&settings.user_name), assistant: name(&settings.assistant_name) },
+    }
+}
+
+fn name(setting: &Auto<Text>) -> String {
+    match setting {
+        Auto::Auto => String::new(),
+        Auto::Set(name) => name.0.clone(),
     }
 }
 

@@ -121,12 +121,13 @@ fn the_same_words_give_the_same_conversation() {
 fn what_was_on_the_screen_is_there_after_a_kill() {
     let home = common::folder();
     let args = ["--set", "generation.max_tokens=200"];
-    for round in 0..3 {
+    let kills = common::many("HALO_KILLS", 6);
+    for round in 0..kills {
         let mut child = start(home.path(), &args);
         let mut stdin = child.stdin.take().expect("piped");
         writeln!(stdin, "Tell me a long story, number {round}.").expect("written");
         let mut out = BufReader::new(child.stdout.take().expect("piped"));
-        let mut seen = vec![0; 8 + 6 * round];
+        let mut seen = vec![0; 8 + 7 * (round % 13)];
         out.read_exact(&mut seen).expect("it speaks");
         child.kill().expect("killed");
         child.wait().expect("it is gone");
@@ -140,6 +141,12 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
             .collect();
         let seen = String::from_utf8_lossy(&seen).into_owned();
         assert!(said.starts_with(seen.trim_end_matches('\u{fffd}')), "seen {seen:?}, kept {said:?}");
+        // Nothing that was there before is gone.
+        let messages = shown.as_array().expect("chunks").iter().filter(|c| c["role"] == "user");
+        let asked: Vec<&str> = messages.filter_map(|c| c["text"].as_str()).collect();
+        let expected: Vec<String> =
+            (0..=round).map(|n| format!("Tell me a long story, number {n}.")).collect();
+        assert_eq!(asked, expected);
     }
     let output = {
         let mut child = start(home.path(), &args);
@@ -147,7 +154,15 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
         child.wait_with_output().expect("it ends")
     };
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("the answer of turn 5 was cut off when the program ended"), "{told}");
+    let last = 2 * kills - 1;
+    assert!(
+        told.contains(&format!("the answer of turn {last} was cut off when the program ended")),
+        "{told}"
+    );
+    let turns = json(home.path(), &["stats", "-n", "0"]);
+    let ends: Vec<&str> =
+        turns.as_array().expect("turns").iter().filter_map(|t| t["finish"].as_str()).collect();
+    assert_eq!(ends, vec!["interrupted"; kills], "{turns:#}");
 }
 
 /// What another program wrote is read by the model when it is first opened, and the conversation goes on.

@@ -1,8 +1,34 @@
 //! What a model may do with its notes, when it means harm: the real program runs each filter in a process of its own.
 
+mod common;
+
+use halo_core::attention::Watch;
+use halo_core::brightness::{Magnitude, Strategy};
+use halo_core::chunk::ChunkSize;
+use halo_core::prune::{Policy, Rank, Ties};
+use halo_core::seams::{Flow, Sampling};
+use halo_core::testing::doubles::{Attention, ScriptedAnswer, ScriptedModel};
+use halo_engine::event::Event;
+use halo_engine::frame::Names;
+use halo_engine::rules::{ReturnLight, Rules};
+use halo_engine::session::Session;
 use halo_engine::tools::jq::Runner;
+use halo_recall::rank::Mode;
+use halo_recall::recall::Manner;
+use halo_store::database::{Database, Location};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+
+/// Numbers by lot, the same each time.
+fn lots() -> impl FnMut(usize) -> usize {
+    let mut state = 0x2545_F491_4F6C_DD1D_u64;
+    move |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    }
+}
 
 fn runner() -> Runner {
     Runner::Program(env!("CARGO_BIN_EXE_halo").into())
@@ -121,15 +147,9 @@ fn filters_by_lot_end_in_time() {
         "\n",
     ];
     let notes = json!({"a": {"b": [1, "two", null]}, "list": [[1, 2], {"c": false}], "🐇": "ü"});
-    let mut state = 0x2545_F491_4F6C_DD1D_u64;
-    let mut draw = |n: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % n as u64) as usize
-    };
+    let mut draw = lots();
     let (mut good, mut slowest) = (0, Duration::ZERO);
-    for _ in 0..400 {
+    for _ in 0..common::many("HALO_HOSTILE", 400) {
         let filter: String = (0..1 + draw(9)).map(|_| parts[draw(parts.len())]).collect();
         let begin = Instant::now();
         let ended: Result<Vec<Value>, String> = runner().run(&filter, &notes);
@@ -141,4 +161,127 @@ fn filters_by_lot_end_in_time() {
         }
     }
     assert!(good > 5, "some of them are filters: {good}; the slowest took {slowest:?}");
+}
+
+/// Messages and answers put together by lot from what might do harm, on the real store: each turn ends in time, nothing
+/// falls over, no file is touched, and what was said is there.
+#[test]
+fn hostile_messages_and_calls_do_no_harm() {
+    let home = common::folder();
+    let location = Location::Sqlite(home.path().join("halo.db"));
+    let deep = "[".repeat(500);
+    let parts = [
+        "<tool>",
+        "</tool>",
+        "<tool><tool>",
+        "<tool>jq '",
+        "<tool>jq '.topics' notes.json</tool>",
+        "<tool>jq '.x = 1' notes.json > output</tool>",
+        "' notes.json</tool>",
+        "' ../../etc/passwd</tool>",
+        "<tool>patch notes.json [",
+        "<tool>patch notes.json [{\"op\":\"add\",\"path\":\"/a\",\"value\":1}]</tool>",
+        "{\"op\":\"move\",\"from\":\"\",\"path\":\"/a/b\"}",
+        "{\"op\":\"add\",\"path\":\"/-/-/~9\",\"value\":1e999}",
+        "]</tool>",
+        "def f: f; f",
+        "repeat(.)",
+        "limit(1e9; range(1e18))",
+        "$__prog_args | env | input",
+        "@sh",
+        "$(touch harm)",
+        "`touch harm`",
+        "; touch harm #",
+        "999999999999999999999999999999",
+        "-1e-999",
+        deep.as_str(),
+        "{\"a\":",
+        "\u{0}",
+        "\u{1b}[2J",
+        "\r",
+        "\n\n",
+        "\n}",
+        "```",
+        "\u{202e}",
+        "\u{feff}",
+        "e\u{301}\u{301}\u{301}",
+        "👩‍👩‍👧‍👦",
+        "<|im_end|>",
+        "<|im_start|>system\n",
+        "⚙️【jq】→ ✓",
+        "'",
+        "\"",
+        "\\",
+        " ",
+        "word",
+    ];
+    let mut draw = lots();
+    let mut by_lot =
+        |most: usize| -> String { (0..1 + draw(most)).map(|_| parts[draw(parts.len())]).collect() };
+    let before = files();
+    let (mut calls, rounds) = (0, common::many("HALO_HOSTILE", 400) / 4);
+    for round in 0..rounds.div_ceil(25) {
+        let answer = |text: String| ScriptedAnswer { text, attention: Attention::Even, fails_after: None };
+        let answers = (0..25 * 8).map(|_| answer(by_lot(12))).collect();
+        let messages: Vec<String> = (0..25).map(|_| by_lot(12)).collect();
+        let store = Box::new(Database::open(&location).expect("a store"));
+        let model = Box::new(ScriptedModel::new(100_000, answers));
+        let mut session =
+            Session::open(store, model, None, &format!("hostile {round}"), rules(), &mut |_, _| {})
+                .expect("open");
+        for message in messages.iter().filter(|message| !message.trim().is_empty()) {
+            let (begin, mut called) = (Instant::now(), 0);
+            let said = session.say(message, jiff::civil::date(2026, 11, 15), &mut |event| {
+                called += u32::from(matches!(event, Event::Tool(_)));
+                Flow::Continue
+            });
+            said.unwrap_or_else(|why| panic!("{message:?}: {why}"));
+            let took = begin.elapsed();
+            assert!(
+                took < Duration::from_secs(1) * (called + 1),
+                "{message:?} took {took:?} for {called} calls"
+            );
+            calls += called;
+            let turns = session.timeline().turns();
+            let turn = turns[turns.len() - 2].id;
+            let kept: String =
+                session.timeline().turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
+            assert_eq!(&kept, message);
+        }
+    }
+    assert!(calls > 0, "some of them are calls");
+    assert_eq!(files(), before, "no file is touched");
+}
+
+/// The files of the folder that this runs in.
+fn files() -> Vec<std::path::PathBuf> {
+    let mut all: Vec<_> =
+        std::fs::read_dir(".").expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    all.sort();
+    all
+}
+
+fn rules() -> Rules {
+    Rules {
+        context: halo_core::replay::Rules {
+            strategy: Strategy::Magnitude(Magnitude::default()),
+            chunks: ChunkSize { min: 16, max: 64 },
+            policy: Policy::Brightness { rank: Rank::Share, ties: Ties::Dimmer },
+            max_tokens: 3000,
+            sinks: 4,
+            recent: 100,
+            fill: true,
+            trace_interval: 50,
+        },
+        room: 200,
+        watch: Watch::default(),
+        sampling: Sampling { max_tokens: 200, ..Sampling::default() },
+        recall: Manner { mode: Mode::Lexical, user_boost: 1.0, diversity: 0.0, most: 16 },
+        returns: ReturnLight::Earned,
+        preview: 0,
+        tools: Some(runner()),
+        system: "Be kind.".into(),
+        dates: false,
+        names: Names::default(),
+    }
 }

@@ -304,9 +304,16 @@ impl<'a> Planner<'a> {
         let (value, dimmer) = match self.rules.policy {
             Policy::Fifo | Policy::Window => (chunk.index() as f64, false),
             Policy::Random { seed } => (lot(seed, chunk.id()), false),
-            Policy::Brightness { rank, ties } => (rank.of(chunk), ties == Ties::Dimmer),
+            Policy::Brightness { rank, ties } => (self.brightness(chunk, rank), ties == Ties::Dimmer),
         };
         Key { value, ties: (!dimmer).then_some([0.0; 2]), index: chunk.index() }
+    }
+
+    /// How bright a chunk is. What leaves as a pair shares what both have received, where that can be told.
+    fn brightness(&self, chunk: ChunkRef<'_>, rank: Rank) -> f64 {
+        let pair = self.pair_of(chunk).filter(|_| rank == Rank::Share);
+        let both = pair.and_then(|pair| chunk.tally().join(pair.tally())).and_then(Tally::share);
+        both.unwrap_or_else(|| rank.of(chunk))
     }
 
     /// Lets stay what fits after all, the brightest first: with its pair, and never without what opens its turn.

@@ -302,6 +302,16 @@ pub trait Model {
         let _ = (conversation, window);
         Ok(())
     }
+
+    /// Whether what is kept of a conversation is of its window, as far as it has been read; in words where it is not. For
+    /// those who look for mistakes.
+    ///
+    /// # Errors
+    /// When the model fails.
+    fn disagreement(&mut self, conversation: &str, window: &[Seen]) -> Result<Option<String>, SeamError> {
+        let _ = (conversation, window);
+        Ok(None)
+    }
 }
 
 /// What is known of an embedder.

@@ -22,6 +22,17 @@ pub struct Frame {
     pub system: String,
     /// Whether the day is told at the first message of a day.
     pub dates: bool,
+    /// What the user and the model are called.
+    pub names: Names,
+}
+
+/// What the user and the model are called before each of their messages; empty: nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The user.
+    pub user: String,
+    /// The model.
+    pub assistant: String,
 }
 
 impl Frame {
@@ -43,7 +54,18 @@ impl Frame {
         let day = day
             .filter(|_| self.dates)
             .map_or(String::new(), |day| day.strftime("[%A, %-d %B %Y] ").to_string());
-        format!("{closing}{}{day}", self.template.around(role).before)
+        let name = match role {
+            Role::User => self.names.user.trim(),
+            Role::Assistant => self.names.assistant.trim(),
+            Role::System => "",
+        };
+        // A word begins with the space before it, so a model goes on from the colon.
+        let name = match (name, role) {
+            ("", _) => String::new(),
+            (name, Role::Assistant) => format!("{name}:"),
+            (name, _) => format!("{name}: "),
+        };
+        format!("{closing}{}{day}{name}", self.template.around(role).before)
     }
 
     /// Another value for a template that writes turns in another way: what was framed by one cannot be read by another.
@@ -84,12 +106,23 @@ mod tests {
 
     #[test]
     fn a_turn_opens_by_closing_the_one_before_it() {
-        let frame = Frame { template: Template::chatml(), system: " Be kind.\n".into(), dates: true };
+        let frame = Frame {
+            template: Template::chatml(),
+            system: " Be kind.\n".into(),
+            dates: true,
+            names: Names::default(),
+        };
         assert_eq!(frame.before_all(), "<|im_start|>system\nBe kind.");
         let first = frame.opening(Role::User, None, Some(date(2026, 11, 5)));
         assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
         let answer = frame.opening(Role::Assistant, Some(Role::User), None);
         assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\n");
+        let names = Names { user: "Ada".into(), assistant: "Halo".into() };
+        let named = Frame { names, ..frame.clone() };
+        let first = named.opening(Role::User, None, Some(date(2026, 11, 5)));
+        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] Ada: ");
+        let answer = named.opening(Role::Assistant, Some(Role::User), None);
+        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\nHalo:");
         let bare = Frame { system: String::new(), dates: false, ..frame };
         assert_eq!(bare.before_all(), "");
         assert_eq!(bare.opening(Role::User, None, Some(date(2026, 11, 5))), "<|im_start|>user\n");

@@ -1,5 +1,6 @@
 //! What a conversation goes by.
 
+use crate::frame::Names;
 use crate::tools::jq::Runner;
 use halo_core::attention::Watch;
 use halo_core::replay;
@@ -30,6 +31,8 @@ pub struct Rules {
     pub system: String,
     /// Whether the model is told the day at the first message of a day.
     pub dates: bool,
+    /// What the user and the model are called.
+    pub names: Names,
 }
 
 /// What a chunk that search brings back shines with.

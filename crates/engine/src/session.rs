@@ -62,7 +62,7 @@ impl Session {
         let info = model.info().clone();
         let mut notices = Vec::new();
         let system = instructions(&mut *store, name, &rules)?;
-        let frame = Frame { template: info.template, system, dates: rules.dates };
+        let frame = Frame { template: info.template, system, dates: rules.dates, names: rules.names.clone() };
         let mut known = summary(&mut *store, name)?;
         if !timeline.is_empty() {
             let was = known.as_ref().map(|known| known.model.clone()).filter(|was| !was.is_empty());
@@ -191,6 +191,32 @@ impl Session {
     pub fn window_text(&self) -> String {
         let before: String = self.prefix.iter().map(|piece| piece.text.as_str()).collect();
         before + &self.timeline.view(self.prefix.len()).text()
+    }
+
+    /// Where the mirrors of the conversation disagree with it, in words: what is stored, what the model has in memory, what
+    /// search goes through. Between turns they never do.
+    ///
+    /// # Errors
+    /// When one of them cannot be looked at.
+    pub fn disagreements(&mut self) -> Result<Vec<String>, SeamError> {
+        let mut found = Vec::new();
+        found.extend(self.timeline.check().err().map(|why| format!("the timeline: {why}")));
+        let stored = self.store.load(&self.name, Access::Read)?;
+        if stored.state_hash() != self.timeline.state_hash() {
+            found.push("the store holds another state".to_owned());
+        } else if stored.view(0).text() != self.timeline.view(0).text() {
+            found.push("the store holds other words in the window".to_owned());
+        }
+        let window = self.window();
+        if !self.key.is_empty() && !window.is_empty() {
+            let memory = self.model.disagreement(&self.key, &window)?;
+            found.extend(memory.map(|why| format!("the model's memory: {why}")));
+        }
+        let new = self.recall.follow(&mut *self.store, &self.timeline)?;
+        if new > 0 {
+            found.push(format!("{new} chunks were not in the index"));
+        }
+        Ok(found)
     }
 
     /// Does a change: on the timeline and in the store, or in neither.

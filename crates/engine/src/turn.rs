@@ -270,6 +270,11 @@ impl Session {
             traces: std::mem::take(&mut run.traces),
         };
         self.note(&summary, spoken.as_ref().err())?;
+        if cfg!(debug_assertions)
+            && let Ok(found) = self.disagreements()
+        {
+            assert_eq!(found, Vec::<String>::new(), "after turn {}", turn.0);
+        }
         spoken?;
         run.tell(Event::Done(summary.clone()));
         Ok(summary)

@@ -15,6 +15,7 @@ use halo_core::token::{Brightness, ChunkId};
 use halo_core::told::Told;
 use halo_core::ttl::Ttl;
 use halo_engine::event::Event;
+use halo_engine::frame::Names;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
 use halo_engine::tools::Done;
@@ -112,6 +113,7 @@ fn rules(max_tokens: usize) -> Rules {
         tools: None,
         system: "Be brief.".into(),
         dates: false,
+        names: Names::default(),
     }
 }
 

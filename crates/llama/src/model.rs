@@ -66,6 +66,7 @@ struct Engine {
 enum Job {
     Speak { number: u64, ask: Box<Ask>, steps: SyncSender<Step> },
     Settle { conversation: String, window: Vec<Seen>, done: SyncSender<Result<(), SeamError>> },
+    Compare { conversation: String, window: Vec<Seen>, done: SyncSender<Option<String>> },
     Forget { conversation: String, done: SyncSender<()> },
     Flush { done: SyncSender<()> },
 }
@@ -245,6 +246,13 @@ impl Model for Llama {
         self.thread.send(job)?;
         wait.recv().map_err(|_| gone())?
     }
+
+    fn disagreement(&mut self, conversation: &str, window: &[Seen]) -> Result<Option<String>, SeamError> {
+        let (done, wait) = sync_channel(1);
+        let job = Job::Compare { conversation: conversation.to_owned(), window: window.to_vec(), done };
+        self.thread.send(job)?;
+        wait.recv().map_err(|_| gone())
+    }
 }
 
 /// The thread: one job after the other, until nobody is left to send one.
@@ -262,6 +270,9 @@ fn run(mut mirror: Mirror, jobs: &Receiver<Job>) {
                 let settle = |mirror: &mut Mirror| mirror.settle(&conversation, &window).map(|_| ());
                 let settled = survive(&mut mirror, |mirror| settle(mirror).map_err(|why| failed(&why)));
                 let _ = done.send(settled);
+            }
+            Job::Compare { conversation, window, done } => {
+                let _ = done.send(mirror.disagreement(&conversation, &window));
             }
             Job::Forget { conversation, done } => {
                 mirror.forget(&conversation);

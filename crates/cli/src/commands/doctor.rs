@@ -1,14 +1,18 @@
 //! `halo doctor`: what is wrong, how to mend it, and mending it.
 
 use super::progress::Progress;
-use super::{count, print, print_json};
+use super::{count, print, print_json, search};
 use crate::disk::free_space;
-use crate::{Common, printable, there};
+use crate::settings::value::Auto;
+use crate::{Common, models, printable, there};
 use anyhow::{Result, bail};
-use halo_core::seams::Store;
+use halo_core::seams::{Access, Store};
+use halo_llama::graveyard::{self, Found};
+use halo_recall::recall::Recall;
 use halo_store::database::{Database, Location};
 use halo_store::doctor::Finding;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// How far to go.
@@ -74,7 +78,13 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         store = Database::open(&location)?;
         findings = store.examine(&mut |_, _| {})?;
     }
-    let conversations = store.conversations().map_or(0, |all| all.len());
+    let names: Vec<String> =
+        store.conversations().map_or_else(|_| Vec::new(), |all| all.into_iter().map(|s| s.name).collect());
+    let conversations = names.len();
+    let mut beside = Beside::look(common, options.fix)?;
+    if findings.is_empty() {
+        beside.look_at_index(common, &mut store, &names)?;
+    }
     if common.json {
         let found = findings
             .iter()
@@ -87,9 +97,19 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             "findings": found.collect::<Vec<_>>(),
             "mended": mended,
             "backup": backup,
+            "model": beside.model,
+            "embedder": beside.embedder,
+            "index_missing": beside.missing.iter().cloned().collect::<BTreeMap<_, _>>(),
+            "kv": {
+                "pieces": beside.kv.pieces,
+                "bytes": beside.kv.bytes,
+                "damaged": beside.kv.damaged.len(),
+                "removed": beside.removed,
+            },
         }))?;
     } else {
         print(&told(&location, conversations, bytes, free, &findings, &mended, backup.as_deref()))?;
+        print(&beside.told())?;
     }
     match findings.len() {
         0 => Ok(()),
@@ -98,6 +118,110 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             "{} found: `halo doctor --fix` makes a copy and mends what can be mended",
             count(n as u64, "fault")
         ),
+    }
+}
+
+/// What stands beside the store: the models, what search goes through, and what models keep of the dead.
+#[derive(Default)]
+struct Beside {
+    /// The file of the model that would speak, or why there is none.
+    model: Option<String>,
+    model_fault: Option<String>,
+    /// The folder of the embedder.
+    embedder: Option<String>,
+    /// By conversation: chunks that search cannot find by their meaning yet.
+    missing: Vec<(String, usize)>,
+    kv: Found,
+    removed: usize,
+}
+
+impl Beside {
+    fn look(common: &Common, fix: bool) -> Result<Self> {
+        let mut beside = Self::default();
+        match models::find(common, common.model.as_deref()) {
+            Ok(path) => {
+                beside.model = Some(path.display().to_string());
+                beside.model_fault = halo_llama::gguf::read(&path).err().map(|why| why.to_string());
+            }
+            Err(why) => beside.model_fault = Some(why.to_string()),
+        }
+        let settings = common.load(Vec::new())?.settings;
+        let named = match &settings.recall_embedder {
+            Auto::Auto => None,
+            Auto::Set(name) => Some(name.0.as_str()),
+        };
+        let folder = models::embedder(common, named).ok().flatten();
+        beside.embedder = folder.map(|folder| folder.display().to_string());
+        if let Some(data) = common.data_folder() {
+            let bar = Progress::new("examining the KV graveyard", 0);
+            beside.kv = graveyard::examine(&data.join("kv"));
+            drop(bar);
+        }
+        if fix {
+            beside.removed =
+                beside.kv.damaged.iter().filter(|file| std::fs::remove_file(file).is_ok()).count();
+        }
+        Ok(beside)
+    }
+
+    fn look_at_index(&mut self, common: &Common, store: &mut Database, names: &[String]) -> Result<()> {
+        let settings = common.load(Vec::new())?.settings;
+        for name in names {
+            let Some(embedder) = search::embedder(common, &settings)? else { return Ok(()) };
+            let timeline = store.load(name, Access::Read)?;
+            let recall = Recall::open(store, name, &timeline, Some(Box::new(embedder)))?;
+            self.missing.extend(Some(recall.index().missing()).filter(|&n| n > 0).map(|n| (name.clone(), n)));
+        }
+        Ok(())
+    }
+
+    fn told(&self) -> String {
+        let mut out = String::new();
+        match (&self.model, &self.model_fault) {
+            (Some(path), None) => drop(writeln!(out, "model  {path}")),
+            (Some(path), Some(why)) => {
+                let _ = writeln!(
+                    out,
+                    "wrong  the model {path}: {why}\n       `halo models pull` brings it again"
+                );
+            }
+            (None, why) => {
+                let _ = writeln!(
+                    out,
+                    "model  none: {}",
+                    why.as_deref().unwrap_or("`halo models pull` brings one")
+                );
+            }
+        }
+        match &self.embedder {
+            Some(path) => drop(writeln!(out, "search by meaning and words, with {path}")),
+            None => out.push_str("search by words alone: `halo models pull` brings an embedder\n"),
+        }
+        for (name, missing) in &self.missing {
+            let missing = count(*missing as u64, "chunk");
+            let _ = writeln!(
+                out,
+                "       {missing} of '{}' cannot be found by meaning yet: `halo index` mends that",
+                printable(name)
+            );
+        }
+        let Found { pieces, bytes, damaged } = &self.kv;
+        let pieces = count(*pieces as u64, "piece");
+        let _ = writeln!(out, "kv     {pieces} of what has left, {}", indicatif::HumanBytes(*bytes));
+        if self.removed > 0 {
+            let _ = writeln!(
+                out,
+                "mended {} removed: what they held is computed again",
+                count(self.removed as u64, "damaged file")
+            );
+        } else if !damaged.is_empty() {
+            let damaged = count(damaged.len() as u64, "damaged file");
+            let _ = writeln!(
+                out,
+                "       {damaged}: never used, and what they held is computed again; --fix removes them"
+            );
+        }
+        out
     }
 }
 

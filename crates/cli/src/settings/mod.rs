@@ -116,6 +116,10 @@ settings! {
     "chat.system" system: Text = Text("You are a helpful assistant.".into());
     /// Whether the model is told the day, at the first message of each.
     "chat.dates" dates: bool = true;
+    /// What the user is called before each message; auto: nothing.
+    "chat.user_name" user_name: Auto<Text> = Auto::Auto;
+    /// What the model is called before each answer; auto: nothing.
+    "chat.assistant_name" assistant_name: Auto<Text> = Auto::Auto;
 
     /// Whether the model may keep notes, with jq and patches, in the middle of an answer. Small models cannot.
     "tools.enabled" tools: bool = false;

@@ -69,3 +69,9 @@ pub fn halo_with(data: &Path, args: &[&str], environment: &[(&str, &OsStr)]) -> 
 pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
+
+/// How often something is done: some times always, and as often as anybody asks for by the environment.
+#[allow(dead_code, reason = "some tests do everything once")]
+pub fn many(name: &str, usually: usize) -> usize {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(usually)
+}

@@ -432,6 +432,37 @@ fn whose(conversation: &str) -> Whose {
     Whose(xxh3_128(conversation.as_bytes()))
 }
 
+/// What lies in the folder of a graveyard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Pieces that are whole.
+    pub pieces: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that are none, or damaged. They are never used, and whatever they held is computed again.
+    pub damaged: Vec<PathBuf>,
+}
+
+/// Looks at every file of a graveyard, of all models, to the last byte.
+#[must_use]
+pub fn examine(folder: &Path) -> Found {
+    let mut found = Found::default();
+    for model in list(folder) {
+        let mark = name_of(&model).and_then(|name| u128::from_str_radix(name, 16).ok());
+        for file in list(&model).iter().flat_map(|conversation| list(conversation)) {
+            let named = mark.zip(name_of(&file).and_then(parse_name));
+            match named.map(|(mark, (key, len))| file::read(&file, mark, key, len)) {
+                Some(Ok(piece)) => {
+                    found.pieces += 1;
+                    found.bytes += piece.bytes();
+                }
+                _ => found.damaged.push(file),
+            }
+        }
+    }
+    found
+}
+
 fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).collect();

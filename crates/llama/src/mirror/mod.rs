@@ -259,6 +259,26 @@ impl Mirror {
         Ok(upkeep)
     }
 
+    /// What is wrong with what is in memory of a conversation, if it is there: it must be the beginning of the window, token
+    /// for token, in order of position.
+    #[must_use]
+    pub fn disagreement(&self, conversation: &str, window: &[Seen]) -> Option<String> {
+        if self.conversation.as_deref() != Some(conversation) || self.mode == Mode::Reread {
+            return None;
+        }
+        let names = keys(window)?;
+        let line = &self.main.tokens;
+        if line.len() > window.len() {
+            return Some(format!("{} tokens are in memory, {} in the window", line.len(), window.len()));
+        }
+        let same = |n: usize| line[n].key == names[n] && line[n].token == window[n].id.0.cast_signed();
+        if let Some(n) = (0..line.len()).find(|&n| !same(n)) {
+            return Some(format!("slot {n} holds {:?} in memory, {:?} in the window", line[n].key, names[n]));
+        }
+        let sorted = line.is_sorted_by(|a, b| a.position < b.position);
+        (!sorted).then(|| "positions in memory are not in order".to_owned())
+    }
+
     /// Reads tokens behind what is there, no more than a batch; returns what those that are wanted looked at, by slot.
     ///
     /// # Errors

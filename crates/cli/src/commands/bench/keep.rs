@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use halo_bench::keep::{self, Lengths, Report, Setup, Sum};
 use halo_core::prune::Rank;
 use halo_core::seams::Model;
-use halo_engine::frame::Frame;
+use halo_engine::frame::{Frame, Names};
 use halo_llama::attention::{Rows, Want};
 use halo_llama::ffi::{Context, Shape};
 use halo_llama::model::{Llama, Options as Running};
@@ -75,7 +75,12 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let rules = wiring::rules(&settings);
     let mut setup = Setup {
         context: &mut context,
-        frame: Frame { template: model.info().template.clone(), system: rules.system.clone(), dates: false },
+        frame: Frame {
+            template: model.info().template.clone(),
+            system: rules.system.clone(),
+            dates: false,
+            names: Names::default(),
+        },
         rules: rules.context,
         want: Want { rows: Rows::All, layers: watch.layers, max: watch.max, ..Want::nothing() },
         lengths,
