@@ -17,6 +17,7 @@ use halo_llama::graveyard::Room;
 use halo_llama::model::{Llama, Options as Running};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use std::path::Path;
 
 /// At which lengths to measure turns.
 #[derive(clap::Args)]
@@ -39,7 +40,8 @@ pub fn turn(options: &TurnOptions, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
     let rules = rules(&settings);
     let embedder = search::embedder(common, &settings)?;
-    let model = llama(common, &settings, &Room::none())?;
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let model = llama(common, &settings, &room(folder.path()))?;
     let mut reports = Vec::new();
     for &history in &options.history {
         let bar = Progress::new("measuring", 0);
@@ -85,7 +87,7 @@ pub fn turn(options: &TurnOptions, common: &Common) -> Result<()> {
     }
     let _ = write!(
         out,
-        "\nMilliseconds; the middle of nine turns each, with answers of up to {} tokens. In the last line a model that takes no time\n\
+        "\nMilliseconds; the middle of ten turns each, with answers of up to {} tokens. In the last line a model that takes no time\n\
          speaks, in a window of {} tokens: what it takes is all Halo's own. Its share is beside {slowest:.1} ms that {} took for a\n\
          token of the windows above. Own is all but reading and speaking: storing, searching, scoring, pruning, indexing (with the\n\
          embedder), and saving the model's memory.\n",
@@ -140,8 +142,7 @@ pub fn needle(options: &NeedleOptions, common: &Common) -> Result<()> {
         "there is no embedder: fetch one with `halo models pull e5-small`, or name one with --set recall.embedder=NAME",
     )?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let room = Room { ram: 256 << 20, disk: 4 << 30, folder: Some(folder.path().to_owned()) };
-    let model = llama(common, &settings, &room)?;
+    let model = llama(common, &settings, &room(folder.path()))?;
     let mut rules = rules(&settings);
     rules.context.max_tokens = options.window;
     rules.context.recent = options.window / 4;
@@ -227,6 +228,11 @@ fn with_window(rules: &Rules, live: usize) -> Rules {
     rules.context.max_tokens = live + rules.room + rules.sampling.max_tokens;
     rules.context.recent = live / 4;
     rules
+}
+
+/// Room for what leaves the model's memory.
+fn room(folder: &Path) -> Room {
+    Room { ram: 256 << 20, disk: 4 << 30, folder: Some(folder.to_owned()) }
 }
 
 fn llama(common: &Common, settings: &Settings, room: &Room) -> Result<Llama> {
