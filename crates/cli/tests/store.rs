@@ -172,7 +172,10 @@ fn mistakes_are_told_and_change_nothing() {
     home.ok(&["import", "weave.json", "-c", "main"]);
     let before = home.json(&["show", "--dead"]);
     for (args, says) in [
-        (&["show", "-c", "nobody"][..], "there is no conversation 'nobody': `halo conversations` lists"),
+        (
+            &["show", "-c", "nobody"][..],
+            "there is no conversation 'nobody': the only one is 'main' (-c NAME)",
+        ),
         (&["why", "a9.0"], "there is no chunk a9.0 in 'main': `halo show --dead` lists them all"),
         (&["pin", "u0.0", "a9.0"], "there is no chunk a9.0"),
         (&["prune", "a1.1"], "a1.1 has left the window already"),

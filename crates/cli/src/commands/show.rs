@@ -1,6 +1,7 @@
 //! `halo conversations`, `halo show`, `halo why`: what is kept, and what happened to it.
 
 use super::{count, print, print_json, shorten, time};
+use crate::settings::load::nearest;
 use crate::{Common, printable};
 use anyhow::{Result, bail};
 use halo_core::change::{Change, Tally};
@@ -112,14 +113,26 @@ pub fn existing(common: &Common, name: &str, access: Access) -> Result<(Database
         Access::Write if common.look_at_store()?.is_none() => None,
         Access::Write => Some(common.open_store()?),
     };
-    let known = |store: &mut Database| store.conversations().map(|all| all.iter().any(|s| s.name == name));
-    if let Some(mut store) = store
-        && known(&mut store)?
-    {
-        let timeline = store.load(name, access)?;
-        return Ok((store, timeline));
+    let mut names = Vec::new();
+    if let Some(mut store) = store {
+        names.extend(store.conversations()?.into_iter().map(|s| s.name));
+        if names.iter().any(|known| known == name) {
+            let timeline = store.load(name, access)?;
+            return Ok((store, timeline));
+        }
     }
-    bail!("there is no conversation '{name}': `halo conversations` lists those that there are")
+    let lists = "`halo conversations` lists those that there are";
+    let name = printable(name);
+    match (nearest(&name, names.iter().map(String::as_str)), names.as_slice()) {
+        (_, []) => bail!("there is no conversation '{name}', and no other yet: `halo chat` begins one"),
+        (Some(near), _) => {
+            bail!("there is no conversation '{name}': did you mean -c '{}'? {lists}", printable(near))
+        }
+        (None, [only]) => {
+            bail!("there is no conversation '{name}': the only one is '{}' (-c NAME)", printable(only))
+        }
+        (None, _) => bail!("there is no conversation '{name}': name one with -c NAME; {lists}"),
+    }
 }
 
 /// Shows a conversation.

@@ -206,7 +206,7 @@ fn nearest_key(key: &str) -> String {
 }
 
 /// The most similar of some words, if it is similar at all.
-fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // The last part of a dotted name counts too: people remember `top_p`, not where it lives.
     let likeness = |word: &str| {
         let last = word.rsplit('.').next().unwrap_or(word);

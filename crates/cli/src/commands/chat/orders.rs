@@ -20,6 +20,8 @@ pub enum Outcome {
     Again,
     /// The last message was taken back: this is what it said, to be said in other words.
     Edit(String),
+    /// This is to be said.
+    Say(String),
     /// The user leaves.
     Leave,
 }
@@ -34,7 +36,7 @@ const HELP: &str = "\
 /delete, /restore CHUNK…  out of search too, and back again
 /merge CHUNK…           joined to the chunk before it
 /again                  answers the last message again
-/edit                   takes the last message back, to be said in other words
+/edit [TEXT]            takes the last message back, to be said in other words
 /branch NAME [TURN]     a conversation of that name that shares the past up to that turn
 /notes                  what the model has noted
 /settings               what is in force
@@ -59,7 +61,11 @@ pub fn obey(line: &str, session: &mut Session, settings: &Settings, paint: Paint
         "help" | "?" => Outcome::Page(HELP.into()),
         "quit" | "exit" | "q" => Outcome::Leave,
         "again" => Outcome::Again,
-        "edit" => Outcome::Edit(session.unsay()?),
+        "edit" if rest.is_empty() => Outcome::Edit(session.unsay()?),
+        "edit" => {
+            session.unsay()?;
+            Outcome::Say(order.trim_start().trim_start_matches("edit").trim().to_owned())
+        }
         "why" => Outcome::Page(why(&rest, session)?),
         "window" => Outcome::Page(window(session, paint)),
         "graveyard" => Outcome::Page(graveyard(session)?),

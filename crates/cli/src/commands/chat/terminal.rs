@@ -71,6 +71,7 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
                 Some(session.say(message, today, &mut |event| screen.show(event)))
             }
             Ok(Some(Outcome::Again)) => Some(session.say_again(today, &mut |event| screen.show(event))),
+            Ok(Some(Outcome::Say(text))) => Some(session.say(&text, today, &mut |event| screen.show(event))),
             Ok(Some(Outcome::Edit(text))) => {
                 begun = text;
                 None
