@@ -24,46 +24,47 @@ struct Needle {
     word: &'static str,
 }
 
+/// Plain words: what is measured is whether they are there, not how well a model reads.
 const NEEDLES: [Needle; 8] = [
     Needle {
-        told: "My grandfather left me an old gun. He called it Betsy.",
-        asked: "What did my grandfather call his old gun?",
+        told: "The gun on the wall is called Betsy.",
+        asked: "What is the gun on the wall called?",
         word: "Betsy",
     },
     Needle {
-        told: "My sister Clara has a parrot, and the parrot's name is Bismarck.",
-        asked: "What is the name of Clara's parrot?",
+        told: "The parrot of my sister is called Bismarck.",
+        asked: "What is the parrot of my sister called?",
         word: "Bismarck",
     },
     Needle {
-        told: "I was born in Valparaiso, but nobody ever believes that.",
-        asked: "In which city was I born?",
-        word: "Valparaiso",
-    },
-    Needle {
-        told: "The password of our wireless network at home is tangerine.",
-        asked: "What is the password of our wireless network?",
-        word: "tangerine",
-    },
-    Needle {
-        told: "I am allergic to walnuts, so never put them in a cake for me.",
-        asked: "What am I allergic to?",
-        word: "walnut",
-    },
-    Needle {
-        told: "For our boat we chose the name Esmeralda.",
-        asked: "Which name did we choose for our boat?",
+        told: "The boat in the harbour is called Esmeralda.",
+        asked: "What is the boat in the harbour called?",
         word: "Esmeralda",
     },
     Needle {
-        told: "My first car was a yellow Trabant, and it never started in winter.",
-        asked: "What was my first car?",
-        word: "Trabant",
+        told: "My violin teacher is called Kowalski.",
+        asked: "What is my violin teacher called?",
+        word: "Kowalski",
     },
     Needle {
-        told: "My violin teacher was a strict woman named Kowalski.",
-        asked: "What was the name of my violin teacher?",
-        word: "Kowalski",
+        told: "The dog of the baker is called Pumpernickel.",
+        asked: "What is the dog of the baker called?",
+        word: "Pumpernickel",
+    },
+    Needle {
+        told: "The ship to Lisbon is called Santa Clara.",
+        asked: "What is the ship to Lisbon called?",
+        word: "Santa Clara",
+    },
+    Needle {
+        told: "The street behind the church is called Foxglove Lane.",
+        asked: "What is the street behind the church called?",
+        word: "Foxglove Lane",
+    },
+    Needle {
+        told: "The horse of the postman is called Thunderbolt.",
+        asked: "What is the horse of the postman called?",
+        word: "Thunderbolt",
     },
 ];
 
@@ -151,11 +152,12 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         for needle in &NEEDLES {
             session.say(needle.told, TODAY, &mut |_| Flow::Continue)?;
         }
-        let mut between = prose::paragraphs(history / 20 + 1).into_iter();
+        let prose = prose::paragraphs(history / 100 + 1).concat();
+        let mut between = prose.split_inclusive('.').map(str::trim).filter(|sentence| !sentence.is_empty());
         while session.timeline().len() < history
-            && let Some(paragraph) = between.next()
+            && let Some(sentence) = between.next()
         {
-            session.say(paragraph.trim_end(), TODAY, &mut |_| Flow::Continue)?;
+            session.say(sentence, TODAY, &mut |_| Flow::Continue)?;
             progress(session.timeline().len() as u64, history as u64);
         }
     }

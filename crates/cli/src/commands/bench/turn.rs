@@ -128,6 +128,9 @@ pub struct NeedleOptions {
     /// Tokens that the window may hold
     #[arg(long, value_name = "N", default_value_t = 1024)]
     window: usize,
+    /// Only those policies whose names begin with one of these
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    policies: Vec<String>,
 }
 
 /// Asks for what was said first.
@@ -148,6 +151,7 @@ pub fn needle(options: &NeedleOptions, common: &Common) -> Result<()> {
     rules.context.recent = options.window / 4;
     rules.room = options.window / 4;
     rules.sampling.temperature = 0.0;
+    rules.sampling.max_tokens = rules.sampling.max_tokens.min(24);
     let chosen = rules.context.policy;
     let brightness = match chosen {
         Policy::Brightness { .. } => chosen,
@@ -162,13 +166,18 @@ pub fn needle(options: &NeedleOptions, common: &Common) -> Result<()> {
         way("brightness, nothing returns", brightness, false),
         way("fifo, nothing returns", Policy::Fifo, false),
     ];
+    let wanted = |way: &&Way| {
+        options.policies.is_empty() || options.policies.iter().any(|name| way.name.starts_with(name.as_str()))
+    };
+    let ways: Vec<&Way> = ways.iter().filter(wanted).collect();
+    ensure!(!ways.is_empty(), "--policies: there are brightness, fifo, window and random");
     let mut rows = Vec::new();
     let mut out = format!(
         "{:>9}  {:<30}{:>7}{:>10}{:>10}{:>11}{:>10}{:>14}\n",
         "history", "policy", "asked", "had left", "returned", "own place", "answered", "fact alone"
     );
     for &history in &options.history {
-        for way in &ways {
+        for &way in &ways {
             let bar = Progress::new(way.name, 0);
             let report =
                 needle::measure(&model, &embedder, &rules, way, history, &mut |n, of| bar.of(n, of))?;
