@@ -1,7 +1,6 @@
 //! Conversations of any length, made by rote: each message and answer is on the timeline and in the store as if it had
 //! been spoken, and no model had to read it.
 
-use crate::prose;
 use halo_core::change::Change;
 use halo_core::prune::{PruneRules, plan_prune};
 use halo_core::seams::{
@@ -19,13 +18,13 @@ pub(crate) const NAME: &str = "bench";
 /// How many tokens more than may stay there are before some leave: a plan a turn would only take time.
 const SLACK: usize = 4000;
 
-/// Makes a conversation of so many tokens that begins with these messages and answers. What the window cannot hold has
-/// left by the rules' own policy.
+/// Makes a conversation of so many tokens of these messages and answers. What the window cannot hold has left by the rules'
+/// own policy.
 pub(crate) fn make(
     store: &mut dyn Store,
     model: &mut dyn Model,
     rules: &Rules,
-    first: &[(&str, &str)],
+    said: impl Iterator<Item = (String, String)>,
     tokens: usize,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), SeamError> {
@@ -38,14 +37,9 @@ pub(crate) fn make(
     let prefix = model.tokenize(&frame.before_all(), true)?.len();
     let budget = rules.budget().unwrap_or(model.info().context);
     let mut timeline = store.load(NAME, Access::Write)?;
-    let paragraphs = prose::paragraphs(tokens / 60 + 2);
-    let rote = paragraphs.chunks_exact(2).map(|two| (two[0].trim_end(), two[1].trim_end()));
     let mut before = None;
-    for (n, (message, answer)) in first.iter().copied().chain(rote).enumerate() {
-        if timeline.len() >= tokens && n >= first.len() {
-            break;
-        }
-        for (role, text) in [(Role::User, message), (Role::Assistant, answer)] {
+    for (message, answer) in said {
+        for (role, text) in [(Role::User, &message), (Role::Assistant, &answer)] {
             let opening = model.tokenize(&frame.opening(role, before, None), true)?;
             let said = model.tokenize(text, false)?;
             let voiced = |pieces: Vec<Piece>, voice| pieces.into_iter().map(move |piece| (piece, voice));
@@ -55,7 +49,7 @@ pub(crate) fn make(
             before = Some(role);
         }
         let over = timeline.live_len() + prefix > budget + SLACK.min(budget);
-        let last = timeline.len() >= tokens && n + 1 >= first.len();
+        let last = timeline.len() >= tokens;
         if over || last {
             let context = &rules.context;
             let rules = PruneRules {
@@ -73,6 +67,9 @@ pub(crate) fn make(
             }
         }
         progress(timeline.len() as u64);
+        if last {
+            break;
+        }
     }
     store.set_model(NAME, &model.info().name)?;
     store.put_record(NAME, Kind::Setting, TEMPLATE, Some(&Frame::fingerprint(&frame.template)))

@@ -68,9 +68,6 @@ const NEEDLES: [Needle; 8] = [
     },
 ];
 
-/// What becomes of everything else that is told at the beginning.
-const ANSWER: &str = "Thank you, I will remember that.";
-
 /// How a conversation is kept small, and what may come back.
 #[derive(Clone, Debug)]
 pub struct Way {
@@ -135,10 +132,10 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     }
     if history > LIVED {
         let mut store = Database::open(&Location::Sqlite(path.clone()))?;
-        let first: Vec<(&str, &str)> = NEEDLES.iter().map(|needle| (needle.told, ANSWER)).collect();
+        let first = NEEDLES.iter().map(|needle| (needle.told.to_owned(), format!("Noted: {}", needle.told)));
         let all = history as u64;
         let made = &mut |done| progress(done, all);
-        history::make(&mut store, &mut model.clone(), &rules, &first, history, made)?;
+        history::make(&mut store, &mut model.clone(), &rules, first.chain(prose::drill()), history, made)?;
         if way.recall {
             history::index(&mut store, boxed(), progress)?;
         }
@@ -152,12 +149,11 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         for needle in &NEEDLES {
             session.say(needle.told, TODAY, &mut |_| Flow::Continue)?;
         }
-        let prose = prose::paragraphs(history / 100 + 1).concat();
-        let mut between = prose.split_inclusive('.').map(str::trim).filter(|sentence| !sentence.is_empty());
-        while session.timeline().len() < history
-            && let Some(sentence) = between.next()
-        {
-            session.say(sentence, TODAY, &mut |_| Flow::Continue)?;
+        for (message, _) in prose::drill() {
+            if session.timeline().len() >= history {
+                break;
+            }
+            session.say(&message, TODAY, &mut |_| Flow::Continue)?;
             progress(session.timeline().len() as u64, history as u64);
         }
     }

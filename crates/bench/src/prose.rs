@@ -17,6 +17,26 @@ pub fn paragraphs(count: usize) -> Vec<String> {
     (0..count).map(|_| (0..6).map(|_| sentence()).collect::<Vec<_>>().join(" ") + "\n\n").collect()
 }
 
+/// Messages and answers without end that tell what things are called, and now and then ask for it.
+pub fn drill() -> impl Iterator<Item = (String, String)> {
+    let mut dice = crate::lives::Dice(0xD411);
+    (1..).flat_map(move |house| {
+        let thing = ANIMAL[dice.below(ANIMAL.len() as u64) as usize];
+        let name = NAME[dice.below(NAME.len() as u64) as usize];
+        let what = format!("the {thing} in house {house}");
+        let told = (format!("T{} is called {name}.", &what[1..]), format!("Noted: {what} is called {name}."));
+        let asked = (format!("What is {what} called?"), format!("T{} is called {name}.", &what[1..]));
+        std::iter::once(told).chain((house % 2 == 0).then_some(asked))
+    })
+}
+
+const ANIMAL: [&str; 10] =
+    ["cat", "goat", "donkey", "canary", "tortoise", "rabbit", "cow", "pony", "goose", "hamster"];
+const NAME: [&str; 16] = [
+    "Mimi", "Rosa", "Oscar", "Felix", "Luna", "Hugo", "Bella", "Max", "Nora", "Otto", "Ida", "Paul", "Greta",
+    "Emil", "Clara", "Anton",
+];
+
 /// So many pieces of so many words.
 #[must_use]
 pub fn chunks(words: usize, count: usize) -> Vec<String> {

@@ -3,6 +3,7 @@
 use crate::history::{self, NAME, Quick};
 use crate::kv::middle;
 use crate::lives::Dice;
+use crate::prose;
 use halo_core::attention::Watch;
 use halo_core::seams::{
     Embedder, Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError,
@@ -89,7 +90,12 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     {
         let mut store = Database::open(&location)?;
         let all = history as u64;
-        history::make(&mut store, &mut model.clone(), &rules, &[], history, &mut |done| progress(done, all))?;
+        let paragraphs = prose::paragraphs(history / 60 + 2);
+        let two = |two: &[String]| (two[0].trim_end().to_owned(), two[1].trim_end().to_owned());
+        let said = paragraphs.chunks_exact(2).map(two);
+        history::make(&mut store, &mut model.clone(), &rules, said, history, &mut |done| {
+            progress(done, all);
+        })?;
     }
     let mut store = Database::open(&location)?;
     if let Some(embedder) = embedder() {
@@ -182,7 +188,7 @@ impl Model for Rote {
         _watch: &Watch,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError> {
-        let text = crate::prose::paragraphs(sampling.max_tokens / 50 + 1).concat();
+        let text = prose::paragraphs(sampling.max_tokens / 50 + 1).concat();
         let pieces = self.words.tokenize(&text, false)?;
         for (step, piece) in pieces.iter().take(sampling.max_tokens).enumerate() {
             let seen = prompt.window.len() + step;

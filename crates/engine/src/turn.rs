@@ -142,7 +142,8 @@ impl Session {
         Ok(())
     }
 
-    /// Makes room for a message of that many tokens and its answer, where there is none: what is dimmest leaves early.
+    /// Makes room for a message of that many tokens and its answer, where there is none: what is dimmest leaves early, and
+    /// as much of it as at the end of a turn, so that there is room for what returns.
     fn make_room(&mut self, message: usize, run: &mut Running<'_>) -> Result<(), SeamError> {
         let opening = self.opening()?.len();
         let need = message + opening + self.rules.sampling.max_tokens;
@@ -150,7 +151,8 @@ impl Session {
         if live + need <= limit {
             return Ok(());
         }
-        let plan = self.plan(limit.saturating_sub(need), None);
+        let rest = self.rules.budget().map(|budget| budget.saturating_sub(message + opening));
+        let plan = self.plan(limit.saturating_sub(need).min(rest.unwrap_or(limit)), None);
         if plan.after + need > context {
             let why = format!(
                 "the model sees {context} tokens, and {} of the message with what frames it, {} that cannot leave and up \
