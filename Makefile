@@ -2,16 +2,20 @@
 
 CARGO ?= cargo
 
-.PHONY: help run test setup models build fmt lint doc unit ledger bench
+.PHONY: help run chat test setup models build fmt lint doc unit clients ledger bench
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
 
-run: build ## installs what is missing, builds, fetches the default models, and starts the conversation
+run: build ## installs what is missing, builds, fetches the default models, and serves the page; LISTEN=127.0.0.1:5002 elsewhere
+	@target/release/halo models pull
+	@target/release/halo serve $(if $(LISTEN),--listen $(LISTEN))
+
+chat: build ## the same, and talks in the terminal
 	@target/release/halo models pull
 	@target/release/halo chat
 
-test: setup models fmt lint doc unit ledger ## everything: format, clippy, documentation, tests, the ledger
+test: setup models fmt lint doc unit clients ledger ## everything: format, clippy, documentation, tests, browser and clients, the ledger
 
 setup: ## installs what is missing, or says what to install
 	@scripts/setup
@@ -21,6 +25,7 @@ models: ## fetches the model that the tests run on
 
 build:
 	@scripts/setup run
+	@[ -e target/release/halo ] || echo "building: the first time takes about ten minutes on two processors, and 2 GB of disk"
 	$(CARGO) build --release --locked --package halo
 
 fmt:
@@ -34,6 +39,9 @@ doc:
 
 unit:
 	$(CARGO) test --workspace --locked
+
+clients: ## the real program in a browser and with the clients of others
+	@scripts/clients
 
 ledger: ## which of the 333 requirements work
 	@$(CARGO) test --locked --quiet --package halo --test ledger -- --nocapture

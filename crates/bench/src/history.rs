@@ -2,7 +2,7 @@
 //! been spoken, and no model had to read it.
 
 use halo_core::change::Change;
-use halo_core::prune::{PruneRules, plan_prune};
+use halo_core::prune::plan_prune;
 use halo_core::seams::{
     Access, Durability, Embedder, EmbedderInfo, Flow, Kind, Model, Piece, SeamError, Store,
 };
@@ -51,16 +51,7 @@ pub(crate) fn make(
         let over = timeline.live_len() + prefix > budget + SLACK.min(budget);
         let last = timeline.len() >= tokens;
         if over || last {
-            let context = &rules.context;
-            let rules = PruneRules {
-                policy: context.policy,
-                budget,
-                sinks: context.sinks,
-                recent: context.recent,
-                fill: context.fill,
-                current: None,
-            };
-            let plan = plan_prune(timeline.view(prefix), &rules);
+            let plan = plan_prune(timeline.view(prefix), &rules.context.prune(budget, None));
             if let Some(change) = plan.change() {
                 store.transact(NAME, &mut timeline, &change, Durability::Behind)?;
                 timeline.release_dead();

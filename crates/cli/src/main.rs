@@ -31,7 +31,7 @@ struct Cli {
 }
 
 /// Flags that every command has.
-#[derive(Args)]
+#[derive(Clone, Args)]
 #[command(next_help_heading = "Common")]
 struct Common {
     /// The data folder [default: $HALO_DATA, else the platform's, such as ~/.local/share/halo]
@@ -74,6 +74,10 @@ enum Command {
         #[command(subcommand)]
         what: Option<ConfigCommand>,
     },
+    /// The page, the APIs that other programs speak, and the engine behind them
+    Serve(commands::serve::Options),
+    /// A memory for other programs' models: the Model Context Protocol on standard input and output
+    Mcp,
     /// Talks with the model, without end; each line is a message
     Chat(commands::chat::Options),
     /// Talks as `halo chat` does, and records what the model looks at
@@ -163,6 +167,8 @@ enum BenchCommand {
     Recall(commands::bench::recall::Options),
     /// Finding the nearest of a million rows, beside scoring each of them
     Search(commands::bench::search::Options),
+    /// Many who read and search while one is answered, beside nobody
+    Server(commands::bench::server::Options),
     /// Opening, reading and writing a conversation of millions of tokens
     Store(commands::bench::StoreOptions),
     /// A turn, part by part, however much was ever said, and what of it is not the model's
@@ -174,6 +180,7 @@ fn main() -> ExitCode {
     if args.len() == 2 && args[1] == halo_engine::tools::jq::ARGUMENT {
         return one_filter();
     }
+    share_processors();
     let mut cli = Cli::parse_from(sets_last(&args));
     if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) | BenchCommand::Keep(_) }) {
         // There, --data says what is measured; the data folder is then told by the environment alone.
@@ -214,6 +221,25 @@ fn talk(quiet: bool, verbose: u8) {
     let told = tracing_subscriber::registry().with(which).with(lines);
     // Only the first to say how may; there is nobody else.
     let _ = tracing::subscriber::set_global_default(told);
+}
+
+/// The model's threads wait for each other some hundred times a token. By default they do so without giving way, and where
+/// another program wants the same processors, both all but stand still. How long they wait before they give way is read from
+/// the environment before a program begins, so it begins once more; a thousand looks cost nothing where nobody else is.
+fn share_processors() {
+    #[cfg(target_os = "linux")]
+    if std::env::var_os("GOMP_SPINCOUNT").is_none()
+        && std::env::var_os("OMP_WAIT_POLICY").is_none()
+        && let Ok(program) = std::env::current_exe()
+    {
+        use std::os::unix::process::CommandExt;
+        let mut again = std::process::Command::new(program);
+        if let Some(name) = std::env::args_os().next() {
+            again.arg0(name);
+        }
+        // It comes back only if that cannot be done; then it goes on as it is.
+        let _ = again.args(std::env::args_os().skip(1)).env("GOMP_SPINCOUNT", "1000").exec();
+    }
 }
 
 /// Runs one filter of the model's, from standard input, and ends: a process of its own, with little memory and time, so
@@ -264,6 +290,8 @@ fn run(cli: &Cli) -> Result<()> {
             commands::config::reference(cli.common.json)
         }
         Command::Config { what: None } => commands::config::show(&cli.common),
+        Command::Serve(options) => commands::serve::run(options, &cli.common),
+        Command::Mcp => commands::serve::mcp(&cli.common),
         Command::Chat(options) => commands::chat::run(options, &cli.common),
         Command::Conversations => commands::show::conversations(&cli.common),
         Command::Rename(options) => commands::show::rename(options, &cli.common),
@@ -312,6 +340,9 @@ fn run(cli: &Cli) -> Result<()> {
         }
         Command::Bench { what: BenchCommand::Search(options) } => {
             commands::bench::search::run(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Server(options) } => {
+            commands::bench::server::run(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Core(options) } => {
             commands::bench::core(options, cli.common.json)

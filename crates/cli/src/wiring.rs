@@ -15,10 +15,12 @@ use halo_engine::frame::Names;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::Runner;
+use halo_llama::gguf::Value;
 use halo_llama::graveyard::Room;
 use halo_llama::mirror::Mode;
 use halo_llama::model::{Llama, Options as Running};
 use halo_remote::Remote;
+use halo_server::ModelFacts;
 
 /// Opens a conversation with the model, the store and the embedder that the command line and the settings name.
 pub fn session(common: &Common, settings: &Settings, name: &str) -> Result<Session> {
@@ -38,28 +40,74 @@ pub fn session(common: &Common, settings: &Settings, name: &str) -> Result<Sessi
 
 /// The model that speaks: of this machine, or behind an address.
 pub fn model(common: &Common, settings: &Settings) -> Result<Box<dyn Model + Send>> {
-    let context = match settings.model_context {
-        Auto::Auto => None,
-        Auto::Set(n) => Some(n.count()),
-    };
-    if let Some(address) = common.model.as_deref().filter(|name| Remote::is_address(name)) {
-        let options = halo_remote::Options { context, ..halo_remote::Options::default() };
+    if let Some(address) = common.model.as_deref().filter(|_| is_remote(common)) {
+        let options = halo_remote::Options { context: context(settings), ..halo_remote::Options::default() };
         return Ok(Box::new(Remote::connect(address, &options)?));
     }
-    let path = models::find(common, common.model.as_deref())?;
+    Ok(Box::new(local(common, settings)?))
+}
+
+/// Whether the model is behind an address.
+pub fn is_remote(common: &Common) -> bool {
+    common.model.as_deref().is_some_and(Remote::is_address)
+}
+
+/// The model of this machine, which keeps what leaves its memory in the data folder.
+pub fn local(common: &Common, settings: &Settings) -> Result<Llama> {
     let data = common.data_folder().context("this system names no data folder: give one with --data")?;
+    let room = Room { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder: Some(data.join("kv")) };
+    llama(common, settings, room)
+}
+
+/// What there is to tell of a model beyond what the engine needs.
+pub fn facts(llama: &Llama) -> ModelFacts {
+    let weights = llama.weights();
+    let number = |key: &str| weights.header.of_kind(key).and_then(Value::number).unwrap_or(0.0);
+    let token = |key: &str| {
+        let found =
+            weights.header.values.get(&format!("tokenizer.ggml.{key}_token_id")).and_then(Value::number);
+        found.map_or(-1, |id| id as i64)
+    };
+    let count = |key: &str| number(key) as usize;
+    let heads = count("attention.head_count");
+    ModelFacts {
+        vocabulary: weights.vocabulary(),
+        layers: weights.layers(),
+        heads,
+        kv_heads: Some(count("attention.head_count_kv")).filter(|&n| n > 0).unwrap_or(heads),
+        embedding: count("embedding_length"),
+        trained_context: weights.trained_context() as usize,
+        bos: token("bos"),
+        eos: token("eos"),
+        eot: token("eot"),
+        rope_base: Some(number("rope.freq_base")).filter(|&n| n > 0.0).unwrap_or(10_000.0),
+        rope_scale: 1.0,
+    }
+}
+
+/// The model of this machine, which keeps what leaves its memory in `room`.
+pub fn llama(common: &Common, settings: &Settings, room: Room) -> Result<Llama> {
+    let path = models::find(common, common.model.as_deref())?;
     let running = Running {
-        context: context.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
+        context: context(settings).map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         threads: common.threads(),
         gpu_layers: u32::try_from(settings.gpu_layers.0).unwrap_or(0),
         mode: match settings.kv_mode {
             KvMode::Keep => Mode::Keep,
             KvMode::Reread => Mode::Reread,
         },
-        room: Room { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder: Some(data.join("kv")) },
+        room,
         ..Running::default()
     };
-    Ok(Box::new(Llama::open(&path, &running)?))
+    Ok(Llama::open(&path, &running)?)
+}
+
+/// How many tokens the model is to hold, where the settings say so.
+fn context(settings: &Settings) -> Option<usize> {
+    match settings.model_context {
+        Auto::Auto => None,
+        Auto::Set(n) => Some(n.count()),
+    }
 }
 
 /// What the settings have a conversation go by.
@@ -99,10 +147,7 @@ pub fn rules(settings: &Settings) -> Rules {
 }
 
 fn name(setting: &Auto<Text>) -> String {
-    match setting {
-        Auto::Auto => String::new(),
-        Auto::Set(name) => name.0.clone(),
-    }
+    setting.text().unwrap_or_default().to_owned()
 }
 
 /// What is watched of a model while it reads and speaks.

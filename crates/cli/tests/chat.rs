@@ -11,6 +11,8 @@ fn halo(data: &Path, args: &[&str]) -> Command {
     let mut command = common::command(data, args);
     command.arg("--model").arg(common::speaker());
     command.args(["--seed", "7", "--threads", "1", "--set", &common::embedder()]);
+    // What the model says depends on the day that it is told; tests do not.
+    command.env("HALO_CHAT_DATES", "false");
     command
 }
 
@@ -59,7 +61,7 @@ fn the_gun_from_turn_one_returns_in_turn_eighty() {
         "I read a book about bees.",
         "The clock in the hall is slow.",
     ];
-    let mut lines = vec!["The gun on the wall is called Betsy. Remember that.".to_owned()];
+    let mut lines = vec!["My gun is called Betsy. Remember that.".to_owned()];
     lines.extend((1..40).map(|n| things[n % 10].to_owned()));
     talk(home.path(), &args, &lines);
     let shown = json(home.path(), &["show", "--dead"]);
@@ -75,7 +77,7 @@ fn the_gun_from_turn_one_returns_in_turn_eighty() {
     assert!(gone["why"].as_str().is_some_and(|why| why.starts_with("left: ")), "{gone:#}");
     assert_eq!(gone["text"], lines[0].as_str());
 
-    let answer = talk(home.path(), &args, &["What is the gun on the wall called?".to_owned()]);
+    let answer = talk(home.path(), &args, &["What is my gun called?".to_owned()]);
     assert!(answer.contains("Betsy"), "{answer}");
     let why = json(home.path(), &["why", "u0.0"]);
     let events = why["events"].as_array().expect("events");
@@ -104,7 +106,16 @@ fn the_same_words_give_the_same_conversation() {
             .into();
     let [one, two, three] = [(); 3].map(|()| common::folder());
     let through = talk(one.path(), &args, &lines);
-    assert_eq!(through.lines().filter(|line| !line.is_empty()).count(), through.lines().count(), "{through}");
+    let shown = json(one.path(), &["show", "--dead"]);
+    let answers = shown.as_array().expect("chunks").iter().filter(|chunk| chunk["role"] == "assistant");
+    let mut rest = through.as_str();
+    for answer in answers {
+        let text = answer["text"].as_str().unwrap_or_default().trim();
+        assert!(!text.is_empty(), "{shown:#}");
+        let at = rest.find(text).unwrap_or_else(|| panic!("{text} is not in {rest}"));
+        rest = &rest[at + text.len()..];
+    }
+    assert_eq!(rest.trim(), "", "answers, and nothing else");
     assert_eq!(talk(two.path(), &args, &lines), through);
     let parts: String =
         lines.iter().map(|line| talk(three.path(), &args, std::slice::from_ref(line))).collect();
@@ -122,13 +133,12 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
     let home = common::folder();
     let (mut kills, mut cut_off) = (0, 0);
     while kills < common::many("HALO_KILLS", 6) {
-        // Three in each conversation: this small model soon has little more to say.
+        // Each in a conversation of its own: behind answers that were cut off this small model has little to say.
         let name = format!("kill {kills}");
         let args = ["--set", "generation.max_tokens=200", "-c", &name];
-        for round in 0..3 {
-            kill_once(home.path(), &args, &name, round);
-        }
-        kills += 3;
+        talk(home.path(), &args, &["Hello there.".to_owned()]);
+        kill_once(home.path(), &args, &name, kills % 3);
+        kills += 1;
         let mut child = start(home.path(), &args);
         drop(child.stdin.take());
         let told = child.wait_with_output().expect("it ends").stderr;
@@ -136,13 +146,10 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
         let turns = json(home.path(), &["stats", "-c", &name]);
         let ends: Vec<&str> =
             turns.as_array().expect("turns").iter().filter_map(|t| t["finish"].as_str()).collect();
-        assert_eq!(ends.len(), 3, "{turns:#}");
-        assert_eq!(
-            told.contains("the answer of turn 5 was cut off"),
-            ends[2] == "interrupted",
-            "{ends:?}: {told}"
-        );
-        cut_off += ends.iter().filter(|end| **end == "interrupted").count();
+        assert_eq!(ends.len(), 2, "{turns:#}");
+        let interrupted = ends[1] == "interrupted";
+        assert_eq!(told.contains("the answer of turn 3 was cut off"), interrupted, "{ends:?}: {told}");
+        cut_off += usize::from(interrupted);
     }
     assert!(2 * cut_off > kills, "{cut_off} of {kills} were killed in the middle");
 }
@@ -151,7 +158,7 @@ fn what_was_on_the_screen_is_there_after_a_kill() {
 fn kill_once(data: &Path, args: &[&str], name: &str, round: usize) {
     let mut child = start(data, args);
     let mut stdin = child.stdin.take().expect("piped");
-    writeln!(stdin, "Tell me a long story, number {round}.").expect("written");
+    writeln!(stdin, "Tell me a long story.").expect("written");
     // There are no more lines: an answer that is shorter than what is waited for ends the program.
     drop(stdin);
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
@@ -173,8 +180,7 @@ fn kill_once(data: &Path, args: &[&str], name: &str, round: usize) {
     // Nothing that was there before is gone.
     let asked: Vec<&str> =
         chunks.iter().filter(|c| c["role"] == "user").filter_map(|c| c["text"].as_str()).collect();
-    let expected: Vec<String> = (0..=round).map(|n| format!("Tell me a long story, number {n}.")).collect();
-    assert_eq!(asked, expected);
+    assert_eq!(asked, ["Hello there.", "Tell me a long story."]);
 }
 
 /// What another program wrote is read by the model when it is first opened, and the conversation goes on.

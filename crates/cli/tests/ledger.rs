@@ -39,7 +39,10 @@ fn fault(root: &Path, state: &str, place: &str, test: &str) -> Option<String> {
     let stories =
         source.split("stories!(").nth(1).and_then(|list| list.split(");").next()).unwrap_or_default();
     let story = stories.split(',').any(|story| story.trim() == name);
+    // Those of the page and of other programs' clients are in Python.
+    let python = file.ends_with(".py") && source.contains(&format!("\ndef {name}("));
     let declared = story
+        || python
         || source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
             let before = &source[..at];
             before.trim_end().ends_with("#[test]")

@@ -263,6 +263,26 @@ fn two_processes_do_not_meet() {
 }
 
 #[test]
+fn the_doctor_tells_of_a_crowded_window() {
+    let home = Home::new();
+    let said = |n: usize| {
+        let words = "word ".repeat(600);
+        serde_json::json!({ "role": if n.is_multiple_of(2) { "user" } else { "assistant" }, "content": words })
+    };
+    for (file, name, messages) in [("small.json", "small", 10), ("large.json", "large", 100)] {
+        let said: Vec<Value> = (0..messages).map(said).collect();
+        home.file(file, &serde_json::json!({ "messages": said }).to_string());
+        home.ok(&["import", "--no-index", file, "-c", name]);
+    }
+    let told = home.json(&["doctor"]);
+    let crowded = told["crowded"].as_object().expect("by name");
+    let names: Vec<&String> = crowded.keys().collect();
+    assert_eq!(names, ["large"], "{told}");
+    assert!(crowded["large"].as_u64().is_some_and(|live| live > 50_000), "{told}");
+    assert!(home.ok(&["doctor"]).contains("a lower context.max_tokens mends that"));
+}
+
+#[test]
 fn the_doctor_mends_a_damaged_file() {
     let home = Home::new();
     home.file("weave.json", WEAVE);

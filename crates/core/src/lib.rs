@@ -15,6 +15,7 @@ pub mod live;
 pub mod notation;
 mod order;
 pub mod parts;
+pub mod past;
 pub mod prune;
 pub mod replay;
 pub mod resurrect;

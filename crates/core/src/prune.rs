@@ -54,6 +54,15 @@ pub enum Rank {
 }
 
 impl Policy {
+    /// How bright chunks are, as this policy sees it; where it does not look at that, by their brightest token.
+    #[must_use]
+    pub fn rank(self) -> Rank {
+        match self {
+            Policy::Brightness { rank, .. } => rank,
+            Policy::Fifo | Policy::Window | Policy::Random { .. } => Rank::Peak,
+        }
+    }
+
     /// What chunks are ranked by.
     #[must_use]
     pub fn measure(self) -> Measure {
@@ -316,7 +325,8 @@ impl<'a> Planner<'a> {
         both.unwrap_or_else(|| rank.of(chunk))
     }
 
-    /// Lets stay what fits after all, the brightest first: with its pair, and never without what opens its turn.
+    /// Lets stay what fits after all, the brightest first: with its pair, and never where what opens its turn or the question
+    /// that it answers leaves.
     fn fill(&mut self, leaves: &mut Vec<Leave>) {
         let mut stays = vec![false; leaves.len()];
         for last in (0..leaves.len()).rev() {
@@ -330,8 +340,13 @@ impl<'a> Planner<'a> {
                 leaves[group.clone()].iter().filter_map(|l| self.timeline.chunk(l.chunk)).collect();
             let len: usize = chunks.iter().map(|chunk| chunk.live_len()).sum();
             let opened = |chunk: &ChunkRef<'_>| {
-                let opening = self.timeline.chunk(ChunkId { sentence: 0, ..chunk.id() });
-                chunk.id().is_anchor() || opening.is_none_or(|opening| !self.gone[opening.index()])
+                let leaves =
+                    |id: ChunkId| self.timeline.chunk(id).is_some_and(|anchor| self.gone[anchor.index()]);
+                let opening = ChunkId { sentence: 0, ..chunk.id() };
+                let question = self.timeline.question_of(chunk.id().turn);
+                let question = question.map(|turn| ChunkId { turn, sentence: 0, role: Role::User });
+                let without = |id: ChunkId| chunks.iter().all(|c| c.id() != id) && leaves(id);
+                !without(opening) && !question.is_some_and(without)
             };
             if self.live + len <= self.rules.budget && chunks.iter().all(opened) {
                 self.live += len;

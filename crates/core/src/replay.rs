@@ -34,6 +34,13 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// The rules of one pruning, down to `budget` tokens.
+    #[must_use]
+    pub fn prune(&self, budget: usize, current: Option<TurnId>) -> PruneRules {
+        let Self { policy, sinks, recent, fill, .. } = *self;
+        PruneRules { policy, budget, sinks, recent, fill, current }
+    }
+
     /// v0: whether a token may leave while an answer is being spoken, behind `prefix` slots of standing instructions. The
     /// running turn may, or an answer without end could not be held.
     #[must_use]
@@ -393,14 +400,7 @@ impl<'a> Replay<'a> {
             }
             Strategy::Magnitude(_) if self.rules.max_tokens == 0 => {}
             Strategy::Magnitude(_) => {
-                let rules = PruneRules {
-                    policy: self.rules.policy,
-                    budget: self.rules.max_tokens,
-                    sinks: self.rules.sinks,
-                    recent: self.rules.recent,
-                    fill: self.rules.fill,
-                    current: Some(round.turn),
-                };
+                let rules = self.rules.prune(self.rules.max_tokens, Some(round.turn));
                 let plan = plan_prune(self.timeline.view(self.prefix), &rules);
                 if let Some(change) = plan.change() {
                     round.left.extend(left(&self.timeline, &change));

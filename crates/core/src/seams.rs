@@ -269,6 +269,19 @@ pub enum Finish {
     Aborted,
 }
 
+impl Finish {
+    /// The word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::End => "end",
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Aborted => "aborted",
+        }
+    }
+}
+
 /// Something that speaks.
 pub trait Model {
     /// What is known of it.
@@ -280,6 +293,15 @@ pub trait Model {
     /// # Errors
     /// When the model cannot be reached.
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError>;
+
+    /// What tokens say in a row, special ones by their names.
+    ///
+    /// # Errors
+    /// When the model cannot tell.
+    fn text(&mut self, ids: &[TokenId]) -> Result<String, SeamError> {
+        let _ = ids;
+        Err(SeamError::new("reading tokens", "this model does not tell what its tokens say"))
+    }
 
     /// Goes on from a window, telling `listen` of each step.
     ///
@@ -509,6 +531,13 @@ pub trait Store {
     /// # Errors
     /// As above.
     fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError>;
+
+    /// A conversation as it was when a turn had been said, and nothing had left the window behind it: what the model saw
+    /// then, and what it said. How bright things were then is not kept.
+    ///
+    /// # Errors
+    /// As above; also when there is no such turn.
+    fn as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, SeamError>;
 
     /// When each turn began, in milliseconds since 1970, in their order.
     ///

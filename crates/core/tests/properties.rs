@@ -11,6 +11,26 @@ fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
+/// Found by lot: an answer whose opening had left long before was let stay for there being room, and its question was not.
+#[test]
+fn an_answer_never_stays_without_its_question() {
+    World::live(&[
+        [63, 0, 57, 220],
+        [36, 0, 61, 0],
+        [156, 0, 123, 16],
+        [12, 0, 127, 34],
+        [183, 0, 39, 238],
+        [219, 0, 30, 103],
+        [37, 0, 54, 192],
+        [99, 0, 82, 94],
+        [195, 0, 5, 195],
+        [166, 233, 0, 41],
+        [15, 0, 1, 198],
+        [180, 0, 112, 0],
+        [78, 58, 127, 34],
+    ]);
+}
+
 proptest! {
     #![proptest_config(cases(10_000))]
 

@@ -9,6 +9,11 @@ use std::time::Duration;
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The model is busy; so many are ahead.
+    Waiting {
+        /// How many.
+        ahead: usize,
+    },
     /// A message was stored: from here on it cannot be lost.
     Said {
         /// Its turn.
@@ -80,6 +85,15 @@ pub enum Event {
     Stage(Stage, Duration),
     /// The answer is complete, stored and searchable.
     Done(Summary),
+    /// There is no answer, or no more of it: why. What was told before stands.
+    Failed(String),
+    /// Something was done to chunks by hand.
+    Changed {
+        /// What.
+        what: &'static str,
+        /// To which.
+        chunks: Vec<ChunkId>,
+    },
 }
 
 /// The parts of a turn, in order.

@@ -2,11 +2,15 @@
 //! within reach.
 //!
 //! Models, stores and embedders are seen through their seams only, so the same turn runs on all of them, and on their
-//! test doubles. [`turn`] is the flow; [`session`] holds what it works on.
+//! test doubles. [`turn`] is the flow; [`session`] holds what it works on; [`host`] has many of them, for many who ask.
 
 mod anew;
+pub mod board;
 pub mod event;
 pub mod frame;
+pub mod gate;
+pub mod history;
+pub mod host;
 pub mod record;
 pub mod rules;
 pub mod session;

@@ -18,9 +18,53 @@ pub trait Recorder: Send {
     /// As above.
     fn step(&mut self, piece: &Piece, row: Option<&[f32]>) -> Result<(), SeamError>;
 
-    /// The answer has ended. Returns what is to be known of the record: where it is kept, and what it holds.
+    /// The answer has ended. Returns what is to be known of the record, where it is kept for good: where, and what it holds.
     ///
     /// # Errors
     /// As above.
-    fn end(&mut self) -> Result<(String, String), SeamError>;
+    fn end(&mut self) -> Result<Option<(String, String)>, SeamError>;
+}
+
+/// What a record is kept for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be looked at while the program runs.
+    Look,
+    /// To be kept.
+    Capture,
+}
+
+/// Who keeps records of a conversation's answers: one for each purpose.
+#[derive(Default)]
+pub(crate) struct Recorders(Vec<(Purpose, Box<dyn Recorder>)>);
+
+impl Recorders {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn has(&self, purpose: Purpose) -> bool {
+        self.0.iter().any(|(other, _)| *other == purpose)
+    }
+
+    pub fn set(&mut self, purpose: Purpose, recorder: Option<Box<dyn Recorder>>) {
+        self.0.retain(|(other, _)| *other != purpose);
+        self.0.extend(recorder.map(|recorder| (purpose, recorder)));
+    }
+
+    /// Asks each for something. Those who cannot are asked no more; returns why.
+    pub fn each(
+        &mut self,
+        mut ask: impl FnMut(&mut dyn Recorder) -> Result<(), SeamError>,
+    ) -> Vec<SeamError> {
+        let mut failed = Vec::new();
+        self.0.retain_mut(|(_, recorder)| match ask(&mut **recorder) {
+            Ok(()) => true,
+            Err(why) => {
+                failed.push(why);
+                false
+            }
+        });
+        failed
+    }
 }

@@ -1,10 +1,11 @@
 //! A conversation that is open: its timeline, and the mirrors that follow it.
 
 use crate::anew::Reader;
+use crate::board::{Board, Standing};
 use crate::frame::{self, Frame};
-use crate::record::Recorder;
+use crate::record::{Purpose, Recorder, Recorders};
 use crate::rules::Rules;
-use crate::signal::Signal;
+use crate::signal::{Sent, Signal};
 use crate::tools;
 use halo_core::change::{Append, Change};
 use halo_core::seams::{
@@ -15,9 +16,13 @@ use halo_core::token::{ChunkId, Position, Role, TurnId, Voice};
 use halo_recall::recall::Recall;
 use jiff::civil::Date;
 use serde_json::json;
+use std::sync::Arc;
 
 /// What is kept of the template that a conversation was framed with.
 pub const TEMPLATE: &str = "template";
+
+/// The standing instructions of one conversation, where they are its own.
+pub const SYSTEM: &str = "system";
 
 /// Which turn is being answered, while it is.
 pub(crate) const RUNNING: &str = "running";
@@ -38,7 +43,11 @@ pub struct Session {
     /// The day on which the user last spoke.
     pub(crate) day: Option<Date>,
     /// Who keeps a record of answers.
-    pub(crate) recorder: Option<Box<dyn Recorder>>,
+    pub(crate) recorders: Recorders,
+    /// Where all who look can see how it stands.
+    board: Option<Arc<Board>>,
+    /// Standing instructions that are of this conversation alone, and are to be kept when it begins.
+    own_system: Option<String>,
     /// What the user should know of how it was opened.
     notices: Vec<String>,
 }
@@ -55,12 +64,18 @@ impl Session {
         mut model: Box<dyn Model + Send>,
         embedder: Option<Box<dyn Embedder + Send>>,
         name: &str,
-        rules: Rules,
+        mut rules: Rules,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, SeamError> {
         let mut timeline = store.load(name, Access::Write)?;
         let info = model.info().clone();
         let mut notices = Vec::new();
+        // One that has not begun has nothing of its own yet.
+        if !timeline.is_empty()
+            && let Some(own) = setting(&mut *store, name, SYSTEM)?
+        {
+            rules.system = own;
+        }
         let system = instructions(&mut *store, name, &rules)?;
         let frame = Frame { template: info.template, system, dates: rules.dates, names: rules.names.clone() };
         let mut known = summary(&mut *store, name)?;
@@ -104,7 +119,9 @@ impl Session {
             frame,
             prefix: Vec::new(),
             day,
-            recorder: None,
+            recorders: Recorders::default(),
+            board: None,
+            own_system: None,
             notices,
         };
         let before_all = session.frame.before_all();
@@ -154,9 +171,44 @@ impl Session {
         &mut *self.store
     }
 
-    /// From now on, answers are recorded.
-    pub fn record(&mut self, recorder: Box<dyn Recorder>) {
-        self.recorder = Some(recorder);
+    /// Gives the conversation standing instructions of its own. All that is in the window is read again.
+    ///
+    /// # Errors
+    /// When the store or the model fails.
+    pub fn instruct(&mut self, system: &str) -> Result<(), SeamError> {
+        if self.rules.system == system {
+            return Ok(());
+        }
+        system.clone_into(&mut self.rules.system);
+        self.frame.system = instructions(&mut *self.store, &self.name, &self.rules)?;
+        self.prefix = self.model.tokenize(&self.frame.before_all(), true)?;
+        if self.key.is_empty() {
+            self.own_system = Some(system.to_owned());
+        } else {
+            self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(system))?;
+        }
+        self.show();
+        Ok(())
+    }
+
+    /// The latest messages that stand, the oldest of them first, live or not.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn latest(&mut self, most: usize) -> Result<Vec<(TurnId, Role, String)>, SeamError> {
+        let mut turns: Vec<(TurnId, Role)> = self.said().take(most).collect();
+        turns.reverse();
+        let texts = turns.into_iter().map(|(turn, role)| Ok((turn, role, self.text_of(turn)?)));
+        let texts = texts.collect();
+        self.timeline.release_dead();
+        texts
+    }
+
+    /// From now on answers are recorded for a purpose, instead of how they were recorded for it before; with none, not any
+    /// more.
+    pub fn record(&mut self, purpose: Purpose, recorder: Option<Box<dyn Recorder>>) {
+        self.recorders.set(purpose, recorder);
+        self.show();
     }
 
     /// What the user should know of how it was opened: told once.
@@ -224,18 +276,46 @@ impl Session {
     /// # Errors
     /// When the store fails, or the change does not fit.
     pub fn change(&mut self, change: &Change, durability: Durability) -> Result<Change, SeamError> {
-        self.store.transact(&self.name, &mut self.timeline, change, durability)
+        let undo = self.store.transact(&self.name, &mut self.timeline, change, durability)?;
+        self.show();
+        Ok(undo)
+    }
+
+    /// From now on, all who look at the board see how it stands. So many events have been told before.
+    pub fn watched(&mut self, events: u64) -> Arc<Board> {
+        let board = Arc::new(Board::new(Standing::of(self), events));
+        self.board = Some(Arc::clone(&board));
+        board
+    }
+
+    /// Those who look see what has changed.
+    pub(crate) fn show(&self) {
+        if let Some(board) = &self.board {
+            board.show(Standing::of(self));
+        }
     }
 
     /// Does what the user wants done to chunks: to all of them, or on an error to none.
     ///
     /// # Errors
     /// When it cannot be done, or the store fails.
-    pub fn signal(&mut self, signal: Signal, chunks: &[ChunkId]) -> Result<Change, SeamError> {
+    pub fn signal(&mut self, signal: Signal, chunks: &[ChunkId]) -> Result<Sent, SeamError> {
         let full = self.rules.context.strategy.full();
-        let done = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
+        let sent = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
-        Ok(done)
+        self.show();
+        Ok(sent)
+    }
+
+    /// Takes back what was done by hand.
+    ///
+    /// # Errors
+    /// When something has happened since that it does not fit any more, or the store fails.
+    pub fn undo(&mut self, undo: &Change) -> Result<(), SeamError> {
+        self.change(undo, Durability::Now)?;
+        self.recall.follow(&mut *self.store, &self.timeline)?;
+        self.show();
+        Ok(())
     }
 
     /// The tokens of a new turn: its frame, then what is said.
@@ -279,6 +359,9 @@ impl Session {
             let fingerprint = Frame::fingerprint(&self.frame.template);
             self.store.put_record(&self.name, Kind::Setting, TEMPLATE, Some(&fingerprint))?;
             self.store.set_model(&self.name, &self.model.info().name)?;
+            if let Some(own) = self.own_system.take() {
+                self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(&own))?;
+            }
             let known = summary(&mut *self.store, &self.name)?;
             self.key = known.map_or_else(|| self.name.clone(), |known| key(&known));
         }

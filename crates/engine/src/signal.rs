@@ -25,6 +25,15 @@ pub enum Signal {
     Merge,
 }
 
+/// What was done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sent {
+    /// The change.
+    pub done: Change,
+    /// What takes it back, as long as nothing else has happened to the same chunks.
+    pub undo: Change,
+}
+
 impl Signal {
     /// All of them.
     pub const ALL: [Signal; 7] = [
@@ -77,7 +86,7 @@ impl Signal {
         }
     }
 
-    /// Does it to all chunks that are named, as one change, which is returned; on an error, to none.
+    /// Does it to all chunks that are named, as one change; on an error, to none.
     ///
     /// # Errors
     /// When it cannot be done to one of them, or the store fails.
@@ -88,7 +97,7 @@ impl Signal {
         name: &str,
         timeline: &mut Timeline,
         store: &mut dyn Store,
-    ) -> Result<Change, SeamError> {
+    ) -> Result<Sent, SeamError> {
         let refused = |why: SignalError| SeamError::new(format!("doing '{}'", self.name()), why.to_string());
         // Each is planned on what those before it lead to; then all are done at once.
         let mut draft = timeline.clone();
@@ -107,7 +116,7 @@ impl Signal {
             changes.push(change);
         }
         let change = Change::Batch(changes);
-        store.transact(name, timeline, &change, Durability::Now)?;
-        Ok(change)
+        let undo = store.transact(name, timeline, &change, Durability::Now)?;
+        Ok(Sent { done: change, undo })
     }
 }

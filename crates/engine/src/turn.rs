@@ -10,7 +10,7 @@ use halo_core::attention::{AttentionStats, Watch};
 use halo_core::brightness::Strategy;
 use halo_core::budget::Room;
 use halo_core::change::{Change, Extent, Part};
-use halo_core::prune::{PrunePlan, PruneRules, plan_prune};
+use halo_core::prune::{PrunePlan, plan_prune};
 use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
 use halo_core::seams::{
     Access, Durability, Finish, Flow, Kind, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
@@ -24,6 +24,17 @@ use std::time::{Duration, Instant};
 /// Whoever hears of a turn. Its answer counts where there is something to stop: while the window is read, and at every
 /// token.
 pub type Listen<'a> = dyn FnMut(Event) -> Flow + 'a;
+
+/// What is said, and so what is to be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Say {
+    /// A message.
+    Message(String),
+    /// The last message once more: its answer is taken back.
+    Again,
+    /// Another message in the place of the last one, which is taken back with its answer.
+    Instead(String),
+}
 
 /// What has been going on in a turn.
 struct Running<'a> {
@@ -43,24 +54,52 @@ struct Clock {
 }
 
 impl Session {
+    /// One turn.
+    ///
+    /// # Errors
+    /// As each of them.
+    pub fn turn(&mut self, say: Say, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
+        match say {
+            Say::Message(message) => self.say(&message, today, listen),
+            Say::Again => self.say_again(today, listen),
+            Say::Instead(message) => {
+                check(&message)?;
+                self.unsay()?;
+                listen(TAKEN_BACK);
+                self.say(&message, today, listen)
+            }
+        }
+    }
+
     /// Says something, and hears the answer.
     ///
     /// # Errors
     /// When a part fails. What was told stands; a message that was not stored can be said again.
     pub fn say(&mut self, message: &str, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
-        if message.trim().is_empty() {
-            return Err(SeamError::new("reading the message", "it is empty: say something"));
-        }
+        check(message)?;
         let mut run = Running::new(listen);
         // The day is told with its first message.
         let day = (self.day != Some(today)).then_some(today);
         let written = self.written(Role::User, message, day)?;
         self.make_room(written.len(), &mut run)?;
-        run.timed(Stage::Store, |run| self.store_message(written, run))?;
+        run.timed(Stage::Store, |run| self.store_message(Role::User, written, run))?;
         self.day = Some(today);
         let preview = run.timed(Stage::Preview, |run| self.preview(message, run))?;
         run.timed(Stage::Recall, |run| self.remember(message, &preview, today, run))?;
         self.answer(&mut run)
+    }
+
+    /// Hears something that is not to be answered: what was said before, elsewhere.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn hear(&mut self, role: Role, text: &str, listen: &mut Listen<'_>) -> Result<(), SeamError> {
+        check(text)?;
+        let mut run = Running::new(listen);
+        let written = self.written(role, text, None)?;
+        self.make_room(written.len(), &mut run)?;
+        self.store_message(role, written, &mut run)?;
+        self.index()
     }
 
     /// Answers the last message again: the answer that was given is taken back, and what matters to the message returns
@@ -72,6 +111,7 @@ impl Session {
         let mut run = Running::new(listen);
         if let Some((turn, Role::Assistant)) = self.last_said() {
             self.take_back(&[turn])?;
+            run.tell(TAKEN_BACK);
         }
         let Some((turn, Role::User)) = self.last_said() else {
             return Err(SeamError::new("answering again", "there is no message to answer"));
@@ -96,7 +136,7 @@ impl Session {
     }
 
     /// What was said in a turn, live or not.
-    fn text_of(&mut self, turn: TurnId) -> Result<String, SeamError> {
+    pub(crate) fn text_of(&mut self, turn: TurnId) -> Result<String, SeamError> {
         let away = self.timeline.turn_chunks(turn).filter(|chunk| !chunk.is_here());
         let away: Vec<ChunkId> = away.map(|chunk| chunk.id()).collect();
         self.store.bring(&self.name, &mut self.timeline, &away)?;
@@ -133,7 +173,11 @@ impl Session {
         self.said().next()
     }
 
-    fn take_back(&mut self, turns: &[TurnId]) -> Result<(), SeamError> {
+    /// Takes messages back: out of the window and out of search.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn take_back(&mut self, turns: &[TurnId]) -> Result<(), SeamError> {
         let chunks = turns.iter().flat_map(|&turn| self.timeline.turn_chunks(turn));
         let parts = chunks.filter(|chunk| !chunk.is_withdrawn());
         let parts = parts.map(|chunk| Part { chunk: chunk.id(), extent: Extent::Whole }).collect();
@@ -213,11 +257,12 @@ impl Session {
     /// The message is on the timeline and on disk before anybody is told.
     fn store_message(
         &mut self,
+        role: Role,
         written: Vec<(Piece, Voice)>,
         run: &mut Running<'_>,
     ) -> Result<(), SeamError> {
-        let append = self.append(Role::User, written);
-        let (turn, role, tokens) = (append.turn, append.role, append.tokens.len());
+        let append = self.append(role, written);
+        let (turn, tokens) = (append.turn, append.tokens.len());
         self.change(&Change::Append(append), Durability::Now)?;
         self.began()?;
         run.tell(Event::Said { turn, role, tokens });
@@ -310,9 +355,9 @@ impl Session {
     ) -> Result<(Result<Finish, SeamError>, usize, String), SeamError> {
         let mut speech = self.speech();
         let turn = self.timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
-        let Self { recorder, prefix, timeline, .. } = self;
-        let begun = recorder.as_mut().map(|r| r.begin(turn, prefix, timeline.view(prefix.len())));
-        self.recorded(begun, run);
+        let Self { recorders, prefix, timeline, .. } = self;
+        let unbegun = recorders.each(|r| r.begin(turn, prefix, timeline.view(prefix.len())));
+        unrecorded(unbegun, run);
         let mut clock = Clock::default();
         let finish = match &self.rules.context.strategy {
             Strategy::Magnitude(_) => self.go_on(&self.sampling(0), &mut speech, &mut clock, run)?,
@@ -321,11 +366,12 @@ impl Session {
         run.took(Stage::Read, clock.read);
         run.took(Stage::Speak, clock.all.saturating_sub(clock.read).saturating_sub(clock.own));
         run.took(Stage::Attend, clock.own);
-        let ended = self.recorder.as_mut().map(|recorder| recorder.end());
-        if let Some(Ok((place, what))) = &ended {
-            self.store.put_record(&self.name, Kind::Capture, place, Some(what))?;
+        let mut kept = Vec::new();
+        let unended = self.recorders.each(|recorder| recorder.end().map(|what| kept.extend(what)));
+        unrecorded(unended, run);
+        for (place, what) in kept {
+            self.store.put_record(&self.name, Kind::Capture, &place, Some(&what))?;
         }
-        self.recorded(ended, run);
         let (tokens, said) = (speech.tokens, std::mem::take(&mut speech.said));
         run.traces.append(&mut speech.traces);
         let (score, event) = speech.end();
@@ -374,11 +420,11 @@ impl Session {
         run: &mut Running<'_>,
     ) -> Result<Result<Finish, SeamError>, SeamError> {
         let (window, next) = (self.window(), self.timeline.next_position());
-        let Self { model, store, timeline, rules, frame, name, key, recorder, .. } = self;
+        let Self { model, store, timeline, rules, frame, name, key, recorders, .. } = self;
         let timeline = RefCell::new(timeline);
         let told = || messages(&frame.system, &timeline.borrow());
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: false };
-        let (mut failed, mut unrecorded) = (None, None);
+        let (mut failed, mut lost) = (None, Vec::new());
         let first = clock.all.is_zero();
         let begin = Instant::now();
         let finish = model.generate(&prompt, sampling, &rules.watch, &mut |step| {
@@ -395,16 +441,17 @@ impl Session {
                 }
                 ModelStep::Ready(_) => Flow::Continue,
                 ModelStep::Token(piece, look) => {
-                    if let Some(recorder) = recorder.as_mut().filter(|_| unrecorded.is_none()) {
-                        unrecorded = recorder.step(piece, look.map(|look| speech.row(look))).err();
-                    }
+                    let row = look.filter(|_| !recorders.is_empty()).map(|look| speech.row(look));
+                    lost.extend(recorders.each(|recorder| recorder.step(piece, row)));
                     match speech.token(piece, look, name, &mut timeline.borrow_mut(), &mut **store) {
                         Ok(events) => {
                             clock.own += since.elapsed();
                             run.left += events.len() - 1;
-                            let flows: Vec<Flow> =
-                                events.into_iter().map(|event| (run.listen)(event)).collect();
-                            return flows[0];
+                            // Whether it goes on is asked with the token itself.
+                            let mut told = events.into_iter().map(|event| (run.listen)(event));
+                            let flow = told.next().unwrap_or(Flow::Continue);
+                            told.for_each(drop);
+                            return flow;
                         }
                         Err(why) => {
                             failed = Some(why);
@@ -417,16 +464,8 @@ impl Session {
             flow
         });
         clock.all += begin.elapsed();
-        self.recorded::<()>(unrecorded.map(Err), run);
+        unrecorded(lost, run);
         failed.map_or(Ok(finish), Err)
-    }
-
-    /// What cannot be recorded is told, and no more is: the conversation goes on.
-    fn recorded<T>(&mut self, done: Option<Result<T, SeamError>>, run: &mut Running<'_>) {
-        if let Some(Err(why)) = done {
-            self.recorder = None;
-            run.tell(Event::Notice(format!("nothing more is recorded: {why}")));
-        }
     }
 
     /// In a fork, the model begins to answer: what it would speak of is worth searching for.
@@ -471,16 +510,7 @@ impl Session {
 
     /// What leaves so that the window holds no more than `budget`.
     fn plan(&self, budget: usize, current: Option<TurnId>) -> PrunePlan {
-        let context = &self.rules.context;
-        let rules = PruneRules {
-            policy: context.policy,
-            budget,
-            sinks: context.sinks,
-            recent: context.recent,
-            fill: context.fill,
-            current,
-        };
-        plan_prune(self.timeline.view(self.prefix.len()), &rules)
+        plan_prune(self.timeline.view(self.prefix.len()), &self.rules.context.prune(budget, current))
     }
 
     fn leave(&mut self, plan: &PrunePlan, run: &mut Running<'_>) -> Result<(), SeamError> {
@@ -502,18 +532,13 @@ impl Session {
         let most = self.recall.index().missing().min(NEW_AT_ONCE);
         self.recall.embed_some(&mut *self.store, &self.timeline, most, &mut |_| Flow::Continue)?;
         self.timeline.release_dead();
+        self.show();
         Ok(())
     }
 
     /// How the turn went, for the record.
     fn note(&mut self, summary: &Summary, failed: Option<&SeamError>) -> Result<(), SeamError> {
-        let finish = match (failed, summary.finish) {
-            (Some(_), _) => "failed",
-            (None, Finish::End) => "end",
-            (None, Finish::Stop) => "stop",
-            (None, Finish::Length) => "length",
-            (None, Finish::Aborted) => "aborted",
-        };
+        let finish = if failed.is_some() { "failed" } else { summary.finish.name() };
         let ms = |took: Duration| (took.as_secs_f64() * 1e4).round() / 10.0;
         let stages: serde_json::Map<String, serde_json::Value> =
             summary.stages.iter().map(|(stage, took)| (stage.name().to_owned(), json!(ms(*took)))).collect();
@@ -533,11 +558,26 @@ impl Session {
     }
 }
 
+/// What cannot be recorded is told: the conversation goes on.
+fn unrecorded(why: Vec<SeamError>, run: &mut Running<'_>) {
+    why.into_iter().for_each(|why| run.tell(Event::Notice(format!("nothing more is recorded: {why}"))));
+}
+
+fn check(message: &str) -> Result<(), SeamError> {
+    if message.trim().is_empty() {
+        return Err(SeamError::new("reading the message", "it is empty: say something"));
+    }
+    Ok(())
+}
+
 /// The shape of what a token of the answer looked at.
 fn trace((step, stats): &(u64, AttentionStats)) -> serde_json::Value {
     let AttentionStats { mean, median, max, min, std } = stats;
     json!({ "step": step, "mean": mean, "median": median, "max": max, "min": min, "std": std })
 }
+
+/// What was said last has been taken back.
+const TAKEN_BACK: Event = Event::Changed { what: "taken back", chunks: Vec::new() };
 
 /// The most calls of tools in a turn.
 const ROUNDS: usize = 5;

@@ -1,120 +1,25 @@
 //! Whole turns on the test doubles: what the model is shown, what is stored, and what is told.
 
-use halo_core::attention::Watch;
-use halo_core::brightness::{Magnitude, Strategy};
-use halo_core::chunk::ChunkSize;
-use halo_core::prune::{Policy, Rank, Ties};
-use halo_core::seams::{
-    Access, Durability, Embedding, Entry, Finish, Flow, Kind, Record, Sampling, SeamError, Store, Summary,
-    Template,
-};
+mod common;
+
+use common::rules;
+use halo_core::brightness::Strategy;
+use halo_core::seams::{Access, Finish, Flow, Kind, Store, Template};
 use halo_core::testing::doubles::{
     Attention, FailingStore, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel,
 };
+use halo_core::testing::shared::Shared;
 use halo_core::token::{Brightness, ChunkId};
-use halo_core::told::Told;
 use halo_core::ttl::Ttl;
 use halo_engine::event::Event;
-use halo_engine::frame::Names;
-use halo_engine::rules::{ReturnLight, Rules};
+use halo_engine::rules::Rules;
 use halo_engine::session::Session;
 use halo_engine::tools::Done;
 use halo_engine::tools::jq::Runner;
-use halo_recall::rank::Mode;
-use halo_recall::recall::Manner;
 use jiff::civil::Date;
-use std::sync::{Arc, Mutex};
-
-/// A store that several sessions, one after the other, can have.
-struct Shared<S>(Arc<Mutex<S>>);
-
-impl<S> Clone for Shared<S> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<S: Store> Store for Shared<S> {
-    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
-        self.0.lock().expect("one at a time").conversations()
-    }
-    fn load(&mut self, c: &str, access: Access) -> Result<halo_core::timeline::Timeline, SeamError> {
-        self.0.lock().expect("one at a time").load(c, access)
-    }
-    fn fetch(&mut self, c: &str, chunks: &[ChunkId]) -> Result<Vec<halo_core::body::Body>, SeamError> {
-        self.0.lock().expect("one at a time").fetch(c, chunks)
-    }
-    fn commit(
-        &mut self,
-        c: &str,
-        change: &halo_core::change::Change,
-        after: &halo_core::timeline::Timeline,
-        durability: Durability,
-    ) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").commit(c, change, after, durability)
-    }
-    fn history(&mut self, c: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
-        self.0.lock().expect("one at a time").history(c, chunk)
-    }
-    fn times(&mut self, c: &str) -> Result<Vec<(halo_core::token::TurnId, i64)>, SeamError> {
-        self.0.lock().expect("one at a time").times(c)
-    }
-    fn records(&mut self, c: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
-        self.0.lock().expect("one at a time").records(c, kind)
-    }
-    fn put_record(&mut self, c: &str, kind: Kind, key: &str, value: Option<&str>) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").put_record(c, kind, key, value)
-    }
-    fn embeddings(&mut self, c: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
-        self.0.lock().expect("one at a time").embeddings(c, embedder)
-    }
-    fn put_embeddings(&mut self, c: &str, embedder: &str, all: &[Embedding]) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").put_embeddings(c, embedder, all)
-    }
-    fn retell(
-        &mut self,
-        from: &str,
-        to: &str,
-        model: &str,
-        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
-    ) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").retell(from, to, model, tell)
-    }
-    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").rename(from, to)
-    }
-    fn set_model(&mut self, c: &str, model: &str) -> Result<(), SeamError> {
-        self.0.lock().expect("one at a time").set_model(c, model)
-    }
-}
 
 fn shared<S: Store>(store: S) -> Shared<S> {
-    Shared(Arc::new(Mutex::new(store)))
-}
-
-fn rules(max_tokens: usize) -> Rules {
-    Rules {
-        context: halo_core::replay::Rules {
-            strategy: Strategy::Magnitude(Magnitude::default()),
-            chunks: ChunkSize { min: 2, max: 64 },
-            policy: Policy::Brightness { rank: Rank::Top4, ties: Ties::Dimmer },
-            max_tokens,
-            sinks: 0,
-            recent: 0,
-            fill: true,
-            trace_interval: 0,
-        },
-        room: 20,
-        watch: Watch::default(),
-        sampling: Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() },
-        recall: Manner { mode: Mode::Hybrid, user_boost: 1.0, diversity: 0.0, most: 32 },
-        returns: ReturnLight::Earned,
-        preview: 0,
-        tools: None,
-        system: "Be brief.".into(),
-        dates: false,
-        names: Names::default(),
-    }
+    Shared::new(store)
 }
 
 fn on(text: &str, word: &str) -> ScriptedAnswer {

@@ -22,6 +22,18 @@ pub enum Value {
     List(u64),
 }
 
+impl Value {
+    /// It as a number, if it is one.
+    #[must_use]
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Value::Int(n) => Some(*n as f64),
+            Value::Float(n) => Some(*n),
+            Value::Text(_) | Value::List(_) => None,
+        }
+    }
+}
+
 /// The header of a model file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {

@@ -12,6 +12,7 @@ use halo_core::seams::{
     Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen, Template,
     Upkeep,
 };
+use halo_core::token::TokenId;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -200,6 +201,23 @@ impl Model for Llama {
 
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
         Ok(text::pieces(&self.weights, text, special))
+    }
+
+    fn text(&mut self, ids: &[TokenId]) -> Result<String, SeamError> {
+        let known = self.weights.vocabulary();
+        let mut letters = text::Letters::default();
+        let mut said = String::new();
+        for id in ids {
+            let token = id.0.cast_signed();
+            if token < 0 || token as usize >= known {
+                return Err(SeamError::new(
+                    "reading tokens",
+                    format!("{} is no token of this model: it has {known}", id.0),
+                ));
+            }
+            said.push_str(&letters.push(&self.weights.bytes(token, true)));
+        }
+        Ok(said + &letters.end())
     }
 
     fn generate(

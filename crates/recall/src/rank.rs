@@ -76,6 +76,20 @@ pub struct Found {
     pub ranks: [Option<usize>; 2],
 }
 
+impl Found {
+    /// Why it was found, in words: so many of the scales that gave it most, and its words.
+    #[must_use]
+    pub fn because(&self, most: usize) -> String {
+        let points = self.points.iter().take(most);
+        let mut why: Vec<String> =
+            points.map(|(scale, points)| format!("{} {points:+.2}", scale.name())).collect();
+        if !self.words.is_empty() {
+            why.push(format!("words: {}", self.words.join(", ")));
+        }
+        why.join(" · ")
+    }
+}
+
 macro_rules! scales {
     ($($(#[$doc:meta])* $name:ident $word:literal $hybrid:literal $dense:literal $lexical:literal),* $(,)?) => {
         /// Where points come from.

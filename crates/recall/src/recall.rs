@@ -13,11 +13,13 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A conversation that can be asked what was said.
 pub struct Recall {
     conversation: String,
-    index: Index,
+    /// Others may search it meanwhile; only this changes it.
+    index: Arc<RwLock<Index>>,
     embedder: Option<(Box<dyn Embedder + Send>, EmbedderInfo)>,
     speakers: BTreeMap<TurnId, String>,
     days: BTreeMap<TurnId, Date>,
@@ -64,7 +66,7 @@ impl Recall {
             }
             None => None,
         };
-        let index = Index::new(embedder.as_ref().map(|(_, info)| info.clone()));
+        let index = Arc::new(RwLock::new(Index::new(embedder.as_ref().map(|(_, info)| info.clone()))));
         let (speakers, days) = (BTreeMap::new(), BTreeMap::new());
         let mut recall = Self { conversation: conversation.to_owned(), index, embedder, speakers, days };
         recall.follow(store, timeline)?;
@@ -74,7 +76,7 @@ impl Recall {
                 // A vector of other dimensions cannot be of this embedder; it is made again.
                 let kept: Vec<Embedding> =
                     kept.into_iter().filter(|e| e.vector.len() == info.dimensions).collect();
-                recall.index.admit(view, &kept, timeline).map_err(refused)?;
+                recall.index_mut().admit(view, &kept, timeline).map_err(refused)?;
             }
         }
         Ok(recall)
@@ -112,7 +114,7 @@ impl Recall {
         };
         let conversation = self.conversation.clone();
         let fetch: &mut Fetch<'_> = &mut |chunks| store.fetch(&conversation, chunks);
-        self.index.follow(timeline, &told, fetch)
+        self.index_mut().follow(timeline, &told, fetch)
     }
 
     /// The day on which a turn began, if it is known.
@@ -122,9 +124,18 @@ impl Recall {
     }
 
     /// The index itself.
+    pub fn index(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index, for those who search while the conversation goes on.
     #[must_use]
-    pub fn index(&self) -> &Index {
-        &self.index
+    pub fn shared(&self) -> Arc<RwLock<Index>> {
+        Arc::clone(&self.index)
     }
 
     /// Whether there is an embedder.
@@ -146,7 +157,8 @@ impl Recall {
         listen: &mut dyn FnMut(usize) -> Flow,
     ) -> Result<Left, SeamError> {
         let Some((embedder, info)) = &mut self.embedder else { return Ok(Left { made: 0, missing: 0 }) };
-        let wanted = self.index.wanted(timeline, most);
+        let index = || self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let wanted = index().wanted(timeline, most);
         let texts = wanted.iter().map(|w| format!("{}{}", info.passage, w.text)).collect();
         let mut made: [Vec<Embedding>; 2] = [Vec::new(), Vec::new()];
         let done = embedder.embed_behind(texts, &mut |number, vector| {
@@ -159,10 +171,10 @@ impl Recall {
         let mut count = 0;
         for (view, made) in View::ALL.into_iter().zip(&made) {
             store.put_embeddings(&self.conversation, &view.kept_as(&info.name), made)?;
-            count += self.index.admit(view, made, timeline).map_err(refused)?;
+            count += index().admit(view, made, timeline).map_err(refused)?;
         }
         done?;
-        Ok(Left { made: count, missing: self.index.missing() })
+        Ok(Left { made: count, missing: self.index().missing() })
     }
 
     /// What answers a query best, the best first.
@@ -175,16 +187,33 @@ impl Recall {
         today: Option<Date>,
         manner: Manner,
     ) -> Result<Vec<Found>, SeamError> {
-        let Manner { mode, user_boost, diversity, most } = manner;
-        let vector = match &mut self.embedder {
-            Some((embedder, info)) if mode != Mode::Lexical => {
-                embedder.embed(&[&format!("{}{text}", info.query)])?.pop()
-            }
-            _ => None,
-        };
-        let ask = Ask { text, vector: vector.as_deref(), today, mode, user_boost, diversity, most };
-        self.index.search(&ask).map_err(refused)
+        let embedder = self.embedder.as_mut().map(|(embedder, _)| &mut **embedder as &mut dyn Embedder);
+        search(&self.index, embedder, text, today, manner)
     }
+}
+
+/// Asks an index, and the embedder that it was made with: what answers a query best, the best first. The index is held
+/// only while it is looked through, not while the query is turned into a vector.
+///
+/// # Errors
+/// When the embedder fails.
+pub fn search(
+    index: &RwLock<Index>,
+    embedder: Option<&mut dyn Embedder>,
+    text: &str,
+    today: Option<Date>,
+    manner: Manner,
+) -> Result<Vec<Found>, SeamError> {
+    let Manner { mode, user_boost, diversity, most } = manner;
+    let vector = match embedder.filter(|_| mode != Mode::Lexical) {
+        Some(embedder) => {
+            let query = embedder.info()?.query;
+            embedder.embed(&[&format!("{query}{text}")])?.pop()
+        }
+        None => None,
+    };
+    let ask = Ask { text, vector: vector.as_deref(), today, mode, user_boost, diversity, most };
+    index.read().unwrap_or_else(PoisonError::into_inner).search(&ask).map_err(refused)
 }
 
 /// Who spoke, by turn, where names were told.

@@ -13,6 +13,7 @@ mod http;
 mod kobold;
 mod openai;
 mod pieces;
+mod post;
 mod sse;
 mod stream;
 mod tokens;
@@ -22,6 +23,7 @@ pub use address::may_carry_key;
 pub use fetch::{Fetched, fetch};
 pub use openai::{Key, key_from_environment};
 pub use pieces::cut;
+pub use post::Poster;
 pub use sse::{Sse, TooLong};
 
 use address::{Address, Protocol};

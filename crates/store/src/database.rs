@@ -509,6 +509,12 @@ impl Store for Database {
         Ok(entries)
     }
 
+    fn as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, SeamError> {
+        let past =
+            self.id(conversation).and_then(|id| self.within(None, |sql| rows::replay_through(sql, id, turn)));
+        past.map_err(|e| e.doing(format!("looking at turn {} of '{conversation}'", turn.0)))
+    }
+
     fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
         let mut times = Vec::new();
         let done = self.id(conversation).and_then(|id| {

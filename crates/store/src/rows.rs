@@ -7,6 +7,7 @@ use crate::sql::{Cell, Row, Sql, SqlError};
 use halo_core::body::{Body, sum_of};
 use halo_core::change::Change;
 use halo_core::parts::Parts;
+use halo_core::past::Past;
 use halo_core::seams::{Embedding, Entry, Kind, Record};
 use halo_core::timeline::{Head, Timeline};
 use halo_core::token::{ChunkId, Role, TurnId};
@@ -126,14 +127,37 @@ pub(crate) fn entries(
 
 /// The timeline that the log makes.
 pub(crate) fn replay(sql: &mut dyn Sql, id: i64) -> Result<Timeline, SqlError> {
+    replay_until(sql, id, &mut |_| false)
+}
+
+/// The timeline that the log makes up to the first change that it is to end before.
+fn replay_until(
+    sql: &mut dyn Sql,
+    id: i64,
+    ends_before: &mut dyn FnMut(&Change) -> bool,
+) -> Result<Timeline, SqlError> {
     let mut timeline = Timeline::new();
     entries(sql, id, &mut |entry| {
+        if ends_before(&entry.change) {
+            return Ok(());
+        }
         let misfit = |e| {
             SqlError::damaged(format!("entry {} of its log does not fit what came before: {e}", entry.seq))
         };
         timeline.apply(&entry.change).map(drop).map_err(misfit)
     })?;
     Ok(timeline)
+}
+
+/// The timeline that the log makes up to what was said in a turn.
+pub(crate) fn replay_through(sql: &mut dyn Sql, id: i64, turn: TurnId) -> Result<Timeline, SqlError> {
+    let mut past = Past::new(turn);
+    let timeline = replay_until(sql, id, &mut |change| past.ends_before(change))?;
+    if past.is_found() {
+        Ok(timeline)
+    } else {
+        Err(SqlError::damaged(format!("there is no turn {} in it", turn.0)))
+    }
 }
 
 /// The timeline that the blocks and bodies make, of about so many turns and chunks.

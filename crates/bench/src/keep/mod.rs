@@ -9,7 +9,7 @@ mod policies;
 mod sample;
 mod trial;
 
-pub use policies::POLICIES;
+pub use policies::Way;
 pub use sample::Lengths;
 
 use crate::recall::Conversation;
@@ -71,8 +71,8 @@ pub struct Report {
 /// What became of the windows under one policy.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// Its name.
-    pub policy: &'static str,
+    /// Which.
+    pub policy: Way,
     /// Tokens that stayed.
     pub tokens: Sum,
     /// How far the guesses are from those of the full window, in nats.
@@ -156,7 +156,7 @@ fn one(sample: &Sample, setup: &mut Setup<'_>, report: &mut Report) -> Result<()
             nll: Sum::default(),
             evidence: Sum::default(),
         };
-        report.kept = POLICIES.map(fresh).to_vec();
+        report.kept = Way::ALL.map(fresh).to_vec();
     }
     for kept in &mut report.kept {
         let rest = policies::shrink(kept.policy, &timeline, prefix, budget, &rules, &observed);

@@ -8,12 +8,56 @@ use halo_core::scorer::Scorer;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Role, Voice};
 
-/// What is compared: Halo's own ranking, as the settings have it, and the documents'; the oldest first; the first and the
-/// latest (StreamingLLM); by lot; and the attention that tokens have gathered in all (H2O), that of the latest observers,
-/// smoothed (SnapKV), and that of the last one (TOVA). Those three choose single tokens of single heads in their papers;
-/// here they rank the same whole chunks as the others.
-pub const POLICIES: [&str; 8] =
-    ["brightness", "halo_weave", "fifo", "window", "random", "h2o", "snapkv", "tova"];
+/// What is compared. H2O, SnapKV and TOVA choose single tokens of single heads in their papers; here they rank the same
+/// whole chunks as the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Halo's own ranking, as the settings have it.
+    Brightness,
+    /// The documents'.
+    HaloWeave,
+    /// The oldest first.
+    Fifo,
+    /// The first tokens and the latest (StreamingLLM).
+    Window,
+    /// By lot.
+    Random,
+    /// The attention that tokens have gathered in all.
+    H2o,
+    /// That of the latest observers, smoothed.
+    SnapKv,
+    /// That of the last one.
+    Tova,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Way; 8] = [
+        Way::Brightness,
+        Way::HaloWeave,
+        Way::Fifo,
+        Way::Window,
+        Way::Random,
+        Way::H2o,
+        Way::SnapKv,
+        Way::Tova,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Brightness => "brightness",
+            Way::HaloWeave => "halo_weave",
+            Way::Fifo => "fifo",
+            Way::Window => "window",
+            Way::Random => "random",
+            Way::H2o => "h2o",
+            Way::SnapKv => "snapkv",
+            Way::Tova => "tova",
+        }
+    }
+}
 
 /// Rows of the latest observers that count for SnapKV, and how many neighbours its scores are smoothed over.
 const OBSERVERS: usize = 32;
@@ -93,7 +137,7 @@ pub(super) fn live_through(sample: &Sample, observed: &Observed, rules: &Rules) 
 
 /// The conversation with a window of at most so many tokens.
 pub(super) fn shrink(
-    policy: &str,
+    way: Way,
     timeline: &Timeline,
     prefix: usize,
     budget: usize,
@@ -102,15 +146,15 @@ pub(super) fn shrink(
 ) -> Timeline {
     let mut timeline = timeline.clone();
     let by = |rank| Policy::Brightness { rank, ties: Ties::Dimmer };
-    let (policy, lights) = match policy {
-        "fifo" => (Policy::Fifo, None),
-        "window" => (Policy::Window, None),
-        "random" => (Policy::Random { seed: 1 }, None),
-        "halo_weave" => (by(Rank::Peak), None),
-        "h2o" => (by(Rank::Mean), Some(observed.sums.clone())),
-        "snapkv" => (by(Rank::Mean), Some(observed.latest())),
-        "tova" => (by(Rank::Mean), observed.rows.last().cloned()),
-        _ => (rules.policy, None),
+    let (policy, lights) = match way {
+        Way::Brightness => (rules.policy, None),
+        Way::HaloWeave => (by(Rank::Peak), None),
+        Way::Fifo => (Policy::Fifo, None),
+        Way::Window => (Policy::Window, None),
+        Way::Random => (Policy::Random { seed: 1 }, None),
+        Way::H2o => (by(Rank::Mean), Some(observed.sums.clone())),
+        Way::SnapKv => (by(Rank::Mean), Some(observed.latest())),
+        Way::Tova => (by(Rank::Mean), observed.rows.last().cloned()),
     };
     if let Some(lights) = lights {
         // Their scores take the place of brightness.
@@ -124,15 +168,8 @@ pub(super) fn shrink(
         timeline.apply(&Change::Score(score)).expect("every token can be scored");
     }
     let current = timeline.turns().last().map(|turn| turn.id);
-    let documents = policy == by(Rank::Peak);
-    let rules = PruneRules {
-        policy,
-        budget,
-        sinks: rules.sinks,
-        recent: rules.recent,
-        fill: rules.fill && !documents,
-        current,
-    };
+    let fill = rules.fill && way != Way::HaloWeave;
+    let rules = PruneRules { policy, fill, ..rules.prune(budget, current) };
     let plan = plan_prune(timeline.view(prefix), &rules);
     if let Some(change) = plan.change() {
         timeline.apply(&change).expect("planned on this timeline");

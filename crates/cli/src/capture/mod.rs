@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use halo_core::replay::{Recorded, Step};
 use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
+use halo_server::{Captured, CapturedPart, CapturedStep};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -254,6 +255,41 @@ impl Capture {
                 weave_step(folder, &name, &self.reduction).map(Some)
             }
         }
+    }
+
+    /// What each step looked at, part by part: the standing instructions, the chunks of the prompt, the answer itself.
+    ///
+    /// # Errors
+    /// When a step cannot be read.
+    pub fn by_part(mut self) -> Result<Captured> {
+        let instructions = self.prefix.iter().map(|token| token.text.as_str()).collect();
+        let mut parts = vec![CapturedPart { chunk: String::new(), text: instructions }];
+        let mut part_of = vec![0; self.prefix.len()];
+        for chunk in self.prompt.chunk_by(|one, next| one.chunk == next.chunk) {
+            part_of.extend(std::iter::repeat_n(parts.len(), chunk.len()));
+            let said = chunk.iter().filter(|token| token.voice != Voice::Frame);
+            let text = said.map(|token| token.text.as_str()).collect();
+            parts.push(CapturedPart { chunk: chunk[0].chunk.to_string(), text });
+        }
+        // What stands before the first word of an answer is its beginning.
+        if parts.len() > 1 && parts.last().is_some_and(|part| part.text.is_empty()) {
+            parts.pop();
+        }
+        let answer = parts.len();
+        parts.push(CapturedPart { chunk: String::new(), text: String::new() });
+        let mut steps = Vec::new();
+        while let Some(step) = self.next_step()? {
+            let mut shares = Vec::new();
+            if let Some(Ok(row)) = &step.attention {
+                shares.resize(parts.len(), 0.0);
+                for (slot, share) in row.iter().enumerate() {
+                    shares[part_of.get(slot).copied().unwrap_or(answer)] += share;
+                }
+            }
+            parts[answer].text.push_str(&step.text);
+            steps.push(CapturedStep { text: step.text, shares });
+        }
+        Ok(Captured { parts, steps })
     }
 
     /// Writes this capture, with the steps that are still to come, as a folder of Halo's own format.

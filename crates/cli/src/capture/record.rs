@@ -1,6 +1,7 @@
 //! Answers, recorded as they are given: a folder for each.
 
 use super::{Head, PrefixToken, PromptToken, StepLine, VERSION, check_free};
+use crate::settings::{KEYS, Settings};
 use halo_core::live::LiveView;
 use halo_core::replay::{Recorded, Step};
 use halo_core::seams::{Piece, SeamError};
@@ -31,9 +32,23 @@ struct Answer {
 impl Recording {
     /// Records in this folder.
     #[must_use]
-    pub fn new(folder: &Path, model: &str, settings: Value) -> Self {
-        Self { folder: folder.to_owned(), model: model.to_owned(), settings, answer: None }
+    pub fn new(folder: &Path, model: &str, settings: &Settings) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            model: model.to_owned(),
+            settings: recorded(settings),
+            answer: None,
+        }
     }
+}
+
+/// All settings that bear on an answer, by key.
+fn recorded(settings: &Settings) -> Value {
+    let all = KEYS
+        .iter()
+        .filter(|key| !key.name.starts_with("server."))
+        .filter_map(|key| Some((key.name.to_owned(), settings.get(key.name)?.1)));
+    Value::Object(all.collect())
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> SeamError + '_ {
@@ -97,7 +112,7 @@ impl Recorder for Recording {
         written.map_err(failed(&answer.folder))
     }
 
-    fn end(&mut self) -> Result<(String, String), SeamError> {
+    fn end(&mut self) -> Result<Option<(String, String)>, SeamError> {
         let Some(answer) = self.answer.take() else {
             return Err(SeamError::new("recording", "no answer was begun"));
         };
@@ -108,6 +123,6 @@ impl Recorder for Recording {
         let head = serde_json::to_string_pretty(&head).map_err(std::io::Error::from);
         head.and_then(|head| std::fs::write(folder.join("capture.json"), head)).map_err(failed(&folder))?;
         let place = std::path::absolute(&folder).unwrap_or(folder).display().to_string();
-        Ok((place, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string()))
+        Ok(Some((place, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string())))
     }
 }

@@ -3,7 +3,6 @@
 use super::progress::Progress;
 use super::{count, print, print_json, search};
 use crate::disk::free_space;
-use crate::settings::value::Auto;
 use crate::{Common, models, printable, there};
 use anyhow::{Result, bail};
 use halo_core::seams::{Access, Store};
@@ -25,6 +24,9 @@ pub struct Options {
 
 /// Less free space than this is worth a word.
 const LITTLE: u64 = 1 << 30;
+
+/// More tokens than this in a window mean that too little leaves it.
+const CROWDED: u64 = 50_000;
 
 /// Examines the store, and mends it where that is asked for.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
@@ -78,10 +80,12 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         store = Database::open(&location)?;
         findings = store.examine(&mut |_, _| {})?;
     }
-    let names: Vec<String> =
-        store.conversations().map_or_else(|_| Vec::new(), |all| all.into_iter().map(|s| s.name).collect());
+    let known = store.conversations().unwrap_or_default();
+    let names: Vec<String> = known.iter().map(|one| one.name.clone()).collect();
     let conversations = names.len();
     let mut beside = Beside::look(common, options.fix)?;
+    let crowded = known.into_iter().filter(|one| one.live > CROWDED);
+    beside.crowded = crowded.map(|one| (one.name, one.live)).collect();
     if findings.is_empty() {
         beside.look_at_index(common, &mut store, &names)?;
     }
@@ -100,6 +104,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             "model": beside.model,
             "embedder": beside.embedder,
             "index_missing": beside.missing.iter().cloned().collect::<BTreeMap<_, _>>(),
+            "crowded": beside.crowded.iter().cloned().collect::<BTreeMap<_, _>>(),
             "kv": {
                 "pieces": beside.kv.pieces,
                 "bytes": beside.kv.bytes,
@@ -131,6 +136,8 @@ struct Beside {
     embedder: Option<String>,
     /// By conversation: chunks that search cannot find by their meaning yet.
     missing: Vec<(String, usize)>,
+    /// And those with very much in the window.
+    crowded: Vec<(String, u64)>,
     kv: Found,
     removed: usize,
 }
@@ -146,11 +153,7 @@ impl Beside {
             Err(why) => beside.model_fault = Some(why.to_string()),
         }
         let settings = common.load(Vec::new())?.settings;
-        let named = match &settings.recall_embedder {
-            Auto::Auto => None,
-            Auto::Set(name) => Some(name.0.as_str()),
-        };
-        let folder = models::embedder(common, named).ok().flatten();
+        let folder = models::embedder(common, settings.recall_embedder.text()).ok().flatten();
         beside.embedder = folder.map(|folder| folder.display().to_string());
         if let Some(data) = common.data_folder() {
             let bar = Progress::new("examining the KV graveyard", 0);
@@ -166,10 +169,11 @@ impl Beside {
 
     fn look_at_index(&mut self, common: &Common, store: &mut Database, names: &[String]) -> Result<()> {
         let settings = common.load(Vec::new())?.settings;
+        // One embedder for all of them: it is loaded when it is first asked.
+        let Some(embedder) = search::embedder(common, &settings)? else { return Ok(()) };
         for name in names {
-            let Some(embedder) = search::embedder(common, &settings)? else { return Ok(()) };
             let timeline = store.load(name, Access::Read)?;
-            let recall = Recall::open(store, name, &timeline, Some(Box::new(embedder)))?;
+            let recall = Recall::open(store, name, &timeline, Some(Box::new(embedder.clone())))?;
             self.missing.extend(Some(recall.index().missing()).filter(|&n| n > 0).map(|n| (name.clone(), n)));
         }
         Ok(())
@@ -202,6 +206,14 @@ impl Beside {
             let _ = writeln!(
                 out,
                 "       {missing} of '{}' cannot be found by meaning yet: `halo index` mends that",
+                printable(name)
+            );
+        }
+        for (name, live) in &self.crowded {
+            let _ = writeln!(
+                out,
+                "       '{}' has {live} tokens in the window, more than {CROWDED}: too little leaves it; a lower \
+                 context.max_tokens mends that",
                 printable(name)
             );
         }

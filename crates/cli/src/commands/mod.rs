@@ -11,6 +11,7 @@ pub mod progress;
 pub mod pull;
 pub mod replay;
 pub mod search;
+pub mod serve;
 pub mod show;
 pub mod signal;
 pub mod stats;

@@ -4,7 +4,7 @@ use super::progress::Progress;
 use super::show::{Which, existing};
 use super::{count, print, print_json, shorten};
 use crate::settings::Settings;
-use crate::settings::value::{Auto, RecallMode};
+use crate::settings::value::RecallMode;
 use crate::{Common, models, say};
 use anyhow::{Result, bail};
 use halo_core::seams::{Access, Embedder, Flow, Store};
@@ -60,11 +60,7 @@ pub fn manner(settings: &Settings, most: usize) -> Manner {
 
 /// The embedder, if it is here.
 pub fn embedder(common: &Common, settings: &Settings) -> Result<Option<Embeddings>> {
-    let named = match &settings.recall_embedder {
-        Auto::Auto => None,
-        Auto::Set(name) => Some(name.0.as_str()),
-    };
-    let folder = models::embedder(common, named)?;
+    let folder = models::embedder(common, settings.recall_embedder.text())?;
     Ok(folder.map(|folder| Embeddings::new(folder, common.threads())).transpose()?)
 }
 
@@ -192,11 +188,6 @@ fn line(found: &Found, timeline: &Timeline, recall: &Recall) -> String {
         if live { "live" } else { "dead" },
         shorten(recall.index().text(timeline, id), 160)
     );
-    let points = found.points.iter().take(4).map(|(scale, points)| format!("{} {points:+.2}", scale.name()));
-    let mut why: Vec<String> = points.collect();
-    if !found.words.is_empty() {
-        why.push(format!("words: {}", found.words.join(", ")));
-    }
-    let _ = writeln!(out, "{:<16}{}", "", why.join(" · "));
+    let _ = writeln!(out, "{:<16}{}", "", found.because(4));
     out
 }

@@ -4,10 +4,11 @@ use super::{count, print, print_json, shorten, time};
 use crate::settings::load::nearest;
 use crate::{Common, printable};
 use anyhow::{Result, bail};
-use halo_core::change::{Change, Tally};
+use halo_core::change::Tally;
 use halo_core::seams::{Access, Entry, Store};
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::ChunkId;
+use halo_engine::history::{self, Happened};
 use halo_store::database::Database;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -149,7 +150,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             part.iter().copied().filter(|&c| timeline.chunk(c).is_some_and(|c| !c.is_here())).collect();
         store.bring(name, &mut timeline, &away)?;
         for chunk in part.iter().filter_map(|&c| timeline.chunk(c)) {
-            let why = last.remove(&chunk.id()).and_then(|e| events(&e, chunk.id()).pop());
+            let why = last.remove(&chunk.id()).and_then(|e| history::told(&e, chunk.id()).pop());
             if common.json {
                 values.push(value(chunk, why.as_ref()));
             } else {
@@ -169,7 +170,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     print(&format!("{live} of {} live{more}\n", count(all as u64, "token")))
 }
 
-fn value(chunk: ChunkRef<'_>, why: Option<&Event>) -> Value {
+fn value(chunk: ChunkRef<'_>, why: Option<&Happened>) -> Value {
     json!({
         "chunk": chunk.id().to_string(),
         "turn": chunk.id().turn.0,
@@ -183,11 +184,11 @@ fn value(chunk: ChunkRef<'_>, why: Option<&Event>) -> Value {
         "deleted": chunk.is_withdrawn(),
         "peak": chunk.peak().0,
         "text": chunk.text(),
-        "why": why.map(Event::text),
+        "why": why.map(Happened::text),
     })
 }
 
-pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Event>) {
+pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>) {
     let state = match (chunk.is_withdrawn(), chunk.is_live()) {
         (true, _) => "  deleted",
         (_, false) => "  dead",
@@ -200,59 +201,6 @@ pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Event>) {
     for line in printable(&chunk.text()).trim_end().lines() {
         let _ = writeln!(out, "    {line}");
     }
-}
-
-/// Something that happened to a chunk.
-pub struct Event {
-    at: i64,
-    seq: u64,
-    what: &'static str,
-    why: String,
-}
-
-impl Event {
-    fn text(&self) -> String {
-        if self.why.is_empty() { self.what.to_owned() } else { format!("{}: {}", self.what, self.why) }
-    }
-}
-
-/// What an entry of the log tells of a chunk.
-fn events(entry: &Entry, chunk: ChunkId) -> Vec<Event> {
-    let mut events = Vec::new();
-    let mut add =
-        |what: &'static str, why: String| events.push(Event { at: entry.at, seq: entry.seq, what, why });
-    for change in entry.change.parts() {
-        match change {
-            Change::Prune(leaves) => {
-                leaves.iter().filter(|l| l.chunk == chunk).for_each(|l| add("left", l.why.to_string()));
-            }
-            Change::Resurrect(returns) => {
-                returns.iter().filter(|r| r.chunk == chunk).for_each(|r| add("returned", r.why.to_string()));
-            }
-            Change::Pin { chunk: c, pinned } if *c == chunk => {
-                add(if *pinned { "pinned" } else { "unpinned" }, String::new());
-            }
-            Change::Withdraw(parts) if parts.iter().any(|p| p.chunk == chunk) => {
-                add("deleted", "taken back by the user".into());
-            }
-            Change::Restore(parts) if parts.iter().any(|p| p.chunk == chunk) => {
-                add("restored", "its deletion was taken back".into());
-            }
-            Change::Merge { chunk: c, .. } if *c == chunk => {
-                add("merged", "joined the chunk before it in its turn".into());
-            }
-            Change::Split { chunk: c, at, .. } if *c == chunk => {
-                add("cut", format!("from position {} on it is a chunk of its own", at.0));
-            }
-            Change::Split { chunk: c, sentence, .. }
-                if *sentence == chunk.sentence && c.turn == chunk.turn =>
-            {
-                add("cut", format!("it was the tail of {c}"));
-            }
-            _ => {}
-        }
-    }
-    events
 }
 
 /// Tells what happened to a chunk.
@@ -286,9 +234,8 @@ pub fn history(
     name: &str,
     timeline: &mut Timeline,
     id: ChunkId,
-) -> Result<Vec<Event>> {
-    let history = store.history(name, id)?;
-    let events: Vec<Event> = history.iter().flat_map(|e| events(e, id)).collect();
+) -> Result<Vec<Happened>> {
+    let events = history::of(store, name, id)?;
     if timeline.chunk(id).is_some_and(|c| !c.is_here()) {
         store.bring(name, timeline, &[id])?;
     }
@@ -299,7 +246,7 @@ pub fn history(
 }
 
 /// The same, for people.
-pub fn story(timeline: &Timeline, id: ChunkId, events: &[Event]) -> String {
+pub fn story(timeline: &Timeline, id: ChunkId, events: &[Happened]) -> String {
     let mut out = String::new();
     match timeline.chunk(id) {
         None => {

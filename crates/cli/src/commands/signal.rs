@@ -25,8 +25,8 @@ pub fn run(signal: Signal, options: &Options, common: &Common) -> Result<()> {
     let full = Brightness(settings.cap.0 as f32);
     let name = &options.which.name;
     let (mut store, mut timeline) = existing(common, name, Access::Write)?;
-    let change = signal.send(&options.chunks, full, name, &mut timeline, &mut store)?;
-    let names: Vec<String> = change.names().iter().map(ToString::to_string).collect();
+    let sent = signal.send(&options.chunks, full, name, &mut timeline, &mut store)?;
+    let names: Vec<String> = sent.done.names().iter().map(ToString::to_string).collect();
     if common.json {
         return print_json(&json!({
             "done": signal.done(),

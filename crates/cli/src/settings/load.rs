@@ -223,7 +223,7 @@ pub fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&
 }
 
 /// What a text means: a TOML value where it is one, else a string.
-fn raw(text: &str) -> Raw {
+pub(super) fn raw(text: &str) -> Raw {
     let table: Result<toml::Table, _> = toml::from_str(&format!("x = {text}"));
     let alone = |mut table: toml::Table| if table.len() == 1 { table.remove("x") } else { None };
     table.ok().and_then(alone).unwrap_or_else(|| Raw::String(text.to_owned()))

@@ -1,6 +1,7 @@
 //! The settings: one table of typed keys, from which come the struct that the program reads, the errors that
 //! the user reads, and the reference page.
 
+pub mod keep;
 pub mod load;
 pub mod reference;
 pub mod value;
@@ -13,8 +14,8 @@ use halo_core::token::Brightness;
 use halo_core::ttl::{Seeds, Ttl};
 use std::collections::BTreeMap;
 use value::{
-    Auto, Bytes, Heads, Int, KvMode, Layers, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real, RecallMode,
-    ReturnBrightness, Sink, Strategy, Text, Ties, Value,
+    Auto, Bytes, Heads, Int, KvMode, Layers, List, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real,
+    RecallMode, ReturnBrightness, Secret, Sink, Strategy, Text, Ties, Value,
 };
 
 /// What is known of a key.
@@ -206,6 +207,28 @@ settings! {
     "kv.ram" kv_ram: Bytes = Bytes(512 << 20);
     /// Disk space for the KV cells of dead chunks.
     "kv.disk" kv_disk: Bytes = Bytes(8 << 30);
+
+    /// Where `halo serve` listens; beyond this machine only with `server.key`.
+    "server.listen" listen: Text = Text("127.0.0.1:5001".into());
+    /// What clients must show to be let in, as `Authorization: Bearer KEY`; auto lets in whoever is on this machine.
+    "server.key" key: Auto<Secret> = Auto::Auto;
+    /// A certificate in PEM, with those that vouch for it; then `halo serve` speaks TLS. Needs `server.cert_key`.
+    "server.cert" cert: Auto<Text> = Auto::Auto;
+    /// The key to `server.cert`, a file in PEM.
+    "server.cert_key" cert_key: Auto<Text> = Auto::Auto;
+    /// Names that this machine is called by, beside its addresses and localhost.
+    "server.hosts" hosts: List = List(Vec::new());
+    /// Pages of other origins that may use it, such as `https://chat.example`.
+    "server.origins" origins: List = List(Vec::new());
+    /// The largest request.
+    "server.max_body" max_body: Bytes = Bytes(16 << 20);
+    /// Requests a second from one address, this machine aside; 0 is any number.
+    "server.rate" rate: Int<0, 1_000_000> = Int(50);
+    /// How many requests may wait for the model.
+    "server.queue" queue: Int<1, 10_000> = Int(64);
+    /// Where traces of the turns go: the address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`. What was
+    /// said is not in them.
+    "server.otlp" otlp: Auto<Text> = Auto::Auto;
 }
 
 /// What a preset changes of the defaults.

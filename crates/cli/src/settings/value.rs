@@ -112,9 +112,81 @@ impl Value for Text {
     }
 }
 
+impl Auto<Text> {
+    /// What it is set to, if it is.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Auto::Auto => None,
+            Auto::Set(text) => Some(&text.0),
+        }
+    }
+}
+
 impl fmt::Display for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Something that is told to nobody.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl Value for Secret {
+    fn allowed() -> String {
+        "at least 8 characters".into()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        raw.as_str().filter(|text| text.trim().len() >= 8).map(|text| Self(text.trim().to_owned()))
+    }
+
+    fn json(&self) -> serde_json::Value {
+        self.to_string().into()
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("set, and not shown")
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret")
+    }
+}
+
+/// Words, each of which means something: `a, b, c`, or a list of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List(pub Vec<String>);
+
+impl Value for List {
+    fn allowed() -> String {
+        "words with commas between them, or a list of them".into()
+    }
+
+    fn read(raw: &Raw) -> Option<Self> {
+        let words: Vec<String> = match raw {
+            Raw::String(text) => text.split(',').map(|word| word.trim().to_owned()).collect(),
+            Raw::Array(all) => {
+                all.iter().map(|word| word.as_str().map(str::to_owned)).collect::<Option<_>>()?
+            }
+            _ => return None,
+        };
+        Some(Self(words.into_iter().filter(|word| !word.is_empty()).collect()))
+    }
+
+    fn json(&self) -> serde_json::Value {
+        self.0.clone().into()
+    }
+}
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(", "))
     }
 }
 

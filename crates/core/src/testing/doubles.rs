@@ -5,6 +5,7 @@ use super::shelf::Shelf;
 use crate::attention::Watch;
 use crate::body::Body;
 use crate::change::Change;
+use crate::past::Past;
 use crate::seams::{
     Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo,
     ModelStep, Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
@@ -289,6 +290,17 @@ impl Store for MemoryStore {
         Ok(self.kept(conversation).log.iter().filter(names).cloned().collect())
     }
 
+    fn as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, SeamError> {
+        let (mut timeline, mut past) = (Timeline::new(), Past::new(turn));
+        for entry in &self.kept(conversation).log {
+            if !past.ends_before(&entry.change) {
+                timeline.apply(&entry.change)?;
+            }
+        }
+        let missing = || SeamError::new("looking back", format!("there is no turn {}", turn.0));
+        past.is_found().then_some(timeline).ok_or_else(missing)
+    }
+
     fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
         let mut times = BTreeMap::new();
         for entry in &self.kept(conversation).log {
@@ -447,6 +459,10 @@ impl<S: Store> Store for FailingStore<S> {
 
     fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
         self.call(|s| s.history(conversation, chunk))
+    }
+
+    fn as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, SeamError> {
+        self.call(|s| s.as_of(conversation, turn))
     }
 
     fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {

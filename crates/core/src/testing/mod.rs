@@ -5,5 +5,6 @@ pub mod doubles;
 pub mod guesses;
 pub mod ops;
 pub mod record;
+pub mod shared;
 pub mod shelf;
 pub mod twin;

@@ -112,7 +112,9 @@ impl Twin {
         for chunk in left.clone().into_iter().rev() {
             let pair = self.partner(chunk).filter(|p| chunk.sentence == 0 && left.contains(p));
             let group: Vec<ChunkId> = [Some(chunk), pair].into_iter().flatten().collect();
-            let opened = chunk.sentence == 0 || !left.contains(&ChunkId { sentence: 0, ..chunk });
+            let leaves = |anchor: ChunkId| !group.contains(&anchor) && left.contains(&anchor);
+            let question = self.partner(chunk).filter(|_| chunk.role == Role::Assistant);
+            let opened = !leaves(ChunkId { sentence: 0, ..chunk }) && !question.is_some_and(leaves);
             let mut back = self.clone();
             let theirs = back.0.iter_mut().zip(was_dead).filter(|(t, _)| group.contains(&t.chunk));
             theirs.for_each(|(t, was)| t.dead = *was);

@@ -5,7 +5,7 @@ use crate::commands::progress::Progress;
 use crate::commands::{print, print_json};
 use crate::{Common, models, wiring};
 use anyhow::{Result, ensure};
-use halo_bench::keep::{self, Lengths, Report, Setup, Sum};
+use halo_bench::keep::{self, Lengths, Report, Setup, Sum, Way};
 use halo_core::prune::Rank;
 use halo_core::seams::Model;
 use halo_engine::frame::{Frame, Names};
@@ -121,7 +121,7 @@ fn as_json(report: &Report, options: &Options) -> Value {
             "evidence_kept": kept.evidence.mean(),
             "tokens": kept.tokens.mean(),
         });
-        (kept.policy.to_owned(), row)
+        (kept.policy.name().to_owned(), row)
     });
     let agreement = report.agreement.iter().map(|(rank, sum)| (name(*rank).to_owned(), json!(sum.mean())));
     json!({
@@ -140,7 +140,7 @@ fn as_json(report: &Report, options: &Options) -> Value {
 fn table(report: &Report, options: &Options) -> String {
     let number =
         |sum: &Sum, digits: usize| sum.mean().map_or_else(|| "–".into(), |n| format!("{n:.digits$}"));
-    let fifo = report.kept.iter().find(|kept| kept.policy == "fifo").and_then(|kept| kept.kl.mean());
+    let fifo = report.kept.iter().find(|kept| kept.policy == Way::Fifo).and_then(|kept| kept.kl.mean());
     let mut out = format!(
         "{:<12}{:>8}{:>10}{:>11}{:>9}{:>16}\n",
         "policy", "tokens", "KL", "of fifo's", "NLL", "evidence kept"
@@ -161,7 +161,7 @@ fn table(report: &Report, options: &Options) -> String {
         let _ = writeln!(
             out,
             "{:<12}{:>8}{:>10}{ratio:>11}{:>9}{:>16}",
-            kept.policy,
+            kept.policy.name(),
             number(&kept.tokens, 0),
             number(&kept.kl, 4),
             number(&kept.nll, 4),

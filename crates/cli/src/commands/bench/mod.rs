@@ -5,6 +5,7 @@ pub mod keep;
 pub mod model;
 pub mod recall;
 pub mod search;
+pub mod server;
 pub mod turn;
 
 use super::progress::Progress;

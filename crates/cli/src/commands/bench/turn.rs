@@ -5,7 +5,7 @@ use crate::commands::progress::Progress;
 use crate::commands::{print, print_json, search};
 use crate::settings::Settings;
 use crate::settings::value::Auto;
-use crate::{Common, models, wiring};
+use crate::{Common, wiring};
 use anyhow::{Context, Result, ensure};
 use halo_bench::needle::{self, Way};
 use halo_bench::turn::{self, Report, Rote};
@@ -14,7 +14,6 @@ use halo_core::seams::Model;
 use halo_engine::event::Stage;
 use halo_engine::rules::Rules;
 use halo_llama::graveyard::Room;
-use halo_llama::model::{Llama, Options as Running};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -41,7 +40,7 @@ pub fn turn(options: &TurnOptions, common: &Common) -> Result<()> {
     let rules = rules(&settings);
     let embedder = search::embedder(common, &settings)?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let model = llama(common, &settings, &room(folder.path()))?;
+    let model = wiring::llama(common, &settings, room(folder.path()))?;
     let mut reports = Vec::new();
     for &history in &options.history {
         let bar = Progress::new("measuring", 0);
@@ -145,7 +144,7 @@ pub fn needle(options: &NeedleOptions, common: &Common) -> Result<()> {
         "there is no embedder: fetch one with `halo models pull e5-small`, or name one with --set recall.embedder=NAME",
     )?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-    let model = llama(common, &settings, &room(folder.path()))?;
+    let model = wiring::llama(common, &settings, room(folder.path()))?;
     let mut rules = rules(&settings);
     rules.context.max_tokens = options.window;
     rules.context.recent = options.window / 4;
@@ -242,14 +241,4 @@ fn with_window(rules: &Rules, live: usize) -> Rules {
 /// Room for what leaves the model's memory.
 fn room(folder: &Path) -> Room {
     Room { ram: 256 << 20, disk: 4 << 30, folder: Some(folder.to_owned()) }
-}
-
-fn llama(common: &Common, settings: &Settings, room: &Room) -> Result<Llama> {
-    let path = models::find(common, common.model.as_deref())?;
-    let context = match settings.model_context {
-        Auto::Auto => None,
-        Auto::Set(n) => Some(u32::try_from(n.count()).unwrap_or(u32::MAX)),
-    };
-    let running = Running { context, threads: common.threads(), room: room.clone(), ..Running::default() };
-    Ok(Llama::open(&path, &running)?)
 }

@@ -8,13 +8,13 @@ mod terminal;
 use super::show::Which;
 use super::{Closed, count};
 use crate::capture::Recording;
-use crate::settings::{KEYS, Settings};
 use crate::{Common, say, wiring};
 use anyhow::{Context, Result, bail};
 use halo_core::seams::Flow;
 use halo_engine::event::Event;
+use halo_engine::record::Purpose;
 use halo_engine::session::Session;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 
@@ -54,19 +54,10 @@ pub fn capture(options: &CaptureOptions, common: &Common) -> Result<()> {
             info.name
         );
     }
-    session.record(Box::new(Recording::new(
-        &options.output,
-        &info.name,
-        recorded_settings(&loaded.settings),
-    )));
+    let recording = Recording::new(&options.output, &info.name, &loaded.settings);
+    session.record(Purpose::Capture, Some(Box::new(recording)));
     say(&format!("recording each answer in {}", options.output.display()));
     talk(session, common)
-}
-
-/// All settings, by key.
-fn recorded_settings(settings: &Settings) -> Value {
-    let all = KEYS.iter().filter_map(|key| Some((key.name.to_owned(), settings.get(key.name)?.1)));
-    Value::Object(all.collect())
 }
 
 fn talk(mut session: Session, common: &Common) -> Result<()> {

@@ -84,8 +84,8 @@ fn chunks(words: &[&str]) -> Result<Vec<ChunkId>> {
 }
 
 fn send(signal: Signal, words: &[&str], session: &mut Session) -> Result<String> {
-    let done = session.signal(signal, &chunks(words)?)?;
-    let names: Vec<String> = done.names().iter().map(ToString::to_string).collect();
+    let sent = session.signal(signal, &chunks(words)?)?;
+    let names: Vec<String> = sent.done.names().iter().map(ToString::to_string).collect();
     Ok(format!("{}: {}\n", signal.done(), names.join(" ")))
 }
 

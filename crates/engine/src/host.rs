@@ -1,0 +1,380 @@
+//! Many conversations and one model. Each conversation that is open has a thread of its own, so that nothing waits but for
+//! its own kind: what changes a conversation waits for the answer that is being given there, an answer waits for the model,
+//! and whoever only looks waits for nothing.
+
+use crate::board::{Board, Running};
+use crate::event::{Event, Summary};
+use crate::gate::Gate;
+use crate::session::Session;
+use crate::turn::Say;
+use halo_core::seams::{Flow, Sampling, SeamError};
+use halo_core::token::ChunkId;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// How a conversation is opened; the second is told how far reading it anew has come.
+pub type Opener =
+    dyn Fn(&str, &mut dyn FnMut(usize, usize)) -> Result<Session, SeamError> + Send + Sync + 'static;
+
+/// Whoever hears of everything, in every conversation. It must not wait for anything.
+pub trait Audience: Send + Sync {
+    /// Something has happened. The board shows it already; numbers count up, through all conversations.
+    fn hear(&self, conversation: &str, number: u64, event: &Event, board: &Board);
+}
+
+/// The conversations that are open.
+pub struct Host {
+    shared: Arc<Shared>,
+    desks: Mutex<BTreeMap<String, Arc<OnceLock<Opened>>>>,
+    idle: Duration,
+}
+
+type Opened = Result<Arc<Desk>, SeamError>;
+
+struct Shared {
+    open: Box<Opener>,
+    gate: Gate,
+    audience: Arc<dyn Audience>,
+    /// Everything is to end.
+    ending: AtomicBool,
+    /// How many events have been told, in all conversations.
+    events: AtomicU64,
+}
+
+/// A conversation that is open, for those who want something of it.
+pub struct Desk {
+    jobs: Mutex<Option<Sender<Job>>>,
+    board: Arc<Board>,
+    halt: Arc<AtomicBool>,
+    notices: Vec<String>,
+}
+
+type Job = Box<dyn FnOnce(&mut Session, &Teller<'_>) + Send>;
+
+/// Tells everybody what happens in one conversation.
+pub struct Teller<'a> {
+    name: &'a str,
+    shared: &'a Shared,
+    board: &'a Board,
+    halt: &'a AtomicBool,
+}
+
+/// Something to say, and how it is to be answered.
+pub struct Request {
+    /// What is said.
+    pub say: Say,
+    /// On whose behalf: those who ask much wait behind those who ask little.
+    pub who: String,
+    /// How the answer is drawn, where it is not as the settings have it.
+    pub sampling: Option<Sampling>,
+}
+
+/// Whoever asked: hears of each event, and can stop it.
+pub type Asker = Box<dyn FnMut(&Event) -> Flow + Send>;
+
+impl Host {
+    /// A host that opens conversations in that way, and closes those that nobody has used for a while.
+    #[must_use]
+    pub fn new(open: Box<Opener>, audience: Arc<dyn Audience>, idle: Duration) -> Self {
+        let shared = Arc::new(Shared {
+            open,
+            gate: Gate::default(),
+            audience,
+            ending: AtomicBool::new(false),
+            events: AtomicU64::new(0),
+        });
+        Self { shared, desks: Mutex::default(), idle }
+    }
+
+    /// The way to the model, for those who use it without a conversation.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        &self.shared.gate
+    }
+
+    /// The next number for an event that is of no conversation.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.shared.events.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The conversation of that name: opens it, unless it is.
+    ///
+    /// # Errors
+    /// When it cannot be opened; the next try begins anew.
+    pub fn desk(&self, name: &str) -> Result<Arc<Desk>, SeamError> {
+        loop {
+            let place = Arc::clone(self.lock().entry(name.to_owned()).or_default());
+            let opened = place.get_or_init(|| self.open(name)).clone();
+            if opened.as_ref().is_ok_and(|desk| desk.is_open()) {
+                return opened;
+            }
+            // It failed, or was closed; whoever comes next finds no trace of it.
+            let mut desks = self.lock();
+            if desks.get(name).is_some_and(|there| Arc::ptr_eq(there, &place)) {
+                desks.remove(name);
+            }
+            drop(desks);
+            opened?;
+        }
+    }
+
+    /// The conversation of that name, if it is open.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<Arc<Desk>> {
+        let desk = self.lock().get(name)?.get()?.clone().ok()?;
+        desk.is_open().then_some(desk)
+    }
+
+    /// Those that are open.
+    #[must_use]
+    pub fn open_now(&self) -> Vec<(String, Arc<Desk>)> {
+        let desks = self.lock();
+        let open = desks.iter().filter_map(|(name, desk)| Some((name.clone(), desk.get()?.clone().ok()?)));
+        open.filter(|(_, desk)| desk.is_open()).collect()
+    }
+
+    /// Closes a conversation, after what it has been asked to do; the next who wants it opens it again.
+    pub fn close(&self, name: &str) {
+        let desk = self.lock().remove(name);
+        if let Some(Ok(desk)) = desk.and_then(|desk| desk.get().cloned()) {
+            desk.close();
+        }
+    }
+
+    /// Ends every answer, stores what was said of it, and closes all; what was still waiting is not begun.
+    pub fn close_all(&self) {
+        self.shared.ending.store(true, Ordering::SeqCst);
+        let names: Vec<String> = self.lock().keys().cloned().collect();
+        let desks: Vec<Arc<Desk>> = self.open_now().into_iter().map(|(_, desk)| desk).collect();
+        desks.iter().for_each(|desk| desk.stop());
+        names.iter().for_each(|name| self.close(name));
+        // The thread owns the session: when its channel is gone, so is it.
+        for desk in desks {
+            while !desk.is_gone() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn open(&self, name: &str) -> Opened {
+        let (jobs, todo) = channel();
+        let (opened, wait) = channel();
+        let (shared, idle, named) = (Arc::clone(&self.shared), self.idle, name.to_owned());
+        let work = move || {
+            let session = catch_unwind(AssertUnwindSafe(|| (shared.open)(&named, &mut |_, _| {})));
+            let mut session = match session.unwrap_or_else(|_| Err(mistake())) {
+                Ok(session) => session,
+                Err(why) => return drop(opened.send(Err(why))),
+            };
+            let board = session.watched(shared.events.load(Ordering::SeqCst));
+            let desk = Desk {
+                jobs: Mutex::new(Some(jobs)),
+                board: Arc::clone(&board),
+                halt: Arc::default(),
+                notices: session.notices(),
+            };
+            let desk = Arc::new(desk);
+            let halt = Arc::clone(&desk.halt);
+            if opened.send(Ok(Arc::clone(&desk))).is_ok() {
+                let teller = Teller { name: &named, shared: &shared, board: &board, halt: &halt };
+                attend(session, &todo, &teller, &desk, idle);
+            }
+        };
+        let started = std::thread::Builder::new().name("halo-talk".into()).spawn(work);
+        started.map_err(|e| SeamError::new("opening the conversation", e.to_string()))?;
+        wait.recv().unwrap_or_else(|_| Err(mistake()))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<OnceLock<Opened>>>> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Does one job after the other, until nobody wants anything any more.
+fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk: &Desk, idle: Duration) {
+    loop {
+        let job = match todo.recv_timeout(idle) {
+            Ok(job) => job,
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                desk.close();
+                // What came in the very last moment is done.
+                for job in todo {
+                    job(&mut session, teller);
+                }
+                return;
+            }
+        };
+        if teller.shared.ending.load(Ordering::SeqCst) {
+            return;
+        }
+        if catch_unwind(AssertUnwindSafe(|| job(&mut session, teller))).is_err() {
+            // What is stored is whole; what is in memory may not be.
+            teller.tell(&Event::Failed(mistake().to_string()), |running| *running = None);
+            desk.close();
+            return;
+        }
+    }
+}
+
+fn mistake() -> SeamError {
+    SeamError::new(
+        "talking",
+        "a mistake in this program; what was said is stored, and the conversation can be opened again",
+    )
+}
+
+fn closed() -> SeamError {
+    SeamError::new("asking for the conversation", "it was closed just now; ask again")
+}
+
+impl Desk {
+    /// How the conversation stands.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// What the user should know of how it was opened.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// Does something with the conversation, after what is being done there.
+    ///
+    /// # Errors
+    /// When it has been closed meanwhile.
+    pub fn send(
+        &self,
+        job: impl FnOnce(&mut Session, &Teller<'_>) + Send + 'static,
+    ) -> Result<(), SeamError> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.as_ref().ok_or_else(closed)?.send(Box::new(job)).map_err(|_| closed())
+    }
+
+    /// Says something; `asker` hears of all that follows, and `done` what came of it.
+    ///
+    /// # Errors
+    /// When it has been closed meanwhile.
+    pub fn ask(
+        &self,
+        request: Request,
+        mut asker: Asker,
+        done: impl FnOnce(Result<Summary, SeamError>) + Send + 'static,
+    ) -> Result<(), SeamError> {
+        self.send(move |session, teller| done(teller.turn(session, request, &mut *asker)))
+    }
+
+    /// Stops the answer that is being given; what was said of it stays.
+    pub fn stop(&self) {
+        self.halt.store(true, Ordering::SeqCst);
+    }
+
+    fn is_open(&self) -> bool {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Whether its thread has let go of it.
+    fn is_gone(&self) -> bool {
+        Arc::strong_count(&self.board) == 1
+    }
+
+    fn close(&self) {
+        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Teller<'_> {
+    /// Tells everybody of something that was done.
+    pub fn changed(&self, what: &'static str, chunks: Vec<ChunkId>) {
+        self.tell(&Event::Changed { what, chunks }, |_| {});
+    }
+
+    fn tell(&self, event: &Event, change: impl FnOnce(&mut Option<Running>)) {
+        let number = self.board.count(change, || self.shared.events.fetch_add(1, Ordering::SeqCst) + 1);
+        self.shared.audience.hear(self.name, number, event, self.board);
+    }
+
+    /// One turn, when the model is free for it; `asker` hears of everything, and can stop it.
+    ///
+    /// # Errors
+    /// When it was stopped before its turn came, or a part fails.
+    pub fn turn(
+        &self,
+        session: &mut Session,
+        request: Request,
+        asker: &mut dyn FnMut(&Event) -> Flow,
+    ) -> Result<Summary, SeamError> {
+        let Request { say, who, sampling } = request;
+        self.turn_after(session, (who, sampling), asker, |_| Ok(say))
+    }
+
+    /// The same, for what is only known when the model is free: whoever gives up before has changed nothing.
+    ///
+    /// # Errors
+    /// As above, or as `before` says.
+    pub fn turn_after(
+        &self,
+        session: &mut Session,
+        (who, sampling): (String, Option<Sampling>),
+        asker: &mut dyn FnMut(&Event) -> Flow,
+        before: impl FnOnce(&mut Session) -> Result<Say, SeamError>,
+    ) -> Result<Summary, SeamError> {
+        self.halt.store(false, Ordering::SeqCst);
+        let mut last = None;
+        let pass = self.shared.gate.pass(&who, &mut |ahead| {
+            let event = Event::Waiting { ahead };
+            if last.replace(ahead) != Some(ahead) {
+                self.tell(&event, |running| running.get_or_insert_default().ahead = ahead);
+            }
+            let flow = asker(&event);
+            if self.halt.load(Ordering::SeqCst) { Flow::Stop } else { flow }
+        });
+        let Some(_pass) = pass else {
+            self.tell(&Event::Failed("stopped while it waited for the model".into()), |running| {
+                *running = None;
+            });
+            return Err(SeamError::new(
+                "waiting for the model",
+                "stopped before its turn came; nothing was stored",
+            ));
+        };
+        let usual = session.rules.sampling.clone();
+        session.rules.sampling = sampling.unwrap_or_else(|| usual.clone());
+        let today = jiff::Zoned::now().date();
+        let done = before(session).and_then(|say| {
+            session.turn(say, today, &mut |event| {
+                self.tell(&event, |running| note(&event, running));
+                let flow = asker(&event);
+                if self.halt.load(Ordering::SeqCst) { Flow::Stop } else { flow }
+            })
+        });
+        session.rules.sampling = usual;
+        if let Err(why) = &done {
+            self.tell(&Event::Failed(why.to_string()), |running| *running = None);
+        }
+        done
+    }
+}
+
+/// What an event says of the answer that is being given.
+fn note(event: &Event, running: &mut Option<Running>) {
+    match event {
+        Event::Said { .. } | Event::Ready(_) | Event::Reading { .. } => {
+            running.get_or_insert_default().ahead = 0;
+        }
+        Event::Token { chunk, position, text } => {
+            let running = running.get_or_insert_default();
+            running.turn = Some(chunk.turn);
+            running.tokens.push((*chunk, *position, text.clone()));
+        }
+        Event::Done(_) => *running = None,
+        _ => {}
+    }
+}

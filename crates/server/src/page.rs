@@ -1,0 +1,71 @@
+//! The page: plain files, in the program itself.
+
+use crate::app::App;
+use axum::Router;
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+macro_rules! files {
+    ($($path:literal),* $(,)?) => {
+        &[$(($path, include_str!(concat!("../../../web/", $path)))),*]
+    };
+}
+
+/// The files of the page.
+const FILES: &[(&str, &str)] = files![
+    "index.html",
+    "halo.css",
+    "icon.svg",
+    "js/api.js",
+    "js/bus.js",
+    "js/captures.js",
+    "js/chat.js",
+    "js/dom.js",
+    "js/graveyard.js",
+    "js/main.js",
+    "js/panels.js",
+    "js/shade.js",
+    "js/state.js",
+    "js/stats.js",
+];
+
+/// Nothing from elsewhere, nothing that is written into the page, and no page around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+pub(crate) fn routes() -> Router<Arc<App>> {
+    let mut router = Router::new();
+    for &(path, content) in FILES {
+        let serve = move |headers: HeaderMap| async move { file(path, content, &headers) };
+        router = router.route(&format!("/{path}"), get(serve));
+        if path == "index.html" {
+            router = router.route("/", get(serve));
+        }
+    }
+    router
+}
+
+fn file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
+    let kind = match path.rsplit('.').next() {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/javascript; charset=utf-8",
+    };
+    let tag = format!("\"{:016x}\"", xxh3_64(content.as_bytes()));
+    let known = headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { content.into_response() };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(ETAG, tag);
+    }
+    response
+}

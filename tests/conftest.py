@@ -1,0 +1,156 @@
+"""The real program with the real small model, on a port of its own, for tests that speak to it as others do."""
+
+import http.server
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+HALO = os.environ.get("HALO_BIN", ROOT / "target/debug/halo")
+MODEL = os.environ.get("HALO_TEST_MODEL", ROOT / "target/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+EMBEDDER = os.environ.get("HALO_TEST_EMBEDDER", ROOT / "target/models/e5-small")
+
+
+class Server:
+    """A server that can be killed and started again."""
+
+    def __init__(self, data, *settings, env=None, listen="127.0.0.1:0", model=MODEL):
+        self.data, self.settings, self.env, self.listen, self.model = data, settings, env or {}, listen, model
+        self.process, self.log = None, []
+
+    def start(self):
+        sets = [part for setting in ("generation.seed=5", "chat.dates=false", f"recall.embedder={EMBEDDER}", *self.settings) for part in ("--set", setting)]
+        command = [HALO, "serve", "--data", self.data, "--model", self.model, "--listen", self.listen, *sets]
+        env = {**os.environ, **self.env}
+        self.process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=env)
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"listening on (https?)://(\S+)", line)
+            if found:
+                self.listen = found[2]
+                self.url = f"{found[1]}://{found[2]}"
+                break
+        else:
+            raise AssertionError(f"it did not start: {''.join(self.log)}")
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        return self
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(how)
+            self.process.wait(30)
+
+    def memory(self):
+        """Bytes of memory that it takes; 0 where nobody knows."""
+        try:
+            status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        except OSError:
+            return 0
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
+
+    def call(self, method, path, body=None, headers=None, timeout=60):
+        """Status and JSON (or text) of a request."""
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                status, text = response.status, response.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        try:
+            return status, json.loads(text) if text else None
+        except ValueError:
+            return status, text.decode()
+
+    def halo(self, method, path, body=None, **more):
+        return self.call(method, f"/api/halo/v1{path}", body, **more)
+
+    def say(self, name, text, timeout=180):
+        """Says something and waits for the end of the answer."""
+        quoted = urllib.parse.quote(name, safe="")
+        status, told = self.halo("POST", f"/conversations/{quoted}/say", {"text": text})
+        assert status == 202, told
+        until = time.time() + timeout
+        while time.time() < until:
+            status, state = self.halo("GET", f"/conversations/{quoted}")
+            assert status == 200, state
+            if not state["running"]:
+                return state
+            time.sleep(0.05)
+        raise AssertionError("no end of the answer")
+
+
+class Far(http.server.BaseHTTPRequestHandler):
+    """A model far away that says what it is told to, token by token: for what the small one here cannot do."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "far", "context_length": 40_000}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for token in self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]:
+            self.tell({"choices": [{"index": 0, "delta": {"content": token}, "finish_reason": None}]})
+            time.sleep(self.server.pause)
+        self.tell({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def tell(self, what):
+        self.wfile.write(f"data: {json.dumps(what)}\n\n".encode())
+        self.wfile.flush()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def far():
+    """Starts such a model; gives its address. The last of the answers is given for ever."""
+    models = []
+
+    def start(answers, pause=0.0):
+        model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Far)
+        model.answers, model.pause = list(answers), pause
+        models.append(model)
+        threading.Thread(target=model.serve_forever, daemon=True).start()
+        return f"openai+http://127.0.0.1:{model.server_port}/v1"
+
+    yield start
+    for model in models:
+        model.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("data"), "generation.max_tokens=24", "chunk.min_tokens=16").start()
+    yield server
+    server.stop()
+    assert server.process.returncode == 0, "".join(server.log)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A server whose window is so small that things leave it soon, the oldest first."""
+    server = Server(tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo").start()
+    yield server
+    server.stop()

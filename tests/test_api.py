@@ -1,0 +1,345 @@
+"""Halo's own API: its document is true, nothing that anybody sends breaks it, and only those are let in who may be."""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+
+import hypothesis
+import pytest
+import schemathesis
+import trustme
+from conftest import HALO, Server
+from schemathesis.checks import CHECKS
+
+CASES = int(os.environ.get("HALO_CASES", "40"))
+
+
+def test_every_route_keeps_to_its_document(server):
+    """Requests by lot, made from the document and against it: no 5xx, no answer that the document does not know."""
+    server.say("main", "Hello there.")
+    schema = schemathesis.openapi.from_url(f"{server.url}/api/halo/openapi.json").exclude(path_regex="/events$")
+    problems, tried = [], 0
+    checks = [check for check in CHECKS.get_all() if check.__name__ in ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")]
+    assert len(checks) == 4
+    for operation in schema.get_all_operations():
+        operation = operation.ok()
+
+        @hypothesis.given(case=operation.as_strategy())
+        @hypothesis.settings(max_examples=CASES, deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
+        def lot(case):
+            response = case.call(base_url=server.url)
+            case.validate_response(response, checks=checks)
+
+        try:
+            lot()
+        except (Exception, BaseExceptionGroup) as problem:
+            problems.append(f"{operation.label}: {problem}")
+        tried += 1
+    assert tried > 15 and not problems, "\n\n".join(problems)
+
+
+def test_anything_on_any_route_does_no_harm(server):
+    """Requests that make no sense, many at once: no 5xx but where something is really missing, and it goes on."""
+    document = server.call("GET", "/api/halo/openapi.json")[1]
+    routes = [(method, path) for path, methods in document["paths"].items() for method in methods if not path.endswith("/events")]
+    routes += [("post", path) for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/v1/generate", "/api/extra/generate/stream",
+                                           "/api/v1/tokenize", "/api/v1/detokenize", "/api/extra/tokencount", "/api/v1/generate/preview", "/mcp")]
+    draw = random.Random(7)
+    hostile = ["", "..", "%00", "a" * 5000, "%F0%9F%A6%8A", "main", "u0.0", "-1", "99999999999999999999", "%2e%2e%2fetc%2fpasswd", "<script>"]
+    bodies = [b"", b"{}", b"[]", b"null", b"{", b'{"text":1}', b'{"text":""}', b'{"signal":"pin","chunks":["x"]}', b'{"signal":"pin","chunks":[]}',
+              b'{"prompt":"","max_length":-5}', b'{"messages":[{}]}', b'{"input":[""]}', b'{"undo":-1}', b'{"value":"\\u0000"}', b"\xff\xfe",
+              ("[" * 20000).encode(), b'{"ids":[4294967295]}', b'{"token_ids":[1e99]}', b'{"a":' * 500]
+
+    def one(n):
+        method, path = routes[n % len(routes)]
+        path = re.sub(r"\{\w+\}", lambda _: draw.choice(hostile) or "x", path)
+        status, told = server.call(method.upper(), path, draw.choice(bodies) if method != "get" else None, timeout=30)
+        return status, method, path, told
+
+    memory = []
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(2):
+            for status, method, path, told in pool.map(one, range(CASES * len(routes) // 2)):
+                assert status < 500, (status, method, path, told)
+                assert "panicked" not in str(told) and "RUST_BACKTRACE" not in str(told)
+            memory.append(server.memory())
+    if memory[0]:
+        assert memory[1] - memory[0] < 32 << 20, f"memory is flat: {memory}"
+    assert server.call("GET", "/health")[0] == 200
+    assert not any("panicked" in line for line in server.log), "".join(server.log)
+
+
+def test_clients_that_break_the_rules_of_http(server):
+    host, port = server.listen.split(":")
+    for sent in (b"GET / HTTP/1.1\r\n", b"\x00" * 1000, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n",
+                 b"POST /api/halo/v1/conversations/main/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(sent)
+            connection.settimeout(0.3)
+            try:
+                connection.recv(4096)
+            except TimeoutError:
+                pass
+    assert server.call("GET", "/health")[0] == 200
+
+
+def test_a_large_request_is_refused(server):
+    status, told = server.call("POST", "/api/v1/tokenize", b'{"text":"' + b"a" * (17 << 20) + b'"}')
+    assert status == 413, told
+
+
+def test_slow_readers_hold_up_nobody(server):
+    """Fifty who listen and never read; an answer comes as if there were none."""
+    host, port = server.listen.split(":")
+    deaf = []
+    for _ in range(50):
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(b"GET /api/halo/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deaf.append(connection)
+    state = server.say("deaf", "Say something, though nobody listens.")
+    assert state["chunks"][-1]["role"] == "assistant" and state["chunks"][-1]["text"]
+    for connection in deaf:
+        connection.close()
+
+
+def listen(server, heard, ready):
+    host, port = server.listen.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection.request("GET", "/api/halo/v1/events")
+    response = connection.getresponse()
+    for line in response:
+        ready.set()
+        if line.startswith(b"data: "):
+            event = json.loads(line[6:])
+            heard.append(event)
+            if event["type"] in ("done", "failed"):
+                return
+
+
+def test_several_hear_the_same(server):
+    heard, threads = [[], []], []
+    for mine in heard:
+        ready = threading.Event()
+        threads.append(threading.Thread(target=listen, args=(server, mine, ready)))
+        threads[-1].start()
+        assert ready.wait(10)
+    server.say("both", "Who is there?")
+    [thread.join(30) for thread in threads]
+    assert heard[0] == heard[1] and heard[0][0]["type"] == "said" and heard[0][-1]["type"] == "done"
+    text = "".join(event["text"] for event in heard[0] if event["type"] == "token")
+    assert heard[0][-1]["chunks"][0]["text"].strip() == text.strip()
+    numbers = [event["number"] for event in heard[0]]
+    assert numbers == sorted(set(numbers))
+
+
+def test_the_users_hand_and_undo(small):
+    small.say("main", "The red fox is called Rufus.")
+    path = "/conversations/main"
+    status, done = small.halo("POST", f"{path}/signals", {"signal": "delete", "chunks": ["u0.0"]})
+    assert status == 200 and set(done["chunks"]) >= {"u0.0"}
+    assert "Rufus." not in [chunk["text"] for chunk in small.halo("GET", path)[1]["chunks"]]
+    assert small.halo("POST", f"{path}/undo", {"undo": done["undo"]})[0] == 204
+    assert small.halo("GET", path)[1]["chunks"][0]["text"] == "The red fox is called Rufus."
+    assert small.halo("POST", f"{path}/undo", {"undo": 999})[0] == 404
+    status, told = small.halo("POST", f"{path}/signals", {"signal": "merge", "chunks": ["u0.0"]})
+    assert status == 422 and told["error"], "a first paragraph has none before it"
+    # It leaves, is found, and is called back to its own place, pinned.
+    assert small.halo("POST", f"{path}/signals", {"signal": "prune", "chunks": ["u0.0"]})[0] == 200
+    state = small.halo("GET", path)[1]
+    assert state["dead"] > 0
+    [fox] = [chunk for chunk in small.halo("GET", f"{path}/graveyard?q=fox")[1]["chunks"] if chunk["role"] == "user"]
+    assert fox["text"] == "The red fox is called Rufus." and fox["why"]
+    assert small.halo("GET", f"{path}/search?q=fox")[1][0]["because"]
+    assert small.halo("POST", f"{path}/signals", {"signal": "resurrect", "chunks": [fox["chunk"]]})[0] == 200
+    first = small.halo("GET", path)[1]["chunks"][0]
+    assert first["chunk"] == "u0.0" and first["pinned"] and first["position"] == 0
+    close = small.halo("GET", f"{path}/chunks/u0.0")[1]
+    assert [one["what"] for one in close["history"]][-2:] == ["returned", "pinned"] and len(close["words"]) == first["tokens"]
+
+
+def test_settings_are_kept(small):
+    def value(key):
+        return next(setting for setting in small.halo("GET", "/settings")[1] if setting["key"] == key)
+
+    assert small.halo("PUT", "/settings/chat.system", {"value": "You are a pirate."})[0] == 200
+    assert value("chat.system")["value"] == "You are a pirate." and value("chat.system")["origin"] == "settings file"
+    assert "You are a pirate." in small.say("new", "Hello.")["instructions"]
+    status, told = small.halo("PUT", "/settings/generation.temperature", {"value": "hot"})
+    assert status == 422 and "generation.temperature" in told["error"]
+    status, told = small.halo("PUT", "/settings/context.max_tokens", {"value": "500"})
+    assert status == 422 and "stronger" in told["error"], "the command line says otherwise"
+    assert small.halo("PUT", "/settings/no.such", {"value": "1"})[0] == 404
+    small.stop()
+    small.start()
+    assert value("chat.system")["value"] == "You are a pirate."
+    assert small.halo("PUT", "/settings/chat.system", {"value": None})[0] == 200
+    assert value("chat.system")["value"] == value("chat.system")["default"]
+
+
+def test_what_was_said_survives_the_end_of_the_program(small):
+    import signal
+
+    small.halo("POST", "/conversations/main/say", {"text": "Tell me a story."})
+    small.halo("POST", "/conversations/other/say", {"text": "I wait in line."})
+    time.sleep(0.5)
+    small.stop(signal.SIGTERM)
+    assert small.process.returncode == 0
+    assert not (small.data / "halo.db-wal").exists(), "all of it is in one file"
+    small.start()
+    state = small.halo("GET", "/conversations/main")[1]
+    assert state["chunks"][0]["text"] == "Tell me a story." and not state["running"]
+    small.halo("POST", "/conversations/main/say", {"text": "And another."})
+    small.stop(signal.SIGKILL)
+    small.start()
+    assert "And another." in [chunk["text"] for chunk in small.halo("GET", "/conversations/main")[1]["chunks"]]
+
+
+@pytest.fixture
+def keyed(tmp_path):
+    server = Server(tmp_path, "server.hosts=halo.test", env={"HALO_SERVER_KEY": "a secret of ours"}, listen="0.0.0.0:0").start()
+    yield server
+    server.stop()
+
+
+def test_with_a_key_only_those_who_have_it_come_in(keyed):
+    assert any("TLS" in line for line in keyed.log), "that others can read along is told"
+    good = {"Authorization": "Bearer a secret of ours"}
+    for path in ("/api/halo/v1/status", "/v1/models", "/api/v1/model", "/metrics"):
+        assert keyed.call("GET", path)[0] == 401
+        assert keyed.call("GET", path, headers={"Authorization": "Bearer a secret of our"})[0] == 401
+        assert keyed.call("GET", path, headers=good)[0] == 200
+    assert keyed.call("GET", "/v1/models", headers={"x-api-key": "a secret of ours"})[0] == 200
+    assert keyed.call("GET", "/v1/models")[1]["error"]["type"] == "authentication_error"
+    assert keyed.call("GET", "/health")[0] == 200 and keyed.call("GET", "/")[0] == 200
+    assert keyed.call("GET", "/health", headers={"Host": "halo.test"})[0] == 200
+    assert keyed.call("GET", "/health", headers={"Host": "evil.example"})[0] == 403
+    settings = keyed.halo("GET", "/settings", headers=good)[1]
+    assert "a secret of ours" not in json.dumps(settings)
+
+
+def test_beyond_this_machine_only_with_a_key(tmp_path):
+    with pytest.raises(AssertionError, match="set a key first"):
+        Server(tmp_path, listen="0.0.0.0:0").start()
+
+
+def test_metrics(server):
+    server.say("main", "One more.")
+    text = server.call("GET", "/metrics")[1]
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(lines["halo_turns_total"]) >= 1 and float(lines["halo_tokens_total"]) >= 1
+    assert float(lines['halo_stage_seconds_total{stage="speak"}']) > 0
+    assert 'halo_conversation_tokens{conversation="main",which="live"}' in lines
+
+
+def test_over_tls(tmp_path):
+    import ssl
+    import urllib.request
+
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    cert, key, root = (str(tmp_path / name) for name in ("cert.pem", "key.pem", "root.pem"))
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(root)
+    with pytest.raises(AssertionError, match="go together"):
+        Server(tmp_path, f"server.cert={cert}").start()
+    with pytest.raises(AssertionError, match="reading .*nowhere.pem for TLS"):
+        Server(tmp_path, f"server.cert={cert}", "server.cert_key=nowhere.pem").start()
+    server = Server(tmp_path, f"server.cert={cert}", f"server.cert_key={key}", env={"HALO_SERVER_KEY": "a secret of ours"}, listen="0.0.0.0:0").start()
+    try:
+        assert not any("can be read on its way" in line for line in server.log), "nobody reads along"
+        trust = ssl.create_default_context(cafile=root)
+        request = urllib.request.Request(f"{server.url}/v1/models", headers={"Authorization": "Bearer a secret of ours", "Origin": server.url})
+        with urllib.request.urlopen(request, context=trust, timeout=20) as response:
+            assert response.status == 200 and json.load(response)["data"]
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(server.url, timeout=20)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(server.url.replace("https", "http"), timeout=20)
+    finally:
+        server.stop()
+
+
+def test_turns_are_traced_for_opentelemetry(tmp_path):
+    import http.server
+
+    from google.protobuf import json_format
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    heard = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    server = Server(tmp_path, f"server.otlp=http://127.0.0.1:{collector.server_port}", "generation.max_tokens=8").start()
+    try:
+        server.say("main", "A word that must not leave this machine: hippopotamus.")
+        until = time.time() + 20
+        while not heard and time.time() < until:
+            time.sleep(0.05)
+        [(path, body)] = heard
+        assert path == "/v1/traces" and b"hippopotamus" not in body
+        told = json.loads(body)
+        # The official messages read it; in JSON, OTLP writes ids in hexadecimal and not in base64 as others do.
+        read = json_format.ParseDict(told, ExportTraceServiceRequest())
+        turn, *stages = read.resource_spans[0].scope_spans[0].spans
+        values = {attribute.key: attribute.value for attribute in turn.attributes}
+        assert values["gen_ai.usage.output_tokens"].int_value == 8 and values["gen_ai.conversation.id"].string_value == "main"
+        ids = [span["spanId"] for span in told["resourceSpans"][0]["scopeSpans"][0]["spans"]]
+        assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(one)) == 8 for one in ids)
+        assert {"speak", "recall", "store"} <= {span.name for span in stages}
+        for span in stages:
+            assert turn.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= turn.end_time_unix_nano
+            assert span.parent_span_id == turn.span_id and span.trace_id == turn.trace_id
+        # A collector that goes away holds up nothing.
+        collector.shutdown()
+        collector.server_close()
+        server.say("main", "Go on.")
+    finally:
+        server.stop()
+
+
+def test_answers_are_recorded(small):
+    path = "/conversations/main"
+    small.say("main", "The red fox is called Rufus.")
+    known = small.halo("GET", f"{path}/captures")[1]
+    assert known == {"recording": False, "possible": True, "captures": []}
+    assert small.halo("PUT", f"{path}/recording", {"recording": True})[0] == 204
+    small.say("main", "What is the fox called?")
+    assert small.halo("PUT", f"{path}/recording", {"recording": False})[0] == 204
+    small.say("main", "Thank you.")
+    known = small.halo("GET", f"{path}/captures")[1]
+    [kept] = known["captures"]
+    assert not known["recording"] and kept["turn"] == 3 and kept["steps"] == 16
+    status, capture = small.halo("GET", f"{path}/captures/{kept['capture']}")
+    assert status == 200, capture
+    chunks = [part["chunk"] for part in capture["parts"]]
+    assert chunks[0] == "" and chunks[-1] == "" and {"u0.0", "a1.0", "u2.0"} <= set(chunks)
+    assert capture["parts"][chunks.index("u0.0")]["text"] == "The red fox is called Rufus."
+    assert len(capture["steps"]) == 16
+    for step in capture["steps"]:
+        assert len(step["shares"]) == len(chunks) and abs(sum(step["shares"]) - 1) < 0.02, step
+    assert "".join(step["text"] for step in capture["steps"]) == capture["parts"][-1]["text"]
+    assert small.halo("GET", f"{path}/captures/../../etc")[0] == 404
+    assert small.halo("PUT", "/conversations/none/recording", {"recording": True})[0] == 404
+    # What was recorded is what `halo replay` reads.
+    done = subprocess.run([str(HALO), "replay", "--json", kept["place"]], capture_output=True, text=True)
+    assert done.returncode == 0 and json.loads(done.stdout)["tokens"], done.stderr

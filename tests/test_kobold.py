@@ -1,0 +1,208 @@
+"""The API of KoboldCPP with attention, spoken exactly as the public Halo Weave front end speaks it."""
+
+import base64
+import http.client
+import json
+import struct
+import threading
+import time
+import uuid
+
+ORIGIN = {"Origin": "http://localhost:8080"}
+STOPS = ["<|im_start|>user", "<|im_start|>system", ")  user\n", ")  system\n", "</tool>"]
+
+
+def connect(server):
+    host, port = server.listen.rsplit(":", 1)
+    return http.client.HTTPConnection(host, int(port), timeout=60)
+
+
+def tokenize(server, text):
+    """As text/plain, on purpose: so no preflight is needed. Within five seconds, or the client gives up."""
+    body = json.dumps({"text": text, "add_special_tokens": False}).encode()
+    begun = time.time()
+    status, told = server.call("POST", "/api/v1/tokenize", body, headers={"Content-Type": "text/plain", **ORIGIN}, timeout=5)
+    assert status == 200 and time.time() - begun < 5
+    return told["tokens"]
+
+
+def request(ids, **more):
+    return {
+        "input_ids": ids, "max_length": 12, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0, "output_attentions": True,
+        "request_id": str(uuid.uuid4()), "sampler_seed": -1, "stop_sequence": STOPS, **more,
+    }
+
+
+def begin(server, body):
+    connection = connect(server)
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **ORIGIN}
+    connection.request("POST", "/api/extra/generate/stream", json.dumps(body), headers)
+    return connection, connection.getresponse()
+
+
+def events(response):
+    """Only lines that begin with 'data: ' count, one JSON each."""
+    for line in response:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+def prompt(server, text="Tell me about winter."):
+    parts = [
+        "<|im_start|>system\nYou are brief.<|im_end|>\n",
+        f"(2026-11-15_10:00:00) <|im_start|>user\n{text}<|im_end|>\n",
+        "(2026-11-15_10:00:01) <|im_start|>Qwen\n",
+    ]
+    return [token["token_id"] for part in parts for token in tokenize(server, part)]
+
+
+def test_model_has_all_fields(server):
+    status, model = server.call("GET", "/api/v1/model", headers=ORIGIN)
+    fields = "result model_name vocab_size num_layers num_attention_heads num_key_value_heads embedding_size max_context_length " \
+        "max_trained_context bos_token_id eos_token_id eot_token_id rope_freq_base rope_freq_scale"
+    assert status == 200 and set(fields.split()) == set(model)
+    known = {"vocab_size": 49152, "num_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "embedding_size": 576,
+             "max_context_length": 8192, "bos_token_id": 1, "eos_token_id": 2, "eot_token_id": -1, "rope_freq_base": 100000.0}
+    assert {key: model[key] for key in known} == known
+
+
+def test_preflight_and_origins(server):
+    connection = connect(server)
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    connection.request("OPTIONS", "/api/extra/generate/stream", headers={**ORIGIN, **ask})
+    response = connection.getresponse()
+    assert response.status in (200, 204)
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
+    assert "POST" in response.headers["Access-Control-Allow-Methods"]
+    assert "content-type" in response.headers["Access-Control-Allow-Headers"]
+    status, told = server.call("GET", "/api/v1/model", headers={"Origin": "https://evil.example"})
+    assert status == 403 and "server.origins" in told["error"]
+
+
+def test_special_tokens_are_single_and_say_nothing(server):
+    tokens = tokenize(server, "<|im_start|>user\nHi<|im_end|>\n")
+    assert [token["token_id"] for token in tokens][0] == 1 and tokens[0]["text"] == ""
+    assert "".join(token["text"] for token in tokens) == "user\nHi\n"
+    emoji = tokenize(server, "a 🦊 b")
+    assert "".join(token["text"] for token in emoji) == "a 🦊 b", "what is cut in two comes whole"
+    ids = [token["token_id"] for token in emoji]
+    assert server.call("POST", "/api/v1/detokenize", {"token_ids": ids}) == (200, {"text": "a 🦊 b"})
+    assert server.call("POST", "/api/extra/detokenize", {"ids": ids}) == (200, {"result": "a 🦊 b", "success": True})
+    assert server.call("POST", "/api/extra/tokencount", {"prompt": "a 🦊 b"}) == (200, {"value": len(ids), "ids": ids})
+
+
+def test_a_stream_with_attention(server):
+    ids = prompt(server)
+    body = request(ids)
+    connection, response = begin(server, body)
+    assert response.status == 200 and response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
+    assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Accel-Buffering"] == "no"
+    told = list(events(response))
+    *tokens, done = told
+    assert done == {"type": "done", "finish_reason": done["finish_reason"], "total_tokens": len(ids) + len(tokens), "request_id": body["request_id"]}
+    assert done["finish_reason"] in ("length", "stop") and 0 < len(tokens) <= 12
+    for n, token in enumerate(tokens):
+        assert token["type"] == "token" and token["request_id"] == body["request_id"]
+        assert isinstance(token["token"]["token_id"], int) and isinstance(token["token"]["text"], str)
+        attention = token["attention"]
+        if n == 0 and attention is None:
+            continue
+        assert attention["format"] == "aggregated" and attention["encoding"] == "base64" and attention["dtype"] == "float32"
+        raw = base64.b64decode(attention["data"])
+        row = struct.unpack(f"<{len(raw) // 4}f", raw)
+        assert attention["shape"] == [len(row)] and attention["context_length"] == len(row)
+        assert len(ids) + n <= len(row), "it covers all that was seen, by index"
+        assert abs(sum(row) - 1) < 1e-2 and min(row) >= 0, "probabilities"
+    # What was said can be sent back as ids, and goes on from there; a piece is taken out as pruning would.
+    said = [token["token"]["token_id"] for token in tokens]
+    for again in (ids + said, ids[:4] + ids[12:] + said, ids + said):
+        _, response = begin(server, request(again))
+        assert list(events(response))[-1]["type"] == "done"
+
+
+def test_stops_are_passed_on_in_attention_mode(server):
+    ids = prompt(server)
+    word = None
+    _, response = begin(server, request(ids, sampler_seed=7))
+    said = "".join(event["token"]["text"] for event in events(response) if event["type"] == "token")
+    word = said.split()[1]
+    _, response = begin(server, request(ids, sampler_seed=7, stop_sequence=[word]))
+    *tokens, done = events(response)
+    text = "".join(event["token"]["text"] for event in tokens)
+    assert word in text and done["finish_reason"] == "stop", "tool calls are found by their closing tag"
+    assert said.startswith(text)
+
+
+def test_tokenize_never_waits_for_a_generation(server):
+    _, response = begin(server, request(prompt(server), max_length=200, stop_sequence=[]))
+    heard = events(response)
+    next(heard)
+    for _ in range(5):
+        tokenize(server, "Is anybody there?")
+    assert server.call("POST", "/api/extra/abort", {})[1] == {"success": "true", "done": "true"}, "words, not truth values"
+    list(heard)
+    tokenize(server, "<|im_end|>\n")
+
+
+def test_a_closed_connection_ends_the_generation(server):
+    connection, response = begin(server, request(prompt(server), max_length=4000, stop_sequence=[]))
+    next(events(response))
+    connection.sock.close()
+    response.close()
+    until = time.time() + 20
+    while server.halo("GET", "/status")[1]["busy"]:
+        assert time.time() < until, "it still speaks"
+        time.sleep(0.05)
+
+
+def test_without_attention_as_any_koboldcpp(server):
+    body = {"prompt": "Once upon a time", "max_length": 8, "sampler_seed": 3}
+    status, told = server.call("POST", "/api/v1/generate", body)
+    text = told["results"][0]["text"]
+    assert status == 200 and text
+    assert server.call("GET", "/api/extra/generate/check")[1] == {"results": [{"text": text}]}
+    connection, response = begin(server, body)
+    told = list(events(response))
+    assert "".join(event["token"] for event in told) == text, "the same seed says the same"
+    assert told[-1]["finish_reason"] in ("length", "stop") and told[0]["finish_reason"] is None
+    stop = text.split()[2]
+    told = server.call("POST", "/api/v1/generate", {**body, "stop_sequence": [stop]})[1]["results"][0]
+    assert stop not in told["text"] and text.startswith(told["text"]) and told["finish_reason"] == "stop"
+
+
+def test_preview_forgets_itself(server):
+    ids = prompt(server)
+    list(events(begin(server, request(ids, max_length=2))[1]))
+    append = [{"token_id": token["token_id"], "text": token["text"]} for token in tokenize(server, "And spring?")]
+    told = [server.call("POST", "/api/v1/generate/preview", {"append_tokens": append, "max_tokens": 6, "temperature": 0.0}) for _ in range(2)]
+    assert all(status == 200 for status, _ in told)
+    assert told[0][1]["text"] == told[1][1]["text"] and told[0][1]["cache_hit"] is True
+
+
+def test_small_things(server):
+    assert server.call("GET", "/api/v1/info/version") == (200, {"result": "1.2.5"})
+    assert server.call("GET", "/api/extra/version")[1]["result"] == "KoboldCpp"
+    for path in ("/api/v1/config/max_context_length", "/api/extra/true_max_context_length"):
+        assert server.call("GET", path) == (200, {"value": 8192})
+
+
+def test_wrong_requests_are_told_why(server):
+    for body, why in [
+        (b"{", "no JSON"), ({"max_length": 3}, "empty"), ({"prompt": "a", "max_length": 0}, "max_length"),
+        ({"input_ids": [99999999]}, "no token"), ({"prompt": "word " * 9000}, "the model sees"),
+    ]:
+        status, told = server.call("POST", "/api/extra/generate/stream", body)
+        assert status == 400 and why in told["error"], told
+
+
+def test_two_at_once_are_both_answered(server):
+    texts = [None, None]
+
+    def ask(n):
+        texts[n] = server.call("POST", "/api/v1/generate", {"prompt": f"Number {n} is", "max_length": 20, "sampler_seed": n})[1]["results"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(texts)

@@ -1,0 +1,142 @@
+"""OpenAI's own Python client, unchanged, against the real program."""
+
+import json
+import time
+import urllib.parse
+
+import openai
+import pytest
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def conversations(server):
+    return {talk["name"]: talk for talk in server.halo("GET", "/conversations")[1]}
+
+
+def test_models(client, server):
+    [model] = client.models.list().data
+    assert model.id == server.halo("GET", "/status")[1]["model"]
+    assert client.models.retrieve(model.id).id == model.id
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-9")
+
+
+def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, server):
+    before = set(conversations(server))
+    messages = [{"role": "system", "content": "You are a gardener."}, {"role": "user", "content": "My apple tree is called Emma."}]
+    for more in ("How old can it get?", "What does it need in spring?"):
+        answer = client.chat.completions.create(model="any", messages=messages, max_completion_tokens=12)
+        assert answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason in ("length", "stop")
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+        messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": more}]
+    [name] = set(conversations(server)) - before
+    assert name == "My apple tree is called Emma."
+    assert conversations(server)[name]["turns"] == 4
+    # The client drops the old part: it is the same conversation, and what was dropped is still in it.
+    answer = client.chat.completions.create(model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12)
+    assert set(conversations(server)) - before == {name} and conversations(server)[name]["turns"] == 6
+    state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
+    said = [chunk["text"].strip() for chunk in state["chunks"] if chunk["role"] == "user"]
+    assert said == ["My apple tree is called Emma.", "How old can it get?", "What does it need in spring?"]
+    assert "You are a gardener." in state["instructions"]
+    # The last one again: the answer is taken back and given anew.
+    again = client.chat.completions.create(model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12, seed=99)
+    texts = [chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]]
+    assert texts.count("What does it need in spring?") == 1 and texts[-1] == again.choices[0].message.content.strip()
+    # In other words: the message is taken back too.
+    other = messages[:1] + messages[-2:-1] + [{"role": "user", "content": "And in autumn?"}]
+    client.chat.completions.create(model="any", messages=other, max_completion_tokens=12)
+    texts = [chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]]
+    assert "What does it need in spring?" not in texts and "And in autumn?" in texts
+    # Other instructions, another conversation.
+    client.chat.completions.create(model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4)
+    assert len(set(conversations(server)) - before) == 2
+
+
+def test_streamed(client, server):
+    messages = [{"role": "user", "content": "Count to five, please."}]
+    options = {"include_usage": True}
+    chunks = list(client.chat.completions.create(model="any", messages=messages, stream=True, stream_options=options, temperature=0, max_tokens=16))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    finish = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert finish[-1] in ("length", "stop") and set(finish[:-1]) == {None}
+    assert chunks[-1].usage.completion_tokens > 0 and len({chunk.id for chunk in chunks}) == 1
+    whole = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16)
+    assert whole.choices[0].message.content == text, "as when it is not streamed"
+    stop = text.split()[1]
+    cut = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16, stop=[stop])
+    assert stop not in cut.choices[0].message.content and text.startswith(cut.choices[0].message.content)
+
+
+def test_named_by_a_header(client, server):
+    name = {"x-halo-conversation": "Garten %E2%82%AC"}
+    for text in ("Hello there.", "What did I just say?"):
+        raw = client.chat.completions.with_raw_response.create(model="any", messages=[{"role": "user", "content": text}], max_tokens=4, extra_headers=name)
+        assert raw.headers["x-halo-conversation"] == "Garten %E2%82%AC"
+    assert conversations(server)["Garten €"]["turns"] == 4
+
+
+def test_aborted(client, server):
+    stream = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Tell me a very long story."}], max_tokens=2000, stream=True)
+    for n, _ in enumerate(stream):
+        if n == 3:
+            break
+    stream.close()
+    until = time.time() + 20
+    while server.halo("GET", "/status")[1]["busy"]:
+        assert time.time() < until, "it still speaks"
+        time.sleep(0.05)
+    state = server.halo("GET", "/conversations/Tell%20me%20a%20very%20long%20story.")[1]
+    assert state["ends"] == {"1": "aborted"} and state["chunks"][-1]["text"], "what was said of it stays"
+
+
+def test_a_schema_is_kept_to(client):
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+    answer = client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "How old is Anna, who is twelve?"}], max_tokens=40,
+        response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}})
+    assert isinstance(json.loads(answer.choices[0].message.content)["age"], int)
+
+
+def test_completions(client):
+    whole = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0)
+    text = whole.choices[0].text
+    assert text and whole.usage.completion_tokens <= 6
+    streamed = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == text
+    ids = client.completions.create(model="any", prompt=[504, 3575, 282], max_tokens=2, echo=True)
+    assert ids.choices[0].text
+
+
+def test_embeddings(client):
+    told = client.embeddings.create(model="any", input=["a red apple", "an apple that is red", "quarterly tax report"])
+    a, b, c = (one.embedding for one in told.data)
+    dot = lambda x, y: sum(p * q for p, q in zip(x, y))
+    assert len(a) == 384 and abs(dot(a, a) - 1) < 1e-3 and dot(a, b) > dot(a, c)
+    plain = client.embeddings.create(model="any", input="a red apple", encoding_format="float").data[0].embedding
+    assert max(abs(p - q) for p, q in zip(plain, a)) < 1e-6
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model="any", input=[])
+
+
+@pytest.mark.parametrize("wrong, why", [
+    ({"messages": []}, "last message"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+    ({"messages": [{"role": "user", "content": "  "}]}, "last message"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+    ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"),
+    ({"messages": [{"role": "user", "content": "x"}], "temperature": 9}, "temperature"),
+    ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
+    ({"messages": [{"role": "user", "content": "word " * 9000}]}, "the model sees"),
+])
+def test_wrong_requests_are_told_why(client, server, wrong, why):
+    before = conversations(server)
+    with pytest.raises(openai.BadRequestError) as told:
+        client.chat.completions.create(model="any", **wrong)
+    assert why in told.value.body["message"] and told.value.body["type"] == "invalid_request_error"
+    assert conversations(server) == before, "nothing was stored"

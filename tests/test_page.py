@@ -1,0 +1,346 @@
+"""The page, in a real browser, on the real program with the real small model."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from conftest import Server
+from playwright.sync_api import expect, sync_playwright
+
+SHOTS = pathlib.Path(os.environ.get("HALO_SHOTS", pathlib.Path(__file__).parent.parent / "target/screenshots"))
+LONG = 120_000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "there is no Chromium: `make setup` installs it"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, small):
+    """Opens a window of its own; whatever goes wrong in it is a mistake."""
+    contexts, wrong = [], []
+
+    def opened(path="/", may_fail=False, **more):
+        context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        if not may_fail:
+            page.on("console", lambda message: wrong.append(message.text) if message.type == "error" and not re.search("404|422", message.text) else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(small.url + path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong, wrong
+
+
+@contextlib.contextmanager
+def answered(page):
+    """Waits until the page has heard of the end of an answer, however short: one may be over before a button is seen."""
+    page.evaluate("""async (longest) => {
+      const [{ on }, { state }] = await Promise.all([import("/js/bus.js"), import("/js/state.js")]);
+      const before = state.now?.events ?? 0;
+      window.answered = new Promise((told, late) => {
+        on("event", (event) => { if (event.type === "done") told(); });
+        on("state", () => { if (!state.running && state.now.events > before) told(); });
+        setTimeout(() => late(new Error("no end of the answer")), longest);
+      });
+    }""", LONG)
+    yield
+    page.evaluate("() => window.answered")
+    expect(page.locator("#stop")).to_be_hidden()
+
+
+def say(page, text):
+    with answered(page):
+        page.fill("#message", text)
+        page.press("#message", "Enter")
+    expect(page.locator("#message")).to_have_value("")
+
+
+def shot(page, name):
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def chunk(page, text):
+    return page.locator(".chunk", has_text=text).first
+
+
+def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
+    page = open_page()
+    expect(page.locator(".empty")).to_be_visible()
+    say(page, "The gun on the wall is called Betsy.")
+    first = chunk(page, "called Betsy")
+    expect(first).to_be_visible()
+    shades = {}
+
+    def note():
+        for name, shade in page.locator(".chunk").evaluate_all("all => all.map((node) => [node.dataset.chunk, node.style.borderLeftColor])"):
+            shades.setdefault(name, set()).add(shade)
+
+    note()
+    for topic in ("cheese", "trains", "winter", "music", "bread", "ships", "stars", "tea"):
+        say(page, f"Tell me something about {topic} now, please.")
+        note()
+    expect(first).to_have_count(0)
+    assert any(len(seen) > 1 for seen in shades.values()), f"shades change: {shades}"
+    dead = int(page.locator("#dead").text_content())
+    assert dead > 0
+    # The graveyard says why it left.
+    page.click("[data-panel=graveyard]")
+    page.fill("#dead-q", "the gun on the wall")
+    row = page.locator("#panel .row", has_text="called Betsy")
+    expect(row).to_contain_text("left:")
+    shot(page, "graveyard")
+    page.keyboard.press("Escape")
+    # It was there once.
+    page.click("[data-panel=past]")
+    page.locator("#past-turn").fill("1")
+    expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("has left since")
+    shot(page, "past")
+    page.click("[aria-label='Close the panel']")
+    # It matters again: it comes back by itself, above everything that was said later.
+    page.fill("#message", "What is the gun on the wall called?")
+    page.press("#message", "Enter")
+    page.locator(".chunk.back", has_text="called Betsy").wait_for()
+    shown = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
+    assert shown == sorted(shown) and shown[0] == 0, shown
+    shot(page, "returned")
+    expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
+    close = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
+    assert "returned" in [one["what"] for one in close["history"]]
+
+
+def test_the_users_hand(open_page):
+    page = open_page()
+    say(page, "The red fox is called Rufus.")
+    fox = chunk(page, "Rufus")
+    fox.hover()
+    fox.get_by_role("button", name="Pin").click()
+    expect(fox.locator(".mark")).to_be_visible()
+    fox.focus()
+    page.keyboard.press("p")
+    expect(fox.locator(".mark")).to_have_count(0)
+    # Out of the window by a key, and back with a click.
+    fox.focus()
+    page.keyboard.press("x")
+    expect(fox).to_have_count(0)
+    page.click("[data-panel=graveyard]")
+    page.locator("#panel .row", has_text="Rufus").get_by_role("button", name="Call back").click()
+    expect(fox.locator(".mark")).to_be_visible()
+    assert page.locator(".chunk").first.text_content().find("Rufus") >= 0, "at its own place"
+    page.keyboard.press("Escape")
+    # Deleted, after asking, and undone.
+    fox.focus()
+    page.keyboard.press("Delete")
+    page.locator("dialog").get_by_role("button", name="Delete").click()
+    expect(fox).to_have_count(0)
+    page.locator(".toast", has_text="Deleted").get_by_role("button", name="Undo").click()
+    expect(fox).to_be_visible()
+    # Word by word.
+    fox.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel .word").first).to_have_attribute("title", re.compile("brightness"))
+    expect(page.locator("#panel")).to_contain_text("What happened to it")
+    shot(page, "chunk")
+    # Who did a word of the answer look at?
+    page.locator(".turn.assistant .chunk").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#panel .word").nth(2).click()
+    expect(page.locator("#panel svg.chart")).to_have_attribute("aria-label", re.compile("looked at: instructions"))
+    expect(page.locator("#panel")).to_contain_text("Most of all at")
+    shot(page, "attention")
+
+
+def test_paragraphs_are_joined(open_page, small):
+    page = open_page()
+    say(page, "First of all there was a garden with a very old wall.\n\nSecond there was a river that ran behind it for many miles.")
+    parts = page.locator(".turn.user .chunk")
+    expect(parts).to_have_count(2)
+    parts.nth(1).focus()
+    page.keyboard.press("m")
+    expect(parts).to_have_count(1)
+    page.locator(".toast", has_text="Joined").get_by_role("button", name="Undo").click()
+    expect(parts).to_have_count(2)
+
+
+def test_results_of_tools_are_told_apart(browser, tmp_path, far):
+    call = ["I note it. ", "<tool>", """jq '.name = "Rufus"' notes.json > output""", "</tool>"]
+    server = Server(tmp_path, "tools.enabled=true", "recall.mode=lexical", model=far([call, [" Noted."]])).start()
+    page = browser.new_page(color_scheme="dark")
+    try:
+        page.goto(server.url)
+        say(page, "The fox is called Rufus.")
+        result = page.locator(".chunk .tool")
+        expect(result).to_contain_text("✓")
+        assert result.evaluate("node => getComputedStyle(node).color") == "rgb(78, 205, 196)"
+        expect(page.locator(".turn.assistant")).to_contain_text("Noted.")
+        expect(page.locator("#standing")).to_contain_text("does not tell what it looks at")
+        shot(page, "tool")
+        page.reload()
+        expect(result).to_contain_text("✓")
+        page.click("[data-panel=notes]")
+        expect(page.locator("#note")).to_have_value(re.compile("Rufus"))
+    finally:
+        page.close()
+        server.stop()
+
+
+def test_shades_are_those_of_the_documents(open_page):
+    page = open_page()
+    expect(page.locator("#composer")).to_be_visible()
+    looked = page.evaluate("""async () => {
+      const { look, place } = await import("/js/shade.js");
+      return { bars: [0, 0.5, 1].map((t) => look(t, true).bar), top: [0.79, 0.8, 1].map((t) => look(t, true).ground), white: look(1, false).colour,
+               places: [place(3, 1, 5), place(1, 1, 5), place(10000, 9000, 10000), place(7, 7, 7)] };
+    }""")
+    assert looked["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
+    dark, *lit = looked["top"]
+    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in lit), "the top fifth is lit from behind"
+    assert [float(ground[17:-1]) for ground in lit] == pytest.approx([0.2, 0.5])
+    assert looked["white"] == "#ffffff"
+    assert looked["places"] == [0.5, 0, 1, 0.5], "on the scale of what is there"
+
+
+def test_settings_survive_a_reload(open_page):
+    page = open_page()
+    page.click("[data-panel=settings]")
+    page.fill("#settings-q", "temperature")
+    box = page.locator("[id='set-generation.temperature']")
+    box.fill("99")
+    box.press("Enter")
+    expect(page.locator("#panel .wrong:not(:empty)")).to_contain_text("generation.temperature")
+    box.fill("0.3")
+    box.press("Enter")
+    expect(page.locator(".toast")).to_contain_text("generation.temperature is 0.3")
+    page.select_option("#theme", "light")
+    shot(page, "settings")
+    page.reload()
+    page.click("[data-panel=settings]")
+    expect(page.locator("[id='set-generation.temperature']")).to_have_value("0.3")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
+
+
+def test_the_server_goes_and_comes(open_page, small):
+    page = open_page(may_fail=True)
+    say(page, "Hello there.")
+    small.stop(signal.SIGKILL)
+    expect(page.locator("#away")).to_be_visible()
+    page.fill("#message", "I was typing this.")
+    page.press("#message", "Enter")
+    expect(page.locator(".toast.wrong")).to_contain_text("Not sent")
+    expect(page.locator("#message")).to_have_value("I was typing this.")
+    shot(page, "away")
+    small.start()
+    expect(page.locator("#away")).to_be_hidden(timeout=30_000)
+    expect(chunk(page, "Hello there.")).to_be_visible()
+    page.press("#message", "Enter")
+    expect(chunk(page, "I was typing this.")).to_be_visible(timeout=LONG)
+    expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
+
+
+def test_two_windows_are_in_step(open_page):
+    one, two = open_page(), open_page()
+    say(one, "Can you both see this?")
+    expect(chunk(two, "Can you both see this?")).to_be_visible()
+    expect(two.locator(".turn")).to_have_count(2)
+    fox = chunk(two, "Can you both")
+    fox.focus()
+    two.keyboard.press("p")
+    expect(chunk(one, "Can you both").locator(".mark")).to_be_visible()
+    assert one.locator("#log").inner_text().replace("\n", "") == two.locator("#log").inner_text().replace("\n", "")
+
+
+def test_an_answer_is_edited_and_given_again(open_page):
+    page = open_page()
+    say(page, "Say one.")
+    page.press("#message", "ArrowUp")
+    expect(page.locator("#message")).to_have_value("Say one.")
+    say(page, "Say two.")
+    expect(page.locator(".turn.user")).to_have_count(1)
+    expect(page.locator(".turn.user")).to_contain_text("Say two.")
+    page.click("[data-panel=conversations]")
+    with answered(page):
+        page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".turn")).to_have_count(2)
+
+
+def test_a_recorded_answer_shows_what_it_looked_at(open_page):
+    page = open_page()
+    say(page, "The red fox is called Rufus.")
+    page.click("[data-panel=captures]")
+    page.check("#recording")
+    expect(page.locator(".toast", has_text="recorded from now on")).to_be_visible()
+    say(page, "What is the fox called?")
+    page.locator("#panel .row", has_text="turn 3").get_by_role("button", name="Look").click()
+    picture = page.locator("#panel canvas")
+    expect(picture).to_be_visible()
+    picture.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#panel .row", has_text="looked").locator("[role=status]")).to_contain_text("% at u0.0: The red fox is called Rufus.")
+    shot(page, "captures")
+    page.reload()
+    page.click("[data-panel=captures]")
+    expect(page.locator("#recording")).to_be_checked()
+
+
+def test_several_conversations(open_page):
+    page = open_page()
+    say(page, "This is the first one.")
+    page.click("[data-panel=conversations]")
+    page.get_by_role("button", name="New", exact=True).click()
+    page.fill("#asked", "a <b>second</b> & one")
+    page.locator("dialog").get_by_role("button", name="OK").click()
+    expect(page.locator(".empty")).to_be_visible()
+    say(page, "<img src=x onerror=alert(1)> is only text.")
+    expect(chunk(page, "<img src=x onerror=alert(1)> is only text.")).to_be_visible()
+    assert page.locator("#log img").count() == 0
+    page.locator("#tabs button", has_text="main").click()
+    expect(chunk(page, "This is the first one.")).to_be_visible()
+    page.reload()
+    expect(page.locator("#tabs button")).to_have_count(2)
+    expect(page.locator("#tabs button", has_text="a <b>second</b> & one")).to_be_visible()
+
+
+def test_on_a_phone_and_for_everybody(open_page):
+    for name, more in (("phone", {"viewport": {"width": 360, "height": 740}}), ("desk", {}), ("light", {"color_scheme": "light"})):
+        page = open_page(**more)
+        say(page, f"Hello from a {name}.")
+        say(page, "And once more, so that there is something dimmer.")
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+        shot(page, name)
+        for panel in (None, "conversations", "graveyard", "search", "stats", "past", "notes", "captures", "settings", "help"):
+            if panel:
+                page.click(f"[data-panel={panel}]")
+                page.wait_for_timeout(300)
+            found = Axe().run(page).response["violations"]
+            serious = [(one["id"], one["nodes"][0]["target"], one["nodes"][0].get("failureSummary")) for one in found if one["impact"] in ("serious", "critical")]
+            assert not serious, (name, panel, serious)
+            if panel:
+                page.click("[aria-label='Close the panel']")
+
+
+def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
+    page = browser.new_context().new_page()
+    loaded = []
+    page.on("response", lambda response: loaded.append((response.url, len(response.body()) if response.status == 200 and "/events" not in response.url else 0)))
+    page.goto(small.url)
+    expect(page.locator("#composer")).to_be_visible()
+    page.wait_for_timeout(500)
+    assert all(url.startswith(small.url) for url, _ in loaded), loaded
+    assert sum(size for _, size in loaded) < 300_000, loaded

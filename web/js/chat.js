@@ -1,0 +1,415 @@
+// The conversation: chunks by turn, shaded by how much the model has looked at them, and the box to speak in.
+
+import { api } from "./api.js";
+import { on, tell } from "./bus.js";
+import { $, ask, count, el, number, time, toast } from "./dom.js";
+import { look } from "./shade.js";
+import { refresh, state } from "./state.js";
+
+const turns = new Map();   // elements by turn
+const nodes = new Map();   // elements by chunk
+const drawn = new Map();   // what is drawn of each, to skip what has not changed
+let scheduled = false;
+let atEnd = true;          // whether what is said last is in sight, and stays so
+let whole = true;          // whether more has changed than the end of the answer that is being given
+
+const WHO = { user: "You", assistant: "Model", system: "System" };
+
+export function begin() {
+  on("conversation", () => { clear(); load(); redraw(); });
+  on("state", redraw);
+  on("event", hint);
+  matchMedia("(prefers-color-scheme: light)").addEventListener("change", reshade);
+  on("theme", reshade);
+  follow();
+  composer();
+}
+
+function clear() {
+  $("log").replaceChildren();
+  atEnd = true;
+  turns.clear();
+  nodes.clear();
+  drawn.clear();
+  $("hints").replaceChildren();
+}
+
+export function reshade() {
+  for (const known of drawn.values()) known.light = null;
+  redraw();
+}
+
+function redraw() {
+  whole = true;
+  schedule();
+}
+
+// Draws once a frame, however much has happened.
+function schedule() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => { scheduled = false; draw(); });
+}
+
+// A token costs its own few characters: everything else is looked at only when something else has changed.
+function draw() {
+  const log = $("log");
+  const below = log.scrollHeight - log.scrollTop;
+  if (state.now) {
+    if (whole) whole = drawWhole();
+    for (const [name, text] of state.running?.parts ?? []) stream(name, text);
+    welcome(state.order.length === 0 && !state.running);
+  }
+  standing();
+  if (atEnd) toEnd();
+  else if (whole) log.scrollTop = log.scrollHeight - below;
+  if (whole) schedule();
+}
+
+// To the end of what was said. How high something is the browser knows only when it comes into sight, so it may take a few steps.
+function toEnd(steps = 8) {
+  const log = $("log");
+  log.scrollTop = log.scrollHeight;
+  if (steps > 0) requestAnimationFrame(() => { if (atEnd && log.scrollHeight - log.scrollTop - log.clientHeight > 1) toEnd(steps - 1); });
+}
+
+// Whoever scrolls up stays there, until they are at the end again.
+function follow() {
+  const log = $("log");
+  let last = 0;
+  log.addEventListener("scroll", () => {
+    const near = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    if (near) atEnd = true;
+    else if (log.scrollTop < last - 2) atEnd = false;
+    last = log.scrollTop;
+  }, { passive: true });
+}
+
+// How long a frame may take of what others do meanwhile, in milliseconds.
+const SLICE = 8;
+
+// All that is in the window, the latest first. Returns whether there is more to do in another frame.
+function drawWhole() {
+  const until = performance.now() + SLICE;
+  for (const name of [...nodes.keys()]) {
+    if (!state.chunks.has(name) && !state.running?.parts.has(name)) drop(name);
+  }
+  for (let at = state.order.length - 1; at >= 0; at -= 1) {
+    if (performance.now() > until) return true;
+    const chunk = state.chunks.get(state.order[at]);
+    settle(chunk);
+    shade(chunk);
+  }
+  for (const [turn, node] of turns) heading(turn, node);
+  return false;
+}
+
+function welcome(empty) {
+  const there = $("log").querySelector(".empty");
+  if (!empty) { there?.remove(); return; }
+  if (there) return;
+  $("log").append(el("p", { class: "empty" },
+    "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
+    "and leaves the window, and whatever matters again comes back to its own place."));
+}
+
+function drop(name) {
+  const node = nodes.get(name);
+  const turn = node.closest(".turn");
+  turn.querySelector(`.gap[data-before="${name}"]`)?.remove();
+  node.remove();
+  nodes.delete(name);
+  drawn.delete(name);
+  if (!turn.querySelector(".chunk")) { turn.remove(); turns.delete(Number(turn.dataset.turn)); }
+}
+
+function turnOf(id, role) {
+  let node = turns.get(id);
+  if (node) return node;
+  node = el("article", { class: `turn ${role}`, data: { turn: id } },
+    el("h2", {}, el("b", {}, WHO[role] ?? role), el("time", {}), el("span", { class: "end" })));
+  turns.set(id, node);
+  // Most are the first or the last.
+  const log = $("log");
+  let after = log.querySelector(".turn");
+  if (!after || Number(log.lastElementChild.dataset.turn) < id) after = null;
+  while (after && Number(after.dataset.turn) < id) after = after.nextElementSibling;
+  log.insertBefore(node, after);
+  return node;
+}
+
+function heading(id, node) {
+  const [, at, end] = node.firstChild.children;
+  const told = state.now.times[id] ? time(state.now.times[id]) : "";
+  if (at.textContent !== told) at.textContent = told;
+  const ends = { length: "cut at its longest", aborted: "stopped", failed: "broken off", interrupted: "cut off when the program ended" };
+  const ended = ends[state.now.ends[id]] ?? "";
+  if (end.textContent !== ended) end.textContent = ended;
+  end.classList.toggle("wrong", ["failed", "interrupted"].includes(state.now.ends[id]));
+}
+
+// A chunk at its place in its turn.
+function settle(chunk) {
+  const known = drawn.get(chunk.chunk);
+  if (known?.chunk === chunk) return;
+  const key = JSON.stringify([chunk.text, chunk.pinned, chunk.gap, chunk.why, chunk.tools]);
+  const node = nodes.get(chunk.chunk);
+  if (known?.key === key) { known.chunk = chunk; return; }
+  const fresh = el("div", {
+    class: chunk.back ? "chunk back" : "chunk", tabindex: "0", data: { chunk: chunk.chunk, position: chunk.position },
+    "aria-label": `${WHO[chunk.role]}, turn ${chunk.turn}, paragraph ${chunk.sentence}${chunk.pinned ? ", pinned" : ""}`, role: "group",
+  }, text(chunk), chunk.back && chunk.why ? el("span", { class: "why" }, `↩ back: ${chunk.why}`) : null);
+  if (chunk.back) setTimeout(() => { delete chunk.back; fresh.classList.remove("back"); }, 2600);
+  if (node) node.replaceWith(fresh);
+  else {
+    const turn = turnOf(chunk.turn, chunk.role);
+    const behind = [...turn.querySelectorAll(".chunk")].find((other) => Number(other.dataset.position) > chunk.position);
+    turn.insertBefore(fresh, behind ?? null);
+  }
+  nodes.set(chunk.chunk, fresh);
+  drawn.set(chunk.chunk, { chunk, key, light: null });
+  gap(fresh, chunk);
+}
+
+function text(chunk) {
+  const parts = [];
+  if (chunk.pinned) parts.push(el("span", { class: "mark", role: "img", "aria-label": "pinned" }, "📌"));
+  let at = 0;
+  for (const [from, to] of chunk.tools ?? []) {
+    parts.push(chunk.text.slice(at, from), el("span", { class: "tool" }, chunk.text.slice(from, to)));
+    at = to;
+  }
+  parts.push(chunk.text.slice(at).replace(/\s+$/, ""));
+  return parts;
+}
+
+// Where something has left, a line says how much.
+function gap(node, chunk) {
+  node.parentNode.querySelector(`.gap[data-before="${chunk.chunk}"]`)?.remove();
+  if (!chunk.gap) return;
+  const line = el("button", { class: "gap", type: "button", data: { before: chunk.chunk }, onclick: () => tell("panel", "graveyard") },
+    `${count(chunk.gap, "paragraph")} left the window here`);
+  node.before(line);
+}
+
+// The bar and the colours of a chunk; nothing is touched that is as it should be.
+function shade(chunk) {
+  // What has just come is as bright as can be, until it is seen who looks at it.
+  const light = Math.round((chunk.light ?? 1) * 200) / 200;
+  const known = drawn.get(chunk.chunk);
+  if (known.light === light) return;
+  known.light = light;
+  const node = nodes.get(chunk.chunk);
+  const { bar, colour, ground } = look(light);
+  Object.assign(node.style, { borderLeftColor: bar, color: colour, background: ground });
+  node.title = `${chunk.chunk} · brighter than ${Math.round(light * 100)} % of the window · brightest token ${number(chunk.peak)} · ${count(chunk.tokens, "token")}`;
+}
+
+// The answer as it comes: text is added to the end, nothing else is touched.
+function stream(name, said) {
+  let node = nodes.get(name);
+  if (!node) {
+    const [, role, turn] = /^([a-z])(\d+)\./.exec(name);
+    node = el("div", { class: "chunk pending", data: { chunk: name, position: Number.MAX_SAFE_INTEGER } }, "");
+    turnOf(Number(turn), { u: "user", a: "assistant", s: "system" }[role]).append(node);
+    nodes.set(name, node);
+    drawn.set(name, { key: "", light: null });
+    node.append(document.createTextNode(""));
+  }
+  const known = drawn.get(name);
+  const shown = known.shown ?? 0;
+  if (said.length > shown) {
+    node.lastChild.appendData ? node.lastChild.appendData(said.slice(shown)) : node.append(said.slice(shown));
+    known.shown = said.length;
+  }
+}
+
+function standing() {
+  const { now, running } = state;
+  const meter = $("meter");
+  if (!now) { $("standing").textContent = ""; return; }
+  const limit = now.limit || 1;
+  meter.setAttribute("aria-valuemax", limit);
+  meter.setAttribute("aria-valuenow", now.live);
+  meter.firstElementChild.style.width = `${Math.min(100, (now.live / limit) * 100)}%`;
+  // What is being said is in the window before it is counted with what was said.
+  const said = Math.max(now.tokens, now.live - (now.instruction_tokens ?? 0));
+  const parts = now.fresh ? [] : [`window ${number(now.live)}/${number(now.limit)}`, `${number(said)} said in all`];
+  $("standing").title = `${number(now.live)} tokens are in the window, ${number(now.instruction_tokens ?? 0)} of them the standing instructions. ` +
+    `After an answer ${number(now.stays)} may stay: the rest is room for the next message, its answer and what comes back for it.`;
+  meter.lastElementChild.style.left = `${Math.min(100, (now.stays / limit) * 100)}%`;
+  if (now.last) parts.push(`${number(now.last.pace)} tokens/s`);
+  if (now.attention === false) parts.push("this model does not tell what it looks at");
+  $("standing").textContent = parts.join(" · ");
+  $("dead").textContent = number(now.dead);
+  $("going").textContent = !running ? "" : running.ahead > 0 ? `waiting: ${running.ahead} ahead` :
+    running.reading && running.reading.of > 64 ? `reading ${running.reading.done}/${running.reading.of}` : running.parts.size ? "speaking" : "thinking";
+  $("stop").hidden = !running;
+}
+
+// What comes, leaves and fails is said where it happens.
+function hint(event) {
+  if (event.type === "token" || event.type === "reading") schedule();
+  else redraw();
+  const hints = $("hints");
+  const line = (words) => hints.replaceChildren(...words);
+  if (event.type === "said") { back.clear(); hints.replaceChildren(); }
+  if (event.type === "returned" && event.chunk) { back.set(event.chunk.chunk, event.chunk.text.trim()); line(cameBack("came back for this")); }
+  if (event.type === "done") {
+    const parts = [];
+    if (back.size) parts.push(...cameBack("came back for this answer"));
+    if (event.summary.left) parts.push(el("span", {}, `${count(event.summary.left, "paragraph")} left the window. `));
+    if (parts.length) hints.replaceChildren(...parts);
+  }
+  if (event.type === "exceeded") toast(event.why, { wrong: true });
+  if (event.type === "notice") toast(event.text);
+  // Whoever sent it is told in their own place.
+  if (event.type === "failed" && !sending) toast(event.why, { wrong: true });
+}
+
+const back = new Map();    // what has come back for the answer that is being given, or was given last
+
+// What came back, by its first words; a click tells why, and what became of it.
+function cameBack(words) {
+  const one = ([name, text]) => el("button", { type: "button", class: "link", onclick: () => tell("panel", { panel: "chunk", chunk: name }) },
+    `“${text.slice(0, 40)}${text.length > 40 ? "…" : ""}”${state.chunks.has(name) ? "" : " (has left again)"}`);
+  return [el("span", {}, `↩ ${count(back.size, "paragraph")} ${words}: `), ...[...back].slice(0, 3).map(one), el("span", {}, back.size > 3 ? " and more. " : ". ")];
+}
+
+// ---- the box to speak in: what is typed is kept until it is stored on the server.
+
+const draft = () => `draft:${state.name}`;
+
+function load() {
+  const box = $("message");
+  box.value = localStorage.getItem(draft()) ?? "";
+  grow(box);
+}
+
+function grow(box) {
+  box.style.height = "auto";
+  box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
+}
+
+function composer() {
+  const box = $("message");
+  box.addEventListener("input", () => { localStorage.setItem(draft(), box.value); grow(box); });
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+    if (event.key === "Escape") stop();
+    if (event.key === "ArrowUp" && box.value === "") { event.preventDefault(); edit(); }
+  });
+  $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  $("stop").addEventListener("click", stop);
+}
+
+let instead = false;
+let sending = false;
+
+async function send() {
+  const box = $("message");
+  const said = box.value;
+  const name = state.name;
+  if (!said.trim()) return;
+  $("send").disabled = true;
+  sending = true;
+  if (state.running) toast("It is sent when this answer is done.");
+  try {
+    await (instead ? api.instead : api.say)(name, said);
+    instead = false;
+    localStorage.removeItem(`draft:${name}`);
+    if (state.name === name && box.value === said) { box.value = ""; grow(box); }
+    if (state.now?.fresh) refresh();
+  } catch (error) {
+    toast(`Not sent: ${error.message}. What you wrote is still in the box.`, { wrong: true });
+  } finally {
+    $("send").disabled = false;
+    sending = false;
+    box.focus();
+  }
+}
+
+export async function stop() {
+  if (!state.running) return;
+  try { await api.stop(state.name); } catch (error) { toast(error.message, { wrong: true }); }
+}
+
+// The last message comes back into the box; sending it takes the old one back with its answer.
+export function edit() {
+  const last = [...state.chunks.values()].filter((chunk) => chunk.role === "user").at(-1);
+  if (!last || state.running) return;
+  const box = $("message");
+  box.value = [...state.chunks.values()].filter((chunk) => chunk.turn === last.turn).map((chunk) => chunk.text).join("").trim();
+  instead = true;
+  grow(box);
+  box.focus();
+  toast("Sending this takes your last message back, with its answer.", { offer: "Leave it", act: () => { instead = false; box.value = ""; grow(box); } });
+}
+
+export async function again() {
+  if (state.running) return;
+  try { await api.again(state.name); } catch (error) { toast(error.message, { wrong: true }); }
+}
+
+// ---- the user's own hand
+
+const DONE = { pin: "Pinned", unpin: "Unpinned", prune: "Sent out of the window", resurrect: "Called back", delete: "Deleted", merge: "Joined to the one before", restore: "Restored" };
+
+export async function signal(what, chunks) {
+  if (what === "delete") {
+    const sure = await ask("Delete this paragraph?", { about: "It leaves the window and is not found any more, with what hangs on it. It can be undone.", go: "Delete" });
+    if (!sure) return;
+  }
+  const name = state.name;
+  try {
+    const done = await api.signal(name, what, chunks);
+    const pinned = what === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
+    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}`, { offer: "Undo", act: () => undo(name, done.undo) });
+  } catch (error) {
+    toast(error.message, { wrong: true });
+  }
+}
+
+async function undo(name, what) {
+  try { await api.undo(name, what); toast("Taken back."); } catch (error) { toast(error.message, { wrong: true }); }
+}
+
+// The buttons of a chunk come when it is pointed at or focused; one set for all.
+function hand(node) {
+  const name = node.dataset.chunk;
+  const chunk = state.chunks.get(name);
+  if (!chunk || node.querySelector(".hand")) return;
+  const button = (mark, label, act) => el("button", { type: "button", title: label, "aria-label": `${label}: ${name}`, onclick: (event) => { event.stopPropagation(); act(); } }, mark);
+  node.append(el("span", { class: "hand" },
+    button(chunk.pinned ? "Unpin" : "Pin", chunk.pinned ? "Unpin (p)" : "Pin (p)", () => signal(chunk.pinned ? "unpin" : "pin", [name])),
+    chunk.sentence > 0 ? button("Join", "Join to the paragraph before (m)", () => signal("merge", [name])) : null,
+    button("Send away", "Send out of the window (x)", () => signal("prune", [name])),
+    button("Delete", "Delete (Del)", () => signal("delete", [name])),
+    button("Why", "What happened to it, word by word (Enter)", () => tell("panel", { panel: "chunk", chunk: name }))));
+}
+
+export function keys() {
+  const log = $("log");
+  const over = (event) => { const node = event.target.closest?.(".chunk"); if (node) hand(node); };
+  log.addEventListener("pointerover", over);
+  log.addEventListener("focusin", over);
+  log.addEventListener("keydown", (event) => {
+    const node = event.target.closest(".chunk");
+    if (!node || event.target !== node || event.ctrlKey || event.metaKey || event.altKey) return;
+    const name = node.dataset.chunk;
+    const chunk = state.chunks.get(name);
+    if (!chunk) return;
+    const all = [...log.querySelectorAll(".chunk")];
+    const step = (by) => all[all.indexOf(node) + by]?.focus();
+    const act = {
+      p: () => signal(chunk.pinned ? "unpin" : "pin", [name]),
+      m: () => signal("merge", [name]),
+      x: () => signal("prune", [name]),
+      Delete: () => signal("delete", [name]),
+      Enter: () => tell("panel", { panel: "chunk", chunk: name }),
+      j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
+      Escape: () => $("message").focus(),
+    }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+}

@@ -1,0 +1,69 @@
+// Making elements. Text is always text: nothing that anybody said is ever read as markup.
+
+export const $ = (id) => document.getElementById(id);
+
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  set(node, attributes);
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+function set(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (name === "data") Object.assign(node.dataset, value);
+    else if (value === true) node.setAttribute(name, "");
+    else node.setAttribute(name, value);
+  }
+}
+
+// Made once, when it is first needed: to make one takes longer than to write a thousand.
+let numbers, times;
+
+export const number = (n) => (numbers ??= new Intl.NumberFormat("en", { maximumFractionDigits: 1 })).format(Number(n));
+export const count = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
+export const time = (at) => (times ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
+
+// Something that was done or went wrong, said in passing; what it offers can be done from there.
+export function toast(text, { wrong = false, offer = null, act = null, stay = wrong ? 9000 : 6000 } = {}) {
+  const box = el("div", { class: wrong ? "toast wrong" : "toast" }, el("span", {}, text));
+  const gone = setTimeout(() => box.remove(), stay);
+  if (offer) {
+    box.append(el("button", { type: "button", onclick: () => { clearTimeout(gone); box.remove(); act(); } }, offer));
+  }
+  box.append(el("button", { type: "button", "aria-label": "Close", onclick: () => { clearTimeout(gone); box.remove(); } }, "×"));
+  // Two at a time: what is older has been seen.
+  while ($("toasts").children.length > 1) $("toasts").firstElementChild.remove();
+  $("toasts").append(box);
+}
+
+// Asks for something; resolves to what was entered, or to null.
+export function ask(title, { label = "", value = "", kind = "text", go = "OK", about = "" } = {}) {
+  const dialog = $("ask");
+  const input = label ? el("input", { id: "asked", type: kind, value, required: true }) : null;
+  return new Promise((resolve) => {
+    const form = el("form", { method: "dialog" },
+      el("strong", {}, title),
+      about ? el("span", { class: "quiet" }, about) : null,
+      label ? el("label", { for: "asked" }, label) : null,
+      input,
+      el("div", { class: "bar" },
+        el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
+        el("button", { type: "submit", value: "yes" }, go)));
+    dialog.replaceChildren(form);
+    dialog.returnValue = "";
+    dialog.onclose = () => resolve(dialog.returnValue === "yes" ? (input ? input.value : true) : null);
+    dialog.showModal();
+    if (input) input.select();
+  });
+}
