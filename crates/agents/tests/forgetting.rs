@@ -1,0 +1,263 @@
+//! Forgetting: by age, with proof, in step with the window; and questions that take something false for granted.
+
+use halo_agents::agent::{Agent, Compose, function};
+use halo_agents::forgetting::{
+    Action, Active, ForgettingResult, Memories, RESTING_SALIENCE, Retention, THRESHOLD,
+    coordinated_forgetting_cycle,
+};
+use halo_agents::judge::{
+    Claim, ModelContradict, ModelJudge, ModelPremises, RuleContradict, RuleJudge, Why, contradiction,
+};
+use halo_agents::lethe::{Compost, DAY, Policy, Stage};
+use halo_agents::mu::{PremiseResult, SUGGESTION, check_premise, premises};
+use halo_agents::proof::{Gone, Proof, hex, unhex};
+use halo_agents::sketch::Sketch;
+use halo_core::salience::Salience;
+use halo_core::seams::SeamError;
+use halo_core::window::{SlidingWindow, WindowSize};
+use pollster::block_on;
+use proptest::prelude::*;
+
+#[test]
+fn the_ladder_of_retention() {
+    let policy = Policy::default();
+    let days = [0, 29, 30, 364, 365, 729, 730, 100_000];
+    let stages = days.map(|day| policy.stage(day * DAY));
+    use Stage::{Compost, Forgotten, Hot, Warm};
+    assert_eq!(stages, [Hot, Hot, Warm, Warm, Compost, Compost, Forgotten, Forgotten]);
+    assert_eq!(policy.stage(30 * DAY - 1), Hot, "to the millisecond");
+    assert_eq!(policy.stage(-5 * DAY), Hot, "a clock that was set back forgets nothing");
+    assert!(policy.is_in_order() && !Policy { hot: 400, ..policy }.is_in_order());
+    // A clock goes on, and each thing passes every stage once, in order.
+    let mut things = vec![("a", 0, Hot), ("b", 10 * DAY, Hot), ("c", 700 * DAY, Hot)];
+    let mut told = Vec::new();
+    for day in 0..1500 {
+        for (name, to) in policy.due(things.clone(), day * DAY) {
+            told.push((day, name, to));
+            things.iter_mut().filter(|t| t.0 == name).for_each(|t| t.2 = to);
+        }
+    }
+    let expected = [
+        (30, "a", Warm),
+        (40, "b", Warm),
+        (365, "a", Compost),
+        (375, "b", Compost),
+        (730, "a", Forgotten),
+        (730, "c", Warm),
+        (740, "b", Forgotten),
+        (1065, "c", Compost),
+        (1430, "c", Forgotten),
+    ];
+    assert_eq!(told, expected);
+    for stage in [Hot, Warm, Compost, Forgotten] {
+        assert_eq!(Stage::named(stage.name()), Some(stage));
+    }
+}
+
+#[test]
+fn proofs_are_verified_with_the_key_and_refused_with_another() {
+    let key = [7; 32];
+    let gone =
+        Gone { subject: "main u4.0", by: "the user's wish", text: "The gun is called Betsy.", tokens: 9 };
+    let proof = Proof::seal(&key, [1; 16], gone, 1_700_000_000_000);
+    assert!(proof.verify(&key) && !proof.verify(&[8; 32]));
+    assert!(proof.is_of("The gun is called Betsy.") && !proof.is_of("The gun is called Bertha."));
+    assert_ne!(proof.content, Proof::seal(&key, [2; 16], gone, 1_700_000_000_000).content, "salted");
+    let lies = [
+        Proof { at: proof.at + 1, ..proof.clone() },
+        Proof { tokens: 8, ..proof.clone() },
+        Proof { subject: "main u4.1".into(), ..proof.clone() },
+        Proof { by: "a policy".into(), ..proof.clone() },
+        Proof { content: "00".repeat(32), ..proof.clone() },
+        Proof { salt: "00".repeat(16), ..proof.clone() },
+        Proof { seal: "00".repeat(32), ..proof.clone() },
+        Proof { seal: "not hexadecimal".into(), ..proof.clone() },
+        // What moves from one field into the next is another statement.
+        Proof { subject: "main u4.0t".into(), by: "he user's wish".into(), ..proof.clone() },
+    ];
+    assert!(lies.iter().all(|lie| !lie.verify(&key)));
+    assert!(!format!("{proof:?}").contains("Betsy"));
+    assert_eq!(unhex(&hex(&[0, 15, 255])), Some(vec![0, 15, 255]));
+}
+
+struct Due(usize);
+
+impl Retention for Due {
+    async fn apply_retention_policy(&mut self) -> Result<usize, SeamError> {
+        Ok(std::mem::take(&mut self.0))
+    }
+}
+
+struct Kept(Vec<(Active, bool)>);
+
+impl Memories for Kept {
+    async fn list_active(&mut self) -> Result<Vec<Active>, SeamError> {
+        Ok(self.0.iter().filter(|(_, on)| *on).map(|(memory, _)| memory.clone()).collect())
+    }
+
+    async fn deactivate(&mut self, id: u64) -> Result<(), SeamError> {
+        self.0.iter_mut().filter(|(memory, _)| memory.id == id).for_each(|(_, on)| *on = false);
+        Ok(())
+    }
+}
+
+#[test]
+fn forgetting_goes_in_step() {
+    assert_eq!((THRESHOLD, RESTING_SALIENCE), (0.8, 0.3));
+    let mut scorer = Salience::default();
+    scorer.register_entity("Rufus");
+    let mut window = SlidingWindow::new(WindowSize { window: 20, sink: 2, recent: 4 }, Some(scorer.clone()));
+    for n in 0..15 {
+        window.add(format!("w{n}"), 1);
+    }
+    let memory = |id, text: &str| (Active { id, text: text.into() }, true);
+    // The oldest has no recency: 0.06 for being a line. Rufus is known; the last is new.
+    let mut memories =
+        Kept(vec![memory(1, "it rained"), memory(2, "Rufus is a fox"), memory(3, "bread was bought")]);
+    let mut lethe = Due(5);
+    let mut cycle = |window: &mut SlidingWindow| {
+        block_on(coordinated_forgetting_cycle(window, &scorer, &mut lethe, &mut memories, THRESHOLD))
+    };
+    let idle = cycle(&mut window).expect("nothing fails");
+    assert_eq!(idle, ForgettingResult { initial_pressure: 0.75, final_pressure: 0.75, actions: vec![] });
+    window.add("two more", 2);
+    let done = cycle(&mut window).expect("nothing fails");
+    assert_eq!((done.initial_pressure, done.final_pressure), (0.85, 0.8));
+    assert_eq!(done.actions, [Action::WindowPrune(1), Action::LetheCycle(5), Action::MemoryDeactivate(1)]);
+    let names: Vec<&str> = done.actions.iter().map(|action| action.name()).collect();
+    assert_eq!(names, ["window_prune", "lethe_cycle", "memory_deactivate"]);
+    window.add("x", 1);
+    let again = cycle(&mut window).expect("nothing fails");
+    assert_eq!(
+        again.actions,
+        [Action::WindowPrune(1), Action::LetheCycle(0), Action::MemoryDeactivate(2)][..2]
+    );
+}
+
+#[test]
+fn questions_have_premises() {
+    let cases = [
+        ("Why did the server crash?", vec!["the server crash"]),
+        ("why did the server crash", vec!["the server crash"]),
+        ("How do I fix the leak?", vec!["there is a problem with the leak"]),
+        ("What is the capital of Atlantis?", vec!["atlantis exists"]),
+        ("Why is the door open?", vec!["the door is open"]),
+        ("When did Anna leave Berlin?", vec!["anna leave berlin"]),
+        ("Is it raining?", vec![]),
+        ("Hello there.", vec![]),
+        ("Why did ?", vec![]),
+        ("Warum? Why did it rain? How do I fix it?", vec!["it rain", "there is a problem with it"]),
+    ];
+    for (question, expected) in cases {
+        assert_eq!(premises(question), expected, "{question}");
+    }
+}
+
+#[test]
+fn sentences_contradict_each_other_by_their_words() {
+    use Why::{Denied, MadeUp, Opposite, OtherValue};
+    let cases = [
+        ("the server crash", "The server did not crash; it was restarted.", Some(Denied)),
+        ("the server crash", "The server has never crashed.", Some(Denied)),
+        ("the server crash", "The server crashed at noon.", None),
+        ("the server did not crash", "The server crashed at noon.", Some(Denied)),
+        ("the server crash", "The cat did not eat.", None),
+        ("the server crash", "Did the server not crash?", None),
+        ("atlantis exists", "Atlantis is a myth.", Some(MadeUp)),
+        ("atlantis exists", "Atlantis doesn't exist.", Some(Denied)),
+        ("atlantis exists", "Atlantis is not a myth.", None),
+        ("atlantis exists", "Berlin is a city.", None),
+        ("the door is open", "The door is closed.", Some(Opposite)),
+        ("the cat is alive", "The cat is dead.", Some(Opposite)),
+        ("the cat is alive", "The dog is dead.", None),
+        ("the meeting is tuesday", "The meeting is friday.", Some(OtherValue)),
+        ("", "The server did not crash.", None),
+    ];
+    for (premise, fact, expected) in cases {
+        assert_eq!(
+            contradiction(premise, fact.split(';').next().unwrap_or(fact)),
+            expected,
+            "{premise} / {fact}"
+        );
+    }
+}
+
+#[test]
+fn a_false_premise_is_told() {
+    let facts = |known: &[&str]| known.iter().map(|fact| (*fact).to_owned()).collect::<Vec<_>>();
+    let check = |question: &str, known: &[&str]| {
+        block_on(check_premise(question, &facts(known), &RuleContradict, &RuleJudge)).expect("nothing fails")
+    };
+    assert_eq!(check("Why did the server crash?", &[]), PremiseResult::valid(), "nothing is known of it");
+    assert!(check("Why did the server crash?", &["The server crashed at noon."]).valid);
+    let mu = check("What is the capital of Atlantis?", &["We spoke of Greece. Atlantis is a myth."]);
+    assert_eq!((mu.valid, mu.invalid_premise.as_deref()), (false, Some("atlantis exists")));
+    assert_eq!(mu.suggestion.as_deref(), Some("Please verify the premise of your question."));
+    assert_eq!(mu.suggestion.as_deref(), Some(SUGGESTION));
+    assert!(mu.reason.is_some_and(|reason| reason.contains("Atlantis is a myth.")));
+    assert!(check("Why is the meeting tuesday?", &["The meeting is friday."]).valid, "it may have moved");
+}
+
+#[test]
+fn a_model_can_take_the_place_of_the_rules() {
+    let yes = |to: &'static str| {
+        function(move |asked: String| async move {
+            Ok(if asked.contains(to) { "Yes, it does.".to_owned() } else { "no".to_owned() })
+        })
+        .boxed()
+    };
+    let facts = ["Tea is served.".to_owned(), "It snowed.".to_owned()];
+    let (contradict, judge) = (ModelContradict(yes("It snowed")), ModelJudge(yes("accuracy and honesty")));
+    let mu = block_on(check_premise("Why did it rain?", &facts, &contradict, &judge)).expect("it answers");
+    assert_eq!(mu.reason.as_deref(), Some("it was said: “It snowed.”"));
+    let lenient = ModelJudge(yes("nothing of the kind"));
+    let valid =
+        block_on(check_premise("Why did it rain?", &facts, &contradict, &lenient)).expect("it answers");
+    assert!(valid.valid, "the judge lets it stand");
+    let lists =
+        function(|_: String| async { Ok("1. it was wet\n- It Rain\n\n* there were clouds".to_owned()) });
+    let drawn = block_on(ModelPremises(lists.boxed()).invoke("Why did it rain?".into())).expect("it answers");
+    assert_eq!(drawn, ["it rain", "it was wet", "there were clouds"]);
+    let claim = Claim { premise: "tea".into(), facts: vec![] };
+    assert_eq!(block_on(contradict.invoke(claim)), Ok(None));
+}
+
+proptest! {
+    /// A sketch knows quantiles within one part in a hundred; two together know what one of all would; a line keeps it.
+    #[test]
+    fn sketches_keep_counts_and_quantiles(numbers in prop::collection::vec(0.5f64..1e6, 1..300), share in 0.0f64..=1.0) {
+        let sketch = |of: &[f64]| of.iter().fold(Sketch::default(), |mut s, &n| { s.add(n); s });
+        let whole = sketch(&numbers);
+        let mut sorted = numbers.clone();
+        sorted.sort_by(f64::total_cmp);
+        let exact = sorted[(share * (sorted.len() - 1) as f64).floor() as usize];
+        let told = whole.quantile(share).expect("there are numbers");
+        prop_assert!((told / exact - 1.0).abs() <= 0.0101, "{told} for {exact}");
+        let (a, b) = numbers.split_at(numbers.len() / 3);
+        let mut both = sketch(a);
+        both.merge(&sketch(b));
+        prop_assert_eq!((both.count(), both.quantile(share)), (whole.count(), whole.quantile(share)));
+        prop_assert_eq!(Sketch::parse(&whole.to_line()), Some(whole));
+    }
+
+    /// Contradiction has no favourites, and no text breaks it.
+    #[test]
+    fn no_text_breaks_the_rules(premise in "\\PC{0,80}", fact in "\\PC{0,80}") {
+        let _ = contradiction(&premise, &fact);
+        let _ = premises(&premise);
+        let _ = Sketch::parse(&premise);
+        prop_assert_eq!(contradiction(&premise, &premise).filter(|why| *why == Why::Denied), None);
+    }
+}
+
+#[test]
+fn compost_is_what_remains() {
+    let mut heap = Compost::default();
+    let mut other = Compost { user: 2, assistant: 1, tokens: 90, ..Compost::default() };
+    (0..3).for_each(|n| other.length.add(f64::from(n) * 30.0));
+    heap.merge(&other);
+    heap.merge(&other);
+    assert_eq!((heap.user, heap.assistant, heap.tokens, heap.length.count()), (4, 2, 180, 6));
+    assert_eq!(heap.length.quantile(0.0), Some(0.0));
+    assert!((heap.length.mean().unwrap_or_default() - 30.0).abs() < 1e-9);
+}
