@@ -40,6 +40,7 @@ pub fn measure(
     let pieces = model.tokenize(&text, false)?;
     let seen = |(n, piece): (usize, &halo_core::seams::Piece)| Seen {
         position: Some(Position(n as u64)),
+        behind: 0,
         id: piece.id,
         begins: n % 64 == 0,
     };

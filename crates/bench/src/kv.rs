@@ -171,6 +171,7 @@ fn window(weights: &Weights, len: usize) -> Vec<Seen> {
     let tokens = weights.tokenize(&text, false);
     let seen = |(n, &token): (usize, &i32)| Seen {
         position: Some(Position(n as u64)),
+        behind: 0,
         id: TokenId(token.cast_unsigned()),
         begins: n % CHUNK == 0,
     };

@@ -122,6 +122,9 @@ pub struct Piece {
 pub struct Seen {
     /// Its birth index; none for the system prompt, which stands before the timeline.
     pub position: Option<Position>,
+    /// 0 for what was said there. What stands behind that position without having been said, as a memory does where its
+    /// range was, is counted from 1.
+    pub behind: u16,
     /// Its number.
     pub id: TokenId,
     /// Whether a chunk begins with it: what comes and goes together is kept together.

@@ -27,7 +27,8 @@ fn the_scripted_model_speaks() {
     let mut model = ScriptedModel::new(64, answers);
     let pieces = model.tokenize("a gun hangs\non the wall", false).expect("words");
     assert_eq!(pieces.iter().map(|p| p.text.as_str()).collect::<String>(), "a gun hangs\non the wall");
-    let window: Vec<Seen> = pieces.iter().map(|p| Seen { position: None, id: p.id, begins: false }).collect();
+    let window: Vec<Seen> =
+        pieces.iter().map(|p| Seen { position: None, behind: 0, id: p.id, begins: false }).collect();
     let prompt = Prompt {
         conversation: "main",
         window: &window,

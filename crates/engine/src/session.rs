@@ -373,13 +373,18 @@ impl Session {
 pub(crate) fn window(prefix: &[Piece], timeline: &Timeline) -> Vec<Seen> {
     let view = timeline.view(prefix.len());
     let mut window = Vec::with_capacity(view.len());
-    window.extend(prefix.iter().map(|piece| Seen { position: None, id: piece.id, begins: false }));
+    window.extend(prefix.iter().map(|piece| Seen { position: None, behind: 0, id: piece.id, begins: false }));
     for chunk in view.chunks() {
         let mut begins = true;
         for run in chunk.live_runs() {
             for (n, &id) in chunk.ids(run).iter().enumerate() {
                 let position = Position(run.start.0 + n as u64);
-                window.push(Seen { position: Some(position), id, begins: std::mem::take(&mut begins) });
+                window.push(Seen {
+                    position: Some(position),
+                    behind: 0,
+                    id,
+                    begins: std::mem::take(&mut begins),
+                });
             }
         }
     }

@@ -477,7 +477,7 @@ impl Session {
         let opening = self.opening()?;
         let (mut window, next) = (self.window(), self.timeline.next_position());
         for (n, piece) in opening.iter().enumerate() {
-            window.push(Seen { position: Some(next.plus(n)), id: piece.id, begins: n == 0 });
+            window.push(Seen { position: Some(next.plus(n)), behind: 0, id: piece.id, begins: n == 0 });
         }
         let sampling = Sampling {
             max_tokens: self.rules.preview,

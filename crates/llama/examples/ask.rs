@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         start = template.assistant.after.clone();
         for (n, piece) in model.tokenize(&text, true)?.into_iter().enumerate() {
             let position = Some(Position(window.len() as u64));
-            window.push(Seen { position, id: piece.id, begins: n == 0 });
+            window.push(Seen { position, behind: 0, id: piece.id, begins: n == 0 });
         }
         let next = Position(window.len() as u64);
         let prompt = Prompt { conversation: "ask", window: &window, messages: &Vec::new, next, aside: false };
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })?;
         println!("\n{end:?} after {} tokens; rows sum to {:?} …", said.len(), most.first());
         for (n, id) in said.into_iter().enumerate() {
-            window.push(Seen { position: Some(next.plus(n)), id, begins: n == 0 });
+            window.push(Seen { position: Some(next.plus(n)), behind: 0, id, begins: n == 0 });
         }
     }
     Ok(())

@@ -103,7 +103,7 @@ pub fn runs(tokens: &[Cached]) -> Vec<std::ops::Range<usize>> {
     for (n, token) in tokens.iter().enumerate() {
         let follows = n > 0 && {
             let last = &tokens[n - 1];
-            last.key.next() == token.key && last.position + 1 == token.position
+            last.key.plus(1) == token.key && last.position + 1 == token.position
         };
         match runs.last_mut() {
             Some(run) if follows => run.end = n + 1,
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     fn token(key: i64, position: Pos, begins: bool) -> Cached {
-        Cached { key: Key(key), token: 0, begins, position, cell: None }
+        Cached { key: Key::said(key), token: 0, begins, position, cell: None }
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
         line.insert(&[token(5, 10, false)]);
         line.insert(&[token(0, 0, true), token(1, 1, false)]);
         assert_eq!(
-            (line.end(), line.tokens.iter().map(|t| t.key.0).collect::<Vec<_>>()),
+            (line.end(), line.tokens.iter().map(|t| t.key.at).collect::<Vec<_>>()),
             (11, vec![0, 1, 5])
         );
         assert!(line.learn(&[3, 4, 8], &[10, 0, 1]).is_ok() && line.is_known());

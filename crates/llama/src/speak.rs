@@ -163,7 +163,7 @@ fn go_on(
         if n + 1 == room {
             break;
         }
-        let key = Key(i64::try_from(ask.next.0).unwrap_or(i64::MAX).saturating_add(n as i64));
+        let key = Key::said(i64::try_from(ask.next.0).unwrap_or(i64::MAX)).plus(n);
         let rows = if ask.watch.answer { Rows::Last } else { Rows::None };
         let row = mirror.read(&[(key, token, n == 0)], want(&ask.watch, rows))?.pop();
         seeing = Seeing::of(mirror, row, &ask.watch);

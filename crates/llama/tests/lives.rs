@@ -114,7 +114,9 @@ fn a_thousand_lives() {
         );
         assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
         let line = mirror.line().tokens.clone();
-        assert!(line.iter().zip(&window).all(|(t, s)| t.key.0.cast_unsigned() == s.position.expect("one").0));
+        assert!(
+            line.iter().zip(&window).all(|(t, s)| t.key.at.cast_unsigned() == s.position.expect("one").0)
+        );
         assert_eq!(line.len(), window.len());
 
         // The last token alone, here and in a fresh memory that is given the same cells.
@@ -145,7 +147,7 @@ fn a_thousand_lives() {
         let here: Vec<usize> = (0..said.len() - 1).filter(|&n| live[n]).collect();
         if let Some(&n) = here.get(dice.roll(here.len())) {
             let first = said[n][0].position.expect("one").0.cast_signed();
-            let at = line.iter().position(|t| t.key.0 == first).expect("it is live");
+            let at = line.iter().position(|t| t.key.at == first).expect("it is live");
             let (start, end) = (line[at].position, line[at].position + said[n].len() as i32);
             mirror.context().share(Seq(0), Seq(1), start, end);
             let cells = mirror.context().save(Seq(1));

@@ -30,7 +30,7 @@ fn window(model: &mut Llama, texts: &[&str]) -> Vec<Seen> {
     for text in texts {
         for (n, piece) in model.tokenize(text, true).expect("tokens").into_iter().enumerate() {
             let position = Some(Position(window.len() as u64));
-            window.push(Seen { position, id: piece.id, begins: n == 0 });
+            window.push(Seen { position, behind: 0, id: piece.id, begins: n == 0 });
         }
     }
     window

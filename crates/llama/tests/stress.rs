@@ -119,13 +119,23 @@ impl Life {
     fn window(&self) -> Vec<Seen> {
         let seen = |position: Option<u64>, id: u32, begins| Seen {
             position: position.map(Position),
+            behind: 0,
             id: TokenId(id),
             begins,
         };
         let system = self.system.iter().enumerate().map(|(n, &id)| seen(None, id, n == 0));
-        let said = self.said.iter().filter(|s| s.live).flat_map(|s| {
+        let mut room = 15;
+        let said = self.said.iter().flat_map(move |s| {
             let token = move |(n, &id): (usize, &u32)| seen(Some(s.start + n as u64), id, n == 0);
-            s.ids.iter().enumerate().map(token)
+            // A memory stands where some of the dead were.
+            let of = if !s.live && s.start.is_multiple_of(3) { s.ids.len().min(5).min(room) } else { 0 };
+            room -= of;
+            let memory = (1..=of).map(move |n| Seen {
+                behind: n as u16,
+                ..seen(Some(s.start), self.words[(s.start as usize + n) % self.words.len()], n == 1)
+            });
+            let said = if s.live { &s.ids[..] } else { &[] };
+            said.iter().enumerate().map(token).chain(memory)
         });
         system.chain(said).collect()
     }
@@ -159,7 +169,7 @@ fn live_through(seed: u64, steps: usize, limit: i32) -> BTreeMap<String, usize> 
                 count("killed", 1);
             }
             2 => {
-                let other = [Seen { position: None, id: TokenId(5), begins: true }];
+                let other = [Seen { position: None, behind: 0, id: TokenId(5), begins: true }];
                 mirror.follow("other", &other, 1, &mut |_, _| Flow::Continue).expect("followed");
                 count("another", 1);
             }
@@ -183,6 +193,7 @@ fn live_through(seed: u64, steps: usize, limit: i32) -> BTreeMap<String, usize> 
                 let more = life.some_words(5).into_iter().zip(end + 100..);
                 aside.extend(more.map(|(id, p)| Seen {
                     position: Some(Position(p)),
+                    behind: 0,
                     id: TokenId(id),
                     begins: false,
                 }));

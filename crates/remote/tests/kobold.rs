@@ -129,7 +129,7 @@ fn generate(
     watch: &Watch,
     mut stop: impl FnMut(&Told) -> bool,
 ) -> (Told, Result<Finish, SeamError>) {
-    let window = [7, 8, 9].map(|id| Seen { position: None, id: TokenId(id), begins: false });
+    let window = [7, 8, 9].map(|id| Seen { position: None, behind: 0, id: TokenId(id), begins: false });
     let messages = || {
         let message = |role, text: &str| Message { role, text: text.into() };
         vec![message(Role::User, "<|im_start|>user\nhi<|im_end|>\n"), message(Role::Assistant, "so")]

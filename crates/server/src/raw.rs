@@ -167,7 +167,7 @@ pub(crate) fn ask(
     *app.threads.halt.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&halt);
     let (key, places, next) = app.threads.place(&ask.ids, ask.aside);
     let window: Vec<Seen> = (ask.ids.iter().zip(&places).enumerate())
-        .map(|(n, (&id, &place))| Seen { position: Some(place), id, begins: n % 64 == 0 })
+        .map(|(n, (&id, &place))| Seen { position: Some(place), behind: 0, id, begins: n % 64 == 0 })
         .collect();
     let messages = || vec![Message { role: Role::User, text: ask.text.clone() }];
     let prompt = Prompt { conversation: &key, window: &window, messages: &messages, next, aside: ask.aside };

@@ -153,7 +153,7 @@ impl Model for ScriptedModel {
             }
             let row = Self::row(&answer.attention, step, &window).filter(|_| watch.answer);
             let piece = piece(word);
-            window.push(Seen { position: Some(next.plus(step)), id: piece.id, begins: step == 0 });
+            window.push(Seen { position: Some(next.plus(step)), behind: 0, id: piece.id, begins: step == 0 });
             said.push_str(word);
             if listen(ModelStep::Token(&piece, row.as_deref().map(Look::of))) == Flow::Stop {
                 return Ok(Finish::Aborted);

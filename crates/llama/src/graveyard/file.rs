@@ -10,16 +10,17 @@ use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What a file of cells begins with.
-const MAGIC: &[u8; 8] = b"HALO-KV1";
+const MAGIC: &[u8; 8] = b"HALO-KV2";
 
 /// A piece as a file: the mark, what it is a piece of, its tokens, its cells, and a sum over all of it.
 pub(super) fn write(path: &Path, piece: &Piece, mark: u128) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(64 + piece.tokens.len() * 4);
     head.extend_from_slice(MAGIC);
     head.extend_from_slice(&mark.to_le_bytes());
-    head.extend_from_slice(&piece.start.0.to_le_bytes());
+    head.extend_from_slice(&piece.start.at.to_le_bytes());
     head.extend_from_slice(&piece.position.to_le_bytes());
-    head.extend_from_slice(&(piece.tokens.len() as u32).to_le_bytes());
+    head.extend_from_slice(&(piece.tokens.len() as u16).to_le_bytes());
+    head.extend_from_slice(&piece.start.behind.to_le_bytes());
     piece.tokens.iter().for_each(|t| head.extend_from_slice(&t.to_le_bytes()));
     let sum = [xxh3_64(&head).to_le_bytes(), xxh3_64(&piece.cells).to_le_bytes()].concat();
     let folder = path.parent().ok_or(std::io::ErrorKind::InvalidInput)?;
@@ -60,10 +61,12 @@ fn parse_head(bytes: &[u8], mark: u128, start: Key, len: usize) -> Option<(Head,
     let (sum, rest) = rest.split_at_checked(8)?;
     let (magic, fixed) = head.split_at(8);
     let of: [u8; 16] = fixed[..16].try_into().ok()?;
-    let key = i64::from_le_bytes(fixed[16..24].try_into().ok()?);
+    let at = i64::from_le_bytes(fixed[16..24].try_into().ok()?);
     let position = Pos::from_le_bytes(fixed[24..28].try_into().ok()?);
-    let tokens = u32::from_le_bytes(fixed[28..32].try_into().ok()?) as usize;
-    let right = magic == MAGIC && of == mark.to_le_bytes() && key == start.0 && tokens == len;
+    let tokens = usize::from(u16::from_le_bytes(fixed[28..30].try_into().ok()?));
+    let behind = u16::from_le_bytes(fixed[30..32].try_into().ok()?);
+    let named = at == start.at && behind == start.behind;
+    let right = magic == MAGIC && of == mark.to_le_bytes() && named && tokens == len;
     if !right || position < 0 || xxh3_64(head).to_le_bytes() != sum {
         return None;
     }
@@ -92,7 +95,7 @@ mod tests {
     use super::*;
 
     fn piece() -> Piece {
-        Piece { start: Key(10), tokens: (0..5).collect(), position: 17, cells: vec![10; 60] }
+        Piece { start: Key::said(10), tokens: (0..5).collect(), position: 17, cells: vec![10; 60] }
     }
 
     #[test]
@@ -101,13 +104,13 @@ mod tests {
         let path = folder.path().join("x.kv");
         write(&path, &piece(), 1).expect("written");
         let good = fs::read(&path).expect("read");
-        assert_eq!(parse(&good, 1, Key(10), 5), Some(piece()));
+        assert_eq!(parse(&good, 1, Key::said(10), 5), Some(piece()));
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
-            assert_eq!(parse(&bad, 1, Key(10), 5), None, "byte {at}");
-            assert_eq!(parse(&good[..at], 1, Key(10), 5), None, "cut at {at}");
+            assert_eq!(parse(&bad, 1, Key::said(10), 5), None, "byte {at}");
+            assert_eq!(parse(&good[..at], 1, Key::said(10), 5), None, "cut at {at}");
         }
-        assert_eq!((parse(&good, 2, Key(10), 5), parse(&good, 1, Key(11), 5)), (None, None));
+        assert_eq!((parse(&good, 2, Key::said(10), 5), parse(&good, 1, Key::said(11), 5)), (None, None));
     }
 }

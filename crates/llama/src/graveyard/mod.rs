@@ -302,7 +302,7 @@ impl Graveyard {
     /// Drops all pieces of a conversation.
     pub fn forget(&mut self, conversation: &str) {
         let whose = whose(conversation);
-        let range = (whose, Key(i64::MIN))..=(whose, Key(i64::MAX));
+        let range = (whose, Key::ENDS.0)..=(whose, Key::ENDS.1);
         let all: Vec<_> = self.pieces.range(range).map(|(at, _)| *at).collect();
         all.into_iter().for_each(|at| self.drop_piece(at));
         // What was left over of it goes too.
@@ -332,8 +332,8 @@ impl Graveyard {
 
     /// The piece that holds a token. Pieces may overlap: a chunk was cut or joined.
     fn holds(&self, whose: Whose, key: Key) -> Option<At> {
-        let near = (whose, Key(key.0.saturating_sub(LONGEST as i64)))..=(whose, key);
-        let holds = |(at, kept): &(&At, &Kept)| key.0 - at.1.0 < kept.len as i64;
+        let near = (whose, Key::said(key.at.saturating_sub(LONGEST as i64)))..=(whose, key);
+        let holds = |(at, kept): &(&At, &Kept)| key.from(at.1).is_some_and(|n| n < kept.len);
         self.pieces.range(near).rev().find(holds).map(|(at, _)| *at)
     }
 
@@ -424,7 +424,7 @@ impl Graveyard {
     }
 
     fn path(&self, (whose, key): At, len: usize) -> Option<PathBuf> {
-        Some(self.folder(whose)?.join(format!("{:016x}-{len}.kv", key.0)))
+        Some(self.folder(whose)?.join(format!("{:016x}.{:x}-{len}.kv", key.at, key.behind)))
     }
 }
 
@@ -477,8 +477,10 @@ fn name_of(path: &Path) -> Option<&str> {
 /// The first token and the length, from the name of a file.
 fn parse_name(name: &str) -> Option<(Key, usize)> {
     let (key, len) = name.strip_suffix(".kv")?.split_once('-')?;
-    let key = u64::from_str_radix(key, 16).ok()?.cast_signed();
-    Some((Key(key), len.parse().ok().filter(|&len| (1..=LONGEST).contains(&len))?))
+    let (at, behind) = key.split_once('.')?;
+    let at = u64::from_str_radix(at, 16).ok()?.cast_signed();
+    let key = Key { at, behind: u16::from_str_radix(behind, 16).ok()? };
+    Some((key, len.parse().ok().filter(|&len| (1..=LONGEST).contains(&len))?))
 }
 
 #[cfg(test)]
@@ -487,7 +489,7 @@ mod tests {
 
     fn piece(start: i64, len: usize, size: usize) -> Piece {
         let tokens = (0..len as Token).collect();
-        Piece { start: Key(start), tokens, position: start as Pos + 7, cells: vec![start as u8; size] }
+        Piece { start: Key::said(start), tokens, position: start as Pos + 7, cells: vec![start as u8; size] }
     }
 
     fn room(folder: &Path, ram: u64, disk: u64) -> Room {
@@ -500,27 +502,33 @@ mod tests {
         yard.put("a", piece(10, 5, 100));
         yard.put("a", piece(15, 5, 100));
         yard.put("b", piece(10, 3, 100));
-        let mut starts = |c: &str, k: i64| yard.get(c, Key(k)).map(|p| p.start.0);
+        let mut starts = |c: &str, k: i64| yard.get(c, Key::said(k)).map(|p| p.start.at);
         assert_eq!(
             [9, 10, 14, 15, 19, 20].map(|k| starts("a", k)),
             [None, Some(10), Some(10), Some(15), Some(15), None]
         );
         assert_eq!([12, 13].map(|k| starts("b", k)), [Some(10), None]);
         let tokens: Vec<Token> = (0..6).collect();
-        assert!(yard.has("a", Key(10), &tokens[..5], 17) && yard.has("a", Key(10), &tokens[..3], 17));
-        assert!(!yard.has("a", Key(10), &tokens, 17) && !yard.has("a", Key(10), &tokens[..5], 18));
-        assert!(!yard.has("a", Key(10), &[0, 1, 9], 17), "other tokens");
-        yard.outdate("a", Key(14));
-        yard.outdate("a", Key(20));
-        assert!(!yard.has("a", Key(10), &tokens[..5], 17) && yard.has("a", Key(15), &tokens[..5], 22));
-        assert!(yard.get("a", Key(14)).is_some());
+        assert!(
+            yard.has("a", Key::said(10), &tokens[..5], 17) && yard.has("a", Key::said(10), &tokens[..3], 17)
+        );
+        assert!(
+            !yard.has("a", Key::said(10), &tokens, 17) && !yard.has("a", Key::said(10), &tokens[..5], 18)
+        );
+        assert!(!yard.has("a", Key::said(10), &[0, 1, 9], 17), "other tokens");
+        yard.outdate("a", Key::said(14));
+        yard.outdate("a", Key::said(20));
+        assert!(
+            !yard.has("a", Key::said(10), &tokens[..5], 17) && yard.has("a", Key::said(15), &tokens[..5], 22)
+        );
+        assert!(yard.get("a", Key::said(14)).is_some());
         // A short piece within a long one does not hide the rest of it.
         yard.put("a", piece(100, 120, 100));
         yard.put("a", piece(140, 20, 100));
-        let starts = [139, 140, 159, 160, 219].map(|k| yard.get("a", Key(k)).map(|p| p.start.0));
+        let starts = [139, 140, 159, 160, 219].map(|k| yard.get("a", Key::said(k)).map(|p| p.start.at));
         assert_eq!(starts, [100, 140, 140, 100, 100].map(Some));
         yard.forget("a");
-        assert_eq!((yard.get("a", Key(10)), yard.get("b", Key(10)).is_some()), (None, true));
+        assert_eq!((yard.get("a", Key::said(10)), yard.get("b", Key::said(10)).is_some()), (None, true));
     }
 
     /// Bytes of a piece of five tokens and a hundred bytes of cells.
@@ -533,10 +541,10 @@ mod tests {
             yard.put("a", piece(start * 10, 5, 100));
         }
         assert_eq!(yard.size().0, 10 * ONE);
-        assert!(yard.get("a", Key(0)).is_some());
+        assert!(yard.get("a", Key::said(0)).is_some());
         yard.put("a", piece(100, 5, 100));
         // One goes because there is no room, one more so that the next need not.
-        let here: Vec<i64> = (0..11).filter(|k| yard.get("a", Key(k * 10)).is_some()).collect();
+        let here: Vec<i64> = (0..11).filter(|k| yard.get("a", Key::said(k * 10)).is_some()).collect();
         assert_eq!((here, yard.size().0), (vec![0, 3, 4, 5, 6, 7, 8, 9, 10], 9 * ONE));
     }
 
@@ -560,26 +568,29 @@ mod tests {
         drop(yard);
         let mut yard = Graveyard::open(room(folder.path(), 1 << 20, 1 << 20), 1);
         for start in [-5, 10, 20] {
-            let head = yard.head("a", Key(start + 2)).expect("it is there");
-            assert_eq!((head.start, head.tokens.len(), head.position), (Key(start), 5, start as Pos + 7));
-            assert_eq!(yard.get("a", Key(start)).as_deref(), Some(&piece(start, 5, 100)));
+            let head = yard.head("a", Key::said(start + 2)).expect("it is there");
+            assert_eq!(
+                (head.start, head.tokens.len(), head.position),
+                (Key::said(start), 5, start as Pos + 7)
+            );
+            assert_eq!(yard.get("a", Key::said(start)).as_deref(), Some(&piece(start, 5, 100)));
         }
         // A longer piece takes the place of a shorter.
         yard.put("a", piece(10, 8, 100));
         drop(yard);
         let mut yard = Graveyard::open(room(folder.path(), 0, 1 << 20), 1);
-        assert_eq!(yard.get("a", Key(17)).map(|p| p.tokens.len()), Some(8));
+        assert_eq!(yard.get("a", Key::said(17)).map(|p| p.tokens.len()), Some(8));
         drop(yard);
         // Another model has nothing of it, and when there is no more room, what nobody uses goes first.
         let mut other = Graveyard::open(room(folder.path(), 0, 1 << 20), 2);
-        assert_eq!(other.get("a", Key(10)), None);
+        assert_eq!(other.get("a", Key::said(10)), None);
         drop(other);
         let mut tight = Graveyard::open(room(folder.path(), 0, 4 * ONE), 2);
         tight.put("a", piece(10, 5, 400));
         drop(tight);
         assert!(on_disk(folder.path()) <= 4 * ONE);
         let mut tight = Graveyard::open(room(folder.path(), 0, 4 * ONE), 2);
-        assert!(tight.get("a", Key(10)).is_some(), "one's own stays");
+        assert!(tight.get("a", Key::said(10)).is_some(), "one's own stays");
     }
 
     /// Two programs with one folder: what the other wrote is found after a start, and nothing stays behind.
@@ -598,7 +609,7 @@ mod tests {
         // A file that the other has thrown away is gone, and that is all.
         one.forget("a");
         one.flush();
-        assert!(two.get("a", Key(30)).is_some());
+        assert!(two.get("a", Key::said(30)).is_some());
         drop((one, two));
         let mut after = Graveyard::open(room(folder.path(), 0, 1 << 20), 1);
         after.forget("a");
@@ -615,7 +626,7 @@ mod tests {
         }
         yard.flush();
         assert!(on_disk(folder.path()) <= 10 * ONE && yard.size().0 == 0);
-        let left: Vec<i64> = (0..50).filter(|&k| yard.get("a", Key(k * 10)).is_some()).collect();
+        let left: Vec<i64> = (0..50).filter(|&k| yard.get("a", Key::said(k * 10)).is_some()).collect();
         assert!(
             left.len() >= 8 && left == (50 - left.len() as i64..50).collect::<Vec<_>>(),
             "the latest stay: {left:?}"
@@ -635,6 +646,6 @@ mod tests {
         fs::write(&file, "x").expect("written");
         let mut yard = Graveyard::open(room(&file, 1 << 20, 1 << 20), 1);
         yard.put("a", piece(10, 5, 100));
-        assert!(yard.get("a", Key(12)).is_some());
+        assert!(yard.get("a", Key::said(12)).is_some());
     }
 }

@@ -80,7 +80,7 @@ impl Mirror {
             let mut parts = Vec::new();
             self.look_up(at..next, window, keys, usize::MAX, &mut parts);
             let Some(Part::Returns(range, head)) = parts.into_iter().next() else { break };
-            let own = head.position + (keys[range.start].0 - head.start.0) as Pos;
+            let own = head.position + keys[range.start].from(head.start).unwrap_or(0) as Pos;
             let fits = upkeep.returned + head.tokens.len() <= free;
             if own < fork.end() || own + range.len() as Pos > wall || !fits {
                 break;

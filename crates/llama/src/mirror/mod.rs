@@ -427,10 +427,10 @@ impl Mirror {
         while at < range.end {
             let head = if self.mode == Mode::Keep { self.yard.head(&conversation, keys[at]) } else { None };
             let same = head.as_ref().map_or(0, |head| {
-                let skipped = (keys[at].0 - head.start.0) as usize;
+                let skipped = keys[at].from(head.start).unwrap_or(head.tokens.len());
                 let pairs = head.tokens[skipped..].iter().zip(at..range.end).enumerate();
                 let same = |(n, (token, w)): &(usize, (&Token, usize))| {
-                    keys[*w].0 == keys[at].0 + *n as i64 && window[*w].id.0 == token.cast_unsigned()
+                    keys[*w] == keys[at].plus(*n) && window[*w].id.0 == token.cast_unsigned()
                 };
                 let same = pairs.take_while(same).count();
                 if head.tokens.len() - same > spare { 0 } else { same }
@@ -509,7 +509,7 @@ impl Mirror {
                     }
                 }
                 Part::Returns(range, piece) => {
-                    let skipped = (keys[range.start].0 - piece.start.0) as Pos;
+                    let skipped = keys[range.start].from(piece.start).unwrap_or(0) as Pos;
                     wanted.push(Run { len: range.len(), place: Place::Was(piece.position + skipped) });
                     of.push((n, range.clone()));
                 }
@@ -533,7 +533,7 @@ impl Mirror {
                 Part::Stays(_) => {}
                 Part::Returns(_, piece) => {
                     self.put_back(MAIN, piece, range.clone(), start, window, keys)?;
-                    let own = piece.position + (keys[range.start].0 - piece.start.0) as Pos;
+                    let own = piece.position + keys[range.start].from(piece.start).unwrap_or(0) as Pos;
                     upkeep.moved += if own == start { 0 } else { range.len() };
                     upkeep.returned += range.len();
                 }

@@ -149,7 +149,7 @@ impl Mirror {
             self.yard.discard(&conversation, head.start);
             return Err(LlamaError::State("they are damaged").into());
         };
-        let own = piece.position + (keys[range.start].0 - piece.start.0) as Pos;
+        let own = piece.position + keys[range.start].from(piece.start).unwrap_or(0) as Pos;
         if let Err(why) = self.context.restore(SPARE, &piece.cells) {
             let _ = self.context.remove(SPARE, -1, -1);
             self.yard.discard(&conversation, piece.start);

@@ -61,7 +61,7 @@ pub fn chunks(texts: &[&str]) -> Vec<Vec<Seen>> {
         let tokens = weights.tokenize(text, true);
         let seen = |(n, &token): (usize, &Token)| {
             let at = Position(position + n as u64);
-            Seen { position: Some(at), id: TokenId(token.cast_unsigned()), begins: n == 0 }
+            Seen { position: Some(at), behind: 0, id: TokenId(token.cast_unsigned()), begins: n == 0 }
         };
         let chunk: Vec<Seen> = tokens.iter().enumerate().map(seen).collect();
         position += chunk.len() as u64;
