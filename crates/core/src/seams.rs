@@ -285,6 +285,9 @@ impl Finish {
     }
 }
 
+/// Ends what a model is doing aside.
+pub type Breaker = std::sync::Arc<dyn Fn() + Send + Sync>;
+
 /// Something that speaks.
 pub trait Model {
     /// What is known of it.
@@ -317,6 +320,25 @@ pub trait Model {
         watch: &Watch,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError>;
+
+    /// Reads a window in, so that the next answer that goes on from it need not: what is new in it is computed now. `listen`
+    /// can stop it. For a model that keeps nothing there is nothing to do.
+    ///
+    /// # Errors
+    /// When the model fails.
+    fn read_in(
+        &mut self,
+        prompt: &Prompt<'_>,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
+    ) -> Result<Finish, SeamError> {
+        let _ = (prompt, listen);
+        Ok(Finish::Length)
+    }
+
+    /// What ends, from any thread and at once, whatever this model is doing aside; none where only a listener can.
+    fn breaker(&self) -> Option<Breaker> {
+        None
+    }
 
     /// Brings what is kept of a conversation in line with its window, and saves it, so that the next answer need not
     /// wait for that. For the end of a turn; nothing depends on it.

@@ -1,6 +1,8 @@
 //! How a conversation stands, for all who look at it: readable at any time, whoever is changing it. What changes is the whole
 //! board at once, so nobody ever sees half of a change.
 
+use crate::memory::Memory;
+use crate::memory::stand::Stand;
 use crate::record::Purpose;
 use crate::session::Session;
 use halo_core::prune::Rank;
@@ -51,6 +53,10 @@ pub struct Standing {
     pub manner: Manner,
     /// Whether its answers are recorded, to be kept.
     pub recording: bool,
+    /// What the model remembers.
+    pub memories: Vec<Memory>,
+    /// The memories that stand in the window.
+    pub stands: Vec<Stand>,
 }
 
 /// An answer as far as it has come.
@@ -80,13 +86,16 @@ impl Standing {
             index: session.recall.shared(),
             manner: session.rules.recall,
             recording: session.recorders.has(Purpose::Capture),
+            memories: session.memories.clone(),
+            stands: session.stands.clone(),
         }
     }
 
     /// How many tokens the model sees.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.timeline.view(self.instructions.len()).len()
+        let standing: usize = self.stands.iter().map(Stand::len).sum();
+        self.timeline.view(self.instructions.len()).len() + standing
     }
 }
 

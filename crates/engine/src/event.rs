@@ -87,6 +87,13 @@ pub enum Event {
     Done(Summary),
     /// There is no answer, or no more of it: why. What was told before stands.
     Failed(String),
+    /// Something happened to a memory.
+    Memory {
+        /// Which.
+        id: u64,
+        /// What.
+        what: &'static str,
+    },
     /// Something was done to chunks by hand.
     Changed {
         /// What.

@@ -1,8 +1,9 @@
 //! Many ask and one model answers: who is next. Everybody's first comes before anybody's second, so whoever asks ten things
 //! at once holds up nobody who asks one.
 
-use halo_core::seams::Flow;
+use halo_core::seams::{Breaker, Flow};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,11 +12,28 @@ use std::time::Duration;
 pub struct Gate {
     line: Mutex<Line>,
     moved: Condvar,
+    /// Somebody wants what is used only because nobody did.
+    wanted: AtomicBool,
 }
 
 /// Leave to use the model, until it is dropped.
 pub struct Pass<'a> {
     gate: &'a Gate,
+}
+
+/// Leave to use the model while nobody else wants it. Whoever does ends what is being done, and does not wait for more than
+/// that.
+pub struct Spare<'a> {
+    _pass: Pass<'a>,
+    wanted: &'a AtomicBool,
+}
+
+impl Spare<'_> {
+    /// Whether somebody wants the model, or the conversation that is being used.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
 }
 
 #[derive(Default)]
@@ -27,6 +45,8 @@ struct Line {
     /// When each was last served, counted in those served.
     served: BTreeMap<String, u64>,
     services: u64,
+    /// What ends that which is done only because nobody wanted anything.
+    spare: Option<Option<Breaker>>,
 }
 
 /// How often those who wait are asked whether they still do.
@@ -80,6 +100,7 @@ impl Gate {
         line.tickets += 1;
         let ticket = line.tickets;
         line.waiting.push((ticket, who.to_owned()));
+        self.disturb_in(&line);
         loop {
             let ahead = line.ahead(ticket);
             if ahead == 0 {
@@ -98,6 +119,30 @@ impl Gate {
             if line.ahead(ticket) > 0 {
                 line = self.moved.wait_timeout(line, ASKED).unwrap_or_else(PoisonError::into_inner).0;
             }
+        }
+    }
+
+    /// Lets through who wants nothing that could not wait, if nobody uses the model or waits for it.
+    pub fn spare(&self, breaker: Option<Breaker>) -> Option<Spare<'_>> {
+        let mut line = self.lock();
+        if line.busy || !line.waiting.is_empty() {
+            return None;
+        }
+        line.busy = true;
+        line.spare = Some(breaker);
+        self.wanted.store(false, Ordering::SeqCst);
+        Some(Spare { _pass: Pass { gate: self }, wanted: &self.wanted })
+    }
+
+    /// Ends what is done only because nobody wanted anything.
+    pub fn disturb(&self) {
+        self.disturb_in(&self.lock());
+    }
+
+    fn disturb_in(&self, line: &Line) {
+        if let Some(breaker) = &line.spare {
+            self.wanted.store(true, Ordering::SeqCst);
+            breaker.iter().for_each(|breaks| breaks());
         }
     }
 
@@ -120,7 +165,9 @@ impl Gate {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.gate.lock().busy = false;
+        let mut line = self.gate.lock();
+        (line.busy, line.spare) = (false, None);
+        drop(line);
         self.gate.moved.notify_all();
     }
 }
@@ -156,6 +203,34 @@ mod tests {
     fn everybodys_first_comes_before_anybodys_second() {
         assert_eq!(served(&["a", "a", "a", "b", "c", "b"]), ["a0", "b3", "c4", "a1", "b5", "a2"]);
         assert_eq!(served(&["first", "a"]), ["a1", "first0"], "whoever was served least recently");
+    }
+
+    #[test]
+    fn what_nobody_waits_for_gives_way() {
+        use std::sync::Arc;
+        let gate = Gate::default();
+        let broken = Arc::new(AtomicBool::new(false));
+        let breaks = Arc::clone(&broken);
+        let breaker: Breaker = Arc::new(move || breaks.store(true, Ordering::SeqCst));
+        let spare = gate.spare(Some(breaker)).expect("nobody wants anything");
+        assert!(gate.spare(None).is_none(), "one at a time");
+        assert!(!spare.is_wanted() && !broken.load(Ordering::SeqCst));
+        std::thread::scope(|scope| {
+            let wants = scope.spawn(|| gate.pass("a", &mut |_| Flow::Continue).is_some());
+            while !spare.is_wanted() {
+                std::thread::yield_now();
+            }
+            assert!(broken.load(Ordering::SeqCst), "and what it does is ended");
+            drop(spare);
+            assert!(wants.join().expect("nobody panics"));
+        });
+        let pass = gate.pass("a", &mut |_| Flow::Continue);
+        assert!(gate.spare(None).is_none(), "somebody uses it");
+        drop(pass);
+        let spare = gate.spare(None).expect("nobody does any more");
+        assert!(!spare.is_wanted(), "what was wanted before is over");
+        gate.disturb();
+        assert!(spare.is_wanted());
     }
 
     #[test]

@@ -11,10 +11,10 @@ use halo_core::seams::{Flow, Sampling, SeamError};
 use halo_core::token::ChunkId;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How a conversation is opened; the second is told how far reading it anew has come.
 pub type Opener =
@@ -51,6 +51,9 @@ pub struct Desk {
     board: Arc<Board>,
     halt: Arc<AtomicBool>,
     notices: Vec<String>,
+    /// Jobs that are on their way.
+    pending: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
 }
 
 type Job = Box<dyn FnOnce(&mut Session, &Teller<'_>) + Send>;
@@ -61,6 +64,7 @@ pub struct Teller<'a> {
     shared: &'a Shared,
     board: &'a Board,
     halt: &'a AtomicBool,
+    pending: &'a AtomicUsize,
 }
 
 /// Something to say, and how it is to be answered.
@@ -152,6 +156,7 @@ impl Host {
         let names: Vec<String> = self.lock().keys().cloned().collect();
         let desks: Vec<Arc<Desk>> = self.open_now().into_iter().map(|(_, desk)| desk).collect();
         desks.iter().for_each(|desk| desk.stop());
+        self.shared.gate.disturb();
         names.iter().for_each(|name| self.close(name));
         // The thread owns the session: when its channel is gone, so is it.
         for desk in desks {
@@ -177,11 +182,14 @@ impl Host {
                 board: Arc::clone(&board),
                 halt: Arc::default(),
                 notices: session.notices(),
+                pending: Arc::default(),
+                shared: Arc::clone(&shared),
             };
             let desk = Arc::new(desk);
-            let halt = Arc::clone(&desk.halt);
+            let (halt, pending) = (Arc::clone(&desk.halt), Arc::clone(&desk.pending));
             if opened.send(Ok(Arc::clone(&desk))).is_ok() {
-                let teller = Teller { name: &named, shared: &shared, board: &board, halt: &halt };
+                let teller =
+                    Teller { name: &named, shared: &shared, board: &board, halt: &halt, pending: &pending };
                 attend(session, &todo, &teller, &desk, idle);
             }
         };
@@ -195,12 +203,69 @@ impl Host {
     }
 }
 
+/// What became of a quiet moment.
+enum Lull {
+    /// Something was done, or begun and left: there may be more.
+    Used,
+    /// The model was wanted elsewhere.
+    Busy,
+    /// There was nothing to do, or it failed and is not tried again until something has happened.
+    Empty,
+}
+
+/// How long one waits for a model that is wanted elsewhere.
+const ELSEWHERE: Duration = Duration::from_millis(500);
+
+/// Does what is done while nobody wants anything of the model.
+fn lull(session: &mut Session, teller: &Teller<'_>, quiet: Duration) -> Lull {
+    let Some(rules) = session.rules.memory else { return Lull::Empty };
+    let Some(spare) = teller.shared.gate.spare(session.model.breaker()) else { return Lull::Busy };
+    // What is on its way came before the model was taken, or ends what it does.
+    let pending = || teller.pending.load(Ordering::SeqCst) > 0;
+    let wanted = || spare.is_wanted() || pending() || teller.shared.ending.load(Ordering::SeqCst);
+    let tell = |event: Event| teller.tell(&event, |_| {});
+    let used = session.quiet(&wanted, &mut |event| tell(event)).and_then(|used| {
+        let due = rules.reflect.is_some_and(|r| quiet >= r.after && session.unreflected() >= r.messages);
+        if used || !due {
+            return Ok(used);
+        }
+        let formed = session.reflect(&wanted)?;
+        formed.into_iter().for_each(|id| tell(Event::Memory { id, what: "formed" }));
+        Ok(wanted())
+    });
+    match used {
+        Ok(true) => Lull::Used,
+        Ok(false) => Lull::Empty,
+        Err(why) => {
+            tell(Event::Notice(format!("a memory was not formed: {why}")));
+            Lull::Empty
+        }
+    }
+}
+
 /// Does one job after the other, until nobody wants anything any more.
 fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk: &Desk, idle: Duration) {
+    let (mut used, mut restless) = (Instant::now(), true);
+    let reflects = session.rules.memory.and_then(|rules| rules.reflect).map(|reflects| reflects.after);
     loop {
-        let job = match todo.recv_timeout(idle) {
+        let wait = match restless.then(|| lull(&mut session, teller, used.elapsed())) {
+            Some(Lull::Used) => Duration::ZERO,
+            Some(Lull::Busy) => ELSEWHERE,
+            Some(Lull::Empty) | None => {
+                restless = false;
+                let quiet = used.elapsed();
+                let looks_back = reflects.and_then(|after| after.checked_sub(quiet));
+                looks_back.unwrap_or(idle).min(idle.saturating_sub(quiet))
+            }
+        };
+        let job = match todo.recv_timeout(wait) {
             Ok(job) => job,
             Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) if restless || used.elapsed() < idle => {
+                // It has been quiet for as long as it takes to look back.
+                restless |= reflects.is_some_and(|after| used.elapsed() >= after);
+                continue;
+            }
             Err(RecvTimeoutError::Timeout) => {
                 desk.close();
                 // What came in the very last moment is done.
@@ -210,6 +275,7 @@ fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk:
                 return;
             }
         };
+        teller.pending.fetch_sub(1, Ordering::SeqCst);
         if teller.shared.ending.load(Ordering::SeqCst) {
             return;
         }
@@ -219,6 +285,7 @@ fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk:
             desk.close();
             return;
         }
+        (used, restless) = (Instant::now(), true);
     }
 }
 
@@ -255,7 +322,11 @@ impl Desk {
         job: impl FnOnce(&mut Session, &Teller<'_>) + Send + 'static,
     ) -> Result<(), SeamError> {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.as_ref().ok_or_else(closed)?.send(Box::new(job)).map_err(|_| closed())
+        let jobs = jobs.as_ref().ok_or_else(closed)?;
+        self.pending.fetch_add(1, Ordering::SeqCst);
+        jobs.send(Box::new(job)).map_err(|_| closed())?;
+        self.shared.gate.disturb();
+        Ok(())
     }
 
     /// Says something; `asker` hears of all that follows, and `done` what came of it.

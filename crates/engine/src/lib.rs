@@ -11,6 +11,7 @@ pub mod frame;
 pub mod gate;
 pub mod history;
 pub mod host;
+pub mod memory;
 pub mod record;
 pub mod rules;
 pub mod session;

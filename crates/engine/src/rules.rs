@@ -1,6 +1,7 @@
 //! What a conversation goes by.
 
 use crate::frame::Names;
+use crate::memory::MemoryRules;
 use crate::tools::jq::Runner;
 use halo_core::attention::Watch;
 use halo_core::replay;
@@ -33,6 +34,8 @@ pub struct Rules {
     pub dates: bool,
     /// What the user and the model are called.
     pub names: Names,
+    /// How memories are formed; none: they are not.
+    pub memory: Option<MemoryRules>,
 }
 
 /// What a chunk that search brings back shines with.

@@ -3,6 +3,9 @@
 use crate::anew::Reader;
 use crate::board::{Board, Standing};
 use crate::frame::{self, Frame};
+use crate::memory::segment::{self, Shown, shown};
+use crate::memory::stand::Stand;
+use crate::memory::{self, Memory};
 use crate::record::{Purpose, Recorder, Recorders};
 use crate::rules::Rules;
 use crate::signal::{Sent, Signal};
@@ -12,7 +15,7 @@ use halo_core::seams::{
     Access, Durability, Embedder, Kind, Message, Model, Piece, SeamError, Seen, Store, Summary,
 };
 use halo_core::timeline::Timeline;
-use halo_core::token::{ChunkId, Position, Role, TurnId, Voice};
+use halo_core::token::{ChunkId, Role, TurnId, Voice};
 use halo_recall::recall::Recall;
 use jiff::civil::Date;
 use serde_json::json;
@@ -49,7 +52,12 @@ pub struct Session {
     /// Standing instructions that are of this conversation alone, and are to be kept when it begins.
     own_system: Option<String>,
     /// What the user should know of how it was opened.
-    notices: Vec<String>,
+    pub(crate) notices: Vec<String>,
+    /// What the model remembers, and how far.
+    pub(crate) memories: Vec<Memory>,
+    pub(crate) formed: (u32, u32),
+    /// The memories that stand in the window.
+    pub(crate) stands: Vec<Stand>,
 }
 
 impl Session {
@@ -107,6 +115,8 @@ impl Session {
         let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
         let day = spoken.and_then(|turn| recall.day(turn.id));
         let key = known.map_or(String::new(), |known| key(&known));
+        let memories = memory::memories(&mut *store, name)?;
+        let formed = memory::formed_until(&mut *store, name)?;
         let name = name.to_owned();
         let mut session = Self {
             name,
@@ -123,9 +133,14 @@ impl Session {
             board: None,
             own_system: None,
             notices,
+            memories,
+            formed,
+            stands: Vec::new(),
         };
         let before_all = session.frame.before_all();
         session.prefix = session.model.tokenize(&before_all, true)?;
+        session.follow_memories();
+        session.stands = session.wanted_stands()?;
         Ok(session)
     }
 
@@ -219,7 +234,7 @@ impl Session {
     /// How many tokens the model sees.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.timeline.view(self.prefix.len()).len()
+        self.timeline.view(self.prefix.len()).len() + self.standing()
     }
 
     /// How many tokens may be in the window.
@@ -232,17 +247,16 @@ impl Session {
         }
     }
 
-    /// What the model sees: the standing instructions, then what is live.
+    /// What the model sees: the standing instructions, then what is live, and memories where they stand.
     #[must_use]
     pub fn window(&self) -> Vec<Seen> {
-        window(&self.prefix, &self.timeline)
+        segment::window(&self.prefix, &self.timeline, &self.stands)
     }
 
     /// The same, as text.
     #[must_use]
     pub fn window_text(&self) -> String {
-        let before: String = self.prefix.iter().map(|piece| piece.text.as_str()).collect();
-        before + &self.timeline.view(self.prefix.len()).text()
+        self.render().text()
     }
 
     /// Where the mirrors of the conversation disagree with it, in words: what is stored, what the model has in memory, what
@@ -277,6 +291,9 @@ impl Session {
     /// When the store fails, or the change does not fit.
     pub fn change(&mut self, change: &Change, durability: Durability) -> Result<Change, SeamError> {
         let undo = self.store.transact(&self.name, &mut self.timeline, change, durability)?;
+        if !self.memories.is_empty() && !matches!(change, Change::Append(_) | Change::Score(_)) {
+            self.follow_memories();
+        }
         self.show();
         Ok(undo)
     }
@@ -303,6 +320,7 @@ impl Session {
         let full = self.rules.context.strategy.full();
         let sent = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
+        self.follow_memories();
         self.show();
         Ok(sent)
     }
@@ -369,35 +387,20 @@ impl Session {
     }
 }
 
-/// What the model sees.
-pub(crate) fn window(prefix: &[Piece], timeline: &Timeline) -> Vec<Seen> {
-    let view = timeline.view(prefix.len());
-    let mut window = Vec::with_capacity(view.len());
-    window.extend(prefix.iter().map(|piece| Seen { position: None, behind: 0, id: piece.id, begins: false }));
-    for chunk in view.chunks() {
-        let mut begins = true;
-        for run in chunk.live_runs() {
-            for (n, &id) in chunk.ids(run).iter().enumerate() {
-                let position = Position(run.start.0 + n as u64);
-                window.push(Seen {
-                    position: Some(position),
-                    behind: 0,
-                    id,
-                    begins: std::mem::take(&mut begins),
-                });
-            }
-        }
-    }
-    window
-}
-
 /// What the model sees, as messages.
-pub(crate) fn messages(system: &str, timeline: &Timeline) -> Vec<Message> {
+pub(crate) fn messages(system: &str, timeline: &Timeline, stands: &[Stand]) -> Vec<Message> {
     let mut messages: Vec<(Option<TurnId>, Message)> = Vec::new();
     if !system.trim().is_empty() {
         messages.push((None, Message { role: Role::System, text: system.trim().to_owned() }));
     }
-    for chunk in timeline.live_chunks() {
+    for shown in shown(timeline, stands) {
+        let chunk = match shown {
+            Shown::Chunk(chunk) => chunk,
+            Shown::Memory(stand) => {
+                messages.push((None, Message { role: Role::System, text: stand.text() }));
+                continue;
+            }
+        };
         let (turn, role) = (Some(chunk.id().turn), chunk.id().role);
         if messages.last().is_none_or(|(last, _)| *last != turn) {
             messages.push((turn, Message { role, text: String::new() }));

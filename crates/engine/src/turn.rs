@@ -2,6 +2,7 @@
 //! leaves once, behind the answer. Whatever is told has been stored before.
 
 use crate::event::{Event, Stage, Summary};
+use crate::memory::segment::Holes;
 use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
 use crate::speech::Speech;
@@ -13,7 +14,7 @@ use halo_core::change::{Change, Extent, Part};
 use halo_core::prune::{PrunePlan, plan_prune};
 use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
 use halo_core::seams::{
-    Access, Durability, Finish, Flow, Kind, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
+    Access, Durability, Finish, Flow, Kind, Look, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
 };
 use halo_core::token::{ChunkId, Role, TurnId, Voice};
 use jiff::civil::Date;
@@ -197,7 +198,7 @@ impl Session {
         }
         let rest = self.rules.budget().map(|budget| budget.saturating_sub(message + opening));
         let plan = self.plan(limit.saturating_sub(need).min(rest.unwrap_or(limit)), None);
-        if plan.after + need > context {
+        if plan.after + self.standing() + need > context {
             let why = format!(
                 "the model sees {context} tokens, and {} of the message with what frames it, {} that cannot leave and up \
                  to {} of an answer are more: say it in parts, or set model.context higher",
@@ -420,15 +421,18 @@ impl Session {
         run: &mut Running<'_>,
     ) -> Result<Result<Finish, SeamError>, SeamError> {
         let (window, next) = (self.window(), self.timeline.next_position());
-        let Self { model, store, timeline, rules, frame, name, key, recorders, .. } = self;
+        let holes = Holes::of(&window);
+        let Self { model, store, timeline, rules, frame, name, key, recorders, stands, .. } = self;
         let timeline = RefCell::new(timeline);
-        let told = || messages(&frame.system, &timeline.borrow());
+        let told = || messages(&frame.system, &timeline.borrow(), stands);
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: false };
         let (mut failed, mut lost) = (None, Vec::new());
         let first = clock.all.is_zero();
         let begin = Instant::now();
         let finish = model.generate(&prompt, sampling, &rules.watch, &mut |step| {
             let since = Instant::now();
+            let closed = closed(&step, &holes);
+            let step = closed.as_ref().map_or(step, |closed| closed.step(step));
             let flow = match step {
                 ModelStep::Reading { done, of } => (run.listen)(Event::Reading { done, of }),
                 ModelStep::Prompt(look) => {
@@ -485,8 +489,8 @@ impl Session {
             schema: None,
             ..self.rules.sampling.clone()
         };
-        let Self { model, timeline, frame, key, .. } = self;
-        let told = || messages(&frame.system, timeline);
+        let Self { model, timeline, frame, key, stands, .. } = self;
+        let told = || messages(&frame.system, timeline, stands);
         let next = next.plus(opening.len());
         let prompt = Prompt { conversation: key, window: &window, messages: &told, next, aside: true };
         let (mut text, mut stopped) = (String::new(), false);
@@ -510,6 +514,7 @@ impl Session {
 
     /// What leaves so that the window holds no more than `budget`.
     fn plan(&self, budget: usize, current: Option<TurnId>) -> PrunePlan {
+        let budget = budget.saturating_sub(self.standing());
         plan_prune(self.timeline.view(self.prefix.len()), &self.rules.context.prune(budget, current))
     }
 
@@ -556,6 +561,38 @@ impl Session {
         self.store.put_record(&self.name, Kind::Turn, &turn, Some(&told.to_string()))?;
         self.store.put_record(&self.name, Kind::Setting, RUNNING, None)
     }
+}
+
+/// Rows of attention without the slots that memories stand in.
+struct Closed {
+    mean: Vec<f32>,
+    max: Vec<f32>,
+    full: Vec<f32>,
+}
+
+impl Closed {
+    fn step<'a>(&'a self, step: ModelStep<'a>) -> ModelStep<'a> {
+        let look = Look { mean: &self.mean, max: &self.max, full: &self.full };
+        match step {
+            ModelStep::Prompt(_) => ModelStep::Prompt(look),
+            ModelStep::Token(piece, Some(_)) => ModelStep::Token(piece, Some(look)),
+            other => other,
+        }
+    }
+}
+
+/// What a step looked at, as if no memory stood in the window; none where none does.
+fn closed(step: &ModelStep<'_>, holes: &Holes) -> Option<Closed> {
+    let (ModelStep::Prompt(look) | ModelStep::Token(_, Some(look))) = step else { return None };
+    if holes.is_empty() {
+        return None;
+    }
+    let rows = look.full.chunks(look.mean.len().max(1));
+    Some(Closed {
+        mean: holes.close(look.mean),
+        max: holes.close(look.max),
+        full: rows.flat_map(|row| holes.close(row)).collect(),
+    })
 }
 
 /// What cannot be recorded is told: the conversation goes on.

@@ -9,8 +9,8 @@ use crate::speak::{Ask, speak};
 use crate::{template, text};
 use halo_core::attention::Watch;
 use halo_core::seams::{
-    Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen, Template,
-    Upkeep,
+    Breaker, Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
+    Template, Upkeep,
 };
 use halo_core::token::TokenId;
 use std::path::Path;
@@ -61,6 +61,8 @@ struct Engine {
     jobs: Mutex<Option<Sender<Job>>>,
     halt: Arc<Halt>,
     next: AtomicU64,
+    /// The job that is done while nobody waits for it, and may be ended by anybody; 0: none.
+    idle: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -135,6 +137,7 @@ impl Llama {
             jobs: Mutex::new(Some(jobs)),
             halt,
             next: AtomicU64::new(1),
+            idle: AtomicU64::new(0),
             thread: Mutex::new(Some(thread)),
         });
         Ok(Self { thread, weights, info, reread })
@@ -194,6 +197,51 @@ impl Drop for Engine {
     }
 }
 
+impl Llama {
+    /// Asks the thread, and tells `listen` of each step. Where it is `idle`, anybody may end it.
+    fn ask(
+        &self,
+        prompt: &Prompt<'_>,
+        sampling: &Sampling,
+        watch: &Watch,
+        idle: bool,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
+    ) -> Result<Finish, SeamError> {
+        let ask = Box::new(Ask {
+            conversation: prompt.conversation.to_owned(),
+            window: prompt.window.to_vec(),
+            next: prompt.next,
+            aside: prompt.aside,
+            sampling: sampling.clone(),
+            watch: watch.clone(),
+        });
+        let number = self.thread.next.fetch_add(1, Ordering::SeqCst);
+        if idle {
+            self.thread.idle.store(number, Ordering::SeqCst);
+        }
+        // A step in hand and one under way: whoever listens slowly slows the model down, and nothing piles up.
+        let (steps, heard) = sync_channel(1);
+        self.thread.send(Job::Speak { number, ask, steps })?;
+        let mut stopped = false;
+        loop {
+            let flow = match heard.recv().map_err(|_| gone())? {
+                Step::End(Ok(_)) if stopped => return Ok(Finish::Aborted),
+                Step::End(end) => return end,
+                // What was said after the listener had heard enough was never said.
+                _ if stopped => Flow::Stop,
+                Step::Reading(done, of) => listen(ModelStep::Reading { done, of }),
+                Step::Prompt(look) => listen(ModelStep::Prompt(look.look())),
+                Step::Ready(upkeep) => listen(ModelStep::Ready(upkeep)),
+                Step::Token(piece, look) => listen(ModelStep::Token(&piece, look.as_ref().map(Owned::look))),
+            };
+            if flow == Flow::Stop {
+                stopped = true;
+                self.thread.halt.halt(number);
+            }
+        }
+    }
+}
+
 impl Model for Llama {
     fn info(&self) -> &ModelInfo {
         &self.info
@@ -227,35 +275,26 @@ impl Model for Llama {
         watch: &Watch,
         listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
     ) -> Result<Finish, SeamError> {
-        let ask = Box::new(Ask {
-            conversation: prompt.conversation.to_owned(),
-            window: prompt.window.to_vec(),
-            next: prompt.next,
-            aside: prompt.aside,
-            sampling: sampling.clone(),
-            watch: watch.clone(),
-        });
-        let number = self.thread.next.fetch_add(1, Ordering::SeqCst);
-        // A step in hand and one under way: whoever listens slowly slows the model down, and nothing piles up.
-        let (steps, heard) = sync_channel(1);
-        self.thread.send(Job::Speak { number, ask, steps })?;
-        let mut stopped = false;
-        loop {
-            let flow = match heard.recv().map_err(|_| gone())? {
-                Step::End(Ok(_)) if stopped => return Ok(Finish::Aborted),
-                Step::End(end) => return end,
-                // What was said after the listener had heard enough was never said.
-                _ if stopped => Flow::Stop,
-                Step::Reading(done, of) => listen(ModelStep::Reading { done, of }),
-                Step::Prompt(look) => listen(ModelStep::Prompt(look.look())),
-                Step::Ready(upkeep) => listen(ModelStep::Ready(upkeep)),
-                Step::Token(piece, look) => listen(ModelStep::Token(&piece, look.as_ref().map(Owned::look))),
-            };
-            if flow == Flow::Stop {
-                stopped = true;
-                self.thread.halt.halt(number);
+        self.ask(prompt, sampling, watch, prompt.aside, listen)
+    }
+
+    fn read_in(
+        &mut self,
+        prompt: &Prompt<'_>,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
+    ) -> Result<Finish, SeamError> {
+        let nothing = Sampling { max_tokens: 0, ..Sampling::default() };
+        self.ask(prompt, &nothing, &Watch::nothing(), true, listen)
+    }
+
+    fn breaker(&self) -> Option<Breaker> {
+        let thread = Arc::clone(&self.thread);
+        Some(Arc::new(move || {
+            let job = thread.idle.load(Ordering::SeqCst);
+            if job != 0 {
+                thread.halt.halt(job);
             }
-        }
+        }))
     }
 
     fn settle(&mut self, conversation: &str, window: &[Seen]) -> Result<(), SeamError> {

@@ -33,5 +33,6 @@ pub fn rules(max_tokens: usize) -> Rules {
         system: "Be brief.".into(),
         dates: false,
         names: Names::default(),
+        memory: None,
     }
 }

@@ -1,0 +1,296 @@
+//! Memories on the test doubles: what is remembered and when, what stands where, and where every character comes from.
+
+mod common;
+
+use common::rules;
+use halo_core::seams::{Flow, Kind, Store, Template};
+use halo_core::testing::doubles::{Attention, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel};
+use halo_core::testing::shared::Shared;
+use halo_core::token::{ChunkId, Role, TurnId};
+use halo_engine::event::Event;
+use halo_engine::memory::segment::{Block, Facet};
+use halo_engine::memory::{MemoryRules, Order};
+use halo_engine::rules::Rules;
+use halo_engine::session::Session;
+use halo_engine::signal::Signal;
+use jiff::civil::Date;
+use std::cell::Cell;
+
+const TODAY: Date = jiff::civil::date(2026, 11, 15);
+
+fn even(text: &str) -> ScriptedAnswer {
+    ScriptedAnswer { text: text.into(), attention: Attention::Even, fails_after: None }
+}
+
+fn remembering(max_tokens: usize) -> Rules {
+    let mut rules = rules(max_tokens);
+    let memory = MemoryRules { range: 60, most: 120, tokens: 12, delay: 1, share: 0.5, reflect: None };
+    rules.memory = Some(memory);
+    rules.sampling.max_tokens = 40;
+    rules
+}
+
+fn open(store: &Shared<MemoryStore>, rules: Rules, answers: &[&str]) -> Session {
+    // What is said to the user is long, what is remembered is not.
+    let long = |text: &&str| {
+        format!("{text}{}", if text.starts_with(' ') { " so it goes".repeat(9) } else { String::new() })
+    };
+    let answers = answers.iter().map(|text| even(&long(text))).collect();
+    let model = ScriptedModel::new(4096, answers).with_template(Template::plain());
+    let (store, embedder) = (Box::new(store.clone()), Some(Box::new(HashEmbedder) as _));
+    let session = Session::open(store, Box::new(model), embedder, "main", rules, &mut |_, _| {});
+    session.unwrap_or_else(|why| panic!("it opens: {why}"))
+}
+
+fn say(session: &mut Session, message: &str) {
+    let told = session.say(message, TODAY, &mut |_| Flow::Continue);
+    told.unwrap_or_else(|why| panic!("{message}: {why}"));
+}
+
+/// A quiet moment; what happened to memories in it.
+fn quiet(session: &mut Session) -> Vec<String> {
+    let mut heard = Vec::new();
+    session
+        .quiet(&|| false, &mut |event| {
+            if let Event::Memory { id, what } = event {
+                heard.push(format!("{what} {id}"));
+            }
+        })
+        .expect("nothing fails");
+    heard
+}
+
+const ANSWERS: [&str; 9] = [
+    " Noted, a gun named Betsy.",
+    " Cheese is made of milk.",
+    "I told of Betsy and cheese.",
+    " Trains run on long rails.",
+    " Winter is cold and white.",
+    " Music is made of notes.",
+    "I told of trains and winter.",
+    " Bread is made of flour.",
+    " Ships sail on the sea.",
+];
+
+/// The six steps: what was said becomes blocks, blocks segments, segments the context; after the turn a memory is asked for
+/// and formed in a fork; later it stands in the place of its range; and any character can be traced back.
+#[test]
+fn the_six_steps_from_frame_to_memory_and_back() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = open(&store, remembering(170), &ANSWERS);
+    // 1 and 2: frames become blocks, and blocks segments.
+    say(&mut session, "The gun on the wall is called Betsy");
+    let first = session.render();
+    let blocks: Vec<String> = first.segments.iter().map(|s| s.block_ids[0].to_string()).collect();
+    assert_eq!(blocks, ["instructions", "turn-0", "turn-1"]);
+    assert_eq!(first.segments[1].source_frames, [TurnId(0)]);
+    let facets: Vec<String> = first.segments[1].facet_ids().iter().map(ToString::to_string).collect();
+    assert_eq!(facets, ["u0.0/frame", "u0.0"]);
+    // 3: segments in a row are what the model sees, token for token.
+    assert_eq!(first.text(), session.window_text());
+    assert_eq!((first.tokens(), session.window().len()), (session.live(), session.live()));
+    assert_eq!(session.memory_due(), None, "too little was said");
+    assert_eq!(quiet(&mut session), Vec::<String>::new());
+    say(&mut session, "Tell me something about cheese now");
+    // 4: after the turn, a request.
+    let span = session.memory_due().expect("enough was said");
+    let request = session.memory_request(span).expect("nothing fails");
+    assert_eq!((request.compress_from, request.compress_to), (TurnId(0), TurnId(3)));
+    assert!(request.agent_response.starts_with(" Cheese is made of milk."));
+    assert_eq!(request.segments, session.render().segments);
+    // 5: a memory. It is stored at once, and not used.
+    let before = session.window_text();
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    assert_eq!(session.window_text(), before, "formed in a fork");
+    let kept = store.clone().records("main", Kind::Memory).expect("it reads");
+    assert_eq!(kept.len(), 1);
+    assert_eq!(session.memories()[0].text, "I told of Betsy and cheese.");
+    assert_eq!(quiet(&mut session), Vec::<String>::new(), "its range is in the window");
+    // 6: when its range has left, it stands there.
+    for topic in ["trains", "winter", "music"] {
+        say(&mut session, &format!("Tell me something about {topic} now"));
+    }
+    assert_eq!(quiet(&mut session), ["formed 2"]);
+    assert!(!session.window_text().contains("gun"), "{}", session.window_text());
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    let shown = session.render();
+    let text = session.window_text();
+    let stands = "System: <memory from=\"0\" to=\"3\">\nThe user said: The gun on the wall is called Betsy\nThe user said: \
+                  Tell me something about cheese now\nI told of Betsy and cheese.\n</memory>";
+    assert!(text.contains(stands), "{text}");
+    assert!(text.find("<memory").expect("there") < text.find("music").expect("there"), "in its place");
+    assert_eq!(shown.tokens(), session.live());
+    // And back, from a character to where it comes from, and from there to the character.
+    let at = text.find("wall").expect("quoted");
+    let origin = shown.origin(at).expect("everything comes from somewhere");
+    let quote: ChunkId = "u0.0".parse().expect("a name");
+    assert_eq!((origin.block, origin.facet), (Block::Memory(1), Facet::Quote(1, quote)));
+    assert_eq!(origin.frames, [0, 1, 2, 3].map(TurnId));
+    assert!(shown.of_facet(origin.facet).iter().any(|range| range.contains(&at)));
+    assert_eq!(shown.of_frame(TurnId(0)), shown.of_block(Block::Memory(1)));
+    let told = shown.origin(text.find("I told").expect("there")).expect("from somewhere");
+    assert_eq!(told.facet, Facet::Memory(1));
+    for at in 0..text.len() {
+        let origin = shown.origin(at).expect("everything comes from somewhere");
+        assert!(shown.of_facet(origin.facet).iter().any(|range| range.contains(&at)));
+        assert!(shown.of_block(origin.block).contains(&origin.segment));
+    }
+    assert_eq!(shown.origin(text.len()), None);
+}
+
+/// A session in which memory 1 stands for turns 0 to 3.
+fn standing(store: &Shared<MemoryStore>) -> Session {
+    let mut session = open(store, remembering(170), &ANSWERS);
+    say(&mut session, "The gun on the wall is called Betsy");
+    say(&mut session, "Tell me something about cheese now");
+    quiet(&mut session);
+    for topic in ["trains", "winter", "music"] {
+        say(&mut session, &format!("Tell me something about {topic} now"));
+    }
+    quiet(&mut session);
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    session
+}
+
+#[test]
+fn when_anything_of_its_range_is_back_a_memory_steps_aside() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    let live = session.live();
+    let chunk: ChunkId = "u0.0".parse().expect("a name");
+    session.signal(Signal::Resurrect, &[chunk]).expect("it returns");
+    assert!(!session.window_text().contains("<memory"), "{}", session.window_text());
+    assert!(session.window_text().contains("The gun on the wall is called Betsy"));
+    assert!(quiet(&mut session).is_empty(), "and stays aside");
+    session.signal(Signal::Unpin, &[chunk]).expect("it is pinned");
+    session.signal(Signal::Prune, &[chunk]).expect("it leaves");
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    assert_eq!(session.live(), live);
+}
+
+#[test]
+fn memories_outlive_the_program_and_another_is_not_formed_of_the_same() {
+    let store = Shared::new(MemoryStore::default());
+    let window = standing(&store).window_text();
+    let mut again = open(&store, remembering(170), &ANSWERS[7..]);
+    assert_eq!(again.window_text(), window, "what stood stands");
+    assert_eq!(again.memories().len(), 2);
+    assert_eq!(again.memory_due(), None);
+    assert!(quiet(&mut again).is_empty());
+    let mut without = open(&store, rules(170), &ANSWERS[7..]);
+    assert!(!without.window_text().contains("<memory"), "they are not used where they are turned off");
+    assert!(!without.quiet(&|| false, &mut |_| {}).expect("nothing fails"));
+}
+
+#[test]
+fn the_user_sees_edits_pins_and_deletes_memories() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    session.order_memory(1, Order::Edit(" The gun has a name. ".into())).expect("it is there");
+    assert!(!session.window_text().contains("<memory"), "what it says is to be read first");
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    assert!(session.window_text().contains("\nThe gun has a name.\n</memory>"));
+    assert!(session.memories()[0].edited);
+    session.order_memory(1, Order::Rest(true)).expect("it is there");
+    assert!(quiet(&mut session).is_empty() && !session.window_text().contains("<memory"));
+    session.order_memory(1, Order::Rest(false)).expect("it is there");
+    session.order_memory(1, Order::Pin(true)).expect("it is there");
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    let found = session.find_memories("what name has the gun?").expect("it searches");
+    assert_eq!(found.first().map(|(_, memory)| memory.id), Some(1));
+    session.order_memory(1, Order::Delete).expect("it is there");
+    assert!(session.order_memory(1, Order::Delete).expect_err("it is gone").why.contains("no memory 1"));
+    assert!(session.order_memory(2, Order::Edit("  ".into())).is_err());
+    assert_eq!(session.memories().iter().map(|m| m.id).collect::<Vec<_>>(), [2]);
+    assert!(quiet(&mut session).is_empty() && !session.window_text().contains("<memory"));
+    assert_eq!(session.memory_due(), None, "what the user has deleted is not formed again");
+}
+
+#[test]
+fn memories_that_contradict_each_other_are_both_marked() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    session.order_memory(1, Order::Edit("The door is open. The gun is old.".into())).expect("it is there");
+    session.order_memory(2, Order::Edit("The cat sleeps. The door is closed.".into())).expect("it is there");
+    let marked = |session: &Session| -> Vec<Vec<u64>> {
+        session.memories().iter().map(|m| m.conflicts.iter().copied().collect()).collect()
+    };
+    assert_eq!(marked(&session), [vec![2], vec![1]]);
+    assert_eq!(marked(&open(&store, remembering(170), &[])), [vec![2], vec![1]], "and it is kept");
+    session.order_memory(2, Order::Edit("The cat sleeps.".into())).expect("it is there");
+    assert_eq!(marked(&session), [Vec::<u64>::new(), vec![]]);
+}
+
+/// Whoever is wanted leaves what they were doing, and begins again.
+#[test]
+fn a_formation_that_is_left_is_begun_again() {
+    let store = Shared::new(MemoryStore::default());
+    let answers = [ANSWERS[0], ANSWERS[1], "I would have told of much", "I told of Betsy and cheese."];
+    let mut session = open(&store, remembering(170), &answers);
+    say(&mut session, "The gun on the wall is called Betsy");
+    say(&mut session, "Tell me something about cheese now");
+    let due = session.memory_due();
+    let asked = Cell::new(0);
+    let wanted = || {
+        asked.set(asked.get() + 1);
+        asked.get() > 3
+    };
+    assert!(session.quiet(&wanted, &mut |event| panic!("{event:?}")).expect("nothing fails"));
+    assert_eq!((session.memories().len(), session.memory_due()), (0, due));
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    assert_eq!(session.memories()[0].text, "I told of Betsy and cheese.");
+}
+
+#[test]
+fn the_model_looks_back_when_it_is_quiet() {
+    let store = Shared::new(MemoryStore::default());
+    let answers = [ANSWERS[0], ANSWERS[1], "They like guns and cheese.", "They like more."];
+    let mut session = open(&store, MemoryRulesOf::large(), &answers);
+    say(&mut session, "The gun on the wall is called Betsy");
+    say(&mut session, "Tell me something about cheese now");
+    assert_eq!(session.unreflected(), 4);
+    let id = session.reflect(&|| false).expect("nothing fails").expect("it says something");
+    let memory = session.memories().iter().find(|memory| memory.id == id).expect("it is kept").clone();
+    assert!(memory.reflection && memory.text == "They like guns and cheese.");
+    assert_eq!((session.unreflected(), session.memory_due()), (0, None));
+    assert_eq!(session.reflect(&|| true).expect("nothing fails"), None, "left, because somebody is there");
+}
+
+struct MemoryRulesOf;
+
+impl MemoryRulesOf {
+    /// Nothing is long enough to be remembered.
+    fn large() -> Rules {
+        let mut rules = remembering(170);
+        rules.memory = Some(MemoryRules { range: 500, tokens: 12, ..MemoryRules::default() });
+        rules
+    }
+}
+
+/// A person's words are quoted to the byte, whatever they are; what is very long is left in the graveyard, whole.
+#[test]
+fn people_are_quoted_or_left_alone() {
+    let store = Shared::new(MemoryStore::default());
+    let strange = "Ünïcode </memory> 🌱 “quoted” <tool>jq .</tool>";
+    let long = "word ".repeat(210);
+    let mut session = open(
+        &store,
+        {
+            let mut rules = remembering(400);
+            rules.memory =
+                Some(MemoryRules { range: 24, most: 600, tokens: 12, delay: 0, share: 0.5, reflect: None });
+            rules
+        },
+        &[" One answer that is there.", " Two.", "I told of strange things."],
+    );
+    say(&mut session, strange);
+    say(&mut session, long.trim());
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    let all: Vec<ChunkId> = session.timeline().live_chunks().map(|chunk| chunk.id()).collect();
+    session.signal(Signal::Prune, &all).expect("all leave");
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    let text = session.window_text();
+    assert!(text.contains(&format!("The user said: {strange}\n")), "{text}");
+    assert!(!text.contains("word word"), "{text}");
+    assert_eq!(session.timeline().turns().iter().filter(|turn| turn.role == Role::User).count(), 2);
+}
