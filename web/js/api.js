@@ -73,6 +73,9 @@ export const api = {
   captures: (name) => call("GET", `${of(name)}/captures`),
   captured: (name, capture) => call("GET", `${of(name)}/captures/${capture}`),
   record: (name, recording) => call("PUT", `${of(name)}/recording`, { recording }),
+  memories: (name, q) => call("GET", `${of(name)}/memories?${query({ q })}`),
+  changeMemory: (name, id, values) => call("PUT", `${of(name)}/memories/${id}`, values),
+  deleteMemory: (name, id) => call("DELETE", `${of(name)}/memories/${id}`),
   settings: () => call("GET", "/settings"),
   set: (key, value) => call("PUT", `/settings/${encodeURIComponent(key)}`, { value }),
 };

@@ -27,6 +27,7 @@ export function begin() {
 
 function clear() {
   $("log").replaceChildren();
+  remembered = "";
   atEnd = true;
   turns.clear();
   nodes.clear();
@@ -101,7 +102,24 @@ function drawWhole() {
     shade(chunk);
   }
   for (const [turn, node] of turns) heading(turn, node);
+  remember();
   return false;
+}
+
+// Memories where they stand; they are few, and drawn anew when one has changed.
+let remembered = "";
+function remember() {
+  const { standing = [] } = state.now;
+  const key = JSON.stringify(standing);
+  if (key === remembered) return;
+  remembered = key;
+  const log = $("log");
+  log.querySelectorAll(".memory").forEach((node) => node.remove());
+  for (const memory of standing) {
+    const node = el("article", { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.memory}` },
+      el("button", { type: "button", class: "link", onclick: () => tell("panel", "memories") }, `✎ memory ${memory.memory} stands here`), el("p", {}, memory.text));
+    log.insertBefore(node, [...log.querySelectorAll(".turn")].find((turn) => Number(turn.dataset.turn) >= memory.turn) ?? null);
+  }
 }
 
 function welcome(empty) {

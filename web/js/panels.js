@@ -6,6 +6,7 @@ import { again, edit, signal } from "./chat.js";
 import { on, tell } from "./bus.js";
 import { $, ask, count, el, number, svg, time, toast } from "./dom.js";
 import { graveyard } from "./graveyard.js";
+import { memories } from "./memories.js";
 import { look, place } from "./shade.js";
 import { closeTab, renameTab, show, state } from "./state.js";
 import { stats } from "./stats.js";
@@ -18,6 +19,7 @@ const PANELS = {
   past: ["What the model saw", past],
   notes: ["The model's notes", notes],
   captures: ["Recorded answers", captures],
+  memories: ["What the model remembers", memories],
   settings: ["Settings", settings],
   help: ["Keys and words", help],
   chunk: ["One paragraph", chunk],
@@ -34,7 +36,7 @@ export function begin() {
   for (const button of $("tools").querySelectorAll("button")) button.addEventListener("click", () => toggle(button.dataset.panel));
   document.addEventListener("keydown", (event) => {
     const names = Object.keys(PANELS);
-    if (event.altKey && /^[1-9]$/.test(event.key)) { event.preventDefault(); toggle(names[Number(event.key) - 1]); }
+    if (event.altKey && /^[0-9]$/.test(event.key)) { event.preventDefault(); toggle(names[(Number(event.key) + 9) % 10]); }
     if (event.key === "Escape" && open && $("panel").contains(document.activeElement)) close();
   });
 }

@@ -62,7 +62,7 @@ export async function refresh() {
   } catch (error) {
     if (error instanceof Away) { waiting = null; return; }
     // One that has not begun is empty.
-    now = { name, chunks: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, fresh: true };
+    now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, fresh: true };
   }
   if (name !== state.name) return;
   state.now = now;
@@ -157,6 +157,9 @@ function apply(event) {
     case "failed":
       state.running = null;
       refresh();
+      break;
+    case "memory":
+      if (event.what === "stands") refresh();
       break;
     case "changed":
       refresh();

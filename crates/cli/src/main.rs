@@ -110,6 +110,8 @@ enum Command {
     Restore(commands::signal::Options),
     /// Joins chunks to the one before them in their turn
     Merge(commands::signal::Options),
+    /// What the model remembers of what was said, and your hand on it
+    Memories(commands::memories::Options),
     /// Writes a conversation to a file, all of it
     Export(commands::exchange::ExportOptions),
     /// Takes in a conversation: an export, or what another program wrote
@@ -306,6 +308,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Delete(options) => commands::signal::run(Signal::Delete, options, &cli.common),
         Command::Restore(options) => commands::signal::run(Signal::Restore, options, &cli.common),
         Command::Merge(options) => commands::signal::run(Signal::Merge, options, &cli.common),
+        Command::Memories(options) => commands::memories::run(options, &cli.common),
         Command::Export(options) => commands::exchange::export(options, &cli.common),
         Command::Import(options) => commands::exchange::import(options, &cli.common),
         Command::Doctor(options) => commands::doctor::run(options, &cli.common),

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use halo_core::attention::{self, PromptRows, Watch};
 use halo_core::seams::{Embedder, Model, Sampling};
 use halo_engine::frame::Names;
+use halo_engine::memory::{MemoryRules, Quiet};
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::Runner;
@@ -21,6 +22,7 @@ use halo_llama::mirror::Mode;
 use halo_llama::model::{Llama, Options as Running};
 use halo_remote::Remote;
 use halo_server::ModelFacts;
+use std::time::Duration;
 
 /// Opens a conversation with the model, the store and the embedder that the command line and the settings name.
 pub fn session(common: &Common, settings: &Settings, name: &str) -> Result<Session> {
@@ -143,6 +145,23 @@ pub fn rules(settings: &Settings) -> Rules {
         system: settings.system.0.clone(),
         dates: settings.dates,
         names: Names { user: name(&settings.user_name), assistant: name(&settings.assistant_name) },
+        memory: settings.memory.then(|| memory(settings)),
+    }
+}
+
+/// How memories are formed.
+fn memory(settings: &Settings) -> MemoryRules {
+    let quiet = Quiet {
+        after: Duration::from_secs(60 * settings.memory_quiet.0.unsigned_abs()),
+        messages: settings.memory_messages.count(),
+    };
+    MemoryRules {
+        range: settings.memory_range.count(),
+        most: settings.memory_most.count().max(settings.memory_range.count()),
+        tokens: settings.memory_tokens.count(),
+        delay: settings.memory_delay.count(),
+        share: settings.memory_share.0,
+        reflect: settings.memory_reflect.then_some(quiet),
     }
 }
 

@@ -20,18 +20,44 @@ pub struct SeamError {
     pub what: String,
     /// Why it failed, and what to do next.
     pub why: String,
+    /// Who can mend it.
+    pub fault: Fault,
+}
+
+/// Who can mend what went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Whoever asked: it cannot be done as it was asked.
+    Asked,
+    /// Nobody need: it was stopped before it began.
+    Stopped,
+    /// Whoever asked, by asking again.
+    Again,
+    /// Something outside broke down.
+    Outside,
 }
 
 impl SeamError {
-    /// An error of that description.
+    /// Something outside broke down.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into() }
+        Self { what: what.into(), why: why.into(), fault: Fault::Outside }
+    }
+
+    /// It cannot be done as it was asked.
+    pub fn asked(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { fault: Fault::Asked, ..Self::new(what, why) }
+    }
+
+    /// The same, to be mended by somebody else.
+    #[must_use]
+    pub fn by(self, fault: Fault) -> Self {
+        Self { fault, ..self }
     }
 }
 
 impl From<ApplyError> for SeamError {
     fn from(error: ApplyError) -> Self {
-        Self::new("changing the conversation", error.to_string())
+        Self::asked("changing the conversation", error.to_string())
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Standing {
     pub manner: Manner,
     /// Whether its answers are recorded, to be kept.
     pub recording: bool,
+    /// Whether memories are formed.
+    pub remembers: bool,
     /// What the model remembers.
     pub memories: Vec<Memory>,
     /// The memories that stand in the window.
@@ -86,6 +88,7 @@ impl Standing {
             index: session.recall.shared(),
             manner: session.rules.recall,
             recording: session.recorders.has(Purpose::Capture),
+            remembers: session.memory_rules().is_some(),
             memories: session.memories.clone(),
             stands: session.stands.clone(),
         }

@@ -7,7 +7,7 @@ use crate::event::{Event, Summary};
 use crate::gate::Gate;
 use crate::session::Session;
 use crate::turn::Say;
-use halo_core::seams::{Flow, Sampling, SeamError};
+use halo_core::seams::{Fault, Flow, Sampling, SeamError};
 use halo_core::token::ChunkId;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -297,7 +297,7 @@ fn mistake() -> SeamError {
 }
 
 fn closed() -> SeamError {
-    SeamError::new("asking for the conversation", "it was closed just now; ask again")
+    SeamError::new("asking for the conversation", "it was closed just now; ask again").by(Fault::Again)
 }
 
 impl Desk {
@@ -414,7 +414,8 @@ impl Teller<'_> {
             return Err(SeamError::new(
                 "waiting for the model",
                 "stopped before its turn came; nothing was stored",
-            ));
+            )
+            .by(Fault::Stopped));
         };
         let usual = session.rules.sampling.clone();
         session.rules.sampling = sampling.unwrap_or_else(|| usual.clone());

@@ -98,7 +98,8 @@ impl Signal {
         timeline: &mut Timeline,
         store: &mut dyn Store,
     ) -> Result<Sent, SeamError> {
-        let refused = |why: SignalError| SeamError::new(format!("doing '{}'", self.name()), why.to_string());
+        let refused =
+            |why: SignalError| SeamError::asked(format!("doing '{}'", self.name()), why.to_string());
         // Each is planned on what those before it lead to; then all are done at once.
         let mut draft = timeline.clone();
         let mut changes: Vec<Change> = Vec::new();

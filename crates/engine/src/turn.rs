@@ -115,7 +115,7 @@ impl Session {
             run.tell(TAKEN_BACK);
         }
         let Some((turn, Role::User)) = self.last_said() else {
-            return Err(SeamError::new("answering again", "there is no message to answer"));
+            return Err(SeamError::asked("answering again", "there is no message to answer"));
         };
         let message = self.text_of(turn)?;
         self.make_room(0, &mut run)?;
@@ -129,7 +129,7 @@ impl Session {
     /// When there is none, or the store fails.
     pub fn unsay(&mut self) -> Result<String, SeamError> {
         let user = self.said().find(|(_, role)| *role == Role::User).map(|(turn, _)| turn);
-        let turn = user.ok_or_else(|| SeamError::new("taking a message back", "there is none"))?;
+        let turn = user.ok_or_else(|| SeamError::asked("taking a message back", "there is none"))?;
         let text = self.text_of(turn)?;
         let gone: Vec<TurnId> = self.said().map(|(turn, _)| turn).take_while(|&t| t >= turn).collect();
         self.take_back(&gone)?;
@@ -153,7 +153,7 @@ impl Session {
         let known = |turn: u32| self.timeline.turns().iter().any(|t| t.id.0 == turn);
         if let Some(turn) = through.filter(|&turn| !known(turn)) {
             let last = self.timeline.turns().last().map_or(0, |turn| turn.id.0);
-            return Err(SeamError::new(
+            return Err(SeamError::asked(
                 "branching",
                 format!("there is no turn {turn}: the last one is {last}"),
             ));
@@ -206,7 +206,7 @@ impl Session {
                 plan.after,
                 self.rules.sampling.max_tokens
             );
-            return Err(SeamError::new("making room for the message", why));
+            return Err(SeamError::asked("making room for the message", why));
         }
         self.leave(&plan, run)
     }
@@ -602,7 +602,7 @@ fn unrecorded(why: Vec<SeamError>, run: &mut Running<'_>) {
 
 fn check(message: &str) -> Result<(), SeamError> {
     if message.trim().is_empty() {
-        return Err(SeamError::new("reading the message", "it is empty: say something"));
+        return Err(SeamError::asked("reading the message", "it is empty: say something"));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use halo_core::seams::SeamError;
+use halo_core::seams::{Fault, SeamError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -53,23 +53,11 @@ impl Refusal {
 
 impl From<SeamError> for Refusal {
     fn from(error: SeamError) -> Self {
-        // What the engine refuses is the asker's to mend; what breaks down is not.
-        let asked = [
-            "doing '",
-            "reading the message",
-            "making room",
-            "answering again",
-            "taking a message back",
-            "recording",
-            "reading the capture",
-        ];
-        let asked = asked.iter().any(|start| error.what.starts_with(start))
-            || ["branching", "setting", "changing the conversation"].contains(&error.what.as_str());
-        let status = match error.what.as_str() {
-            _ if asked => StatusCode::UNPROCESSABLE_ENTITY,
-            "waiting for the model" => StatusCode::CONFLICT,
-            "asking for the conversation" => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        let status = match error.fault {
+            Fault::Asked => StatusCode::UNPROCESSABLE_ENTITY,
+            Fault::Stopped => StatusCode::CONFLICT,
+            Fault::Again => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Outside => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())
     }

@@ -28,6 +28,7 @@ const FILES: &[(&str, &str)] = files![
     "js/dom.js",
     "js/graveyard.js",
     "js/main.js",
+    "js/memories.js",
     "js/panels.js",
     "js/shade.js",
     "js/state.js",

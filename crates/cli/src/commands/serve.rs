@@ -8,7 +8,7 @@ use crate::settings::value::{Auto, RecallMode};
 use crate::settings::{KEYS, Key, Settings};
 use crate::{Common, say, wiring};
 use anyhow::{Context, Result, bail};
-use halo_core::seams::{Embedder, Model, ModelInfo, SeamError, Store};
+use halo_core::seams::{Embedder, Fault, Model, ModelInfo, SeamError, Store};
 use halo_core::token::TokenId;
 use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
@@ -214,7 +214,7 @@ impl Parts for Made {
 
     fn recorder(&self, called: &str) -> Result<Box<dyn Recorder>, SeamError> {
         let info = self.info();
-        let failed = |why: String| SeamError::new("recording", why);
+        let failed = |why: String| SeamError::asked("recording", why);
         if !info.attention {
             return Err(failed(format!(
                 "{} does not tell what it looks at, so there is nothing to record: use a local model",
@@ -233,7 +233,7 @@ impl Parts for Made {
             capture.reduce_by(Reduction::of(&self.started));
             capture.by_part()
         });
-        open.map_err(failed("reading the capture"))
+        open.map_err(failed("reading the capture")).map_err(|why: SeamError| why.by(Fault::Asked))
     }
 
     fn settings(&self) -> Vec<Setting> {
@@ -269,16 +269,17 @@ impl Parts for Made {
         if let origin @ (Origin::Environment(_) | Origin::CommandLine(_)) = loaded.origin(key) {
             let why =
                 format!("{key} was set by the {origin} when the program was started, and that is stronger");
-            return Err(SeamError::new("setting", why));
+            return Err(SeamError::asked("setting", why));
         }
         let file = self.common.settings_file();
-        let file =
-            file.ok_or_else(|| SeamError::new("setting", "this system names no place for a settings file"))?;
+        let file = file
+            .ok_or_else(|| SeamError::asked("setting", "this system names no place for a settings file"))?;
         // Whether it is allowed is tried beside the rest before anything is written.
         let mut tried = self.common.clone();
         tried.set.extend(value.map(|value| format!("{key}={value}")));
         // Whoever sets it on a page has written no `--set`.
-        let plain = |why: anyhow::Error| SeamError::new("setting", format!("{why:#}").replace("--set: ", ""));
+        let plain =
+            |why: anyhow::Error| SeamError::asked("setting", format!("{why:#}").replace("--set: ", ""));
         tried.load(Vec::new()).map_err(plain)?;
         keep(&file, key, value).map_err(failed("setting"))
     }

@@ -201,6 +201,26 @@ settings! {
     /// How much being like what was found already counts against a chunk.
     "recall.diversity" recall_diversity: Real<0, 1> = Real(0.0);
 
+    /// Whether the model writes down, after an answer and unseen, what it will need of what was said: such a memory stands
+    /// where its range was, once that has left. Worth it with a model that can.
+    "memory.enabled" memory: bool = false;
+    /// A range is remembered when it has so many tokens.
+    "memory.range_tokens" memory_range: Int<1, 1_000_000> = Int(500);
+    /// One memory is of no more tokens than these.
+    "memory.most_tokens" memory_most: Int<1, 1_000_000> = Int(2000);
+    /// A memory has no more tokens than these.
+    "memory.tokens" memory_tokens: Int<8, 2000> = Int(200);
+    /// A memory is used after so many further answers.
+    "memory.delay" memory_delay: Int<0, 1000> = Int(3);
+    /// Memories take no more of the window than this share.
+    "memory.share" memory_share: Real<0, 1> = Real(0.25);
+    /// Whether the model also looks back over all of it, when it has been quiet for a while.
+    "memory.reflect" memory_reflect: bool = false;
+    /// For how many minutes nothing must have been said before it looks back.
+    "memory.quiet_minutes" memory_quiet: Int<0, 10_000> = Int(5);
+    /// How many messages must have come since it last looked back.
+    "memory.quiet_messages" memory_messages: Int<1, 10_000> = Int(5);
+
     /// What happens to the KV cache when the window changes.
     "kv.mode" kv_mode: KvMode = KvMode::Keep;
     /// Memory for the KV cells of dead chunks.

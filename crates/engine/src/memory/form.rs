@@ -7,7 +7,7 @@
 
 use super::range::{Span, due};
 use super::segment::{Rendered, Segment, Shown, push_chunk, render, shown};
-use super::{Memory, conflicts};
+use super::{Memory, conflicts, mark_conflicts};
 use crate::event::Event;
 use crate::session::{Session, messages};
 use halo_core::attention::Watch;
@@ -34,18 +34,17 @@ pub struct Request {
 fn instruction(span: Span, first: &str, tokens: usize) -> String {
     let (from, to) = (span.from.0, span.to.0);
     let words = tokens * 2 / 3;
+    // Short, and in the user's place: small models do nothing else that they are told.
     format!(
-        "<memory_formation_end sequence=\"{to}\"/>\n<memory_formation_start sequence=\"{from}\"/> was before “{first}”. \
-         Write down, for yourself, what you will need to remember of the part between: what was decided, names, numbers, \
-         what you said and found out, what is still open. The user's own words are kept beside it: do not repeat them. \
-         Plain sentences, at most {words} words."
+        "<memory_formation_end sequence=\"{to}\"/> Summarize what we have said since \
+         <memory_formation_start sequence=\"{from}\"/> (“{first}”): names, numbers, what was decided, what is still \
+         open, in at most {words} words."
     )
 }
 
 /// What the model is told when it looks back over everything.
-const REFLECTION: &str = "Nothing was said for a while. Look back over all of this conversation and write down, for yourself, \
-                          what you have learned about the user and what they want, what is still open, and what you would do \
-                          differently. Plain sentences, at most 100 words.";
+const REFLECTION: &str = "Look back over our whole conversation: what have you learned about me and what I want, what is \
+                          still open, and what would you do differently? Answer in at most 100 words.";
 
 /// No thought of the model's is cut off by what it writes around it.
 const STOPS: [&str; 3] = ["<memory", "</memory", "<|im_start|>"];
@@ -164,7 +163,7 @@ impl Session {
         };
         self.memories.push(memory);
         self.keep_memory(self.memories.len() - 1)?;
-        self.mark_conflicts(id, &conflicts)?;
+        mark_conflicts(&mut *self.store, &self.name, &mut self.memories, id, &conflicts)?;
         self.show();
         Ok(id)
     }
@@ -182,9 +181,9 @@ impl Session {
         self.store.bring(&self.name, &mut self.timeline, &range)?;
         let last = range.last().copied();
         let asked = [
-            self.frame.opening(Role::System, last.map(|chunk| chunk.role), None),
+            self.frame.opening(Role::User, last.map(|chunk| chunk.role), None),
             told.to_owned(),
-            self.frame.opening(Role::Assistant, Some(Role::System), None),
+            self.frame.opening(Role::Assistant, Some(Role::User), None),
         ];
         let mut window = self.window_until(&range);
         let after = last.and_then(|last| self.timeline.chunk(last)).map(|c| c.start().plus(c.len()));
@@ -298,6 +297,7 @@ fn marked(
     told: &str,
 ) -> Vec<Message> {
     let mark = |text: String| Message { role: Role::System, text };
+    let asks = |text: String| Message { role: Role::User, text };
     // Which turn each message is of, as they were made.
     let mut turns: Vec<Option<TurnId>> = Vec::new();
     for shown in shown(timeline, stands) {
@@ -321,6 +321,6 @@ fn marked(
         }
         out.push(message);
     }
-    out.push(mark(told.to_owned()));
+    out.push(asks(told.to_owned()));
     out
 }

@@ -183,43 +183,11 @@ impl Session {
     /// Does what the user wants done to a memory.
     ///
     /// # Errors
-    /// When there is none of that number, the text is empty or far too long, or the store fails.
-    pub fn order_memory(&mut self, id: u64, order: Order) -> Result<(), SeamError> {
-        let what = "changing a memory";
-        let at = self.memories.iter().position(|memory| memory.id == id);
-        let at = at.ok_or_else(|| {
-            let why = format!("there is no memory {id}; `halo memories` lists those that there are");
-            SeamError::new(what, why)
-        })?;
-        let mut memory = self.memories[at].clone();
-        match order {
-            Order::Delete => {
-                self.store.put_record(&self.name, Kind::Memory, &key(id), None)?;
-                self.memories.remove(at);
-                self.stands.retain(|stand| stand.id != id);
-                self.mark_conflicts(id, &BTreeSet::new())?;
-                self.follow_memories();
-                self.show();
-                return Ok(());
-            }
-            Order::Edit(text) => {
-                let text = text.trim().to_owned();
-                if text.is_empty() || text.len() > LONGEST {
-                    return Err(SeamError::new(what, format!("it must have 1 to {LONGEST} bytes of text")));
-                }
-                (memory.text, memory.edited) = (text, true);
-            }
-            Order::Pin(on) => memory.pinned = on,
-            Order::Rest(on) => memory.resting = on,
-        }
+    /// As [`order`].
+    pub fn order_memory(&mut self, id: u64, wanted: Order) -> Result<(), SeamError> {
+        order(&mut *self.store, &self.name, &mut self.memories, id, wanted)?;
         // What it says may have changed, and whether it may stand.
         self.stands.retain(|stand| stand.id != id);
-        let others: Vec<&Memory> = self.memories.iter().filter(|other| other.id != id).collect();
-        memory.conflicts = conflicts(&memory.text, &others);
-        let conflicts = memory.conflicts.clone();
-        self.memories[at] = memory;
-        self.keep_memory(at)?;
-        self.mark_conflicts(id, &conflicts)?;
         self.follow_memories();
         self.show();
         Ok(())
@@ -237,27 +205,7 @@ impl Session {
 
     /// Writes down one that has changed.
     pub(crate) fn keep_memory(&mut self, at: usize) -> Result<(), SeamError> {
-        let memory = &self.memories[at];
-        self.store.put_record(&self.name, Kind::Memory, &key(memory.id), Some(&memory.to_record()))
-    }
-
-    /// Both of two that contradict each other are marked, and nobody else.
-    pub(crate) fn mark_conflicts(&mut self, id: u64, with: &BTreeSet<u64>) -> Result<(), SeamError> {
-        for at in 0..self.memories.len() {
-            let other = &mut self.memories[at];
-            if other.id == id {
-                continue;
-            }
-            let changed = if with.contains(&other.id) {
-                other.conflicts.insert(id)
-            } else {
-                other.conflicts.remove(&id)
-            };
-            if changed {
-                self.keep_memory(at)?;
-            }
-        }
-        Ok(())
+        keep(&mut *self.store, &self.name, &self.memories[at])
     }
 
     pub(crate) fn note_formed(&mut self, place: (u32, u32)) -> Result<(), SeamError> {
@@ -296,8 +244,70 @@ impl Session {
 }
 
 /// The key that a memory is kept under, so that they are kept in order.
-pub(crate) fn key(id: u64) -> String {
+fn key(id: u64) -> String {
     format!("{id:08}")
+}
+
+fn keep(store: &mut dyn Store, conversation: &str, memory: &Memory) -> Result<(), SeamError> {
+    store.put_record(conversation, Kind::Memory, &key(memory.id), Some(&memory.to_record()))
+}
+
+/// Does what the user wants done to one of a conversation's memories.
+///
+/// # Errors
+/// When there is none of that number, the text is empty or far too long, or the store fails.
+pub fn order(
+    store: &mut dyn Store,
+    conversation: &str,
+    memories: &mut Vec<Memory>,
+    id: u64,
+    order: Order,
+) -> Result<(), SeamError> {
+    let what = "changing a memory";
+    let at = memories.iter().position(|memory| memory.id == id);
+    let at = at.ok_or_else(|| {
+        let why = format!("there is no memory {id}; `halo memories` lists those that there are");
+        SeamError::asked(what, why)
+    })?;
+    match order {
+        Order::Delete => {
+            store.put_record(conversation, Kind::Memory, &key(id), None)?;
+            memories.remove(at);
+            return mark_conflicts(store, conversation, memories, id, &BTreeSet::new());
+        }
+        Order::Edit(text) => {
+            let text = text.trim();
+            if text.is_empty() || text.len() > LONGEST {
+                return Err(SeamError::asked(what, format!("it must have 1 to {LONGEST} bytes of text")));
+            }
+            (memories[at].text, memories[at].edited) = (text.to_owned(), true);
+        }
+        Order::Pin(on) => memories[at].pinned = on,
+        Order::Rest(on) => memories[at].resting = on,
+    }
+    let others: Vec<&Memory> = memories.iter().filter(|other| other.id != id).collect();
+    let conflicts = conflicts(&memories[at].text, &others);
+    memories[at].conflicts.clone_from(&conflicts);
+    keep(store, conversation, &memories[at])?;
+    mark_conflicts(store, conversation, memories, id, &conflicts)
+}
+
+/// Both of two that contradict each other are marked, and nobody else.
+pub(crate) fn mark_conflicts(
+    store: &mut dyn Store,
+    conversation: &str,
+    memories: &mut [Memory],
+    id: u64,
+    with: &BTreeSet<u64>,
+) -> Result<(), SeamError> {
+    for other in memories.iter_mut().filter(|other| other.id != id) {
+        let changed =
+            if with.contains(&other.id) { other.conflicts.insert(id) } else { other.conflicts.remove(&id) };
+        if changed {
+            keep(store, conversation, other)?;
+        }
+    }
+    Ok(())
 }
 
 /// Those whose sentences cannot be so if these are.

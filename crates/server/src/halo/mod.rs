@@ -2,6 +2,7 @@
 
 mod captures;
 mod look;
+mod memories;
 mod talk;
 pub(crate) mod wire;
 
@@ -33,7 +34,14 @@ struct Document;
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
-        .nest("/api/halo/v1", api().merge(look::routes()).merge(talk::routes()).merge(captures::routes()))
+        .nest(
+            "/api/halo/v1",
+            api()
+                .merge(look::routes())
+                .merge(talk::routes())
+                .merge(captures::routes())
+                .merge(memories::routes()),
+        )
         .split_for_parts();
     let document = document.to_json().unwrap_or_default();
     router.route(

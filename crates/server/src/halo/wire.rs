@@ -7,6 +7,7 @@ use halo_core::token::{ChunkId, Voice};
 use halo_engine::board::{Board, Running, Standing};
 use halo_engine::event::{Event, Stage, Summary};
 use halo_engine::history::Happened;
+use halo_engine::memory::stand::Stand;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,10 +81,27 @@ pub(crate) struct Stood {
     pub cap: f32,
     /// What is in the window, in order.
     pub chunks: Vec<Chunk>,
+    /// The memories that stand in it, each where its range was.
+    pub standing: Vec<StandingMemory>,
     /// When each turn of the window began, in milliseconds since 1970.
     pub times: BTreeMap<u32, i64>,
     /// How the turns of the window ended, where it was not by themselves.
     pub ends: BTreeMap<u32, String>,
+}
+
+/// A memory in the window.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StandingMemory {
+    /// Its number.
+    pub memory: u64,
+    /// Behind which birth index it stands.
+    pub position: u64,
+    /// The turn in whose place it stands.
+    pub turn: u32,
+    /// What it says there, the user's words included.
+    pub text: String,
+    /// How many tokens that is.
+    pub tokens: usize,
 }
 
 /// The answer that is being given.
@@ -235,8 +253,21 @@ impl Stood {
             instruction_tokens: standing.instructions.len(),
             cap: standing.full.0,
             chunks: window(timeline, standing.rank),
+            standing: standing.stands.iter().map(StandingMemory::from).collect(),
             times: BTreeMap::new(),
             ends: BTreeMap::new(),
+        }
+    }
+}
+
+impl From<&Stand> for StandingMemory {
+    fn from(stand: &Stand) -> Self {
+        Self {
+            memory: stand.id,
+            position: stand.at.0,
+            turn: stand.frames.first().map_or(0, |turn| turn.0),
+            text: stand.text(),
+            tokens: stand.len(),
         }
     }
 }
@@ -308,6 +339,8 @@ pub(crate) enum Told {
     },
     /// There is no answer, or no more of it.
     Failed { why: String },
+    /// Something happened to a memory.
+    Memory { id: u64, what: String, live: usize },
     /// Something was done by hand: the state is to be read again.
     Changed { what: String, chunks: Vec<String> },
     /// The settings have changed.
@@ -401,6 +434,7 @@ pub(crate) fn told(event: &Event, board: &Board) -> Option<Told> {
                 .map(|((chunk, gap), light)| (chunk.id().to_string(), chunk.peak().0, gap, light))
                 .collect(),
         },
+        Event::Memory { id, what } => Told::Memory { id: *id, what: (*what).to_owned(), live },
         Event::Failed(why) => Told::Failed { why: why.clone() },
         Event::Changed { what, chunks } => Told::Changed {
             what: (*what).to_owned(),

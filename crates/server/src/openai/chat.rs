@@ -345,7 +345,7 @@ fn begin(session: &mut Session, wanted: &Wanted) -> Result<Say, SeamError> {
         None => (0, 0),
     };
     let [new @ .., (_, message)] = &wanted.messages[from..] else {
-        return Err(SeamError::new("reading the message", "there is none"));
+        return Err(SeamError::asked("reading the message", "there is none"));
     };
     if after > 0 {
         // The client has gone back: what it has no more is taken back, and can be restored.

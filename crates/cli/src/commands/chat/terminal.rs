@@ -14,7 +14,7 @@ use rustyline::{Config, DefaultEditor};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Talks until the user leaves.
 pub fn run(session: &mut Session, common: &Common) -> Result<()> {
@@ -47,7 +47,7 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
                 let _ = editor.add_history_entry(&line);
                 Ok(line)
             }
-            None => editor.readline_with_initial("› ", (&begun, "")),
+            None => meanwhile(session, || editor.readline_with_initial("› ", (&begun, ""))),
         };
         let line = match read {
             Ok(line) => line,
@@ -100,6 +100,25 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// While somebody types, memories are formed; what they send ends that at once.
+fn meanwhile<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
+    if session.rules().memory.is_none() {
+        return read();
+    }
+    let breaker = session.model().breaker();
+    let wanted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // What fails is tried again after the next answer.
+        scope.spawn(
+            || while session.quiet(&|| wanted.load(Ordering::SeqCst), &mut |_| {}).unwrap_or(false) {},
+        );
+        let read = read();
+        wanted.store(true, Ordering::SeqCst);
+        breaker.iter().for_each(|breaks| breaks());
+        read
+    })
 }
 
 /// The lines that were typed while an answer came: the editor would take the first of them and drop the rest.
