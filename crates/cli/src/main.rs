@@ -112,6 +112,8 @@ enum Command {
     Merge(commands::signal::Options),
     /// What the model remembers of what was said, and your hand on it
     Memories(commands::memories::Options),
+    /// Forgets something for good, and leaves a proof that it was
+    Forget(commands::forget::Options),
     /// Writes a conversation to a file, all of it
     Export(commands::exchange::ExportOptions),
     /// Takes in a conversation: an export, or what another program wrote
@@ -309,6 +311,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Restore(options) => commands::signal::run(Signal::Restore, options, &cli.common),
         Command::Merge(options) => commands::signal::run(Signal::Merge, options, &cli.common),
         Command::Memories(options) => commands::memories::run(options, &cli.common),
+        Command::Forget(options) => commands::forget::run(options, &cli.common),
         Command::Export(options) => commands::exchange::export(options, &cli.common),
         Command::Import(options) => commands::exchange::import(options, &cli.common),
         Command::Doctor(options) => commands::doctor::run(options, &cli.common),

@@ -626,6 +626,12 @@ impl<'a> ChunkRef<'a> {
         self.len() - self.live_len() - self.withdrawn_len()
     }
 
+    /// Whether what it said was forgotten for good; known only while its tokens are in memory.
+    #[must_use]
+    pub fn is_forgotten(self) -> bool {
+        self.is_here() && self.body().ids.contains(&TokenId::FORGOTTEN)
+    }
+
     /// Whether any of its tokens is live.
     #[must_use]
     pub fn is_live(self) -> bool {

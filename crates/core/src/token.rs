@@ -21,6 +21,11 @@ pub struct TurnId(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub u32);
 
+impl TokenId {
+    /// What stands where something was forgotten for good. No model has a token of this number.
+    pub const FORGOTTEN: TokenId = TokenId(u32::MAX - 1);
+}
+
 impl Position {
     /// The position `n` places further on.
     #[must_use]

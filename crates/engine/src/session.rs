@@ -432,8 +432,9 @@ fn setting(store: &mut dyn Store, name: &str, key: &str) -> Result<Option<String
     Ok(records.into_iter().find(|record| record.key == key).map(|record| record.value))
 }
 
-/// A name can be given anew, so the time of birth counts too.
-fn key(known: &Summary) -> String {
+/// What the model keeps its memory of a conversation under. A name can be given anew, so the time of birth counts too.
+#[must_use]
+pub fn key(known: &Summary) -> String {
     format!("{}\0{}", known.created, known.name)
 }
 

@@ -113,6 +113,14 @@ impl Signal {
             };
             let away = draft.away(&change);
             store.bring(name, &mut draft, &away)?;
+            if let Some(gone) = change
+                .names()
+                .into_iter()
+                .find(|&id| draft.chunk(id).is_some_and(|chunk| chunk.is_forgotten()))
+            {
+                let why = format!("{gone} was forgotten for good: nothing is left of it");
+                return Err(SeamError::asked(format!("doing '{}'", self.name()), why));
+            }
             draft.apply(&change)?;
             changes.push(change);
         }

@@ -9,6 +9,7 @@ pub mod database;
 pub mod doctor;
 pub mod exchange;
 mod files;
+pub mod forget;
 mod log;
 mod mend;
 mod postgres;

@@ -299,6 +299,14 @@ impl Sql for Postgres {
         copied.map(|()| format!("schema {name}"))
     }
 
+    fn shred(&mut self, _on: bool) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    fn scrub(&mut self) -> Result<(), SqlError> {
+        TABLES.iter().try_for_each(|table| self.batch(&format!("VACUUM FULL halo.{table}")))
+    }
+
     fn close(&mut self) {}
 
     fn release(&mut self) {}

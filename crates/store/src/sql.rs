@@ -146,6 +146,12 @@ pub(crate) trait Sql {
     /// Copies all of it beside itself; returns where to.
     fn backup(&mut self) -> Result<String, SqlError>;
 
+    /// From now on, what is deleted or replaced is overwritten, or no longer.
+    fn shred(&mut self, on: bool) -> Result<(), SqlError>;
+
+    /// Writes all of it anew, so that nothing is left of what was deleted, in no file of the database's own.
+    fn scrub(&mut self) -> Result<(), SqlError>;
+
     /// Lets go of the file; nothing can be asked any more.
     fn close(&mut self);
 

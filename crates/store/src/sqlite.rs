@@ -306,6 +306,16 @@ impl Sql for Sqlite {
         self.claims.clear();
     }
 
+    fn shred(&mut self, on: bool) -> Result<(), SqlError> {
+        self.connection.pragma_update(None, "secure_delete", on).map_err(|e| explain(&e, &self.path))
+    }
+
+    fn scrub(&mut self) -> Result<(), SqlError> {
+        // What was written before is still in the log of the file; it is emptied twice, because the second writes anew.
+        let scrubs = "PRAGMA wal_checkpoint(TRUNCATE); VACUUM; PRAGMA wal_checkpoint(TRUNCATE);";
+        self.connection.execute_batch(scrubs).map_err(|e| explain(&e, &self.path))
+    }
+
     fn close(&mut self) {
         self.release();
         // An empty database in memory takes its place.

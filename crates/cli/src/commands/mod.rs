@@ -5,6 +5,7 @@ pub mod chat;
 pub mod config;
 pub mod doctor;
 pub mod exchange;
+pub mod forget;
 pub mod memories;
 pub mod models;
 pub mod pip;

@@ -31,6 +31,7 @@ pub struct Options {
 /// Serves, until it is told to end.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
+    super::forget::tidy(common, &settings);
     let listen = address(options.listen.as_deref().unwrap_or(&settings.listen.0))?;
     let key = match &settings.key {
         Auto::Auto => None,

@@ -221,6 +221,17 @@ settings! {
     /// How many messages must have come since it last looked back.
     "memory.quiet_messages" memory_messages: Int<1, 10_000> = Int(5);
 
+    /// Whether what is old is forgotten by itself, when `halo chat` or `halo serve` begins: the words go for good.
+    "lethe.enabled" lethe: bool = false;
+    /// Up to this age, in days, everything is kept; then what the model has saved of it and what was recorded goes.
+    "lethe.hot_days" lethe_hot: Int<0, 100_000> = Int(30);
+    /// Up to this age, in days, the words are kept; then only a sketch of how much there was.
+    "lethe.warm_days" lethe_warm: Int<0, 100_000> = Int(365);
+    /// Up to this age, in days, that is kept.
+    "lethe.compost_days" lethe_compost: Int<0, 100_000> = Int(730);
+    /// For how many days what `halo forget` was told to forget can be taken back.
+    "lethe.grace_days" lethe_grace: Int<0, 3650> = Int(7);
+
     /// What happens to the KV cache when the window changes.
     "kv.mode" kv_mode: KvMode = KvMode::Keep;
     /// Memory for the KV cells of dead chunks.

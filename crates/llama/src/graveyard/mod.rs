@@ -463,6 +463,21 @@ pub fn examine(folder: &Path) -> Found {
     found
 }
 
+/// Removes all that a graveyard's folder holds of a conversation, of all models, for good.
+///
+/// # Errors
+/// When something cannot be removed.
+pub fn remove(folder: &Path, conversation: &str) -> std::io::Result<()> {
+    let named = format!("{:032x}", whose(conversation).0);
+    for model in list(folder) {
+        let kept = model.join(&named);
+        if kept.is_dir() {
+            fs::remove_dir_all(kept)?;
+        }
+    }
+    Ok(())
+}
+
 fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.filter_map(|e| e.ok().map(|e| e.path())).collect();

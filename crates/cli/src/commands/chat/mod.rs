@@ -38,6 +38,7 @@ pub struct CaptureOptions {
 /// Talks.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
+    super::forget::tidy(common, &settings);
     talk(wiring::session(common, &settings, &options.which.name)?, common)
 }
 

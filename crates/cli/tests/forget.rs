@@ -1,0 +1,195 @@
+//! Forgetting for good, by the real binary: what was said is in every file before, and in none after.
+
+mod common;
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+/// A word that nothing else says.
+const SECRET: &str = "Quokkatown";
+
+fn ran(data: &Path, args: &[&str]) -> common::Run {
+    common::halo(data, args)
+}
+
+fn ok(data: &Path, args: &[&str]) -> String {
+    let run = ran(data, args);
+    assert_eq!(run.status, 0, "{args:?}: {}", run.err);
+    run.out
+}
+
+fn json(data: &Path, args: &[&str]) -> Value {
+    serde_json::from_str(&ok(data, &[args, &["--json"]].concat())).expect("JSON alone")
+}
+
+/// Every file below a folder that has some bytes in it.
+fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files_with(&path, bytes));
+        } else if std::fs::read(&path).expect("readable").windows(bytes.len()).any(|some| some == bytes) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Talks with the real model, and records what it looks at.
+fn talk(data: &Path, lines: &[&str]) {
+    let records = data.join("records");
+    let records = records.to_str().expect("text");
+    let mut command = common::command(data, &["capture", "-o", records]);
+    command.arg("--model").arg(common::speaker());
+    command.args(["--seed", "7", "--threads", "1", "--set", &common::embedder()]);
+    command.args(["--set", "generation.max_tokens=8", "--set", "chat.dates=false"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    lines.iter().for_each(|line| writeln!(stdin, "{line}").expect("written"));
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn what_is_forgotten_is_gone_from_every_file() {
+    let home = common::folder();
+    let data = home.path();
+    let said = format!("I live in {SECRET} and tell nobody.");
+    talk(data, &["Good morning.", &said, "And now something about tea."]);
+    assert!(!files_with(data, SECRET.as_bytes()).is_empty(), "it is stored");
+    let recorded = |n: u32| data.join("records").join(format!("turn-{n}"));
+    assert!(recorded(1).exists() && recorded(3).exists());
+    // The model's saved memory knows words by their numbers: whatever it is, the files are there.
+    let saved = || {
+        std::fs::read_dir(data.join("kv")).map_or(0, |models| {
+            models
+                .filter_map(Result::ok)
+                .flat_map(|m| std::fs::read_dir(m.path()).into_iter().flatten())
+                .count()
+        })
+    };
+    assert!(saved() > 0);
+
+    // Looking forgets nothing, and neither does asking without being sure.
+    let shown = json(data, &["forget", "--matching", "quokkaTOWN", "--dry-run"]);
+    assert!(shown.as_array().expect("a list").iter().any(|row| row["chunk"] == "u2.0"), "{shown:#}");
+    let unsure = ran(data, &["forget", "--matching", SECRET, "--now"]);
+    assert!(unsure.status == 1 && unsure.err.contains("nothing was forgotten"), "{}", unsure.err);
+    assert!(!files_with(data, SECRET.as_bytes()).is_empty());
+
+    ok(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
+    assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new());
+    assert!(recorded(1).exists() && !recorded(3).exists(), "what was recorded since may show it");
+    assert_eq!(saved(), 0);
+    let export = data.join("export.jsonl");
+    ok(data, &["export", "-o", export.to_str().expect("text")]);
+    assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new(), "nor in what is exported later");
+
+    // Everything else is as it was: the store is whole, the rest can be searched, and the conversation goes on.
+    ok(data, &["doctor"]);
+    let rows = json(data, &["show", "--dead"]);
+    let texts: Vec<&str> =
+        rows.as_array().expect("rows").iter().filter_map(|row| row["text"].as_str()).collect();
+    assert!(texts.contains(&"Good morning."), "{texts:?}");
+    let restored = ran(data, &["restore", "u2.0"]);
+    assert!(restored.status == 1 && restored.err.contains("forgotten for good"), "{}", restored.err);
+    talk(data, &["Where do I live?"]);
+    ok(data, &["doctor"]);
+
+    // A proof remains, sound with the key and with no other.
+    let proofs = json(data, &["forget", "--proofs"]);
+    let proofs = proofs.as_array().expect("a list");
+    assert!(proofs.iter().any(|p| p["subject"] == "main u2.0"));
+    assert!(proofs.iter().all(|p| p["sound"] == true && p["by"] == "the user's wish"));
+    std::fs::write(data.join("lethe.key"), "00".repeat(32)).expect("written");
+    let forged = json(data, &["forget", "--proofs"]);
+    assert!(forged.as_array().expect("a list").iter().all(|p| p["sound"] == false));
+}
+
+/// A conversation of so many messages, said so many days ago.
+fn import(data: &Path, name: &str, days: i64) {
+    let at = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(24 * days);
+    let message = |n: usize| {
+        let sender = if n.is_multiple_of(2) { "human" } else { "assistant" };
+        format!(r#"{{"uuid":"{n}","text":"{name} says {n}","sender":"{sender}","created_at":"{at}"}}"#)
+    };
+    let messages: Vec<String> = (0..4).map(message).collect();
+    let text = format!(
+        r#"[{{"uuid":"k","name":"{name}","created_at":"{at}","chat_messages":[{}]}}]"#,
+        messages.join(",")
+    );
+    let file = data.join(format!("{name}.json"));
+    std::fs::write(&file, text).expect("written");
+    ok(data, &["import", file.to_str().expect("text"), "-c", name]);
+    std::fs::remove_file(file).expect("removed");
+}
+
+#[test]
+fn the_old_is_forgotten_stage_by_stage() {
+    let home = common::folder();
+    let data = home.path();
+    for (name, days) in [("hot", 3), ("warm", 100), ("compost", 400), ("ancient", 800)] {
+        import(data, name, days);
+    }
+    let says = |word: &str| !files_with(data, format!("{word} says").as_bytes()).is_empty();
+    let would = json(data, &["forget", "--by-age", "--dry-run"]);
+    let turns: Vec<(&str, usize)> = (would.as_array().expect("rows").iter())
+        .map(|row| {
+            (row["conversation"].as_str().expect("a name"), row["turns"].as_array().expect("turns").len())
+        })
+        .collect();
+    assert_eq!(turns, [("ancient", 4), ("compost", 4), ("hot", 0), ("warm", 0)]);
+    assert!(says("ancient") && says("compost"));
+    let done = json(data, &["forget", "--by-age"]);
+    assert_eq!(done["forgotten"], 8);
+    assert_eq!(["hot", "warm", "compost", "ancient"].map(says), [true, true, false, false]);
+    // What is a year old leaves a heap of figures; what is older leaves none.
+    let records = |name: &str| ok(data, &["export", "-c", name]);
+    assert!(records("compost").contains("lethe.compost"), "{}", records("compost"));
+    assert!(!records("ancient").contains("lethe.compost"));
+    assert_eq!(json(data, &["forget", "--by-age"])["forgotten"], 0, "nothing is forgotten twice");
+    let proofs = json(data, &["forget", "--proofs"]);
+    assert!(proofs.as_array().expect("a list").iter().all(|p| p["by"] == "its age" && p["sound"] == true));
+    ok(data, &["doctor"]);
+}
+
+#[test]
+fn there_is_a_time_of_grace() {
+    let home = common::folder();
+    let data = home.path();
+    import(data, "main", 1);
+    let live = |data: &Path| json(data, &["show"]).as_array().expect("rows").len();
+    let before = live(data);
+    ok(data, &["forget", "--turns", "0-1", "--yes"]);
+    assert_eq!(live(data), before - 2, "out of sight at once");
+    assert!(!files_with(data, b"main says 0").is_empty(), "and still there");
+    assert_eq!(json(data, &["forget", "--due"])["forgotten"], 0);
+    assert_eq!(json(data, &["forget", "--keep"])["kept"], 2);
+    assert_eq!(live(data), before, "taken back");
+    ok(data, &["forget", "u0.0", "--yes", "--set", "lethe.grace_days=0"]);
+    assert!(files_with(data, b"main says 0").is_empty() && !files_with(data, b"main says 1").is_empty());
+    // What cannot be done says so, and does nothing.
+    for (args, why) in [
+        (vec!["forget"], "say what is to be forgotten"),
+        (vec!["forget", "u99.0", "--yes", "--now"], "there is no chunk u99.0"),
+        (vec!["forget", "--turn", "99", "--yes"], "there is no turn 99"),
+        (vec!["forget", "--matching", "zebra", "--yes"], "nothing matches"),
+        (vec!["forget", "--everywhere", "--all", "--yes"], "--everywhere goes with --matching"),
+        (vec!["forget", "-c", "nowhere", "--all", "--yes"], "there is no conversation"),
+    ] {
+        let run = ran(data, &args);
+        assert!(run.status == 1 && run.err.contains(why), "{args:?}: {}", run.err);
+    }
+    ok(data, &["forget", "--all", "--yes", "--now"]);
+    assert!(files_with(data, b"main says").is_empty());
+    assert_eq!(json(data, &["conversations"]).as_array().expect("rows").len(), 0);
+}
