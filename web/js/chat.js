@@ -161,7 +161,7 @@ function heading(id, node) {
   const told = state.now.times[id] ? time(state.now.times[id]) : "";
   if (at.textContent !== told) at.textContent = told;
   const ends = { length: "cut at its longest", aborted: "stopped", failed: "broken off", interrupted: "cut off when the program ended" };
-  const ended = ends[state.now.ends[id]] ?? "";
+  const ended = [state.now.premises?.[id] ? `無 taken for granted, and not so: ${state.now.premises[id]}` : "", ends[state.now.ends[id]] ?? ""].filter(Boolean).join(" · ");
   if (end.textContent !== ended) end.textContent = ended;
   end.classList.toggle("wrong", ["failed", "interrupted"].includes(state.now.ends[id]));
 }
@@ -273,6 +273,7 @@ function hint(event) {
   const line = (words) => hints.replaceChildren(...words);
   if (event.type === "said") { back.clear(); hints.replaceChildren(); }
   if (event.type === "returned" && event.chunk) { back.set(event.chunk.chunk, event.chunk.text.trim()); line(cameBack("came back for this")); }
+  if (event.type === "premise") line([el("span", { class: "wrong" }, `無 You take for granted: “${event.premise}”. ${event.reason}. ${event.suggestion}`)]);
   if (event.type === "done") {
     const parts = [];
     if (back.size) parts.push(...cameBack("came back for this answer"));

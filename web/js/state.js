@@ -62,7 +62,7 @@ export async function refresh() {
   } catch (error) {
     if (error instanceof Away) { waiting = null; return; }
     // One that has not begun is empty.
-    now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, fresh: true };
+    now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, premises: {}, fresh: true };
   }
   if (name !== state.name) return;
   state.now = now;
@@ -141,11 +141,13 @@ function apply(event) {
       parts.set(event.chunk, (parts.get(event.chunk) ?? "") + event.text);
       break;
     }
-    case "done":
+    case "done": {
+      const premise = state.running?.premise;
       state.running = null;
       Object.assign(now, { live: event.live, dead: event.dead, tokens: event.tokens, last: event.summary });
       event.chunks.forEach(place);
       now.times[event.summary.turn] = Date.now();
+      if (premise) now.premises[event.summary.turn] = premise;
       if (!["end", "stop"].includes(event.summary.finish)) now.ends[event.summary.turn] = event.summary.finish;
       for (const [name, peak, gap, light] of event.window) {
         const chunk = state.chunks.get(name);
@@ -154,9 +156,13 @@ function apply(event) {
         widen(name, gap - chunk.gap);
       }
       break;
+    }
     case "failed":
       state.running = null;
       refresh();
+      break;
+    case "premise":
+      if (state.running) state.running.premise = `“${event.premise}”: ${event.reason}`;
       break;
     case "memory":
       if (event.what === "stands") refresh();

@@ -1,7 +1,7 @@
 //! Who finds that two things cannot both be so, and who judges what follows. Both are agents, so anybody can take their
 //! place: here are one each that goes by rules, which knows little and is sure of it, and one each that asks a model.
 
-use crate::agent::{Agent, Boxed};
+use crate::agent::Agent;
 use halo_core::seams::SeamError;
 use std::collections::BTreeSet;
 
@@ -268,9 +268,9 @@ const OPPOSITES: [(&str, &str); 16] = [
 
 /// Asks a model whether facts speak against a claim.
 #[derive(Clone, Debug)]
-pub struct ModelContradict(pub Boxed<String, String>);
+pub struct ModelContradict<A>(pub A);
 
-impl Agent<Claim> for ModelContradict {
+impl<A: Agent<String, Out = String>> Agent<Claim> for ModelContradict<A> {
     type Out = Option<Conflict>;
 
     async fn invoke(&self, claim: Claim) -> Result<Option<Conflict>, SeamError> {
@@ -290,9 +290,9 @@ impl Agent<Claim> for ModelContradict {
 
 /// Asks a model whether a claim may stand.
 #[derive(Clone, Debug)]
-pub struct ModelJudge(pub Boxed<String, String>);
+pub struct ModelJudge<A>(pub A);
 
-impl Agent<Case> for ModelJudge {
+impl<A: Agent<String, Out = String>> Agent<Case> for ModelJudge<A> {
     type Out = Judgement;
 
     async fn invoke(&self, case: Case) -> Result<Judgement, SeamError> {
@@ -310,9 +310,9 @@ impl Agent<Case> for ModelJudge {
 
 /// Asks a model what a question takes for granted, beside what its form tells.
 #[derive(Clone, Debug)]
-pub struct ModelPremises(pub Boxed<String, String>);
+pub struct ModelPremises<A>(pub A);
 
-impl Agent<String> for ModelPremises {
+impl<A: Agent<String, Out = String>> Agent<String> for ModelPremises<A> {
     type Out = Vec<String>;
 
     async fn invoke(&self, question: String) -> Result<Vec<String>, SeamError> {

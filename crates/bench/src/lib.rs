@@ -11,6 +11,7 @@ pub mod keep;
 pub mod kv;
 mod lives;
 pub mod measure;
+pub mod memory;
 pub mod needle;
 mod prose;
 pub mod recall;

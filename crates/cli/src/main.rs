@@ -82,6 +82,8 @@ enum Command {
     Chat(commands::chat::Options),
     /// Talks as `halo chat` does, and records what the model looks at
     Capture(commands::chat::CaptureOptions),
+    /// Asks one thing, and prints the answer
+    Ask(commands::ask::Options),
     /// Lists the conversations
     Conversations,
     /// Gives a conversation another name
@@ -163,6 +165,8 @@ enum BenchCommand {
     Embed,
     /// What each policy keeps of a window, and what it costs the model that the rest is gone
     Keep(commands::bench::keep::Options),
+    /// What a memory is worth, and what forming one costs whoever speaks next
+    Memory(commands::bench::memory::Options),
     /// A chunk that leaves a model's memory and returns, beside reading the context again
     Kv(commands::bench::model::KvOptions),
     /// Something said first and asked for last: whether it comes back, to its own place, and is of use
@@ -186,7 +190,10 @@ fn main() -> ExitCode {
     }
     share_processors();
     let mut cli = Cli::parse_from(sets_last(&args));
-    if matches!(cli.command, Command::Bench { what: BenchCommand::Recall(_) | BenchCommand::Keep(_) }) {
+    if matches!(
+        cli.command,
+        Command::Bench { what: BenchCommand::Recall(_) | BenchCommand::Keep(_) | BenchCommand::Memory(_) }
+    ) {
         // There, --data says what is measured; the data folder is then told by the environment alone.
         cli.common.data = None;
     }
@@ -310,6 +317,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Delete(options) => commands::signal::run(Signal::Delete, options, &cli.common),
         Command::Restore(options) => commands::signal::run(Signal::Restore, options, &cli.common),
         Command::Merge(options) => commands::signal::run(Signal::Merge, options, &cli.common),
+        Command::Ask(options) => commands::ask::run(options, &cli.common),
         Command::Memories(options) => commands::memories::run(options, &cli.common),
         Command::Forget(options) => commands::forget::run(options, &cli.common),
         Command::Export(options) => commands::exchange::export(options, &cli.common),
@@ -329,6 +337,9 @@ fn run(cli: &Cli) -> Result<()> {
             commands::bench::model::attention(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Embed } => commands::bench::embed::run(&cli.common),
+        Command::Bench { what: BenchCommand::Memory(options) } => {
+            commands::bench::memory::run(options, &cli.common)
+        }
         Command::Bench { what: BenchCommand::Keep(options) } => {
             commands::bench::keep::run(options, &cli.common)
         }

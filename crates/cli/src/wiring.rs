@@ -6,13 +6,14 @@ use crate::commands::search;
 use crate::models;
 use crate::settings::Settings;
 use crate::settings::value::{
-    Auto, Heads, KvMode, Layers, ObservePrompt, RecallMode, ReturnBrightness, Text,
+    Auto, Heads, KvMode, Layers, ObservePrompt, PremiseCheck, RecallMode, ReturnBrightness, Text,
 };
 use anyhow::{Context, Result};
 use halo_core::attention::{self, PromptRows, Watch};
 use halo_core::seams::{Embedder, Model, Sampling};
 use halo_engine::frame::Names;
 use halo_engine::memory::{MemoryRules, Quiet};
+use halo_engine::premise::Premises;
 use halo_engine::rules::{ReturnLight, Rules};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::Runner;
@@ -146,6 +147,11 @@ pub fn rules(settings: &Settings) -> Rules {
         dates: settings.dates,
         names: Names { user: name(&settings.user_name), assistant: name(&settings.assistant_name) },
         memory: settings.memory.then(|| memory(settings)),
+        premises: match settings.premises {
+            PremiseCheck::Off => None,
+            PremiseCheck::Rules => Some(Premises::Rules),
+            PremiseCheck::Model => Some(Premises::Model),
+        },
     }
 }
 

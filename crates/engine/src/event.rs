@@ -87,6 +87,15 @@ pub enum Event {
     Done(Summary),
     /// There is no answer, or no more of it: why. What was told before stands.
     Failed(String),
+    /// The message takes something for granted that was said not to be so. It is answered all the same.
+    Premise {
+        /// What.
+        premise: String,
+        /// Why it is not so.
+        reason: String,
+        /// What to do.
+        suggestion: String,
+    },
     /// Something happened to a memory.
     Memory {
         /// Which.

@@ -4,6 +4,7 @@
 //! Models, stores and embedders are seen through their seams only, so the same turn runs on all of them, and on their
 //! test doubles. [`turn`] is the flow; [`session`] holds what it works on; [`host`] has many of them, for many who ask.
 
+pub mod agent;
 mod anew;
 pub mod board;
 pub mod event;
@@ -12,6 +13,7 @@ pub mod gate;
 pub mod history;
 pub mod host;
 pub mod memory;
+pub mod premise;
 pub mod record;
 pub mod rules;
 pub mod session;

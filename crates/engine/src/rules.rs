@@ -2,6 +2,7 @@
 
 use crate::frame::Names;
 use crate::memory::MemoryRules;
+use crate::premise::Premises;
 use crate::tools::jq::Runner;
 use halo_core::attention::Watch;
 use halo_core::replay;
@@ -34,6 +35,8 @@ pub struct Rules {
     pub dates: bool,
     /// What the user and the model are called.
     pub names: Names,
+    /// Who holds what a question takes for granted against what was said; none: nobody.
+    pub premises: Option<Premises>,
     /// How memories are formed; none: they are not.
     pub memory: Option<MemoryRules>,
 }

@@ -44,6 +44,8 @@ struct Running<'a> {
     returned: usize,
     left: usize,
     traces: Vec<(u64, AttentionStats)>,
+    /// What the message takes for granted and must not.
+    premise: Option<String>,
 }
 
 /// How long an answer took: in all, until it began, and what was done for it here.
@@ -85,6 +87,7 @@ impl Session {
         self.make_room(written.len(), &mut run)?;
         run.timed(Stage::Store, |run| self.store_message(Role::User, written, run))?;
         self.day = Some(today);
+        self.doubt(message, &mut run)?;
         let preview = run.timed(Stage::Preview, |run| self.preview(message, run))?;
         run.timed(Stage::Recall, |run| self.remember(message, &preview, today, run))?;
         self.answer(&mut run)
@@ -255,6 +258,19 @@ impl Session {
         Ok(())
     }
 
+    /// Tells whoever asked where their question takes something for granted that was said not to be so.
+    fn doubt(&mut self, message: &str, run: &mut Running<'_>) -> Result<(), SeamError> {
+        let Some(by) = self.rules.premises else { return Ok(()) };
+        let told = self.check_premise(message, by)?;
+        if let (Some(premise), Some(reason), Some(suggestion)) =
+            (told.invalid_premise, told.reason, told.suggestion)
+        {
+            run.premise = Some(format!("“{premise}”: {reason}"));
+            run.tell(Event::Premise { premise, reason, suggestion });
+        }
+        Ok(())
+    }
+
     /// The message is on the timeline and on disk before anybody is told.
     fn store_message(
         &mut self,
@@ -317,7 +333,7 @@ impl Session {
             stages: std::mem::take(&mut run.stages),
             traces: std::mem::take(&mut run.traces),
         };
-        self.note(&summary, spoken.as_ref().err())?;
+        self.note(&summary, spoken.as_ref().err(), run.premise.as_deref())?;
         if cfg!(debug_assertions)
             && let Ok(found) = self.disagreements()
         {
@@ -542,7 +558,12 @@ impl Session {
     }
 
     /// How the turn went, for the record.
-    fn note(&mut self, summary: &Summary, failed: Option<&SeamError>) -> Result<(), SeamError> {
+    fn note(
+        &mut self,
+        summary: &Summary,
+        failed: Option<&SeamError>,
+        premise: Option<&str>,
+    ) -> Result<(), SeamError> {
         let finish = if failed.is_some() { "failed" } else { summary.finish.name() };
         let ms = |took: Duration| (took.as_secs_f64() * 1e4).round() / 10.0;
         let stages: serde_json::Map<String, serde_json::Value> =
@@ -556,6 +577,7 @@ impl Session {
             "live": summary.live,
             "ms": stages,
             "attention": summary.traces.iter().map(trace).collect::<Vec<_>>(),
+            "premise": premise,
         });
         let turn = summary.turn.0.to_string();
         self.store.put_record(&self.name, Kind::Turn, &turn, Some(&told.to_string()))?;
@@ -624,7 +646,7 @@ const NEW_AT_ONCE: usize = 64;
 
 impl<'a> Running<'a> {
     fn new(listen: &'a mut Listen<'a>) -> Self {
-        Self { listen, stages: Vec::new(), returned: 0, left: 0, traces: Vec::new() }
+        Self { listen, stages: Vec::new(), returned: 0, left: 0, traces: Vec::new(), premise: None }
     }
 
     fn tell(&mut self, event: Event) {

@@ -294,3 +294,22 @@ fn people_are_quoted_or_left_alone() {
     assert!(!text.contains("word word"), "{text}");
     assert_eq!(session.timeline().turns().iter().filter(|turn| turn.role == Role::User).count(), 2);
 }
+
+/// A model is an agent, and whatever wraps agents wraps it.
+#[test]
+fn a_model_is_an_agent() {
+    use halo_agents::agent::{Agent, Compose};
+    use halo_agents::content::Said;
+    use halo_agents::cooled::Cooling;
+    use halo_core::seams::{Model, Sampling};
+    use halo_engine::agent::Speaker;
+    let model: Box<dyn Model + Send> =
+        Box::new(ScriptedModel::new(64, vec![even(" It is Betsy."), even(" Yes.")]));
+    let speaker = Speaker::new(model, "Be brief.", Sampling { max_tokens: 8, ..Sampling::default() });
+    // Without cooling, it would not fit.
+    let cooled = speaker.with(Cooling { threshold: 32, ..Cooling::default() });
+    let said = vec![Said::agent("word ".repeat(400)), Said::user("What is the gun called?")];
+    assert_eq!(pollster::block_on(cooled.invoke(said)), Ok("It is Betsy.".to_owned()));
+    let why = pollster::block_on(cooled.invoke(vec![Said::user("word ".repeat(400))])).expect_err("too long");
+    assert!(why.to_string().contains("do not fit"), "what people say is not cut: {why}");
+}

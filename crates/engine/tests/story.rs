@@ -477,3 +477,34 @@ fn a_branch_shares_the_past() {
     say(&mut side, "Elsewhere");
     assert!(side.window_text().ends_with("First redElsewhere grey"), "{}", side.window_text());
 }
+
+/// A question that takes something for granted which was said not to be so: whoever asks is told, with why, and answered.
+#[test]
+fn a_false_premise_is_told_and_the_question_answered() {
+    let store = shared(MemoryStore::default());
+    let answers = vec![
+        on(" Noted.", "nothing"),
+        on(" Hm.", "nothing"),
+        on(" It did not.", "server"),
+        on(" Tea.", "tea"),
+    ];
+    let mut rules = rules(200);
+    rules.premises = Some(halo_engine::premise::Premises::Rules);
+    let mut session = open(&store, rules, answers);
+    say(&mut session, "The server did not crash yesterday");
+    say(&mut session, "I like tea");
+    let events = say(&mut session, "Why did the server crash?");
+    let told: Vec<&Event> = events.iter().filter(|event| matches!(event, Event::Premise { .. })).collect();
+    let [Event::Premise { premise, reason, suggestion }] = told[..] else { panic!("{events:?}") };
+    assert_eq!(premise, "the server crash");
+    assert!(reason.contains("The server did not crash yesterday"), "{reason}");
+    assert_eq!(suggestion, "Please verify the premise of your question.");
+    assert_eq!(answer(&events), " It did not.");
+    let record = store.clone().records("main", Kind::Turn).expect("they are kept");
+    assert!(record.iter().any(|record| record.value.contains("the server crash")), "it is on the record");
+    let events = say(&mut session, "Why do I like tea?");
+    assert!(
+        !events.iter().any(|event| matches!(event, Event::Premise { .. })),
+        "nothing speaks against that"
+    );
+}

@@ -8,7 +8,7 @@ use halo_core::seams::{Access, Durability, Embedding, Kind, SeamError, Store};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Position, Role};
+use halo_core::token::{Brightness, ChunkId, Position, Role, TurnId};
 use halo_core::told::Told;
 use halo_store::database::{Database, Location};
 use halo_store::exchange::Import;
@@ -43,10 +43,53 @@ stories!(
     what_lies_beside_may_come_first,
     a_log_without_its_end_is_not_believed,
     a_state_without_its_log_is_found_again,
+    what_is_forgotten_is_gone_and_the_rest_is_not,
 );
 
 fn id(name: &str) -> ChunkId {
     name.parse().expect("a name")
+}
+
+/// Chunks of random lives are forgotten: nothing else moves, the log tells the same as what stands, the doctor finds nothing
+/// wrong, and what was forgotten says nothing any more.
+fn what_is_forgotten_is_gone_and_the_rest_is_not(place: &Place) {
+    let mut dice = Dice(17);
+    let mut forgotten = 0;
+    for life in 0..12 {
+        let name = format!("life {life}");
+        let world = dice.life(40);
+        let mut store = place.open();
+        let mut timeline = store.load(&name, Access::Write).expect("new");
+        for change in &world.changes {
+            store.transact(&name, &mut timeline, change, Durability::Behind).expect("it is written");
+        }
+        let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
+        let goes: Vec<ChunkId> = all.iter().copied().filter(|_| dice.next().is_multiple_of(3)).collect();
+        let texts = |store: &mut Database| -> Vec<(ChunkId, String, usize)> {
+            let said = store.words(&name, &all).expect("they are read");
+            said.into_iter().map(|gone| (gone.chunk, gone.text, gone.tokens)).collect()
+        };
+        let before = texts(&mut store);
+        let told = store.forget(&name, &goes).expect("it forgets");
+        assert_eq!(told.len(), goes.len());
+        forgotten += goes.len();
+        let mut store = place.open_again(store);
+        for (old, new) in before.iter().zip(texts(&mut store)) {
+            let gone = goes.contains(&old.0);
+            assert_eq!((old.0, old.2), (new.0, new.2), "nothing moves");
+            assert_eq!(new.1, if gone { "" } else { old.1.as_str() }, "{name}, {}", old.0);
+        }
+        let findings = store.examine(&mut |_, _| {}).expect("it looks");
+        assert!(findings.is_empty(), "{name}: {findings:?}");
+        let after = store.load(&name, Access::Read).expect("it opens");
+        assert!(goes.iter().all(|&id| after.chunk(id).is_some_and(|chunk| chunk.is_withdrawn())));
+        assert_eq!(after.len(), timeline.len());
+        let missing = store.forget(&name, &[ChunkId::new(Role::User, TurnId(9999), 0)]);
+        assert!(missing.is_err_and(|why| why.to_string().contains("there is no chunk u9999.0")));
+        store.forget_all(&name).expect("all of it");
+        assert!(store.conversations().expect("a list").iter().all(|known| known.name != name));
+    }
+    assert!(forgotten > 20);
 }
 
 /// Dice that fall the same way every time.

@@ -6,7 +6,7 @@
 //! latest tokens, and may keep as much.
 
 mod policies;
-mod sample;
+pub(crate) mod sample;
 mod trial;
 
 pub use policies::Way;
@@ -91,7 +91,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, number: f64) {
+    pub(crate) fn add(&mut self, number: f64) {
         if number.is_finite() {
             self.sum += number;
             self.count += 1;

@@ -24,39 +24,39 @@ pub struct Lengths {
 }
 
 /// A stretch of a conversation.
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// What stands before the timeline.
-    pub(super) prefix: Vec<Token>,
+    pub(crate) prefix: Vec<Token>,
     /// What has been said so far.
-    pub(super) history: Timeline,
+    pub(crate) history: Timeline,
     /// What is said then, while the model is watched.
-    pub(super) watched: Vec<Append>,
+    pub(crate) watched: Vec<Append>,
     /// What really came next.
-    pub(super) next: Vec<Token>,
+    pub(crate) next: Vec<Token>,
     /// By question: the turns of the window that it needs.
-    pub(super) evidence: Vec<Vec<TurnId>>,
+    pub(crate) evidence: Vec<Vec<TurnId>>,
 }
 
 impl Sample {
     /// The tokens of the window before anything is watched.
     #[must_use]
-    pub(super) fn read(&self) -> Vec<Token> {
+    pub(crate) fn read(&self) -> Vec<Token> {
         let ids = self.history.chunks().flat_map(|chunk| chunk.ids(chunk.run()));
         self.prefix.iter().copied().chain(ids.map(|id| id.0.cast_signed())).collect()
     }
 
     /// The tokens that are watched.
     #[must_use]
-    pub(super) fn said(&self) -> Vec<Token> {
+    pub(crate) fn said(&self) -> Vec<Token> {
         self.watched.iter().flat_map(|turn| &turn.tokens).map(|token| token.id.0.cast_signed()).collect()
     }
 }
 
 /// Cuts text into tokens, special ones where that is asked for.
-pub(super) type Tokenize<'a> = dyn Fn(&str, bool) -> Vec<Piece> + 'a;
+pub(crate) type Tokenize<'a> = dyn Fn(&str, bool) -> Vec<Piece> + 'a;
 
 /// Up to `count` stretches of a conversation, evenly spread and none overlapping another.
-pub(super) fn cut(
+pub(crate) fn cut(
     conversation: &Conversation,
     count: usize,
     lengths: Lengths,

@@ -1,5 +1,6 @@
 //! What each command does. A command returns an error for `main` to print; it never exits by itself.
 
+pub mod ask;
 pub mod bench;
 pub mod chat;
 pub mod config;

@@ -14,8 +14,8 @@ use halo_core::token::Brightness;
 use halo_core::ttl::{Seeds, Ttl};
 use std::collections::BTreeMap;
 use value::{
-    Auto, Bytes, Heads, Int, KvMode, Layers, List, ObservePrompt, Preset, PrunePolicy, Rank, Raw, Real,
-    RecallMode, ReturnBrightness, Secret, Sink, Strategy, Text, Ties, Value,
+    Auto, Bytes, Heads, Int, KvMode, Layers, List, ObservePrompt, PremiseCheck, Preset, PrunePolicy, Rank,
+    Raw, Real, RecallMode, ReturnBrightness, Secret, Sink, Strategy, Text, Ties, Value,
 };
 
 /// What is known of a key.
@@ -200,6 +200,10 @@ settings! {
     "recall.embedder" recall_embedder: Auto<Text> = Auto::Auto;
     /// How much being like what was found already counts against a chunk.
     "recall.diversity" recall_diversity: Real<0, 1> = Real(0.0);
+
+    /// Who holds what a question takes for granted against what was said, and tells where it is not so: nobody, rules that go
+    /// by words, or the model. It is answered all the same.
+    "premise.check" premises: PremiseCheck = PremiseCheck::Off;
 
     /// Whether the model writes down, after an answer and unseen, what it will need of what was said: such a memory stands
     /// where its range was, once that has left. Worth it with a model that can.

@@ -409,6 +409,17 @@ choice! {
     }
 }
 choice! {
+    /// Who holds premises against what was said.
+    PremiseCheck {
+        /// Nobody.
+        Off = "off",
+        /// Rules that go by words.
+        Rules = "rules",
+        /// The model.
+        Model = "model",
+    }
+}
+choice! {
     /// What happens to the KV cache when the window changes.
     KvMode {
         /// Cells are saved and put back.

@@ -31,7 +31,8 @@ pub struct Request {
 }
 
 /// What the model is told at the end of a range.
-fn instruction(span: Span, first: &str, tokens: usize) -> String {
+#[must_use]
+pub fn instruction(span: Span, first: &str, tokens: usize) -> String {
     let (from, to) = (span.from.0, span.to.0);
     let words = tokens * 2 / 3;
     // Short, and in the user's place: small models do nothing else that they are told.

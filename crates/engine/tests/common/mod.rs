@@ -34,5 +34,6 @@ pub fn rules(max_tokens: usize) -> Rules {
         dates: false,
         names: Names::default(),
         memory: None,
+        premises: None,
     }
 }

@@ -91,6 +91,9 @@ fn stood(app: &App, standing: &Standing) -> Answer<Stood> {
     for record in records {
         let Ok(turn) = record.key.parse::<u32>() else { continue };
         let told: serde_json::Value = serde_json::from_str(&record.value).unwrap_or_default();
+        if let Some(premise) = told["premise"].as_str().filter(|_| shown.contains(&turn)) {
+            stood.premises.insert(turn, premise.to_owned());
+        }
         let finish = told["finish"].as_str().unwrap_or("end");
         if shown.contains(&turn) && !["end", "stop"].contains(&finish) {
             stood.ends.insert(turn, finish.to_owned());

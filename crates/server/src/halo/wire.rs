@@ -85,6 +85,8 @@ pub(crate) struct Stood {
     pub standing: Vec<StandingMemory>,
     /// When each turn of the window began, in milliseconds since 1970.
     pub times: BTreeMap<u32, i64>,
+    /// What was taken for granted in a question and is not so, by the turn of its answer.
+    pub premises: BTreeMap<u32, String>,
     /// How the turns of the window ended, where it was not by themselves.
     pub ends: BTreeMap<u32, String>,
 }
@@ -256,6 +258,7 @@ impl Stood {
             standing: standing.stands.iter().map(StandingMemory::from).collect(),
             times: BTreeMap::new(),
             ends: BTreeMap::new(),
+            premises: BTreeMap::new(),
         }
     }
 }
@@ -339,6 +342,8 @@ pub(crate) enum Told {
     },
     /// There is no answer, or no more of it.
     Failed { why: String },
+    /// The message takes something for granted that was said not to be so.
+    Premise { premise: String, reason: String, suggestion: String },
     /// Something happened to a memory.
     Memory { id: u64, what: String, live: usize },
     /// Something was done by hand: the state is to be read again.
@@ -434,6 +439,9 @@ pub(crate) fn told(event: &Event, board: &Board) -> Option<Told> {
                 .map(|((chunk, gap), light)| (chunk.id().to_string(), chunk.peak().0, gap, light))
                 .collect(),
         },
+        Event::Premise { premise, reason, suggestion } => {
+            Told::Premise { premise: premise.clone(), reason: reason.clone(), suggestion: suggestion.clone() }
+        }
         Event::Memory { id, what } => Told::Memory { id: *id, what: (*what).to_owned(), live },
         Event::Failed(why) => Told::Failed { why: why.clone() },
         Event::Changed { what, chunks } => Told::Changed {

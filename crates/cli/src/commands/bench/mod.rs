@@ -2,6 +2,7 @@
 
 pub mod embed;
 pub mod keep;
+pub mod memory;
 pub mod model;
 pub mod recall;
 pub mod search;

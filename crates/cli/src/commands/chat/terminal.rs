@@ -232,6 +232,10 @@ impl Screen<'_> {
                 self.close();
                 print!("\n{}", self.paint.wrong(&printable(&why)));
             }
+            Event::Premise { premise, reason, suggestion } => {
+                let told = format!("無 you take for granted: “{premise}”. But {reason}. {suggestion}");
+                println!("{}", self.paint.wrong(&printable(&told)));
+            }
             Event::Notice(text) => println!("{}", self.paint.dim(&printable(&text))),
             Event::Scored { faults: Some((steps, why)), .. } => {
                 let told = format!("{} whose attention could not be used: {why}", count(steps, "step"));
