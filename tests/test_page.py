@@ -344,3 +344,65 @@ def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
     page.wait_for_timeout(500)
     assert all(url.startswith(small.url) for url, _ in loaded), loaded
     assert sum(size for _, size in loaded) < 300_000, loaded
+
+
+def test_memories_stand_where_their_range_was(browser, tmp_path):
+    """Formed by the real model, shown where they stand, and in the user's hand."""
+    small = ("memory.enabled=true", "memory.range_tokens=150", "memory.tokens=48", "memory.delay=1", "memory.share=0.5",
+             "context.max_tokens=420", "generation.max_tokens=48", "chunk.min_tokens=16", "recall.mode=lexical", "resurrect.candidates=0")
+    server = Server(tmp_path, *small).start()
+    page = browser.new_page(color_scheme="dark")
+    try:
+        page.goto(server.url)
+        page.click("[data-panel=memories]")
+        for text in ("The gun on the wall is called Betsy.", "Tell me something about cheese, please.", "Tell me something about trains, please."):
+            say(page, text)
+        # It is formed when nobody wants anything.
+        row = page.locator("#panel .row[data-memory='1']")
+        expect(row).to_contain_text("turns 0 to", timeout=LONG)
+        for topic in ("winter", "music", "bread", "ships"):
+            say(page, f"Tell me something about {topic}, please.")
+        # It stands where its range was, when that has left; the words of the user are in it as they were said.
+        stands = page.locator("#log .memory").first
+        expect(stands).to_contain_text("The user said: Tell me something about cheese, please.", timeout=LONG)
+        shown = page.locator("#log > article").evaluate_all("all => all.map((node) => Number(node.dataset.turn))")
+        assert shown == sorted(shown), shown
+        shot(page, "memory")
+        row.get_by_role("button", name="Edit").click()
+        row.locator("textarea").fill("Betsy is a gun. The door is open.")
+        row.get_by_role("button", name="Save").click()
+        expect(row).to_contain_text("edited")
+        expect(row).to_contain_text("Betsy is a gun.")
+        expect(page.locator("#log .memory").first).to_contain_text("Betsy is a gun.", timeout=LONG)
+        row.get_by_role("button", name="Pin", exact=False).first.click()
+        expect(row).to_contain_text("pinned")
+        page.fill("#memory-q", "gun")
+        expect(page.locator("#panel .row").first).to_have_attribute("data-memory", "1")
+        page.fill("#memory-q", "")
+        page.once("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+        known = server.halo("GET", "/conversations/main/memories")[1]
+        assert known["enabled"] and all(memory["id"] != 1 for memory in known["memories"])
+        assert server.halo("DELETE", "/conversations/main/memories/1")[0] == 404
+        assert server.halo("PUT", "/conversations/main/memories/1", {"pinned": True})[0] == 404
+    finally:
+        page.close()
+        server.stop()
+
+
+def test_a_false_premise_is_marked(browser, tmp_path, far):
+    server = Server(tmp_path, "premise.check=rules", "recall.mode=lexical", model=far([[" Noted."], [" It did not."]])).start()
+    page = browser.new_page()
+    try:
+        page.goto(server.url)
+        say(page, "The server did not crash yesterday.")
+        say(page, "Why did the server crash?")
+        expect(page.locator("#log .turn.assistant").last).to_contain_text("無 taken for granted, and not so: “the server crash”")
+        expect(page.locator("#log .turn.assistant").last).to_contain_text("It did not.")
+        shot(page, "premise")
+        page.reload()
+        expect(page.locator("#log .turn.assistant").last).to_contain_text("The server did not crash yesterday.")
+    finally:
+        page.close()
+        server.stop()

@@ -2,6 +2,8 @@
 
 mod common;
 
+use halo_core::seams::{Access, Kind, Store};
+use halo_store::database::{Database, Location};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -192,4 +194,46 @@ fn there_is_a_time_of_grace() {
     ok(data, &["forget", "--all", "--yes", "--now"]);
     assert!(files_with(data, b"main says").is_empty());
     assert_eq!(json(data, &["conversations"]).as_array().expect("rows").len(), 0);
+}
+
+/// Memories of several conversations are found at once, and worked on by hand, without a model.
+#[test]
+fn memories_are_found_across_conversations() {
+    let home = common::folder();
+    let data = home.path();
+    for name in ["one", "two"] {
+        import(data, name, 1);
+        let location = Location::Sqlite(data.join("halo.db"));
+        let mut store = Database::open(&location).expect("it opens");
+        store.load(name, Access::Write).expect("to be written");
+        let text = if name == "one" {
+            "The grandfather carved it. The door is open."
+        } else {
+            "Tea was made. The door is closed."
+        };
+        let value = serde_json::json!({ "from": [0, 0], "to": [1, 0], "text": text, "model": "m", "formed": 3, "at": 5 });
+        store.put_record(name, Kind::Memory, "00000001", Some(&value.to_string())).expect("written");
+    }
+    let found = json(data, &["memories", "--all", "--find", "who carved it?"]);
+    assert_eq!(
+        (found[0]["conversation"].as_str(), found.as_array().map(Vec::len)),
+        (Some("one"), Some(1)),
+        "{found:#}"
+    );
+    assert_eq!(json(data, &["memories", "--all"]).as_array().map(Vec::len), Some(2));
+    let pinned = json(data, &["memories", "-c", "one", "pin", "1"]);
+    assert_eq!((&pinned["pinned"], &pinned["edited"]), (&Value::Bool(true), &Value::Bool(false)));
+    let edited = json(data, &["memories", "-c", "one", "edit", "1", "He carved it in 1931."]);
+    assert_eq!(
+        (edited["text"].as_str(), &edited["edited"]),
+        (Some("He carved it in 1931."), &Value::Bool(true))
+    );
+    assert!(ok(data, &["memories", "-c", "one"]).contains("turns 0 to 1 (pinned, edited)"));
+    let none = ran(data, &["memories", "-c", "one", "rest", "7"]);
+    assert!(none.status == 1 && none.err.contains("there is no memory 7"), "{}", none.err);
+    // What is forgotten takes the memories of it along.
+    ok(data, &["forget", "-c", "one", "u0.0", "--now", "--yes"]);
+    assert_eq!(json(data, &["memories", "-c", "one"]).as_array().map(Vec::len), Some(0));
+    ok(data, &["memories", "-c", "two", "delete", "1"]);
+    assert_eq!(json(data, &["memories", "--all"]).as_array().map(Vec::len), Some(0));
 }

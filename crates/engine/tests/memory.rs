@@ -3,7 +3,11 @@
 mod common;
 
 use common::rules;
-use halo_core::seams::{Flow, Kind, Store, Template};
+use halo_core::attention::Watch;
+use halo_core::seams::{
+    Finish, Flow, Kind, Message, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
+    Store, Template,
+};
 use halo_core::testing::doubles::{Attention, HashEmbedder, MemoryStore, ScriptedAnswer, ScriptedModel};
 use halo_core::testing::shared::Shared;
 use halo_core::token::{ChunkId, Role, TurnId};
@@ -13,8 +17,10 @@ use halo_engine::memory::{MemoryRules, Order};
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
 use halo_engine::signal::Signal;
+use halo_engine::tools::jq::Runner;
 use jiff::civil::Date;
 use std::cell::Cell;
+use std::sync::{Arc, Mutex};
 
 const TODAY: Date = jiff::civil::date(2026, 11, 15);
 
@@ -301,7 +307,6 @@ fn a_model_is_an_agent() {
     use halo_agents::agent::{Agent, Compose};
     use halo_agents::content::Said;
     use halo_agents::cooled::Cooling;
-    use halo_core::seams::{Model, Sampling};
     use halo_engine::agent::Speaker;
     let model: Box<dyn Model + Send> =
         Box::new(ScriptedModel::new(64, vec![even(" It is Betsy."), even(" Yes.")]));
@@ -312,4 +317,94 @@ fn a_model_is_an_agent() {
     assert_eq!(pollster::block_on(cooled.invoke(said)), Ok("It is Betsy.".to_owned()));
     let why = pollster::block_on(cooled.invoke(vec![Said::user("word ".repeat(400))])).expect_err("too long");
     assert!(why.to_string().contains("do not fit"), "what people say is not cut: {why}");
+}
+
+/// A model that keeps what it was asked.
+struct Witness {
+    inner: ScriptedModel,
+    asked: Arc<Mutex<Vec<(Vec<Seen>, Vec<Message>)>>>,
+}
+
+impl Model for Witness {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
+        self.inner.tokenize(text, special)
+    }
+
+    fn generate(
+        &mut self,
+        prompt: &Prompt<'_>,
+        sampling: &Sampling,
+        watch: &Watch,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
+    ) -> Result<Finish, SeamError> {
+        let asked = (prompt.window.to_vec(), (prompt.messages)());
+        self.asked.lock().expect("nobody panics").push(asked);
+        self.inner.generate(prompt, sampling, watch, listen)
+    }
+}
+
+/// The fork sees the state that lived the range, and behind it what it is told, which names where the range began. A model
+/// that is spoken to in messages sees the marks around the range.
+#[test]
+fn the_instruction_stands_at_the_end_and_names_the_beginning() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let long = |text: &str| even(&format!("{text}{}", " so it goes".repeat(9)));
+    let answers = vec![long(" Noted."), long(" Milk."), even("I told of it.")];
+    let inner = ScriptedModel::new(4096, answers).with_template(Template::plain());
+    let model = Box::new(Witness { inner, asked: Arc::clone(&asked) });
+    let store = Box::new(Shared::new(MemoryStore::default()));
+    let mut session =
+        Session::open(store, model, None, "main", remembering(170), &mut |_, _| {}).expect("it opens");
+    say(&mut session, "The gun on the wall is called Betsy");
+    say(&mut session, "Tell me something about cheese now");
+    let window = session.window();
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    let asked = asked.lock().expect("nobody panics");
+    let (seen, messages) = asked.last().expect("it was asked");
+    assert_eq!(seen[..window.len()], window[..], "the very state that lived it");
+    let end = window.last().and_then(|last| last.position).expect("said").0;
+    assert!(seen[window.len()..].iter().zip(end + 1..).all(|(s, n)| s.position.is_some_and(|p| p.0 == n)));
+    let told: Vec<String> =
+        messages.iter().map(|m| format!("{}: {}", m.role.name(), m.text.trim())).collect();
+    assert_eq!(told[1], "system: <memory_formation_start sequence=\"0\"/>");
+    assert!(told[2].starts_with("user: The gun on the wall"), "{told:#?}");
+    let last = told.last().expect("there is one");
+    assert!(last.starts_with("user: <memory_formation_end sequence=\"3\"/> Summarize"), "{last}");
+    assert!(
+        last.contains("<memory_formation_start sequence=\"0\"/> (“The gun on the wall is called Betsy”)"),
+        "{last}"
+    );
+    assert_eq!(told.len(), 7, "instructions, mark, four messages, what it is told");
+}
+
+/// What tools did in a range is so still, whatever became of the words: each thing as it was left.
+#[test]
+fn the_net_state_of_a_range_is_kept() {
+    let store = Shared::new(MemoryStore::default());
+    let call = |name: &str| format!("<tool>jq '.name = \"{name}\"' notes.json > output</tool>");
+    let (first, second) = (call("Betsy"), call("Bertha"));
+    let answers = [
+        first.as_str(),
+        "Done so it goes and goes and goes.",
+        second.as_str(),
+        "Done again and again.",
+        "I wrote names.",
+    ];
+    let mut rules = remembering(4000);
+    rules.tools = Some(Runner::Here);
+    let mut session = open(&store, rules, &answers);
+    say(
+        &mut session,
+        "The gun on the wall is called Betsy and it was carved long ago by somebody in the old house",
+    );
+    say(
+        &mut session,
+        "No, it is called Bertha, I was wrong about that, and it was carved by somebody else altogether",
+    );
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    assert_eq!(session.memories()[0].operations, [".name = \"Bertha\""]);
 }

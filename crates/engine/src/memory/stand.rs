@@ -19,6 +19,8 @@ pub struct Stand {
     pub id: u64,
     /// Behind which position.
     pub at: Position,
+    /// The turn in whose place it stands.
+    pub turn: TurnId,
     /// The turns that it stands for.
     pub frames: Vec<TurnId>,
     /// What it says, token by token, and where that comes from.
@@ -178,7 +180,7 @@ impl Session {
         }
         push("\n</memory>", Facet::Boundary(id))?;
         let frames = frames(memory, &self.timeline);
-        let stand = Stand { id, at, frames, pieces };
+        let stand = Stand { id, at, turn: first.turn, frames, pieces };
         Ok((stand.len() < tokens).then_some(stand))
     }
 

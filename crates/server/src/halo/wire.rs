@@ -268,7 +268,7 @@ impl From<&Stand> for StandingMemory {
         Self {
             memory: stand.id,
             position: stand.at.0,
-            turn: stand.frames.first().map_or(0, |turn| turn.0),
+            turn: stand.turn.0,
             text: stand.text(),
             tokens: stand.len(),
         }
