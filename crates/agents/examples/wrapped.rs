@@ -3,6 +3,8 @@
 //! The innermost is a plain function; a model behind HTTP or in this process goes in its place unchanged. Around it, from the
 //! inside out: no more than 64 tokens at once, a window over what was said, and a question whose premise is false is told so.
 
+#![allow(clippy::disallowed_macros, reason = "an example shows what comes of it")]
+
 use halo_agents::agent::{Agent, Compose, function};
 use halo_agents::content::{Said, Whose};
 use halo_agents::cooled::Cooling;

@@ -247,6 +247,8 @@ pub struct FirstToken {
     pub alone: Vec<Duration>,
     /// While a memory is being formed: whoever speaks ends that first.
     pub forming: Vec<Duration>,
+    /// Of that, until the model was free.
+    pub broken_off: Vec<Duration>,
 }
 
 /// Measures how long whoever speaks next waits.
@@ -259,10 +261,15 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
         |n: usize, id: TokenId| Seen { position: Some(Position(n as u64)), behind: 0, id, begins: n == 0 };
     let window: Vec<Seen> = pieces.iter().enumerate().map(|(n, piece)| seen(n, piece.id)).collect();
     let nothing = || Vec::<Message>::new();
-    let mut measured = FirstToken::default();
+    let (mut measured, mut broken_off) = (FirstToken::default(), Vec::new());
     let answer = |model: &mut Llama, n: usize| -> Result<Duration, SeamError> {
         let mut window = window.clone();
-        for piece in model.tokenize(&format!("\nTell me something else, number {n}, please:"), false)? {
+        // As long as people write, and never the same: nothing of it is in memory.
+        let message = format!(
+            "\n{n} is what I am thinking of now. Tell me something else, please, about the town where my sister {n} lives and \
+             what one can do there in the evening, when it rains and everything is closed."
+        );
+        for piece in model.tokenize(&message, false)? {
             window.push(seen(window.len(), piece.id));
         }
         let next = Position(window.len() as u64);
@@ -271,7 +278,8 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
         let sampling = Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() };
         let (begin, mut first) = (Instant::now(), None);
         model.generate(&prompt, &sampling, &Watch::default(), &mut |step| {
-            if matches!(step, ModelStep::Token(..)) {
+            // The window has been read, and the first token is known.
+            if matches!(step, ModelStep::Ready(_)) {
                 first.get_or_insert_with(|| begin.elapsed());
             }
             Flow::Continue
@@ -283,7 +291,7 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
         // One way, then the other, then the other way round: what drifts, drifts for both.
         for forms in if round.is_multiple_of(2) { [false, true] } else { [true, false] } {
             if !forms {
-                measured.alone.push(answer(model, round)?);
+                measured.alone.push(answer(model, 1000 + round)?);
                 continue;
             }
             let (mut forming, breaker) = (model.clone(), model.breaker());
@@ -308,10 +316,11 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
                 breaker.iter().for_each(|breaks| breaks());
                 formed.join().map_err(|_| SeamError::new("forming", "it broke down"))??;
                 let left = begin.elapsed();
-                Ok(left + answer(model, round)?)
+                broken_off.push(left);
+                Ok(left + answer(model, 2000 + round)?)
             })?;
             measured.forming.push(took);
         }
     }
-    Ok(measured)
+    Ok(FirstToken { broken_off, ..measured })
 }

@@ -283,5 +283,7 @@ fn rules() -> Rules {
         system: "Be kind.".into(),
         dates: false,
         names: Names::default(),
+        memory: None,
+        premises: None,
     }
 }

@@ -108,7 +108,8 @@ fn the_six_steps_from_frame_to_memory_and_back() {
     let before = session.window_text();
     assert_eq!(quiet(&mut session), ["formed 1"]);
     assert_eq!(session.window_text(), before, "formed in a fork");
-    let kept = store.clone().records("main", Kind::Memory).expect("it reads");
+    let mut store = store;
+    let kept = store.records("main", Kind::Memory).expect("it reads");
     assert_eq!(kept.len(), 1);
     assert_eq!(session.memories()[0].text, "I told of Betsy and cheese.");
     assert_eq!(quiet(&mut session), Vec::<String>::new(), "its range is in the window");
@@ -319,10 +320,13 @@ fn a_model_is_an_agent() {
     assert!(why.to_string().contains("do not fit"), "what people say is not cut: {why}");
 }
 
+/// A window, and the same as messages.
+type Asked = (Vec<Seen>, Vec<Message>);
+
 /// A model that keeps what it was asked.
 struct Witness {
     inner: ScriptedModel,
-    asked: Arc<Mutex<Vec<(Vec<Seen>, Vec<Message>)>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 impl Model for Witness {

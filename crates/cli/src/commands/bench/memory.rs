@@ -103,7 +103,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             "samples": report.samples,
             "by": by.collect::<Map<_, _>>(),
             "lived_wins": report.lived_wins,
-            "first_token_ms": { "alone": alone, "forming": forming, "ratio": forming / alone },
+            "first_token_ms": { "alone": alone, "forming": forming, "ratio": forming / alone, "broken_off": median(&first.broken_off) },
             "texts": texts,
         }));
     }
