@@ -104,7 +104,7 @@ fn agents_are_put_together() {
     let both = shout.with(Cooling { threshold: 2, ..Cooling::default() }).then(count);
     assert_eq!(block_on(both.invoke("a text of more than eight".into())), Ok(8));
     let boxed = both.boxed();
-    assert_eq!(block_on(boxed.clone().invoke("ab".into())), Ok(2));
+    assert_eq!(block_on(boxed.invoke("ab".into())), Ok(2));
 }
 
 fn said() -> impl Strategy<Value = Vec<Said>> {
@@ -182,7 +182,7 @@ proptest! {
         }
         let mut all: Vec<String> = agent.context().into_iter().map(|said| said.text).collect();
         all.extend(left.iter().map(|piece| piece.text.clone()));
-        let (mut all, mut said) = (all, texts.clone());
+        let mut said = texts;
         all.sort();
         said.sort();
         prop_assert_eq!(all, said, "nothing is lost that did not leave, and nothing leaves twice");

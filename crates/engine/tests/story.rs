@@ -500,7 +500,8 @@ fn a_false_premise_is_told_and_the_question_answered() {
     assert!(reason.contains("The server did not crash yesterday"), "{reason}");
     assert_eq!(suggestion, "Please verify the premise of your question.");
     assert_eq!(answer(&events), " It did not.");
-    let record = store.clone().records("main", Kind::Turn).expect("they are kept");
+    let mut kept = store;
+    let record = kept.records("main", Kind::Turn).expect("they are kept");
     assert!(record.iter().any(|record| record.value.contains("the server crash")), "it is on the record");
     let events = say(&mut session, "Why do I like tea?");
     assert!(
