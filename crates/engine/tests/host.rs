@@ -11,6 +11,8 @@ use halo_core::testing::shared::Shared;
 use halo_engine::board::Board;
 use halo_engine::event::{Event, Summary};
 use halo_engine::host::{Audience, Desk, Host, Request};
+use halo_engine::memory::{MemoryRules, Quiet};
+use halo_engine::rules::Rules;
 use halo_engine::session::Session;
 use halo_engine::signal::Signal;
 use halo_engine::turn::Say;
@@ -94,6 +96,10 @@ struct House {
 }
 
 fn house(idle: Duration) -> House {
+    house_by(idle, rules(0))
+}
+
+fn house_by(idle: Duration, rules: Rules) -> House {
     let (model, heard, store) =
         (Patient::new(), Arc::new(Heard::default()), Shared::new(MemoryStore::default()));
     let speaks = model.clone();
@@ -102,7 +108,7 @@ fn house(idle: Duration) -> House {
             panic!("a mistake in opening it");
         }
         let (store, model) = (Box::new(store.clone()), Box::new(speaks.clone()));
-        Session::open(store, model, Some(Box::new(HashEmbedder)), name, rules(0), progress)
+        Session::open(store, model, Some(Box::new(HashEmbedder)), name, rules.clone(), progress)
     };
     let host = Host::new(Box::new(open), Arc::clone(&heard) as Arc<dyn Audience>, idle);
     House { host, model, heard }
@@ -137,6 +143,22 @@ fn wait_for(told: &Receiver<Event>, what: impl Fn(&Event) -> bool) -> Event {
         if what(&event) {
             return event;
         }
+    }
+}
+
+impl House {
+    /// Waits until memories were formed so many times.
+    fn formed(&self, times: usize) {
+        for _ in 0..4000 {
+            let heard = self.heard.0.lock().expect("nobody broke down");
+            let formed = |event: &Event| matches!(event, Event::Memory { what: "formed", .. });
+            if heard.iter().filter(|(_, _, event)| formed(event)).count() >= times {
+                return;
+            }
+            drop(heard);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("no memory was formed");
     }
 }
 
@@ -269,4 +291,52 @@ fn conversations_close_and_open_again() {
     let summary = done.recv().expect("it ends").expect("it was begun");
     assert_eq!((summary.finish, summary.tokens), (Finish::Aborted, 3));
     assert!(house.host.open_now().is_empty());
+}
+
+/// Memories are formed when nobody wants anything. Whoever does, in whichever conversation, does not wait for that: it is left
+/// and begun again.
+#[test]
+fn memories_are_formed_when_nobody_wants_anything() {
+    let mut rules = rules(400);
+    rules.memory = Some(MemoryRules { range: 8, tokens: 8, ..MemoryRules::default() });
+    let house = house_by(LONG, rules);
+    house.model.let_say(8);
+    let (_told, done) = house.ask("a", "Hello there and good morning to you");
+    done.recv().expect("it ends").expect("it is answered");
+    // It is being formed, and has said three words.
+    house.model.let_say(3);
+    while *house.model.may.0.lock().expect("nobody broke down") > 0 {
+        std::thread::yield_now();
+    }
+    let (told, done) = house.ask("b", "Hello too");
+    wait_for(&told, |event| matches!(event, Event::Said { .. }));
+    assert!(house.desk("a").board().look().standing.memories.is_empty(), "it was left");
+    house.model.let_say(8);
+    done.recv().expect("it ends").expect("it is answered");
+    house.model.let_say(64);
+    house.formed(2);
+    let memories = |name: &str| house.desk(name).board().look().standing.memories.len();
+    assert_eq!((memories("a"), memories("b")), (1, 1), "and begun again, where nobody waits");
+    // So is what the same conversation is asked.
+    let (_told, done) = house.ask("a", "And another thing that is long enough");
+    done.recv().expect("it ends").expect("it is answered");
+    house.host.close_all();
+}
+
+/// After a while of quiet the model looks back, once.
+#[test]
+fn the_model_looks_back_after_a_while_of_quiet() {
+    let mut rules = rules(400);
+    let quiet = Quiet { after: Duration::from_millis(60), messages: 2 };
+    rules.memory =
+        Some(MemoryRules { range: 5000, tokens: 8, reflect: Some(quiet), ..MemoryRules::default() });
+    let house = house_by(LONG, rules);
+    house.model.let_say(16);
+    let (_told, done) = house.ask("a", "Hello there");
+    done.recv().expect("it ends").expect("it is answered");
+    house.formed(1);
+    let memories = house.desk("a").board().look().standing.memories.clone();
+    assert!(memories.len() == 1 && memories[0].reflection);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(house.desk("a").board().look().standing.memories.len(), 1);
 }

@@ -412,3 +412,38 @@ fn the_net_state_of_a_range_is_kept() {
     assert_eq!(quiet(&mut session), ["formed 1"]);
     assert_eq!(session.memories()[0].operations, [".name = \"Bertha\""]);
 }
+
+/// A full window, what is too old, and memories that matter little are let go of in one cycle, over the real memories.
+#[test]
+fn memories_rest_in_step_with_a_full_window() {
+    use halo_agents::forgetting::{Action, Retention, coordinated_forgetting_cycle};
+    use halo_core::salience::Salience;
+    use halo_core::window::{SlidingWindow, WindowSize};
+    struct Nothing;
+    impl Retention for Nothing {
+        async fn apply_retention_policy(&mut self) -> Result<usize, SeamError> {
+            Ok(0)
+        }
+    }
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    let mut scorer = Salience::default();
+    scorer.register_entity("winter");
+    let mut window = SlidingWindow::new(WindowSize { window: 10, sink: 1, recent: 2 }, Some(scorer.clone()));
+    (0..10).for_each(|n| drop(window.add(format!("w{n}"), 1)));
+    let done = pollster::block_on(coordinated_forgetting_cycle(
+        &mut window,
+        &scorer,
+        &mut Nothing,
+        &mut session,
+        0.8,
+    ));
+    let done = done.expect("nothing fails");
+    // The older of the two names nobody who is known; the other is new, and tells of winter.
+    assert!(
+        done.actions.contains(&Action::MemoryDeactivate(1))
+            && !done.actions.contains(&Action::MemoryDeactivate(2))
+    );
+    assert!(session.memories()[0].resting && !session.memories()[1].resting);
+    assert!(!session.window_text().contains("<memory from=\"0\""), "what rests does not stand");
+}

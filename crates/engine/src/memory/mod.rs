@@ -15,6 +15,7 @@ pub mod stand;
 
 use crate::event::Event;
 use crate::session::Session;
+use halo_agents::forgetting::{Active, Memories};
 use halo_agents::judge::contradiction;
 use halo_core::seams::{Kind, Record, SeamError, Store};
 use halo_core::token::{ChunkId, TurnId};
@@ -240,6 +241,18 @@ impl Session {
         let leaves = self.rules.context.max_tokens > 0;
         let whole = matches!(self.rules.context.strategy, halo_core::brightness::Strategy::Magnitude(_));
         self.rules.memory.filter(|_| leaves && whole)
+    }
+}
+
+/// In step with a window and with Lethe, memories that matter little rest.
+impl Memories for Session {
+    async fn list_active(&mut self) -> Result<Vec<Active>, SeamError> {
+        let active = self.memories.iter().filter(|memory| !memory.resting && !memory.pinned);
+        Ok(active.map(|memory| Active { id: memory.id, text: memory.text.clone() }).collect())
+    }
+
+    async fn deactivate(&mut self, id: u64) -> Result<(), SeamError> {
+        self.order_memory(id, Order::Rest(true))
     }
 }
 
