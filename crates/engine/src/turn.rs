@@ -2,7 +2,7 @@
 //! leaves once, behind the answer. Whatever is told has been stored before.
 
 use crate::event::{Event, Stage, Summary};
-use crate::memory::segment::Holes;
+use crate::memory::{self, segment::Holes};
 use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
 use crate::speech::Speech;
@@ -168,6 +168,9 @@ impl Session {
             shared += usize::from(shares);
             Ok(shares.then_some(told))
         })?;
+        if let Some(last) = through {
+            memory::forget_later(&mut *self.store, name, last)?;
+        }
         // It was opened anew to be told.
         self.timeline = self.store.load(&self.name, Access::Write)?;
         Ok(shared)

@@ -447,3 +447,21 @@ fn memories_rest_in_step_with_a_full_window() {
     assert!(session.memories()[0].resting && !session.memories()[1].resting);
     assert!(!session.window_text().contains("<memory from=\"0\""), "what rests does not stand");
 }
+
+/// A branch has the memories of what it shares, and none of what was never said there.
+#[test]
+fn a_branch_remembers_what_it_shares() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    let spans: Vec<u32> = session.memories().iter().map(|memory| memory.span.to.0).collect();
+    assert_eq!(spans, [3, 9]);
+    session.branch("aside", Some(5)).expect("it branches");
+    let of =
+        |name: &str| halo_engine::memory::memories(&mut store.clone(), name).expect("they are read").len();
+    assert_eq!((of("main"), of("aside")), (2, 1));
+    let model = Box::new(ScriptedModel::new(4096, vec![]).with_template(Template::plain()));
+    let branch =
+        Session::open(Box::new(store.clone()), model, None, "aside", remembering(170), &mut |_, _| {});
+    let due = branch.expect("it opens").memory_due().map(|span| span.from);
+    assert!(due.is_none_or(|from| from == (4, 0)), "what it has of the rest is remembered anew: {due:?}");
+}

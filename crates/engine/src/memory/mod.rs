@@ -161,6 +161,19 @@ pub(crate) fn formed_until(store: &mut dyn Store, conversation: &str) -> Result<
         .unwrap_or((0, 0)))
 }
 
+/// Drops the memories of what comes behind a turn: in a branch that ends there, it was never said.
+pub(crate) fn forget_later(store: &mut dyn Store, conversation: &str, last: u32) -> Result<(), SeamError> {
+    let later = memories(store, conversation)?.into_iter().filter(|memory| memory.span.to.0 > last);
+    let formed = formed_until(store, conversation)?;
+    let mut first = formed.min((last + 1, 0));
+    for memory in later {
+        store.put_record(conversation, Kind::Memory, &key(memory.id), None)?;
+        first = if memory.reflection { first } else { first.min(memory.span.from) };
+    }
+    let noted = format!("{}.{}", first.0, first.1);
+    store.put_record(conversation, Kind::Setting, FORMED, (first != (0, 0)).then_some(noted.as_str()))
+}
+
 /// What the user wants done to a memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
