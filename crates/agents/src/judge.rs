@@ -308,29 +308,6 @@ impl<A: Agent<String, Out = String>> Agent<Case> for ModelJudge<A> {
     }
 }
 
-/// Asks a model what a question takes for granted, beside what its form tells.
-#[derive(Clone, Debug)]
-pub struct ModelPremises<A>(pub A);
-
-impl<A: Agent<String, Out = String>> Agent<String> for ModelPremises<A> {
-    type Out = Vec<String>;
-
-    async fn invoke(&self, question: String) -> Result<Vec<String>, SeamError> {
-        let mut premises = crate::mu::premises(&question);
-        let asked = format!(
-            "Question: {question}\nList what the question takes for granted, one short statement a line, at most three."
-        );
-        let said = self.0.invoke(asked).await?;
-        let lines = said.lines().map(|line| line.trim_start_matches(|c: char| !c.is_alphabetic()).trim());
-        for line in lines.filter(|line| !line.is_empty() && line.len() <= 200).take(3) {
-            if !premises.iter().any(|known| known.eq_ignore_ascii_case(line)) {
-                premises.push(line.to_owned());
-            }
-        }
-        Ok(premises)
-    }
-}
-
 fn says_yes(said: &str) -> bool {
     let first = said.split(|c: char| !c.is_alphabetic()).find(|word| !word.is_empty());
     first.is_some_and(|word| word.eq_ignore_ascii_case("yes"))

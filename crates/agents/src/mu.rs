@@ -123,6 +123,29 @@ pub fn premises(question: &str) -> Vec<String> {
     premises
 }
 
+/// Asks a model what a question takes for granted, beside what its form tells.
+#[derive(Clone, Debug)]
+pub struct ModelPremises<A>(pub A);
+
+impl<A: Agent<String, Out = String>> Agent<String> for ModelPremises<A> {
+    type Out = Vec<String>;
+
+    async fn invoke(&self, question: String) -> Result<Vec<String>, SeamError> {
+        let mut drawn = premises(&question);
+        let asked = format!(
+            "Question: {question}\nList what the question takes for granted, one short statement a line, at most three."
+        );
+        let said = self.0.invoke(asked).await?;
+        let lines = said.lines().map(|line| line.trim_start_matches(|c: char| !c.is_alphabetic()).trim());
+        for line in lines.filter(|line| !line.is_empty() && line.len() <= 200).take(3) {
+            if !drawn.iter().any(|known| known.eq_ignore_ascii_case(line)) {
+                drawn.push(line.to_owned());
+            }
+        }
+        Ok(drawn)
+    }
+}
+
 /// What follows some words, up to the end of the question.
 fn after<'a>(question: &'a str, words: &str) -> Option<&'a str> {
     let at = question

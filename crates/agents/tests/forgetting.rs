@@ -5,11 +5,9 @@ use halo_agents::forgetting::{
     Action, Active, ForgettingResult, Memories, RESTING_SALIENCE, Retention, THRESHOLD,
     coordinated_forgetting_cycle,
 };
-use halo_agents::judge::{
-    Claim, ModelContradict, ModelJudge, ModelPremises, RuleContradict, RuleJudge, Why, contradiction,
-};
+use halo_agents::judge::{Claim, ModelContradict, ModelJudge, RuleContradict, RuleJudge, Why, contradiction};
 use halo_agents::lethe::{Compost, DAY, Policy, Stage};
-use halo_agents::mu::{PremiseResult, SUGGESTION, check_premise, premises};
+use halo_agents::mu::{ModelPremises, PremiseResult, SUGGESTION, check_premise, premises};
 use halo_agents::proof::{Gone, Proof, hex, unhex};
 use halo_agents::sketch::Sketch;
 use halo_core::salience::Salience;

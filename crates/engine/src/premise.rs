@@ -4,8 +4,8 @@
 use crate::agent::{Speaker, at_once};
 use crate::session::Session;
 use halo_agents::agent::Agent;
-use halo_agents::judge::{ModelContradict, ModelJudge, ModelPremises, RuleContradict, RuleJudge};
-use halo_agents::mu::{PremiseResult, check_premises, premises};
+use halo_agents::judge::{ModelContradict, ModelJudge, RuleContradict, RuleJudge};
+use halo_agents::mu::{ModelPremises, PremiseResult, check_premises, premises};
 use halo_core::seams::{Model, Sampling, SeamError};
 use halo_core::token::ChunkId;
 
