@@ -67,7 +67,9 @@ fn what_is_forgotten_is_gone_from_every_file() {
     let data = home.path();
     let said = format!("I live in {SECRET} and tell nobody.");
     talk(data, &["Good morning.", &said, "And now something about tea."]);
-    assert!(!files_with(data, SECRET.as_bytes()).is_empty(), "it is stored");
+    // What was typed in the terminal is kept there too.
+    std::fs::write(data.join("chat_history.txt"), format!("#V2\nGood morning.\n{said}\n")).expect("written");
+    assert!(files_with(data, SECRET.as_bytes()).len() > 1, "it is stored");
     let recorded = |n: u32| data.join("records").join(format!("turn-{n}"));
     assert!(recorded(1).exists() && recorded(3).exists());
     // The model's saved memory knows words by their numbers: whatever it is, the files are there.
@@ -90,6 +92,8 @@ fn what_is_forgotten_is_gone_from_every_file() {
 
     ok(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
     assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new());
+    let typed = std::fs::read_to_string(data.join("chat_history.txt")).expect("readable");
+    assert_eq!(typed, "#V2\nGood morning.\n");
     assert!(recorded(1).exists() && !recorded(3).exists(), "what was recorded since may show it");
     assert_eq!(saved(), 0);
     let export = data.join("export.jsonl");
@@ -177,8 +181,18 @@ fn there_is_a_time_of_grace() {
     assert_eq!(json(data, &["forget", "--due"])["forgotten"], 0);
     assert_eq!(json(data, &["forget", "--keep"])["kept"], 2);
     assert_eq!(live(data), before, "taken back");
+    // What is restored meanwhile is not forgotten when its time has come.
+    ok(data, &["forget", "u0.0", "--yes"]);
+    ok(data, &["restore", "u0.0"]);
+    assert_eq!(json(data, &["forget", "--keep"])["kept"], 0, "there is nothing to take back");
+    assert_eq!(live(data), before);
+    // What waits and is then forgotten at once cannot be taken back any more.
+    ok(data, &["forget", "a1.0", "--yes"]);
+    ok(data, &["forget", "a1.0", "--yes", "--now"]);
+    assert_eq!(json(data, &["forget", "--keep"])["kept"], 0);
+    assert!(files_with(data, b"main says 1").is_empty());
     ok(data, &["forget", "u0.0", "--yes", "--set", "lethe.grace_days=0"]);
-    assert!(files_with(data, b"main says 0").is_empty() && !files_with(data, b"main says 1").is_empty());
+    assert!(files_with(data, b"main says 0").is_empty() && !files_with(data, b"main says 2").is_empty());
     // What cannot be done says so, and does nothing.
     for (args, why) in [
         (vec!["forget"], "say what is to be forgotten"),
@@ -194,6 +208,9 @@ fn there_is_a_time_of_grace() {
     ok(data, &["forget", "--all", "--yes", "--now"]);
     assert!(files_with(data, b"main says").is_empty());
     assert_eq!(json(data, &["conversations"]).as_array().expect("rows").len(), 0);
+    let proofs = json(data, &["forget", "--proofs"]);
+    let last = proofs.as_array().and_then(|all| all.last()).expect("there are some").clone();
+    assert!(last["subject"].as_str().is_some_and(|subject| subject.starts_with("a conversation ")), "{last}");
 }
 
 /// Memories of several conversations are found at once, and worked on by hand, without a model.

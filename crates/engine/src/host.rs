@@ -147,6 +147,8 @@ impl Host {
         let desk = self.lock().remove(name);
         if let Some(Ok(desk)) = desk.and_then(|desk| desk.get().cloned()) {
             desk.close();
+            // What it does because nobody wanted anything is not waited for.
+            self.shared.gate.disturb();
         }
     }
 
@@ -248,7 +250,13 @@ fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk:
     let (mut used, mut restless) = (Instant::now(), true);
     let reflects = session.rules.memory.and_then(|rules| rules.reflect).map(|reflects| reflects.after);
     loop {
-        let wait = match restless.then(|| lull(&mut session, teller, used.elapsed())) {
+        let quiet =
+            catch_unwind(AssertUnwindSafe(|| restless.then(|| lull(&mut session, teller, used.elapsed()))));
+        let Ok(quiet) = quiet else {
+            desk.close();
+            return;
+        };
+        let wait = match quiet {
             Some(Lull::Used) => Duration::ZERO,
             Some(Lull::Busy) => ELSEWHERE,
             Some(Lull::Empty) | None => {

@@ -114,7 +114,7 @@ impl Session {
         let recall = Recall::open(&mut *store, name, &timeline, embedder)?;
         let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
         let day = spoken.and_then(|turn| recall.day(turn.id));
-        let key = known.map_or(String::new(), |known| key(&known));
+        let key = known.map(|known| key(&mut *store, &known)).transpose()?.unwrap_or_default();
         let memories = memory::memories(&mut *store, name)?;
         let formed = memory::formed_until(&mut *store, name)?;
         let name = name.to_owned();
@@ -330,6 +330,15 @@ impl Session {
     /// # Errors
     /// When something has happened since that it does not fit any more, or the store fails.
     pub fn undo(&mut self, undo: &Change) -> Result<(), SeamError> {
+        let away = self.timeline.away(undo);
+        self.store.bring(&self.name, &mut self.timeline, &away)?;
+        let gone = |id: &ChunkId| self.timeline.chunk(*id).is_some_and(|chunk| chunk.is_forgotten());
+        if let Some(gone) = undo.names().into_iter().find(gone) {
+            return Err(SeamError::asked(
+                "undoing",
+                format!("{gone} was forgotten for good: nothing is left of it"),
+            ));
+        }
         self.change(undo, Durability::Now)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
         self.show();
@@ -381,7 +390,10 @@ impl Session {
                 self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(&own))?;
             }
             let known = summary(&mut *self.store, &self.name)?;
-            self.key = known.map_or_else(|| self.name.clone(), |known| key(&known));
+            self.key = match known {
+                Some(known) => key(&mut *self.store, &known)?,
+                None => self.name.clone(),
+            };
         }
         Ok(())
     }
@@ -432,10 +444,18 @@ fn setting(store: &mut dyn Store, name: &str, key: &str) -> Result<Option<String
     Ok(records.into_iter().find(|record| record.key == key).map(|record| record.value))
 }
 
-/// What the model keeps its memory of a conversation under. A name can be given anew, so the time of birth counts too.
-#[must_use]
-pub fn key(known: &Summary) -> String {
-    format!("{}\0{}", known.created, known.name)
+/// How often something of a conversation was forgotten for good.
+pub const FORGOTTEN: &str = "lethe.times";
+
+/// What the model keeps its memory of a conversation under. A name can be given anew, so the time of birth counts too; and what
+/// it has in memory of words that were forgotten since is of another.
+///
+/// # Errors
+/// When the store fails.
+pub fn key(store: &mut dyn Store, known: &Summary) -> Result<String, SeamError> {
+    let forgotten = setting(store, &known.name, FORGOTTEN)?;
+    let forgotten = forgotten.map_or(String::new(), |times| format!("\0{times}"));
+    Ok(format!("{}\0{}{forgotten}", known.created, known.name))
 }
 
 /// Reads a conversation anew. Returns the name under which it is kept as it was.

@@ -87,7 +87,7 @@ impl Session {
         self.make_room(written.len(), &mut run)?;
         run.timed(Stage::Store, |run| self.store_message(Role::User, written, run))?;
         self.day = Some(today);
-        self.doubt(message, &mut run)?;
+        self.doubt(message, &mut run);
         let preview = run.timed(Stage::Preview, |run| self.preview(message, run))?;
         run.timed(Stage::Recall, |run| self.remember(message, &preview, today, run))?;
         self.answer(&mut run)
@@ -262,16 +262,24 @@ impl Session {
     }
 
     /// Tells whoever asked where their question takes something for granted that was said not to be so.
-    fn doubt(&mut self, message: &str, run: &mut Running<'_>) -> Result<(), SeamError> {
-        let Some(by) = self.rules.premises else { return Ok(()) };
-        let told = self.check_premise(message, by)?;
+    fn doubt(&mut self, message: &str, run: &mut Running<'_>) {
+        let Some(by) = self.rules.premises else { return };
+        let told = match self.check_premise(message, by) {
+            Ok(told) => told,
+            // It only advises.
+            Err(why) => {
+                run.tell(Event::Notice(format!(
+                    "what the question takes for granted was not looked at: {why}"
+                )));
+                return;
+            }
+        };
         if let (Some(premise), Some(reason), Some(suggestion)) =
             (told.invalid_premise, told.reason, told.suggestion)
         {
             run.premise = Some(format!("“{premise}”: {reason}"));
             run.tell(Event::Premise { premise, reason, suggestion });
         }
-        Ok(())
     }
 
     /// The message is on the timeline and on disk before anybody is told.

@@ -465,3 +465,53 @@ fn a_branch_remembers_what_it_shares() {
     let due = branch.expect("it opens").memory_due().map(|span| span.from);
     assert!(due.is_none_or(|from| from == (4, 0)), "what it has of the rest is remembered anew: {due:?}");
 }
+
+/// What is taken back is not quoted any more, at once; what leaves later is quoted too.
+#[test]
+fn a_memory_quotes_what_has_left_and_nothing_that_was_taken_back() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    let chunk: ChunkId = "u0.0".parse().expect("a name");
+    session.signal(Signal::Delete, &[chunk]).expect("it is deleted");
+    assert!(!session.window_text().contains("gun on the wall"), "{}", session.window_text());
+    quiet(&mut session);
+    assert!(!session.window_text().contains("gun on the wall"), "{}", session.window_text());
+    // A range that leaves piece by piece.
+    let store = Shared::new(MemoryStore::default());
+    let mut rules = remembering(2000);
+    rules.memory =
+        Some(MemoryRules { range: 60, most: 400, tokens: 12, delay: 0, share: 0.5, reflect: None });
+    let mut session = open(&store, rules, &[ANSWERS[0], ANSWERS[1], ANSWERS[3], "I told of much."]);
+    for text in ["The gun on the wall is called Betsy", "Tell me something about cheese now", "And trains"] {
+        say(&mut session, text);
+    }
+    assert_eq!(quiet(&mut session), ["formed 1"]);
+    let chunks = |turns: std::ops::Range<u32>| -> Vec<ChunkId> {
+        turns
+            .map(|n| ChunkId::new(if n % 2 == 0 { Role::User } else { Role::Assistant }, TurnId(n), 0))
+            .collect()
+    };
+    session.signal(Signal::Prune, &chunks(0..2)).expect("they leave");
+    assert_eq!(quiet(&mut session), ["stands 1"]);
+    assert!(
+        session.window_text().contains("The user said: The gun")
+            && !session.window_text().contains("said: Tell me")
+    );
+    session.signal(Signal::Prune, &chunks(2..4)).expect("they leave");
+    quiet(&mut session);
+    assert!(
+        session.window_text().contains("The user said: Tell me something about cheese now"),
+        "{}",
+        session.window_text()
+    );
+}
+
+/// Looking back works beside memories that stand.
+#[test]
+fn the_model_looks_back_over_what_it_sees() {
+    let store = Shared::new(MemoryStore::default());
+    let mut session = standing(&store);
+    let id = session.reflect(&|| false).expect("nothing fails");
+    let memory = session.memories().iter().find(|memory| Some(memory.id) == id).expect("it is kept");
+    assert!(memory.reflection && memory.span.from == (0, 0));
+}

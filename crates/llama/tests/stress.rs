@@ -29,6 +29,8 @@ struct Life {
     words: Vec<u32>,
     system: Vec<u32>,
     said: Vec<Said>,
+    /// How often memories were told otherwise.
+    edition: usize,
 }
 
 impl Life {
@@ -54,6 +56,7 @@ impl Life {
     /// Something happens; returns what.
     fn step(&mut self) -> &'static str {
         let live = self.live();
+        self.edition += usize::from(self.roll(12) == 0);
         let n = self.roll(self.said.len());
         match self.roll(11) {
             0..=2 => {
@@ -132,7 +135,12 @@ impl Life {
             room -= of;
             let memory = (1..=of).map(move |n| Seen {
                 behind: n as u16,
-                ..seen(Some(s.start), self.words[(s.start as usize + n) % self.words.len()], n == 1)
+                ..seen(
+                    Some(s.start),
+                    self.words
+                        [(s.start as usize + n + if n == 3 { self.edition } else { 0 }) % self.words.len()],
+                    n == 1,
+                )
             });
             let said = if s.live { &s.ids[..] } else { &[] };
             said.iter().enumerate().map(token).chain(memory)
@@ -150,7 +158,7 @@ fn live_through(seed: u64, steps: usize, limit: i32) -> BTreeMap<String, usize> 
     let folder = tempfile::tempdir().expect("a folder");
     let words: Vec<u32> = chunks(&STORY).concat().iter().map(|s| s.id.0).collect();
     let system = words[..8].to_vec();
-    let mut life = Life { state: seed, words, system, said: Vec::new() };
+    let mut life = Life { state: seed, words, system, said: Vec::new(), edition: 0 };
     let mut mirror = open(folder.path(), limit);
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut count = |what: &str, n: usize| *counts.entry(what.to_owned()).or_default() += n;

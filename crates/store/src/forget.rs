@@ -8,6 +8,7 @@ use crate::sql::{Cell, Sql, SqlError};
 use halo_core::change::{Change, Extent, NewToken, Part, Run};
 use halo_core::seams::{Access, Durability, Kind, SeamError, Store};
 use halo_core::token::{ChunkId, TokenId};
+use serde_json::Value;
 
 /// What has been forgotten of one chunk: the last that anybody sees of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +73,8 @@ impl Database {
             })?;
             rows::write_all(sql, id, seq, &timeline)?;
             drop_around(sql, id, chunks)?;
-            drop_memories(sql, id, chunks)
+            drop_memories(sql, id, chunks)?;
+            drop_premises(sql, id, chunks)
         });
         // Whatever came of it, what was freed is overwritten, and the usual way is quick again.
         let shredded = self.sql.scrub().and_then(|()| self.sql.shred(false));
@@ -154,21 +156,34 @@ fn drop_around(sql: &mut dyn Sql, id: i64, chunks: &[ChunkId]) -> Result<(), Sql
     Ok(())
 }
 
-/// Memories that are of what was forgotten, and memories of everything, which may be.
+/// Memories that may be of what was forgotten: a memory is formed by who has everything before it in sight.
 fn drop_memories(sql: &mut dyn Sql, id: i64, chunks: &[ChunkId]) -> Result<(), SqlError> {
     for record in rows::records(sql, id, Kind::Memory)? {
-        // [turn, sentence] of the first and of the last.
-        let place = |key: &str| -> Option<(u32, u32)> {
-            let told = record.value.split_once(&format!("\"{key}\":["))?.1;
-            let (turn, sentence) = told.split_once(']')?.0.split_once(',')?;
-            Some((turn.trim().parse().ok()?, sentence.trim().parse().ok()?))
+        let told: Value = serde_json::from_str(&record.value).unwrap_or_default();
+        // [turn, sentence] of the last.
+        let to = (told["to"][0].as_u64(), told["to"][1].as_u64());
+        let sees = |chunk: &ChunkId| match to {
+            (Some(turn), Some(sentence)) => {
+                (u64::from(chunk.turn.0), u64::from(chunk.sentence)) <= (turn, sentence)
+            }
+            _ => true,
         };
-        let of = place("from").zip(place("to"));
-        let hit = |chunk: &ChunkId| {
-            of.is_none_or(|(from, to)| (from..=to).contains(&(chunk.turn.0, chunk.sentence)))
-        };
-        if chunks.iter().any(hit) {
+        if chunks.iter().any(sees) {
             rows::put_record(sql, id, Kind::Memory, &record.key, None, rows::now())?;
+        }
+    }
+    Ok(())
+}
+
+/// What was said of premises since: it quotes what spoke against them.
+fn drop_premises(sql: &mut dyn Sql, id: i64, chunks: &[ChunkId]) -> Result<(), SqlError> {
+    let first = chunks.iter().map(|chunk| chunk.turn.0).min().unwrap_or(0);
+    for record in rows::records(sql, id, Kind::Turn)? {
+        let mut told: Value = serde_json::from_str(&record.value).unwrap_or_default();
+        let later = record.key.parse::<u32>().is_ok_and(|turn| turn >= first);
+        if later && told.get("premise").is_some_and(Value::is_string) {
+            told["premise"] = Value::Null;
+            rows::put_record(sql, id, Kind::Turn, &record.key, Some(&told.to_string()), record.at)?;
         }
     }
     Ok(())

@@ -312,8 +312,16 @@ impl Sql for Sqlite {
 
     fn scrub(&mut self) -> Result<(), SqlError> {
         // What was written before is still in the log of the file; it is emptied twice, because the second writes anew.
-        let scrubs = "PRAGMA wal_checkpoint(TRUNCATE); VACUUM; PRAGMA wal_checkpoint(TRUNCATE);";
-        self.connection.execute_batch(scrubs).map_err(|e| explain(&e, &self.path))
+        let emptied = |sqlite: &mut Self| match sqlite.number("PRAGMA wal_checkpoint(TRUNCATE)")? {
+            0 => Ok(()),
+            _ => Err(SqlError::new(
+                Trouble::Busy,
+                "somebody else is reading, so what was deleted is still in the file: try again",
+            )),
+        };
+        emptied(self)?;
+        self.connection.execute_batch("VACUUM").map_err(|e| explain(&e, &self.path))?;
+        emptied(self)
     }
 
     fn close(&mut self) {

@@ -96,7 +96,7 @@ impl Session {
         let Some(rules) = self.memory_rules() else { return Ok(false) };
         let first = self.first_words(span)?;
         let told = instruction(span, &first, rules.tokens);
-        let Some(text) = self.think(span, &told, rules.tokens, wanted)? else { return Ok(true) };
+        let Some(text) = self.think(Some(span), &told, rules.tokens, wanted)? else { return Ok(true) };
         let operations = self.operations(span)?;
         // The place is noted even where nothing came of it: it would be the same the next time.
         self.note_formed((span.to.0, span.to.1 + 1))?;
@@ -117,7 +117,7 @@ impl Session {
         let since = self.memories.iter().rev().find(|memory| memory.reflection);
         let from = since.map_or((0, 0), |memory| (memory.span.to.0 + 1, 0));
         let span = Span { from, to: (last.turn.0, last.sentence) };
-        match self.think(span, REFLECTION, rules.tokens, wanted)? {
+        match self.think(None, REFLECTION, rules.tokens, wanted)? {
             Some(text) if !text.is_empty() => self.remember_as(span, true, text, Vec::new()).map(Some),
             _ => Ok(None),
         }
@@ -169,25 +169,31 @@ impl Session {
         Ok(id)
     }
 
-    /// What the model has to say to an instruction, in a fork of its state at the end of a range; none if it was left.
+    /// What the model has to say to an instruction, in a fork of its state at the end of a range, or of its state now; none if
+    /// it was left.
     fn think(
         &mut self,
-        span: Span,
+        span: Option<Span>,
         told: &str,
         tokens: usize,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Option<String>, SeamError> {
         // What has left since the range was lived was there then.
-        let range: Vec<ChunkId> = span.chunks(&self.timeline).map(|chunk| chunk.id()).collect();
+        let range: Vec<ChunkId> = match span {
+            Some(span) => span.chunks(&self.timeline).map(|chunk| chunk.id()).collect(),
+            None => Vec::new(),
+        };
         self.store.bring(&self.name, &mut self.timeline, &range)?;
-        let last = range.last().copied();
+        let last =
+            range.last().copied().or_else(|| self.timeline.live_chunks().last().map(|chunk| chunk.id()));
         let asked = [
             self.frame.opening(Role::User, last.map(|chunk| chunk.role), None),
             told.to_owned(),
             self.frame.opening(Role::Assistant, Some(Role::User), None),
         ];
-        let mut window = self.window_until(&range);
-        let after = last.and_then(|last| self.timeline.chunk(last)).map(|c| c.start().plus(c.len()));
+        let mut window = if range.is_empty() { self.window() } else { self.window_until(&range) };
+        let after =
+            range.last().copied().and_then(|last| self.timeline.chunk(last)).map(|c| c.start().plus(c.len()));
         let mut next = after.unwrap_or_else(|| self.timeline.next_position());
         for (n, text) in asked.iter().enumerate() {
             for piece in self.model.tokenize(text, n != 1)? {
@@ -205,6 +211,8 @@ impl Session {
             ..self.rules.sampling.clone()
         };
         let Self { model, timeline, frame, key, stands, .. } = self;
+        let all = Span { from: (0, 0), to: (u32::MAX, u32::MAX) };
+        let span = span.unwrap_or(all);
         let messages = || marked(messages(&frame.system, timeline, stands), timeline, stands, span, told);
         let prompt = Prompt { conversation: key, window: &window, messages: &messages, next, aside: true };
         let mut text = String::new();
@@ -246,6 +254,8 @@ impl Session {
                 Shown::Chunk(chunk) if end.is_none_or(|end| chunk.start() <= end) => {
                     push_chunk(&mut window, chunk, chunk.live_runs());
                 }
+                // A memory of what is shown itself is not.
+                Shown::Memory(stand) if range.iter().any(|id| stand.frames.contains(&id.turn)) => {}
                 Shown::Memory(stand) if end.is_none_or(|end| stand.at <= end) => window.extend(stand.seen()),
                 _ => {}
             }

@@ -11,6 +11,7 @@ use crate::session::{Session, messages};
 use halo_core::seams::{Finish, Flow, Piece, Prompt, SeamError, Seen};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Position, Role, TurnId};
+use std::collections::BTreeSet;
 
 /// A memory in its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Stand {
     pub turn: TurnId,
     /// The turns that it stands for.
     pub frames: Vec<TurnId>,
+    /// What has left of its range: what it says is made of that.
+    pub of: BTreeSet<ChunkId>,
     /// What it says, token by token, and where that comes from.
     pub pieces: Vec<(Piece, Facet)>,
 }
@@ -113,7 +116,9 @@ impl Session {
         let Self { stands, memories, timeline, .. } = self;
         stands.retain(|stand| {
             let memory = memories.iter().find(|memory| memory.id == stand.id);
-            memory.is_some_and(|memory| may_stand(memory, timeline, &rules))
+            // Nothing that was taken back is quoted.
+            let whole = |id: &ChunkId| timeline.chunk(*id).is_some_and(|chunk| !chunk.is_withdrawn());
+            stand.of.iter().all(whole) && memory.is_some_and(|memory| may_stand(memory, timeline, &rules))
         });
     }
 
@@ -127,7 +132,9 @@ impl Session {
         let mut room = (self.limit() as f64 * rules.share) as usize;
         let mut stands: Vec<Stand> = Vec::new();
         for memory in order {
-            let known = self.stands.iter().find(|stand| stand.id == memory.id).cloned();
+            // It is made anew where more of its range has left.
+            let known = self.stands.iter().find(|stand| stand.id == memory.id);
+            let known = known.filter(|stand| stand.of == gone(&memory, &self.timeline)).cloned();
             let stand = match known {
                 Some(stand) => stand,
                 None => match self.stand(&memory)? {
@@ -147,8 +154,8 @@ impl Session {
     /// A memory in its place; none where it would take more room than what it stands for.
     fn stand(&mut self, memory: &Memory) -> Result<Option<Stand>, SeamError> {
         let Some((first, at)) = place_of(memory, &self.timeline) else { return Ok(None) };
-        let dead: Vec<ChunkId> =
-            memory.span.chunks(&self.timeline).filter(|c| !c.is_live()).map(|c| c.id()).collect();
+        let of = gone(memory, &self.timeline);
+        let dead: Vec<ChunkId> = of.iter().copied().collect();
         self.store.bring(&self.name, &mut self.timeline, &dead)?;
         let tokens: usize = dead.iter().filter_map(|&id| self.timeline.chunk(id)).map(|c| c.len()).sum();
         let length = |turn: TurnId| self.timeline.turn_chunks(turn).map(|chunk| chunk.len()).sum::<usize>();
@@ -180,7 +187,7 @@ impl Session {
         }
         push("\n</memory>", Facet::Boundary(id))?;
         let frames = frames(memory, &self.timeline);
-        let stand = Stand { id, at, turn: first.turn, frames, pieces };
+        let stand = Stand { id, at, turn: first.turn, frames, of, pieces };
         Ok((stand.len() < tokens).then_some(stand))
     }
 
@@ -228,6 +235,11 @@ impl Session {
     pub fn stands(&self) -> &[Stand] {
         &self.stands
     }
+}
+
+/// What has left of a memory's range, and was not taken back.
+fn gone(memory: &Memory, timeline: &Timeline) -> BTreeSet<ChunkId> {
+    memory.span.chunks(timeline).filter(|chunk| !chunk.is_live()).map(|chunk| chunk.id()).collect()
 }
 
 fn frames(memory: &Memory, timeline: &Timeline) -> Vec<TurnId> {

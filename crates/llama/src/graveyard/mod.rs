@@ -463,16 +463,16 @@ pub fn examine(folder: &Path) -> Found {
     found
 }
 
-/// Removes all that a graveyard's folder holds of a conversation, of all models, for good.
+/// Removes all that a graveyard's folder holds, of all models, but for these conversations.
 ///
 /// # Errors
 /// When something cannot be removed.
-pub fn remove(folder: &Path, conversation: &str) -> std::io::Result<()> {
-    let named = format!("{:032x}", whose(conversation).0);
-    for model in list(folder) {
-        let kept = model.join(&named);
-        if kept.is_dir() {
-            fs::remove_dir_all(kept)?;
+pub fn keep_only(folder: &Path, conversations: &[String]) -> std::io::Result<()> {
+    let kept: Vec<String> = conversations.iter().map(|key| format!("{:032x}", whose(key).0)).collect();
+    for conversation in list(folder).iter().flat_map(|model| list(model)) {
+        let named = |name: &str| kept.iter().any(|kept| kept == name);
+        if conversation.is_dir() && !name_of(&conversation).is_some_and(named) {
+            fs::remove_dir_all(conversation)?;
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! A copy of the memory that is used and thrown away: a second sequence over the same cells. It never moves anything.
 
+use super::surgery::alike;
 use super::{FORK, MAIN, Mirror, MirrorError, Mode, Part, Ready};
 use crate::cells::{Cached, Line};
 use crate::ffi::Pos;
@@ -58,9 +59,9 @@ impl Mirror {
         let mut upkeep = Upkeep::default();
         let mut fork = Line::new(FORK);
         self.fork = Some(Line::new(FORK));
-        let same =
-            |t: &Cached| keys.binary_search(&t.key).is_ok_and(|n| window[n].id.0 == t.token.cast_unsigned());
-        let shared: Vec<Cached> = self.main.tokens.iter().copied().filter(same).collect();
+        let same = alike(&self.main.tokens, window, keys);
+        let shared = self.main.tokens.iter().copied().zip(same).filter(|(_, same)| *same);
+        let shared: Vec<Cached> = shared.map(|(token, _)| token).collect();
         let (mut at, mut here) = (0, 0);
         let end = window.len() - 1;
         while at < end {

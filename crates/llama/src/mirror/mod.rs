@@ -433,7 +433,9 @@ impl Mirror {
                     keys[*w] == keys[at].plus(*n) && window[*w].id.0 == token.cast_unsigned()
                 };
                 let same = pairs.take_while(same).count();
-                if head.tokens.len() - same > spare { 0 } else { same }
+                // What stands beside what was said may have changed: it is the same from its beginning on, or not at all.
+                let begun = keys[at].behind <= 1;
+                if head.tokens.len() - same > spare || !begun { 0 } else { same }
             });
             match (head, same) {
                 (Some(head), same) if same > 0 => {

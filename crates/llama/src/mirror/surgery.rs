@@ -19,10 +19,11 @@ impl Mirror {
         keys: &[Key],
         upkeep: &mut Upkeep,
     ) -> Result<(), MirrorError> {
-        let stays =
-            |t: &Cached| keys.binary_search(&t.key).is_ok_and(|n| window[n].id.0 == t.token.cast_unsigned());
         let gone: Vec<usize> = match self.mode {
-            Mode::Keep => (0..self.main.tokens.len()).filter(|&n| !stays(&self.main.tokens[n])).collect(),
+            Mode::Keep => {
+                let stays = alike(&self.main.tokens, window, keys);
+                (0..self.main.tokens.len()).filter(|&n| !stays[n]).collect()
+            }
             Mode::Reread => {
                 // From the first difference on.
                 let same = |(t, (k, s)): &(&Cached, (&Key, &Seen))| {
@@ -225,6 +226,20 @@ impl Mirror {
     }
 }
 
+/// Which tokens of a line are those of a window. What was said never changes; what stands beside it does, and is the same only
+/// as far as all of it before is.
+pub(super) fn alike(line: &[Cached], window: &[Seen], keys: &[Key]) -> Vec<bool> {
+    let mut alike: Vec<bool> = Vec::with_capacity(line.len());
+    for (n, token) in line.iter().enumerate() {
+        let same =
+            keys.binary_search(&token.key).is_ok_and(|at| window[at].id.0 == token.token.cast_unsigned());
+        let begun = token.key.behind <= 1
+            || n.checked_sub(1).is_some_and(|before| alike[before] && line[before].key.plus(1) == token.key);
+        alike.push(same && begun);
+    }
+    alike
+}
+
 /// Tokens of a window, from a position on.
 fn new_tokens(range: Range<usize>, start: Pos, window: &[Seen], keys: &[Key]) -> Vec<Cached> {
     let token = |(n, position): (usize, Pos)| Cached {
@@ -235,4 +250,36 @@ fn new_tokens(range: Range<usize>, start: Pos, window: &[Seen], keys: &[Key]) ->
         cell: None,
     };
     range.zip(start..).map(token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halo_core::token::{Position, TokenId};
+
+    /// A memory that was changed in its middle is another from there on, though its end says the same.
+    #[test]
+    fn what_stands_beside_is_the_same_as_far_as_it_is_from_its_beginning() {
+        let seen = |at: u64, behind: u16, id: u32| Seen {
+            position: Some(Position(at)),
+            behind,
+            id: TokenId(id),
+            begins: false,
+        };
+        let window =
+            |middle: u32| [seen(3, 0, 9), seen(3, 1, 1), seen(3, 2, middle), seen(3, 3, 3), seen(4, 0, 8)];
+        let names = |window: &[Seen]| crate::key::keys(window).expect("in order");
+        let old = window(2);
+        let token = |(seen, key): (&Seen, Key)| Cached {
+            key,
+            token: seen.id.0.cast_signed(),
+            begins: false,
+            position: 0,
+            cell: None,
+        };
+        let line: Vec<Cached> = old.iter().zip(names(&old)).map(token).collect();
+        assert_eq!(alike(&line, &old, &names(&old)), [true; 5]);
+        let new = window(7);
+        assert_eq!(alike(&line, &new, &names(&new)), [true, true, false, false, true]);
+    }
 }

@@ -18,6 +18,9 @@ use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 
+/// What was typed, for whoever wants to type it again.
+pub const HISTORY: &str = "chat_history.txt";
+
 /// Which conversation.
 #[derive(clap::Args)]
 pub struct Options {

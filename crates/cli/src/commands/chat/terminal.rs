@@ -30,7 +30,7 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
         }
     })?;
     let mut editor = DefaultEditor::with_config(Config::builder().auto_add_history(true).build())?;
-    let history = common.data_folder().map(|data| data.join("chat_history.txt"));
+    let history = common.data_folder().map(|data| data.join(super::HISTORY));
     if let Some(history) = &history {
         let _ = editor.load_history(history);
     }

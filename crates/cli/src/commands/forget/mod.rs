@@ -314,45 +314,112 @@ fn sure() -> Result<bool> {
 }
 
 /// Forgets now. Returns how many paragraphs that were.
+///
+/// The wish is noted first and struck out last: what fails halfway is finished the next time.
 fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     let data = common.data_folder().context("this system names no data folder: give one with --data")?;
     let audit = Audit::open(&data)?;
-    let mut store = common.open_store()?;
     let name = &target.name;
-    let known = store.conversations()?.into_iter().find(|known| known.name == *name);
-    let records = store.records(name, Kind::Capture)?;
-    let (gone, from) = match &target.what {
-        Goes::Chunks(chunks) => {
-            let first = chunks.iter().map(|id| id.turn.0).min().unwrap_or(0);
-            (store.forget(name, chunks)?, first)
-        }
-        Goes::Everything => {
-            let all: Vec<ChunkId> =
-                store.load(name, Access::Read)?.chunks().map(|chunk| chunk.id()).collect();
-            let gone = store.words(name, &all)?;
-            store.forget_all(name)?;
-            (gone, 0)
-        }
+    let (mut store, mut timeline) = existing(common, name, Access::Write)?;
+    let (chunks, all): (Vec<ChunkId>, bool) = match &target.what {
+        Goes::Chunks(chunks) => (chunks.clone(), false),
+        Goes::Everything => (timeline.chunks().map(|chunk| chunk.id()).collect(), true),
     };
-    // What was recorded since may show it.
-    for record in records {
+    if let Some(missing) = chunks.iter().find(|&&id| timeline.chunk(id).is_none()) {
+        bail!("there is no chunk {missing} in '{}'", printable(name));
+    }
+    let rest = without(pending(&mut store, name)?, &chunks);
+    let names: Vec<String> = chunks.iter().map(ToString::to_string).collect();
+    let noted = json!({ "due": wish.now, "chunks": names, "hidden": [], "all": all });
+    put_pending(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
+
+    // Caches and recordings first: they are found by what is still there.
+    let times =
+        store.records(name, Kind::Setting)?.into_iter().find(|record| record.key == session::FORGOTTEN);
+    let times = times.and_then(|record| record.value.parse::<u64>().ok()).unwrap_or(0) + 1;
+    store.put_record(name, Kind::Setting, session::FORGOTTEN, Some(&times.to_string()))?;
+    let mut keys = Vec::new();
+    for known in store.conversations()?.iter().filter(|known| known.name != *name) {
+        keys.push(session::key(&mut store, known)?);
+    }
+    graveyard::keep_only(&data.join("kv"), &keys).context("what the model had saved of it is still there")?;
+    let from = chunks.iter().map(|id| id.turn.0).min().unwrap_or(0);
+    for record in store.records(name, Kind::Capture)? {
+        // What was recorded since may show it.
         let told: Value = serde_json::from_str(&record.value).unwrap_or_default();
         if told["turn"].as_u64().is_none_or(|turn| turn >= u64::from(from)) {
             remove_capture(Path::new(&record.key));
-            if matches!(target.what, Goes::Chunks(_)) {
-                store.put_record(name, Kind::Capture, &record.key, None)?;
-            }
+            store.put_record(name, Kind::Capture, &record.key, None)?;
         }
     }
-    if let Some(known) = known {
-        graveyard::remove(&data.join("kv"), &session::key(&known))
-            .with_context(|| "what the model had saved of it is still there".to_owned())?;
+    let missing = away(&timeline, &chunks);
+    store.bring(name, &mut timeline, &missing)?;
+    let still = |id: &&ChunkId| timeline.chunk(**id).is_some_and(|chunk| !chunk.is_forgotten());
+    let still: Vec<ChunkId> = chunks.iter().filter(still).copied().collect();
+    let gone = store.words(name, &still)?;
+    unwrite(&data.join(crate::commands::chat::HISTORY), &gone)?;
+    for gone in &gone {
+        // Of a conversation that is forgotten with its name, the name is not told either.
+        audit.note(if all { "a conversation" } else { name }, gone, wish)?;
     }
-    let count = gone.len();
-    for gone in gone {
-        audit.note(name, &gone, wish)?;
+    tell_of_notes(&mut store, name, &gone)?;
+    if all {
+        store.forget_all(name)?;
+    } else {
+        store.forget(name, &chunks)?;
+        store.load(name, Access::Write)?;
+        put_pending(&mut store, name, &rest)?;
     }
-    Ok(count)
+    Ok(gone.len())
+}
+
+/// What waits to be forgotten, without some chunks.
+fn without(pending: Vec<Value>, chunks: &[ChunkId]) -> Vec<Value> {
+    let gone: Vec<String> = chunks.iter().map(ToString::to_string).collect();
+    let rest = |list: &Value| -> Vec<Value> {
+        let list = list.as_array().into_iter().flatten();
+        list.filter(|name| !gone.iter().any(|gone| *name == gone)).cloned().collect()
+    };
+    let one = |one: Value| {
+        let (chunks, hidden) = (rest(&one["chunks"]), rest(&one["hidden"]));
+        (!chunks.is_empty())
+            .then(|| json!({ "due": one["due"], "chunks": chunks, "hidden": hidden, "all": one["all"] }))
+    };
+    pending.into_iter().filter_map(one).collect()
+}
+
+/// Takes lines out of what the terminal has kept of what was typed.
+fn unwrite(history: &Path, gone: &[Gone]) -> Result<()> {
+    let Ok(text) = std::fs::read_to_string(history) else { return Ok(()) };
+    let says = |line: &str| {
+        let line = line.trim();
+        !line.is_empty()
+            && gone.iter().any(|gone| gone.text.contains(line) || line.contains(gone.text.trim()))
+    };
+    let kept: String = text.lines().filter(|line| !says(line)).map(|line| format!("{line}\n")).collect();
+    if kept != text {
+        std::fs::write(history, kept).with_context(|| format!("cannot write {}", history.display()))?;
+    }
+    Ok(())
+}
+
+/// The model's notes are its own words, and stay; where they repeat what goes, the user is told.
+fn tell_of_notes(store: &mut Database, name: &str, gone: &[Gone]) -> Result<()> {
+    for note in store.records(name, Kind::Note)? {
+        let words = gone.iter().flat_map(|gone| gone.text.split(|c: char| !c.is_alphanumeric()));
+        let mut shared: Vec<&str> =
+            words.filter(|w| w.chars().count() >= 5 && note.value.contains(*w)).collect();
+        shared.sort_unstable();
+        shared.dedup();
+        if !shared.is_empty() {
+            let words = printable(&shared.join(", "));
+            say(&format!(
+                "the model's notes of '{}' speak of the same ({words}): look at them on the page, or with /notes",
+                printable(name)
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Removes a recording: the files that it is made of, and the folder if nothing else is in it.
@@ -398,11 +465,25 @@ fn named(list: &Value) -> Vec<ChunkId> {
     names.filter_map(|name| name.parse().ok()).collect()
 }
 
+/// Those of some chunks that are there, out of sight, and not forgotten yet: others were restored, or are gone.
+fn waiting(
+    store: &mut Database,
+    name: &str,
+    timeline: &mut Timeline,
+    chunks: Vec<ChunkId>,
+) -> Result<Vec<ChunkId>> {
+    let missing = away(timeline, &chunks);
+    store.bring(name, timeline, &missing)?;
+    let waits = |id: &ChunkId| timeline.chunk(*id).is_some_and(|c| c.is_withdrawn() && !c.is_forgotten());
+    Ok(chunks.into_iter().filter(waits).collect())
+}
+
 /// Takes back what waits to be forgotten in a conversation.
 fn keep(common: &Common, name: &str) -> Result<usize> {
     let (mut store, mut timeline) = existing(common, name, Access::Write)?;
-    let waiting = pending(&mut store, name)?;
-    let chunks: Vec<ChunkId> = waiting.iter().flat_map(|one| named(&one["hidden"])).collect();
+    let hidden: Vec<ChunkId> =
+        pending(&mut store, name)?.iter().flat_map(|one| named(&one["hidden"])).collect();
+    let chunks = waiting(&mut store, name, &mut timeline, hidden)?;
     let parts: Vec<Part> = chunks.iter().map(|&chunk| Part { chunk, extent: Extent::Whole }).collect();
     if !parts.is_empty() {
         store.transact(name, &mut timeline, &Change::Restore(parts), Durability::Now)?;
@@ -411,27 +492,50 @@ fn keep(common: &Common, name: &str) -> Result<usize> {
     Ok(chunks.len())
 }
 
-/// Forgets what has come to the end of its time of grace, everywhere.
+/// Forgets what has come to the end of its time of grace, everywhere. What cannot be done in one conversation keeps no other.
 fn due(common: &Common, now: i64) -> Result<usize> {
     let Some(mut store) = common.look_at_store()? else { return Ok(0) };
     let names: Vec<String> = store.conversations()?.into_iter().map(|known| known.name).collect();
-    let mut done = 0;
+    let (mut done, mut failed) = (0, None);
     for name in names {
-        let waiting = pending(&mut store, &name)?;
-        let (ripe, rest): (Vec<Value>, Vec<Value>) =
-            waiting.into_iter().partition(|one| one["due"].as_i64().is_some_and(|due| due <= now));
-        for one in &ripe {
-            let all = one["all"].as_bool().unwrap_or(false);
-            let what = if all { Goes::Everything } else { Goes::Chunks(named(&one["chunks"])) };
-            done += forget(common, &Target { name: name.clone(), what }, &Wish { by: USER, now })?;
-        }
-        let mut writes = common.open_store()?;
-        if !ripe.is_empty() && writes.conversations()?.iter().any(|known| known.name == name) {
-            writes.load(&name, Access::Write)?;
-            put_pending(&mut writes, &name, &rest)?;
+        let ripe = |one: &Value| one["due"].as_i64().is_some_and(|due| due <= now);
+        let ripe: Vec<Value> = pending(&mut store, &name)?.into_iter().filter(ripe).collect();
+        for one in ripe {
+            match ripen(common, &name, &one, now) {
+                Ok(gone) => done += gone,
+                Err(why) => failed = Some(why),
+            }
         }
     }
-    Ok(done)
+    match failed {
+        Some(why) if done == 0 => Err(why),
+        Some(why) => {
+            say(&format!("not all that was to be forgotten could be: {why:#}"));
+            Ok(done)
+        }
+        None => Ok(done),
+    }
+}
+
+/// Forgets what waited in one conversation and still does.
+fn ripen(common: &Common, name: &str, one: &Value, now: i64) -> Result<usize> {
+    let wish = Wish { by: USER, now };
+    let begun = one["hidden"].as_array().is_some_and(Vec::is_empty);
+    if one["all"].as_bool().unwrap_or(false) {
+        return forget(common, &Target { name: name.to_owned(), what: Goes::Everything }, &wish);
+    }
+    let (mut store, mut timeline) = existing(common, name, Access::Write)?;
+    let wanted = named(&one["chunks"]);
+    let there: Vec<ChunkId> = wanted.iter().copied().filter(|&id| timeline.chunk(id).is_some()).collect();
+    // What was begun is finished; what only waited may have been restored since.
+    let chunks = if begun { there } else { waiting(&mut store, name, &mut timeline, there)? };
+    if chunks.is_empty() {
+        let rest = without(pending(&mut store, name)?, &wanted);
+        put_pending(&mut store, name, &rest)?;
+        return Ok(0);
+    }
+    drop(store);
+    forget(common, &Target { name: name.to_owned(), what: Goes::Chunks(chunks) }, &wish)
 }
 
 /// The same words may be elsewhere: in a branch, in what another model has read anew, in a copy that was made before mending.

@@ -84,7 +84,11 @@ pub fn apply(settings: &Settings, common: &Common, now: i64) -> Result<usize> {
         let name = &known.name;
         let due = due(&mut store, name, &policy, now)?;
         if due.all_warm {
-            graveyard::remove(&data.join("kv"), &session::key(&known))?;
+            let mut keys = Vec::new();
+            for other in store.conversations()?.iter().filter(|other| other.name != *name) {
+                keys.push(session::key(&mut store, other)?);
+            }
+            graveyard::keep_only(&data.join("kv"), &keys)?;
         }
         if due.captures.is_empty() && due.turns.is_empty() && due.months.is_empty() {
             continue;
