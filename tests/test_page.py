@@ -349,7 +349,7 @@ def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
 def test_memories_stand_where_their_range_was(browser, tmp_path):
     """Formed by the real model, shown where they stand, and in the user's hand."""
     small = ("memory.enabled=true", "memory.range_tokens=150", "memory.tokens=48", "memory.delay=1", "memory.share=0.5",
-             "context.max_tokens=420", "generation.max_tokens=48", "chunk.min_tokens=16", "recall.mode=lexical", "resurrect.candidates=0")
+             "context.max_tokens=420", "generation.max_tokens=48", "chunk.min_tokens=16", "recall.mode=lexical", "resurrect.candidates=0", "prune.policy=fifo")
     server = Server(tmp_path, *small).start()
     page = browser.new_page(color_scheme="dark")
     try:
@@ -364,7 +364,7 @@ def test_memories_stand_where_their_range_was(browser, tmp_path):
             say(page, f"Tell me something about {topic}, please.")
         # It stands where its range was, when that has left; the words of the user are in it as they were said.
         stands = page.locator("#log .memory").first
-        expect(stands).to_contain_text("The user said: Tell me something about cheese, please.", timeout=LONG)
+        expect(stands).to_contain_text("The user said: The gun on the wall is called Betsy.", timeout=LONG)
         shown = page.locator("#log > article").evaluate_all("all => all.map((node) => Number(node.dataset.turn))")
         assert shown == sorted(shown), shown
         shot(page, "memory")

@@ -14,6 +14,7 @@ export const state = {
 };
 
 let waiting = null;    // events that came while the state was on its way
+let asked = 0;         // how often it was asked for: only the last answer counts
 
 const saved = () => JSON.parse(localStorage.getItem("tabs") ?? "[]");
 const keepTabs = () => localStorage.setItem("tabs", JSON.stringify(state.tabs));
@@ -55,16 +56,19 @@ export function renameTab(from, to) {
 // Reads the conversation anew. What happens meanwhile is applied behind it, as far as it is newer.
 export async function refresh() {
   const name = state.name;
+  const mine = (asked += 1);
   waiting ??= [];
   let now;
   try {
     now = await api.state(name);
   } catch (error) {
+    if (mine !== asked) return;
     if (error instanceof Away) { waiting = null; return; }
     // One that has not begun is empty.
     now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, premises: {}, fresh: true };
   }
-  if (name !== state.name) return;
+  // An older state behind a newer one would take back what was heard between the two.
+  if (mine !== asked || name !== state.name) return;
   state.now = now;
   state.chunks = new Map(now.chunks.map((chunk) => [chunk.chunk, chunk]));
   state.order = now.chunks.map((chunk) => chunk.chunk);
