@@ -72,7 +72,8 @@ def test_thirty_thousand_tokens_on_screen(browser, long):  # noqa: F811
     touched, changes = page.evaluate("[[...touched], changes]")
     answered = {name for name, _ in touched if name != "else"}
     new = answered - {chunk["chunk"] for chunk in state["chunks"]}
-    assert answered == new and len(new) <= 8, touched
+    # How many paragraphs that are depends on how far it has come by now; they are all of the one answer.
+    assert answered == new and len({name.split(".")[0] for name in new}) == 1, touched
     assert changes <= 2 * TOKENS, changes
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
     expect(page.locator(".chunk", has_text="word399")).to_be_visible()
