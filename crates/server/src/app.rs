@@ -94,6 +94,15 @@ impl App {
         Ok(self.host.desk(name)?)
     }
 
+    /// The same, where something has been said: while its first message waits for the model, the store knows nothing of it.
+    pub(crate) fn begun(&self, name: &str) -> Answer<Arc<Desk>> {
+        let desk = self.desk(name)?;
+        match desk.board().look().standing.timeline.is_empty() {
+            true => Err(Refusal::missing(format!("nothing has been said in '{name}' yet"))),
+            false => Ok(desk),
+        }
+    }
+
     /// The same, or a new one.
     pub(crate) fn desk_or_new(&self, name: &str) -> Answer<Arc<Desk>> {
         check_name(name)?;

@@ -112,7 +112,7 @@ async fn chunk(
 ) -> Answer<Json<Close>> {
     let id: ChunkId = chunk.parse().map_err(|e| Refusal::bad(format!("{e}")))?;
     aside(move || {
-        let desk = app.desk(&name)?;
+        let desk = app.begun(&name)?;
         let mut timeline = desk.board().look().standing.timeline.clone();
         let history = app.read(|store| {
             bring(store, &name, &mut timeline, &[id])?;
@@ -308,7 +308,7 @@ fn bring(
     responses((status = 200, body = Vec<TurnRecord>), (status = 404, body = Wrong)))]
 async fn turns(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Vec<TurnRecord>>> {
     aside(move || {
-        app.desk(&name)?;
+        app.begun(&name)?;
         let records = app.read(|store| store.records(&name, Kind::Turn))?;
         let mut turns: Vec<TurnRecord> = records
             .into_iter()
@@ -328,7 +328,7 @@ async fn turns(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
     responses((status = 200, body = Past), (status = 400, body = Wrong), (status = 404, body = Wrong)))]
 async fn past(State(app): State<Arc<App>>, Named((name, turn)): Named<(String, u32)>) -> Answer<Json<Past>> {
     aside(move || {
-        let standing = app.desk(&name)?.board().look().standing;
+        let standing = app.begun(&name)?.board().look().standing;
         if !standing.timeline.turns().iter().any(|known| known.id == TurnId(turn)) {
             return Err(Refusal::missing(format!("there is no turn {turn} in '{name}'")));
         }
@@ -354,7 +354,7 @@ async fn looks(
     Named((name, position)): Named<(String, u64)>,
 ) -> Answer<Json<Attended>> {
     aside(move || {
-        let standing = app.desk(&name)?.board().look().standing;
+        let standing = app.begun(&name)?.board().look().standing;
         let missing = "only what the latest answer looked at is kept, since the program was started";
         let look = app.looks.of(&name, Position(position)).ok_or_else(|| Refusal::missing(missing))?;
         let timeline = &standing.timeline;
@@ -386,7 +386,7 @@ async fn looks(
     responses((status = 200, body = Vec<Note>), (status = 404, body = Wrong)))]
 async fn notes(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Vec<Note>>> {
     aside(move || {
-        app.desk(&name)?;
+        app.begun(&name)?;
         let notes = app.read(|store| store.records(&name, Kind::Note))?;
         Ok(Json(notes.into_iter().map(|note| Note { file: note.key, text: note.value }).collect()))
     })
