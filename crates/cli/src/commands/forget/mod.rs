@@ -117,7 +117,14 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         );
     }
     if options.by_age {
-        return policy::run(options.dry_run, &settings, common, now);
+        if !options.dry_run && !options.yes {
+            policy::show(&settings, common, now)?;
+            be_sure()?;
+        }
+        return match options.dry_run {
+            true => policy::show(&settings, common, now),
+            false => policy::run(&settings, common, now),
+        };
     }
     let names = names(options, common)?;
     if options.keep {
@@ -140,10 +147,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     }
     if !options.yes {
         list(common, &shown, "would be forgotten")?;
-        let sure = std::io::stdin().is_terminal() && sure()?;
-        if !sure {
-            bail!("nothing was forgotten: add --yes to forget this, --dry-run only to look");
-        }
+        be_sure()?;
     }
     let wish = Wish { by: USER, now };
     let grace = settings.lethe_grace.0 * DAY;
@@ -303,6 +307,14 @@ fn list(common: &Common, shown: &[(String, Gone)], what: &str) -> Result<()> {
     }
     let tokens: usize = shown.iter().map(|(_, gone)| gone.tokens).sum();
     print(&format!("{}, {tokens} tokens {what}\n", count(shown.len() as u64, "paragraph")))
+}
+
+/// Asks whoever is there to ask; what nobody is sure of is not done.
+fn be_sure() -> Result<()> {
+    if std::io::stdin().is_terminal() && sure()? {
+        return Ok(());
+    }
+    bail!("nothing was forgotten: add --yes to forget this, --dry-run only to look")
 }
 
 fn sure() -> Result<bool> {

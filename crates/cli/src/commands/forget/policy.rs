@@ -44,18 +44,26 @@ fn policy(settings: &Settings) -> Result<Policy> {
     Ok(policy)
 }
 
-/// Shows what is due by age, or forgets it.
-pub fn run(dry_run: bool, settings: &Settings, common: &Common, now: i64) -> Result<()> {
-    if !dry_run {
-        let gone = apply(settings, common, now)?;
-        return match common.json {
-            true => print_json(&json!({ "forgotten": gone })),
-            false => print(&format!("{} forgotten for good\n", count(gone as u64, "paragraph"))),
-        };
+/// Forgets what is due by age.
+pub fn run(settings: &Settings, common: &Common, now: i64) -> Result<()> {
+    let gone = apply(settings, common, now)?;
+    match common.json {
+        true => print_json(&json!({ "forgotten": gone })),
+        false => print(&format!("{} forgotten for good\n", count(gone as u64, "paragraph"))),
     }
+}
+
+/// Shows what is due by age.
+pub fn show(settings: &Settings, common: &Common, now: i64) -> Result<()> {
     let policy = policy(settings)?;
-    let Some(mut store) = common.look_at_store()? else { return print("nothing was ever kept here\n") };
     let mut rows = Vec::new();
+    let Some(mut store) = common.look_at_store()? else {
+        return if common.json {
+            print_json(&Value::Array(rows))
+        } else {
+            print("nothing was ever kept here\n")
+        };
+    };
     for known in store.conversations()? {
         let due = due(&mut store, &known.name, &policy, now)?;
         rows.push(json!({
