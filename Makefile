@@ -44,7 +44,7 @@ clients: ## the real program in a browser and with the clients of others
 	@scripts/clients
 
 ledger: ## which of the 333 requirements work
-	@$(CARGO) test --locked --quiet --package halo --test ledger -- --nocapture
+	@$(CARGO) test --workspace --locked --quiet --test ledger -- --nocapture
 
 bench: build ## the figures that the core claims, measured here
 	@target/release/halo bench core

@@ -1,0 +1,479 @@
+//! What an agent answers on a heartbeat: what it says and what it does. Models answer in JSON, in JSON within a fence, in TOON, or
+//! in something that ends too early; what can be understood is, and what cannot is told.
+
+use crate::action::{Action, Bounds, KINDS};
+use crate::format::Output;
+use crate::hud::Hud;
+use crate::world::{AgentId, RoomId, World};
+use serde_json::{Map, Value, json};
+
+/// What an agent answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// What it says, room by room.
+    pub responses: Vec<Response>,
+    /// What it does, or why that is nothing that can be done: the word for it, and the reason.
+    pub actions: Vec<Result<Action, (String, String)>>,
+    /// Whether something had to be put right before it could be read.
+    pub repaired: bool,
+}
+
+/// Something that an agent says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// Where.
+    pub room: RoomId,
+    /// What.
+    pub message: String,
+}
+
+/// What agents write when they say nothing.
+pub const SILENCE: &str = "[no response]";
+
+/// The most that is read of an answer, in bytes.
+const LONGEST: usize = 1 << 20;
+
+/// What came of an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Messages that were sent, or are being written.
+    pub said: usize,
+    /// Actions that were done.
+    pub done: usize,
+    /// What was not, and why.
+    pub refused: Vec<String>,
+}
+
+impl Answer {
+    /// Understands what a model wrote.
+    ///
+    /// # Errors
+    /// In words, when nothing of it can be.
+    pub fn read(text: &str, output: Output) -> Result<Self, String> {
+        if text.len() > LONGEST {
+            return Err("the answer is too long to be read".to_owned());
+        }
+        let body = unfenced(text);
+        let json = || from_json(body).map(|value| (value, false));
+        let toon = || from_toon(body).map(|value| (value, false));
+        let found = match output {
+            Output::Json => json().or_else(toon),
+            Output::Toon => toon().or_else(json),
+        };
+        let (value, repaired) = found
+            .or_else(|| repaired(body).map(|value| (value, true)))
+            .ok_or("the answer is neither JSON nor TOON with 'responses' and 'actions'")?;
+        Ok(Self::of(value, repaired))
+    }
+
+    fn of(value: Value, repaired: bool) -> Self {
+        let mut answer = Self { repaired, ..Self::default() };
+        let Value::Object(mut fields) = value else { return answer };
+        match fields.shift_remove("responses") {
+            Some(Value::Array(items)) => items.iter().for_each(|item| answer.say(item)),
+            Some(item @ Value::Object(_)) if item.get("message").is_some() => answer.say(&item),
+            // Some models name the room and then what they say there.
+            Some(Value::Object(by_room)) => {
+                for (room, message) in by_room {
+                    answer.say(&json!({"room_id": room, "message": message}));
+                }
+            }
+            _ => {}
+        }
+        let actions = match fields.shift_remove("actions") {
+            Some(Value::Array(actions)) => actions,
+            Some(action @ Value::Object(_)) => vec![action],
+            _ => Vec::new(),
+        };
+        for action in actions {
+            if action.get("type").and_then(Value::as_str) == Some("send_message") {
+                answer.say(&action);
+            } else {
+                answer.actions.push(act(action));
+            }
+        }
+        answer
+    }
+
+    /// Something that is to be said.
+    fn say(&mut self, item: &Value) {
+        let text = |names: &[&str]| names.iter().find_map(|name| item.get(*name)).and_then(Value::as_str);
+        let room = ["room_id", "room", "id"].iter().find_map(|name| item.get(*name)).and_then(number);
+        let message = text(&["message", "content", "text"]);
+        match (room, message) {
+            (Some(room), Some(message)) => {
+                let silent = message.trim().is_empty() || message.trim().eq_ignore_ascii_case(SILENCE);
+                if !silent {
+                    self.responses.push(Response { room, message: message.to_owned() });
+                }
+            }
+            _ => {
+                let why = "a response has a room_id and a message".to_owned();
+                self.actions.push(Err(("response".to_owned(), why)));
+            }
+        }
+    }
+}
+
+fn number(value: &Value) -> Option<RoomId> {
+    let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())?;
+    u32::try_from(number).ok().map(AgentId)
+}
+
+fn act(action: Value) -> Result<Action, (String, String)> {
+    let kind = action.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !KINDS.contains(&kind.as_str()) {
+        let why = if kind.is_empty() {
+            "an action has a type".to_owned()
+        } else {
+            format!("there is no action '{kind}'")
+        };
+        return Err((if kind.is_empty() { "action".to_owned() } else { kind }, why));
+    }
+    serde_json::from_value(action).map_err(|why| (kind, why.to_string()))
+}
+
+/// What is within a fence of backticks, if there is one; else everything.
+fn unfenced(text: &str) -> &str {
+    let Some(start) = text.find("```") else { return text.trim() };
+    let inner = &text[start + 3..];
+    let inner = inner.split_once('\n').map_or(inner, |(word, rest)| {
+        if word.trim().chars().all(char::is_alphanumeric) { rest } else { inner }
+    });
+    inner.split_once("```").map_or(inner, |(inside, _)| inside).trim()
+}
+
+/// Whether it is an answer at all.
+fn is_answer(value: &Value) -> bool {
+    value.get("responses").is_some() || value.get("actions").is_some()
+}
+
+fn from_json(text: &str) -> Option<Value> {
+    let start = text.find('{')?;
+    // What a model says behind its answer is not part of it.
+    let mut read = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+    read.next()?.ok().filter(is_answer)
+}
+
+fn from_toon(text: &str) -> Option<Value> {
+    let start = text.find("responses").into_iter().chain(text.find("actions")).min()?;
+    let start = text[..start].rfind('\n').map_or(0, |at| at + 1);
+    let value: Value = toon_format::decode(&text[start..], &toon_format::DecodeOptions::default()).ok()?;
+    is_answer(&value).then(|| without_nothing(value))
+}
+
+/// Rows of a table are filled up with nothing where an entry lacks a field.
+fn without_nothing(mut value: Value) -> Value {
+    for list in ["responses", "actions"] {
+        for row in value.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(fields) = row.as_object_mut() {
+                fields.retain(|_, value| !value.is_null());
+            }
+        }
+    }
+    value
+}
+
+/// JSON that ends too early, has commas too many, or line breaks within its texts, put right; none where that does not help.
+fn repaired(text: &str) -> Option<Value> {
+    let start = text.find('{')?;
+    let (mut out, mut closers) = (String::with_capacity(text.len()), Vec::new());
+    // Where something was whole, and what was open there.
+    let mut whole: Vec<(usize, Vec<char>)> = Vec::new();
+    let (mut in_string, mut escaped) = (false, false);
+    for c in text[start..].chars() {
+        if in_string {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' => escaped = true,
+                '"' => in_string = false,
+                _ => {}
+            }
+            match c {
+                '\n' => out.push_str("\\n"),
+                c if c.is_control() => {}
+                c => out.push(c),
+            }
+            if !in_string {
+                whole.push((out.len(), closers.clone()));
+            }
+            continue;
+        }
+        match c {
+            '"' => in_string = true,
+            '{' => closers.push('}'),
+            '[' => closers.push(']'),
+            '}' | ']' => {
+                // A comma before the end of a list is one too many.
+                let kept = out.trim_end().trim_end_matches(',').len();
+                out.truncate(kept);
+                if closers.last() != Some(&c) {
+                    break;
+                }
+                closers.pop();
+            }
+            _ => {}
+        }
+        out.push(c);
+        if !c.is_whitespace() && !matches!(c, ',' | ':' | '"') {
+            whole.push((out.len(), closers.clone()));
+        }
+        if closers.is_empty() {
+            break;
+        }
+    }
+    let close = |text: &str, closers: &[char]| {
+        let text: String = text.chars().chain(closers.iter().rev().copied()).collect();
+        serde_json::from_str::<Value>(&text).ok().filter(is_answer)
+    };
+    if in_string {
+        let cut = out.strip_suffix('\\').filter(|_| escaped).unwrap_or(&out);
+        if let Some(value) = close(&format!("{cut}\""), &closers) {
+            return Some(value);
+        }
+    }
+    whole.iter().rev().take(64).find_map(|(at, closers)| close(&out[..*at], closers))
+}
+
+impl World {
+    /// Does what an agent answered: first what it writes down, then what it says, then the rest. Whatever is refused, it is told
+    /// why.
+    pub fn answer(&mut self, who: AgentId, answer: Answer, bounds: Bounds<'_>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let learns = |action: &Result<Action, _>| {
+            matches!(action, Ok(Action::Set { .. } | Action::Delete { .. } | Action::Append { .. }))
+        };
+        let (first, rest): (Vec<_>, Vec<_>) = answer.actions.into_iter().partition(learns);
+        self.act_all(who, first, bounds, &mut outcome);
+        for Response { room, message } in answer.responses {
+            match self.speak(room, who, &message, None, bounds.now) {
+                Ok(()) => outcome.said += 1,
+                Err(why) => {
+                    self.refuse(who, "response", &*why, bounds.now);
+                    outcome.refused.push(why);
+                }
+            }
+        }
+        self.act_all(who, rest, bounds, &mut outcome);
+        outcome
+    }
+
+    fn act_all(
+        &mut self,
+        who: AgentId,
+        actions: Vec<Result<Action, (String, String)>>,
+        bounds: Bounds<'_>,
+        outcome: &mut Outcome,
+    ) {
+        for action in actions {
+            let done = match action {
+                Ok(action) => self.act(who, action, bounds),
+                Err((kind, why)) => {
+                    self.refuse(who, &kind, &*why, bounds.now);
+                    Err(why)
+                }
+            };
+            match done {
+                Ok(()) => outcome.done += 1,
+                Err(why) => outcome.refused.push(why),
+            }
+        }
+    }
+}
+
+/// The most actions of an answer that is held to its form.
+const ACTIONS: usize = 3;
+/// The longest text in it, in characters.
+const TEXT: usize = 240;
+
+/// The form that an answer is held to: a JSON schema in which rooms, messages and people are those that the agent sees.
+#[must_use]
+pub fn schema(hud: &Hud) -> Value {
+    let text = |most: usize| json!({"type": "string", "maxLength": most});
+    let one_of = |known: Vec<u64>| json!({"enum": known});
+    let object = |kind: Option<&str>, fields: Vec<(&str, Value)>| {
+        let kind = kind.map(|kind| ("type", json!({"const": kind})));
+        let all: Vec<(&str, Value)> = kind.into_iter().chain(fields).collect();
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        let fields: Map<String, Value> =
+            all.iter().map(|(name, form)| ((*name).to_owned(), form.clone())).collect();
+        json!({"type": "object", "properties": fields, "required": names, "additionalProperties": false})
+    };
+    let rooms: Vec<u64> = hud.rooms.iter().map(|room| u64::from(room.id.0)).collect();
+    let own = hud.me.identity.id;
+    let path = json!({"type": "string", "pattern": "^[a-z_]{1,16}(\\.[A-Za-z0-9_]{1,16}){0,3}$"});
+    let value = json!({"anyOf": [text(TEXT / 2), {"type": "integer", "minimum": -999, "maximum": 999}, {"type": "boolean"}]});
+    let mut actions = vec![
+        object(Some("set"), vec![("path", path.clone()), ("value", value.clone())]),
+        object(Some("append"), vec![("path", path.clone()), ("value", value)]),
+        object(Some("delete"), vec![("path", path)]),
+        object(Some("set_name"), vec![("name", text(30))]),
+    ];
+    let heard: Vec<(u64, u64)> = hud
+        .rooms
+        .iter()
+        .flat_map(|room| room.messages.iter().map(move |said| (u64::from(room.id.0), said)))
+        .filter(|(_, said)| said.sender != own.to_string() && said.kind == "text")
+        .map(|(room, said)| (room, said.id))
+        .collect();
+    if !heard.is_empty() {
+        let messages: Vec<u64> = heard.iter().rev().take(8).map(|(_, id)| *id).collect();
+        let reactions = json!({"enum": ["thumbs_up", "thumbs_down", "brain", "heart"]});
+        actions.push(object(Some("react"), vec![("message_id", one_of(messages)), ("reaction", reactions)]));
+    }
+    for &room in &rooms {
+        let messages: Vec<u64> =
+            heard.iter().rev().filter(|(at, _)| *at == room).take(4).map(|(_, id)| *id).collect();
+        if !messages.is_empty() {
+            let fields = vec![
+                ("room_id", one_of(vec![room])),
+                ("message_id", one_of(messages)),
+                ("message", text(TEXT)),
+            ];
+            actions.push(object(Some("reply"), fields));
+        }
+    }
+    let others: Vec<u64> = hud
+        .rooms
+        .iter()
+        .flat_map(|room| &room.members)
+        .filter_map(|id| id.parse::<u64>().ok())
+        .filter(|&id| id != 0 && id != u64::from(own.0))
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    if !others.is_empty() {
+        actions.push(object(Some("wake_agent"), vec![("agent_id", one_of(others.clone()))]));
+    }
+    if let Some(room) = hud.rooms.iter().find(|room| room.is_self_room) {
+        actions.push(object(Some("set_billboard"), vec![("message", text(TEXT / 2))]));
+        if room.billboard.is_some() {
+            actions.push(object(Some("clear_billboard"), vec![]));
+        }
+        actions.push(object(
+            Some("set_wpm"),
+            vec![("wpm", json!({"type": "integer", "minimum": 10, "maximum": 200}))],
+        ));
+        actions.push(object(Some("create_key"), vec![("key", text(20))]));
+        let keys = room.my_keys.clone().unwrap_or_default();
+        if !keys.is_empty() {
+            actions.push(object(Some("revoke_key"), vec![("key", json!({"enum": keys}))]));
+        }
+        let requests: Vec<u64> =
+            room.pending_access_requests.iter().flatten().map(|request| request.id).collect();
+        if !requests.is_empty() {
+            actions.push(object(Some("grant_access"), vec![("request_id", one_of(requests.clone()))]));
+            actions.push(object(Some("deny_access"), vec![("request_id", one_of(requests))]));
+        }
+    }
+    let number = json!({"type": "integer", "minimum": 1, "maximum": 4094});
+    actions.push(object(Some("request_access"), vec![("room_id", number), ("key", text(20))]));
+    let elsewhere: Vec<u64> = rooms.iter().copied().filter(|&room| room != u64::from(own.0)).collect();
+    if !elsewhere.is_empty() {
+        actions.push(object(Some("leave_room"), vec![("room_id", one_of(elsewhere))]));
+    }
+    if !rooms.is_empty() {
+        let share = json!({"type": "string", "pattern": "^([1-9][0-9]?%|%\\*)$"});
+        actions
+            .push(object(Some("set_attention"), vec![("room_id", one_of(rooms.clone())), ("value", share)]));
+    }
+    let time =
+        "^20[2-9][0-9]-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$";
+    actions.push(object(Some("sleep"), vec![("until", json!({"type": "string", "pattern": time}))]));
+    if hud.meta.available_actions.contains_key("agent_management") {
+        let kinds = json!({"enum": ["persona", "bot"]});
+        let fields = vec![("name", text(30)), ("background_prompt", text(TEXT)), ("agent_type", kinds)];
+        actions.push(object(Some("create_agent"), fields));
+        if !others.is_empty() {
+            let fields = vec![("agent_id", one_of(others.clone())), ("background_prompt", text(TEXT))];
+            actions.push(object(Some("alter_agent"), fields));
+            actions.push(object(Some("retire_agent"), vec![("agent_id", one_of(others))]));
+        }
+    }
+    let response = match rooms.is_empty() {
+        true => json!({"type": "array", "maxItems": 0}),
+        false => {
+            let one = object(None, vec![("room_id", one_of(rooms.clone())), ("message", text(TEXT))]);
+            json!({"type": "array", "maxItems": rooms.len().min(2), "items": one})
+        }
+    };
+    let actions = json!({"type": "array", "maxItems": ACTIONS, "items": {"anyOf": actions}});
+    object(None, vec![("responses", response), ("actions", actions)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Answer {
+        Answer::read(text, Output::Json).unwrap_or_else(|why| panic!("{text}: {why}"))
+    }
+
+    #[test]
+    fn answers_come_in_many_shapes() {
+        let expected = Answer {
+            responses: vec![Response { room: AgentId(8), message: "Hello, you!".into() }],
+            actions: vec![Ok(Action::Set {
+                path: "character.mood".into(),
+                value: json!("curious"),
+                w: None,
+            })],
+            repaired: false,
+        };
+        let json = r#"{"responses": [{"room_id": 8, "message": "Hello, you!"}, {"room_id": 5, "message": "[no response]"}],
+            "actions": [{"type": "set", "path": "character.mood", "value": "curious"}]}"#;
+        assert_eq!(read(json), expected);
+        assert_eq!(read(&format!("Here is my answer:\n```json\n{json}\n```\nI hope it helps.")), expected);
+        assert_eq!(read(&format!("{json} and so on")), expected);
+        let toon = "responses[1]{room_id,message}:\n  8,\"Hello, you!\"\nactions[1]{type,path,value}:\n  set,character.mood,curious";
+        assert_eq!(read(toon), expected);
+        assert_eq!(Answer::read(toon, Output::Toon).as_ref(), Ok(&expected));
+        assert_eq!(Answer::read(json, Output::Toon).as_ref(), Ok(&expected));
+        let words = r#"{"responses": {"8": "Hello, you!"}, "actions": {"type": "set", "path": "character.mood", "value": "curious"}}"#;
+        assert_eq!(read(words), expected);
+        let sent = r#"{"actions": [{"type": "send_message", "room_id": "8", "content": "Hello, you!"}]}"#;
+        assert_eq!(read(sent).responses, expected.responses);
+    }
+
+    #[test]
+    fn what_is_broken_is_put_right_as_far_as_it_can_be() {
+        let whole = r#"{"responses": [{"room_id": 8, "message": "Hello"}], "actions": [{"type": "delete", "path": "a"}]}"#;
+        for end in 15..whole.len() {
+            let Ok(answer) = Answer::read(&whole[..end], Output::Json) else { panic!("{}", &whole[..end]) };
+            assert!(answer.repaired, "{}", &whole[..end]);
+            if end > 49 {
+                assert_eq!(answer.responses[0].message, "Hello", "{}", &whole[..end]);
+            }
+        }
+        assert_eq!(
+            read("{\"responses\": [{\"room_id\": 1, \"message\": \"two\nlines\"},], \"actions\": [],}")
+                .responses[0]
+                .message,
+            "two\nlines"
+        );
+        assert_eq!(
+            read(r#"{"responses": [{"room_id": 1, "message": "cut off in the mid"#).responses[0].message,
+            "cut off in the mid"
+        );
+        for nothing in ["", "I do not know.", "{}", "[1, 2]", "{\"a\": 1}", "```\n```"] {
+            assert!(Answer::read(nothing, Output::Json).is_err(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_action_says_why() {
+        let answer = read(
+            r#"{"actions": [{"type": "fly"}, {"type": "react", "message_id": 1, "reaction": "fire"}, {"path": "x"},
+            {"type": "react", "message_id": "12", "reaction": "heart"}], "responses": [{"message": "where?"}]}"#,
+        );
+        let why: Vec<&str> =
+            answer.actions.iter().filter_map(|a| a.as_ref().err()).map(|(_, why)| why.as_str()).collect();
+        assert_eq!(why[0], "a response has a room_id and a message");
+        assert_eq!(why[1], "there is no action 'fly'");
+        assert!(why[2].contains("fire"), "{}", why[2]);
+        assert_eq!(why[3], "an action has a type");
+        assert!(
+            answer.actions.iter().any(|action| matches!(action, Ok(Action::React { message_id: 12, .. })))
+        );
+    }
+}

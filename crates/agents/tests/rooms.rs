@@ -1,0 +1,326 @@
+//! The social rules: whatever agents try, in worlds by lot, some things are always so.
+
+use halo_agents::action::{Action, Bounds, KINDS};
+use halo_agents::answer::{Answer, Response};
+use halo_agents::count::QuarterUp;
+use halo_agents::format::Output;
+use halo_agents::heartbeat::Millis;
+use halo_agents::testing::{self, BEGIN, Lot, Size};
+use halo_agents::world::{ARCHITECT, AgentId, Attention, Newcomer, Reaction, Sender, World};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+fn bounds(now: Millis) -> Bounds<'static> {
+    Bounds { now, count: &QuarterUp, knowledge: 3_000 }
+}
+
+/// Three who know each other, and one who knows nobody.
+fn four() -> (World, [AgentId; 4]) {
+    let mut world = World::default();
+    world.head.models = vec!["one".into(), "two".into()];
+    let mut new = |name: &str, manages: bool| {
+        let new = Newcomer {
+            name: Some(name.into()),
+            model: "one".into(),
+            can_create_agents: manages,
+            ..Newcomer::default()
+        };
+        world.create(new, BEGIN).expect("new")
+    };
+    let ids = [new("Ada", true), new("Ben", false), new("Cy", false), new("Dee", false)];
+    world.join(ids[0], ids[1], BEGIN);
+    world.join(ids[0], ids[2], BEGIN);
+    (world, ids)
+}
+
+fn refused(world: &mut World, who: AgentId, action: Action) -> String {
+    let before = world.clone();
+    let why = world.act(who, action.clone(), bounds(BEGIN)).expect_err("it is not allowed");
+    let noted = world.any_agent(who).and_then(|agent| agent.recent.back()).expect("it is told");
+    assert_eq!(noted.refused.as_ref(), Some(&why));
+    // Nothing but the note has changed.
+    let rooms = |world: &World| world.rooms().cloned().collect::<Vec<_>>();
+    assert_eq!(rooms(world), rooms(&before), "{action:?}");
+    for agent in before.everybody().filter(|agent| agent.id != who) {
+        assert_eq!(world.any_agent(agent.id), Some(agent), "{action:?}");
+    }
+    why
+}
+
+#[test]
+fn every_rule_refuses_with_its_reason() {
+    let (mut world, [ada, ben, cy, dee]) = four();
+    let said = world.say(ada, ben, "Hello", None, BEGIN).expect("said");
+    let far = world.say(dee, dee, "Alone", None, BEGIN).expect("said");
+    let no = |world: &mut World, who, action, part: &str| {
+        let why = refused(world, who, action);
+        assert!(why.contains(part), "{why}");
+    };
+    let name = |name: &str| Action::SetName { name: name.into() };
+    no(&mut world, ben, Action::React { message_id: said, reaction: Reaction::Heart }, "said themselves");
+    no(&mut world, cy, Action::React { message_id: far, reaction: Reaction::Heart }, "no message");
+    no(&mut world, ben, Action::WakeAgent { agent_id: dee }, "share no room");
+    no(&mut world, ben, Action::WakeAgent { agent_id: ben }, "to themselves");
+    no(&mut world, ben, Action::WakeAgent { agent_id: cy }, "is awake");
+    no(&mut world, ben, Action::WakeAgent { agent_id: ARCHITECT }, "not yours");
+    no(&mut world, ben, Action::Reply { room_id: dee, message_id: far, message: "x".into() }, "not in room");
+    no(&mut world, cy, Action::Reply { room_id: ada, message_id: far, message: "x".into() }, "no message");
+    no(&mut world, ben, Action::SetWpm { wpm: 9 }, "10 to 200");
+    no(&mut world, ben, Action::SetWpm { wpm: 201 }, "10 to 200");
+    no(&mut world, ben, Action::ClearBillboard, "no billboard");
+    no(&mut world, ben, Action::SetBillboard { message: "x".repeat(501) }, "500 characters");
+    no(&mut world, ben, Action::RevokeKey { key: "none".into() }, "no such key");
+    no(&mut world, ben, Action::RequestAccess { room_id: dee, key: "guess".into() }, "does not open");
+    no(&mut world, ben, Action::RequestAccess { room_id: ada, key: "x".into() }, "you are in room");
+    no(&mut world, ben, Action::RequestAccess { room_id: AgentId(99), key: "x".into() }, "no room 99");
+    no(&mut world, ben, Action::GrantAccess { request_id: 1 }, "nobody waits");
+    no(&mut world, ben, Action::DenyAccess { request_id: 1 }, "nobody waits");
+    no(&mut world, ben, Action::LeaveRoom { room_id: ben }, "own room");
+    no(&mut world, ben, Action::LeaveRoom { room_id: dee }, "not in room");
+    no(&mut world, ben, Action::SetAttention { room_id: dee, value: "5%".into() }, "not in room");
+    no(&mut world, ben, Action::SetAttention { room_id: ada, value: "most".into() }, "no share");
+    no(&mut world, ben, Action::SetAttention { room_id: ada, value: "101%".into() }, "no share");
+    no(&mut world, ben, name(""), "at least one");
+    no(&mut world, ben, name(&"x".repeat(51)), "50 characters");
+    no(&mut world, ben, Action::Sleep { until: "later".into() }, "no time");
+    no(&mut world, ben, Action::Sleep { until: "2024-01-01T00:00:00".into() }, "has passed");
+    let create = |in_room_id| Action::CreateAgent {
+        name: "Eve".into(),
+        background_prompt: "x".into(),
+        agent_type: halo_agents::world::AgentKind::Persona,
+        in_room_id,
+    };
+    no(&mut world, ben, create(None), "may not");
+    no(&mut world, ada, create(Some(dee)), "not in room");
+    let alter = |agent_id, model: Option<&str>| Action::AlterAgent {
+        agent_id,
+        background_prompt: None,
+        name: None,
+        model: model.map(str::to_owned),
+    };
+    no(&mut world, ben, alter(cy, Some("two")), "may not");
+    no(&mut world, ada, alter(dee, Some("two")), "share no room");
+    no(&mut world, ada, alter(ada, Some("two")), "to themselves");
+    no(&mut world, ada, alter(cy, Some("three")), "no model");
+    no(&mut world, ada, alter(cy, None), "nothing to alter");
+    no(&mut world, ben, Action::RetireAgent { agent_id: cy }, "may not");
+    no(&mut world, ada, Action::RetireAgent { agent_id: dee }, "share no room");
+    no(&mut world, ada, Action::RetireAgent { agent_id: ada }, "to themselves");
+    no(
+        &mut world,
+        ada,
+        Action::Set { path: "a".into(), value: json!("x".repeat(20_000)), w: None },
+        "delete something first",
+    );
+}
+
+#[test]
+fn every_action_does_what_it_says() {
+    let (mut world, [ada, ben, cy, dee]) = four();
+    let said = world.say(ada, ben, "Hello", None, BEGIN).expect("said");
+    let act = |world: &mut World, who, action| world.act(who, action, bounds(BEGIN)).expect("it is allowed");
+    let interval = |world: &World, who| world.agent(who).expect("alive").interval.seconds();
+    act(&mut world, ada, Action::React { message_id: said, reaction: Reaction::ThumbsUp });
+    assert_eq!(interval(&world, ben), 9.5);
+    assert!(
+        refused(&mut world, ada, Action::React { message_id: said, reaction: Reaction::ThumbsUp })
+            .contains("before")
+    );
+    act(&mut world, cy, Action::React { message_id: said, reaction: Reaction::Heart });
+    act(&mut world, cy, Action::React { message_id: said, reaction: Reaction::ThumbsDown });
+    assert_eq!(interval(&world, ben), 10.0);
+    // Keys and doors.
+    act(&mut world, ada, Action::CreateKey { key: "sesame".into() });
+    act(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() });
+    assert!(
+        refused(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() })
+            .contains("wait")
+    );
+    assert_eq!(world.room(ada).expect("open").messages.back().map(|m| m.sender), Some(Sender::System));
+    act(&mut world, ada, Action::GrantAccess { request_id: 1 });
+    assert!(world.are_near(dee, ben));
+    act(&mut world, dee, Action::LeaveRoom { room_id: ada });
+    assert!(!world.are_near(dee, ben));
+    act(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() });
+    act(&mut world, ada, Action::DenyAccess { request_id: 2 });
+    act(&mut world, ada, Action::RevokeKey { key: "sesame".into() });
+    assert!(world.room(ada).expect("open").keys.is_empty() && !world.are_near(dee, ben));
+    // Rooms, names, sleep.
+    act(&mut world, ben, Action::SetBillboard { message: "Quiet, please".into() });
+    act(&mut world, ben, Action::ClearBillboard);
+    act(&mut world, ben, Action::SetWpm { wpm: 120 });
+    act(&mut world, ben, Action::SetName { name: "Benjamin".into() });
+    assert_eq!((world.room(ben).expect("open").wpm, world.name(ben)), (120, "Benjamin".into()));
+    act(&mut world, cy, Action::Sleep { until: "2024-02-01T00:00:00".into() });
+    assert_eq!(world.next_beat().map(|(who, _)| who), Some(ada));
+    world.beaten(cy, BEGIN);
+    assert!(world.agent(cy).expect("alive").asleep.is_some(), "who has just gone to sleep sleeps");
+    act(&mut world, ben, Action::WakeAgent { agent_id: cy });
+    assert_eq!(world.agent(cy).expect("alive").asleep, None);
+    // Others.
+    let new = Action::CreateAgent {
+        name: "Eve".into(),
+        background_prompt: "You keep the log.".into(),
+        agent_type: halo_agents::world::AgentKind::Bot,
+        in_room_id: Some(ada),
+    };
+    act(&mut world, ada, new);
+    let eve = AgentId(5);
+    assert!(world.are_near(eve, ben) && world.room(eve).is_some());
+    let alter = Action::AlterAgent {
+        agent_id: eve,
+        background_prompt: Some("x".into()),
+        name: Some("Eva".into()),
+        model: Some("two".into()),
+    };
+    act(&mut world, ada, alter);
+    let altered = world.agent(eve).expect("alive");
+    assert_eq!((altered.name.as_str(), altered.prompt.as_str(), altered.model.as_str()), ("Eva", "x", "two"));
+    act(&mut world, ada, Action::RetireAgent { agent_id: eve });
+    assert!(world.agent(eve).is_none() && world.room(eve).is_none() && !world.are_near(ada, eve));
+    assert!(world.any_agent(eve).is_some(), "it was there");
+    // What agents write down.
+    act(&mut world, ben, Action::Append { path: "list".into(), value: json!(1) });
+    act(&mut world, ben, Action::Delete { path: "list".into() });
+    let kinds: Vec<&str> =
+        world.agent(ben).expect("alive").recent.iter().map(|one| one.kind.as_str()).collect();
+    assert_eq!(
+        kinds,
+        ["set_billboard", "clear_billboard", "set_wpm", "set_name", "wake_agent", "append", "delete"]
+    );
+    assert!(kinds.iter().all(|kind| KINDS.contains(kind)));
+}
+
+#[test]
+fn long_messages_take_their_time() {
+    let (mut world, [ada, ben, ..]) = four();
+    let words = |n: usize| vec!["word"; n].join(" ");
+    let response =
+        |message: String| Answer { responses: vec![Response { room: ada, message }], ..Answer::default() };
+    let last =
+        |world: &World| world.room(ada).and_then(|room| room.messages.back()).map(|m| (m.sender, m.at));
+    // The first may be long; then sixty words at eighty a minute take three quarters of one.
+    assert_eq!(world.answer(ben, response(words(200)), bounds(BEGIN)).said, 1);
+    assert_eq!(last(&world), Some((Sender::Agent(ben), BEGIN)));
+    assert_eq!(world.answer(ben, response(words(60)), bounds(BEGIN + 1_000)).said, 1);
+    assert_eq!(world.next_words(), Some(BEGIN + 45_000));
+    let outcome = world.answer(ben, response("Me again".into()), bounds(BEGIN + 2_000));
+    assert_eq!(
+        (outcome.said, outcome.refused),
+        (0, vec!["you are still writing in room 1, for 43 more seconds".to_owned()])
+    );
+    assert_eq!(
+        world.agent(ben).and_then(|agent| agent.recent.back()).map(|one| one.kind.as_str()),
+        Some("response")
+    );
+    assert_eq!(world.deliver(BEGIN + 44_999), Vec::<u64>::new());
+    assert_eq!(world.deliver(BEGIN + 90_000).len(), 1);
+    assert_eq!(last(&world), Some((Sender::Agent(ben), BEGIN + 45_000)), "as if somebody had looked in time");
+    let outcome = world.answer(ben, response(words(201)), bounds(BEGIN + 900_000));
+    assert!(outcome.refused[0].contains("200 words at most"), "{:?}", outcome.refused);
+}
+
+/// What is learned comes first, then what is said, then the rest: whoever says goodbye and leaves is heard.
+#[test]
+fn answers_are_done_in_order() {
+    let (mut world, [ada, ben, ..]) = four();
+    let text = r#"{"responses": [{"room_id": 1, "message": "Goodbye"}, {"room_id": 2, "message": "[no response]"}],
+        "actions": [{"type": "leave_room", "room_id": 1}, {"type": "set", "path": "mood", "value": "sad"}]}"#;
+    let answer = Answer::read(text, Output::Json).expect("an answer");
+    let outcome = world.answer(ben, answer, bounds(BEGIN));
+    assert_eq!((outcome.said, outcome.done, outcome.refused.len()), (1, 2, 0));
+    let said: Vec<&str> =
+        world.room(ada).expect("open").messages.iter().rev().take(2).map(|m| m.content.as_str()).collect();
+    assert_eq!(said, ["Ben (2) has left.", "Goodbye"]);
+    let kinds: Vec<&str> =
+        world.agent(ben).expect("alive").recent.iter().map(|one| one.kind.as_str()).collect();
+    assert_eq!(kinds, ["set", "leave_room"]);
+}
+
+/// Whatever is done, in whatever order.
+#[test]
+fn the_rules_hold_in_worlds_by_lot() {
+    for seed in 0..400 {
+        let mut lot = Lot::new(seed);
+        let (mut world, mut now) = testing::world(&mut lot, Size { agents: 6, messages: 8, words: 8 });
+        for step in 0..60 {
+            now += lot.below(5_000) as Millis;
+            let ids: Vec<AgentId> = world.agents().map(|agent| agent.id).collect();
+            let Some(&who) = ids.get(lot.below(ids.len())) else { break };
+            let before = world.clone();
+            let action = testing::action(&mut lot, &world, who);
+            let done = world.act(who, action.clone(), bounds(now));
+            check(&before, &world, who, &action, done.is_ok());
+            world.deliver(now);
+            world.beaten(who, now);
+            invariants(&world, &format!("seed {seed}, step {step}: {action:?}"));
+        }
+    }
+}
+
+fn check(before: &World, after: &World, who: AgentId, action: &Action, done: bool) {
+    let others = |world: &World| -> BTreeSet<AgentId> { world.agents().map(|agent| agent.id).collect() };
+    match action {
+        Action::WakeAgent { agent_id } if done => {
+            assert!(before.are_near(who, *agent_id) && who != *agent_id);
+        }
+        Action::AlterAgent { agent_id, .. } | Action::RetireAgent { agent_id } if done => {
+            assert!(before.are_near(who, *agent_id) && who != *agent_id && *agent_id != ARCHITECT);
+            assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents));
+        }
+        Action::CreateAgent { .. } if done => {
+            assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents))
+        }
+        Action::RequestAccess { room_id, key } if done => {
+            assert!(before.room(*room_id).is_some_and(|room| room.keys.contains(key)));
+        }
+        Action::LeaveRoom { room_id } if done => assert_ne!(*room_id, who),
+        _ => {}
+    }
+    if !matches!(action, Action::CreateAgent { .. } | Action::RetireAgent { .. }) || !done {
+        assert_eq!(others(before), others(after), "{action:?}");
+    }
+    // Nobody gets into a room but by its owner's hand.
+    for room in after.rooms() {
+        let was = before.room(room.id).map(|room| room.members.clone()).unwrap_or_default();
+        let new = room.members.keys().filter(|member| !was.contains_key(member) && **member != room.id);
+        for member in new {
+            let granted = matches!(action, Action::GrantAccess { .. }) && room.id == who;
+            let made = matches!(action, Action::CreateAgent { in_room_id: Some(at), .. } if *at == room.id);
+            assert!(done && (granted || made), "{member} came into {} by {action:?}", room.id);
+        }
+    }
+    // Numbers never change hands.
+    for agent in before.everybody() {
+        assert_eq!(after.any_agent(agent.id).map(|now| now.id), Some(agent.id));
+    }
+}
+
+fn invariants(world: &World, what: &str) {
+    for agent in world.agents() {
+        let seconds = agent.interval.seconds();
+        assert!((1.0..=10.0).contains(&seconds), "{what}: {seconds}");
+        assert!(agent.recent.len() <= 20, "{what}");
+        assert!(agent.name.chars().count() <= 50 && !agent.name.is_empty(), "{what}");
+        let room = world.room(agent.id).expect("everybody has a room");
+        assert!(room.members.contains_key(&agent.id), "{what}: owners stay");
+        assert!((10..=200).contains(&room.wpm), "{what}");
+        let shares = world.shares(agent.id);
+        let fixed: f64 = world
+            .rooms_of(agent.id)
+            .filter_map(|room| room.members.get(&agent.id))
+            .map(|member| if let Attention::Fixed(percent) = member.attention { percent } else { 0.0 })
+            .sum();
+        let dynamic =
+            world.rooms_of(agent.id).any(|room| room.members[&agent.id].attention == Attention::Dynamic);
+        assert!(fixed <= 100.0, "{what}");
+        let sum: f64 = shares.values().sum();
+        let expected = if dynamic { 100.0 } else { fixed };
+        assert!((sum - expected).abs() < 1e-9, "{what}: {sum}");
+    }
+    for room in world.rooms() {
+        assert!(room.messages.iter().map(|message| message.id).is_sorted(), "{what}");
+        assert!(room.members.keys().all(|id| *id == ARCHITECT || world.agent(*id).is_some()), "{what}");
+        assert!(room.requests.iter().all(|request| world.agent(request.requester).is_some()), "{what}");
+    }
+}
