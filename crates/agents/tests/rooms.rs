@@ -34,15 +34,15 @@ fn four() -> (World, [AgentId; 4]) {
 }
 
 fn refused(world: &mut World, who: AgentId, action: Action) -> String {
-    let before = world.clone();
-    let why = world.act(who, action.clone(), bounds(BEGIN)).expect_err("it is not allowed");
+    let (before, told) = (world.clone(), format!("{action:?}"));
+    let why = world.act(who, action, bounds(BEGIN)).expect_err("it is not allowed");
     let noted = world.any_agent(who).and_then(|agent| agent.recent.back()).expect("it is told");
     assert_eq!(noted.refused.as_ref(), Some(&why));
     // Nothing but the note has changed.
     let rooms = |world: &World| world.rooms().cloned().collect::<Vec<_>>();
-    assert_eq!(rooms(world), rooms(&before), "{action:?}");
+    assert_eq!(rooms(world), rooms(&before), "{told}");
     for agent in before.everybody().filter(|agent| agent.id != who) {
-        assert_eq!(world.any_agent(agent.id), Some(agent), "{action:?}");
+        assert_eq!(world.any_agent(agent.id), Some(agent), "{told}");
     }
     why
 }
@@ -269,7 +269,7 @@ fn check(before: &World, after: &World, who: AgentId, action: &Action, done: boo
             assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents));
         }
         Action::CreateAgent { .. } if done => {
-            assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents))
+            assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents));
         }
         Action::RequestAccess { room_id, key } if done => {
             assert!(before.room(*room_id).is_some_and(|room| room.keys.contains(key)));
