@@ -411,6 +411,7 @@ impl World {
             Action::SetAttention { room_id, value } => self.attend(who, room_id, &value),
             Action::SetName { name } => {
                 let name = name_of(&name)?;
+                self.free_name(&name, Some(who))?;
                 self.agent_mut(who).ok_or_else(gone)?.name = name;
                 Ok(())
             }
@@ -427,6 +428,7 @@ impl World {
             Action::CreateAgent { name, background_prompt, agent_type, in_room_id } => {
                 self.may_manage(who)?;
                 let name = name_of(&name)?;
+                self.free_name(&name, None)?;
                 no_longer("a background prompt", &background_prompt, PROMPT)?;
                 if let Some(room) = in_room_id {
                     self.inside(who, room)?;
@@ -434,7 +436,9 @@ impl World {
                 // It thinks as its maker does.
                 let maker = self.agent(who);
                 let model = maker.map(|maker| maker.model.clone());
-                let model = model.or_else(|| self.head.models.first().cloned()).unwrap_or_default();
+                let model = model
+                    .or_else(|| self.head.models.first().map(|known| known.name.clone()))
+                    .unwrap_or_default();
                 let formats = maker.map_or_else(Default::default, |maker| (maker.input, maker.output));
                 let new = Newcomer {
                     kind: agent_type,
@@ -454,11 +458,12 @@ impl World {
                 self.may_manage(who)?;
                 self.near(who, agent_id)?;
                 let name = name.map(|name| name_of(&name)).transpose()?;
+                name.iter().try_for_each(|name| self.free_name(name, Some(agent_id)))?;
                 if let Some(prompt) = &background_prompt {
                     no_longer("a background prompt", prompt, PROMPT)?;
                 }
-                if let Some(model) = model.as_ref().filter(|model| !self.head.models.contains(model)) {
-                    let known = self.head.models.join(", ");
+                if let Some(model) = model.as_ref().filter(|model| !self.head.knows(model)) {
+                    let known = self.head.brains();
                     return Err(format!("no model is called '{model}' here: there is {known}"));
                 }
                 if name.is_none() && background_prompt.is_none() && model.is_none() {
@@ -555,6 +560,15 @@ impl World {
         }
     }
 
+    /// Whether nobody else is called that.
+    fn free_name(&self, name: &str, who: Option<AgentId>) -> Result<(), String> {
+        let taken = self.agents().any(|agent| agent.name == name && Some(agent.id) != who);
+        if taken || name == self.name(ARCHITECT) || name == "System" {
+            return Err(format!("somebody else is called '{name}'"));
+        }
+        Ok(())
+    }
+
     fn may_manage(&self, who: AgentId) -> Result<(), String> {
         let may = who == ARCHITECT || self.agent(who).is_some_and(|agent| agent.can_create_agents);
         if may { Ok(()) } else { Err("you may not make, change or retire agents".to_owned()) }
@@ -586,14 +600,14 @@ impl World {
     }
 
     /// Takes a request from the owner's door.
-    fn answer_request(&mut self, who: AgentId, id: u64) -> Result<Request, String> {
+    pub(crate) fn answer_request(&mut self, who: AgentId, id: u64) -> Result<Request, String> {
         let room = self.own_room(who)?;
         let at = room.requests.iter().position(|request| request.id == id);
         let request = at.map(|at| room.requests.remove(at));
         request.ok_or_else(|| format!("nobody waits at your door with request {id}"))
     }
 
-    fn attend(&mut self, who: AgentId, room: RoomId, value: &str) -> Result<(), String> {
+    pub(crate) fn attend(&mut self, who: AgentId, room: RoomId, value: &str) -> Result<(), String> {
         self.inside(who, room)?;
         let attention = Attention::read(value)?;
         if let Attention::Fixed(percent) = attention {

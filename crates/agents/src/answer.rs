@@ -281,14 +281,28 @@ impl World {
     }
 }
 
-/// The most actions of an answer that is held to its form.
-const ACTIONS: usize = 3;
-/// The longest text in it, in characters.
-const TEXT: usize = 240;
+/// The most responses and actions of an answer that is held to its form.
+const RESPONSES: usize = 2;
+const ACTIONS: usize = 2;
 
-/// The form that an answer is held to: a JSON schema in which rooms, messages and people are those that the agent sees.
+/// The paths of what an agent has written down, as far as a form has room for them.
+fn paths(knowledge: &Map<String, Value>) -> Vec<String> {
+    let plain = |name: &&String| name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let mut paths = Vec::new();
+    for (name, value) in knowledge.iter().filter(|(name, _)| plain(name)) {
+        paths.push(name.clone());
+        let below = value.as_object().into_iter().flatten().filter(|(name, _)| plain(name));
+        paths.extend(below.map(|(below, _)| format!("{name}.{below}")));
+    }
+    paths.truncate(24);
+    paths
+}
+
+/// The form that an answer of so many tokens is held to: a JSON schema in which rooms, messages and people are those that the
+/// agent sees. Texts are so long that the answer ends in time.
 #[must_use]
-pub fn schema(hud: &Hud) -> Value {
+pub fn schema(hud: &Hud, tokens: usize) -> Value {
+    let most = (tokens * 3 / 4).clamp(40, 1_200);
     let text = |most: usize| json!({"type": "string", "maxLength": most});
     let one_of = |known: Vec<u64>| json!({"enum": known});
     let object = |kind: Option<&str>, fields: Vec<(&str, Value)>| {
@@ -302,13 +316,18 @@ pub fn schema(hud: &Hud) -> Value {
     let rooms: Vec<u64> = hud.rooms.iter().map(|room| u64::from(room.id.0)).collect();
     let own = hud.me.identity.id;
     let path = json!({"type": "string", "pattern": "^[a-z_]{1,16}(\\.[A-Za-z0-9_]{1,16}){0,3}$"});
-    let value = json!({"anyOf": [text(TEXT / 2), {"type": "integer", "minimum": -999, "maximum": 999}, {"type": "boolean"}]});
+    let name = json!({"type": "string", "pattern": "^[A-Z][a-z]{1,14}( [A-Z][a-z]{1,14})?$"});
+    let value = json!({"anyOf": [text(most / 2), {"type": "integer", "minimum": -999, "maximum": 999}, {"type": "boolean"}]});
     let mut actions = vec![
         object(Some("set"), vec![("path", path.clone()), ("value", value.clone())]),
-        object(Some("append"), vec![("path", path.clone()), ("value", value)]),
-        object(Some("delete"), vec![("path", path)]),
-        object(Some("set_name"), vec![("name", text(30))]),
+        object(Some("append"), vec![("path", path), ("value", value)]),
+        // What is asked for in other words is no name.
+        object(Some("set_name"), vec![("name", name.clone())]),
     ];
+    let known = paths(&hud.me.knowledge);
+    if !known.is_empty() {
+        actions.push(object(Some("delete"), vec![("path", json!({"enum": known}))]));
+    }
     let heard: Vec<(u64, u64)> = hud
         .rooms
         .iter()
@@ -328,7 +347,7 @@ pub fn schema(hud: &Hud) -> Value {
             let fields = vec![
                 ("room_id", one_of(vec![room])),
                 ("message_id", one_of(messages)),
-                ("message", text(TEXT)),
+                ("message", text(most)),
             ];
             actions.push(object(Some("reply"), fields));
         }
@@ -346,7 +365,7 @@ pub fn schema(hud: &Hud) -> Value {
         actions.push(object(Some("wake_agent"), vec![("agent_id", one_of(others.clone()))]));
     }
     if let Some(room) = hud.rooms.iter().find(|room| room.is_self_room) {
-        actions.push(object(Some("set_billboard"), vec![("message", text(TEXT / 2))]));
+        actions.push(object(Some("set_billboard"), vec![("message", text(most / 2))]));
         if room.billboard.is_some() {
             actions.push(object(Some("clear_billboard"), vec![]));
         }
@@ -382,10 +401,10 @@ pub fn schema(hud: &Hud) -> Value {
     actions.push(object(Some("sleep"), vec![("until", json!({"type": "string", "pattern": time}))]));
     if hud.meta.available_actions.contains_key("agent_management") {
         let kinds = json!({"enum": ["persona", "bot"]});
-        let fields = vec![("name", text(30)), ("background_prompt", text(TEXT)), ("agent_type", kinds)];
+        let fields = vec![("name", name), ("background_prompt", text(most)), ("agent_type", kinds)];
         actions.push(object(Some("create_agent"), fields));
         if !others.is_empty() {
-            let fields = vec![("agent_id", one_of(others.clone())), ("background_prompt", text(TEXT))];
+            let fields = vec![("agent_id", one_of(others.clone())), ("background_prompt", text(most))];
             actions.push(object(Some("alter_agent"), fields));
             actions.push(object(Some("retire_agent"), vec![("agent_id", one_of(others))]));
         }
@@ -393,8 +412,8 @@ pub fn schema(hud: &Hud) -> Value {
     let response = match rooms.is_empty() {
         true => json!({"type": "array", "maxItems": 0}),
         false => {
-            let one = object(None, vec![("room_id", one_of(rooms.clone())), ("message", text(TEXT))]);
-            json!({"type": "array", "maxItems": rooms.len().min(2), "items": one})
+            let one = object(None, vec![("room_id", one_of(rooms.clone())), ("message", text(most))]);
+            json!({"type": "array", "maxItems": rooms.len().min(RESPONSES), "items": one})
         }
     };
     let actions = json!({"type": "array", "maxItems": ACTIONS, "items": {"anyOf": actions}});

@@ -31,5 +31,6 @@ pub mod sketch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod windowed;
+pub mod wish;
 pub mod world;
 pub mod world_file;

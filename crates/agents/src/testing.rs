@@ -4,7 +4,9 @@ use crate::action::{Action, Bounds};
 use crate::count::QuarterUp;
 use crate::format::{Format, Output};
 use crate::heartbeat::Millis;
-use crate::world::{ARCHITECT, AgentId, AgentKind, Attention, Budgets, Newcomer, Reaction, RoomId, World};
+use crate::world::{
+    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, Newcomer, Reaction, RoomId, World,
+};
 use serde_json::{Map, Value, json};
 
 /// Numbers by lot, the same for the same seed.
@@ -174,7 +176,7 @@ pub fn world(lot: &mut Lot, size: Size) -> (World, Millis) {
         0 => Budgets::default(),
         _ => Budgets::default().within(1_500 + lot.below(8_500)),
     };
-    world.head.models = vec!["one".into(), "two".into()];
+    world.head.models = vec![Brain::here("one"), Brain::here("two")];
     let agents = lot.below(size.agents) + 1;
     for _ in 0..agents {
         let new = Newcomer {
@@ -277,4 +279,60 @@ pub fn action(lot: &mut Lot, world: &World, who: AgentId) -> Action {
         }
         _ => Action::RetireAgent { agent_id },
     }
+}
+
+/// What is wrong with a world: rules that are broken, in words. Whatever agents do, there is nothing.
+#[must_use]
+pub fn faults(world: &World) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut must = |holds: bool, what: String| {
+        if !holds {
+            faults.push(what);
+        }
+    };
+    for agent in world.agents() {
+        let who = agent.id;
+        must(
+            (1.0..=10.0).contains(&agent.interval.seconds()),
+            format!("{who} beats each {} s", agent.interval.seconds()),
+        );
+        must(agent.recent.len() <= crate::world::RECENT, format!("{who} remembers too many actions"));
+        must((1..=50).contains(&agent.name.chars().count()), format!("{who} is called '{}'", agent.name));
+        let own = world.room(who);
+        must(
+            own.is_some_and(|room| room.members.contains_key(&who)),
+            format!("{who} is not in its own room"),
+        );
+        let attention: Vec<Attention> = world
+            .rooms_of(who)
+            .filter_map(|room| room.members.get(&who))
+            .map(|member| member.attention)
+            .collect();
+        let fixed: f64 =
+            attention.iter().map(|a| if let Attention::Fixed(percent) = a { *percent } else { 0.0 }).sum();
+        let expected = if attention.contains(&Attention::Dynamic) { 100.0 } else { fixed };
+        let sum: f64 = world.shares(who).values().sum();
+        must(
+            fixed <= 100.0 && (sum - expected).abs() < 1e-9,
+            format!("{who} gives {sum} % of its attention"),
+        );
+    }
+    for room in world.rooms() {
+        must(crate::heartbeat::WPM.contains(&room.wpm), format!("room {} has {} wpm", room.id, room.wpm));
+        must(
+            room.messages.iter().map(|message| message.id).is_sorted(),
+            format!("room {} is not in order", room.id),
+        );
+        let alive = |id: &AgentId| *id == ARCHITECT || world.agent(*id).is_some();
+        must(room.members.keys().all(alive), format!("somebody is in room {} who is no more", room.id));
+        let asking = room.requests.iter().all(|request| alive(&request.requester));
+        must(asking, format!("somebody asks for room {} who is no more", room.id));
+        let short = |message: &crate::world::Message| {
+            matches!(message.sender, crate::world::Sender::Agent(id) if id != ARCHITECT)
+                .then(|| crate::heartbeat::words(&message.content))
+                .is_none_or(|words| words <= *crate::heartbeat::WORDS.end())
+        };
+        must(room.messages.iter().all(short), format!("a message in room {} is too long", room.id));
+    }
+    faults
 }

@@ -27,7 +27,7 @@ impl fmt::Display for AgentId {
 }
 
 /// Agents that a world can have, in all its time.
-pub const MOST_AGENTS: u32 = 4_094;
+pub const MOST_AGENTS: u32 = 4_093;
 
 /// Messages that a world can have, in all its time.
 pub const MOST_MESSAGES: u64 = (1 << 23) - 16;
@@ -338,10 +338,13 @@ pub struct Head {
     pub next_request: u64,
     /// How much fits into a HUD.
     pub budgets: Budgets,
-    /// The models that may think.
-    pub models: Vec<String>,
+    /// The models that may think; the first is the usual one.
+    pub models: Vec<Brain>,
     /// How many agents there may be at once.
     pub most_agents: u32,
+    /// What time it was when something last happened.
+    #[serde(default)]
+    pub clock: Millis,
 }
 
 impl Default for Head {
@@ -353,7 +356,40 @@ impl Default for Head {
             budgets: Budgets::default(),
             models: Vec::new(),
             most_agents: 100,
+            clock: 0,
         }
+    }
+}
+
+/// A model that may think for agents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Brain {
+    /// What agents and people call it.
+    pub name: String,
+    /// Where it is: an address or a model's name, as `--model` takes it; none: whatever the program runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+}
+
+impl Brain {
+    /// The program's own model, called so.
+    pub fn here(name: impl Into<String>) -> Self {
+        Self { name: name.into(), at: None }
+    }
+}
+
+impl Head {
+    /// Whether a model is called that.
+    #[must_use]
+    pub fn knows(&self, model: &str) -> bool {
+        self.models.iter().any(|known| known.name == model)
+    }
+
+    /// What the models are called, in words.
+    #[must_use]
+    pub fn brains(&self) -> String {
+        self.models.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -375,6 +411,14 @@ impl Touched {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// This and more.
+    pub fn join(&mut self, more: Self) {
+        self.head |= more.head;
+        self.agents.extend(more.agents);
+        self.rooms.extend(more.rooms);
+        self.messages.extend(more.messages);
     }
 }
 
@@ -418,9 +462,24 @@ impl World {
         }
     }
 
-    /// What has changed since this was last asked.
-    pub fn take_touched(&mut self) -> Touched {
-        std::mem::take(&mut self.touched)
+    /// What has changed since it was last kept.
+    #[must_use]
+    pub fn touched(&self) -> &Touched {
+        &self.touched
+    }
+
+    /// All that has changed is kept.
+    pub fn is_kept(&mut self) {
+        self.touched = Touched::default();
+    }
+
+    /// What time it is: never earlier than it was, whatever the clock says.
+    pub fn tick(&mut self, now: Millis) -> Millis {
+        let now = now.max(self.head.clock);
+        if now > self.head.clock {
+            self.head_mut().clock = now;
+        }
+        now
     }
 
     /// Those who live, the person aside.

@@ -4,8 +4,8 @@ use crate::format::{Format, Output};
 use crate::heartbeat::{self, Interval, Millis, WPM};
 use crate::knowledge::Knowledge;
 use crate::world::{
-    ARCHITECT, AgentId, AgentKind, Attention, Budgets, Member, Message, Newcomer, Reaction, Recent, RoomId,
-    Sender, World,
+    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, Member, Message, Newcomer, Reaction, Recent,
+    RoomId, Sender, World,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorldFile {
-    /// What the models are called; the first is the usual one. None: whatever the program runs.
-    pub models: Vec<String>,
+    /// The models that may think; the first is the usual one. None: whatever the program runs.
+    pub models: Vec<Brain>,
     /// How many agents may live at once.
     pub most_agents: Option<u32>,
     /// How much fits into a HUD.
@@ -140,9 +140,9 @@ impl WorldFile {
             return Err("budgets: static and messages are parts of total, and knowledge is a part of static"
                 .to_owned());
         }
-        head.models = if self.models.is_empty() { vec![model.to_owned()] } else { self.models };
+        head.models = if self.models.is_empty() { vec![Brain::here(model)] } else { self.models };
         head.most_agents = self.most_agents.unwrap_or(head.most_agents).max(self.agents.len() as u32);
-        let usual = head.models.first().cloned().unwrap_or_default();
+        let usual = head.models.first().map(|known| known.name.clone()).unwrap_or_default();
         for agent in self.agents {
             let called = agent.name.clone().unwrap_or_else(|| "an agent without a name".to_owned());
             agent.join(&mut world, &usual, now).map_err(|why| format!("{called}: {why}"))?;
@@ -177,8 +177,8 @@ impl AgentFile {
             world.head_mut().next_agent = id;
         }
         let model = self.model.unwrap_or_else(|| usual.to_owned());
-        if !world.head.models.contains(&model) {
-            return Err(format!("no model is called '{model}': there is {}", world.head.models.join(", ")));
+        if !world.head.knows(&model) {
+            return Err(format!("no model is called '{model}': there is {}", world.head.brains()));
         }
         let new = Newcomer {
             kind: self.kind,

@@ -6,7 +6,7 @@ use halo_agents::count::QuarterUp;
 use halo_agents::format::Output;
 use halo_agents::heartbeat::Millis;
 use halo_agents::testing::{self, BEGIN, Lot, Size};
-use halo_agents::world::{ARCHITECT, AgentId, Attention, Newcomer, Reaction, Sender, World};
+use halo_agents::world::{ARCHITECT, AgentId, Brain, Newcomer, Reaction, Sender, World};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn bounds(now: Millis) -> Bounds<'static> {
 /// Three who know each other, and one who knows nobody.
 fn four() -> (World, [AgentId; 4]) {
     let mut world = World::default();
-    world.head.models = vec!["one".into(), "two".into()];
+    world.head.models = vec![Brain::here("one"), Brain::here("two")];
     let mut new = |name: &str, manages: bool| {
         let new = Newcomer {
             name: Some(name.into()),
@@ -82,6 +82,8 @@ fn every_rule_refuses_with_its_reason() {
     no(&mut world, ben, Action::SetAttention { room_id: ada, value: "101%".into() }, "no share");
     no(&mut world, ben, name(""), "at least one");
     no(&mut world, ben, name(&"x".repeat(51)), "50 characters");
+    no(&mut world, ben, name("Cy"), "somebody else");
+    no(&mut world, ben, name("The Architect"), "somebody else");
     no(&mut world, ben, Action::Sleep { until: "later".into() }, "no time");
     no(&mut world, ben, Action::Sleep { until: "2024-01-01T00:00:00".into() }, "has passed");
     let create = |in_room_id| Action::CreateAgent {
@@ -253,7 +255,7 @@ fn the_rules_hold_in_worlds_by_lot() {
             check(&before, &world, who, &action, done.is_ok());
             world.deliver(now);
             world.beaten(who, now);
-            invariants(&world, &format!("seed {seed}, step {step}: {action:?}"));
+            assert_eq!(testing::faults(&world), Vec::<String>::new(), "seed {seed}, step {step}: {action:?}");
         }
     }
 }
@@ -293,34 +295,5 @@ fn check(before: &World, after: &World, who: AgentId, action: &Action, done: boo
     // Numbers never change hands.
     for agent in before.everybody() {
         assert_eq!(after.any_agent(agent.id).map(|now| now.id), Some(agent.id));
-    }
-}
-
-fn invariants(world: &World, what: &str) {
-    for agent in world.agents() {
-        let seconds = agent.interval.seconds();
-        assert!((1.0..=10.0).contains(&seconds), "{what}: {seconds}");
-        assert!(agent.recent.len() <= 20, "{what}");
-        assert!(agent.name.chars().count() <= 50 && !agent.name.is_empty(), "{what}");
-        let room = world.room(agent.id).expect("everybody has a room");
-        assert!(room.members.contains_key(&agent.id), "{what}: owners stay");
-        assert!((10..=200).contains(&room.wpm), "{what}");
-        let shares = world.shares(agent.id);
-        let fixed: f64 = world
-            .rooms_of(agent.id)
-            .filter_map(|room| room.members.get(&agent.id))
-            .map(|member| if let Attention::Fixed(percent) = member.attention { percent } else { 0.0 })
-            .sum();
-        let dynamic =
-            world.rooms_of(agent.id).any(|room| room.members[&agent.id].attention == Attention::Dynamic);
-        assert!(fixed <= 100.0, "{what}");
-        let sum: f64 = shares.values().sum();
-        let expected = if dynamic { 100.0 } else { fixed };
-        assert!((sum - expected).abs() < 1e-9, "{what}: {sum}");
-    }
-    for room in world.rooms() {
-        assert!(room.messages.iter().map(|message| message.id).is_sorted(), "{what}");
-        assert!(room.members.keys().all(|id| *id == ARCHITECT || world.agent(*id).is_some()), "{what}");
-        assert!(room.requests.iter().all(|request| world.agent(request.requester).is_some()), "{what}");
     }
 }

@@ -116,6 +116,11 @@ enum Command {
     Memories(commands::memories::Options),
     /// Forgets something for good, and leaves a proof that it was
     Forget(commands::forget::Options),
+    /// Rooms where many agents talk, on their own time, and you with them
+    Rooms {
+        #[command(subcommand)]
+        what: commands::rooms::What,
+    },
     /// Writes a conversation to a file, all of it
     Export(commands::exchange::ExportOptions),
     /// Takes in a conversation: an export, or what another program wrote
@@ -163,6 +168,8 @@ enum BenchCommand {
     Crash(commands::bench::CrashOptions),
     /// What a vector costs, and whether it is the one it should be; --model names the embedder
     Embed,
+    /// What agents see, for many of them: how long it takes, whether it fits, and how many tokens each format has
+    Hud(commands::bench::hud::Options),
     /// What each policy keeps of a window, and what it costs the model that the rest is gone
     Keep(commands::bench::keep::Options),
     /// What a memory is worth, and what forming one costs whoever speaks next
@@ -173,6 +180,8 @@ enum BenchCommand {
     Needle(commands::bench::turn::NeedleOptions),
     /// How much of what a question needs is found, on conversations with known answers
     Recall(commands::bench::recall::Options),
+    /// Five agents on the real model, killed now and then: what they read, whether they answer in form, and what is lost
+    Rooms(commands::bench::rooms::Options),
     /// Finding the nearest of a million rows, beside scoring each of them
     Search(commands::bench::search::Options),
     /// Many who read and search while one is answered, beside nobody
@@ -320,6 +329,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Ask(options) => commands::ask::run(options, &cli.common),
         Command::Memories(options) => commands::memories::run(options, &cli.common),
         Command::Forget(options) => commands::forget::run(options, &cli.common),
+        Command::Rooms { what } => commands::rooms::run(what, &cli.common),
         Command::Export(options) => commands::exchange::export(options, &cli.common),
         Command::Import(options) => commands::exchange::import(options, &cli.common),
         Command::Doctor(options) => commands::doctor::run(options, &cli.common),
@@ -339,6 +349,12 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench { what: BenchCommand::Embed } => commands::bench::embed::run(&cli.common),
         Command::Bench { what: BenchCommand::Memory(options) } => {
             commands::bench::memory::run(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Hud(options) } => {
+            commands::bench::hud::run(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Rooms(options) } => {
+            commands::bench::rooms::run(options, &cli.common)
         }
         Command::Bench { what: BenchCommand::Keep(options) } => {
             commands::bench::keep::run(options, &cli.common)

@@ -501,11 +501,32 @@ pub enum Kind {
     Memory,
     /// How a turn went, by its number.
     Turn,
+    /// What is true of a whole world of rooms.
+    World,
+    /// An agent of a world, by its number.
+    Agent,
+    /// A room of a world, by its number.
+    Room,
+    /// A message of a world, by its room and its number.
+    Said,
+    /// Something that a world is asked from outside, by when.
+    Post,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 5] = [Kind::Note, Kind::Setting, Kind::Capture, Kind::Memory, Kind::Turn];
+    pub const ALL: [Kind; 10] = [
+        Kind::Note,
+        Kind::Setting,
+        Kind::Capture,
+        Kind::Memory,
+        Kind::Turn,
+        Kind::World,
+        Kind::Agent,
+        Kind::Room,
+        Kind::Said,
+        Kind::Post,
+    ];
 
     /// The word that stores and exports use.
     #[must_use]
@@ -516,6 +537,11 @@ impl Kind {
             Kind::Capture => "capture",
             Kind::Memory => "memory",
             Kind::Turn => "turn",
+            Kind::World => "world",
+            Kind::Agent => "agent",
+            Kind::Room => "room",
+            Kind::Said => "said",
+            Kind::Post => "post",
         }
     }
 }
@@ -695,4 +721,63 @@ pub trait Store {
         self.bring(conversation, timeline, &away)?;
         timeline.transact(change, |after| self.commit(conversation, change, after, durability))
     }
+}
+
+/// A row of a world that is to be kept under a key; without a value, nothing is kept there any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldRow {
+    /// What it is.
+    pub kind: Kind,
+    /// Its key: digits, all keys of a kind as long as each other.
+    pub key: String,
+    /// What it says.
+    pub value: Option<String>,
+}
+
+/// What a store tells of a world without opening it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldSummary {
+    /// Its name.
+    pub name: String,
+    /// When it began, in milliseconds since 1970.
+    pub created: i64,
+}
+
+/// Something that keeps worlds of rooms for ever.
+pub trait Worlds {
+    /// The worlds that it keeps, by name.
+    ///
+    /// # Errors
+    /// Here and below: when the store cannot be read or written, or what it holds is damaged.
+    fn worlds(&mut self) -> Result<Vec<WorldSummary>, SeamError>;
+
+    /// From now on nobody else may run this world while the store is open.
+    ///
+    /// # Errors
+    /// Also when somebody else does.
+    fn hold_world(&mut self, world: &str) -> Result<(), SeamError>;
+
+    /// Rows of a kind with keys from one up to and without another: the last so many of them, in order.
+    ///
+    /// # Errors
+    /// As above.
+    fn world_rows(
+        &mut self,
+        world: &str,
+        kind: Kind,
+        keys: std::ops::Range<&str>,
+        last: usize,
+    ) -> Result<Vec<Record>, SeamError>;
+
+    /// Keeps rows, all of them or none. When this returns, they are safe.
+    ///
+    /// # Errors
+    /// As above.
+    fn put_world_rows(&mut self, world: &str, rows: &[WorldRow]) -> Result<(), SeamError>;
+
+    /// Lets go of a world and all that was said there.
+    ///
+    /// # Errors
+    /// As above; also when there is none.
+    fn end_world(&mut self, world: &str) -> Result<(), SeamError>;
 }

@@ -21,3 +21,4 @@ pub mod signal;
 mod speech;
 pub mod tools;
 pub mod turn;
+pub mod world;

@@ -4,7 +4,7 @@ pub mod embed;
 pub mod form;
 pub mod index;
 pub mod lexical;
-mod order;
+pub mod order;
 pub mod rank;
 pub mod recall;
 pub mod vectors;

@@ -10,6 +10,7 @@ use crate::postgres::Postgres;
 use crate::rows::{self, key};
 use crate::sql::{Cell, Sql, SqlError, Trouble};
 use crate::sqlite::{Mode, Sqlite};
+use crate::worlds;
 use halo_core::body::Body;
 use halo_core::change::{Append, Change};
 use halo_core::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
@@ -179,6 +180,7 @@ impl Database {
 
     fn load_inner(&mut self, conversation: &str, access: Access) -> Result<Timeline, SqlError> {
         rows::check_name(conversation)?;
+        worlds::check(conversation)?;
         if access == Access::Write {
             self.claim(conversation)?;
         }
@@ -251,7 +253,7 @@ impl Database {
     }
 
     /// The number of a conversation, which is made where there is none.
-    fn id_or_new(&mut self, conversation: &str) -> Result<i64, SqlError> {
+    pub(crate) fn id_or_new(&mut self, conversation: &str) -> Result<i64, SqlError> {
         rows::check_name(conversation)?;
         match rows::find(&mut *self.sql, conversation)? {
             Some(id) => Ok(id),
@@ -456,6 +458,7 @@ impl Store for Database {
             Ok(())
         });
         listed.map_err(|e| e.doing("listing the conversations"))?;
+        all.retain(|known: &Summary| !worlds::is_world(&known.name));
         // The databases sort text differently.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)

@@ -18,3 +18,4 @@ mod retell;
 mod rows;
 mod sql;
 mod sqlite;
+mod worlds;

@@ -405,16 +405,21 @@ fn vector_of(chunk: ChunkId, sum: i64, bytes: &[u8]) -> Result<Vec<f32>, SqlErro
     Ok(vector)
 }
 
+/// One row of what is kept of a kind: its key, its value, its sum and when.
+pub(crate) fn record(row: &Row<'_>, kind: Kind) -> Result<Record, SqlError> {
+    let (key, value) = (row.text(0)?.to_owned(), row.text(1)?.to_owned());
+    if sum_of(value.as_bytes()) != row.int(2)?.cast_unsigned() {
+        return Err(SqlError::damaged(format!("the {} '{key}' is not what was written", kind.name())));
+    }
+    Ok(Record { key, value, at: row.int(3)? })
+}
+
 /// What is kept of one kind, by key.
 pub(crate) fn records(sql: &mut dyn Sql, id: i64, kind: Kind) -> Result<Vec<Record>, SqlError> {
     let mut records = Vec::new();
     let select = "SELECT key, value, sum, at FROM record WHERE conversation = $1 AND kind = $2";
     sql.query(select, &[Cell::Int(id), Cell::Text(kind.name())], &mut |row| {
-        let (key, value) = (row.text(0)?.to_owned(), row.text(1)?.to_owned());
-        if sum_of(value.as_bytes()) != row.int(2)?.cast_unsigned() {
-            return Err(SqlError::damaged(format!("the {} '{key}' is not what was written", kind.name())));
-        }
-        records.push(Record { key, value, at: row.int(3)? });
+        records.push(record(&row, kind)?);
         Ok(())
     })?;
     // The databases sort text differently.

@@ -13,6 +13,7 @@ pub mod pip;
 pub mod progress;
 pub mod pull;
 pub mod replay;
+pub mod rooms;
 pub mod search;
 pub mod serve;
 pub mod show;

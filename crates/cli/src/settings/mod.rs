@@ -236,6 +236,13 @@ settings! {
     /// For how many days what `halo forget` was told to forget can be taken back.
     "lethe.grace_days" lethe_grace: Int<0, 3650> = Int(7);
 
+    /// The longest answer of an agent on a heartbeat, in tokens.
+    "rooms.max_tokens" rooms_tokens: Int<16, 100_000> = Int(320);
+    /// How much less likely agents are to say again what they have just read or said; 1 is no less.
+    "rooms.repetition" rooms_repetition: Real<1, 2> = Real(1.1);
+    /// A file with what agents are told, in the place of the program's own (`halo rooms prompts` prints that).
+    "rooms.prompts" rooms_prompts: Auto<Text> = Auto::Auto;
+
     /// What happens to the KV cache when the window changes.
     "kv.mode" kv_mode: KvMode = KvMode::Keep;
     /// Memory for the KV cells of dead chunks.

@@ -434,7 +434,8 @@ impl Mirror {
                 };
                 let same = pairs.take_while(same).count();
                 // What stands beside what was said may have changed: it is the same from its beginning on, or not at all.
-                let begun = keys[at].behind <= 1;
+                let goes_on = at > 0 && keys[at - 1].plus(1) == keys[at];
+                let begun = keys[at].behind <= 1 || goes_on && !matches!(parts.last(), Some(Part::Lost(_)));
                 if head.tokens.len() - same > spare || !begun { 0 } else { same }
             });
             match (head, same) {

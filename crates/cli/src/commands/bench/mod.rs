@@ -1,10 +1,12 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
 pub mod embed;
+pub mod hud;
 pub mod keep;
 pub mod memory;
 pub mod model;
 pub mod recall;
+pub mod rooms;
 pub mod search;
 pub mod server;
 pub mod turn;

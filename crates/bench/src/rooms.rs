@@ -1,0 +1,61 @@
+//! What agents on a real model come to.
+
+use serde_json::Value;
+
+pub use halo_agents::testing::faults;
+
+/// What was counted.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Heartbeats.
+    pub beats: u64,
+    /// Answers that were understood.
+    pub parsed: u64,
+    /// Those that had to be put right first.
+    pub repaired: u64,
+    /// Those that could not be.
+    pub failed: u64,
+    /// Messages.
+    pub said: u64,
+    /// Actions that were done.
+    pub done: u64,
+    /// Those that were refused.
+    pub refused: u64,
+    /// Tokens that were shown.
+    pub shown: u64,
+    /// Those of them that had to be read.
+    pub read: u64,
+    /// Tokens of the answers.
+    pub answered: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// How often the process was killed.
+    pub kills: u64,
+    /// What was told and is not there.
+    pub lost: u64,
+    /// Rules that are broken.
+    pub faults: Vec<String>,
+}
+
+impl Report {
+    /// Counts a heartbeat, as the program tells of it.
+    pub fn note(&mut self, beat: &Value) {
+        let number = |name: &str| beat.get(name).and_then(Value::as_u64).unwrap_or(0);
+        self.beats += 1;
+        let understood = beat.get("failed").is_none_or(Value::is_null);
+        *if understood { &mut self.parsed } else { &mut self.failed } += 1;
+        self.repaired += u64::from(beat.get("repaired").and_then(Value::as_bool).unwrap_or(false));
+        self.said += number("said");
+        self.done += number("done");
+        self.refused += beat.get("refused").and_then(Value::as_array).map_or(0, |all| all.len() as u64);
+        self.shown += number("shown");
+        self.read += number("read");
+        self.answered += number("answered");
+    }
+
+    /// The share of what was shown that had to be read.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.read as f64 / self.shown.max(1) as f64
+    }
+}

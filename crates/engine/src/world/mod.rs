@@ -1,0 +1,6 @@
+//! Worlds of rooms, running: [`realm`] keeps one for ever, [`mind`] thinks for its agents, [`house`] lets their hearts beat.
+
+pub mod house;
+pub mod mind;
+pub mod realm;
+mod shelf;

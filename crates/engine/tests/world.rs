@@ -1,0 +1,258 @@
+//! Worlds that run: hearts beat by a clock that the test holds, on a real database.
+
+use halo_agents::count::QuarterUp;
+use halo_agents::format::Format;
+use halo_agents::heartbeat::Millis;
+use halo_agents::prompts::Prompts;
+use halo_agents::testing::{self, BEGIN, Lot, Size};
+use halo_agents::wish::Wish;
+use halo_agents::world::{ARCHITECT, AgentId, Message, Reaction, Sender, World};
+use halo_agents::world_file::WorldFile;
+use halo_core::seams::{Sampling, Worlds};
+use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
+use halo_engine::world::house::{Beat, House, Next};
+use halo_engine::world::mind::Mind;
+use halo_engine::world::realm::{self, Realm};
+use halo_store::database::{Database, Location};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+const FILE: &str = r#"
+    [[agents]]
+    name = "Ada"
+    seed = "You are Ada."
+    interval = 2.0
+
+    [[agents]]
+    name = "Ben"
+    seed = "You are Ben."
+    interval = 3.0
+    output_format = "toon"
+
+    [[rooms]]
+    owner = "Ada"
+    members = ["Ben"]
+    keys = ["open"]
+"#;
+
+fn store(folder: &Path) -> Box<dyn Worlds + Send> {
+    Box::new(Database::open(&Location::Sqlite(folder.join("halo.db"))).expect("a store"))
+}
+
+fn world() -> World {
+    toml::from_str::<WorldFile>(FILE).expect("a file").begin("local", BEGIN).expect("a world")
+}
+
+/// A house whose model says these things, one after the other, and the hand on its clock.
+fn house(realm: Realm, answers: &[&str]) -> (House, Arc<AtomicI64>) {
+    let answers = answers
+        .iter()
+        .map(|text| ScriptedAnswer { text: (*text).into(), ..ScriptedAnswer::default() })
+        .collect();
+    let model = Box::new(ScriptedModel::new(100_000, answers));
+    let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
+    let mind = Mind::new(model, Arc::new(QuarterUp), sampling, true);
+    let hand = Arc::new(AtomicI64::new(BEGIN));
+    let clock = Arc::clone(&hand);
+    let minds = BTreeMap::from([("local".to_owned(), mind)]);
+    let house = House::new(realm, minds, Prompts::default(), Box::new(move || clock.load(Ordering::SeqCst)));
+    (house, hand)
+}
+
+/// The next heartbeat, whenever that is.
+fn beat(house: &House, hand: &AtomicI64) -> Beat {
+    for _ in 0..10_000 {
+        match house.next(None).expect("it goes on") {
+            Next::Beat(beat) => return *beat,
+            Next::Wait(time) => {
+                hand.fetch_add(time.as_millis() as Millis, Ordering::SeqCst);
+            }
+            Next::Changed(_) | Next::Broken => {}
+        }
+    }
+    panic!("no heart beats any more");
+}
+
+fn said(world: &World, room: u32) -> Vec<(String, String)> {
+    let messages = world.room(AgentId(room)).expect("a room").messages.iter();
+    messages.map(|message| (message.sender.to_string(), message.content.clone())).collect()
+}
+
+#[test]
+fn hearts_beat_and_what_they_do_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
+    let answers = [
+        r#"{"responses": [{"room_id": 1, "message": "Hello, Ben."}], "actions": [{"type": "set", "path": "mood", "value": "calm"}]}"#,
+        "responses[1]{room_id,message}:\n  1,Hello to you\nactions[1]{type,message_id,reaction}:\n  react,1,thumbs_up",
+        "I have nothing to say.",
+        r#"{"responses": [{"room_id": 1, "message": "[no response]"}], "actions": [{"type": "fly"}]}"#,
+    ];
+    let (house, hand) = house(realm, &answers);
+    let beats: Vec<Beat> = (0..4).map(|_| beat(&house, &hand)).collect();
+    let who: Vec<u32> = beats.iter().map(|beat| beat.who.0).collect();
+    assert_eq!(who, [1, 2, 1, 2], "by their own time");
+    // Ada's heart beats each 2 s, a tenth later each time, half a second sooner since Ben liked what she said.
+    assert_eq!(beats[2].at - beats[0].at, 2_100);
+    assert_eq!(beats[3].at - beats[1].at, 3_100);
+    assert!(beats[2].outcome.is_err(), "what cannot be read is told");
+    let world = house.realm().world.clone();
+    assert_eq!(said(&world, 1), [("1".into(), "Hello, Ben.".into()), ("2".into(), "Hello to you".into())]);
+    let ada = world.agent(AgentId(1)).expect("alive");
+    assert_eq!(ada.knowledge.get("mood"), Ok(Some("calm".into())));
+    assert_eq!(ada.interval.seconds(), 1.7, "2.0 + 0.1 - 0.5 + 0.1");
+    let refused: Vec<&str> = ada.recent.iter().filter_map(|one| one.refused.as_deref()).collect();
+    assert_eq!(refused, ["the answer is neither JSON nor TOON with 'responses' and 'actions'"]);
+    let ben = world.agent(AgentId(2)).expect("alive");
+    assert_eq!(ben.recent.back().and_then(|one| one.refused.as_deref()), Some("there is no action 'fly'"));
+    // Whoever opens it again finds it as it was; nobody else can meanwhile.
+    assert!(
+        Realm::open(store(folder.path()), "w").is_err_and(|why| why.to_string().contains("another Halo"))
+    );
+    drop(house);
+    let again = Realm::open(store(folder.path()), "w").expect("it was kept");
+    assert_eq!(again.world, world);
+}
+
+#[test]
+fn the_person_takes_part_and_so_do_those_outside() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
+    // Somebody leaves a message while nobody runs the world.
+    let outside = Wish::Say { room: AgentId(1), message: "Is anybody there?".into(), reply_to: None };
+    realm::post(&mut *store(folder.path()), "w", &outside, BEGIN).expect("left");
+    let bad = Wish::Say { room: AgentId(77), message: "x".into(), reply_to: None };
+    realm::post(&mut *store(folder.path()), "w", &bad, BEGIN).expect("left");
+    assert!(realm::post(&mut *store(folder.path()), "none", &outside, BEGIN).is_err());
+    let (house, _) = house(realm, &[]);
+    house.pause(true);
+    assert!(matches!(house.next(None).expect("it looks"), Next::Changed(_)));
+    assert_eq!(house.take_refused(), ["there is no room 77"]);
+    assert!(matches!(house.next(None).expect("it looks"), Next::Wait(_)), "once, and nobody's heart beats");
+    let heard = said(&house.realm().world, 1);
+    assert_eq!(heard.last(), Some(&("The Architect".into(), "Is anybody there?".into())));
+    let id = house
+        .realm()
+        .world
+        .room(AgentId(1))
+        .and_then(|room| room.messages.back())
+        .map(|m| m.id)
+        .expect("said");
+    let own = house.wish(Wish::React { message: id, reaction: Reaction::Heart });
+    assert!(own.is_err_and(|why| why.to_string().contains("themselves")));
+    house.wish(Wish::Join { room: AgentId(2) }).expect("every door is open");
+    assert!(house.wish(Wish::Join { room: AgentId(2) }).is_err(), "once");
+    house.wish(Wish::Leave { room: AgentId(2) }).expect("and lets go");
+    house.wish(Wish::Attend { agent: AgentId(2), room: AgentId(1), value: "70%".into() }).expect("turned");
+    assert_eq!(
+        house.realm().world.shares(AgentId(2)),
+        BTreeMap::from([(AgentId(1), 70.0), (AgentId(2), 30.0)])
+    );
+    house
+        .wish(Wish::Create {
+            name: "Cy".into(),
+            prompt: "x".into(),
+            kind: Default::default(),
+            room: Some(AgentId(1)),
+        })
+        .expect("made");
+    house.wish(Wish::Pause { agent: AgentId(3) }).expect("paused");
+    assert!(house.realm().world.agent(AgentId(3)).expect("alive").paused);
+    house.wish(Wish::Retire { agent: AgentId(3) }).expect("retired");
+    assert!(house.wish(Wish::Wake { agent: AgentId(3) }).is_err());
+    assert!(house.realm().world.are_near(ARCHITECT, AgentId(2)));
+    assert_eq!(house.show(AgentId(2), Some(Format::Toon)).expect("a HUD").hud.rooms.len(), 2);
+}
+
+#[test]
+fn time_can_be_stopped_stepped_and_sped_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
+    let (house, hand) = house(realm, &["{\"actions\": []}"; 5]);
+    house.pause(true);
+    hand.fetch_add(60_000, Ordering::SeqCst);
+    assert!(matches!(house.next(None), Ok(Next::Wait(_))));
+    house.step();
+    assert!(matches!(house.next(None), Ok(Next::Beat(_))));
+    assert!(matches!(house.next(None), Ok(Next::Wait(_))), "one step is one heartbeat");
+    house.set_speed(10.0);
+    let before = house.now();
+    hand.fetch_add(1_000, Ordering::SeqCst);
+    assert_eq!(house.now() - before, 10_000);
+    house.pause(false);
+    assert!(matches!(house.next(None), Ok(Next::Beat(_))));
+    assert!(house.realm().world.head.clock >= before, "time never goes back");
+}
+
+/// Older messages come back from the store, and what matters of them into the HUD.
+#[test]
+fn what_was_said_long_ago_returns_when_it_matters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut world = world();
+    world
+        .say(AgentId(1), AgentId(1), "The key to the lighthouse lies under the blue stone.", None, BEGIN)
+        .expect("said");
+    for n in 0..2_500 {
+        world
+            .say(
+                AgentId(1),
+                AgentId(2),
+                format!("Number {n}: nets, boats and the price of herring."),
+                None,
+                BEGIN,
+            )
+            .expect("said");
+    }
+    world
+        .say(AgentId(1), AgentId(2), "Who knows where the key to the lighthouse is?", None, BEGIN)
+        .expect("said");
+    drop(Realm::found(store(folder.path()), "w", world, BEGIN).expect("a world"));
+    let mut realm = Realm::open(store(folder.path()), "w").expect("it was kept");
+    assert!(realm.world.room(AgentId(1)).expect("a room").message(1).is_none(), "it is not at hand any more");
+    let older: Vec<Message> = realm.older(AgentId(1), 3, 10).expect("read");
+    assert_eq!(older.iter().map(|message| message.id).collect::<Vec<_>>(), [1, 2]);
+    let (house, _) = house(realm, &[]);
+    let shown = house.show(AgentId(2), None).expect("a HUD");
+    let first = &shown.hud.rooms[0].messages[0];
+    assert_eq!((first.id, first.sender.as_str()), (1, "1"), "at its own place, before all others");
+    assert!(first.content.contains("blue stone") && shown.recalled.contains(&1));
+    assert!(shown.spent.total <= 10_000);
+}
+
+/// Worlds by lot come back as they were, whatever was done in them.
+#[test]
+fn worlds_by_lot_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for seed in 0..40 {
+        let mut lot = Lot::new(seed);
+        let (world, now) = testing::world(&mut lot, Size { agents: 4, messages: 6, words: 10 });
+        let name = format!("w{seed}");
+        let mut realm = Realm::found(store(folder.path()), &name, world, now).expect("a world");
+        for _ in 0..15 {
+            let ids: Vec<AgentId> = realm.world.agents().map(|agent| agent.id).collect();
+            let Some(&who) = ids.get(lot.below(ids.len())) else { break };
+            let action = testing::action(&mut lot, &realm.world, who);
+            let bounds = halo_agents::action::Bounds { now, count: &QuarterUp, knowledge: 3_000 };
+            let _ = realm.world.act(who, action, bounds);
+            realm.world.beaten(who, now);
+            realm.save().expect("kept");
+        }
+        let before = realm.world.clone();
+        drop(realm);
+        let again = Realm::open(store(folder.path()), &name).expect("it was kept");
+        assert_eq!(again.world, before, "seed {seed}");
+        assert!(
+            again
+                .world
+                .rooms()
+                .all(|room| room.messages.iter().all(|m| m.sender != Sender::Agent(AgentId(999))))
+        );
+    }
+    let mut store = store(folder.path());
+    assert_eq!(store.worlds().expect("listed").len(), 40);
+    store.end_world("w7").expect("ended");
+    assert_eq!(store.worlds().expect("listed").len(), 39);
+    assert!(store.end_world("w7").is_err());
+}
