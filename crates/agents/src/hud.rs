@@ -5,7 +5,7 @@
 
 use crate::action;
 use crate::count::Count;
-use crate::format::{self, Format, Piece};
+use crate::format::{self, Format, Piece, Place};
 use crate::heartbeat::{Millis, shown, time_since, word_budget};
 use crate::prompts::{self, Prompts};
 use crate::world::{
@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[serde(deny_unknown_fields)]
 pub struct Hud {
     /// How to live together.
-    pub system: System,
+    pub system: Arc<System>,
     /// How to read this, and what can be done.
-    pub meta: Meta,
+    pub meta: Arc<Meta>,
     /// Itself.
     #[serde(rename = "self")]
     pub me: Me,
@@ -80,7 +80,7 @@ pub struct Me {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
     /// What it did last.
-    pub recent_actions: Vec<Map<String, Value>>,
+    pub recent_actions: Vec<Arc<Map<String, Value>>>,
 }
 
 /// Who an agent is.
@@ -129,7 +129,7 @@ pub struct RoomView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_access_requests: Option<Vec<RequestView>>,
     /// What was said, the newest last.
-    pub messages: Vec<MessageView>,
+    pub messages: Vec<Arc<MessageView>>,
 }
 
 /// Somebody wants to come in.
@@ -274,7 +274,7 @@ const RECALLED: usize = 5;
 /// How many texts are remembered.
 const REMEMBERED: usize = 65_536;
 
-/// Something that writes HUDs, and remembers how long things are.
+/// Something that writes the HUDs of one world, and remembers what it has written and how long that is.
 pub struct Scribe {
     count: Arc<dyn Count>,
     memo: Mutex<Memo>,
@@ -284,8 +284,80 @@ pub struct Scribe {
 struct Memo {
     /// Tokens, by the text's sum.
     tokens: BTreeMap<u64, usize>,
-    /// Messages as text, by format, number and how many have felt something about them.
-    messages: BTreeMap<(Format, u64, usize), (Arc<str>, usize)>,
+    /// Messages and actions as text.
+    rows: BTreeMap<(Format, Row), Text>,
+    /// Actions as they are shown, by whose and by number.
+    actions: BTreeMap<(AgentId, u64), Arc<Map<String, Value>>>,
+    /// Messages as they are shown, by number and by how many have felt something about them.
+    messages: BTreeMap<(u64, usize), Arc<MessageView>>,
+    /// What all agents of a kind are told, by the sum of what decides it.
+    told: BTreeMap<u64, (Arc<System>, Arc<Meta>)>,
+    /// The same as text, and what an agent has written down, by the sum of what is in it.
+    texts: BTreeMap<(Format, u64), Arc<[Text]>>,
+}
+
+/// Something that is written once and never changes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    /// A message, and how many have felt something about it.
+    Said(u64, usize),
+    /// Something that an agent did.
+    Did(AgentId, u64),
+}
+
+/// A text, and how many tokens it has.
+#[derive(Clone, Debug)]
+struct Text {
+    text: Arc<str>,
+    tokens: usize,
+}
+
+/// A HUD as it is put together.
+struct Draft {
+    pieces: Vec<Piece<Arc<str>>>,
+    counts: Vec<usize>,
+}
+
+impl Draft {
+    fn push(&mut self, place: Place, text: Text) {
+        if !text.text.is_empty() {
+            self.pieces.push(Piece { place, text: text.text });
+            self.counts.push(text.tokens);
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.counts.iter().sum()
+    }
+}
+
+/// What a HUD is made from, beside the world.
+#[derive(Clone, Copy)]
+struct Frame<'a> {
+    agent: &'a AgentState,
+    format: Format,
+    writer: &'a dyn format::Writer,
+    view: &'a View<'a>,
+    budgets: Budgets,
+    /// What the agent has written down, in JSON.
+    known: &'a Text,
+}
+
+/// Makes room where there is none.
+fn bounded<K: Ord, V>(map: &mut BTreeMap<K, V>) -> &mut BTreeMap<K, V> {
+    if map.len() >= REMEMBERED {
+        map.clear();
+    }
+    map
+}
+
+fn sum(parts: &[&str]) -> u64 {
+    let mut sum = xxhash_rust::xxh3::Xxh3::new();
+    for part in parts {
+        sum.update(&part.len().to_le_bytes());
+        sum.update(part.as_bytes());
+    }
+    sum.digest()
 }
 
 impl Scribe {
@@ -307,34 +379,51 @@ impl Scribe {
 
     /// How many tokens a text has.
     pub fn tokens(&self, text: &str) -> usize {
-        let sum = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
-        if let Some(&known) = self.memo().tokens.get(&sum) {
+        let key = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
+        if let Some(&known) = self.memo().tokens.get(&key) {
             return known;
         }
         let tokens = self.count.tokens(text);
-        let mut memo = self.memo();
-        if memo.tokens.len() >= REMEMBERED {
-            memo.tokens.clear();
-        }
-        memo.tokens.insert(sum, tokens);
+        bounded(&mut self.memo().tokens).insert(key, tokens);
         tokens
     }
 
-    /// A message as text, and how long that is.
-    fn message(&self, format: Format, writer: &dyn format::Writer, said: &MessageView) -> (Arc<str>, usize) {
-        let felt = said.reactions.as_ref().map_or(0, |all| all.values().map(|&n| n as usize).sum());
-        let key = (format, said.id, felt);
-        if let Some(known) = self.memo().messages.get(&key) {
+    fn text(&self, text: impl Into<Arc<str>>) -> Text {
+        let text = text.into();
+        Text { tokens: self.tokens(&text), text }
+    }
+
+    /// Something that never changes, as text.
+    fn row(&self, format: Format, row: Row, write: impl FnOnce() -> String) -> Text {
+        if let Some(known) = self.memo().rows.get(&(format, row)) {
             return known.clone();
         }
-        let text: Arc<str> = writer.message(said).into();
-        let tokens = self.count.tokens(&text);
-        let mut memo = self.memo();
-        if memo.messages.len() >= REMEMBERED {
-            memo.messages.clear();
+        let text: Arc<str> = write().into();
+        let text = Text { tokens: self.count.tokens(&text), text };
+        bounded(&mut self.memo().rows).insert((format, row), text.clone());
+        text
+    }
+
+    fn texts(&self, format: Format, key: u64, write: impl FnOnce() -> Vec<String>) -> Arc<[Text]> {
+        if let Some(known) = self.memo().texts.get(&(format, key)) {
+            return Arc::clone(known);
         }
-        memo.messages.insert(key, (Arc::clone(&text), tokens));
-        (text, tokens)
+        let texts: Arc<[Text]> = write().into_iter().map(|text| self.text(text)).collect();
+        bounded(&mut self.memo().texts).insert((format, key), Arc::clone(&texts));
+        texts
+    }
+
+    /// A message as it is shown, and as text.
+    fn said(&self, frame: Frame<'_>, message: &Message) -> (Arc<MessageView>, Text) {
+        let felt = message.reactions.values().map(std::collections::BTreeSet::len).sum();
+        let known = self.memo().messages.get(&(message.id, felt)).cloned();
+        let view = known.unwrap_or_else(|| {
+            let view = Arc::new(MessageView::from(message));
+            bounded(&mut self.memo().messages).insert((message.id, felt), Arc::clone(&view));
+            view
+        });
+        let text = self.row(frame.format, Row::Said(message.id, felt), || frame.writer.message(&view));
+        (view, text)
     }
 
     /// What an agent sees now, in its own format.
@@ -358,6 +447,9 @@ impl Scribe {
         view: &View<'_>,
     ) -> Result<Shown, HudError> {
         let budgets = world.head.budgets.within(view.room);
+        let writer = format::writer(format);
+        let known = self.knowledge(agent);
+        let frame = Frame { agent, format, writer: &*writer, view, budgets, known: &known };
         let mut notices = Vec::new();
         if budgets != world.head.budgets {
             notices.push(format!(
@@ -381,71 +473,53 @@ impl Scribe {
                 ));
             }
             let notice = (!notices.is_empty()).then(|| notices.join(" "));
-            let shown = self.compose(agent, format, view, budgets, &rooms, notice)?;
-            match shown {
-                Some(mut shown) => {
-                    shown.left_out = left_out;
-                    return Ok(shown);
-                }
-                None => {
-                    // The room that the agent cares least about goes; of those the latest, and its own last.
-                    let own = |room: &Room| room.id == agent.id;
-                    let least = rooms.iter().enumerate().min_by(|(n, (a, x)), (m, (b, y))| {
-                        own(a).cmp(&own(b)).then(x.total_cmp(y)).then(m.cmp(n))
-                    });
-                    let Some((at, _)) = least else {
-                        return Err(HudError::TooSmall {
-                            who: agent.id,
-                            tokens: budgets.total + 1,
-                            room: budgets.total,
-                        });
-                    };
-                    left_out.push(rooms.remove(at).0.id);
-                }
+            if let Some(mut shown) = self.compose(frame, &rooms, notice)? {
+                shown.left_out = left_out;
+                return Ok(shown);
             }
+            // The room that the agent cares least about goes; of those the latest, and its own last.
+            let own = |room: &Room| room.id == agent.id;
+            let least = rooms
+                .iter()
+                .enumerate()
+                .min_by(|(n, (a, x)), (m, (b, y))| own(a).cmp(&own(b)).then(x.total_cmp(y)).then(m.cmp(n)));
+            let Some((at, _)) = least else {
+                return Err(HudError::TooSmall {
+                    who: agent.id,
+                    tokens: budgets.total + 1,
+                    room: budgets.total,
+                });
+            };
+            left_out.push(rooms.remove(at).0.id);
         }
     }
 
     /// A HUD with these rooms; none where they do not fit even without a message.
     fn compose(
         &self,
-        agent: &AgentState,
-        format: Format,
-        view: &View<'_>,
-        budgets: Budgets,
+        frame: Frame<'_>,
         rooms: &[(&Room, f64)],
         notice: Option<String>,
     ) -> Result<Option<Shown>, HudError> {
-        let writer = format::writer(format);
-        let mut hud = self.bare(agent, view, budgets, notice);
+        let Frame { agent, writer, view, budgets, .. } = frame;
+        let mut hud = self.bare(frame, notice);
         hud.rooms = rooms.iter().map(|(room, share)| room_view(agent.id, room, *share, view.now)).collect();
-        let tokens = |text: String| self.tokens(&text);
-        let fixed = |hud: &Hud| {
-            let known: usize = writer.known(hud).into_iter().map(tokens).sum();
-            let did: usize = hud.me.recent_actions.iter().map(|action| tokens(writer.did(action))).sum();
-            let between =
-                hud.me.recent_actions.len().saturating_sub(1) * self.tokens(writer.between_actions());
-            let rest = [
-                writer.shared(hud),
-                writer.identity(hud),
-                writer.used(hud),
-                writer.to_rooms(hud),
-                writer.end(hud),
-            ];
-            rest.into_iter().map(tokens).sum::<usize>() + known + did + between
-        };
         // What is too long is cut: first what was done longest ago, then what need not be said.
-        let mut spent = fixed(&hud);
+        let end = self.text(writer.end(&hud));
+        let mut own = self.own(frame, &hud);
         let (mut less, optional) = (0, view.prompts.optional(agent.kind));
-        while spent > budgets.fixed && (!hud.me.recent_actions.is_empty() || less < optional) {
+        while own.tokens() + end.tokens > budgets.fixed
+            && (!hud.me.recent_actions.is_empty() || less < optional)
+        {
             if hud.me.recent_actions.is_empty() {
                 less += 1;
-                hud.meta.instructions = view.prompts.instructions(agent.kind, less);
+                (hud.system, hud.meta) = self.told(frame, less);
             } else {
                 hud.me.recent_actions.remove(0);
             }
-            spent = fixed(&hud);
+            own = self.own(frame, &hud);
         }
+        let spent = own.tokens() + end.tokens;
         if spent > budgets.total {
             return Err(HudError::TooSmall { who: agent.id, tokens: spent, room: budgets.total });
         }
@@ -460,7 +534,7 @@ impl Scribe {
                 writer.board(&hud, n, most),
                 writer.room_end(&hud, n, most),
             ];
-            texts.into_iter().map(tokens).sum::<usize>()
+            texts.into_iter().map(|text| self.tokens(&text)).sum::<usize>()
         };
         let heads: Vec<usize> = rooms.iter().enumerate().map(head).collect();
         if heads.iter().sum::<usize>() > remaining {
@@ -468,17 +542,27 @@ impl Scribe {
         }
         let budgets_of = divide(remaining, &heads, rooms);
         let mut recalled = Vec::new();
+        let mut said: Vec<Vec<(Arc<MessageView>, Text)>> = Vec::new();
         for (n, (room, _)) in rooms.iter().enumerate() {
-            let (messages, back) = self.fill(format, &*writer, room, budgets_of[n], view);
-            hud.rooms[n].messages = messages;
+            let (messages, back) = self.fill(frame, room, budgets_of[n]);
+            said.push(messages);
             recalled.extend(back);
         }
-        // Whatever was counted wrong before, it fits in the end.
+        let fixed = own.tokens() + end.tokens;
         loop {
-            let (pieces, counts) = self.pieces(&hud, format, agent.done);
-            let total: usize = counts.iter().sum();
+            let mut draft = Draft { pieces: own.pieces.clone(), counts: own.counts.clone() };
+            for (n, messages) in said.iter().enumerate() {
+                self.room(frame, &hud, n, messages, &mut draft);
+            }
+            draft.push(Place::end(), end.clone());
+            let total = draft.tokens();
+            // Whatever was counted wrong before, it fits in the end.
             if total <= budgets.total {
-                let spent = spent_by(&pieces, &counts, self.knowledge(agent));
+                for (room, messages) in hud.rooms.iter_mut().zip(said) {
+                    room.messages = messages.into_iter().map(|(view, _)| view).collect();
+                }
+                let spent = spent_by(&draft, fixed, frame.known.tokens);
+                let Draft { pieces, counts } = draft;
                 return Ok(Some(Shown {
                     hud,
                     pieces,
@@ -489,125 +573,183 @@ impl Scribe {
                     recalled,
                 }));
             }
-            let longest = hud.rooms.iter_mut().max_by_key(|room| room.messages.len());
-            match longest.filter(|room| !room.messages.is_empty()) {
-                Some(room) => {
-                    let gone = room.messages.remove(0).id;
-                    recalled.retain(|id| *id != gone);
+            match said
+                .iter_mut()
+                .max_by_key(|messages| messages.len())
+                .filter(|messages| !messages.is_empty())
+            {
+                Some(messages) => {
+                    let (gone, _) = messages.remove(0);
+                    recalled.retain(|id| *id != gone.id);
                 }
                 None => return Ok(None),
             }
         }
     }
 
-    fn knowledge(&self, agent: &AgentState) -> usize {
-        if agent.knowledge.all().is_empty() {
-            return 0;
+    /// Everything before the rooms.
+    fn own(&self, frame: Frame<'_>, hud: &Hud) -> Draft {
+        let Frame { agent, format, writer, .. } = frame;
+        let mut draft = Draft { pieces: Vec::with_capacity(256), counts: Vec::with_capacity(256) };
+        let manages = if agent.can_create_agents { "manages" } else { "" };
+        let told =
+            [&hud.system.directives, &hud.meta.instructions, manages, hud.meta.response_format.kind.as_str()];
+        let told = self.texts(format, sum(&told), || vec![writer.shared(hud)]);
+        draft.push(Place::shared(), told[0].clone());
+        let identity = serde_json::to_string(&hud.me.identity).unwrap_or_default();
+        // Whether there is a notice is declared before what is known, in some formats.
+        let notice = if hud.me.notice.is_some() { "notice" } else { "" };
+        let known = self.texts(format, sum(&[&identity, &frame.known.text, notice]), || {
+            std::iter::once(writer.identity(hud)).chain(writer.known(hud)).collect()
+        });
+        for (n, text) in known.iter().enumerate() {
+            draft.push(Place::known(n), text.clone());
         }
-        self.tokens(&serde_json::to_string(&agent.knowledge).unwrap_or_default())
+        draft.push(Place::used(), self.text(writer.used(hud)));
+        let between = self.text(writer.between_actions());
+        let count = hud.me.recent_actions.len();
+        for (n, action) in hud.me.recent_actions.iter().enumerate() {
+            let number = agent.done.saturating_sub(count as u64) + n as u64;
+            draft.push(
+                Place::did(number),
+                self.row(format, Row::Did(agent.id, number), || writer.did(action)),
+            );
+            if n + 1 < count {
+                draft.push(Place::did(number).behind(), between.clone());
+            }
+        }
+        draft.push(Place::to_rooms(), self.text(writer.to_rooms(hud)));
+        draft
+    }
+
+    /// A room with these messages.
+    fn room(
+        &self,
+        frame: Frame<'_>,
+        hud: &Hud,
+        n: usize,
+        messages: &[(Arc<MessageView>, Text)],
+        draft: &mut Draft,
+    ) {
+        let (writer, room) = (frame.writer, hud.rooms[n].id);
+        draft.push(Place::room(room, 0), self.text(writer.room(hud, n)));
+        draft.push(Place::room(room, 1), self.text(writer.pace(hud, n)));
+        draft.push(Place::room(room, 2), self.text(writer.board(hud, n, messages.len())));
+        let between = self.text(writer.between_messages());
+        for (m, (view, text)) in messages.iter().enumerate() {
+            let place = Place::said(room, view.id);
+            draft.push(place, text.clone());
+            if m + 1 < messages.len() {
+                draft.push(place.behind(), between.clone());
+            }
+        }
+        draft.push(Place::room(room, format::LAST), self.text(writer.room_end(hud, n, messages.len())));
+    }
+
+    /// What an agent has written down, in JSON, with how many tokens that has.
+    fn knowledge(&self, agent: &AgentState) -> Text {
+        let text = serde_json::to_string(&agent.knowledge).unwrap_or_default();
+        let tokens = if agent.knowledge.all().is_empty() { 0 } else { self.tokens(&text) };
+        Text { text: text.into(), tokens }
+    }
+
+    /// What all agents of a kind are told, without the last `less` parts that can be left out.
+    fn told(&self, frame: Frame<'_>, less: usize) -> (Arc<System>, Arc<Meta>) {
+        let Frame { agent, view, .. } = frame;
+        let (directives, instructions) =
+            (view.prompts.directives(), view.prompts.instructions(agent.kind, less));
+        let manages = if agent.can_create_agents { "manages" } else { "" };
+        let key = sum(&[&directives, &instructions, manages, agent.output.name()]);
+        if let Some(known) = self.memo().told.get(&key) {
+            return known.clone();
+        }
+        let meta = Meta {
+            instructions,
+            available_actions: action::available(agent.can_create_agents),
+            response_format: prompts::response_format(agent.output),
+        };
+        let told = (Arc::new(System { directives }), Arc::new(meta));
+        bounded(&mut self.memo().told).insert(key, told.clone());
+        told
     }
 
     /// A HUD without rooms.
-    fn bare(&self, agent: &AgentState, view: &View<'_>, budgets: Budgets, notice: Option<String>) -> Hud {
-        let used = self.knowledge(agent) * 100 / budgets.knowledge.max(1);
+    fn bare(&self, frame: Frame<'_>, notice: Option<String>) -> Hud {
+        let Frame { agent, budgets, .. } = frame;
+        let used = frame.known.tokens * 100 / budgets.knowledge.max(1);
         let prompt = Some(agent.prompt.clone());
         let (seed, role) = match agent.kind {
             AgentKind::Persona => (prompt, None),
             AgentKind::Bot => (None, prompt),
         };
-        Hud {
-            system: System { directives: view.prompts.directives() },
-            meta: Meta {
-                instructions: view.prompts.instructions(agent.kind, 0),
-                available_actions: action::available(agent.can_create_agents),
-                response_format: prompts::response_format(agent.output),
-            },
-            me: Me {
-                identity: Identity {
-                    id: agent.id,
-                    name: agent.name.clone(),
-                    model: agent.model.clone(),
-                    seed,
-                    role,
-                },
-                knowledge: agent.knowledge.all().clone(),
-                memory_used: format!("{}%", used.min(100)),
-                notice,
-                recent_actions: agent.recent.iter().map(done).collect(),
-            },
-            rooms: Vec::new(),
-        }
+        let (system, meta) = self.told(frame, 0);
+        let identity =
+            Identity { id: agent.id, name: agent.name.clone(), model: agent.model.clone(), seed, role };
+        let me = Me {
+            identity,
+            knowledge: agent.knowledge.all().clone(),
+            memory_used: format!("{}%", used.min(100)),
+            notice,
+            recent_actions: self.recent(agent),
+        };
+        Hud { system, meta, me, rooms: Vec::new() }
+    }
+
+    /// What an agent did last.
+    fn recent(&self, agent: &AgentState) -> Vec<Arc<Map<String, Value>>> {
+        let first = agent.done.saturating_sub(agent.recent.len() as u64);
+        let mut memo = self.memo();
+        let actions = bounded(&mut memo.actions);
+        let numbered = agent.recent.iter().zip(first..);
+        let one = |(recent, number): (&Recent, u64)| {
+            Arc::clone(actions.entry((agent.id, number)).or_insert_with(|| Arc::new(done(recent))))
+        };
+        numbered.map(one).collect()
     }
 
     /// The messages of a room that fit: from the newest backwards, without holes; where not all do, older ones that matter may
-    /// take a share of the place.
+    /// take a share of the place. Then which of them those are.
     fn fill(
         &self,
-        format: Format,
-        writer: &dyn format::Writer,
+        frame: Frame<'_>,
         room: &Room,
         budget: usize,
-        view: &View<'_>,
-    ) -> (Vec<MessageView>, Vec<u64>) {
-        let between = self.tokens(writer.between_messages());
-        let cost = |said: &MessageView| self.message(format, writer, said).1 + between;
-        let mut newest: Vec<MessageView> = Vec::new();
+    ) -> (Vec<(Arc<MessageView>, Text)>, Vec<u64>) {
+        let between = self.tokens(frame.writer.between_messages());
+        let mut newest: Vec<(Arc<MessageView>, Text)> = Vec::new();
         let mut spent = 0;
-        let mut rest = room.messages.iter().rev().map(MessageView::from).peekable();
-        let mut take = |limit: usize, spent: &mut usize, newest: &mut Vec<MessageView>| {
-            while let Some(said) = rest.next_if(|said| *spent + cost(said) <= limit) {
-                *spent += cost(&said);
+        let mut rest = room.messages.iter().rev().map(|message| self.said(frame, message)).peekable();
+        let mut take = |limit: usize, spent: &mut usize, newest: &mut Vec<(Arc<MessageView>, Text)>| {
+            while let Some(said) = rest.next_if(|(_, text)| *spent + text.tokens + between <= limit) {
+                *spent += said.1.tokens + between;
                 newest.push(said);
             }
             rest.peek().is_none()
         };
         let share = budget - budget / RECALLED;
         let all = take(share, &mut spent, &mut newest);
-        let mut back: Vec<MessageView> = Vec::new();
+        let mut back: Vec<(Arc<MessageView>, Text)> = Vec::new();
+        let oldest =
+            |newest: &[(Arc<MessageView>, Text)]| newest.last().map_or(u64::MAX, |(said, _)| said.id);
         if !all {
-            let oldest = newest.last().map_or(u64::MAX, |said| said.id);
-            let candidates = (view.recalled)(room.id);
-            for said in candidates.iter().filter(|said| said.id < oldest && said.room == room.id) {
-                let said = MessageView::from(said);
-                let new = back.iter().all(|known| known.id != said.id);
-                if new && spent + cost(&said) <= budget {
-                    spent += cost(&said);
+            let before = oldest(&newest);
+            let candidates = (frame.view.recalled)(room.id);
+            for said in candidates.iter().filter(|said| said.id < before && said.room == room.id) {
+                let new = back.iter().all(|(known, _)| known.id != said.id);
+                let said = self.said(frame, said);
+                if new && spent + said.1.tokens + between <= budget {
+                    spent += said.1.tokens + between;
                     back.push(said);
                 }
             }
             take(budget, &mut spent, &mut newest);
         }
-        let oldest = newest.last().map_or(u64::MAX, |said| said.id);
-        back.retain(|said| said.id < oldest);
-        back.sort_unstable_by_key(|said| said.id);
-        let recalled = back.iter().map(|said| said.id).collect();
+        let before = oldest(&newest);
+        back.retain(|(said, _)| said.id < before);
+        back.sort_unstable_by_key(|(said, _)| said.id);
+        let recalled = back.iter().map(|(said, _)| said.id).collect();
         back.extend(newest.into_iter().rev());
         (back, recalled)
-    }
-
-    fn pieces(&self, hud: &Hud, format: Format, done: u64) -> (Vec<Piece<Arc<str>>>, Vec<usize>) {
-        let written =
-            format::pieces_with(hud, format, done, |writer, said| Text(self.message(format, writer, said)));
-        let (mut pieces, mut counts) = (Vec::with_capacity(written.len()), Vec::with_capacity(written.len()));
-        for Piece { place, text: Text((text, tokens)) } in written {
-            if text.is_empty() {
-                continue;
-            }
-            counts.push(if tokens == UNKNOWN { self.tokens(&text) } else { tokens });
-            pieces.push(Piece { place, text });
-        }
-        (pieces, counts)
-    }
-}
-
-/// A text, and how many tokens it has as far as that is known.
-struct Text((Arc<str>, usize));
-
-const UNKNOWN: usize = usize::MAX;
-
-impl From<String> for Text {
-    fn from(text: String) -> Self {
-        Self((text.into(), UNKNOWN))
     }
 }
 
@@ -653,13 +795,11 @@ fn divide(remaining: usize, heads: &[usize], rooms: &[(&Room, f64)]) -> Vec<usiz
     messages
 }
 
-fn spent_by(pieces: &[Piece<Arc<str>>], counts: &[usize], knowledge: usize) -> Spent {
-    let mut spent = Spent { knowledge, ..Spent::default() };
-    for (piece, tokens) in pieces.iter().zip(counts) {
-        spent.total += tokens;
-        match piece.place.part {
-            format::Part::Room(room) => *spent.rooms.entry(room).or_default() += tokens,
-            _ => spent.fixed += tokens,
+fn spent_by(draft: &Draft, fixed: usize, knowledge: usize) -> Spent {
+    let mut spent = Spent { total: draft.tokens(), fixed, knowledge, ..Spent::default() };
+    for (piece, tokens) in draft.pieces.iter().zip(&draft.counts) {
+        if let format::Part::Room(room) = piece.place.part {
+            *spent.rooms.entry(room).or_default() += tokens;
         }
     }
     spent

@@ -324,6 +324,8 @@ pub struct World {
     pub head: Head,
     agents: BTreeMap<AgentId, AgentState>,
     rooms: BTreeMap<RoomId, Room>,
+    /// Which rooms everybody is in.
+    places: BTreeMap<AgentId, BTreeSet<RoomId>>,
     touched: Touched,
 }
 
@@ -447,12 +449,15 @@ impl World {
         agents: impl IntoIterator<Item = AgentState>,
         rooms: impl IntoIterator<Item = Room>,
     ) -> Self {
-        Self {
-            head,
-            agents: agents.into_iter().map(|agent| (agent.id, agent)).collect(),
-            rooms: rooms.into_iter().map(|room| (room.id, room)).collect(),
-            touched: Touched::default(),
+        let rooms: BTreeMap<RoomId, Room> = rooms.into_iter().map(|room| (room.id, room)).collect();
+        let mut places: BTreeMap<AgentId, BTreeSet<RoomId>> = BTreeMap::new();
+        for room in rooms.values() {
+            room.members.keys().for_each(|who| {
+                places.entry(*who).or_default().insert(room.id);
+            });
         }
+        let agents = agents.into_iter().map(|agent| (agent.id, agent)).collect();
+        Self { head, agents, rooms, places, touched: Touched::default() }
     }
 
     /// Puts a message that was kept at hand, behind those that are there.
@@ -540,7 +545,7 @@ impl World {
 
     /// The rooms that somebody is in.
     pub fn rooms_of(&self, id: AgentId) -> impl Iterator<Item = &Room> {
-        self.rooms().filter(move |room| room.members.contains_key(&id))
+        self.places.get(&id).into_iter().flatten().filter_map(|room| self.room(*room))
     }
 
     /// Whether two share a room.
@@ -632,16 +637,22 @@ impl World {
             closed: false,
             messages: VecDeque::new(),
         });
-        self.touched.rooms.insert(owner);
+        self.enter(owner, owner);
+    }
+
+    /// Somebody is in a room from now on.
+    pub(crate) fn enter(&mut self, room: RoomId, who: AgentId) {
+        if let Some(inside) = self.room_mut(room) {
+            inside.members.entry(who).or_default();
+            self.places.entry(who).or_default().insert(room);
+        }
     }
 
     /// Somebody comes into a room. Returns whether it was not there before.
     pub fn join(&mut self, room: RoomId, who: AgentId, now: Millis) -> bool {
         let new = self.room(room).is_some_and(|room| !room.members.contains_key(&who));
         if new {
-            if let Some(room) = self.room_mut(room) {
-                room.members.insert(who, Member::default());
-            }
+            self.enter(room, who);
             self.announce(room, format!("{} ({who}) has joined.", self.name(who)), now);
         }
         new
@@ -652,6 +663,7 @@ impl World {
         if let Some(inside) = self.room_mut(room)
             && inside.members.remove(&who).is_some()
         {
+            self.places.entry(who).or_default().remove(&room);
             self.announce(room, format!("{} ({who}) has left.", self.name(who)), now);
         }
     }

@@ -4,8 +4,8 @@ use crate::format::{Format, Output};
 use crate::heartbeat::{self, Interval, Millis, WPM};
 use crate::knowledge::Knowledge;
 use crate::world::{
-    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, Member, Message, Newcomer, Reaction, Recent,
-    RoomId, Sender, World,
+    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, Message, Newcomer, Reaction, Recent, RoomId,
+    Sender, World,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -264,11 +264,9 @@ impl RoomFile {
             let message = message.read(world, id, &mut next, now)?;
             messages.push(message);
         }
+        members.into_iter().for_each(|who| world.enter(id, who));
         let Some(room) = world.room_mut(id) else { return Err("it cannot be opened".to_owned()) };
         (room.billboard, room.keys, room.wpm) = (self.billboard, self.keys, wpm);
-        for who in members {
-            room.members.insert(who, Member::default());
-        }
         for (who, share) in attention {
             room.members.get_mut(&who).ok_or(format!("{who} is not in it"))?.attention = share;
         }

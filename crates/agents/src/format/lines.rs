@@ -284,10 +284,10 @@ mod tests {
                 whole["meta"] = uniform::meta(hud);
                 let rows = |rows: Vec<Value>| Value::Array(rows);
                 whole["self"]["recent_actions"] =
-                    rows(hud.me.recent_actions.iter().map(uniform::action).collect());
+                    rows(hud.me.recent_actions.iter().map(|action| uniform::action(action)).collect());
                 for (n, room) in hud.rooms.iter().enumerate() {
                     whole["rooms"][n]["messages"] =
-                        rows(room.messages.iter().map(uniform::message).collect());
+                        rows(room.messages.iter().map(|said| uniform::message(said)).collect());
                 }
                 let (pieces, whole) = (write(hud, Format::Toon), toon(&whole));
                 for (ours, theirs) in pieces.lines().zip(whole.lines()) {

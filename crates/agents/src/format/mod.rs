@@ -97,20 +97,6 @@ const NUMBERED: u64 = 16;
 /// Behind all pieces of a part.
 pub const LAST: u64 = (1 << 24) - 1;
 
-impl Place {
-    fn new(part: Part, item: u64) -> Self {
-        Self { part, item }
-    }
-
-    fn numbered(part: Part, number: u64) -> Self {
-        Self { part, item: NUMBERED + 2 * number }
-    }
-
-    fn behind(self) -> Self {
-        Self { item: self.item + 1, ..self }
-    }
-}
-
 /// A piece of a HUD as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece<T = String> {
@@ -161,58 +147,97 @@ pub(crate) fn writer(format: Format) -> Box<dyn Writer> {
     }
 }
 
-/// A HUD in pieces. `done` is how much the agent has ever done; `message` writes one of a room's messages: those who have
-/// written it before need not do so again.
-pub(crate) fn pieces_with<T: From<String>>(
-    hud: &Hud,
-    format: Format,
-    done: u64,
-    mut message: impl FnMut(&dyn Writer, &MessageView) -> T,
-) -> Vec<Piece<T>> {
-    let writer = writer(format);
-    let writer = &*writer;
-    let mut pieces = Vec::with_capacity(64);
-    let mut push = |place: Place, text: T| pieces.push(Piece { place, text });
-    push(Place::new(Part::Shared, 0), writer.shared(hud).into());
-    let own = |item| Place::new(Part::Own, item);
-    push(own(0), writer.identity(hud).into());
-    // What is known comes before what was done: its places are counted in the lower half.
-    const DONE: u64 = 1 << 12;
-    for (n, entry) in writer.known(hud).into_iter().enumerate() {
-        push(own((1 + n as u64).min(DONE - 2)), entry.into());
+/// Where what an agent did begins among its own pieces: behind what it knows.
+const DONE: u64 = 1 << 12;
+
+/// Where the numbered things of an agent and of rooms stand.
+impl Place {
+    /// What all agents of a kind are told.
+    pub(crate) fn shared() -> Self {
+        Self::new(Part::Shared, 0)
     }
-    push(own(DONE - 1), writer.used(hud).into());
-    for (n, action) in hud.me.recent_actions.iter().enumerate() {
-        let number = done.saturating_sub(hud.me.recent_actions.len() as u64) + n as u64;
-        let place = own(DONE + 2 * number);
-        push(place, writer.did(action).into());
-        if n + 1 < hud.me.recent_actions.len() && !writer.between_actions().is_empty() {
-            push(place.behind(), writer.between_actions().to_owned().into());
-        }
+
+    /// Who the agent is, and then what it knows, entry by entry.
+    pub(crate) fn known(n: usize) -> Self {
+        Self::new(Part::Own, (n as u64).min(DONE - 2))
     }
-    push(own(LAST), writer.to_rooms(hud).into());
-    for (n, room) in hud.rooms.iter().enumerate() {
-        let part = Part::Room(room.id);
-        push(Place::new(part, 0), writer.room(hud, n).into());
-        push(Place::new(part, 1), writer.pace(hud, n).into());
-        push(Place::new(part, 2), writer.board(hud, n, room.messages.len()).into());
-        for (m, said) in room.messages.iter().enumerate() {
-            let place = Place::numbered(part, said.id);
-            push(place, message(writer, said));
-            if m + 1 < room.messages.len() && !writer.between_messages().is_empty() {
-                push(place.behind(), writer.between_messages().to_owned().into());
-            }
-        }
-        push(Place::new(part, LAST), writer.room_end(hud, n, room.messages.len()).into());
+
+    /// From there to what it did.
+    pub(crate) fn used() -> Self {
+        Self::new(Part::Own, DONE - 1)
     }
-    push(Place::new(Part::End, 0), writer.end(hud).into());
-    pieces
+
+    /// The `number`-th thing that it ever did.
+    pub(crate) fn did(number: u64) -> Self {
+        Self::new(Part::Own, DONE + 2 * number)
+    }
+
+    /// From there to its rooms.
+    pub(crate) fn to_rooms() -> Self {
+        Self::new(Part::Own, LAST)
+    }
+
+    /// A part of a room: its head, how fast it goes, its board.
+    pub(crate) fn room(room: RoomId, n: u64) -> Self {
+        Self::new(Part::Room(room), n)
+    }
+
+    /// A message.
+    pub(crate) fn said(room: RoomId, id: u64) -> Self {
+        Self::new(Part::Room(room), NUMBERED + 2 * id)
+    }
+
+    /// The end of everything.
+    pub(crate) fn end() -> Self {
+        Self::new(Part::End, 0)
+    }
+
+    /// What divides a piece from the next.
+    pub(crate) fn behind(self) -> Self {
+        Self { item: self.item + 1, ..self }
+    }
+
+    fn new(part: Part, item: u64) -> Self {
+        Self { part, item }
+    }
 }
 
 /// A HUD in pieces.
 #[must_use]
 pub fn pieces(hud: &Hud, format: Format) -> Vec<Piece> {
-    pieces_with(hud, format, hud.me.recent_actions.len() as u64, |writer, said| writer.message(said))
+    let writer = writer(format);
+    let mut pieces = Vec::new();
+    let mut push = |place: Place, text: String| pieces.push(Piece { place, text });
+    push(Place::shared(), writer.shared(hud));
+    push(Place::known(0), writer.identity(hud));
+    for (n, entry) in writer.known(hud).into_iter().enumerate() {
+        push(Place::known(1 + n), entry);
+    }
+    push(Place::used(), writer.used(hud));
+    for (n, action) in hud.me.recent_actions.iter().enumerate() {
+        let place = Place::did(n as u64);
+        push(place, writer.did(action));
+        if n + 1 < hud.me.recent_actions.len() {
+            push(place.behind(), writer.between_actions().to_owned());
+        }
+    }
+    push(Place::to_rooms(), writer.to_rooms(hud));
+    for (n, room) in hud.rooms.iter().enumerate() {
+        push(Place::room(room.id, 0), writer.room(hud, n));
+        push(Place::room(room.id, 1), writer.pace(hud, n));
+        push(Place::room(room.id, 2), writer.board(hud, n, room.messages.len()));
+        for (m, said) in room.messages.iter().enumerate() {
+            let place = Place::said(room.id, said.id);
+            push(place, writer.message(said));
+            if m + 1 < room.messages.len() {
+                push(place.behind(), writer.between_messages().to_owned());
+            }
+        }
+        push(Place::room(room.id, LAST), writer.room_end(hud, n, room.messages.len()));
+    }
+    push(Place::end(), writer.end(hud));
+    pieces.retain(|piece| !piece.text.is_empty());
+    pieces
 }
 
 /// A HUD as text.
