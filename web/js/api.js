@@ -48,6 +48,7 @@ export class Away extends Error {
 }
 
 const of = (name) => `/conversations/${encodeURIComponent(name)}`;
+const world = (name) => `/worlds/${encodeURIComponent(name)}`;
 const query = (values) => new URLSearchParams(Object.entries(values).filter(([, v]) => v !== "" && v !== undefined));
 
 export const api = {
@@ -76,6 +77,13 @@ export const api = {
   memories: (name, q) => call("GET", `${of(name)}/memories?${query({ q })}`),
   changeMemory: (name, id, values) => call("PUT", `${of(name)}/memories/${id}`, values),
   deleteMemory: (name, id) => call("DELETE", `${of(name)}/memories/${id}`),
+  worlds: () => call("GET", "/worlds"),
+  newWorld: (name) => call("POST", "/worlds", { name }),
+  world: (name) => call("GET", world(name)),
+  roomMessages: (name, room, before) => call("GET", `${world(name)}/rooms/${room}/messages?${query({ before })}`),
+  hud: (name, agent, format) => call("GET", `${world(name)}/agents/${agent}/hud?${query({ format })}`),
+  wish: (name, wish) => call("POST", `${world(name)}/wishes`, wish),
+  pace: (name, values) => call("PUT", `${world(name)}/pace`, values),
   settings: () => call("GET", "/settings"),
   set: (key, value) => call("PUT", `/settings/${encodeURIComponent(key)}`, { value }),
 };

@@ -8,6 +8,7 @@ use crate::parts::{Limits, Parts};
 use crate::raw::Threads;
 use crate::shown::Shown;
 use crate::traces::Export;
+use crate::worlds::Houses;
 use axum::http::StatusCode;
 use halo_core::change::Change;
 use halo_core::seams::{SeamError, Store};
@@ -27,6 +28,7 @@ pub struct App {
     pub(crate) threads: Threads,
     pub(crate) looks: Looks,
     pub(crate) shown: Shown,
+    pub(crate) worlds: Houses,
     readers: Mutex<Vec<Box<dyn Store + Send>>>,
     undoable: Mutex<Undoable>,
 }
@@ -75,6 +77,7 @@ impl App {
             threads: Threads::default(),
             looks,
             shown: Shown::default(),
+            worlds: Houses::default(),
             readers: Mutex::default(),
             undoable: Mutex::default(),
         })
@@ -160,6 +163,7 @@ impl App {
     pub fn close(&self) {
         // The last to let go of a database puts it in order, and those who only read cannot.
         self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.worlds.close_all();
         self.host.close_all();
         self.hub.end();
     }

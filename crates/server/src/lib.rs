@@ -20,6 +20,7 @@ mod stops;
 mod stream;
 mod tls;
 mod traces;
+mod worlds;
 
 pub use app::App;
 pub use listen::{Address, serve};

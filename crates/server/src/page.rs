@@ -20,6 +20,8 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files![
     "index.html",
     "halo.css",
+    "rooms.css",
+    "rooms.html",
     "icon.svg",
     "js/api.js",
     "js/bus.js",
@@ -29,7 +31,9 @@ const FILES: &[(&str, &str)] = files![
     "js/graveyard.js",
     "js/main.js",
     "js/memories.js",
+    "js/mind.js",
     "js/panels.js",
+    "js/rooms.js",
     "js/shade.js",
     "js/state.js",
     "js/stats.js",

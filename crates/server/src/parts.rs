@@ -1,11 +1,16 @@
 //! What the server is given: it makes no model and opens no store itself.
 
-use halo_core::seams::{Embedder, Model, ModelInfo, SeamError, Store};
+use halo_agents::prompts::Prompts;
+use halo_agents::world::Brain;
+use halo_agents::world_file::WorldFile;
+use halo_core::seams::{Embedder, Model, ModelInfo, SeamError, Store, Worlds};
 use halo_core::token::TokenId;
 use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
+use halo_engine::world::mind::Mind;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// The parts that a server is put together of.
@@ -54,6 +59,33 @@ pub trait Parts: Send + Sync {
     /// # Errors
     /// When it is not there any more, or cannot be read.
     fn captured(&self, place: &str) -> Result<Captured, SeamError>;
+
+    /// A store that keeps worlds.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    fn worlds(&self) -> Result<Box<dyn Worlds + Send>, SeamError>;
+
+    /// What thinks for the agents of a world, by name.
+    ///
+    /// # Errors
+    /// When a model cannot be reached.
+    fn minds(&self, brains: &[Brain]) -> Result<BTreeMap<String, Mind>, SeamError>;
+
+    /// What agents are told.
+    ///
+    /// # Errors
+    /// When the user's own file cannot be read.
+    fn prompts(&self) -> Result<Prompts, SeamError>;
+
+    /// A world as somebody wrote it down.
+    ///
+    /// # Errors
+    /// When it is none.
+    fn read_world(&self, text: &str) -> Result<WorldFile, SeamError>;
+
+    /// A world to begin with.
+    fn example(&self) -> &str;
 
     /// All settings.
     fn settings(&self) -> Vec<Setting>;

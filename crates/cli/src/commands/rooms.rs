@@ -96,7 +96,7 @@ pub enum What {
 }
 
 /// The example.
-const EXAMPLE: &str = include_str!("../../worlds/harbour.toml");
+pub const EXAMPLE: &str = include_str!("../../worlds/harbour.toml");
 
 fn format(word: &str) -> Result<Format, String> {
     let known = || Format::ALL.map(Format::name).join(", ");

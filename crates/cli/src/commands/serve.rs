@@ -1,6 +1,6 @@
 //! `halo serve`: the page, the APIs and the engine behind them.
 
-use super::search;
+use super::{rooms, search};
 use crate::capture::{Capture, Recording, Reduction};
 use crate::settings::keep::keep;
 use crate::settings::load::Origin;
@@ -8,14 +8,19 @@ use crate::settings::value::{Auto, RecallMode};
 use crate::settings::{KEYS, Key, Settings};
 use crate::{Common, say, wiring};
 use anyhow::{Context, Result, bail};
-use halo_core::seams::{Embedder, Fault, Model, ModelInfo, SeamError, Store};
+use halo_agents::prompts::Prompts;
+use halo_agents::world::Brain;
+use halo_agents::world_file::WorldFile;
+use halo_core::seams::{Embedder, Fault, Model, ModelInfo, SeamError, Store, Worlds};
 use halo_core::token::TokenId;
 use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
+use halo_engine::world::mind::Mind;
 use halo_recall::embed::Embeddings;
 use halo_remote::Poster;
 use halo_server::{Address, App, Captured, Export, Limits, ModelFacts, Parts, Setting, Tls};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -235,6 +240,29 @@ impl Parts for Made {
             capture.by_part()
         });
         open.map_err(failed("reading the capture")).map_err(|why: SeamError| why.by(Fault::Asked))
+    }
+
+    fn worlds(&self) -> Result<Box<dyn Worlds + Send>, SeamError> {
+        Ok(Box::new(self.common.open_store().map_err(failed("opening the store"))?))
+    }
+
+    fn minds(&self, brains: &[Brain]) -> Result<BTreeMap<String, Mind>, SeamError> {
+        let mut own = || self.speaker().map_err(anyhow::Error::from);
+        rooms::minds(brains, &self.common, &self.settings_now(), &mut own)
+            .map_err(failed("waking the agents"))
+    }
+
+    fn prompts(&self) -> Result<Prompts, SeamError> {
+        let read = rooms::prompts(&self.settings_now());
+        read.map_err(failed("reading what agents are told")).map_err(|why| why.by(Fault::Asked))
+    }
+
+    fn read_world(&self, text: &str) -> Result<WorldFile, SeamError> {
+        toml::from_str(text).map_err(|why| SeamError::asked("reading the world", why.to_string()))
+    }
+
+    fn example(&self) -> &str {
+        rooms::EXAMPLE
     }
 
     fn settings(&self) -> Vec<Setting> {

@@ -5,6 +5,7 @@ mod look;
 mod memories;
 mod talk;
 pub(crate) mod wire;
+mod worlds;
 
 pub(crate) use look::{find, texts_of};
 pub(crate) use talk::within;
@@ -40,7 +41,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
                 .merge(look::routes())
                 .merge(talk::routes())
                 .merge(captures::routes())
-                .merge(memories::routes()),
+                .merge(memories::routes())
+                .merge(worlds::routes()),
         )
         .split_for_parts();
     let document = document.to_json().unwrap_or_default();

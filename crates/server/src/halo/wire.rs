@@ -350,6 +350,8 @@ pub(crate) enum Told {
     Changed { what: String, chunks: Vec<String> },
     /// The settings have changed.
     Settings,
+    /// Something happened in a world of rooms: what is named is to be read again.
+    World { name: String, rooms: Vec<u32>, agents: Vec<u32>, beat: Option<u32>, failed: Option<String> },
 }
 
 /// How a turn went.
