@@ -272,7 +272,7 @@ pub enum HudError {
 const RECALLED: usize = 5;
 
 /// How many texts are remembered.
-const REMEMBERED: usize = 65_536;
+const REMEMBERED: usize = 1 << 18;
 
 /// Something that writes the HUDs of one world, and remembers what it has written and how long that is.
 pub struct Scribe {

@@ -96,8 +96,8 @@ pub fn crowd(agents: usize, rooms: usize) -> World {
 }
 
 /// Writes a HUD for everybody, in everybody's own format, so many times; between the times something is said in every room.
-pub fn everybody(world: &mut World, count: Arc<dyn Count>, rounds: usize) -> BTreeMap<Format, Figures> {
-    let (scribe, prompts) = (Scribe::new(Arc::clone(&count)), Prompts::default());
+pub fn everybody(world: &mut World, count: &Arc<dyn Count>, rounds: usize) -> BTreeMap<Format, Figures> {
+    let (scribe, prompts) = (Scribe::new(Arc::clone(count)), Prompts::default());
     let mut prose = Prose::new(11);
     let mut all: BTreeMap<Format, Figures> = BTreeMap::new();
     let ids: Vec<AgentId> = world.agents().map(|agent| agent.id).collect();

@@ -4,7 +4,7 @@
 //! Statements number their parameters `$1`, `$2`, … in the order in which they first appear: then both databases
 //! read the same text.
 
-use halo_core::seams::{Durability, SeamError};
+use halo_core::seams::{Durability, Fault, SeamError};
 
 /// One value of a row or of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,8 @@ impl SqlError {
             Trouble::Damaged => "; `halo doctor` looks closer and says how to mend it",
             _ => "",
         };
-        SeamError::new(what, format!("{}{advice}", self.why))
+        let told = SeamError::new(what, format!("{}{advice}", self.why));
+        if self.trouble == Trouble::Busy { told.by(Fault::Again) } else { told }
     }
 }
 

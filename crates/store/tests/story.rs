@@ -4,7 +4,7 @@ mod common;
 
 use common::Place;
 use halo_core::change::{Append, Change};
-use halo_core::seams::{Access, Durability, Embedding, Kind, SeamError, Store};
+use halo_core::seams::{Access, Durability, Embedding, Kind, SeamError, Store, WorldRow, Worlds};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::Timeline;
@@ -44,6 +44,7 @@ stories!(
     a_log_without_its_end_is_not_believed,
     a_state_without_its_log_is_found_again,
     what_is_forgotten_is_gone_and_the_rest_is_not,
+    worlds_are_kept_beside_conversations,
 );
 
 fn id(name: &str) -> ChunkId {
@@ -90,6 +91,51 @@ fn what_is_forgotten_is_gone_and_the_rest_is_not(place: &Place) {
         assert!(store.conversations().expect("a list").iter().all(|known| known.name != name));
     }
     assert!(forgotten > 20);
+}
+
+/// Worlds are rows under names that no conversation can have: all of a change is kept or nothing, and one runs them at a time.
+fn worlds_are_kept_beside_conversations(place: &Place) {
+    let mut store = place.open();
+    let row = |kind, key: &str, value: Option<&str>| WorldRow {
+        kind,
+        key: key.into(),
+        value: value.map(str::to_owned),
+    };
+    store.load("lamp", Access::Write).expect("a conversation of the same name");
+    let rows = [
+        row(Kind::World, "0", Some("head")),
+        row(Kind::Said, "000100000001", Some("one, \u{1F642}")),
+        row(Kind::Said, "000100000002", Some("two")),
+        row(Kind::Said, "000200000003", Some("elsewhere")),
+        row(Kind::Post, "1", Some("asked")),
+    ];
+    store.put_world_rows("lamp", &rows).expect("kept");
+    store
+        .put_world_rows("lamp", &[row(Kind::Post, "1", None), row(Kind::World, "0", Some("newer"))])
+        .expect("kept");
+    let names = |store: &mut Database| -> Vec<String> {
+        store.worlds().expect("listed").into_iter().map(|known| known.name).collect()
+    };
+    let mut store = place.open_again(store);
+    assert_eq!(names(&mut store), ["lamp"]);
+    assert!(store.conversations().expect("a list").iter().all(|known| !known.name.contains("world:")));
+    let values = |store: &mut Database, kind, keys: std::ops::Range<&str>, last| -> Vec<String> {
+        store.world_rows("lamp", kind, keys, last).expect("read").into_iter().map(|row| row.value).collect()
+    };
+    assert_eq!(values(&mut store, Kind::World, "0".."9", 10), ["newer"]);
+    assert_eq!(values(&mut store, Kind::Said, "0001".."0002", 10), ["one, \u{1F642}", "two"]);
+    assert_eq!(values(&mut store, Kind::Said, "0001".."0002", 1), ["two"], "the last of them");
+    assert_eq!(values(&mut store, Kind::Said, "0".."9", 10).len(), 3);
+    assert_eq!(values(&mut store, Kind::Post, "0".."9", 10), Vec::<String>::new());
+    let why = store.load("world:lamp", Access::Write).expect_err("it is no conversation");
+    assert!(why.to_string().contains("belong to worlds of rooms"), "{why}");
+    store.hold_world("lamp").expect("nobody runs it");
+    let why = place.open().hold_world("lamp").expect_err("one at a time");
+    assert!(why.to_string().contains("another Halo"), "{why}");
+    assert!(store.examine(&mut |_, _| {}).expect("it looks").is_empty());
+    store.end_world("lamp").expect("ended");
+    assert_eq!((names(&mut store), values(&mut store, Kind::Said, "0".."9", 10)), (Vec::new(), Vec::new()));
+    assert!(store.end_world("lamp").is_err());
 }
 
 /// Dice that fall the same way every time.

@@ -76,12 +76,12 @@ impl Realm {
         now: Millis,
     ) -> Result<Self, SeamError> {
         check_name(name)?;
-        store.hold_world(name)?;
         if store.worlds()?.iter().any(|known| known.name == name) {
             let why =
                 "there is one already; `halo rooms list` shows all, and `halo rooms end` ends one for good";
             return Err(SeamError::asked(format!("making the world '{name}'"), why));
         }
+        store.hold_world(name)?;
         let mut realm = Self::around(store, name, world, now);
         realm.world.tick(now);
         realm.save()?;

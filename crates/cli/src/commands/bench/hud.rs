@@ -40,7 +40,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let llama = wiring::llama(common, &settings, Room::none())?;
     let count: Arc<dyn Count> = Arc::new(ModelCount::new(Box::new(llama)));
     let mut world = hud::crowd(options.agents, options.rooms);
-    let figures = hud::everybody(&mut world, Arc::clone(&count), options.rounds);
+    let figures = hud::everybody(&mut world, &count, options.rounds);
     let (minified, by) = hud::tokens(&world, &count, 20);
     let bar = Progress::new("by lot", options.random);
     let lot = hud::by_lot(options.random, options.from, &mut |n| bar.at(n));

@@ -1,0 +1,143 @@
+//! Rooms as their user has them: the real program, the real small model, killed in the middle of a thought.
+
+mod common;
+
+use common::{command, folder, speaker};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Two who think with the real model, and say little.
+const WORLD: &str = r#"
+    [[agents]]
+    name = "Mara"
+    seed = "You are Mara, the harbour master."
+    interval = 1.0
+
+    [[agents]]
+    name = "Otto"
+    seed = "You are Otto, who keeps the tavern."
+    interval = 1.0
+    input_format = "compact_json"
+
+    [[rooms]]
+    owner = "Otto"
+    members = ["Mara"]
+    billboard = "The tavern"
+
+    [[rooms.messages]]
+    sender = "Otto"
+    content = "Is the lamp ready?"
+"#;
+
+fn halo(folder: &Path) -> Command {
+    command(folder, &[])
+}
+
+fn lines(text: &[u8]) -> Vec<Value> {
+    text.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+fn run(folder: &Path) -> Command {
+    let mut command = halo(folder);
+    command
+        .args(["rooms", "run", "w", "--json", "--set", "rooms.max_tokens=64", "--seed", "3", "--model"])
+        .arg(speaker());
+    command
+}
+
+/// What there is: agents' heartbeats, and messages by number.
+fn kept(folder: &Path) -> (u64, BTreeMap<u64, Value>) {
+    let listed = halo(folder).args(["rooms", "list", "w", "--json"]).output().expect("it runs");
+    let listed: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+    let beats = listed["agents"]
+        .as_array()
+        .expect("agents")
+        .iter()
+        .map(|agent| agent["beats"].as_u64().expect("a number"));
+    let told = halo(folder)
+        .args(["rooms", "watch", "w", "--once", "--last", "1000", "--json"])
+        .output()
+        .expect("it runs");
+    let messages =
+        lines(&told.stdout).into_iter().map(|message| (message["id"].as_u64().expect("a number"), message));
+    (beats.sum(), messages.collect())
+}
+
+#[test]
+fn agents_think_and_nothing_is_lost_when_they_are_killed() {
+    let folder = folder();
+    let folder = folder.path();
+    let file = folder.join("world.toml");
+    std::fs::write(&file, WORLD).expect("written");
+    let made = halo(folder).args(["rooms", "new", "w", "--file"]).arg(&file).output().expect("it runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let done = run(folder).args(["--beats", "3"]).output().expect("it runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let told = lines(&done.stdout);
+    let beats: Vec<&Value> = told.iter().map(|line| &line["beat"]).filter(|beat| !beat.is_null()).collect();
+    assert_eq!(beats.len(), 3);
+    for beat in &beats {
+        assert!(beat["failed"].is_null(), "every answer is in form: {beat}");
+    }
+    // What was read before is not read again, but for what is new.
+    let share =
+        |beat: &Value| beat["read"].as_f64().expect("a number") / beat["shown"].as_f64().expect("a number");
+    let again = beats.iter().rposition(|beat| beat["agent"] == beats[0]["agent"]).expect("somebody");
+    assert!(
+        again > 0 && share(beats[again]) < 0.5 * share(beats[0]),
+        "{} of {}",
+        share(beats[again]),
+        share(beats[0])
+    );
+    // It is killed while it thinks; what it has told of is there.
+    let mut child = run(folder).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("it says something");
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+    let last: Value = serde_json::from_str(&line).expect("JSON");
+    let (counted, messages) = kept(folder);
+    assert!(counted >= 4 - u64::from(last["beat"].is_null()), "{counted} heartbeats were kept");
+    for message in told.iter().chain([&last]).flat_map(|line| line["messages"].as_array().expect("messages"))
+    {
+        let id = message["id"].as_u64().expect("a number");
+        assert_eq!(messages.get(&id).map(|kept| &kept["content"]), Some(&message["content"]));
+    }
+    // What is said from outside is heard when it goes on.
+    let said = halo(folder).args(["rooms", "say", "w", "Otto", "I am here too."]).output().expect("it runs");
+    assert!(said.status.success());
+    let done = run(folder).args(["--beats", "1"]).output().expect("it runs");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let (_, messages) = kept(folder);
+    assert!(messages.values().any(|message| message["content"] == "I am here too."));
+}
+
+#[test]
+fn what_cannot_be_says_why() {
+    let folder = folder();
+    let folder = folder.path();
+    let fails = |arguments: &[&str], part: &str| {
+        let done = halo(folder).args(["rooms"]).args(arguments).output().expect("it runs");
+        let why = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success() && why.contains(part), "{arguments:?}: {why}");
+    };
+    fails(&["run", "none"], "there is none of that name");
+    fails(&["hud", "none", "Mara"], "there is none of that name");
+    assert!(halo(folder).args(["rooms", "new", "w"]).status().expect("it runs").success());
+    fails(&["new", "w"], "there is one already");
+    fails(&["new", " "], "1 to 60 characters");
+    fails(&["new", "x", "--file", "/nowhere.toml"], "cannot read");
+    fails(&["say", "w", "Nobody", "hello"], "nobody is called 'Nobody': there is Mara (1)");
+    fails(&["say", "w", "Mara", " "], "a message says something");
+    fails(&["end", "w"], "add --yes");
+    let listed = halo(folder).args(["rooms", "list", "w"]).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("Mara"));
+    assert!(halo(folder).args(["rooms", "end", "w", "--yes"]).status().expect("it runs").success());
+    fails(&["list", "w"], "there is none of that name");
+    let prompts = halo(folder).args(["rooms", "prompts"]).output().expect("it runs");
+    assert!(serde_json::from_slice::<Value>(&prompts.stdout).is_ok());
+}
