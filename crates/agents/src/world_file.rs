@@ -143,13 +143,16 @@ impl WorldFile {
         head.models = if self.models.is_empty() { vec![Brain::here(model)] } else { self.models };
         head.most_agents = self.most_agents.unwrap_or(head.most_agents).max(self.agents.len() as u32);
         let usual = head.models.first().map(|known| known.name.clone()).unwrap_or_default();
+        if self.agents.is_empty() {
+            return Err("nobody lives there: name agents, each under [[agents]]".to_owned());
+        }
         for agent in self.agents {
             let called = agent.name.clone().unwrap_or_else(|| "an agent without a name".to_owned());
             agent.join(&mut world, &usual, now).map_err(|why| format!("{called}: {why}"))?;
         }
         for room in self.rooms {
             let owner = room.owner.clone();
-            room.open(&mut world, now).map_err(|why| format!("the room of {owner:?}: {why}"))?;
+            room.open(&mut world, now).map_err(|why| format!("the room of {owner}: {why}"))?;
         }
         Ok(world)
     }
@@ -175,6 +178,9 @@ impl AgentFile {
                 ));
             }
             world.head_mut().next_agent = id;
+        }
+        if let Some(seconds) = self.interval.filter(|seconds| !(1.0..=10.0).contains(seconds)) {
+            return Err(format!("a heart beats every 1 to 10 seconds, and {seconds} are not"));
         }
         let model = self.model.unwrap_or_else(|| usual.to_owned());
         if !world.head.knows(&model) {
@@ -203,12 +209,21 @@ impl AgentFile {
         }
         if let Some(agent) = world.agent_mut(id) {
             if let Some(seconds) = self.interval {
-                agent.interval = Interval::new((seconds.clamp(0.0, 1000.0) * 1000.0) as u32);
+                agent.interval = Interval::new((seconds * 1000.0) as u32);
             }
             agent.knowledge = Knowledge::of(self.knowledge);
         }
         recent.into_iter().for_each(|one| world.note(id, one));
         Ok(())
+    }
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Who::Number(id) => write!(f, "{id}"),
+            Who::Name(name) => f.write_str(name),
+        }
     }
 }
 
@@ -236,7 +251,8 @@ pub fn find(world: &World, name: &str) -> Option<AgentId> {
     let by_name = world.agents().find(|agent| agent.name == name).map(|agent| agent.id);
     let person = name == "The Architect" || name == "0";
     let by_number = || name.parse().ok().map(AgentId).filter(|id| world.agent(*id).is_some());
-    by_name.or_else(|| person.then_some(ARCHITECT)).or_else(by_number)
+    let nearly = || world.agents().find(|agent| agent.name.eq_ignore_ascii_case(name)).map(|agent| agent.id);
+    by_name.or_else(|| person.then_some(ARCHITECT)).or_else(by_number).or_else(nearly)
 }
 
 impl RoomFile {

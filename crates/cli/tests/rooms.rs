@@ -131,12 +131,36 @@ fn what_cannot_be_says_why() {
     fails(&["new", "w"], "there is one already");
     fails(&["new", " "], "1 to 60 characters");
     fails(&["new", "x", "--file", "/nowhere.toml"], "cannot read");
+    let file = folder.join("bad.toml");
+    for (text, part) in [
+        ("", "nobody lives there"),
+        ("[[agents]]\nname = 'A'\ninterval = -5.0", "every 1 to 10 seconds"),
+        ("[[agents]]\nname = 'A'\n[[rooms]]\nowner = 'Bob'", "the room of Bob: nobody is called 'Bob'"),
+        ("agents = 3", "is no world"),
+    ] {
+        std::fs::write(&file, text).expect("written");
+        fails(&["new", "x", "--file", &file.display().to_string()], part);
+    }
+    fails(&["run", "w", "--speed", "0"], "0.1 to 100 times");
     fails(&["say", "w", "Nobody", "hello"], "nobody is called 'Nobody': there is Mara (1)");
     fails(&["say", "w", "Mara", " "], "a message says something");
     fails(&["end", "w"], "add --yes");
     let listed = halo(folder).args(["rooms", "list", "w"]).output().expect("it runs");
     assert!(String::from_utf8_lossy(&listed.stdout).contains("Mara"));
+    assert!(
+        halo(folder)
+            .args(["rooms", "say", "w", "otto", "The Zwiebelturm burns."])
+            .status()
+            .expect("it runs")
+            .success()
+    );
     assert!(halo(folder).args(["rooms", "end", "w", "--yes"]).status().expect("it runs").success());
+    for file in
+        std::fs::read_dir(folder).expect("a folder").filter_map(|file| std::fs::read(file.ok()?.path()).ok())
+    {
+        let has = |word: &str| file.windows(word.len()).any(|part| part == word.as_bytes());
+        assert!(!has("Zwiebelturm") && !has("harbour master"), "what is ended is gone from every file");
+    }
     fails(&["list", "w"], "there is none of that name");
     let prompts = halo(folder).args(["rooms", "prompts"]).output().expect("it runs");
     assert!(serde_json::from_slice::<Value>(&prompts.stdout).is_ok());

@@ -88,16 +88,10 @@ impl Worlds for Database {
     }
 
     fn end_world(&mut self, world: &str) -> Result<(), SeamError> {
-        let name = named(world);
-        let ended = self.claim(&name).and_then(|()| {
-            let id = rows::find(&mut *self.sql, &name)?.ok_or_else(|| {
-                SqlError::refused("there is none of that name; `halo rooms list` shows those that there are")
-            })?;
-            self.within(Some(Durability::Now), |sql| {
-                sql.run("DELETE FROM record WHERE conversation = $1", &[Cell::Int(id)])?;
-                sql.run("DELETE FROM conversation WHERE id = $1", &[Cell::Int(id)]).map(drop)
-            })
-        });
-        ended.map_err(|e| e.doing(format!("ending the world '{world}'")))
+        if !self.worlds()?.iter().any(|known| known.name == world) {
+            let why = "there is none of that name; `halo rooms list` shows those that there are";
+            return Err(SeamError::asked(format!("ending the world '{world}'"), why));
+        }
+        self.forget_all(&named(world))
     }
 }

@@ -1,6 +1,6 @@
 //! `halo rooms`: worlds of agents, made, run, watched and spoken to.
 
-use super::{count, print, print_json, shorten, time};
+use super::{count, forget, print, print_json, shorten, time};
 use crate::settings::Settings;
 use crate::settings::value::Auto;
 use crate::{Common, printable, say, wiring};
@@ -18,6 +18,7 @@ use halo_core::seams::{Model, Sampling, Worlds};
 use halo_engine::world::house::{Beat, House, Next};
 use halo_engine::world::mind::{Mind, ModelCount};
 use halo_engine::world::realm::{self, Realm};
+use halo_llama::graveyard;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -50,7 +51,7 @@ pub enum What {
         #[arg(long, value_name = "N")]
         beats: Option<u64>,
         /// Lets time go by so many times as fast
-        #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+        #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = speed)]
         speed: f64,
     },
     /// Says something in a room, as the Architect
@@ -90,7 +91,7 @@ pub enum What {
         /// Which
         name: String,
         /// Does not ask
-        #[arg(long)]
+        #[arg(long, short)]
         yes: bool,
     },
 }
@@ -101,6 +102,15 @@ pub const EXAMPLE: &str = include_str!("../../worlds/harbour.toml");
 fn format(word: &str) -> Result<Format, String> {
     let known = || Format::ALL.map(Format::name).join(", ");
     Format::named(word).ok_or_else(|| format!("there is no format '{word}': there is {}", known()))
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| "write a number, such as 2 or 0.5".to_owned())?;
+    if (0.1..=100.0).contains(&speed) {
+        Ok(speed)
+    } else {
+        Err("time goes by 0.1 to 100 times as fast".to_owned())
+    }
 }
 
 fn now() -> Millis {
@@ -337,7 +347,9 @@ fn line(world: &World, message: &Message) -> String {
         Sender::Agent(id) => world.name(id),
     };
     let room = world.name(message.room);
-    format!("[{}] {}: {}\n", printable(&room), printable(&who), printable(&message.content))
+    // What goes on in another line belongs to it.
+    let content = printable(&message.content).trim_end().replace('\n', "\n    ");
+    format!("[{}] {}: {content}\n", printable(&room), printable(&who))
 }
 
 /// Prints what has happened.
@@ -413,7 +425,9 @@ fn speak(name: &str, room: &str, message: &str, common: &Common) -> Result<()> {
     if common.json {
         return print_json(&json!({ "posted": true, "room": room }));
     }
-    print(&format!("left for {name}: it is said as soon as somebody runs it, or at once if somebody does\n"))
+    print(&format!(
+        "left for {name}: it is said when somebody runs it, or if somebody does, when whoever thinks now is done\n"
+    ))
 }
 
 fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
@@ -487,7 +501,14 @@ fn end(name: &str, yes: bool, common: &Common) -> Result<()> {
         let messages = count(world.head.next_message - 1, "message");
         bail!("this ends {name} for good, with {messages}: add --yes if that is what you want");
     }
-    common.open_store()?.end_world(name)?;
+    let mut store = common.open_store()?;
+    store.hold_world(name)?;
+    if let Some(data) = common.data_folder() {
+        let keys = forget::saved_but_for(&mut store, None, Some(name))?;
+        graveyard::keep_only(&data.join("kv"), &keys)
+            .context("what the model had saved of it is still there")?;
+    }
+    store.end_world(name)?;
     if common.json {
         return print_json(&json!({ "ended": name }));
     }

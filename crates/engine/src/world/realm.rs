@@ -48,6 +48,12 @@ fn read<T: DeserializeOwned>(what: &str, value: &str) -> Result<T, SeamError> {
     })
 }
 
+/// What models keep a world by that began then.
+#[must_use]
+pub fn key(name: &str, created: Millis) -> String {
+    format!("world:{name}:{created}")
+}
+
 /// Whether a world can be called that.
 ///
 /// # Errors
@@ -85,11 +91,14 @@ impl Realm {
         let mut realm = Self::around(store, name, world, now);
         realm.world.tick(now);
         realm.save()?;
+        // It is known by when the store says that it began.
+        let began = realm.store.worlds()?.into_iter().find(|known| known.name == name);
+        realm.key = key(name, began.map_or(now, |known| known.created));
         Ok(realm)
     }
 
     fn around(store: Box<dyn Worlds + Send>, name: &str, world: World, created: Millis) -> Self {
-        let key = format!("world:{name}:{created}");
+        let key = key(name, created);
         let mut realm =
             Self { name: name.to_owned(), key, store, world, shelves: BTreeMap::new(), answered: Vec::new() };
         realm.shelve_touched();

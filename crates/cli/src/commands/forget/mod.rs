@@ -13,10 +13,11 @@ use anyhow::{Context, Result, bail};
 use audit::Audit;
 use halo_agents::lethe::DAY;
 use halo_core::change::{Change, Extent, Part};
-use halo_core::seams::{Access, Durability, Kind, Store};
+use halo_core::seams::{Access, Durability, Kind, Store, Worlds};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
 use halo_engine::session;
+use halo_engine::world::realm;
 use halo_llama::graveyard;
 use halo_store::database::{Database, Location};
 use halo_store::forget::Gone;
@@ -350,10 +351,7 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
         store.records(name, Kind::Setting)?.into_iter().find(|record| record.key == session::FORGOTTEN);
     let times = times.and_then(|record| record.value.parse::<u64>().ok()).unwrap_or(0) + 1;
     store.put_record(name, Kind::Setting, session::FORGOTTEN, Some(&times.to_string()))?;
-    let mut keys = Vec::new();
-    for known in store.conversations()?.iter().filter(|known| known.name != *name) {
-        keys.push(session::key(&mut store, known)?);
-    }
+    let keys = saved_but_for(&mut store, Some(name), None)?;
     graveyard::keep_only(&data.join("kv"), &keys).context("what the model had saved of it is still there")?;
     let from = chunks.iter().map(|id| id.turn.0).min().unwrap_or(0);
     for record in store.records(name, Kind::Capture)? {
@@ -617,4 +615,20 @@ fn proofs(common: &Common) -> Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// What models keep everything by, all conversations and worlds, but for one of either.
+pub fn saved_but_for(
+    store: &mut Database,
+    conversation: Option<&str>,
+    world: Option<&str>,
+) -> Result<Vec<String>> {
+    let mut keys = Vec::new();
+    for known in store.conversations()?.iter().filter(|known| Some(known.name.as_str()) != conversation) {
+        keys.push(session::key(store, known)?);
+    }
+    let worlds = store.worlds()?;
+    let others = worlds.iter().filter(|known| Some(known.name.as_str()) != world);
+    keys.extend(others.map(|known| realm::key(&known.name, known.created)));
+    Ok(keys)
 }

@@ -8,7 +8,6 @@ use halo_agents::lethe::{Compost, Policy, Stage};
 use halo_agents::sketch::Sketch;
 use halo_core::seams::{Access, Kind, Store};
 use halo_core::token::{ChunkId, Role, TurnId};
-use halo_engine::session;
 use halo_llama::graveyard;
 use halo_store::database::Database;
 use serde_json::{Map, Value, json};
@@ -92,10 +91,7 @@ pub fn apply(settings: &Settings, common: &Common, now: i64) -> Result<usize> {
         let name = &known.name;
         let due = due(&mut store, name, &policy, now)?;
         if due.all_warm {
-            let mut keys = Vec::new();
-            for other in store.conversations()?.iter().filter(|other| other.name != *name) {
-                keys.push(session::key(&mut store, other)?);
-            }
+            let keys = super::saved_but_for(&mut store, Some(name), None)?;
             graveyard::keep_only(&data.join("kv"), &keys)?;
         }
         if due.captures.is_empty() && due.turns.is_empty() && due.months.is_empty() {
