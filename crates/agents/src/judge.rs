@@ -131,22 +131,29 @@ pub fn contradiction(premise: &str, fact: &str) -> Option<Why> {
     let things: Vec<&String> = said.content.iter().filter(|w| *w != "exist").collect();
     let about = !things.is_empty() && things.iter().all(|w| known.content.contains(*w));
     if exists && about && !said.denies {
-        if known.content.iter().any(|w| MADE_UP.contains(&w.as_str())) && !known.denies {
+        if known.content.iter().any(|w| MADE_UP.iter().any(|word| stem(word) == *w)) && !known.denies {
             return Some(Why::MadeUp);
         }
-        return (known.content.contains("exist") && known.denies).then_some(Why::Denied);
+        // "I have no sister" speaks of nothing else.
+        let alone = known.content.len() == things.len();
+        return ((known.content.contains("exist") || alone) && known.denies).then_some(Why::Denied);
     }
     let shared = said.content.intersection(&known.content).count();
-    let most = shared * 5 >= said.content.len() * 3;
+    // A single word in common tells little of a long sentence.
+    let short = said.content.len() > 1 || known.content.len() <= 3;
+    let most = shared * 5 >= said.content.len() * 3 && short;
     if most && said.denies != known.denies {
         return Some(Why::Denied);
     }
     for (one, other) in OPPOSITES {
-        for (here, there) in [(one, other), (other, one)] {
+        let (one, other) = (stem(one), stem(other));
+        for (here, there) in [(&one, &other), (&other, &one)] {
             let opposed = said.content.contains(here) && known.content.contains(there);
             let rest: Vec<&String> = said.content.iter().filter(|w| *w != here).collect();
+            // "I am single": who says so may be all that the two have in common.
+            let alone = rest.is_empty() && known.content.len() == 1 && said.person && known.person;
             if opposed
-                && !rest.is_empty()
+                && (!rest.is_empty() || alone)
                 && rest.iter().all(|w| known.content.contains(*w))
                 && said.denies == known.denies
             {
@@ -176,33 +183,46 @@ fn value(sentence: &str) -> Option<(BTreeSet<String>, BTreeSet<String>)> {
 struct Words {
     content: BTreeSet<String>,
     denies: bool,
+    /// Whether it speaks of whoever speaks, or is spoken to.
+    person: bool,
 }
 
 impl Words {
     fn of(sentence: &str) -> Self {
         let lower = sentence.to_lowercase().replace('’', "'");
         let words = lower.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|w| !w.is_empty());
-        let (mut content, mut denials) = (BTreeSet::new(), 0);
-        for word in words {
+        let (mut content, mut denials, mut person) = (BTreeSet::new(), 0, false);
+        let mut words = words.peekable();
+        while let Some(word) = words.next() {
             if DENIALS.contains(&word) || word.ends_with("n't") {
                 denials += 1;
-            } else {
-                let word = word.trim_matches('\'').trim_end_matches("'s");
-                if !word.is_empty() && !EMPTY.contains(&word) {
-                    content.insert(stem(word));
-                }
+                continue;
+            }
+            let word = word.trim_matches('\'');
+            let word = ["'s", "'m", "'re", "'ve", "'d", "'ll"]
+                .iter()
+                .find_map(|ending| word.strip_suffix(ending))
+                .unwrap_or(word);
+            person |= PERSONS.contains(&word);
+            // "Got married" is no more than "married".
+            let light = ["get", "got", "gotten"].contains(&word)
+                && words.peek().is_some_and(|next| next.ends_with("ed"));
+            if !word.is_empty() && !light && !EMPTY.contains(&word) && !PERSONS.contains(&word) {
+                content.insert(stem(word));
             }
         }
-        Self { content, denies: denials % 2 == 1 }
+        Self { content, denies: denials % 2 == 1, person }
     }
 }
 
 /// A word without what only bends it.
 fn stem(word: &str) -> String {
+    let base = IRREGULAR.iter().find(|(_, forms)| forms.split(' ').any(|form| form == word));
+    let word = base.map_or(word, |(base, _)| base);
     let ends = |ending: &str| word.strip_suffix(ending).filter(|rest| rest.chars().count() >= 3);
     let rest = ends("ing").or_else(|| ends("ed")).or_else(|| ends("es")).or_else(|| ends("s"));
     let rest = rest.unwrap_or(word).trim_end_matches('e');
-    // "stopped" is "stop".
+    // "stopped" is "stop", and "married" is "marry".
     let mut letters: Vec<char> = rest.chars().collect();
     if rest.len() < word.len()
         && letters.len() > 3
@@ -210,6 +230,9 @@ fn stem(word: &str) -> String {
         && !"aeiouls".contains(letters[letters.len() - 1])
     {
         letters.pop();
+    }
+    if let Some(last @ 'i') = letters.last_mut() {
+        *last = 'y';
     }
     letters.into_iter().collect()
 }
@@ -222,15 +245,91 @@ const DENIALS: [&str; 9] =
     ["not", "no", "never", "none", "nothing", "nobody", "neither", "without", "cannot"];
 
 /// Words that a sentence can have or not without being about anything else.
-const EMPTY: [&str; 58] = [
+const EMPTY: [&str; 61] = [
     "a", "an", "the", "is", "are", "was", "were", "be", "been", "being", "am", "do", "does", "did", "has",
     "have", "had", "will", "would", "can", "could", "should", "may", "might", "must", "to", "of", "in", "on",
     "at", "by", "for", "with", "and", "or", "but", "so", "that", "this", "it", "its", "there", "then",
     "than", "as", "from", "ever", "really", "just", "also", "very", "any", "some", "all", "yet", "still",
-    "i", "you",
+    "anyone", "anymore", "longer", "now", "actually",
 ];
 
-/// Words, as [`stem`] leaves them, that say that something is not there.
+/// Words for whoever speaks and whoever is spoken to: which of them is which depends on who says it.
+const PERSONS: [&str; 12] =
+    ["i", "you", "me", "my", "mine", "your", "yours", "we", "us", "our", "ours", "myself"];
+
+/// Verbs whose forms no rule tells.
+const IRREGULAR: [(&str, &str); 68] = [
+    ("become", "became"),
+    ("begin", "began begun"),
+    ("break", "broke"),
+    ("bring", "brought"),
+    ("build", "built"),
+    ("buy", "bought"),
+    ("catch", "caught"),
+    ("choose", "chose chosen"),
+    ("come", "came"),
+    ("die", "died dying"),
+    ("draw", "drew drawn"),
+    ("drink", "drank drunk"),
+    ("drive", "drove driven"),
+    ("eat", "ate eaten"),
+    ("fall", "fell fallen"),
+    ("feel", "felt"),
+    ("fight", "fought"),
+    ("find", "found"),
+    ("fly", "flew flown"),
+    ("forget", "forgot forgotten"),
+    ("get", "got gotten"),
+    ("give", "gave given"),
+    ("go", "went gone goes"),
+    ("grow", "grew grown"),
+    ("hear", "heard"),
+    ("hide", "hid hidden"),
+    ("hold", "held"),
+    ("keep", "kept"),
+    ("know", "knew known"),
+    ("lead", "led"),
+    ("leave", "left"),
+    ("lend", "lent"),
+    ("lie", "lied lying"),
+    ("lose", "lost"),
+    ("make", "made"),
+    ("mean", "meant"),
+    ("meet", "met"),
+    ("pay", "paid"),
+    ("ride", "rode ridden"),
+    ("ring", "rang rung"),
+    ("rise", "rose risen"),
+    ("run", "ran"),
+    ("say", "said"),
+    ("see", "saw seen"),
+    ("sell", "sold"),
+    ("send", "sent"),
+    ("sing", "sang sung"),
+    ("sink", "sank sunk"),
+    ("sit", "sat"),
+    ("sleep", "slept"),
+    ("speak", "spoke spoken"),
+    ("spend", "spent"),
+    ("stand", "stood"),
+    ("steal", "stole stolen"),
+    ("swim", "swam swum"),
+    ("take", "took taken"),
+    ("teach", "taught"),
+    ("tell", "told"),
+    ("think", "thought"),
+    ("throw", "threw thrown"),
+    ("tie", "tied tying"),
+    ("understand", "understood"),
+    ("wake", "woke woken"),
+    ("wear", "wore worn"),
+    ("win", "won"),
+    ("write", "wrote written"),
+    ("child", "children"),
+    ("person", "people"),
+];
+
+/// Words that say that something is not there.
 const MADE_UP: [&str; 12] = [
     "fictional",
     "fiction",
@@ -240,30 +339,29 @@ const MADE_UP: [&str; 12] = [
     "legend",
     "legendary",
     "nonexistent",
-    "invent",
+    "invented",
     "unreal",
     "fantasy",
     "made-up",
 ];
 
-/// Words, as [`stem`] leaves them, of which one is not so where the other is.
-const OPPOSITES: [(&str, &str); 16] = [
-    ("aliv", "dead"),
-    ("open", "clos"),
-    ("tru", "fals"),
-    ("won", "lost"),
-    ("win", "los"),
+/// Words of which one is not so where the other is.
+const OPPOSITES: [(&str, &str); 15] = [
+    ("alive", "dead"),
+    ("open", "closed"),
+    ("true", "false"),
+    ("win", "lose"),
     ("pass", "fail"),
-    ("succe", "fail"),
+    ("succeed", "fail"),
     ("start", "stop"),
     ("before", "after"),
     ("hot", "cold"),
     ("full", "empty"),
-    ("married", "singl"),
+    ("married", "single"),
     ("broken", "intact"),
     ("guilty", "innocent"),
     ("present", "absent"),
-    ("online", "offlin"),
+    ("online", "offline"),
 ];
 
 /// Asks a model whether facts speak against a claim.

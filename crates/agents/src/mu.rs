@@ -86,8 +86,22 @@ pub fn premises(question: &str) -> Vec<String> {
             premises.push(premise);
         }
     };
-    // "Why did X?" takes X for granted; so does when, where, how it came about.
-    for asks in ["why did ", "when did ", "where did ", "how did "] {
+    // "Why did X?" takes X for granted; so does when, where, how it came about, and for how long.
+    for asks in [
+        "why did ",
+        "when did ",
+        "where did ",
+        "how did ",
+        "how long did ",
+        "how often did ",
+        "how often do ",
+        "how long have ",
+        "how long has ",
+        "since when do ",
+        "since when have ",
+        "when will ",
+        "when have ",
+    ] {
         if let Some(rest) = after(&question, asks) {
             add(rest.to_owned());
         }
@@ -95,7 +109,17 @@ pub fn premises(question: &str) -> Vec<String> {
     if let Some(rest) = after(&question, "how do i fix ") {
         add(format!("there is a problem with {rest}"));
     }
-    for (asks, verb) in [("why is ", "is"), ("why are ", "are"), ("why was ", "was"), ("why were ", "were")] {
+    for (asks, verb) in [
+        ("why is ", "is"),
+        ("why are ", "are"),
+        ("why was ", "was"),
+        ("why were ", "were"),
+        ("why am ", "am"),
+        ("when was ", "was"),
+        ("when were ", "were"),
+        ("since when am ", "am"),
+        ("since when is ", "is"),
+    ] {
         if let Some((subject, rest)) = after(&question, asks).and_then(subject) {
             add(format!("{subject} {verb} {rest}"));
         }
@@ -120,7 +144,28 @@ pub fn premises(question: &str) -> Vec<String> {
             add(format!("{} exists", owner.trim()));
         }
     }
+    // "What is my sister called?" takes a sister for granted.
+    let asks = ["who", "what", "where", "when", "why", "how", "which"];
+    if asks.iter().any(|asks| after(&question, &format!("{asks} ")).is_some()) {
+        let mine = after(&question, "my ").and_then(|rest| rest.split([' ', '\'', '’', ',', '.']).next());
+        if let Some(mine) = mine.filter(|mine| mine.chars().count() > 1) {
+            add(format!("my {mine} exists"));
+        }
+    }
     premises
+}
+
+/// What is said to whoever asked, in one line.
+#[must_use]
+pub fn told(premise: &str, reason: &str, suggestion: &str) -> String {
+    let premise = premise.split(' ').map(|word| match word {
+        "i" => "I".to_owned(),
+        word => word.to_owned(),
+    });
+    let premise = premise.collect::<Vec<_>>().join(" ");
+    format!(
+        "無 (mu: not to be answered as it is asked) you take for granted: “{premise}”. But {reason}. {suggestion}"
+    )
 }
 
 /// Asks a model what a question takes for granted, beside what its form tells.

@@ -219,6 +219,107 @@ fn there_is_a_time_of_grace() {
     assert!(last["subject"].as_str().is_some_and(|subject| subject.starts_with("a conversation ")), "{last}");
 }
 
+/// Writes a memory into a conversation, as if it had been formed.
+fn remember(data: &Path, name: &str, id: u32, text: &str, to: u32) {
+    let mut store = Database::open(&Location::Sqlite(data.join("halo.db"))).expect("it opens");
+    store.load(name, Access::Write).expect("to be written");
+    let value = serde_json::json!({ "from": [0, 0], "to": [to, 0], "text": text, "model": "m", "formed": 3, "at": 5 });
+    store.put_record(name, Kind::Memory, &format!("{id:08}"), Some(&value.to_string())).expect("written");
+}
+
+/// What waits to be forgotten is out of everybody's sight, with the memories of it, and comes back as it was.
+#[test]
+fn what_waits_is_seen_nowhere_and_can_be_taken_back() {
+    let home = common::folder();
+    let data = home.path();
+    import(data, "other", 1);
+    remember(data, "other", 1, "Of the first message.", 0);
+    remember(data, "other", 2, "Of all of it, with a Zanzibar that nobody said.", 3);
+    let memories = |find: &[&str]| {
+        let found = json(data, &[&["memories", "-c", "other"], find].concat());
+        found.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect::<Vec<_>>()
+    };
+    let shown = || {
+        let rows = json(data, &["show", "-c", "other", "--dead"]);
+        let rows = rows.as_array().expect("rows").clone();
+        rows.iter().filter_map(|row| row["text"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+
+    // What would go is told, memories too.
+    let would = json(data, &["forget", "-c", "other", "u2.0", "--dry-run"]);
+    let names: Vec<(Option<&str>, Option<u64>)> = would
+        .as_array()
+        .expect("rows")
+        .iter()
+        .map(|row| (row["chunk"].as_str(), row["memory"].as_u64()))
+        .collect();
+    assert_eq!(names, [(Some("u2.0"), None), (None, Some(2))]);
+    ok(data, &["forget", "-c", "other", "u2.0", "--yes"]);
+    assert_eq!((memories(&[]), memories(&["--find", "Zanzibar"])), (vec![1], vec![]));
+    assert_eq!(shown(), ["other says 0", "other says 1", "", "other says 3"]);
+    assert!(!ok(data, &["why", "-c", "other", "u2.0"]).contains("other says 2"));
+    let waits = json(data, &["forget", "--waiting"]);
+    assert_eq!((waits[0]["chunks"][0].as_str(), waits[0]["memories"][0].as_u64()), (Some("u2.0"), Some(2)));
+
+    // Only what waits can be taken back; without a name it is found wherever it is.
+    for (args, why) in [
+        (["forget", "-c", "other", "--keep", "u99.0"], "there is no chunk u99.0"),
+        (["forget", "-c", "other", "--keep", "u0.0"], "nothing of u0.0 waits"),
+    ] {
+        let run = ran(data, &args);
+        assert!(run.status == 1 && run.err.contains(why), "{args:?}: {}", run.err);
+    }
+    let kept = json(data, &["forget", "--keep"]);
+    assert_eq!((&kept["kept"], &kept["memories"]), (&1.into(), &1.into()));
+    assert_eq!((memories(&[]), shown()[2].as_str()), (vec![1, 2], "other says 2"));
+
+    // Of two that wait, one is taken back: a memory that may tell of the other still waits.
+    ok(data, &["forget", "-c", "other", "--turns", "1-2", "--yes"]);
+    ok(data, &["forget", "-c", "other", "--keep", "u2.0"]);
+    assert_eq!((memories(&[]), shown()[1].as_str(), shown()[2].as_str()), (vec![1], "", "other says 2"));
+    ok(data, &["forget", "--keep"]);
+    assert_eq!(memories(&[]), [1, 2]);
+
+    // Words that only a memory has are found there; those of longer words are not, and told.
+    let would = json(data, &["forget", "-c", "other", "--matching", "zanzibar", "--dry-run"]);
+    assert_eq!((would.as_array().map(Vec::len), would[0]["memory"].as_u64()), (Some(1), Some(2)), "{would}");
+    let part = ran(data, &["forget", "-c", "other", "--matching", "zanzi", "--dry-run"]);
+    assert!(part.status == 1 && part.err.contains("nothing matches"), "{}", part.err);
+    let part = ran(data, &["forget", "-c", "other", "--matching", "oth", "--dry-run"]);
+    assert!(part.status == 1 && part.err.contains("longer words have it: other"), "{}", part.err);
+    let both = json(data, &["forget", "-c", "other", "--turn", "1", "--matching", "other", "--dry-run"]);
+    assert_eq!(both[0]["chunk"].as_str(), Some("a1.0"), "turns are narrowed by words: {both}");
+    assert!(both.as_array().expect("rows").iter().all(|row| row["chunk"] != "u0.0"));
+    ok(data, &["forget", "-c", "other", "--matching", "Zanzibar", "--now", "--yes"]);
+    assert!(files_with(data, b"Zanzibar").is_empty() && !files_with(data, b"other says 3").is_empty());
+    let proofs = json(data, &["forget", "--proofs", "-c", "other"]);
+    assert_eq!(proofs[0]["subject"].as_str(), Some("other memory 2"));
+    assert_eq!(json(data, &["forget", "--proofs", "-c", "main"]).as_array().map(Vec::len), Some(0));
+}
+
+/// A conversation that goes on while all that was said in it waits is not forgotten with it.
+#[test]
+fn what_is_said_meanwhile_stays() {
+    let home = common::folder();
+    let data = home.path();
+    import(data, "main", 1);
+    ok(data, &["forget", "--all", "--yes"]);
+    let mut store = Database::open(&Location::Sqlite(data.join("halo.db"))).expect("it opens");
+    let records = store.records("main", Kind::Setting).expect("they are read");
+    let noted = records.iter().find(|record| record.key == "lethe.pending").expect("it is noted");
+    let mut told: Value = serde_json::from_str(&noted.value).expect("JSON");
+    told[0]["due"] = 1.into();
+    store.load("main", Access::Write).expect("to be written");
+    store.put_record("main", Kind::Setting, "lethe.pending", Some(&told.to_string())).expect("written");
+    drop(store);
+    // A message comes back with its answer.
+    ok(data, &["restore", "u2.0"]);
+    assert_eq!(json(data, &["forget", "--due"])["forgotten"], 2);
+    let says = |n: u32| !files_with(data, format!("main says {n}").as_bytes()).is_empty();
+    assert_eq!([0, 1, 2, 3].map(says), [false, false, true, true]);
+    assert_eq!(json(data, &["conversations"]).as_array().map(Vec::len), Some(1));
+}
+
 /// Memories of several conversations are found at once, and worked on by hand, without a model.
 #[test]
 fn memories_are_found_across_conversations() {
@@ -226,16 +327,12 @@ fn memories_are_found_across_conversations() {
     let data = home.path();
     for name in ["one", "two"] {
         import(data, name, 1);
-        let location = Location::Sqlite(data.join("halo.db"));
-        let mut store = Database::open(&location).expect("it opens");
-        store.load(name, Access::Write).expect("to be written");
         let text = if name == "one" {
             "The grandfather carved it. The door is open."
         } else {
             "Tea was made. The door is closed."
         };
-        let value = serde_json::json!({ "from": [0, 0], "to": [1, 0], "text": text, "model": "m", "formed": 3, "at": 5 });
-        store.put_record(name, Kind::Memory, "00000001", Some(&value.to_string())).expect("written");
+        remember(data, name, 1, text, 1);
     }
     let found = json(data, &["memories", "--all", "--find", "who carved it?"]);
     assert_eq!(
@@ -252,7 +349,9 @@ fn memories_are_found_across_conversations() {
         (Some("He carved it in 1931."), &Value::Bool(true))
     );
     assert!(ok(data, &["memories", "-c", "one"]).contains("turns 0 to 1 (pinned, edited)"));
-    let none = ran(data, &["memories", "-c", "one", "rest", "7"]);
+    let wrong = ran(data, &["memories", "--all", "pin", "1"]);
+    assert!(wrong.status == 1 && wrong.err.contains("name its conversation"), "{}", wrong.err);
+    let none = ran(data, &["memories", "rest", "7", "-c", "one"]);
     assert!(none.status == 1 && none.err.contains("there is no memory 7"), "{}", none.err);
     // What is forgotten takes the memories of it along.
     ok(data, &["forget", "-c", "one", "u0.0", "--now", "--yes"]);

@@ -95,7 +95,7 @@ fn a_conversation_comes_in_is_worked_on_and_goes_out() {
     let expected = serde_json::json!({
         "chunk": "a1.1", "turn": 1, "sentence": 1, "role": "assistant", "position": 3, "tokens": 1,
         "live": false, "live_tokens": 0, "pinned": false, "deleted": false, "peak": 77.0,
-        "text": "It hung there.", "why": "left: had left before it came here",
+        "text": "It hung there.", "to_be_forgotten": null, "why": "left: had left before it came here",
     });
     assert_eq!(dead, &expected);
     assert_eq!((&all[3]["pinned"], &all[3]["peak"]), (&true.into(), &9500.0.into()));

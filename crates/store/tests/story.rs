@@ -71,7 +71,7 @@ fn what_is_forgotten_is_gone_and_the_rest_is_not(place: &Place) {
             said.into_iter().map(|gone| (gone.chunk, gone.text, gone.tokens)).collect()
         };
         let before = texts(&mut store);
-        let told = store.forget(&name, &goes).expect("it forgets");
+        let told = store.forget(&name, &goes, &[]).expect("it forgets");
         assert_eq!(told.len(), goes.len());
         forgotten += goes.len();
         let mut store = place.open_again(store);
@@ -85,7 +85,7 @@ fn what_is_forgotten_is_gone_and_the_rest_is_not(place: &Place) {
         let after = store.load(&name, Access::Read).expect("it opens");
         assert!(goes.iter().all(|&id| after.chunk(id).is_some_and(|chunk| chunk.is_withdrawn())));
         assert_eq!(after.len(), timeline.len());
-        let missing = store.forget(&name, &[ChunkId::new(Role::User, TurnId(9999), 0)]);
+        let missing = store.forget(&name, &[ChunkId::new(Role::User, TurnId(9999), 0)], &[]);
         assert!(missing.is_err_and(|why| why.to_string().contains("there is no chunk u9999.0")));
         store.forget_all(&name).expect("all of it");
         assert!(store.conversations().expect("a list").iter().all(|known| known.name != name));

@@ -4,6 +4,7 @@ use super::show::Which;
 use super::{print, print_json};
 use crate::{Common, printable, say, wiring};
 use anyhow::Result;
+use halo_agents::mu;
 use halo_core::seams::Flow;
 use halo_engine::event::Event;
 use halo_engine::premise::Premises;
@@ -37,7 +38,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     if let Some(refused) = premise.as_ref().filter(|_| !common.json) {
         let words = [&refused.invalid_premise, &refused.reason, &refused.suggestion]
             .map(|w| w.clone().unwrap_or_default());
-        say(&printable(&format!("無 you take for granted: “{}”. But {}. {}", words[0], words[1], words[2])));
+        say(&printable(&mu::told(&words[0], &words[1], &words[2])));
     }
     let mut text = String::new();
     let mut out = std::io::stdout().lock();

@@ -56,7 +56,7 @@ enum What {
         /// Its number
         id: u64,
     },
-    /// Deletes one; what it is of stays
+    /// Deletes one; what it is of stays, and it is not formed again
     Delete {
         /// Its number
         id: u64,
@@ -66,6 +66,11 @@ enum What {
 /// Lists, finds, forms or changes memories.
 pub fn run(options: &Options, common: &Common) -> Result<()> {
     let name = &options.which.name;
+    if options.what.is_some() && (options.all || options.find.is_some()) {
+        bail!(
+            "--all and --find list memories; to change one, name its conversation (-c NAME) and its number"
+        );
+    }
     let (id, order) = match &options.what {
         None => return list(options, common),
         Some(What::Form) => return form(name, common),
@@ -110,12 +115,12 @@ fn list(options: &Options, common: &Common) -> Result<()> {
         return print_json(&Value::Array(found.iter().map(|(name, _, memory)| told(name, memory)).collect()));
     }
     if found.is_empty() {
-        let why = if options.find.is_some() {
+        say(if options.find.is_some() {
             "nothing that is remembered has to do with it"
         } else {
-            "nothing is remembered"
-        };
-        say(&format!("{why}; memories are formed where the setting memory.enabled is true"));
+            "nothing is remembered; memories are formed where the setting memory.enabled is true, and by \
+             `halo memories form`"
+        });
     }
     let mut last = None;
     for (name, _, memory) in &found {
@@ -148,11 +153,16 @@ fn form(name: &str, common: &Common) -> Result<()> {
     if common.json {
         return print_json(&Value::Array(new.iter().map(|memory| told(name, memory)).collect()));
     }
-    say(&format!("{} formed", count(new.len() as u64, "memory").replace("memorys", "memories")));
+    if new.is_empty() {
+        say(&format!("none formed: {}", session.why_none_due()));
+    } else {
+        say(&format!("{} formed", count(new.len() as u64, "memory").replace("memorys", "memories")));
+    }
     new.iter().try_for_each(|memory| print(&line(memory)))
 }
 
-fn line(memory: &Memory) -> String {
+/// A memory, for people.
+pub fn line(memory: &Memory) -> String {
     let mut marks = Vec::new();
     marks.extend(memory.reflection.then(|| "looks back".to_owned()));
     marks.extend(memory.pinned.then(|| "pinned".to_owned()));

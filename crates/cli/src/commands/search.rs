@@ -98,6 +98,9 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     if found.is_empty() {
         return print("nothing was said in this conversation yet\n");
     }
+    if found.iter().all(|found| found.words.is_empty()) {
+        say("nothing that was said has these words; this is what comes nearest");
+    }
     print(&found.iter().map(|f| line(f, &timeline, &recall)).collect::<String>())
 }
 

@@ -1,5 +1,6 @@
 //! `halo conversations`, `halo show`, `halo why`: what is kept, and what happened to it.
 
+use super::forget::grace;
 use super::{count, print, print_json, shorten, time};
 use crate::settings::load::nearest;
 use crate::{Common, printable};
@@ -14,11 +15,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+/// The conversation that is meant where none is named.
+pub const MAIN: &str = "main";
+
 /// Which conversation.
 #[derive(clap::Args)]
 pub struct Which {
     /// The conversation
-    #[arg(short = 'c', long = "conversation", value_name = "NAME", default_value = "main")]
+    #[arg(short = 'c', long = "conversation", value_name = "NAME", default_value = MAIN, global = true)]
     pub name: String,
 }
 
@@ -141,6 +145,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let name = &options.which.name;
     let (mut store, mut timeline) = existing(common, name, Access::Read)?;
     let mut last: BTreeMap<ChunkId, Entry> = store.last_mentions(name)?;
+    let hidden = grace::hidden(&mut store, name)?;
     let shown: Vec<ChunkId> =
         timeline.chunks().filter(|c| options.dead || c.is_live()).map(|c| c.id()).collect();
     let mut values = Vec::new();
@@ -152,9 +157,9 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         for chunk in part.iter().filter_map(|&c| timeline.chunk(c)) {
             let why = last.remove(&chunk.id()).and_then(|e| history::told(&e, chunk.id()).pop());
             if common.json {
-                values.push(value(chunk, why.as_ref()));
+                values.push(value(chunk, why.as_ref(), hidden.get(&chunk.id()).copied()));
             } else {
-                lines(&mut out, chunk, why.as_ref());
+                lines(&mut out, chunk, why.as_ref(), hidden.get(&chunk.id()).copied());
             }
         }
         timeline.release_dead();
@@ -170,7 +175,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     print(&format!("{live} of {} live{more}\n", count(all as u64, "token")))
 }
 
-fn value(chunk: ChunkRef<'_>, why: Option<&Happened>) -> Value {
+fn value(chunk: ChunkRef<'_>, why: Option<&Happened>, forgotten_at: Option<i64>) -> Value {
     json!({
         "chunk": chunk.id().to_string(),
         "turn": chunk.id().turn.0,
@@ -183,12 +188,13 @@ fn value(chunk: ChunkRef<'_>, why: Option<&Happened>) -> Value {
         "pinned": chunk.is_pinned(),
         "deleted": chunk.is_withdrawn(),
         "peak": chunk.peak().0,
-        "text": chunk.text(),
+        "text": if forgotten_at.is_some() { "".into() } else { chunk.text() },
+        "to_be_forgotten": forgotten_at,
         "why": why.map(Happened::text),
     })
 }
 
-pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>) {
+fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>, forgotten_at: Option<i64>) {
     let state = match (chunk.is_withdrawn(), chunk.is_live()) {
         (true, _) => "  deleted",
         (_, false) => "  dead",
@@ -198,7 +204,11 @@ pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>) {
     let why = why.map(|e| format!("  ({})", printable(&e.text()))).unwrap_or_default();
     let tokens = count(chunk.len() as u64, "token");
     let _ = writeln!(out, "{}  {tokens}  peak {}{state}{pinned}{why}", chunk.id(), chunk.peak());
-    for line in printable(&chunk.text()).trim_end().lines() {
+    let text = match forgotten_at {
+        Some(due) => grace::instead(due),
+        None => printable(&chunk.text()),
+    };
+    for line in text.trim_end().lines() {
         let _ = writeln!(out, "    {line}");
     }
 }
@@ -207,10 +217,10 @@ pub fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>) {
 pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
     let (name, id) = (&options.which.name, options.chunk);
     let (mut store, mut timeline) = existing(common, name, Access::Read)?;
-    let events = history(&mut store, name, &mut timeline, id)?;
     if !common.json {
-        return print(&story(&timeline, id, &events));
+        return print(&story(&mut store, name, &mut timeline, id)?);
     }
+    let events = history(&mut store, name, &mut timeline, id)?;
     let chunk = timeline.chunk(id);
     let told = events.iter().map(|e| json!({ "at": e.at, "seq": e.seq, "what": e.what, "why": e.why }));
     let tally = chunk.map(ChunkRef::tally).unwrap_or_default();
@@ -229,12 +239,7 @@ pub fn why(options: &WhyOptions, common: &Common) -> Result<()> {
 }
 
 /// What happened to a chunk, the oldest first; its tokens are brought into memory.
-pub fn history(
-    store: &mut dyn Store,
-    name: &str,
-    timeline: &mut Timeline,
-    id: ChunkId,
-) -> Result<Vec<Happened>> {
+fn history(store: &mut dyn Store, name: &str, timeline: &mut Timeline, id: ChunkId) -> Result<Vec<Happened>> {
     let events = history::of(store, name, id)?;
     if timeline.chunk(id).is_some_and(|c| !c.is_here()) {
         store.bring(name, timeline, &[id])?;
@@ -246,14 +251,16 @@ pub fn history(
 }
 
 /// The same, for people.
-pub fn story(timeline: &Timeline, id: ChunkId, events: &[Happened]) -> String {
+pub fn story(store: &mut dyn Store, name: &str, timeline: &mut Timeline, id: ChunkId) -> Result<String> {
+    let events = history(store, name, timeline, id)?;
+    let forgotten_at = grace::hidden(store, name)?.get(&id).copied();
     let mut out = String::new();
     match timeline.chunk(id) {
         None => {
             let _ = writeln!(out, "{id} is no more: it was merged");
         }
         Some(chunk) => {
-            lines(&mut out, chunk, None);
+            lines(&mut out, chunk, None, forgotten_at);
             let Tally { votes, mass, .. } = chunk.tally();
             let scored = match chunk.tally().share() {
                 None => "never scored".into(),
@@ -267,11 +274,11 @@ pub fn story(timeline: &Timeline, id: ChunkId, events: &[Happened]) -> String {
             let _ = writeln!(out, "\n{scored}");
         }
     }
-    for event in events {
+    for event in &events {
         let _ = writeln!(out, "{}  {}", time(event.at), printable(&event.text()));
     }
     if events.is_empty() {
         out.push_str("it has been in the window since it was said\n");
     }
-    out
+    Ok(out)
 }

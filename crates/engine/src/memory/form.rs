@@ -5,13 +5,13 @@
 //! behind it another one: the state would not be the one that lived it. A model that is spoken to in messages keeps no
 //! state, so it is shown the marks where they belong.
 
-use super::range::{Span, due};
+use super::range::{Span, due, unremembered};
 use super::segment::{Rendered, Segment, Shown, push_chunk, render, shown};
 use super::{Memory, conflicts, mark_conflicts};
 use crate::event::Event;
 use crate::session::{Session, messages};
 use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, Message, ModelStep, Prompt, Sampling, SeamError, Seen};
+use halo_core::seams::{Finish, Flow, Kind, Message, ModelStep, Prompt, Sampling, SeamError, Seen};
 use halo_core::token::{ChunkId, Flags, Role, TurnId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,6 +56,26 @@ impl Session {
     pub fn memory_due(&self) -> Option<Span> {
         let rules = self.memory_rules()?;
         due(&self.timeline, self.formed, &rules).filter(|_| !self.key.is_empty())
+    }
+
+    /// Why nothing is to be remembered now, for whoever asks.
+    #[must_use]
+    pub fn why_none_due(&self) -> String {
+        let Some(rules) = self.memory_rules() else {
+            return "no memories are formed here: memory.enabled is false, or nothing leaves this window whole \
+                    (context.max_tokens is 0, or brightness.strategy takes token by token)"
+                .to_owned();
+        };
+        let waiting: usize = unremembered(&self.timeline, self.formed).iter().map(|(_, tokens)| tokens).sum();
+        let since = match self.formed {
+            (0, 0) => "so far".to_owned(),
+            (turn, _) => format!("since turn {turn}"),
+        };
+        format!(
+            "{waiting} tokens were said {since} that the model has seen and not yet remembered: a memory is formed of \
+             {} or more (memory.range_tokens)",
+            rules.range
+        )
     }
 
     /// What a memory of a range is formed of.
@@ -143,7 +163,10 @@ impl Session {
         text: String,
         operations: Vec<String>,
     ) -> Result<u64, SeamError> {
-        let id = self.memories.last().map_or(1, |last| last.id + 1);
+        // No number is given twice, nor that of one that only waits to be forgotten.
+        let known = self.store.records(&self.name, Kind::Memory)?;
+        let known = known.iter().filter_map(|record| record.key.parse::<u64>().ok());
+        let id = known.chain(self.memories.iter().map(|memory| memory.id)).max().unwrap_or(0) + 1;
         let others: Vec<&Memory> = self.memories.iter().collect();
         let conflicts = conflicts(&text, &others);
         let dead = span.chunks(&self.timeline).filter(|chunk| !chunk.is_live()).map(|chunk| chunk.id());
@@ -158,6 +181,7 @@ impl Session {
             pinned: false,
             resting: false,
             edited: false,
+            leaving: false,
             conflicts: conflicts.clone(),
             operations,
             left: dead.collect(),

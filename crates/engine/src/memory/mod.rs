@@ -85,6 +85,8 @@ pub struct Memory {
     pub resting: bool,
     /// Whether the user has changed it.
     pub edited: bool,
+    /// Whether it waits to be forgotten: nobody sees or uses it any more.
+    pub leaving: bool,
     /// Memories that it contradicts, or that contradict it.
     pub conflicts: BTreeSet<u64>,
     /// What the agent did in its range: the net result of its tools.
@@ -93,19 +95,25 @@ pub struct Memory {
     pub left: BTreeSet<ChunkId>,
 }
 
-/// The most bytes that a memory may be changed to.
-const LONGEST: usize = 16_384;
+/// The most bytes that a memory may be changed to: some two thousand tokens, as many as one may be formed with.
+const LONGEST: usize = 8_192;
 
 /// Where it is noted how far memories have been formed.
 const FORMED: &str = "memory.formed";
 
 impl Memory {
+    /// The key that it is kept under.
+    #[must_use]
+    pub fn key(&self) -> String {
+        key(self.id)
+    }
+
     fn to_record(&self) -> String {
         let names = |chunks: &BTreeSet<ChunkId>| chunks.iter().map(ToString::to_string).collect::<Vec<_>>();
         json!({
             "from": self.span.from, "to": self.span.to, "reflection": self.reflection, "text": self.text,
             "model": self.model, "formed": self.formed.0, "at": self.at, "pinned": self.pinned,
-            "resting": self.resting, "edited": self.edited, "conflicts": self.conflicts,
+            "resting": self.resting, "edited": self.edited, "leaving": self.leaving, "conflicts": self.conflicts,
             "operations": self.operations, "left": names(&self.left),
         })
         .to_string()
@@ -133,6 +141,7 @@ impl Memory {
             pinned: flag("pinned"),
             resting: flag("resting"),
             edited: flag("edited"),
+            leaving: flag("leaving"),
             conflicts: list("conflicts").iter().filter_map(Value::as_u64).collect(),
             operations: texts("operations"),
             left: texts("left").iter().filter_map(|name| name.parse().ok()).collect(),
@@ -140,15 +149,47 @@ impl Memory {
     }
 }
 
-/// The memories of a conversation, the oldest first.
+/// The memories of a conversation, the oldest first, without those that wait to be forgotten.
 ///
 /// # Errors
 /// When the store fails.
 pub fn memories(store: &mut dyn Store, conversation: &str) -> Result<Vec<Memory>, SeamError> {
+    let mut memories = all(store, conversation)?;
+    memories.retain(|memory| !memory.leaving);
+    Ok(memories)
+}
+
+fn all(store: &mut dyn Store, conversation: &str) -> Result<Vec<Memory>, SeamError> {
     let records = store.records(conversation, Kind::Memory)?;
     let mut memories: Vec<Memory> = records.iter().filter_map(Memory::from_record).collect();
     memories.sort_by_key(|memory| memory.id);
     Ok(memories)
+}
+
+/// Takes memories out of sight because they are to be forgotten, or brings them back.
+///
+/// # Errors
+/// When the store fails.
+pub fn hide(store: &mut dyn Store, conversation: &str, ids: &[u64], leaving: bool) -> Result<(), SeamError> {
+    let known = all(store, conversation)?.into_iter();
+    for memory in known.filter(|memory| ids.contains(&memory.id) && memory.leaving != leaving) {
+        keep(store, conversation, &Memory { leaving, ..memory })?;
+    }
+    Ok(())
+}
+
+/// What is left of a range whose memories were forgotten may be remembered anew.
+///
+/// # Errors
+/// When the store fails.
+pub fn form_again(store: &mut dyn Store, conversation: &str, first: (u32, u32)) -> Result<(), SeamError> {
+    let first = formed_until(store, conversation)?.min(first);
+    put_formed(store, conversation, first)
+}
+
+fn put_formed(store: &mut dyn Store, conversation: &str, first: (u32, u32)) -> Result<(), SeamError> {
+    let noted = format!("{}.{}", first.0, first.1);
+    store.put_record(conversation, Kind::Setting, FORMED, (first != (0, 0)).then_some(noted.as_str()))
 }
 
 /// How far memories have been formed: the first chunk of which there are none.
@@ -163,15 +204,14 @@ pub(crate) fn formed_until(store: &mut dyn Store, conversation: &str) -> Result<
 
 /// Drops the memories of what comes behind a turn: in a branch that ends there, it was never said.
 pub(crate) fn forget_later(store: &mut dyn Store, conversation: &str, last: u32) -> Result<(), SeamError> {
-    let later = memories(store, conversation)?.into_iter().filter(|memory| memory.span.to.0 > last);
+    let later = all(store, conversation)?.into_iter().filter(|memory| memory.span.to.0 > last);
     let formed = formed_until(store, conversation)?;
     let mut first = formed.min((last + 1, 0));
     for memory in later {
         store.put_record(conversation, Kind::Memory, &key(memory.id), None)?;
         first = if memory.reflection { first } else { first.min(memory.span.from) };
     }
-    let noted = format!("{}.{}", first.0, first.1);
-    store.put_record(conversation, Kind::Setting, FORMED, (first != (0, 0)).then_some(noted.as_str()))
+    put_formed(store, conversation, first)
 }
 
 /// What the user wants done to a memory.
@@ -224,8 +264,7 @@ impl Session {
 
     pub(crate) fn note_formed(&mut self, place: (u32, u32)) -> Result<(), SeamError> {
         self.formed = place;
-        let noted = format!("{}.{}", place.0, place.1);
-        self.store.put_record(&self.name, Kind::Setting, FORMED, Some(&noted))
+        put_formed(&mut *self.store, &self.name, place)
     }
 
     /// What is done while nobody wants anything: the next memory is formed, and what is due takes its place. `wanted` tells
@@ -269,7 +308,7 @@ impl Memories for Session {
     }
 }
 
-/// The key that a memory is kept under, so that they are kept in order.
+/// The key of the memory of a number: they are kept in order.
 fn key(id: u64) -> String {
     format!("{id:08}")
 }
@@ -304,7 +343,8 @@ pub fn order(
         Order::Edit(text) => {
             let text = text.trim();
             if text.is_empty() || text.len() > LONGEST {
-                return Err(SeamError::asked(what, format!("it must have 1 to {LONGEST} bytes of text")));
+                let why = format!("it must have 1 to {LONGEST} bytes of text; this has {}", text.len());
+                return Err(SeamError::asked(what, why));
             }
             (memories[at].text, memories[at].edited) = (text.to_owned(), true);
         }

@@ -44,6 +44,11 @@ impl Span {
 /// little. What the model has never seen in this window, because it came from elsewhere and is dead, it cannot remember.
 #[must_use]
 pub fn due(timeline: &Timeline, formed: (u32, u32), rules: &MemoryRules) -> Option<Span> {
+    first_range(&unremembered(timeline, formed), rules)
+}
+
+/// The chunks of which there is no memory and could be, each with its place and tokens.
+pub(super) fn unremembered(timeline: &Timeline, formed: (u32, u32)) -> Vec<((u32, u32), usize)> {
     let mut sizes = Vec::new();
     let mut lived = false;
     let turns = timeline.turns();
@@ -56,7 +61,7 @@ pub fn due(timeline: &Timeline, formed: (u32, u32), rules: &MemoryRules) -> Opti
             }
         }
     }
-    first_range(&sizes, rules)
+    sizes
 }
 
 /// The first range of chunks, each with its place and tokens. Whole turns, as many as fit; where one turn alone is too much,

@@ -96,6 +96,9 @@ fn live(
     if let Some(model) = &common.model {
         command.args(["--model", model]);
     }
+    if let Some(threads) = common.threads {
+        command.args(["--threads", &threads.to_string()]);
+    }
     if !dies {
         command.args(["--beats", &life.to_string()]);
     }

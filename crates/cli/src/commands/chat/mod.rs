@@ -71,7 +71,14 @@ fn talk(mut session: Session, common: &Common) -> Result<()> {
     for notice in session.notices() {
         say(&notice);
     }
-    pipe(&mut session, common.json)
+    let said = pipe(&mut session, common.json);
+    // Whoever waits for a pipe to end does not wait for memories too.
+    if session.memory_due().is_some() {
+        say(
+            "there is something to remember: `halo memories form` does so now, or the next conversation at a terminal",
+        );
+    }
+    said
 }
 
 /// Each line is a message; its answer is printed, and a line break behind it. What goes wrong with one line does not keep

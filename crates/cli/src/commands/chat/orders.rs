@@ -1,7 +1,8 @@
 //! What can be asked for in the middle of a conversation, with a slash before it.
 
 use super::paint::{Paint, range};
-use crate::commands::show::{history, story};
+use crate::commands::memories;
+use crate::commands::show::story;
 use crate::commands::{count, shorten};
 use crate::printable;
 use crate::settings::{KEYS, Settings};
@@ -39,10 +40,12 @@ const HELP: &str = "\
 /edit [TEXT]            takes the last message back, to be said in other words
 /branch NAME [TURN]     a conversation of that name that shares the past up to that turn
 /notes                  what the model has noted
+/memories               what it remembers of what was said; `halo memories` changes them
 /settings               what is in force
 /help                   this
 /quit                   leaves; so does Ctrl-D
 //…                     a message that begins with a slash
+`halo forget` forgets something for good, once you have left.
 A chunk is a paragraph of a message, written u4.0 or a5.2: whose, which message, which part of it.
 ";
 
@@ -71,9 +74,15 @@ pub fn obey(line: &str, session: &mut Session, settings: &Settings, paint: Paint
         "graveyard" => Outcome::Page(graveyard(session)?),
         "branch" => Outcome::Page(branch(&rest, session)?),
         "notes" => Outcome::Page(notes(session)?),
+        "memories" => Outcome::Page(remembered(session)),
         "settings" => Outcome::Page(in_force(settings)),
         _ => bail!("there is no /{}: /help lists what there is", printable(word)),
     }))
+}
+
+fn remembered(session: &Session) -> String {
+    let lines: String = session.memories().iter().map(memories::line).collect();
+    if lines.is_empty() { format!("nothing is remembered yet: {}\n", session.why_none_due()) } else { lines }
 }
 
 fn chunks(words: &[&str]) -> Result<Vec<ChunkId>> {
@@ -93,8 +102,7 @@ fn why(words: &[&str], session: &mut Session) -> Result<String> {
     let mut out = String::new();
     for chunk in chunks(words)? {
         let (name, mut timeline) = (session.name().to_owned(), session.timeline().clone());
-        let events = history(session.store(), &name, &mut timeline, chunk)?;
-        out += &story(&timeline, chunk, &events);
+        out += &story(session.store(), &name, &mut timeline, chunk)?;
     }
     Ok(out)
 }

@@ -6,6 +6,7 @@ use super::paint::Paint;
 use crate::commands::count;
 use crate::{Common, printable};
 use anyhow::Result;
+use halo_agents::mu;
 use halo_core::seams::{Finish, Flow, SeamError};
 use halo_engine::event::{Event, Stage, Summary};
 use halo_engine::session::Session;
@@ -233,7 +234,7 @@ impl Screen<'_> {
                 print!("\n{}", self.paint.wrong(&printable(&why)));
             }
             Event::Premise { premise, reason, suggestion } => {
-                let told = format!("無 you take for granted: “{premise}”. But {reason}. {suggestion}");
+                let told = mu::told(&premise, &reason, &suggestion);
                 println!("{}", self.paint.wrong(&printable(&told)));
             }
             Event::Notice(text) => println!("{}", self.paint.dim(&printable(&text))),

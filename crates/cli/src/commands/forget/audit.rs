@@ -3,7 +3,6 @@
 use super::Wish;
 use anyhow::{Context, Result, bail};
 use halo_agents::proof::{Gone as Words, Key, Proof, hex, unhex};
-use halo_store::forget::Gone;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -31,11 +30,10 @@ impl Audit {
     }
 
     /// Seals that something is forgotten, and writes it down.
-    pub fn note(&self, conversation: &str, gone: &Gone, wish: &Wish) -> Result<()> {
+    pub fn note(&self, subject: &str, text: &str, tokens: usize, wish: &Wish) -> Result<()> {
         let mut salt = [0; 16];
         getrandom::fill(&mut salt).map_err(|e| anyhow::anyhow!("no random numbers: {e}"))?;
-        let subject = format!("{conversation} {}", gone.chunk);
-        let words = Words { subject: &subject, by: wish.by, text: &gone.text, tokens: gone.tokens as u64 };
+        let words = Words { subject, by: wish.by, text, tokens: tokens as u64 };
         let Proof { subject, by, at, tokens, salt, content, seal } =
             Proof::seal(&self.key, salt, words, wish.now);
         let line = json!({

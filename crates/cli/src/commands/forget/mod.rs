@@ -3,33 +3,37 @@
 //! something was, and when it went.
 
 mod audit;
+pub mod grace;
 mod policy;
 
-use super::show::{Which, existing};
+use super::show::{MAIN, existing};
 use super::{count, print, print_json};
 use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
 use audit::Audit;
+use grace::Wait;
 use halo_agents::lethe::DAY;
-use halo_core::change::{Change, Extent, Part};
-use halo_core::seams::{Access, Durability, Kind, Store, Worlds};
+use halo_core::seams::{Access, Kind, Record, Store, Worlds};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
+use halo_engine::memory::{self, Memory};
 use halo_engine::session;
 use halo_engine::world::realm;
 use halo_llama::graveyard;
 use halo_store::database::{Database, Location};
-use halo_store::forget::Gone;
+use halo_store::forget::{Gone, tells};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 /// What is to be forgotten.
 #[derive(clap::Args)]
 pub struct Options {
-    #[command(flatten)]
-    which: Which,
+    /// The conversation [default: main; with --keep, --waiting and --proofs: all]
+    #[arg(short = 'c', long = "conversation", value_name = "NAME")]
+    conversation: Option<String>,
     /// Chunks: role, turn and sentence, such as u4.0
     #[arg(value_name = "CHUNK")]
     chunks: Vec<ChunkId>,
@@ -39,19 +43,20 @@ pub struct Options {
     /// Turns from one to another, both included, such as 4-9
     #[arg(long, value_name = "FROM-TO", value_parser = range)]
     turns: Option<(u32, u32)>,
-    /// Every paragraph that has these words, in any case
+    /// Every paragraph and memory that has these words, as whole words and in any case; with chunks or turns, only those
+    /// of them that have
     #[arg(long, value_name = "WORDS")]
     matching: Option<String>,
     /// The whole conversation, its name included
     #[arg(long)]
     all: bool,
     /// In every conversation, not in one
-    #[arg(long)]
+    #[arg(long, conflicts_with = "conversation")]
     everywhere: bool,
     /// What is too old, by the settings lethe.hot_days, lethe.warm_days and lethe.compost_days
     #[arg(long, conflicts_with_all = ["chunks", "turn", "turns", "matching", "all"])]
     by_age: bool,
-    /// Shows what would be forgotten, and forgets nothing
+    /// Shows what would be forgotten, memories of it included, and forgets nothing
     #[arg(long)]
     dry_run: bool,
     /// Does not ask
@@ -60,9 +65,12 @@ pub struct Options {
     /// At once, without the time of grace (lethe.grace_days) in which --keep takes it back
     #[arg(long)]
     now: bool,
-    /// Takes back what is still in its time of grace
-    #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs"])]
+    /// Takes back what is still in its time of grace: all of it, or the chunks and turns that are named
+    #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs", "all", "matching", "dry_run"])]
     keep: bool,
+    /// What is in its time of grace, and until when
+    #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs", "keep", "all", "matching"])]
+    waiting: bool,
     /// Forgets what has come to the end of its time of grace; `halo chat` and `halo serve` do so when they begin
     #[arg(long)]
     due: bool,
@@ -76,18 +84,36 @@ fn range(text: &str) -> Result<(u32, u32), String> {
     ends.filter(|(from, to)| from <= to).ok_or_else(|| format!("'{text}' is not FROM-TO, such as 4-9"))
 }
 
-/// Where it is noted what waits to be forgotten.
-const PENDING: &str = "lethe.pending";
-
-/// Chunks of one conversation that are to go, or all of it.
+/// Chunks and memories of one conversation that are to go, or all of it.
 struct Target {
     name: String,
     what: Goes,
 }
 
 enum Goes {
-    Chunks(Vec<ChunkId>),
+    /// Chunks, and memories by their numbers; those that may tell of the chunks go too.
+    Some(Vec<ChunkId>, Vec<u64>),
     Everything,
+}
+
+impl Target {
+    /// The chunks that go, and all memories that do.
+    fn parts(&self, store: &mut Database, timeline: &Timeline) -> Result<(Vec<ChunkId>, Vec<Memory>)> {
+        let records = store.records(&self.name, Kind::Memory)?;
+        let memories = records.iter().filter_map(|record| Some((record, Memory::from_record(record)?)));
+        Ok(match &self.what {
+            Goes::Some(chunks, named) => {
+                let goes = |(record, memory): &(&Record, Memory)| {
+                    tells(record, chunks) || named.contains(&memory.id)
+                };
+                (chunks.clone(), memories.filter(goes).map(|(_, memory)| memory).collect())
+            }
+            Goes::Everything => {
+                let chunks = timeline.chunks().map(|chunk| chunk.id()).collect();
+                (chunks, memories.map(|(_, memory)| memory).collect())
+            }
+        })
+    }
 }
 
 /// What goes at one wish.
@@ -107,10 +133,10 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
     let now = jiff::Timestamp::now().as_millisecond();
     if options.proofs {
-        return proofs(common);
+        return proofs(common, options.conversation.as_deref());
     }
     if options.due {
-        let done = due(common, now)?;
+        let done = grace::due(common, now)?;
         return told(
             common,
             &json!({ "forgotten": done }),
@@ -128,61 +154,85 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         };
     }
     let names = names(options, common)?;
-    if options.keep {
-        let kept: usize = names.iter().map(|name| keep(common, name)).sum::<Result<usize>>()?;
-        return told(
-            common,
-            &json!({ "kept": kept }),
-            &format!("{} taken back\n", count(kept as u64, "paragraph")),
-        );
+    if options.waiting {
+        return grace::list(common, &names);
     }
-    let targets = targets(options, common, &names)?;
+    if options.keep {
+        return grace::take_back(options, common, &names);
+    }
+    let (targets, longer) = targets(options, common, &names)?;
+    let matcher = options.matching.as_deref().map(Matcher::new).transpose()?;
     let mut store = common.look_at_store()?.context("nothing was ever kept here")?;
     let shown = show(&mut store, &targets)?;
     drop(store);
     if shown.is_empty() {
-        bail!("nothing matches: nothing would be forgotten");
+        match longer.as_slice() {
+            [] => bail!("nothing matches: nothing would be forgotten"),
+            words => bail!("nothing has that as whole words; longer words have it: {}", words.join(", ")),
+        }
     }
-    if options.dry_run {
-        return list(common, &shown, "would be forgotten");
-    }
-    if !options.yes {
-        list(common, &shown, "would be forgotten")?;
+    if options.dry_run || !options.yes {
+        list(common, &shown, matcher.as_ref())?;
+        if !longer.is_empty() {
+            say(&format!("longer words have it too, and stay: {}", longer.join(", ")));
+        }
+        if options.dry_run {
+            return Ok(());
+        }
         be_sure()?;
     }
     let wish = Wish { by: USER, now };
     let grace = settings.lethe_grace.0 * DAY;
+    let at_once = options.now || grace == 0;
     for target in &targets {
-        if options.now || grace == 0 {
+        if at_once {
             forget(common, target, &wish)?;
         } else {
-            later(common, target, now + grace)?;
+            grace::begin(common, target, now + grace)?;
         }
     }
-    let (tokens, paragraphs) = (shown.iter().map(|(_, gone)| gone.tokens).sum::<usize>(), shown.len());
-    let when = if options.now || grace == 0 {
+    let memories = shown.iter().filter(|row| row.memory.is_some()).count();
+    let (tokens, paragraphs) = (shown.iter().map(|row| row.tokens).sum::<usize>(), shown.len() - memories);
+    let when = if at_once {
         warn_of_copies(common, &shown);
-        "is forgotten for good; `halo forget --proofs` shows that it was".to_owned()
+        "is forgotten for good; `halo forget --proofs` shows that it was. Files that you exported are yours to delete"
+            .to_owned()
     } else {
-        let date =
-            jiff::Timestamp::from_millisecond(now + grace).map(|at| at.strftime("%-d %B %Y").to_string());
+        let of = match targets.as_slice() {
+            [only] => format!(" -c '{}'", printable(&only.name)),
+            _ => String::new(),
+        };
         format!(
-            "is out of sight, and gone for good after {}; until then `halo forget --keep` takes it back, and --now does not wait",
-            date.unwrap_or_default()
+            "is out of sight, and gone for good after {}; until then `halo forget --keep{of}` takes it back, --waiting \
+             lists it, and --now does not wait",
+            day(now + grace)
         )
     };
-    let words = format!("{}, {tokens} tokens: that {when}\n", count(paragraphs as u64, "paragraph"));
-    told(
-        common,
-        &json!({ "paragraphs": paragraphs, "tokens": tokens, "now": options.now || grace == 0 }),
-        &words,
-    )
+    let words = format!("{}, {tokens} tokens: that {when}\n", counted(paragraphs, memories));
+    let done = json!({ "paragraphs": paragraphs, "memories": memories, "tokens": tokens, "now": at_once });
+    told(common, &done, &words)
+}
+
+/// A day, for people.
+fn day(at: i64) -> String {
+    jiff::Timestamp::from_millisecond(at).map(|at| at.strftime("%-d %B %Y").to_string()).unwrap_or_default()
+}
+
+/// `3 paragraphs and 1 memory`.
+fn counted(paragraphs: usize, memories: usize) -> String {
+    let memories = match memories {
+        0 => None,
+        1 => Some("1 memory".to_owned()),
+        n => Some(format!("{n} memories")),
+    };
+    let paragraphs = (paragraphs > 0 || memories.is_none()).then(|| count(paragraphs as u64, "paragraph"));
+    paragraphs.into_iter().chain(memories).collect::<Vec<_>>().join(" and ")
 }
 
 /// What is due is forgotten, by wish and, where that is turned on, by age: for programs that begin.
 pub fn tidy(common: &Common, settings: &Settings) {
     let now = jiff::Timestamp::now().as_millisecond();
-    let tidied = due(common, now).and_then(|gone| {
+    let tidied = grace::due(common, now).and_then(|gone| {
         let old = if settings.lethe { policy::apply(settings, common, now)? } else { 0 };
         Ok(gone + old)
     });
@@ -201,53 +251,86 @@ fn told(common: &Common, as_json: &Value, words: &str) -> Result<()> {
 }
 
 fn names(options: &Options, common: &Common) -> Result<Vec<String>> {
-    if !options.everywhere {
-        return Ok(vec![options.which.name.clone()]);
+    if let Some(name) = &options.conversation {
+        return Ok(vec![name.clone()]);
+    }
+    // What waits is looked for wherever it is, unless it is named by where it stood.
+    let named = !options.chunks.is_empty() || !options.turn.is_empty() || options.turns.is_some();
+    if !options.everywhere && (named || !(options.keep || options.waiting)) {
+        return Ok(vec![MAIN.to_owned()]);
     }
     let store = common.look_at_store()?.map(|mut store| store.conversations()).transpose()?;
     Ok(store.unwrap_or_default().into_iter().map(|known| known.name).collect())
 }
 
-fn targets(options: &Options, common: &Common, names: &[String]) -> Result<Vec<Target>> {
+/// What is to go, and the longer words that have what is looked for within them.
+fn targets(options: &Options, common: &Common, names: &[String]) -> Result<(Vec<Target>, Vec<String>)> {
     let nothing = options.chunks.is_empty() && options.turn.is_empty() && options.turns.is_none();
     if nothing && options.matching.is_none() && !options.all {
         bail!(
             "say what is to be forgotten: chunks such as u4.0, --turn, --turns, --matching, --all or --by-age"
         );
     }
+    if options.all && !(nothing && options.matching.is_none()) {
+        bail!("--all is everything: leave out the chunks, turns or words, or leave out --all");
+    }
     if options.everywhere && (!nothing || options.all) {
         bail!("--everywhere goes with --matching: turns and chunks are of one conversation");
     }
-    let mut targets = Vec::new();
+    let matcher = options.matching.as_deref().map(Matcher::new).transpose()?;
+    let (mut targets, mut longer) = (Vec::new(), BTreeSet::new());
     for name in names {
         let (mut store, mut timeline) = existing(common, name, Access::Read)?;
         if options.all {
             targets.push(Target { name: name.clone(), what: Goes::Everything });
             continue;
         }
-        let mut chunks = options.chunks.clone();
-        let (from, to) = options.turns.unwrap_or((1, 0));
-        let wanted = |turn: TurnId| options.turn.contains(&turn.0) || (from..=to).contains(&turn.0);
-        let turns = timeline.turns().iter().map(|turn| turn.id);
-        let missing = options.turn.iter().find(|&&n| !timeline.turns().iter().any(|turn| turn.id.0 == n));
-        if let Some(missing) = missing {
-            bail!("there is no turn {missing} in '{}'", printable(name));
+        let named = selected(options, name, &timeline)?;
+        let (mut chunks, mut memories) = (named.clone().unwrap_or_default(), Vec::new());
+        if let Some(matcher) = &matcher {
+            let says = |text: &str| {
+                longer.extend(matcher.longer(text));
+                matcher.find(text).is_some()
+            };
+            chunks = saying(&mut store, name, &mut timeline, named.as_deref(), says)?;
+            // A memory may say what nothing else does any more: somebody has edited it.
+            if named.is_none() {
+                let known = memory::memories(&mut store, name)?;
+                let says = known.iter().filter(|memory| matcher.find(&memory.text).is_some());
+                memories.extend(says.map(|memory| memory.id));
+            }
         }
-        chunks.extend(turns.filter(|&t| wanted(t)).flat_map(|t| timeline.turn_chunks(t)).map(|c| c.id()));
-        if let Some(words) = &options.matching {
-            chunks.extend(matching(&mut store, name, &mut timeline, words)?);
-        }
-        chunks.sort();
-        chunks.dedup();
         // What is forgotten already is not forgotten again.
         let missing = away(&timeline, &chunks);
         store.bring(name, &mut timeline, &missing)?;
         chunks.retain(|&id| timeline.chunk(id).is_none_or(|chunk| !chunk.is_forgotten()));
-        if !chunks.is_empty() {
-            targets.push(Target { name: name.clone(), what: Goes::Chunks(chunks) });
+        if !chunks.is_empty() || !memories.is_empty() {
+            targets.push(Target { name: name.clone(), what: Goes::Some(chunks, memories) });
         }
     }
-    Ok(targets)
+    Ok((targets, longer.into_iter().take(20).collect()))
+}
+
+/// The chunks and turns that are named; none if there are none.
+fn selected(options: &Options, name: &str, timeline: &Timeline) -> Result<Option<Vec<ChunkId>>> {
+    if options.chunks.is_empty() && options.turn.is_empty() && options.turns.is_none() {
+        return Ok(None);
+    }
+    let known = |n: u32| timeline.turns().iter().any(|turn| turn.id.0 == n);
+    if let Some(missing) = options.turn.iter().find(|&&n| !known(n)) {
+        bail!("there is no turn {missing} in '{}'", printable(name));
+    }
+    if let Some(missing) = options.chunks.iter().find(|&&id| timeline.chunk(id).is_none()) {
+        bail!("there is no chunk {missing} in '{}'", printable(name));
+    }
+    let (from, to) = options.turns.unwrap_or((1, 0));
+    let wanted = |turn: TurnId| options.turn.contains(&turn.0) || (from..=to).contains(&turn.0);
+    let turns = timeline.turns().iter().map(|turn| turn.id).filter(|&turn| wanted(turn));
+    let mut chunks = options.chunks.clone();
+    chunks.extend(turns.flat_map(|turn| timeline.turn_chunks(turn)).map(|chunk| chunk.id()));
+    chunks.sort();
+    chunks.dedup();
+    Ok(Some(chunks))
 }
 
 fn away(timeline: &Timeline, chunks: &[ChunkId]) -> Vec<ChunkId> {
@@ -255,59 +338,156 @@ fn away(timeline: &Timeline, chunks: &[ChunkId]) -> Vec<ChunkId> {
     chunks.iter().copied().filter(away).collect()
 }
 
-/// The chunks that say something, in any case.
-fn matching(store: &mut Database, name: &str, timeline: &mut Timeline, words: &str) -> Result<Vec<ChunkId>> {
-    let wanted = words.trim().to_lowercase();
-    if wanted.is_empty() {
-        bail!("--matching needs words");
-    }
-    let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
+/// The chunks, all or some, that say something.
+fn saying(
+    store: &mut Database,
+    name: &str,
+    timeline: &mut Timeline,
+    among: Option<&[ChunkId]>,
+    mut says: impl FnMut(&str) -> bool,
+) -> Result<Vec<ChunkId>> {
+    let all: Vec<ChunkId> = match among {
+        Some(some) => some.to_vec(),
+        None => timeline.chunks().map(|chunk| chunk.id()).collect(),
+    };
     let mut found = Vec::new();
     for some in all.chunks(512) {
         let missing = away(timeline, some);
         store.bring(name, timeline, &missing)?;
-        let says =
-            |id: &ChunkId| timeline.chunk(*id).is_some_and(|c| c.text().to_lowercase().contains(&wanted));
-        found.extend(some.iter().copied().filter(says));
+        found.extend(some.iter().filter(|&&id| timeline.chunk(id).is_some_and(|c| says(&c.text()))));
         timeline.release_dead();
     }
     Ok(found)
 }
 
+/// Something that goes, in words.
+struct Row {
+    conversation: String,
+    /// A chunk, or `memory 3`.
+    subject: String,
+    text: String,
+    tokens: usize,
+    /// If it is a memory: its number, and what the user has done to it.
+    memory: Option<Memory>,
+}
+
 /// What would go, in words.
-fn show(store: &mut Database, targets: &[Target]) -> Result<Vec<(String, Gone)>> {
+fn show(store: &mut Database, targets: &[Target]) -> Result<Vec<Row>> {
     let mut shown = Vec::new();
     for target in targets {
-        let chunks = match &target.what {
-            Goes::Chunks(chunks) => chunks.clone(),
-            Goes::Everything => {
-                store.load(&target.name, Access::Read)?.chunks().map(|chunk| chunk.id()).collect()
-            }
-        };
-        shown.extend(store.words(&target.name, &chunks)?.into_iter().map(|gone| (target.name.clone(), gone)));
+        let name = &target.name;
+        let timeline = store.load(name, Access::Read)?;
+        let (chunks, memories) = target.parts(store, &timeline)?;
+        shown.extend(store.words(name, &chunks)?.into_iter().map(|gone| Row {
+            conversation: name.clone(),
+            subject: gone.chunk.to_string(),
+            text: gone.text,
+            tokens: gone.tokens,
+            memory: None,
+        }));
+        shown.extend(memories.into_iter().map(|memory| Row {
+            conversation: name.clone(),
+            subject: format!("memory {}", memory.id),
+            text: memory.text.clone(),
+            tokens: 0,
+            memory: Some(memory),
+        }));
     }
     Ok(shown)
 }
 
-fn list(common: &Common, shown: &[(String, Gone)], what: &str) -> Result<()> {
-    let line = |text: &str| {
-        let first: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(70).collect();
-        printable(&first)
-    };
+fn list(common: &Common, shown: &[Row], matcher: Option<&Matcher>) -> Result<()> {
     if common.json {
-        let rows = shown.iter().map(|(name, gone)| {
-            json!({ "conversation": name, "chunk": gone.chunk.to_string(), "tokens": gone.tokens, "text": gone.text })
+        let rows = shown.iter().map(|row| match &row.memory {
+            None => json!({
+                "conversation": row.conversation, "chunk": row.subject, "tokens": row.tokens, "text": row.text,
+            }),
+            Some(memory) => json!({
+                "conversation": row.conversation, "memory": memory.id, "text": row.text,
+                "pinned": memory.pinned, "edited": memory.edited,
+            }),
         });
         return print_json(&Value::Array(rows.collect()));
     }
-    for (name, gone) in shown.iter().take(50) {
-        print(&format!("{}  {}  {}\n", printable(name), gone.chunk, line(&gone.text)))?;
+    for row in shown.iter().take(50) {
+        let marks = row.memory.iter().flat_map(|memory| {
+            [(memory.pinned, "pinned"), (memory.edited, "edited")].into_iter().filter(|(is, _)| *is)
+        });
+        let marks: String = marks.map(|(_, mark)| format!(" ({mark})")).collect();
+        let text = excerpt(&row.text, matcher);
+        print(&format!("{}  {}{marks}  {text}\n", printable(&row.conversation), row.subject))?;
     }
     if shown.len() > 50 {
         print(&format!("… and {} more\n", shown.len() - 50))?;
     }
-    let tokens: usize = shown.iter().map(|(_, gone)| gone.tokens).sum();
-    print(&format!("{}, {tokens} tokens {what}\n", count(shown.len() as u64, "paragraph")))
+    let tokens: usize = shown.iter().map(|row| row.tokens).sum();
+    let memories = shown.iter().filter(|row| row.memory.is_some()).count();
+    print(&format!("{}, {tokens} tokens would be forgotten\n", counted(shown.len() - memories, memories)))
+}
+
+/// Some words of a text: those around what was looked for, or the first.
+fn excerpt(text: &str, matcher: Option<&Matcher>) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let at = matcher.and_then(|matcher| matcher.find(&line)).unwrap_or(0);
+    let from = at.saturating_sub(25);
+    let some: String = line.chars().skip(from).take(70).collect();
+    let (before, after) = (from > 0, line.chars().count() > from + 70);
+    printable(&format!("{}{some}{}", if before { "…" } else { "" }, if after { "…" } else { "" }))
+}
+
+/// Words that are looked for, as whole words and in any case.
+struct Matcher(Vec<char>);
+
+impl Matcher {
+    fn new(words: &str) -> Result<Self> {
+        let wanted: Vec<char> = words.trim().chars().flat_map(char::to_lowercase).collect();
+        if wanted.is_empty() {
+            bail!("--matching needs words");
+        }
+        Ok(Self(wanted))
+    }
+
+    /// Where a text has them: at which character.
+    fn find(&self, text: &str) -> Option<usize> {
+        let text = Self::lower(text);
+        self.places(&text).find(|&at| self.is_whole(&text, at))
+    }
+
+    /// The longer words of a text that have them within.
+    fn longer(&self, text: &str) -> Vec<String> {
+        let text = Self::lower(text);
+        let within = self.places(&text).filter(|&at| !self.is_whole(&text, at));
+        let word = |at: usize| {
+            let from = text[..at].iter().rposition(|c| !in_word(*c)).map_or(0, |n| n + 1);
+            let end = at + self.0.len();
+            let to = text[end..].iter().position(|c| !in_word(*c)).map_or(text.len(), |n| end + n);
+            printable(&text[from..to].iter().take(60).collect::<String>())
+        };
+        within.map(word).collect()
+    }
+
+    /// One character for each, so that places stay what they are.
+    fn lower(text: &str) -> Vec<char> {
+        text.chars().map(|c| c.to_lowercase().next().unwrap_or(c)).collect()
+    }
+
+    fn places<'a>(&'a self, text: &'a [char]) -> impl Iterator<Item = usize> + 'a {
+        text.windows(self.0.len()).enumerate().filter(|(_, some)| *some == self.0).map(|(at, _)| at)
+    }
+
+    fn is_whole(&self, text: &[char], at: usize) -> bool {
+        let joined = |one: Option<&char>, other: Option<&char>| {
+            one.zip(other).is_some_and(|(a, b)| in_word(*a) && in_word(*b))
+        };
+        let end = at + self.0.len();
+        !joined(at.checked_sub(1).and_then(|before| text.get(before)), self.0.first())
+            && !joined(self.0.last(), text.get(end))
+    }
+}
+
+/// Whether a character stands in a word that has an end: some scripts write words without one.
+fn in_word(c: char) -> bool {
+    c.is_lowercase() || c.is_numeric()
 }
 
 /// Asks whoever is there to ask; what nobody is sure of is not done.
@@ -326,7 +506,7 @@ fn sure() -> Result<bool> {
     Ok(said.trim().eq_ignore_ascii_case("yes"))
 }
 
-/// Forgets now. Returns how many paragraphs that were.
+/// Forgets now. Returns how many paragraphs and memories that were.
 ///
 /// The wish is noted first and struck out last: what fails halfway is finished the next time.
 fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
@@ -334,17 +514,15 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     let audit = Audit::open(&data)?;
     let name = &target.name;
     let (mut store, mut timeline) = existing(common, name, Access::Write)?;
-    let (chunks, all): (Vec<ChunkId>, bool) = match &target.what {
-        Goes::Chunks(chunks) => (chunks.clone(), false),
-        Goes::Everything => (timeline.chunks().map(|chunk| chunk.id()).collect(), true),
-    };
+    let all = matches!(target.what, Goes::Everything);
+    let (chunks, memories) = target.parts(&mut store, &timeline)?;
     if let Some(missing) = chunks.iter().find(|&&id| timeline.chunk(id).is_none()) {
         bail!("there is no chunk {missing} in '{}'", printable(name));
     }
-    let rest = without(pending(&mut store, name)?, &chunks);
-    let names: Vec<String> = chunks.iter().map(ToString::to_string).collect();
-    let noted = json!({ "due": wish.now, "chunks": names, "hidden": [], "all": all });
-    put_pending(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
+    let ids: Vec<u64> = memories.iter().map(|memory| memory.id).collect();
+    let rest = grace::without(grace::waits(&mut store, name)?, &chunks, &ids);
+    let noted = Wait { due: wish.now, chunks: chunks.clone(), hidden: Vec::new(), memories: ids, all };
+    grace::put(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
 
     // Caches and recordings first: they are found by what is still there.
     let times =
@@ -353,7 +531,8 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     store.put_record(name, Kind::Setting, session::FORGOTTEN, Some(&times.to_string()))?;
     let keys = saved_but_for(&mut store, Some(name), None)?;
     graveyard::keep_only(&data.join("kv"), &keys).context("what the model had saved of it is still there")?;
-    let from = chunks.iter().map(|id| id.turn.0).min().unwrap_or(0);
+    let told = memories.iter().map(|memory| memory.span.from.0);
+    let from = chunks.iter().map(|id| id.turn.0).chain(told).min().unwrap_or(0);
     for record in store.records(name, Kind::Capture)? {
         // What was recorded since may show it.
         let told: Value = serde_json::from_str(&record.value).unwrap_or_default();
@@ -368,34 +547,30 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     let still: Vec<ChunkId> = chunks.iter().filter(still).copied().collect();
     let gone = store.words(name, &still)?;
     unwrite(&data.join(crate::commands::chat::HISTORY), &gone)?;
+    // Of a conversation that is forgotten with its name, the name is not told either.
+    let of = if all { "a conversation" } else { name };
     for gone in &gone {
-        // Of a conversation that is forgotten with its name, the name is not told either.
-        audit.note(if all { "a conversation" } else { name }, gone, wish)?;
+        audit.note(&format!("{of} {}", gone.chunk), &gone.text, gone.tokens, wish)?;
+    }
+    for memory in &memories {
+        let tokens = memory.text.chars().count().div_ceil(4);
+        audit.note(&format!("{of} memory {}", memory.id), &memory.text, tokens, wish)?;
     }
     tell_of_notes(&mut store, name, &gone)?;
     if all {
         store.forget_all(name)?;
     } else {
-        store.forget(name, &chunks)?;
+        let keys: Vec<String> = memories.iter().map(Memory::key).collect();
+        store.forget(name, &chunks, &keys)?;
         store.load(name, Access::Write)?;
-        put_pending(&mut store, name, &rest)?;
+        // What is left of their ranges may be remembered again, by who never saw what is gone.
+        let first = memories.iter().filter(|memory| !memory.reflection).map(|memory| memory.span.from).min();
+        if let Some(first) = first.filter(|_| !chunks.is_empty()) {
+            memory::form_again(&mut store, name, first)?;
+        }
+        grace::put(&mut store, name, &rest)?;
     }
-    Ok(gone.len())
-}
-
-/// What waits to be forgotten, without some chunks.
-fn without(pending: Vec<Value>, chunks: &[ChunkId]) -> Vec<Value> {
-    let gone: Vec<String> = chunks.iter().map(ToString::to_string).collect();
-    let rest = |list: &Value| -> Vec<Value> {
-        let list = list.as_array().into_iter().flatten();
-        list.filter(|name| !gone.iter().any(|gone| *name == gone)).cloned().collect()
-    };
-    let one = |one: Value| {
-        let (chunks, hidden) = (rest(&one["chunks"]), rest(&one["hidden"]));
-        (!chunks.is_empty())
-            .then(|| json!({ "due": one["due"], "chunks": chunks, "hidden": hidden, "all": one["all"] }))
-    };
-    pending.into_iter().filter_map(one).collect()
+    Ok(gone.len() + memories.len())
 }
 
 /// Takes lines out of what the terminal has kept of what was typed.
@@ -440,129 +615,26 @@ fn remove_capture(folder: &Path) {
     let _ = std::fs::remove_dir(folder);
 }
 
-/// Out of sight now, gone later.
-fn later(common: &Common, target: &Target, due: i64) -> Result<()> {
-    let (mut store, mut timeline) = existing(common, &target.name, Access::Write)?;
-    let (chunks, all): (Vec<ChunkId>, bool) = match &target.what {
-        Goes::Chunks(chunks) => (chunks.clone(), false),
-        Goes::Everything => (timeline.chunks().map(|chunk| chunk.id()).collect(), true),
-    };
-    let parts = chunks.iter().filter(|&&id| timeline.chunk(id).is_some_and(|c| !c.is_withdrawn()));
-    let parts: Vec<Part> = parts.map(|&chunk| Part { chunk, extent: Extent::Whole }).collect();
-    let hidden: Vec<String> = parts.iter().map(|part| part.chunk.to_string()).collect();
-    if !parts.is_empty() {
-        store.transact(&target.name, &mut timeline, &Change::Withdraw(parts), Durability::Now)?;
-    }
-    let mut pending = pending(&mut store, &target.name)?;
-    let names: Vec<String> = chunks.iter().map(ToString::to_string).collect();
-    pending.push(json!({ "due": due, "chunks": names, "hidden": hidden, "all": all }));
-    put_pending(&mut store, &target.name, &pending)
-}
-
-fn pending(store: &mut Database, name: &str) -> Result<Vec<Value>> {
-    let records = store.records(name, Kind::Setting)?;
-    let found = records.into_iter().find(|record| record.key == PENDING);
-    Ok(found.and_then(|record| serde_json::from_str(&record.value).ok()).unwrap_or_default())
-}
-
-fn put_pending(store: &mut Database, name: &str, pending: &[Value]) -> Result<()> {
-    let value = (!pending.is_empty()).then(|| Value::Array(pending.to_vec()).to_string());
-    Ok(store.put_record(name, Kind::Setting, PENDING, value.as_deref())?)
-}
-
-fn named(list: &Value) -> Vec<ChunkId> {
-    let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-    names.filter_map(|name| name.parse().ok()).collect()
-}
-
-/// Those of some chunks that are there, out of sight, and not forgotten yet: others were restored, or are gone.
-fn waiting(
-    store: &mut Database,
-    name: &str,
-    timeline: &mut Timeline,
-    chunks: Vec<ChunkId>,
-) -> Result<Vec<ChunkId>> {
-    let missing = away(timeline, &chunks);
-    store.bring(name, timeline, &missing)?;
-    let waits = |id: &ChunkId| timeline.chunk(*id).is_some_and(|c| c.is_withdrawn() && !c.is_forgotten());
-    Ok(chunks.into_iter().filter(waits).collect())
-}
-
-/// Takes back what waits to be forgotten in a conversation.
-fn keep(common: &Common, name: &str) -> Result<usize> {
-    let (mut store, mut timeline) = existing(common, name, Access::Write)?;
-    let hidden: Vec<ChunkId> =
-        pending(&mut store, name)?.iter().flat_map(|one| named(&one["hidden"])).collect();
-    let chunks = waiting(&mut store, name, &mut timeline, hidden)?;
-    let parts: Vec<Part> = chunks.iter().map(|&chunk| Part { chunk, extent: Extent::Whole }).collect();
-    if !parts.is_empty() {
-        store.transact(name, &mut timeline, &Change::Restore(parts), Durability::Now)?;
-    }
-    put_pending(&mut store, name, &[])?;
-    Ok(chunks.len())
-}
-
-/// Forgets what has come to the end of its time of grace, everywhere. What cannot be done in one conversation keeps no other.
-fn due(common: &Common, now: i64) -> Result<usize> {
-    let Some(mut store) = common.look_at_store()? else { return Ok(0) };
-    let names: Vec<String> = store.conversations()?.into_iter().map(|known| known.name).collect();
-    let (mut done, mut failed) = (0, None);
-    for name in names {
-        let ripe = |one: &Value| one["due"].as_i64().is_some_and(|due| due <= now);
-        let ripe: Vec<Value> = pending(&mut store, &name)?.into_iter().filter(ripe).collect();
-        for one in ripe {
-            match ripen(common, &name, &one, now) {
-                Ok(gone) => done += gone,
-                Err(why) => failed = Some(why),
-            }
-        }
-    }
-    match failed {
-        Some(why) if done == 0 => Err(why),
-        Some(why) => {
-            say(&format!("not all that was to be forgotten could be: {why:#}"));
-            Ok(done)
-        }
-        None => Ok(done),
-    }
-}
-
-/// Forgets what waited in one conversation and still does.
-fn ripen(common: &Common, name: &str, one: &Value, now: i64) -> Result<usize> {
-    let wish = Wish { by: USER, now };
-    let begun = one["hidden"].as_array().is_some_and(Vec::is_empty);
-    if one["all"].as_bool().unwrap_or(false) {
-        return forget(common, &Target { name: name.to_owned(), what: Goes::Everything }, &wish);
-    }
-    let (mut store, mut timeline) = existing(common, name, Access::Write)?;
-    let wanted = named(&one["chunks"]);
-    let there: Vec<ChunkId> = wanted.iter().copied().filter(|&id| timeline.chunk(id).is_some()).collect();
-    // What was begun is finished; what only waited may have been restored since.
-    let chunks = if begun { there } else { waiting(&mut store, name, &mut timeline, there)? };
-    if chunks.is_empty() {
-        let rest = without(pending(&mut store, name)?, &wanted);
-        put_pending(&mut store, name, &rest)?;
-        return Ok(0);
-    }
-    drop(store);
-    forget(common, &Target { name: name.to_owned(), what: Goes::Chunks(chunks) }, &wish)
-}
-
 /// The same words may be elsewhere: in a branch, in what another model has read anew, in a copy that was made before mending.
-fn warn_of_copies(common: &Common, shown: &[(String, Gone)]) {
+fn warn_of_copies(common: &Common, shown: &[Row]) {
+    let long = |row: &&Row| row.memory.is_none() && row.text.trim().chars().count() >= 12;
+    let texts: Vec<String> = shown.iter().filter(long).map(|row| row.text.trim().to_lowercase()).collect();
     let warn = || -> Result<()> {
         let Some(mut store) = common.look_at_store()? else { return Ok(()) };
         let names: Vec<String> = store.conversations()?.into_iter().map(|known| known.name).collect();
         for name in names {
             let mut timeline = store.load(&name, Access::Read)?;
-            for (_, gone) in shown.iter().filter(|(_, gone)| gone.text.trim().chars().count() >= 12) {
-                let there = matching(&mut store, &name, &mut timeline, &gone.text)?;
-                if let Some(chunk) = there.first() {
-                    let name = printable(&name);
-                    say(&format!(
-                        "the same words are in {chunk} of '{name}': --everywhere --matching forgets them there too"
-                    ));
-                }
+            let there = saying(&mut store, &name, &mut timeline, None, |said| {
+                let said = said.to_lowercase();
+                texts.iter().any(|text| said.contains(text))
+            })?;
+            if let Some(first) = there.first() {
+                let more =
+                    if there.len() > 1 { format!(" and {} more", there.len() - 1) } else { String::new() };
+                say(&format!(
+                    "the same words are in {first}{more} of '{}': --everywhere --matching forgets them there too",
+                    printable(&name)
+                ));
             }
         }
         if let Location::Sqlite(path) = common.location()?
@@ -588,9 +660,16 @@ fn warn_of_copies(common: &Common, shown: &[(String, Gone)]) {
 }
 
 /// What was forgotten, and whether each proof is sound.
-fn proofs(common: &Common) -> Result<()> {
+fn proofs(common: &Common, conversation: Option<&str>) -> Result<()> {
     let data = common.data_folder().context("this system names no data folder: give one with --data")?;
-    let proofs = audit::proofs(&data)?;
+    let mut proofs = audit::proofs(&data)?;
+    if let Some(name) = conversation {
+        let of = |subject: &str| {
+            let what = subject.strip_prefix(name).and_then(|rest| rest.strip_prefix(' '));
+            what.is_some_and(|what| what.starts_with("memory ") || !what.contains(' '))
+        };
+        proofs.retain(|(proof, _)| of(&proof.subject));
+    }
     if common.json {
         let rows = proofs.iter().map(|(proof, sound)| {
             json!({

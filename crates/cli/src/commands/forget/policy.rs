@@ -132,7 +132,7 @@ pub fn apply(settings: &Settings, common: &Common, now: i64) -> Result<usize> {
         heaps.retain(|_, (latest, _)| policy.stage(now - *latest) < Stage::Forgotten);
         drop(writes);
         if !chunks.is_empty() {
-            let target = Target { name: name.clone(), what: Goes::Chunks(chunks) };
+            let target = Target { name: name.clone(), what: Goes::Some(chunks, Vec::new()) };
             gone += forget(common, &target, &Wish { by: POLICY, now })?;
         }
         let mut writes = common.open_store()?;
