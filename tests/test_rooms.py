@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -44,7 +45,7 @@ ANSWERS = [
 @pytest.fixture
 def rooms(tmp_path, far):
     at = far([[json.dumps(answer)] for answer in ANSWERS])
-    server = Server(tmp_path).start()
+    server = Server(tmp_path, "rooms.max_tokens=32").start()
     status, told = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
     assert status == 201, told
     yield server
@@ -161,3 +162,24 @@ def test_the_api_refuses_with_reasons(rooms):
     # What is ended is gone.
     assert rooms.halo("DELETE", world)[0] == 204
     assert rooms.halo("GET", "/worlds")[1] == []
+
+
+def test_what_a_model_kept_of_a_world_ends_with_it(rooms):
+    world = '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n\n[[agents]]\nname = "Dee"\nseed = "You are Dee."\ninput_format = "toon"\noutput_format = "toon"\n'
+    status, told = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
+    assert status == 201, told
+    for beats in [1, 2, 3]:
+        assert rooms.halo("PUT", "/worlds/kept/pace", {"step": True})[0] == 200
+        waited(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
+    # Who thinks next takes what the last one saw out of the model's memory, and it is saved.
+    saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]  # noqa: E731
+    waited(lambda: saved())
+    assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
+    waited(lambda: not saved())
+
+
+def waited(is_so, seconds=120):
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.2)

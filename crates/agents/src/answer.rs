@@ -420,6 +420,101 @@ pub fn schema(hud: &Hud, tokens: usize) -> Value {
     object(None, vec![("responses", response), ("actions", actions)])
 }
 
+/// The same form in TOON, as a grammar: lists with their length, texts in quotes.
+#[must_use]
+pub fn grammar(schema: &Value) -> String {
+    let mut rules = Rules { text: String::new(), next: 0 };
+    let list = |name: &str| &schema["properties"][name];
+    let rooms = &list("responses")["items"]["properties"];
+    let said = match rooms.is_object() {
+        false => "\"responses: []\"".to_owned(),
+        true => {
+            let (room, message) = (rules.value(&rooms["room_id"]), rules.value(&rooms["message"]));
+            rules.add("said", &format!("{room} \",\" {message}"));
+            rules.counted("responses", "{room_id,message}", "said", "  ", &list("responses")["maxItems"])
+        }
+    };
+    let kinds: Vec<String> = list("actions")["items"]["anyOf"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|action| {
+            let fields = action["properties"].as_object().into_iter().flatten();
+            let line = |(n, (name, form)): (usize, (&String, &Value))| {
+                let before = if n == 0 { "- " } else { "\\n    " };
+                format!("\"{before}{name}: \" {}", rules.value(form))
+            };
+            fields.enumerate().map(line).collect::<Vec<_>>().join(" ")
+        })
+        .collect();
+    rules.add("action", &kinds.join("\n    | "));
+    let done = rules.counted("actions", "", "action", "  ", &list("actions")["maxItems"]);
+    format!("start: responses \"\\n\" actions\nresponses: {said}\nactions: {done}\n{}", rules.text)
+}
+
+/// The rules of a grammar.
+struct Rules {
+    text: String,
+    next: usize,
+}
+
+impl Rules {
+    fn add(&mut self, name: &str, rule: &str) {
+        self.text += &format!("{name}: {rule}\n");
+    }
+
+    /// A list of no entry, one, or as many as there may be.
+    fn counted(&self, name: &str, fields: &str, entry: &str, indent: &str, most: &Value) -> String {
+        let many = |n: u64| {
+            let entries = vec![entry; n as usize].join(&format!(" \"\\n{indent}\" "));
+            format!("\"{name}[{n}]{fields}:\\n{indent}\" {entries}")
+        };
+        let all = (1..=most.as_u64().unwrap_or(0)).map(many);
+        std::iter::once(format!("\"{name}: []\"")).chain(all).collect::<Vec<_>>().join("\n    | ")
+    }
+
+    /// A value: what may stand there, or the name of a rule for it.
+    fn value(&mut self, form: &Value) -> String {
+        // As the value of a field: quoted where it has to be there.
+        let literal = |value: &Value| {
+            let field = json!({ "x": value });
+            let text =
+                toon_format::encode(&field, &toon_format::EncodeOptions::default()).unwrap_or_default();
+            serde_json::to_string(text.trim_start_matches("x: ")).unwrap_or_default()
+        };
+        let one_of =
+            |all: Vec<String>| if all.len() == 1 { all.concat() } else { format!("({})", all.join(" | ")) };
+        if let Some(value) = form.get("const") {
+            return literal(value);
+        }
+        if let Some(values) = form["enum"].as_array() {
+            return one_of(values.iter().map(literal).collect());
+        }
+        if let Some(forms) = form["anyOf"].as_array() {
+            return one_of(forms.iter().map(|form| self.value(form)).collect());
+        }
+        let regex = match form["type"].as_str() {
+            Some("integer") => {
+                let sign = if form["minimum"].as_i64().is_some_and(|least| least < 0) { "-?" } else { "" };
+                let digits = form["maximum"].as_i64().unwrap_or(9_999).to_string().len() - 1;
+                format!("0|{sign}[1-9][0-9]{{0,{digits}}}")
+            }
+            Some("boolean") => "true|false".to_owned(),
+            _ => match form["pattern"].as_str() {
+                Some(pattern) => format!("\"({})\"", pattern.trim_start_matches('^').trim_end_matches('$')),
+                None => {
+                    let most = form["maxLength"].as_u64().unwrap_or(240);
+                    format!("\"([^\"\\\\\\x00-\\x1f\\x7f]|\\\\[\"\\\\nrt]){{0,{most}}}\"")
+                }
+            },
+        };
+        self.next += 1;
+        let name = format!("V{}", self.next);
+        self.add(&name, &format!("/{regex}/"));
+        name
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

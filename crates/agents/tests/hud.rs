@@ -298,7 +298,12 @@ fn json_is_what_everybody_writes() {
         let compact = format::write(&shown.hud, Format::CompactJson);
         let value: Value = serde_json::from_str(&compact).expect("JSON");
         assert_eq!(compact, value.to_string(), "no space is wasted");
-        assert!(compact.starts_with("{\"sys\":{\"dir\":\"") && compact.contains("\"me\":{\"id\":{\"id\":"));
+        assert!(compact.contains(",\"sys\":{\"dir\":\"") && compact.contains("\"me\":{\"id\":{\"id\":"));
+        // What is called otherwise here than in the instructions is told, once.
+        let legend = value["names"].as_str().expect("a legend");
+        for told in ["sys=system", "me=self", "act=available_actions", "wb=word_budget", "mi=message_id"] {
+            assert_eq!(legend.split(' ').filter(|name| *name == told).count(), 1, "{told} in {legend}");
+        }
     }
 }
 

@@ -132,7 +132,7 @@ pub fn rules(settings: &Settings) -> Rules {
                 Auto::Auto => jiff::Timestamp::now().as_nanosecond() as u64,
             },
             stop: Vec::new(),
-            schema: None,
+            form: None,
         },
         recall: search::manner(settings, settings.candidates.count()),
         returns: match settings.return_brightness {

@@ -20,7 +20,8 @@ const WORLD: &str = r#"
     name = "Otto"
     seed = "You are Otto, who keeps the tavern."
     interval = 1.0
-    input_format = "compact_json"
+    input_format = "toon"
+    output_format = "toon"
 
     [[rooms]]
     owner = "Otto"

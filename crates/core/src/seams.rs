@@ -201,8 +201,17 @@ pub struct Sampling {
     pub seed: u64,
     /// The answer ends behind any of these.
     pub stop: Vec<String>,
-    /// A JSON schema that the answer keeps to.
-    pub schema: Option<String>,
+    /// A form that the answer keeps to.
+    pub form: Option<Form>,
+}
+
+/// A form that an answer keeps to, token by token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A JSON schema.
+    Schema(String),
+    /// A grammar in the notation of Lark; only local models know it.
+    Grammar(String),
 }
 
 impl Default for Sampling {
@@ -216,7 +225,7 @@ impl Default for Sampling {
             repetition: 1.0,
             seed: 0,
             stop: Vec::new(),
-            schema: None,
+            form: None,
         }
     }
 }
@@ -373,6 +382,16 @@ pub trait Model {
     /// When the model fails.
     fn settle(&mut self, conversation: &str, window: &[Seen]) -> Result<(), SeamError> {
         let _ = (conversation, window);
+        Ok(())
+    }
+
+    /// Lets go of all that is kept of a conversation, saved or not: it is no more. For a model that keeps nothing there is
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// When the model fails.
+    fn forget(&mut self, conversation: &str) -> Result<(), SeamError> {
+        let _ = conversation;
         Ok(())
     }
 

@@ -513,7 +513,7 @@ impl Session {
         let sampling = Sampling {
             max_tokens: self.rules.preview,
             temperature: 0.0,
-            schema: None,
+            form: None,
             ..self.rules.sampling.clone()
         };
         let Self { model, timeline, frame, key, stands, .. } = self;

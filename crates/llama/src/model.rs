@@ -155,16 +155,6 @@ impl Llama {
         &self.weights
     }
 
-    /// Lets go of all that is kept of a conversation.
-    ///
-    /// # Errors
-    /// When the model's thread is gone.
-    pub fn forget(&self, conversation: &str) -> Result<(), SeamError> {
-        let (done, wait) = sync_channel(1);
-        self.thread.send(Job::Forget { conversation: conversation.to_owned(), done })?;
-        wait.recv().map_err(|_| gone())
-    }
-
     /// Waits until what is to be kept on disk is there.
     ///
     /// # Errors
@@ -245,6 +235,12 @@ impl Llama {
 impl Model for Llama {
     fn info(&self) -> &ModelInfo {
         &self.info
+    }
+
+    fn forget(&mut self, conversation: &str) -> Result<(), SeamError> {
+        let (done, wait) = sync_channel(1);
+        self.thread.send(Job::Forget { conversation: conversation.to_owned(), done })?;
+        wait.recv().map_err(|_| gone())
     }
 
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
@@ -368,14 +364,14 @@ fn answer(
     forms: &mut Option<Forms>,
     steps: &SyncSender<Step>,
 ) -> Result<Finish, SeamError> {
-    let form = match &ask.sampling.schema {
+    let form = match &ask.sampling.form {
         None => None,
-        Some(schema) => {
+        Some(wanted) => {
             let wrong = |why: String| SeamError::new("keeping to the schema", why);
             if forms.is_none() {
                 *forms = Some(Forms::new(mirror.context().weights()).map_err(wrong)?);
             }
-            forms.as_ref().map(|forms| forms.form(schema)).transpose().map_err(wrong)?
+            forms.as_ref().map(|forms| forms.form(wanted)).transpose().map_err(wrong)?
         }
     };
     let halt = Arc::clone(mirror.context().halt());

@@ -1,6 +1,7 @@
-//! Answers in form: only tokens that a JSON schema allows can be chosen.
+//! Answers in form: only tokens that a JSON schema or a grammar allows can be chosen.
 
 use crate::ffi::{Token, Weights};
+use halo_core::seams::Form as Wanted;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -49,16 +50,24 @@ impl Forms {
     /// A form for one answer.
     ///
     /// # Errors
-    /// When the schema is no JSON, or asks for what cannot be.
-    pub fn form(&self, schema: &str) -> Result<Form, String> {
+    /// When the schema is no JSON or the grammar none, or it asks for what cannot be.
+    pub fn form(&self, wanted: &Wanted) -> Result<Form, String> {
+        let (Wanted::Schema(schema) | Wanted::Grammar(schema)) = wanted;
         // Each reference is a step deeper when it is read.
         if schema.len() > MOST_BYTES || schema.matches("\"$ref\"").count() > MOST_REFERENCES {
             return Err(format!(
                 "the schema is too large: {MOST_BYTES} bytes and {MOST_REFERENCES} references are allowed"
             ));
         }
-        let schema = serde_json::from_str(schema).map_err(|e| format!("the schema is no JSON: {e}"))?;
-        let parser = self.factory.create_parser(TopLevelGrammar::from_json_schema(schema));
+        let grammar = match wanted {
+            Wanted::Schema(schema) => {
+                let schema =
+                    serde_json::from_str(schema).map_err(|e| format!("the schema is no JSON: {e}"))?;
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Wanted::Grammar(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        };
+        let parser = self.factory.create_parser(grammar);
         let mut matcher = Matcher::new(parser);
         if let Some(why) = matcher.get_error() {
             return Err(brief(&why));

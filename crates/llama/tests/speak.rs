@@ -4,7 +4,7 @@ mod common;
 
 use common::file;
 use halo_core::attention::{Layers, PromptRows, Watch};
-use halo_core::seams::{Finish, Flow, Model, ModelStep, Prompt, Sampling, Seen, Template, Upkeep};
+use halo_core::seams::{Finish, Flow, Form, Model, ModelStep, Prompt, Sampling, Seen, Template, Upkeep};
 use halo_core::token::Position;
 use halo_llama::graveyard::Room;
 use halo_llama::mirror::Mode;
@@ -262,7 +262,7 @@ fn answers_keep_to_a_form() {
     let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":12},"people":{"type":"integer"},
         "kind":{"enum":["town","city"]}},"required":["name","people","kind"],"additionalProperties":false}"#;
     for temperature in [0.0, 1.0] {
-        let sampling = Sampling { temperature, schema: Some(schema.into()), ..greedy(120) };
+        let sampling = Sampling { temperature, form: Some(Form::Schema(schema.into())), ..greedy(120) };
         let (end, heard) = ask(&mut model, &question, &sampling, &Watch::nothing(), false, NEVER);
         assert_eq!(end, Ok(Finish::End), "{}", heard.text);
         let value: serde_json::Value = serde_json::from_str(&heard.text).expect("JSON");
@@ -271,8 +271,20 @@ fn answers_keep_to_a_form() {
             "{value}"
         );
     }
+    // A grammar of somebody's own: nothing else can be said.
+    let grammar = "start: \"cities[1]{name,people}:\\n  \" NAME \",\" PEOPLE\nNAME: /\"[A-Z][a-z]{2,8}\"/\nPEOPLE: /[1-9][0-9]{0,5}/\n";
+    let sampling = Sampling { form: Some(Form::Grammar(grammar.into())), ..greedy(60) };
+    let (end, heard) = ask(&mut model, &question, &sampling, &Watch::nothing(), false, NEVER);
+    assert!(
+        end == Ok(Finish::End) && heard.text.starts_with("cities[1]{name,people}:\n  \""),
+        "{}",
+        heard.text
+    );
+    let sampling = Sampling { form: Some(Form::Grammar("no grammar".into())), ..greedy(9) };
+    let (end, _) = ask(&mut model, &question, &sampling, &Watch::nothing(), false, NEVER);
+    assert!(end.is_err_and(|why| why.contains("keeping to the schema")));
     for (bad, why) in [("{", "no JSON"), (r#"{"type":"unheard of"}"#, "")] {
-        let sampling = Sampling { schema: Some(bad.into()), ..greedy(9) };
+        let sampling = Sampling { form: Some(Form::Schema(bad.into())), ..greedy(9) };
         let (end, _) = ask(&mut model, &question, &sampling, &Watch::nothing(), false, NEVER);
         assert!(
             end.as_ref().is_err_and(|e| e.contains("keeping to the schema") && e.contains(why)),

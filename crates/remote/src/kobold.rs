@@ -205,8 +205,8 @@ impl Kobold {
             let texts: Vec<String> = (prompt.messages)().into_iter().map(|m| m.text).collect();
             body["prompt"] = texts.concat().into();
         }
-        if let Some(schema) = &sampling.schema {
-            body["grammar"] = self.grammar(schema, teller)?.into();
+        if let Some(form) = &sampling.form {
+            body["grammar"] = self.grammar(crate::schema(form)?, teller)?.into();
         }
         let request = streaming(&self.base, "generating", &body);
         let events = self.client.events(&request, teller)?;

@@ -28,7 +28,7 @@ pub use sse::{Sse, TooLong};
 
 use address::{Address, Protocol};
 use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError};
+use halo_core::seams::{Finish, Flow, Form, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError};
 use kobold::Kobold;
 use openai::OpenAi;
 use std::time::Duration;
@@ -113,5 +113,19 @@ impl Model for Remote {
             Speaker::Kobold(kobold) => kobold.generate(prompt, sampling, watch, listen),
             Speaker::OpenAi(openai) => openai.generate(prompt, sampling, listen),
         }
+    }
+}
+
+/// The schema that an answer is to keep to.
+///
+/// # Errors
+/// When it is another form, which no server far away knows.
+pub(crate) fn schema(form: &Form) -> Result<&str, SeamError> {
+    match form {
+        Form::Schema(schema) => Ok(schema),
+        Form::Grammar(_) => Err(SeamError::asked(
+            "generating",
+            "a model far away keeps to JSON schemas, and to no other grammar",
+        )),
     }
 }

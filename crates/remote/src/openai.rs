@@ -148,8 +148,8 @@ impl OpenAi {
         if !stops.is_empty() {
             body["stop"] = json!(stops);
         }
-        if let Some(schema) = &sampling.schema {
-            let schema: Value = serde_json::from_str(schema).map_err(|e| {
+        if let Some(form) = &sampling.form {
+            let schema: Value = serde_json::from_str(crate::schema(form)?).map_err(|e| {
                 SeamError::new("generating", format!("the schema is no JSON ({e}); correct it"))
             })?;
             body["response_format"] = json!({

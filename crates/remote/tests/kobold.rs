@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use halo_core::attention::Watch;
 use halo_core::seams::{
-    Finish, Flow, Message, Model, ModelStep, Piece, Prompt, Sampling, SeamError, Seen, Template,
+    Finish, Flow, Form, Message, Model, ModelStep, Piece, Prompt, Sampling, SeamError, Seen, Template,
 };
 use halo_core::token::{Position, Role, TokenId};
 use halo_remote::{Options, Remote};
@@ -721,7 +721,8 @@ fn a_schema_is_translated_by_the_server() {
             reply.event(&done("stop"));
         }
     });
-    let sampling = Sampling { schema: Some("{\"type\": \"object\"}".into()), ..Sampling::default() };
+    let sampling =
+        Sampling { form: Some(Form::Schema("{\"type\": \"object\"}".into())), ..Sampling::default() };
     let finish = generate(&mut connect(&stub), &sampling, &Watch::nothing(), |_| false).1;
     assert_eq!(finish, Ok(Finish::End));
     assert_eq!(stub.asked("/api/extra/json_to_grammar")[0].body, json!({"schema": {"type": "object"}}));

@@ -3,7 +3,9 @@
 mod stub;
 
 use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, Message, Model, ModelStep, Prompt, Sampling, SeamError, Template};
+use halo_core::seams::{
+    Finish, Flow, Form, Message, Model, ModelStep, Prompt, Sampling, SeamError, Template,
+};
 use halo_core::token::{Position, Role};
 use halo_remote::{Options, Remote, cut, may_carry_key};
 use serde_json::{Value, json};
@@ -103,7 +105,7 @@ fn the_request_is_as_openai_wants_it() {
     let mut model = connect(&stub);
     let sampling = Sampling {
         stop: ["a", "", "b", "c", "d", "e"].map(str::to_owned).to_vec(),
-        schema: Some("{\"type\": \"object\"}".into()),
+        form: Some(Form::Schema("{\"type\": \"object\"}".into())),
         temperature: 0.5,
         seed: u64::MAX,
         ..Sampling::default()
@@ -129,7 +131,7 @@ fn the_request_is_as_openai_wants_it() {
     );
     assert_eq!((body.get("stop"), body.get("response_format")), (None, None));
 
-    let broken = Sampling { schema: Some("{".into()), ..Sampling::default() };
+    let broken = Sampling { form: Some(Form::Schema("{".into())), ..Sampling::default() };
     let error = generate(&mut model, &broken, "", |_, _| false).1.unwrap_err();
     assert!(error.why.contains("no JSON"), "{error}");
 }

@@ -194,7 +194,7 @@ impl Wanted {
             repetition: self.rep_pen.filter(|r| *r >= 1.0).unwrap_or(1.0),
             seed: seed(self.sampler_seed),
             stop: self.stop_sequence.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
-            schema: None,
+            form: None,
         })
     }
 }

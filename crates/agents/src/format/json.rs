@@ -4,6 +4,7 @@ use super::Writer;
 use crate::hud::{Hud, MessageView};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::sync::LazyLock;
 
 /// The names of an object's fields, long and short, and what is below them.
 enum Names {
@@ -146,9 +147,37 @@ fn renamed(value: Value, names: &Names, short: bool) -> Value {
 }
 
 /// A HUD with its long names.
-pub(super) fn long(value: Value) -> Value {
+pub(super) fn long(mut value: Value) -> Value {
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove(LEGEND);
+    }
     renamed(value, &HUD, false)
 }
+
+/// Where it is told what short names stand for.
+const LEGEND: &str = "names";
+
+/// What short names stand for: instructions speak of the long ones.
+static NAMES: LazyLock<String> = LazyLock::new(|| {
+    fn collect(names: &Names, all: &mut Vec<String>) {
+        match names {
+            Free => {}
+            Each(below) | Any(below) => collect(below, all),
+            Of(known) => {
+                for (long, short, below) in *known {
+                    let pair = format!("{short}={}", long.trim_start_matches('_'));
+                    if long != short && !all.contains(&pair) {
+                        all.push(pair);
+                    }
+                    collect(below, all);
+                }
+            }
+        }
+    }
+    let mut all = Vec::new();
+    collect(&HUD, &mut all);
+    all.join(" ")
+});
 
 pub(super) struct Json {
     pub(super) compact: bool,
@@ -195,7 +224,8 @@ impl Writer for Json {
         let Of(top) = &HUD else { return String::new() };
         let system = self.field(("system", "sys"), &hud.system, top[0].2, 1);
         let meta = self.field(("meta", "m"), &hud.meta, &META, 1);
-        format!("{{{system},{meta},")
+        let legend = if self.compact { format!("\"{LEGEND}\":\"{}\",", *NAMES) } else { String::new() };
+        format!("{{{legend}{system},{meta},")
     }
 
     fn identity(&self, hud: &Hud) -> String {

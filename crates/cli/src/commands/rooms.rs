@@ -335,6 +335,10 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, common: &Common) -> Res
             }
         }
     }
+    // What came during the last heartbeat is heard too.
+    if let Some(touched) = house.catch_up()? {
+        tell(&house, &touched, None, &mut seen, common)?;
+    }
     if !common.json {
         say(&format!("ended after {}; all of it is stored", count(done, "heartbeat")));
     }

@@ -231,7 +231,7 @@ impl Session {
             temperature: 0.0,
             repetition: 1.1,
             stop: STOPS.map(str::to_owned).to_vec(),
-            schema: None,
+            form: None,
             ..self.rules.sampling.clone()
         };
         let Self { model, timeline, frame, key, stands, .. } = self;

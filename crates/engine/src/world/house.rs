@@ -12,7 +12,7 @@ use halo_agents::hud::{HudError, Scribe, Shown, View};
 use halo_agents::prompts::Prompts;
 use halo_agents::wish::Wish;
 use halo_agents::world::{AgentId, Message, RoomId, Touched};
-use halo_core::seams::{Flow, SeamError};
+use halo_core::seams::{Flow, Form, SeamError};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -156,6 +156,15 @@ impl House {
         self.moved.notify_all();
     }
 
+    /// Has what thinks here let go of all that it keeps of the world: it is to be no more.
+    ///
+    /// # Errors
+    /// When a model fails.
+    pub fn forget(&self) -> Result<(), SeamError> {
+        let key = self.realm().key().to_owned();
+        lock(&self.minds).values_mut().try_for_each(|mind| mind.forget(&key))
+    }
+
     /// Everything is to end.
     pub fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
@@ -261,7 +270,14 @@ impl House {
         }
     }
 
-    /// Says what has been written by now, and does what was asked from outside.
+    /// Says what has been written by now, and does what was asked from outside, while no heart beats. Returns what changed.
+    ///
+    /// # Errors
+    /// When it cannot be kept.
+    pub fn catch_up(&self) -> Result<Option<Touched>, SeamError> {
+        self.changes(self.now())
+    }
+
     fn changes(&self, now: Millis) -> Result<Option<Touched>, SeamError> {
         let mut realm = self.realm();
         let (mut touched, refused) = realm.take_posts(now)?;
@@ -295,11 +311,14 @@ impl House {
             None => None,
         };
         lock(&self.pace).thinking = Some(who);
-        let schema = (agent.output == Output::Json)
-            .then(|| answer::schema(&shown.hud, mind.sampling.max_tokens).to_string());
+        let form = answer::schema(&shown.hud, mind.sampling.max_tokens);
+        let form = match agent.output {
+            Output::Json => Form::Schema(form.to_string()),
+            Output::Toon => Form::Grammar(answer::grammar(&form)),
+        };
         let wanted = || pass.as_ref().is_some_and(crate::gate::Spare::is_wanted) || self.is_ending();
-        let thought =
-            mind.think(&key, who, &shown, schema, &mut || if wanted() { Flow::Stop } else { Flow::Continue });
+        let thought = mind
+            .think(&key, who, &shown, Some(form), &mut || if wanted() { Flow::Stop } else { Flow::Continue });
         drop(pass);
         drop(minds);
         lock(&self.pace).thinking = None;

@@ -9,7 +9,9 @@ use halo_agents::format::{LAST, Part, Place};
 use halo_agents::hud::{Scribe, Shown};
 use halo_agents::world::AgentId;
 use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, Message, Model, ModelStep, Prompt, Sampling, SeamError, Seen, Upkeep};
+use halo_core::seams::{
+    Finish, Flow, Form, Message, Model, ModelStep, Prompt, Sampling, SeamError, Seen, Upkeep,
+};
 use halo_core::token::{Position, Role};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -81,6 +83,14 @@ impl Mind {
         self.model.breaker()
     }
 
+    /// Lets go of all that the model keeps of a world.
+    ///
+    /// # Errors
+    /// When the model fails.
+    pub fn forget(&mut self, world: &str) -> Result<(), SeamError> {
+        self.model.forget(world)
+    }
+
     /// Thinks. `world` is what the model keeps it by. None when `listen` stopped it.
     ///
     /// # Errors
@@ -90,7 +100,7 @@ impl Mind {
         world: &str,
         who: AgentId,
         shown: &Shown,
-        schema: Option<String>,
+        form: Option<Form>,
         listen: &mut dyn FnMut() -> Flow,
     ) -> Result<Option<Thought>, SeamError> {
         let window = self.window(who, shown)?;
@@ -112,7 +122,7 @@ impl Mind {
         if stopped || end == Finish::Aborted {
             return Ok(None);
         }
-        let sampling = Sampling { schema: schema.filter(|_| self.held), ..self.sampling.clone() };
+        let sampling = Sampling { form: form.filter(|_| self.held), ..self.sampling.clone() };
         let end = self.model.generate(&prompt(true), &sampling, &Watch::nothing(), &mut |step| {
             if let ModelStep::Token(piece, _) = step {
                 thought.text.push_str(&piece.text);

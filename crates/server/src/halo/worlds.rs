@@ -325,8 +325,10 @@ async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
     responses((status = 204), (status = 404, body = Wrong)))]
 async fn end(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<StatusCode> {
     aside(move || {
-        drop(house(&app, &name)?);
+        let house = house(&app, &name)?;
         app.worlds.close(&name);
+        house.forget()?;
+        drop(house);
         app.parts.worlds()?.end_world(&name)?;
         Ok(StatusCode::NO_CONTENT)
     })

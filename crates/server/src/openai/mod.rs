@@ -18,7 +18,7 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use halo_core::attention::Watch;
-use halo_core::seams::{Finish, ModelStep, Sampling};
+use halo_core::seams::{Finish, Form, ModelStep, Sampling};
 use halo_core::token::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -189,7 +189,7 @@ impl Drawn {
             top_p: within("top_p", self.top_p, 1.0, usual.top_p)?,
             seed: if self.seed.is_some() { seed(self.seed) } else { usual.seed },
             stop: stop.into_iter().filter(|stop| !stop.is_empty()).collect(),
-            schema: self.schema()?,
+            form: self.schema()?.map(Form::Schema),
             ..usual.clone()
         })
     }
