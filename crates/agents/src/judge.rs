@@ -134,24 +134,28 @@ pub fn contradiction(premise: &str, fact: &str) -> Option<Why> {
         if known.content.iter().any(|w| MADE_UP.iter().any(|word| stem(word) == *w)) && !known.denies {
             return Some(Why::MadeUp);
         }
-        // "I have no sister" speaks of nothing else.
-        let alone = known.content.len() == things.len();
+        // "I have no sister" speaks of nothing else, and of none of mine: "That is not my job" does.
+        let alone = known.content.len() == things.len() && !known.possesses;
         return ((known.content.contains("exist") || alone) && known.denies).then_some(Why::Denied);
     }
     let shared = said.content.intersection(&known.content).count();
-    // A single word in common tells little of a long sentence.
-    let short = said.content.len() > 1 || known.content.len() <= 3;
-    let most = shared * 5 >= said.content.len() * 3 && short;
+    // A single word tells something only of whom it is said, and where nothing else is.
+    let enough = said.content.len() > 1 || (said.content == known.content && said.person == known.person);
+    let most = shared * 5 >= said.content.len() * 3 && enough;
     if most && said.denies != known.denies {
         return Some(Why::Denied);
     }
     for (one, other) in OPPOSITES {
         let (one, other) = (stem(one), stem(other));
         for (here, there) in [(&one, &other), (&other, &one)] {
-            let opposed = said.content.contains(here) && known.content.contains(there);
+            let opposed = said.content.contains(here)
+                && known.content.contains(there)
+                && !said.content.contains(there)
+                && !known.content.contains(here);
             let rest: Vec<&String> = said.content.iter().filter(|w| *w != here).collect();
             // "I am single": who says so may be all that the two have in common.
-            let alone = rest.is_empty() && known.content.len() == 1 && said.person && known.person;
+            let same = said.person.is_some() && said.person == known.person;
+            let alone = rest.is_empty() && known.content.len() == 1 && same;
             if opposed
                 && (!rest.is_empty() || alone)
                 && rest.iter().all(|w| known.content.contains(*w))
@@ -183,15 +187,17 @@ fn value(sentence: &str) -> Option<(BTreeSet<String>, BTreeSet<String>)> {
 struct Words {
     content: BTreeSet<String>,
     denies: bool,
-    /// Whether it speaks of whoever speaks, or is spoken to.
-    person: bool,
+    /// Whether it speaks of whoever speaks, or of whom is spoken to: the first that it names.
+    person: Option<usize>,
+    /// Whether it speaks of what is theirs.
+    possesses: bool,
 }
 
 impl Words {
     fn of(sentence: &str) -> Self {
         let lower = sentence.to_lowercase().replace('’', "'");
         let words = lower.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|w| !w.is_empty());
-        let (mut content, mut denials, mut person) = (BTreeSet::new(), 0, false);
+        let (mut content, mut denials, mut person, mut possesses) = (BTreeSet::new(), 0, None, false);
         let mut words = words.peekable();
         while let Some(word) = words.next() {
             if DENIALS.contains(&word) || word.ends_with("n't") {
@@ -203,15 +209,17 @@ impl Words {
                 .iter()
                 .find_map(|ending| word.strip_suffix(ending))
                 .unwrap_or(word);
-            person |= PERSONS.contains(&word);
+            let who = PERSONS.iter().position(|words| words.contains(&word));
+            person = person.or(who);
+            possesses |= ["my", "your", "our"].contains(&word);
             // "Got married" is no more than "married".
             let light = ["get", "got", "gotten"].contains(&word)
                 && words.peek().is_some_and(|next| next.ends_with("ed"));
-            if !word.is_empty() && !light && !EMPTY.contains(&word) && !PERSONS.contains(&word) {
+            if !word.is_empty() && !light && !EMPTY.contains(&word) && who.is_none() {
                 content.insert(stem(word));
             }
         }
-        Self { content, denies: denials % 2 == 1, person }
+        Self { content, denies: denials % 2 == 1, person, possesses }
     }
 }
 
@@ -253,9 +261,9 @@ const EMPTY: [&str; 61] = [
     "anyone", "anymore", "longer", "now", "actually",
 ];
 
-/// Words for whoever speaks and whoever is spoken to: which of them is which depends on who says it.
-const PERSONS: [&str; 12] =
-    ["i", "you", "me", "my", "mine", "your", "yours", "we", "us", "our", "ours", "myself"];
+/// Words for whoever speaks, for whom is spoken to, and for both.
+const PERSONS: [&[&str]; 3] =
+    [&["i", "me", "my", "mine", "myself"], &["you", "your", "yours"], &["we", "us", "our", "ours"]];
 
 /// Verbs whose forms no rule tells.
 const IRREGULAR: [(&str, &str); 68] = [

@@ -99,8 +99,6 @@ pub fn premises(question: &str) -> Vec<String> {
         "how long has ",
         "since when do ",
         "since when have ",
-        "when will ",
-        "when have ",
     ] {
         if let Some(rest) = after(&question, asks) {
             add(rest.to_owned());
@@ -124,7 +122,7 @@ pub fn premises(question: &str) -> Vec<String> {
             add(format!("{subject} {verb} {rest}"));
         }
     }
-    for asks in ["why does ", "why do ", "when does ", "when do "] {
+    for asks in ["why does ", "why do "] {
         if let Some(rest) = after(&question, asks) {
             add(rest.to_owned());
         }

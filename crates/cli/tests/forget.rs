@@ -297,6 +297,103 @@ fn what_waits_is_seen_nowhere_and_can_be_taken_back() {
     assert_eq!(json(data, &["forget", "--proofs", "-c", "main"]).as_array().map(Vec::len), Some(0));
 }
 
+/// Has what waits in a conversation come to its end.
+fn ripen(data: &Path, name: &str) -> u64 {
+    let mut store = Database::open(&Location::Sqlite(data.join("halo.db"))).expect("it opens");
+    let records = store.records(name, Kind::Setting).expect("they are read");
+    let noted = records.iter().find(|record| record.key == "lethe.pending").expect("it is noted");
+    let mut told: Value = serde_json::from_str(&noted.value).expect("JSON");
+    told.as_array_mut().expect("a list").iter_mut().for_each(|wait| wait["due"] = 1.into());
+    store.load(name, Access::Write).expect("to be written");
+    store.put_record(name, Kind::Setting, "lethe.pending", Some(&told.to_string())).expect("written");
+    drop(store);
+    json(data, &["forget", "--due"])["forgotten"].as_u64().expect("a number")
+}
+
+/// At the end of the time of grace goes what was wished, no more and no less.
+#[test]
+fn what_was_wished_goes_and_nothing_else() {
+    let says = |data: &Path, text: &str| !files_with(data, text.as_bytes()).is_empty();
+    // Something was forgotten before: all that is left is still the whole conversation.
+    let home = common::folder();
+    let data = home.path();
+    import(data, "main", 1);
+    ok(data, &["forget", "u0.0", "--yes", "--now"]);
+    ok(data, &["forget", "--all", "--yes"]);
+    ripen(data, "main");
+    assert_eq!(json(data, &["conversations"]).as_array().map(Vec::len), Some(0));
+
+    // Deleted, to be forgotten, and restored: it is not forgotten, and neither are memories of it.
+    import(data, "main", 1);
+    remember(data, "main", 1, "Of all of it.", 3);
+    ok(data, &["delete", "a3.0"]);
+    ok(data, &["forget", "a3.0", "--yes"]);
+    assert_eq!(json(data, &["memories"]).as_array().map(Vec::len), Some(0));
+    ok(data, &["restore", "a3.0"]);
+    assert_eq!(json(data, &["memories"]).as_array().map(Vec::len), Some(1), "it is back with it");
+    assert!(json(data, &["forget", "--waiting"]).as_array().is_some_and(Vec::is_empty));
+
+    // Formed since, by who never saw it: it stays. One that says it itself goes, whatever it is of.
+    ok(data, &["forget", "u2.0", "--yes"]);
+    remember(data, "main", 7, "Formed since.", 3);
+    remember(data, "main", 8, "Mentions a walrus.", 0);
+    ok(data, &["forget", "--matching", "walrus", "--yes"]);
+    ok(data, &["forget", "a1.0", "--yes"]);
+    let waits = json(data, &["forget", "--waiting"]);
+    assert_eq!(waits.as_array().map(Vec::len), Some(3), "{waits}");
+    assert_eq!(waits[2]["memories"], serde_json::json!([7]), "it tells of a1.0, perhaps");
+    ok(data, &["forget", "--keep", "a1.0"]);
+    assert_eq!(ripen(data, "main"), 1);
+    let left = json(data, &["memories"]);
+    let left: Vec<u64> = left.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect();
+    assert_eq!(left, [7]);
+    assert!(!says(data, "walrus") && !says(data, "main says 2") && says(data, "main says 1"));
+    ok(data, &["doctor"]);
+
+    // What waits already can be gone at once, memories too, and nothing is silently left out.
+    remember(data, "main", 9, "Mentions a heron.", 0);
+    ok(data, &["forget", "--matching", "heron", "--yes"]);
+    ok(data, &["forget", "--matching", "Heron", "--yes", "--now"]);
+    assert!(!says(data, "heron"));
+    for args in [
+        vec!["forget", "--by-age", "-c", "main", "--yes"],
+        vec!["forget", "--due", "--dry-run"],
+        vec!["forget", "--due", "u1.0"],
+        vec!["forget", "--waiting", "u1.0"],
+        vec!["forget", "--keep", "--matching", "x"],
+    ] {
+        assert_eq!(ran(data, &args).status, 2, "{args:?}");
+    }
+}
+
+/// Words are found as whole words, whatever their script.
+#[test]
+fn whole_words_are_found() {
+    let home = common::folder();
+    let data = home.path();
+    let file = data.join("words.part");
+    for (said, words, found) in [
+        ("Wir fahren nach İstanbul.", "istanbul", true),
+        ("Wir fahren nach İstanbul.", "İstanbul", true),
+        ("Η ΟΔΟΣ είναι κλειστή.", "οδος", true),
+        ("We saw New\nYork.", "new york", true),
+        ("הם גרים בעדן", "דן", false),
+        ("我住在北京市", "北京", true),
+        ("the cats", "cat", false),
+        ("the cat's bowl", "CAT", true),
+        ("C++ is hard", "c++", true),
+    ] {
+        std::fs::write(&file, format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{said}\"}}]}}"))
+            .expect("written");
+        let name = format!("{words}{found}");
+        let place = data.join("words.json");
+        std::fs::rename(&file, &place).expect("moved");
+        ok(data, &["import", place.to_str().expect("text"), "-c", &name]);
+        let run = ran(data, &["forget", "-c", &name, "--matching", words, "--dry-run", "--json"]);
+        assert_eq!(run.status == 0, found, "{words} in {said}: {}{}", run.out, run.err);
+    }
+}
+
 /// A conversation that goes on while all that was said in it waits is not forgotten with it.
 #[test]
 fn what_is_said_meanwhile_stays() {
@@ -304,17 +401,9 @@ fn what_is_said_meanwhile_stays() {
     let data = home.path();
     import(data, "main", 1);
     ok(data, &["forget", "--all", "--yes"]);
-    let mut store = Database::open(&Location::Sqlite(data.join("halo.db"))).expect("it opens");
-    let records = store.records("main", Kind::Setting).expect("they are read");
-    let noted = records.iter().find(|record| record.key == "lethe.pending").expect("it is noted");
-    let mut told: Value = serde_json::from_str(&noted.value).expect("JSON");
-    told[0]["due"] = 1.into();
-    store.load("main", Access::Write).expect("to be written");
-    store.put_record("main", Kind::Setting, "lethe.pending", Some(&told.to_string())).expect("written");
-    drop(store);
     // A message comes back with its answer.
     ok(data, &["restore", "u2.0"]);
-    assert_eq!(json(data, &["forget", "--due"])["forgotten"], 2);
+    assert_eq!(ripen(data, "main"), 2);
     let says = |n: u32| !files_with(data, format!("main says {n}").as_bytes()).is_empty();
     assert_eq!([0, 1, 2, 3].map(says), [false, false, true, true]);
     assert_eq!(json(data, &["conversations"]).as_array().map(Vec::len), Some(1));

@@ -10,6 +10,7 @@ pub mod board;
 pub mod event;
 pub mod frame;
 pub mod gate;
+pub mod grace;
 pub mod history;
 pub mod host;
 pub mod memory;

@@ -320,6 +320,10 @@ impl Session {
         let full = self.rules.context.strategy.full();
         let sent = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
+        if signal == Signal::Restore {
+            // Memories that waited to be forgotten with it are back.
+            self.memories = memory::memories(&mut *self.store, &self.name)?;
+        }
         self.follow_memories();
         self.show();
         Ok(sent)

@@ -1,5 +1,6 @@
 //! The user's own hand: pin, unpin, prune, resurrect, delete, restore, merge.
 
+use crate::grace;
 use halo_core::change::Change;
 use halo_core::seams::{Durability, SeamError, Store};
 use halo_core::signals::{self, SignalError};
@@ -126,6 +127,11 @@ impl Signal {
         }
         let change = Change::Batch(changes);
         let undo = store.transact(name, timeline, &change, Durability::Now)?;
+        if self == Signal::Restore {
+            // Whoever takes back that it was deleted does not want it forgotten either.
+            let names: Vec<ChunkId> = change.names().into_iter().collect();
+            grace::strike(store, name, Some(&names))?;
+        }
         Ok(Sent { done: change, undo })
     }
 }

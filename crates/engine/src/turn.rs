@@ -2,6 +2,7 @@
 //! leaves once, behind the answer. Whatever is told has been stored before.
 
 use crate::event::{Event, Stage, Summary};
+use crate::grace;
 use crate::memory::{self, segment::Holes};
 use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
@@ -170,6 +171,7 @@ impl Session {
         })?;
         if let Some(last) = through {
             memory::forget_later(&mut *self.store, name, last)?;
+            grace::cut(&mut *self.store, name, last)?;
         }
         // It was opened anew to be told.
         self.timeline = self.store.load(&self.name, Access::Write)?;

@@ -6,7 +6,7 @@ use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use halo_core::change::{Change, Extent, NewToken, Part, Run};
-use halo_core::seams::{Access, Durability, Kind, Record, SeamError, Store};
+use halo_core::seams::{Access, Durability, Kind, SeamError, Store};
 use halo_core::token::{ChunkId, TokenId};
 use serde_json::Value;
 
@@ -45,8 +45,7 @@ impl Database {
         Ok(chunks.iter().filter_map(gone).collect())
     }
 
-    /// Forgets what chunks say, for good: all of them, or on an error none. Memories that [may tell of them](tells) go too,
-    /// and whichever others are named by their keys.
+    /// Forgets what chunks say, for good, and memories, by their keys: all of them, or on an error none.
     ///
     /// # Errors
     /// When there is no such chunk, somebody else is writing, or the store fails.
@@ -79,7 +78,9 @@ impl Database {
             })?;
             rows::write_all(sql, id, seq, &timeline)?;
             drop_around(sql, id, chunks)?;
-            drop_memories(sql, id, chunks, memories)?;
+            for memory in memories {
+                rows::put_record(sql, id, Kind::Memory, memory, None, rows::now())?;
+            }
             drop_premises(sql, id, chunks)
         });
         // Whatever came of it, what was freed is overwritten, and the usual way is quick again.
@@ -158,34 +159,6 @@ fn drop_around(sql: &mut dyn Sql, id: i64, chunks: &[ChunkId]) -> Result<(), Sql
         let turn = i64::from(chunk.turn.0);
         let args = [Cell::Int(id), Cell::Int(turn - 1), Cell::Int(turn + 1)];
         sql.run("DELETE FROM embedding WHERE conversation = $1 AND turn BETWEEN $2 AND $3", &args)?;
-    }
-    Ok(())
-}
-
-/// Whether a memory may tell of any of some chunks: it is formed by who has everything before it in sight.
-#[must_use]
-pub fn tells(memory: &Record, chunks: &[ChunkId]) -> bool {
-    let told: Value = serde_json::from_str(&memory.value).unwrap_or_default();
-    // [turn, sentence] of the last.
-    let to = (told["to"][0].as_u64(), told["to"][1].as_u64());
-    chunks.iter().any(|chunk| match to {
-        (Some(turn), Some(sentence)) => {
-            (u64::from(chunk.turn.0), u64::from(chunk.sentence)) <= (turn, sentence)
-        }
-        _ => true,
-    })
-}
-
-fn drop_memories(
-    sql: &mut dyn Sql,
-    id: i64,
-    chunks: &[ChunkId],
-    memories: &[String],
-) -> Result<(), SqlError> {
-    for record in rows::records(sql, id, Kind::Memory)? {
-        if tells(&record, chunks) || memories.contains(&record.key) {
-            rows::put_record(sql, id, Kind::Memory, &record.key, None, rows::now())?;
-        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `halo conversations`, `halo show`, `halo why`: what is kept, and what happened to it.
 
-use super::forget::grace;
+use super::forget::grace::instead;
 use super::{count, print, print_json, shorten, time};
 use crate::settings::load::nearest;
 use crate::{Common, printable};
@@ -9,6 +9,7 @@ use halo_core::change::Tally;
 use halo_core::seams::{Access, Entry, Store};
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::ChunkId;
+use halo_engine::grace;
 use halo_engine::history::{self, Happened};
 use halo_store::database::Database;
 use serde_json::{Value, json};
@@ -176,6 +177,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
 }
 
 fn value(chunk: ChunkRef<'_>, why: Option<&Happened>, forgotten_at: Option<i64>) -> Value {
+    let forgotten_at = forgotten_at.filter(|_| chunk.is_withdrawn());
     json!({
         "chunk": chunk.id().to_string(),
         "turn": chunk.id().turn.0,
@@ -204,8 +206,8 @@ fn lines(out: &mut String, chunk: ChunkRef<'_>, why: Option<&Happened>, forgotte
     let why = why.map(|e| format!("  ({})", printable(&e.text()))).unwrap_or_default();
     let tokens = count(chunk.len() as u64, "token");
     let _ = writeln!(out, "{}  {tokens}  peak {}{state}{pinned}{why}", chunk.id(), chunk.peak());
-    let text = match forgotten_at {
-        Some(due) => grace::instead(due),
+    let text = match forgotten_at.filter(|_| chunk.is_withdrawn()) {
+        Some(due) => instead(due),
         None => printable(&chunk.text()),
     };
     for line in text.trim_end().lines() {

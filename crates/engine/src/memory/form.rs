@@ -163,7 +163,7 @@ impl Session {
         text: String,
         operations: Vec<String>,
     ) -> Result<u64, SeamError> {
-        // No number is given twice, nor that of one that only waits to be forgotten.
+        // No two have the same number, nor has one that waits to be forgotten that of another.
         let known = self.store.records(&self.name, Kind::Memory)?;
         let known = known.iter().filter_map(|record| record.key.parse::<u64>().ok());
         let id = known.chain(self.memories.iter().map(|memory| memory.id)).max().unwrap_or(0) + 1;

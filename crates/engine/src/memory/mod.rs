@@ -108,6 +108,12 @@ impl Memory {
         key(self.id)
     }
 
+    /// Whether it may tell of any of some chunks: it was formed by who had everything before its end in sight.
+    #[must_use]
+    pub fn tells(&self, chunks: &[ChunkId]) -> bool {
+        chunks.iter().any(|chunk| (chunk.turn.0, chunk.sentence) <= self.span.to)
+    }
+
     fn to_record(&self) -> String {
         let names = |chunks: &BTreeSet<ChunkId>| chunks.iter().map(ToString::to_string).collect::<Vec<_>>();
         json!({
@@ -159,7 +165,11 @@ pub fn memories(store: &mut dyn Store, conversation: &str) -> Result<Vec<Memory>
     Ok(memories)
 }
 
-fn all(store: &mut dyn Store, conversation: &str) -> Result<Vec<Memory>, SeamError> {
+/// The same, with those that wait to be forgotten.
+///
+/// # Errors
+/// When the store fails.
+pub fn all(store: &mut dyn Store, conversation: &str) -> Result<Vec<Memory>, SeamError> {
     let records = store.records(conversation, Kind::Memory)?;
     let mut memories: Vec<Memory> = records.iter().filter_map(Memory::from_record).collect();
     memories.sort_by_key(|memory| memory.id);

@@ -17,6 +17,7 @@ use halo_core::seams::{Kind, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Position, TurnId, Voice};
 use halo_engine::board::{Seen, Standing};
+use halo_engine::grace;
 use halo_engine::history;
 use halo_engine::host::Desk;
 use halo_recall::rank;
@@ -114,10 +115,16 @@ async fn chunk(
     aside(move || {
         let desk = app.begun(&name)?;
         let mut timeline = desk.board().look().standing.timeline.clone();
-        let history = app.read(|store| {
+        let (history, hidden) = app.read(|store| {
             bring(store, &name, &mut timeline, &[id])?;
-            history::of(store, &name, id)
+            Ok((history::of(store, &name, id)?, grace::hidden(store, &name)?))
         })?;
+        if hidden.contains_key(&id) && timeline.chunk(id).is_some_and(|chunk| chunk.is_withdrawn()) {
+            let why = format!(
+                "{id} is to be forgotten, and nobody is shown it; `halo forget --keep` takes it back"
+            );
+            return Err(Refusal::missing(why));
+        }
         let chunk = timeline.chunk(id);
         let chunk = chunk.ok_or_else(|| Refusal::missing(format!("there is no chunk {id} in '{name}'")))?;
         let positions = chunk.run().positions();
@@ -332,7 +339,8 @@ async fn past(State(app): State<Arc<App>>, Named((name, turn)): Named<(String, u
         if !standing.timeline.turns().iter().any(|known| known.id == TurnId(turn)) {
             return Err(Refusal::missing(format!("there is no turn {turn} in '{name}'")));
         }
-        let then = app.read(|store| store.as_of(&name, TurnId(turn)))?;
+        let (then, hidden) =
+            app.read(|store| Ok((store.as_of(&name, TurnId(turn))?, grace::hidden(store, &name)?)))?;
         let live_now = |id: ChunkId| standing.timeline.chunk(id).is_some_and(|chunk| chunk.is_live());
         let gone =
             then.live_chunks().filter(|chunk| !live_now(chunk.id())).map(|chunk| chunk.id().to_string());
@@ -340,7 +348,10 @@ async fn past(State(app): State<Arc<App>>, Named((name, turn)): Named<(String, u
             turn,
             live: then.live_len() + standing.instructions.len(),
             gone: gone.collect(),
-            chunks: wire::window(&then, Rank::Peak),
+            chunks: wire::window(&then, Rank::Peak)
+                .into_iter()
+                .filter(|chunk| !hidden.keys().any(|id| id.to_string() == chunk.chunk))
+                .collect(),
         }))
     })
     .await

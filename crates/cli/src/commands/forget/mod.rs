@@ -12,17 +12,17 @@ use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
 use audit::Audit;
-use grace::Wait;
 use halo_agents::lethe::DAY;
-use halo_core::seams::{Access, Kind, Record, Store, Worlds};
+use halo_core::seams::{Access, Kind, Store, Worlds};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
+use halo_engine::grace::{self as waiting, Wait};
 use halo_engine::memory::{self, Memory};
 use halo_engine::session;
 use halo_engine::world::realm;
 use halo_llama::graveyard;
 use halo_store::database::{Database, Location};
-use halo_store::forget::{Gone, tells};
+use halo_store::forget::Gone;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -54,7 +54,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "conversation")]
     everywhere: bool,
     /// What is too old, by the settings lethe.hot_days, lethe.warm_days and lethe.compost_days
-    #[arg(long, conflicts_with_all = ["chunks", "turn", "turns", "matching", "all"])]
+    #[arg(long, conflicts_with_all = ["chunks", "turn", "turns", "matching", "all", "conversation", "everywhere", "now"])]
     by_age: bool,
     /// Shows what would be forgotten, memories of it included, and forgets nothing
     #[arg(long)]
@@ -69,13 +69,13 @@ pub struct Options {
     #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs", "all", "matching", "dry_run"])]
     keep: bool,
     /// What is in its time of grace, and until when
-    #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs", "keep", "all", "matching"])]
+    #[arg(long, conflicts_with_all = ["by_age", "now", "due", "proofs", "keep", "all", "matching", "chunks", "turn", "turns", "dry_run"])]
     waiting: bool,
     /// Forgets what has come to the end of its time of grace; `halo chat` and `halo serve` do so when they begin
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["by_age", "now", "proofs", "all", "matching", "chunks", "turn", "turns", "dry_run", "conversation", "everywhere"])]
     due: bool,
     /// What was forgotten, and whether the proof of each is sound
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["by_age", "now", "all", "matching", "chunks", "turn", "turns", "dry_run", "everywhere"])]
     proofs: bool,
 }
 
@@ -84,34 +84,41 @@ fn range(text: &str) -> Result<(u32, u32), String> {
     ends.filter(|(from, to)| from <= to).ok_or_else(|| format!("'{text}' is not FROM-TO, such as 4-9"))
 }
 
-/// Chunks and memories of one conversation that are to go, or all of it.
+/// What is to go of one conversation, or all of it.
 struct Target {
     name: String,
     what: Goes,
 }
 
 enum Goes {
-    /// Chunks, and memories by their numbers; those that may tell of the chunks go too.
-    Some(Vec<ChunkId>, Vec<u64>),
+    Some {
+        chunks: Vec<ChunkId>,
+        /// Memories that may tell of them.
+        tell: Vec<Memory>,
+        /// Memories that go for what they say themselves.
+        named: Vec<Memory>,
+    },
     Everything,
 }
 
+/// What that comes to.
+struct Parts {
+    chunks: Vec<ChunkId>,
+    tell: Vec<Memory>,
+    named: Vec<Memory>,
+}
+
 impl Target {
-    /// The chunks that go, and all memories that do.
-    fn parts(&self, store: &mut Database, timeline: &Timeline) -> Result<(Vec<ChunkId>, Vec<Memory>)> {
-        let records = store.records(&self.name, Kind::Memory)?;
-        let memories = records.iter().filter_map(|record| Some((record, Memory::from_record(record)?)));
+    fn parts(&self, store: &mut Database, timeline: &Timeline) -> Result<Parts> {
         Ok(match &self.what {
-            Goes::Some(chunks, named) => {
-                let goes = |(record, memory): &(&Record, Memory)| {
-                    tells(record, chunks) || named.contains(&memory.id)
-                };
-                (chunks.clone(), memories.filter(goes).map(|(_, memory)| memory).collect())
+            Goes::Some { chunks, tell, named } => {
+                Parts { chunks: chunks.clone(), tell: tell.clone(), named: named.clone() }
             }
-            Goes::Everything => {
-                let chunks = timeline.chunks().map(|chunk| chunk.id()).collect();
-                (chunks, memories.map(|(_, memory)| memory).collect())
-            }
+            Goes::Everything => Parts {
+                chunks: timeline.chunks().map(|chunk| chunk.id()).collect(),
+                tell: memory::all(store, &self.name)?,
+                named: Vec::new(),
+            },
         })
     }
 }
@@ -154,6 +161,9 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         };
     }
     let names = names(options, common)?;
+    if options.keep && options.everywhere && selects(options) {
+        bail!("chunks and turns are of one conversation: leave out --everywhere, or name none");
+    }
     if options.waiting {
         return grace::list(common, &names);
     }
@@ -255,8 +265,7 @@ fn names(options: &Options, common: &Common) -> Result<Vec<String>> {
         return Ok(vec![name.clone()]);
     }
     // What waits is looked for wherever it is, unless it is named by where it stood.
-    let named = !options.chunks.is_empty() || !options.turn.is_empty() || options.turns.is_some();
-    if !options.everywhere && (named || !(options.keep || options.waiting)) {
+    if !options.everywhere && (selects(options) || !(options.keep || options.waiting)) {
         return Ok(vec![MAIN.to_owned()]);
     }
     let store = common.look_at_store()?.map(|mut store| store.conversations()).transpose()?;
@@ -265,7 +274,7 @@ fn names(options: &Options, common: &Common) -> Result<Vec<String>> {
 
 /// What is to go, and the longer words that have what is looked for within them.
 fn targets(options: &Options, common: &Common, names: &[String]) -> Result<(Vec<Target>, Vec<String>)> {
-    let nothing = options.chunks.is_empty() && options.turn.is_empty() && options.turns.is_none();
+    let nothing = !selects(options);
     if nothing && options.matching.is_none() && !options.all {
         bail!(
             "say what is to be forgotten: chunks such as u4.0, --turn, --turns, --matching, --all or --by-age"
@@ -285,35 +294,43 @@ fn targets(options: &Options, common: &Common, names: &[String]) -> Result<(Vec<
             targets.push(Target { name: name.clone(), what: Goes::Everything });
             continue;
         }
-        let named = selected(options, name, &timeline)?;
-        let (mut chunks, mut memories) = (named.clone().unwrap_or_default(), Vec::new());
+        let listed = selected(options, name, &timeline)?;
+        let known = memory::all(&mut store, name)?;
+        let (mut chunks, mut named) = (listed.clone().unwrap_or_default(), Vec::new());
         if let Some(matcher) = &matcher {
             let says = |text: &str| {
                 longer.extend(matcher.longer(text));
                 matcher.find(text).is_some()
             };
-            chunks = saying(&mut store, name, &mut timeline, named.as_deref(), says)?;
+            chunks = saying(&mut store, name, &mut timeline, listed.as_deref(), says)?;
             // A memory may say what nothing else does any more: somebody has edited it.
-            if named.is_none() {
-                let known = memory::memories(&mut store, name)?;
+            if listed.is_none() {
                 let says = known.iter().filter(|memory| matcher.find(&memory.text).is_some());
-                memories.extend(says.map(|memory| memory.id));
+                named.extend(says.cloned());
             }
         }
         // What is forgotten already is not forgotten again.
         let missing = away(&timeline, &chunks);
         store.bring(name, &mut timeline, &missing)?;
         chunks.retain(|&id| timeline.chunk(id).is_none_or(|chunk| !chunk.is_forgotten()));
-        if !chunks.is_empty() || !memories.is_empty() {
-            targets.push(Target { name: name.clone(), what: Goes::Some(chunks, memories) });
+        if !chunks.is_empty() || !named.is_empty() {
+            let is_named = |memory: &Memory| named.iter().any(|named: &Memory| named.id == memory.id);
+            let tells = |memory: &&Memory| memory.tells(&chunks) && !is_named(memory);
+            let tell = known.iter().filter(tells).cloned().collect();
+            targets.push(Target { name: name.clone(), what: Goes::Some { chunks, tell, named } });
         }
     }
     Ok((targets, longer.into_iter().take(20).collect()))
 }
 
+/// Whether chunks or turns are named.
+fn selects(options: &Options) -> bool {
+    !options.chunks.is_empty() || !options.turn.is_empty() || options.turns.is_some()
+}
+
 /// The chunks and turns that are named; none if there are none.
 fn selected(options: &Options, name: &str, timeline: &Timeline) -> Result<Option<Vec<ChunkId>>> {
-    if options.chunks.is_empty() && options.turn.is_empty() && options.turns.is_none() {
+    if !selects(options) {
         return Ok(None);
     }
     let known = |n: u32| timeline.turns().iter().any(|turn| turn.id.0 == n);
@@ -377,15 +394,15 @@ fn show(store: &mut Database, targets: &[Target]) -> Result<Vec<Row>> {
     for target in targets {
         let name = &target.name;
         let timeline = store.load(name, Access::Read)?;
-        let (chunks, memories) = target.parts(store, &timeline)?;
-        shown.extend(store.words(name, &chunks)?.into_iter().map(|gone| Row {
+        let goes = target.parts(store, &timeline)?;
+        shown.extend(store.words(name, &goes.chunks)?.into_iter().map(|gone| Row {
             conversation: name.clone(),
             subject: gone.chunk.to_string(),
             text: gone.text,
             tokens: gone.tokens,
             memory: None,
         }));
-        shown.extend(memories.into_iter().map(|memory| Row {
+        shown.extend(goes.tell.into_iter().chain(goes.named).map(|memory| Row {
             conversation: name.clone(),
             subject: format!("memory {}", memory.id),
             text: memory.text.clone(),
@@ -440,14 +457,14 @@ struct Matcher(Vec<char>);
 
 impl Matcher {
     fn new(words: &str) -> Result<Self> {
-        let wanted: Vec<char> = words.trim().chars().flat_map(char::to_lowercase).collect();
+        let wanted = Self::lower(words.trim());
         if wanted.is_empty() {
             bail!("--matching needs words");
         }
         Ok(Self(wanted))
     }
 
-    /// Where a text has them: at which character.
+    /// Where a text has them: at which character, each run of white space being one.
     fn find(&self, text: &str) -> Option<usize> {
         let text = Self::lower(text);
         self.places(&text).find(|&at| self.is_whole(&text, at))
@@ -466,9 +483,11 @@ impl Matcher {
         within.map(word).collect()
     }
 
-    /// One character for each, so that places stay what they are.
+    /// One character for each, so that places stay what they are; a sigma is a sigma at the end of a word too.
     fn lower(text: &str) -> Vec<char> {
-        text.chars().map(|c| c.to_lowercase().next().unwrap_or(c)).collect()
+        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lower = |c: char| c.to_lowercase().next().unwrap_or(c);
+        line.chars().map(lower).map(|c| if c == 'ς' { 'σ' } else { c }).collect()
     }
 
     fn places<'a>(&'a self, text: &'a [char]) -> impl Iterator<Item = usize> + 'a {
@@ -485,9 +504,11 @@ impl Matcher {
     }
 }
 
-/// Whether a character stands in a word that has an end: some scripts write words without one.
+/// Whether a character stands in a word that has an end: some scripts write words without one, or grow them at both ends.
 fn in_word(c: char) -> bool {
-    c.is_lowercase() || c.is_numeric()
+    let unspaced = matches!(c, '\u{0e00}'..='\u{0eff}' | '\u{1000}'..='\u{109f}' | '\u{1100}'..='\u{11ff}'
+        | '\u{1780}'..='\u{17ff}' | '\u{2e80}'..='\u{d7ff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}');
+    c.is_alphanumeric() && !unspaced
 }
 
 /// Asks whoever is there to ask; what nobody is sure of is not done.
@@ -506,7 +527,7 @@ fn sure() -> Result<bool> {
     Ok(said.trim().eq_ignore_ascii_case("yes"))
 }
 
-/// Forgets now. Returns how many paragraphs and memories that were.
+/// Forgets now. Returns how many paragraphs that were.
 ///
 /// The wish is noted first and struck out last: what fails halfway is finished the next time.
 fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
@@ -515,14 +536,18 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     let name = &target.name;
     let (mut store, mut timeline) = existing(common, name, Access::Write)?;
     let all = matches!(target.what, Goes::Everything);
-    let (chunks, memories) = target.parts(&mut store, &timeline)?;
+    let Parts { chunks, tell, named } = target.parts(&mut store, &timeline)?;
+    // What is left of the ranges of those that go with the words may be remembered again, by who never saw what is gone.
+    let again = tell.iter().filter(|memory| !memory.reflection).map(|memory| memory.span.from).min();
+    let memories = [tell, named].concat();
     if let Some(missing) = chunks.iter().find(|&&id| timeline.chunk(id).is_none()) {
         bail!("there is no chunk {missing} in '{}'", printable(name));
     }
     let ids: Vec<u64> = memories.iter().map(|memory| memory.id).collect();
-    let rest = grace::without(grace::waits(&mut store, name)?, &chunks, &ids);
-    let noted = Wait { due: wish.now, chunks: chunks.clone(), hidden: Vec::new(), memories: ids, all };
-    grace::put(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
+    let rest = waiting::without(waiting::waits(&mut store, name)?, &chunks, &ids);
+    let noted =
+        Wait { due: wish.now, chunks: chunks.clone(), memories: ids, all, begun: true, ..Wait::default() };
+    waiting::put(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
 
     // Caches and recordings first: they are found by what is still there.
     let times =
@@ -560,26 +585,32 @@ fn forget(common: &Common, target: &Target, wish: &Wish) -> Result<usize> {
     if all {
         store.forget_all(name)?;
     } else {
+        if let Some(first) = again.filter(|_| !chunks.is_empty()) {
+            memory::form_again(&mut store, name, first)?;
+        }
         let keys: Vec<String> = memories.iter().map(Memory::key).collect();
         store.forget(name, &chunks, &keys)?;
         store.load(name, Access::Write)?;
-        // What is left of their ranges may be remembered again, by who never saw what is gone.
-        let first = memories.iter().filter(|memory| !memory.reflection).map(|memory| memory.span.from).min();
-        if let Some(first) = first.filter(|_| !chunks.is_empty()) {
-            memory::form_again(&mut store, name, first)?;
-        }
-        grace::put(&mut store, name, &rest)?;
+        waiting::put(&mut store, name, &rest)?;
     }
-    Ok(gone.len() + memories.len())
+    Ok(gone.len())
 }
+
+/// So many characters are hardly said by chance.
+const LONG: usize = 12;
 
 /// Takes lines out of what the terminal has kept of what was typed.
 fn unwrite(history: &Path, gone: &[Gone]) -> Result<()> {
     let Ok(text) = std::fs::read_to_string(history) else { return Ok(()) };
     let says = |line: &str| {
         let line = line.trim();
-        !line.is_empty()
-            && gone.iter().any(|gone| gone.text.contains(line) || line.contains(gone.text.trim()))
+        // A short text is said by many lines that have nothing to do with it.
+        let of = |text: &str| {
+            line == text
+                || (text.chars().count() >= LONG && line.contains(text))
+                || (line.chars().count() >= LONG && text.contains(line))
+        };
+        !line.is_empty() && gone.iter().map(|gone| gone.text.trim()).any(|text| !text.is_empty() && of(text))
     };
     let kept: String = text.lines().filter(|line| !says(line)).map(|line| format!("{line}\n")).collect();
     if kept != text {
@@ -617,7 +648,7 @@ fn remove_capture(folder: &Path) {
 
 /// The same words may be elsewhere: in a branch, in what another model has read anew, in a copy that was made before mending.
 fn warn_of_copies(common: &Common, shown: &[Row]) {
-    let long = |row: &&Row| row.memory.is_none() && row.text.trim().chars().count() >= 12;
+    let long = |row: &&Row| row.memory.is_none() && row.text.trim().chars().count() >= LONG;
     let texts: Vec<String> = shown.iter().filter(long).map(|row| row.text.trim().to_lowercase()).collect();
     let warn = || -> Result<()> {
         let Some(mut store) = common.look_at_store()? else { return Ok(()) };

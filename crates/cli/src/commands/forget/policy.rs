@@ -8,6 +8,7 @@ use halo_agents::lethe::{Compost, Policy, Stage};
 use halo_agents::sketch::Sketch;
 use halo_core::seams::{Access, Kind, Store};
 use halo_core::token::{ChunkId, Role, TurnId};
+use halo_engine::memory::{self, Memory};
 use halo_llama::graveyard;
 use halo_store::database::Database;
 use serde_json::{Map, Value, json};
@@ -65,9 +66,14 @@ pub fn show(settings: &Settings, common: &Common, now: i64) -> Result<()> {
     };
     for known in store.conversations()? {
         let due = due(&mut store, &known.name, &policy, now)?;
+        let timeline = store.load(&known.name, Access::Read)?;
+        let chunks: Vec<ChunkId> =
+            due.turns.iter().flat_map(|&turn| timeline.turn_chunks(turn)).map(|chunk| chunk.id()).collect();
+        let memories = old(memory::all(&mut store, &known.name)?, &chunks).len();
         rows.push(json!({
             "conversation": known.name, "turns": due.turns.iter().map(|turn| turn.0).collect::<Vec<_>>(),
             "recordings": due.captures.len(), "saved_memory": due.all_warm, "months": due.months,
+            "memories": memories,
         }));
     }
     if common.json {
@@ -76,7 +82,15 @@ pub fn show(settings: &Settings, common: &Common, now: i64) -> Result<()> {
     for row in rows {
         let turns = row["turns"].as_array().map_or(0, Vec::len);
         let name = printable(row["conversation"].as_str().unwrap_or_default());
-        print(&format!("{name}: the words of {} would be forgotten\n", count(turns as u64, "turn")))?;
+        let memories = match row["memories"].as_u64().unwrap_or(0) {
+            0 => String::new(),
+            1 => " and 1 memory".to_owned(),
+            n => format!(" and {n} memories"),
+        };
+        print(&format!(
+            "{name}: the words of {}{memories} would be forgotten\n",
+            count(turns as u64, "turn")
+        ))?;
     }
     Ok(())
 }
@@ -132,7 +146,8 @@ pub fn apply(settings: &Settings, common: &Common, now: i64) -> Result<usize> {
         heaps.retain(|_, (latest, _)| policy.stage(now - *latest) < Stage::Forgotten);
         drop(writes);
         if !chunks.is_empty() {
-            let target = Target { name: name.clone(), what: Goes::Some(chunks, Vec::new()) };
+            let tell = old(memory::all(&mut store, name)?, &chunks);
+            let target = Target { name: name.clone(), what: Goes::Some { chunks, tell, named: Vec::new() } };
             gone += forget(common, &target, &Wish { by: POLICY, now })?;
         }
         let mut writes = common.open_store()?;
@@ -168,6 +183,13 @@ fn due(store: &mut Database, name: &str, policy: &Policy, now: i64) -> Result<Du
         turns: old.into_iter().filter(still).collect(),
         months: months.map(|(month, _)| month).collect(),
     })
+}
+
+/// The memories that grow old with chunks: those that are of them. One of later turns is not old yet, even if its writer had these
+/// in sight, and one that is pinned is to stay.
+fn old(memories: Vec<Memory>, chunks: &[ChunkId]) -> Vec<Memory> {
+    let of = |memory: &Memory| chunks.iter().any(|&chunk| memory.span.contains(chunk));
+    memories.into_iter().filter(|memory| !memory.pinned && of(memory)).collect()
 }
 
 fn month(at: i64) -> String {
