@@ -45,7 +45,7 @@ ANSWERS = [
 @pytest.fixture
 def rooms(tmp_path, far):
     at = far([[json.dumps(answer)] for answer in ANSWERS])
-    server = Server(tmp_path, "rooms.max_tokens=32").start()
+    server = Server(tmp_path, "rooms.max_tokens=32", f"rooms.models={at}").start()
     status, told = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
     assert status == 201, told
     yield server
@@ -144,6 +144,8 @@ def test_the_api_refuses_with_reasons(rooms):
         ("POST", "/worlds", {"name": " "}, 422, "1 to 60 characters"),
         ("POST", "/worlds", {"name": "x", "file": "agents = 3"}, 422, "reading the world"),
         ("POST", "/worlds", {"name": "x", "file": "[[agents]]\nname = 'A'\nrole = 'x'"}, 400, "a bot has a role"),
+        ("POST", "/worlds", {"name": "x", "file": WORLD.format(at="openai+https://elsewhere.example/v1#m")}, 400, "may not think with"),
+        ("POST", f"{world}/wishes", {"wish": "say", "room": 1, "message": "x" * 2001}, 422, "2000 characters at most"),
         ("POST", f"{world}/wishes", {"wish": "fly"}, 400, "no JSON that fits"),
         ("POST", f"{world}/wishes", {"wish": "say", "room": 9, "message": "x"}, 422, "there is no room 9"),
         ("POST", f"{world}/wishes", {"wish": "grant", "room": 1, "request": 7}, 422, "nobody waits"),

@@ -104,6 +104,10 @@ function drawRoom() {
       : el("button", { type: "button", id: "join", onclick: () => wish({ wish: "join", room: here.id }) }, "Join"));
   const log = $("log");
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60 || log.dataset.room !== String(here.id);
+  // What slides out of the latest that are sent stays on the page.
+  const before = page.shown?.id === here.id ? page.shown.messages.filter((said) => said.id < (here.messages[0]?.id ?? 0)) : [];
+  page.shown = { id: here.id, messages: here.messages };
+  if (before.length) page.older.set(here.id, Object.assign([...(page.older.get(here.id) ?? []), ...before], { done: page.older.get(here.id)?.done }));
   const older = page.older.get(here.id) ?? [];
   const first = older[0]?.id ?? here.messages[0]?.id ?? 0;
   const known = new Set(here.messages.map((said) => said.id));

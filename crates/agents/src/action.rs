@@ -261,6 +261,9 @@ fn name_of(name: &str) -> Result<String, String> {
     match name.chars().count() {
         0 => Err("a name has at least one character".to_owned()),
         1..=NAME if name.chars().any(char::is_control) => Err("a name has no line breaks".to_owned()),
+        1..=NAME if name.chars().all(|c| c.is_ascii_digit()) => {
+            Err("a name is no number: those are everybody's own".to_owned())
+        }
         1..=NAME => Ok(name.to_owned()),
         long => Err(format!("a name has {NAME} characters at most, and this one has {long}")),
     }
@@ -497,8 +500,8 @@ impl World {
         let agent = self.agent(who).ok_or("only agents write things down")?;
         let mut known = agent.knowledge.clone();
         change(&mut known)?;
-        let after = known.tokens(bounds.count);
-        if after > bounds.knowledge && after > agent.knowledge.tokens(bounds.count) {
+        let after = known.written(agent.input, bounds.count);
+        if after > bounds.knowledge && after > agent.knowledge.written(agent.input, bounds.count) {
             return Err(format!(
                 "your knowledge would have {after} tokens, and {} are all that fit: delete something first",
                 bounds.knowledge
@@ -562,8 +565,9 @@ impl World {
 
     /// Whether nobody else is called that.
     fn free_name(&self, name: &str, who: Option<AgentId>) -> Result<(), String> {
-        let taken = self.agents().any(|agent| agent.name == name && Some(agent.id) != who);
-        if taken || name == self.name(ARCHITECT) || name == "System" {
+        let same = |other: &str| other.to_lowercase() == name.to_lowercase();
+        let taken = self.agents().any(|agent| same(&agent.name) && Some(agent.id) != who);
+        if taken || same(&self.name(ARCHITECT)) || same("System") {
             return Err(format!("somebody else is called '{name}'"));
         }
         Ok(())

@@ -54,12 +54,14 @@ impl Answer {
             return Err("the answer is too long to be read".to_owned());
         }
         let body = unfenced(text);
-        let json = || from_json(body).map(|value| (value, false));
-        let toon = || from_toon(body).map(|value| (value, false));
-        let found = match output {
-            Output::Json => json().or_else(toon),
-            Output::Toon => toon().or_else(json),
+        let json = |text: &str| from_json(text).map(|value| (value, false));
+        let toon = |text: &str| from_toon(text).map(|value| (value, false));
+        let either = |text: &str| match output {
+            Output::Json => json(text).or_else(|| toon(text)),
+            Output::Toon => toon(text).or_else(|| json(text)),
         };
+        // A message may have a fence in it: what is understood as a whole is not looked into.
+        let found = either(text.trim()).or_else(|| either(body));
         let (value, repaired) = found
             .or_else(|| repaired(body).map(|value| (value, true)))
             .ok_or("the answer is neither JSON nor TOON with 'responses' and 'actions'")?;
@@ -148,6 +150,9 @@ fn is_answer(value: &Value) -> bool {
     value.get("responses").is_some() || value.get("actions").is_some()
 }
 
+/// How deep brackets may stand in each other: no answer needs more, and every one more costs.
+const DEPTH: usize = 64;
+
 fn from_json(text: &str) -> Option<Value> {
     let start = text.find('{')?;
     // What a model says behind its answer is not part of it.
@@ -201,6 +206,7 @@ fn repaired(text: &str) -> Option<Value> {
         }
         match c {
             '"' => in_string = true,
+            '{' | '[' if closers.len() >= DEPTH => break,
             '{' => closers.push('}'),
             '[' => closers.push(']'),
             '}' | ']' => {
@@ -315,11 +321,19 @@ pub fn schema(hud: &Hud, tokens: usize) -> Value {
     };
     let rooms: Vec<u64> = hud.rooms.iter().map(|room| u64::from(room.id.0)).collect();
     let own = hud.me.identity.id;
+    let optional = |mut form: Value, name: &str, field: Value| {
+        form["properties"][name] = field;
+        form
+    };
     let path = json!({"type": "string", "pattern": "^[a-z_]{1,16}(\\.[A-Za-z0-9_]{1,16}){0,3}$"});
     let name = json!({"type": "string", "pattern": "^[A-Z][a-z]{1,14}( [A-Z][a-z]{1,14})?$"});
     let value = json!({"anyOf": [text(most / 2), {"type": "integer", "minimum": -999, "maximum": 999}, {"type": "boolean"}]});
     let mut actions = vec![
-        object(Some("set"), vec![("path", path.clone()), ("value", value.clone())]),
+        optional(
+            object(Some("set"), vec![("path", path.clone()), ("value", value.clone())]),
+            "w",
+            json!({"enum": [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]}),
+        ),
         object(Some("append"), vec![("path", path), ("value", value)]),
         // What is asked for in other words is no name.
         object(Some("set_name"), vec![("name", name.clone())]),
@@ -392,7 +406,7 @@ pub fn schema(hud: &Hud, tokens: usize) -> Value {
         actions.push(object(Some("leave_room"), vec![("room_id", one_of(elsewhere))]));
     }
     if !rooms.is_empty() {
-        let share = json!({"type": "string", "pattern": "^([1-9][0-9]?%|%\\*)$"});
+        let share = json!({"type": "string", "pattern": "^([1-9]?[0-9]%|100%|%\\*)$"});
         actions
             .push(object(Some("set_attention"), vec![("room_id", one_of(rooms.clone())), ("value", share)]));
     }
@@ -401,11 +415,12 @@ pub fn schema(hud: &Hud, tokens: usize) -> Value {
     actions.push(object(Some("sleep"), vec![("until", json!({"type": "string", "pattern": time}))]));
     if hud.meta.available_actions.contains_key("agent_management") {
         let kinds = json!({"enum": ["persona", "bot"]});
-        let fields = vec![("name", name), ("background_prompt", text(most)), ("agent_type", kinds)];
-        actions.push(object(Some("create_agent"), fields));
+        let fields = vec![("name", name.clone()), ("background_prompt", text(most)), ("agent_type", kinds)];
+        let form = object(Some("create_agent"), fields);
+        actions.push(optional(form, "in_room_id", one_of(rooms.clone())));
         if !others.is_empty() {
             let fields = vec![("agent_id", one_of(others.clone())), ("background_prompt", text(most))];
-            actions.push(object(Some("alter_agent"), fields));
+            actions.push(optional(object(Some("alter_agent"), fields), "name", name));
             actions.push(object(Some("retire_agent"), vec![("agent_id", one_of(others))]));
         }
     }
@@ -440,9 +455,12 @@ pub fn grammar(schema: &Value) -> String {
         .flatten()
         .map(|action| {
             let fields = action["properties"].as_object().into_iter().flatten();
+            let required = action["required"].as_array();
             let line = |(n, (name, form)): (usize, (&String, &Value))| {
                 let before = if n == 0 { "- " } else { "\\n    " };
-                format!("\"{before}{name}: \" {}", rules.value(form))
+                let line = format!("\"{before}{name}: \" {}", rules.value(form));
+                let needed = required.is_some_and(|names| names.iter().any(|needed| needed == name));
+                if needed { line } else { format!("({line})?") }
             };
             fields.enumerate().map(line).collect::<Vec<_>>().join(" ")
         })
@@ -572,6 +590,20 @@ mod tests {
         for nothing in ["", "I do not know.", "{}", "[1, 2]", "{\"a\": 1}", "```\n```"] {
             assert!(Answer::read(nothing, Output::Json).is_err(), "{nothing}");
         }
+    }
+
+    #[test]
+    fn a_fence_within_a_message_is_no_answer() {
+        let text = r#"{"responses": [{"room_id": 8, "message": "Try ```ls``` first"}], "actions": []}"#;
+        for text in [text.to_owned(), format!("```json\n{text}\n```"), format!("Well:\n{text}\nThat is it.")]
+        {
+            assert_eq!(
+                read(&text).responses,
+                [Response { room: AgentId(8), message: "Try ```ls``` first".into() }]
+            );
+        }
+        // However deep it goes, it is soon given up.
+        assert!(Answer::read(&"[{".repeat(30_000), Output::Json).is_err());
     }
 
     #[test]

@@ -73,10 +73,10 @@ pub const WPM: std::ops::RangeInclusive<u32> = 10..=200;
 /// The least and the most words of a message.
 pub const WORDS: std::ops::RangeInclusive<usize> = 10..=200;
 
-/// The words of a text.
+/// The words of a text. Where they are not divided by spaces, ten characters are one.
 #[must_use]
 pub fn words(text: &str) -> usize {
-    text.split_whitespace().count()
+    text.split_whitespace().count().max(text.chars().count() / 10)
 }
 
 /// How many words may be said, so long after the last time; at first, as many as ever.
@@ -95,9 +95,15 @@ pub fn sayable(words: usize, last: Option<Millis>, now: Millis, wpm: u32) -> Mil
     if words <= word_budget(last, now, wpm) {
         return now;
     }
+    written(words, last.unwrap_or(now), wpm).max(now)
+}
+
+/// When so many words are written that were begun then.
+#[must_use]
+pub fn written(words: usize, begun: Millis, wpm: u32) -> Millis {
     let typing = Millis::try_from(words).unwrap_or(Millis::MAX).saturating_mul(60_000);
     let wpm = Millis::from(wpm.max(1));
-    last.unwrap_or(now).saturating_add((typing + wpm - 1) / wpm).max(now)
+    begun.saturating_add(typing.saturating_add(wpm - 1) / wpm)
 }
 
 /// How long ago it was that somebody spoke.

@@ -274,6 +274,9 @@ const RECALLED: usize = 5;
 /// How many texts are remembered.
 const REMEMBERED: usize = 1 << 18;
 
+/// How many of what agents have written down: those are long, and each change of them is another.
+const WRITTEN: usize = 1 << 13;
+
 /// Something that writes the HUDs of one world, and remembers what it has written and how long that is.
 pub struct Scribe {
     count: Arc<dyn Count>,
@@ -409,7 +412,11 @@ impl Scribe {
             return Arc::clone(known);
         }
         let texts: Arc<[Text]> = write().into_iter().map(|text| self.text(text)).collect();
-        bounded(&mut self.memo().texts).insert((format, key), Arc::clone(&texts));
+        let mut memo = self.memo();
+        if memo.texts.len() >= WRITTEN {
+            memo.texts.clear();
+        }
+        memo.texts.insert((format, key), Arc::clone(&texts));
         texts
     }
 
@@ -473,7 +480,7 @@ impl Scribe {
                 ));
             }
             let notice = (!notices.is_empty()).then(|| notices.join(" "));
-            if let Some(mut shown) = self.compose(frame, &rooms, notice)? {
+            if let Some(mut shown) = self.compose(frame, &rooms, notice.as_deref())? {
                 shown.left_out = left_out;
                 return Ok(shown);
             }
@@ -499,24 +506,40 @@ impl Scribe {
         &self,
         frame: Frame<'_>,
         rooms: &[(&Room, f64)],
-        notice: Option<String>,
+        notice: Option<&str>,
     ) -> Result<Option<Shown>, HudError> {
         let Frame { agent, writer, view, budgets, .. } = frame;
-        let mut hud = self.bare(frame, notice);
+        let mut hud = self.bare(frame, notice.map(str::to_owned));
         hud.rooms = rooms.iter().map(|(room, share)| room_view(agent.id, room, *share, view.now)).collect();
         // What is too long is cut: first what was done longest ago, then what need not be said.
         let end = self.text(writer.end(&hud));
         let mut own = self.own(frame, &hud);
         let (mut less, optional) = (0, view.prompts.optional(agent.kind));
-        while own.tokens() + end.tokens > budgets.fixed
-            && (!hud.me.recent_actions.is_empty() || less < optional)
-        {
+        let most = budgets.fixed.min(budgets.total.saturating_sub(budgets.messages));
+        while own.tokens() + end.tokens > most && (!hud.me.recent_actions.is_empty() || less < optional) {
             if hud.me.recent_actions.is_empty() {
                 less += 1;
                 (hud.system, hud.meta) = self.told(frame, less);
             } else {
                 hud.me.recent_actions.remove(0);
             }
+            own = self.own(frame, &hud);
+        }
+        // More is written down than there is room for: its model may have become a smaller one. What takes most is not shown, so
+        // that the agent still sees enough to do something about it.
+        let mut unseen = Vec::new();
+        while own.tokens() + end.tokens > most && !hud.me.knowledge.is_empty() {
+            let long = |(_, value): &(&String, &Value)| value.to_string().len();
+            let Some(name) = hud.me.knowledge.iter().max_by_key(long).map(|(name, _)| name.clone()) else {
+                break;
+            };
+            hud.me.knowledge.shift_remove(&name);
+            unseen.push(name);
+            let told = format!(
+                "There is no room here for all that you know: {} is not shown. Delete some of it.",
+                unseen.join(", ")
+            );
+            hud.me.notice = Some(notice.into_iter().chain([told.as_str()]).collect::<Vec<_>>().join(" "));
             own = self.own(frame, &hud);
         }
         let spent = own.tokens() + end.tokens;
@@ -599,7 +622,11 @@ impl Scribe {
         let identity = serde_json::to_string(&hud.me.identity).unwrap_or_default();
         // Whether there is a notice is declared before what is known, in some formats.
         let notice = if hud.me.notice.is_some() { "notice" } else { "" };
-        let known = self.texts(format, sum(&[&identity, &frame.known.text, notice]), || {
+        let all = hud.me.knowledge.len() == agent.knowledge.all().len();
+        let some =
+            if all { String::new() } else { serde_json::to_string(&hud.me.knowledge).unwrap_or_default() };
+        let text = if all { &*frame.known.text } else { some.as_str() };
+        let known = self.texts(format, sum(&[&identity, text, notice]), || {
             std::iter::once(writer.identity(hud)).chain(writer.known(hud)).collect()
         });
         for (n, text) in known.iter().enumerate() {
@@ -707,6 +734,30 @@ impl Scribe {
         numbered.map(one).collect()
     }
 
+    /// As much of a message as fits, if that is anything.
+    fn beginning(
+        &self,
+        frame: Frame<'_>,
+        message: &Message,
+        budget: usize,
+    ) -> Option<(Arc<MessageView>, Text)> {
+        let between = self.tokens(frame.writer.between_messages());
+        let letters: Vec<char> = message.content.chars().collect();
+        let mut long = letters.len();
+        while long > 20 {
+            long = long * 3 / 4;
+            let some: String = letters[..long].iter().collect();
+            let mut view = MessageView::from(message);
+            view.content = format!("{some} […]");
+            let text: Arc<str> = frame.writer.message(&view).into();
+            let tokens = self.count.tokens(&text);
+            if tokens + between <= budget {
+                return Some((Arc::new(view), Text { tokens, text }));
+            }
+        }
+        None
+    }
+
     /// The messages of a room that fit: from the newest backwards, without holes; where not all do, older ones that matter may
     /// take a share of the place. Then which of them those are.
     fn fill(
@@ -743,6 +794,12 @@ impl Scribe {
                 }
             }
             take(budget, &mut spent, &mut newest);
+        }
+        if newest.is_empty()
+            && let Some(beginning) =
+                room.messages.back().and_then(|last| self.beginning(frame, last, budget - spent))
+        {
+            newest.push(beginning);
         }
         let before = oldest(&newest);
         back.retain(|(said, _)| said.id < before);

@@ -2,6 +2,7 @@
 //! by paths such as `people."Dr. No".trust` or `goals[0]`.
 
 use crate::count::Count;
+use crate::format::Format;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
@@ -164,6 +165,18 @@ impl Knowledge {
             return 0;
         }
         count.tokens(&serde_json::to_string(&self.0).unwrap_or_default())
+    }
+
+    /// How long it is as an agent sees it, in its format.
+    #[must_use]
+    pub fn written(&self, format: Format, count: &dyn Count) -> usize {
+        let plain = self.tokens(count);
+        let shown = match format {
+            Format::CompactJson | Format::ToonPositional => None,
+            Format::Json => serde_json::to_string_pretty(&self.0).ok(),
+            Format::Toon => toon_format::encode(&self.0, &toon_format::EncodeOptions::default()).ok(),
+        };
+        shown.filter(|_| plain > 0).map_or(plain, |shown| count.tokens(&shown).max(plain))
     }
 
     /// What stands at a path.

@@ -317,6 +317,9 @@ impl Budgets {
     }
 }
 
+/// The longest message, in characters.
+pub const LONGEST: usize = 2_000;
+
 /// A world.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct World {
@@ -693,6 +696,12 @@ impl World {
         if content.trim().is_empty() {
             return Err("a message says something".to_owned());
         }
+        let long = content.chars().count();
+        if long > LONGEST {
+            return Err(format!(
+                "a message has {LONGEST} characters at most, and this one has {long}: say it in parts"
+            ));
+        }
         if self.head.next_message > MOST_MESSAGES {
             return Err(format!(
                 "this world has heard {MOST_MESSAGES} messages, and there are no numbers for more"
@@ -856,7 +865,11 @@ impl World {
         {
             return Err(format!("there is no message {to} in room {room}"));
         }
-        let due = heartbeat::sayable(words, member.spoke, now, inside.wpm);
+        // What comes behind something that was just said is still to be written.
+        let due = match member.spoke {
+            Some(spoke) if spoke == now => heartbeat::written(words, now, inside.wpm),
+            spoke => heartbeat::sayable(words, spoke, now, inside.wpm),
+        };
         if due <= now {
             return self.say(room, who, content, reply_to, now).map(drop);
         }

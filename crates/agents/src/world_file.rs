@@ -4,8 +4,8 @@ use crate::format::{Format, Output};
 use crate::heartbeat::{self, Interval, Millis, WPM};
 use crate::knowledge::Knowledge;
 use crate::world::{
-    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, Message, Newcomer, Reaction, Recent, RoomId,
-    Sender, World,
+    ARCHITECT, AgentId, AgentKind, Attention, Brain, Budgets, LONGEST, MOST_MESSAGES, Message, Newcomer,
+    Reaction, Recent, RoomId, Sender, World,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -292,6 +292,17 @@ impl RoomFile {
         messages.sort_by_key(|message| message.id);
         if messages.windows(2).any(|pair| pair[0].id == pair[1].id) {
             return Err("two messages have the same number".to_owned());
+        }
+        if let Some(twice) =
+            messages.iter().find(|message| world.touched().messages.contains_key(&message.id))
+        {
+            return Err(format!("message {} is in another room too", twice.id));
+        }
+        if let Some(far) = messages.iter().find(|message| message.id == 0 || message.id > MOST_MESSAGES) {
+            return Err(format!("message {}: numbers are 1 to {MOST_MESSAGES}", far.id));
+        }
+        if let Some(long) = messages.iter().find(|message| message.content.chars().count() > LONGEST) {
+            return Err(format!("message {} has more than {LONGEST} characters", long.id));
         }
         messages.into_iter().for_each(|message| world.insert(message));
         world.head_mut().next_message = next;

@@ -422,3 +422,54 @@ fn old_messages_that_matter_return() {
     assert!(ids[2..].windows(2).all(|pair| pair[0] + 1 == pair[1]), "and the newest without holes");
     assert!(shown.spent.total <= 4_000);
 }
+
+/// Whatever an agent has written down, and however small its model has become, it sees something and can mend it.
+#[test]
+fn more_than_there_is_room_for_is_told() {
+    let (prompts, now) = (Prompts::default(), testing::BEGIN);
+    let mut world = World::default();
+    let who = world.create(Newcomer { name: Some("A".into()), ..Newcomer::default() }, now).expect("new");
+    let bounds = Bounds { now, count: &QuarterUp, knowledge: 3_000 };
+    let set = |path: &str, value: Value| Action::Set { path: path.into(), value, w: None };
+    world.act(who, set("mood", json!("calm")), bounds).expect("there is room");
+    // It is counted as it is shown: a line for each number.
+    let many = json!((0..2_000).map(|n| n % 10).collect::<Vec<_>>());
+    let why = world.act(who, set("log", many.clone()), bounds).expect_err("too much");
+    assert!(why.contains("3000 are all that fit"), "{why}");
+    let roomy = Bounds { knowledge: 100_000, ..bounds };
+    world.act(who, set("log", many), roomy).expect("whoever lets it");
+    for format in Format::ALL {
+        let agent = world.agent(who).expect("there").clone();
+        let shown = scribe().show_as(&world, &agent, format, &view(now, &prompts, 4_000)).expect("a HUD");
+        let me = &shown.hud.me;
+        assert_eq!(me.knowledge.keys().collect::<Vec<_>>(), ["mood"], "{format:?}");
+        assert!(me.notice.as_deref().is_some_and(|told| told.contains("log is not shown")), "{me:?}");
+        assert_eq!(format::read(&shown.text(), format).expect("a HUD"), shown.hud);
+    }
+    // The newest message is seen, if only its beginning.
+    let long = "word ".repeat(380);
+    world.say(who, who, long.trim(), None, now).expect("said");
+    world.act(who, Action::Delete { path: "log".into() }, bounds).expect("there");
+    let shown = scribe().show(&world, who, &view(now, &prompts, 2_000)).expect("a HUD");
+    let said = &shown.hud.rooms[0].messages;
+    assert!(said.len() == 1 && said[0].content.ends_with(" […]"), "{said:?}");
+    let shown = scribe().show(&world, who, &view(now, &prompts, 9_000)).expect("a HUD");
+    assert_eq!(shown.hud.rooms[0].messages[0].content, long.trim());
+}
+
+#[test]
+fn a_world_file_has_each_message_once() {
+    let begin = |text: &str| {
+        let file: WorldFile = toml::from_str(text).expect("a world");
+        file.begin("", testing::BEGIN).map(drop).expect_err("it cannot be")
+    };
+    let world = |second: &str| {
+        format!(
+            "[[agents]]\nname='A'\n[[agents]]\nname='B'\n[[rooms]]\nowner='A'\n[[rooms.messages]]\nid=7\nsender='A'\ncontent='x'\n\
+             [[rooms]]\nowner='B'\n[[rooms.messages]]\n{second}\nsender='B'\n"
+        )
+    };
+    assert!(begin(&world("id=7\ncontent='y'")).contains("message 7 is in another room too"));
+    assert!(begin(&world("id=99999999\ncontent='y'")).contains("numbers are 1 to"));
+    assert!(begin(&world(&format!("content='{}'", "y".repeat(2_001)))).contains("more than 2000 characters"));
+}

@@ -223,6 +223,31 @@ fn long_messages_take_their_time() {
 }
 
 /// What is learned comes first, then what is said, then the rest: whoever says goodbye and leaves is heard.
+/// Nobody can flood a room, however it is written.
+#[test]
+fn messages_have_bounds() {
+    let (mut world, [ada, ben, ..]) = four();
+    let why = world.say(ada, ben, "x".repeat(2_001), None, BEGIN).expect_err("too long");
+    assert!(why.contains("2000 characters at most, and this one has 2001"), "{why}");
+    // Without spaces, ten characters are a word.
+    let why = world.speak(ada, ben, &"あ".repeat(2_010), None, BEGIN).expect_err("too many words");
+    assert!(why.contains("200 words at most, and this one has 201"), "{why}");
+    // The second thing in one breath is still to be written, and the third is refused.
+    let heard = |world: &World| world.room(ada).expect("a room").messages.len();
+    let before = heard(&world);
+    world.speak(ada, ben, "One.", None, BEGIN).expect("said");
+    world.speak(ada, ben, "Two.", None, BEGIN).expect("begun");
+    assert_eq!(heard(&world), before + 1);
+    let why = world.speak(ada, ben, "Three.", None, BEGIN).expect_err("still writing");
+    assert!(why.contains("still writing"), "{why}");
+    world.deliver(BEGIN + 1_000);
+    assert_eq!(heard(&world), before + 2, "a word takes less than a second at 80 a minute");
+    for name in ["8", "the architect", "ADA", "system"] {
+        let why = refused(&mut world, ben, Action::SetName { name: name.into() });
+        assert!(why.contains("no number") || why.contains("somebody else is called"), "{name}: {why}");
+    }
+}
+
 #[test]
 fn answers_are_done_in_order() {
     let (mut world, [ada, ben, ..]) = four();

@@ -383,8 +383,8 @@ fn whole_words_are_found() {
         ("the cat's bowl", "CAT", true),
         ("C++ is hard", "c++", true),
     ] {
-        std::fs::write(&file, format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{said}\"}}]}}"))
-            .expect("written");
+        let told = serde_json::json!({ "messages": [{ "role": "user", "content": said }] });
+        std::fs::write(&file, told.to_string()).expect("written");
         let name = format!("{words}{found}");
         let place = data.join("words.json");
         std::fs::rename(&file, &place).expect("moved");

@@ -66,6 +66,15 @@ pub trait Parts: Send + Sync {
     /// When it cannot be opened.
     fn worlds(&self) -> Result<Box<dyn Worlds + Send>, SeamError>;
 
+    /// Ends a world for good, with all that models keep of it.
+    ///
+    /// # Errors
+    /// When somebody else runs it, or the store fails.
+    fn end_world(&self, world: &str) -> Result<(), SeamError>;
+
+    /// Whether a world that comes over the network may think with the model of that name or address.
+    fn may_think(&self, at: &str) -> bool;
+
     /// What thinks for the agents of a world, by name.
     ///
     /// # Errors

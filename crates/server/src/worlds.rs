@@ -51,10 +51,11 @@ impl Houses {
         all.get(name).map(|open| Arc::clone(&open.house))
     }
 
-    /// Closes a world.
-    pub(crate) fn close(&self, name: &str) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-        open.into_iter().for_each(end);
+    /// Closes a world and has it ended; nobody opens it meanwhile.
+    pub(crate) fn end<T>(&self, name: &str, ends: impl FnOnce() -> T) -> T {
+        let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(name).into_iter().for_each(end);
+        ends()
     }
 
     /// Closes all of them.

@@ -76,9 +76,15 @@ impl Worlds for Database {
     }
 
     fn put_world_rows(&mut self, world: &str, all: &[WorldRow]) -> Result<(), SeamError> {
-        let written = self.id_or_new(&named(world)).and_then(|id| {
+        let name = named(world);
+        // A world is there with its rows or not at all.
+        let written = rows::check_name(&name).and_then(|()| {
             self.within(Some(Durability::Now), |sql| {
                 let at = rows::now();
+                let id = match rows::find(sql, &name)? {
+                    Some(id) => id,
+                    None => rows::create(sql, &name, at)?,
+                };
                 all.iter().try_for_each(|row| {
                     rows::put_record(sql, id, row.kind, &row.key, row.value.as_deref(), at)
                 })

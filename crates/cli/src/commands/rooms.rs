@@ -200,7 +200,13 @@ fn list(common: &Common) -> Result<()> {
     let mut all = Vec::new();
     let mut out = String::new();
     for known in &worlds {
-        let world = realm::look(&mut store, &known.name)?;
+        let world = match realm::look(&mut store, &known.name) {
+            Ok(world) => world,
+            Err(why) => {
+                say(&format!("{why}; `halo rooms end` ends it"));
+                continue;
+            }
+        };
         let agents = count(world.agents().count() as u64, "agent");
         let messages = count(world.head.next_message - 1, "message");
         let _ =
@@ -284,9 +290,12 @@ pub fn minds(
             common.model = Some(at.clone());
         }
         let far = wiring::is_remote(&common);
-        let mut model = || match brain.at {
-            None => own(),
-            Some(_) => wiring::model(&common, settings),
+        // A model of this machine is opened once, and thinks and counts.
+        let here = (!far && brain.at.is_some()).then(|| wiring::local(&common, settings)).transpose()?;
+        let mut model = || match (&here, &brain.at) {
+            (Some(here), _) => Ok(Box::new(here.clone()) as Box<dyn Model + Send>),
+            (None, None) => own(),
+            (None, Some(_)) => wiring::model(&common, settings),
         };
         // Who is asked over a wire how long a text is would be asked a hundred times for each HUD.
         let count: Arc<dyn Count> =
@@ -498,21 +507,33 @@ fn hud(name: &str, agent: &str, format: Option<Format>, common: &Common) -> Resu
     Ok(())
 }
 
-fn end(name: &str, yes: bool, common: &Common) -> Result<()> {
-    let (store, world) = looked_at(name, common)?;
-    drop(store);
-    if !yes {
-        let messages = count(world.head.next_message - 1, "message");
-        bail!("this ends {name} for good, with {messages}: add --yes if that is what you want");
-    }
-    let mut store = common.open_store()?;
+/// Ends a world for good, with what models had saved of it.
+pub fn end_world(store: &mut halo_store::database::Database, name: &str, common: &Common) -> Result<()> {
     store.hold_world(name)?;
     if let Some(data) = common.data_folder() {
-        let keys = forget::saved_but_for(&mut store, None, Some(name))?;
+        let keys = forget::saved_but_for(store, None, Some(name))?;
         graveyard::keep_only(&data.join("kv"), &keys)
             .context("what the model had saved of it is still there")?;
     }
-    store.end_world(name)?;
+    Ok(store.end_world(name)?)
+}
+
+fn end(name: &str, yes: bool, common: &Common) -> Result<()> {
+    let store = common.look_at_store()?;
+    let mut store = store.with_context(|| format!("there is no world '{name}'"))?;
+    if !store.worlds()?.iter().any(|known| known.name == name) {
+        bail!("there is no world '{name}': `halo rooms list` shows those that there are");
+    }
+    if !yes {
+        // One that is damaged can be ended too.
+        let messages = realm::size(&mut store, name).map_or(0, |(_, messages)| messages);
+        bail!(
+            "this ends {name} for good, with {}: add --yes if that is what you want",
+            count(messages, "message")
+        );
+    }
+    drop(store);
+    end_world(&mut common.open_store()?, name, common)?;
     if common.json {
         return print_json(&json!({ "ended": name }));
     }

@@ -17,6 +17,7 @@ use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
 use halo_engine::world::mind::Mind;
+use halo_engine::world::realm;
 use halo_recall::embed::Embeddings;
 use halo_remote::Poster;
 use halo_server::{Address, App, Captured, Export, Limits, ModelFacts, Parts, Setting, Tls};
@@ -169,6 +170,9 @@ impl Made {
     }
 }
 
+/// Settings that nobody changes over the wire.
+const BY_HAND: [&str; 1] = ["rooms.models"];
+
 impl Parts for Made {
     fn model(&self) -> Result<Box<dyn Model + Send>, SeamError> {
         self.speaker()
@@ -246,6 +250,21 @@ impl Parts for Made {
         Ok(Box::new(self.common.open_store().map_err(failed("opening the store"))?))
     }
 
+    fn end_world(&self, world: &str) -> Result<(), SeamError> {
+        let failed = failed("ending the world");
+        let mut store = self.common.open_store().map_err(&failed)?;
+        if let Speaker::Local(model) = &self.speaker {
+            let created = store.worlds()?.into_iter().find(|known| known.name == world);
+            let mut model = model.clone();
+            created.map(|known| model.forget(&realm::key(&known.name, known.created))).transpose()?;
+        }
+        rooms::end_world(&mut store, world, &self.common).map_err(failed)
+    }
+
+    fn may_think(&self, at: &str) -> bool {
+        self.settings_now().rooms_models.0.iter().any(|known| known == at)
+    }
+
     fn minds(&self, brains: &[Brain]) -> Result<BTreeMap<String, Mind>, SeamError> {
         let mut own = || self.speaker().map_err(anyhow::Error::from);
         rooms::minds(brains, &self.common, &self.settings_now(), &mut own)
@@ -293,6 +312,11 @@ impl Parts for Made {
     }
 
     fn set(&self, key: &str, value: Option<&str>) -> Result<(), SeamError> {
+        if BY_HAND.contains(&key) {
+            let why =
+                format!("{key} opens a door: write it into the settings file, or start the program with it");
+            return Err(SeamError::asked("setting", why));
+        }
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = self.common.load(Vec::new()).map_err(failed("setting"))?;
         if let origin @ (Origin::Environment(_) | Origin::CommandLine(_)) = loaded.origin(key) {

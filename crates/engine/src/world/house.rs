@@ -156,15 +156,6 @@ impl House {
         self.moved.notify_all();
     }
 
-    /// Has what thinks here let go of all that it keeps of the world: it is to be no more.
-    ///
-    /// # Errors
-    /// When a model fails.
-    pub fn forget(&self) -> Result<(), SeamError> {
-        let key = self.realm().key().to_owned();
-        lock(&self.minds).values_mut().try_for_each(|mind| mind.forget(&key))
-    }
-
     /// Everything is to end.
     pub fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
@@ -236,12 +227,17 @@ impl House {
             let realm = self.realm();
             (realm.world.next_beat(), realm.world.next_words())
         };
-        let mut pace = lock(&self.pace);
+        let pace = lock(&self.pace);
         match next {
             Some((who, at)) if pace.steps > 0 || (!pace.paused && at <= now) => {
-                pace.steps = pace.steps.saturating_sub(1);
                 drop(pace);
-                self.beat(who, gate)
+                let next = self.beat(who, gate)?;
+                if matches!(next, Next::Beat(_)) {
+                    // Who is to be asked again has not had its step.
+                    let mut pace = lock(&self.pace);
+                    pace.steps = pace.steps.saturating_sub(1);
+                }
+                Ok(next)
             }
             _ => {
                 let beat = next.filter(|_| !pace.paused).map(|(_, at)| at);
@@ -293,22 +289,23 @@ impl House {
     /// One heartbeat: it sees, thinks and acts.
     fn beat(&self, who: AgentId, gate: Option<&Gate>) -> Result<Next, SeamError> {
         let now = self.now();
+        let Some(agent) = self.realm().world.agent(who).cloned() else { return Ok(Next::Broken) };
+        let mut minds = lock(&self.minds);
+        let Some(mind) = minds.get_mut(&agent.model) else {
+            return self.conclude(who, None, Err(mindless(&agent.model)));
+        };
+        // Nobody looks before there is somebody to think.
+        let pass = match gate.map(|gate| gate.spare(mind.breaker())) {
+            Some(None) => return Ok(Next::Wait(BUSY)),
+            Some(Some(pass)) => Some(pass),
+            None => None,
+        };
         let mut realm = self.realm();
-        let Some(agent) = realm.world.agent(who).cloned() else { return Ok(Next::Broken) };
         let (key, shown) = (realm.key().to_owned(), self.shown(&mut realm, who, None, now));
         drop(realm);
         let shown = match shown {
             Ok(shown) => shown,
             Err(why) => return self.conclude(who, None, Err(why)),
-        };
-        let mut minds = lock(&self.minds);
-        let Some(mind) = minds.get_mut(&agent.model) else {
-            return self.conclude(who, None, Err(mindless(&agent.model)));
-        };
-        let pass = match gate.map(|gate| gate.spare(mind.breaker())) {
-            Some(None) => return Ok(Next::Wait(BUSY)),
-            Some(Some(pass)) => Some(pass),
-            None => None,
         };
         lock(&self.pace).thinking = Some(who);
         let form = answer::schema(&shown.hud, mind.sampling.max_tokens);

@@ -83,14 +83,6 @@ impl Mind {
         self.model.breaker()
     }
 
-    /// Lets go of all that the model keeps of a world.
-    ///
-    /// # Errors
-    /// When the model fails.
-    pub fn forget(&mut self, world: &str) -> Result<(), SeamError> {
-        self.model.forget(world)
-    }
-
     /// Thinks. `world` is what the model keeps it by. None when `listen` stopped it.
     ///
     /// # Errors

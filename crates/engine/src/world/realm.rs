@@ -216,7 +216,8 @@ impl Realm {
     pub fn take_posts(&mut self, now: Millis) -> Result<(Touched, Vec<String>), SeamError> {
         let posts = self.store.world_rows(&self.name, Kind::Post, ALL, 1_000)?;
         let mut refused = Vec::new();
-        for post in posts {
+        // What was done and could not be struck out yet is not done again.
+        for post in posts.into_iter().filter(|post| !self.answered.contains(&post.key)).collect::<Vec<_>>() {
             let now = self.world.tick(now);
             let done = match serde_json::from_str::<Wish>(&post.value) {
                 Ok(wish) => self.world.wish(wish, now),
@@ -248,6 +249,18 @@ pub fn look(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
         return Err(missing(name));
     }
     load(store, name)
+}
+
+/// How many live in a world, and how much was said there.
+///
+/// # Errors
+/// When it is damaged.
+pub fn size(store: &mut dyn Worlds, name: &str) -> Result<(usize, u64), SeamError> {
+    let head = store.world_rows(name, Kind::World, ALL, 1)?;
+    let damaged = || SeamError::new(format!("opening the world '{name}'"), "its first row is missing");
+    let head: Head = read("what is true of the world", &head.first().ok_or_else(damaged)?.value)?;
+    let agents = store.world_rows(name, Kind::Agent, ALL, usize::MAX)?;
+    Ok((agents.len(), head.next_message - 1))
 }
 
 /// Messages of a room before a number: the last so many.

@@ -275,10 +275,11 @@ async fn worlds(State(app): State<Arc<App>>) -> Answer<Json<Vec<Listed>>> {
                     let realm = house.realm();
                     (realm.world.agents().count(), realm.world.head.next_message - 1)
                 }
-                None => {
-                    let world = realm::look(&mut *store, &known.name)?;
-                    (world.agents().count(), world.head.next_message - 1)
-                }
+                // One that is damaged is listed all the same: it can be ended.
+                None => realm::size(&mut *store, &known.name).unwrap_or_else(|why| {
+                    tracing::warn!("{why}");
+                    (0, 0)
+                }),
             };
             all.push(Listed {
                 name: known.name,
@@ -301,6 +302,13 @@ async fn create(State(app): State<Arc<App>>, Body(new): Body<New>) -> Answer<(St
         let file = new.file.unwrap_or_else(|| app.parts.example().to_owned());
         let file: WorldFile = app.parts.read_world(&file)?;
         let now = jiff::Timestamp::now().as_millisecond();
+        // Whoever writes to this program does not say whom it speaks to, and with whose key.
+        if let Some(at) = file.models.iter().filter_map(|model| model.at.as_ref()).find(|at| !app.parts.may_think(at)) {
+            return Err(Refusal::bad(format!(
+                "a world that comes over the network may not think with '{at}': name it in the setting rooms.models, in the \
+                 settings file or when the program is started, or make the world with `halo rooms new`"
+            )));
+        }
         let world = file.begin("local", now).map_err(Refusal::bad)?;
         drop(Realm::found(app.parts.worlds()?, &new.name, world, now)?);
         let house = house(&app, &new.name)?;
@@ -325,11 +333,10 @@ async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
     responses((status = 204), (status = 404, body = Wrong)))]
 async fn end(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<StatusCode> {
     aside(move || {
-        let house = house(&app, &name)?;
-        app.worlds.close(&name);
-        house.forget()?;
-        drop(house);
-        app.parts.worlds()?.end_world(&name)?;
+        if !app.parts.worlds()?.worlds()?.iter().any(|known| known.name == name) {
+            return Err(Refusal::missing(format!("there is no world '{name}'")));
+        }
+        app.worlds.end(&name, || app.parts.end_world(&name))?;
         Ok(StatusCode::NO_CONTENT)
     })
     .await
