@@ -45,7 +45,7 @@ ANSWERS = [
 @pytest.fixture
 def rooms(tmp_path, far):
     at = far([[json.dumps(answer)] for answer in ANSWERS])
-    server = Server(tmp_path, "rooms.max_tokens=32", f"rooms.models={at}").start()
+    server = Server(tmp_path, "rooms.max_tokens=160", f"rooms.models={at}").start()
     status, told = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
     assert status == 201, told
     yield server

@@ -7,7 +7,7 @@ import { mind } from "./mind.js";
 const FEELINGS = { thumbs_up: "👍", thumbs_down: "👎", brain: "🧠", heart: "❤️" };
 const ARCHITECT = 0;
 
-const page = { worlds: [], name: null, world: null, room: null, agent: null, older: new Map(), seen: new Map() };
+const page = { worlds: [], name: null, world: null, room: null, agent: null, older: new Map(), seen: new Map(), attends: new Map() };
 let asked = 0;
 
 // Does something on the server; what goes wrong is told, and nothing else happens.
@@ -163,6 +163,7 @@ function drawPanel() {
   if (!here) return panel.replaceChildren();
   // What somebody is sliding is not taken away.
   if (panel.querySelector("input[type=range]:active")) return;
+  const held = panel.querySelector("input[type=range]:focus")?.dataset.of;
   panel.replaceChildren(
     el("h2", {}, "Who is here"),
     ...here.requests.map((request) => el("div", { class: "row request", data: { request: request.id } },
@@ -174,14 +175,25 @@ function drawPanel() {
     here.keys.length ? el("p", { class: "quiet" }, `Keys: ${here.keys.join(", ")}`) : null,
     el("div", { class: "bar" }, el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here")));
   panel.replaceChildren(...[...panel.childNodes].filter((node) => node.textContent !== "null"));
+  if (held) panel.querySelector(`input[data-of="${held}"]`)?.focus();
+}
+
+// What somebody has just set stands until it is so: a state from before does not take it back.
+async function attend(values, key) {
+  page.attends.set(key, values.value);
+  await wish(values);
+  if (page.attends.get(key) === values.value) page.attends.delete(key);
+  drawPanel();
 }
 
 function person(member, here) {
   if (member.id === ARCHITECT) return el("div", { class: "agent" }, el("span", {}, "The Architect (you)"));
   const agent = page.world.agents.find((one) => one.id === member.id);
   if (!agent) return el("div", { class: "agent" }, member.name);
-  const share = el("output", {}, member.attention === "%*" ? `${number(member.share)} % (shared)` : `${number(member.share)} %`);
-  const slider = el("input", { type: "range", min: "0", max: "100", step: "5", value: String(Math.round(member.share)), "aria-label": `How much ${agent.name} attends to this room`, oninput: (event) => { share.textContent = `${event.target.value} %`; }, onchange: (event) => wish({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }) });
+  const key = `${agent.id}-${here.id}`;
+  const set = Number.parseInt(page.attends.get(key) ?? "", 10);
+  const share = el("output", {}, set >= 0 ? `${set} %` : member.attention === "%*" ? `${number(member.share)} % (shared)` : `${number(member.share)} %`);
+  const slider = el("input", { type: "range", min: "0", max: "100", step: "5", value: String(set >= 0 ? set : Math.round(member.share)), data: { of: key }, "aria-label": `How much ${agent.name} attends to this room`, oninput: (event) => { share.textContent = `${event.target.value} %`; }, onchange: (event) => attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key) });
   return el("div", { class: "agent", data: { agent: agent.id } },
     el("button", { type: "button", title: `${agent.name}'s mind`, onclick: () => { page.agent = agent.id; drawPanel(); } }, pulse(agent), el("span", {}, agent.name), el("small", { class: "quiet" }, standing(agent))),
     el("label", {}, "attention", share, slider),
