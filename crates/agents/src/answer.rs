@@ -4,7 +4,7 @@
 use crate::action::{Action, Bounds, KINDS};
 use crate::format::Output;
 use crate::hud::Hud;
-use crate::world::{AgentId, RoomId, World};
+use crate::world::{AgentId, RECENT, RoomId, World};
 use serde_json::{Map, Value, json};
 
 /// What an agent answers.
@@ -335,9 +335,13 @@ pub fn schema(hud: &Hud, tokens: usize) -> Value {
             json!({"enum": [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]}),
         ),
         object(Some("append"), vec![("path", path), ("value", value)]),
-        // What is asked for in other words is no name.
-        object(Some("set_name"), vec![("name", name.clone())]),
     ];
+    // Whoever is new, or has just taken a name, keeps it for a while: a small model would take another on every heartbeat.
+    let named = |action: &std::sync::Arc<Map<String, Value>>| action.get("type") == Some(&json!("set_name"));
+    if hud.me.recent_actions.len() >= RECENT && !hud.me.recent_actions.iter().any(named) {
+        // What is asked for in other words is no name.
+        actions.push(object(Some("set_name"), vec![("name", name.clone())]));
+    }
     let known = paths(&hud.me.knowledge);
     if !known.is_empty() {
         actions.push(object(Some("delete"), vec![("path", json!({"enum": known}))]));
