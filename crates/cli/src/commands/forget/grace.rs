@@ -1,6 +1,6 @@
 //! The time of grace, at the user's hand: it begins, what waits is listed and taken back, and it ends.
 
-use super::{Goes, Options, Target, USER, Wish, away, counted, day, excerpt, forget, selected, told};
+use super::{Goes, Options, Target, USER, Wish, away, counted, day, forget, selected, told, words::excerpt};
 use crate::commands::show::existing;
 use crate::commands::{print, print_json};
 use crate::{Common, printable, say};
