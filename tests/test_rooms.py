@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import threading
 import time
 
 import pytest
@@ -178,6 +180,34 @@ def test_what_a_model_kept_of_a_world_ends_with_it(rooms):
     waited(lambda: saved())
     assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
     waited(lambda: not saved())
+
+
+def test_a_model_that_says_nothing_keeps_nobody_else_waiting(tmp_path):
+    mute = socket.create_server(("127.0.0.1", 0))
+    at = f"openai+http://127.0.0.1:{mute.getsockname()[1]}/v1"
+    rooms = Server(tmp_path, f"rooms.models={at}").start()
+    near = {"name": "near", "file": '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n'}
+    assert rooms.halo("POST", "/worlds", near)[0] == 201
+    told = []
+    asks = threading.Thread(
+        target=lambda: told.append(rooms.halo("POST", "/worlds", {"name": "mute", "file": WORLD.format(at=at)}))
+    )
+    asks.start()
+    mute.settimeout(60)
+    called, _ = mute.accept()
+    # While that one is waited for, others are opened and ended.
+    assert rooms.halo("DELETE", "/worlds/near")[0] == 204
+    assert rooms.halo("POST", "/worlds", near)[0] == 201
+    assert {world["name"] for world in rooms.halo("GET", "/worlds")[1]} == {"mute", "near"}
+    assert told == []
+    asks.join(60)
+    (status, why), = told
+    assert status >= 400 and "the world 'mute' is made, and cannot be opened now" in why["error"], told
+    called.close()
+    mute.close()
+    assert rooms.halo("DELETE", "/worlds/mute")[0] == 204
+    rooms.stop()
+    assert rooms.process.returncode == 0, "".join(rooms.log)
 
 
 def waited(is_so, seconds=120):

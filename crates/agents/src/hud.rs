@@ -277,6 +277,9 @@ const REMEMBERED: usize = 1 << 18;
 /// How many of what agents have written down: those are long, and each change of them is another.
 const WRITTEN: usize = 1 << 13;
 
+/// How many heads of rooms: one for each who is in it.
+const HEADS: usize = 1 << 15;
+
 /// Something that writes the HUDs of one world, and remembers what it has written and how long that is.
 pub struct Scribe {
     count: Arc<dyn Count>,
@@ -287,25 +290,43 @@ pub struct Scribe {
 struct Memo {
     /// Tokens, by the text's sum.
     tokens: BTreeMap<u64, usize>,
-    /// Messages and actions as text.
-    rows: BTreeMap<(Format, Row), Text>,
-    /// Actions as they are shown, by whose and by number.
-    actions: BTreeMap<(AgentId, u64), Arc<Map<String, Value>>>,
-    /// Messages as they are shown, by number and by how many have felt something about them.
-    messages: BTreeMap<(u64, usize), Arc<MessageView>>,
+    /// What agents did, by whose and by number.
+    actions: Rows<(AgentId, u64), Map<String, Value>>,
+    /// Messages, by number and by how many have felt something about them.
+    messages: Rows<(u64, usize), MessageView>,
+    /// What a room is, by the sum of what is in it.
+    heads: BTreeMap<(Format, u64), Text>,
     /// What all agents of a kind are told, by the sum of what decides it.
     told: BTreeMap<u64, (Arc<System>, Arc<Meta>)>,
     /// The same as text, and what an agent has written down, by the sum of what is in it.
     texts: BTreeMap<(Format, u64), Arc<[Text]>>,
 }
 
-/// Something that is written once and never changes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Row {
-    /// A message, and how many have felt something about it.
-    Said(u64, usize),
-    /// Something that an agent did.
-    Did(AgentId, u64),
+impl Memo {
+    fn actions(&mut self) -> &mut Rows<(AgentId, u64), Map<String, Value>> {
+        bounded(&mut self.actions, REMEMBERED)
+    }
+
+    fn messages(&mut self) -> &mut Rows<(u64, usize), MessageView> {
+        bounded(&mut self.messages, REMEMBERED)
+    }
+}
+
+type Rows<K, T> = BTreeMap<K, Row<T>>;
+
+/// Where rows are kept.
+type Kept<K, T> = fn(&mut Memo) -> &mut Rows<K, T>;
+
+/// Something that never changes, and how it is written.
+struct Row<T> {
+    view: Arc<T>,
+    texts: [Option<Text>; Format::ALL.len()],
+}
+
+impl<T> Row<T> {
+    fn new(view: T) -> Self {
+        Self { view: Arc::new(view), texts: [const { None }; Format::ALL.len()] }
+    }
 }
 
 /// A text, and how many tokens it has.
@@ -332,6 +353,17 @@ impl Draft {
     fn tokens(&self) -> usize {
         self.counts.iter().sum()
     }
+
+    /// How many of the first actions have so many tokens, but for the last of them: one at least.
+    fn first_actions(&self, tokens: usize) -> usize {
+        let pieces = self.pieces.iter().zip(&self.counts).filter(|(piece, _)| piece.place.is_did());
+        let mut sum = 0;
+        let within = pieces.take_while(|(_, tokens_of)| {
+            sum += **tokens_of;
+            sum < tokens
+        });
+        within.count().max(1)
+    }
 }
 
 /// What a HUD is made from, beside the world.
@@ -347,8 +379,8 @@ struct Frame<'a> {
 }
 
 /// Makes room where there is none.
-fn bounded<K: Ord, V>(map: &mut BTreeMap<K, V>) -> &mut BTreeMap<K, V> {
-    if map.len() >= REMEMBERED {
+fn bounded<K: Ord, V>(map: &mut BTreeMap<K, V>, most: usize) -> &mut BTreeMap<K, V> {
+    if map.len() >= most {
         map.clear();
     }
     map
@@ -387,7 +419,7 @@ impl Scribe {
             return known;
         }
         let tokens = self.count.tokens(text);
-        bounded(&mut self.memo().tokens).insert(key, tokens);
+        bounded(&mut self.memo().tokens, REMEMBERED).insert(key, tokens);
         tokens
     }
 
@@ -396,14 +428,39 @@ impl Scribe {
         Text { tokens: self.tokens(&text), text }
     }
 
-    /// Something that never changes, as text.
-    fn row(&self, format: Format, row: Row, write: impl FnOnce() -> String) -> Text {
-        if let Some(known) = self.memo().rows.get(&(format, row)) {
+    /// Something that never changes, as it is shown and as it is written.
+    fn row<K: Ord + Copy, T>(
+        &self,
+        format: Format,
+        (rows, key): (Kept<K, T>, K),
+        show: impl FnOnce() -> T,
+        write: impl FnOnce(&T) -> String,
+    ) -> (Arc<T>, Text) {
+        let (view, known) = {
+            let mut memo = self.memo();
+            let row = rows(&mut memo).entry(key).or_insert_with(|| Row::new(show()));
+            (Arc::clone(&row.view), row.texts[format as usize].clone())
+        };
+        let text = known.unwrap_or_else(|| {
+            let text: Arc<str> = write(&view).into();
+            let text = Text { tokens: self.count.tokens(&text), text };
+            if let Some(row) = rows(&mut self.memo()).get_mut(&key) {
+                row.texts[format as usize] = Some(text.clone());
+            }
+            text
+        });
+        (view, text)
+    }
+
+    /// What a room is for one of its members: as long as that stays, it is written once.
+    fn head(&self, frame: Frame<'_>, hud: &Hud, n: usize) -> Text {
+        let key = (frame.format, head_sum(&hud.rooms[n], n));
+        if let Some(known) = self.memo().heads.get(&key) {
             return known.clone();
         }
-        let text: Arc<str> = write().into();
+        let text: Arc<str> = frame.writer.room(hud, n).into();
         let text = Text { tokens: self.count.tokens(&text), text };
-        bounded(&mut self.memo().rows).insert((format, row), text.clone());
+        bounded(&mut self.memo().heads, HEADS).insert(key, text.clone());
         text
     }
 
@@ -412,25 +469,15 @@ impl Scribe {
             return Arc::clone(known);
         }
         let texts: Arc<[Text]> = write().into_iter().map(|text| self.text(text)).collect();
-        let mut memo = self.memo();
-        if memo.texts.len() >= WRITTEN {
-            memo.texts.clear();
-        }
-        memo.texts.insert((format, key), Arc::clone(&texts));
+        bounded(&mut self.memo().texts, WRITTEN).insert((format, key), Arc::clone(&texts));
         texts
     }
 
     /// A message as it is shown, and as text.
     fn said(&self, frame: Frame<'_>, message: &Message) -> (Arc<MessageView>, Text) {
         let felt = message.reactions.values().map(std::collections::BTreeSet::len).sum();
-        let known = self.memo().messages.get(&(message.id, felt)).cloned();
-        let view = known.unwrap_or_else(|| {
-            let view = Arc::new(MessageView::from(message));
-            bounded(&mut self.memo().messages).insert((message.id, felt), Arc::clone(&view));
-            view
-        });
-        let text = self.row(frame.format, Row::Said(message.id, felt), || frame.writer.message(&view));
-        (view, text)
+        let (key, show) = ((message.id, felt), || MessageView::from(message));
+        self.row(frame.format, (Memo::messages, key), show, |view| frame.writer.message(view))
     }
 
     /// What an agent sees now, in its own format.
@@ -521,7 +568,8 @@ impl Scribe {
                 less += 1;
                 (hud.system, hud.meta) = self.told(frame, less);
             } else {
-                hud.me.recent_actions.remove(0);
+                let excess = own.tokens() + end.tokens - most;
+                hud.me.recent_actions.drain(..own.first_actions(excess));
             }
             own = self.own(frame, &hud);
         }
@@ -548,16 +596,14 @@ impl Scribe {
         }
         // What is left is for rooms: at least as much as is theirs, where the rest is within its bounds.
         let remaining = budgets.total - spent;
+        let tops: Vec<[Text; 2]> =
+            (0..rooms.len()).map(|n| [self.head(frame, &hud, n), self.text(writer.pace(&hud, n))]).collect();
         let head = |(n, (room, _)): (usize, &(&Room, f64))| {
             // As many messages as there can be: their number is part of the text in some formats.
             let most = room.messages.len().max(1);
-            let texts = [
-                writer.room(&hud, n),
-                writer.pace(&hud, n),
-                writer.board(&hud, n, most),
-                writer.room_end(&hud, n, most),
-            ];
-            texts.into_iter().map(|text| self.tokens(&text)).sum::<usize>()
+            let last = [writer.board(&hud, n, most), writer.room_end(&hud, n, most)];
+            let last: usize = last.iter().map(|text| self.tokens(text)).sum();
+            tops[n].iter().map(|text| text.tokens).sum::<usize>() + last
         };
         let heads: Vec<usize> = rooms.iter().enumerate().map(head).collect();
         if heads.iter().sum::<usize>() > remaining {
@@ -574,8 +620,8 @@ impl Scribe {
         let fixed = own.tokens() + end.tokens;
         loop {
             let mut draft = Draft { pieces: own.pieces.clone(), counts: own.counts.clone() };
-            for (n, messages) in said.iter().enumerate() {
-                self.room(frame, &hud, n, messages, &mut draft);
+            for (n, (top, messages)) in tops.iter().zip(&said).enumerate() {
+                self.room(frame, &hud, n, (top, messages), &mut draft);
             }
             draft.push(Place::end(), end.clone());
             let total = draft.tokens();
@@ -637,10 +683,9 @@ impl Scribe {
         let count = hud.me.recent_actions.len();
         for (n, action) in hud.me.recent_actions.iter().enumerate() {
             let number = agent.done.saturating_sub(count as u64) + n as u64;
-            draft.push(
-                Place::did(number),
-                self.row(format, Row::Did(agent.id, number), || writer.did(action)),
-            );
+            let (key, show) = ((agent.id, number), || Map::clone(action));
+            let (_, text) = self.row(format, (Memo::actions, key), show, |action| writer.did(action));
+            draft.push(Place::did(number), text);
             if n + 1 < count {
                 draft.push(Place::did(number).behind(), between.clone());
             }
@@ -655,12 +700,13 @@ impl Scribe {
         frame: Frame<'_>,
         hud: &Hud,
         n: usize,
-        messages: &[(Arc<MessageView>, Text)],
+        (top, messages): (&[Text], &[(Arc<MessageView>, Text)]),
         draft: &mut Draft,
     ) {
         let (writer, room) = (frame.writer, hud.rooms[n].id);
-        draft.push(Place::room(room, 0), self.text(writer.room(hud, n)));
-        draft.push(Place::room(room, 1), self.text(writer.pace(hud, n)));
+        for (place, text) in (0..).zip(top) {
+            draft.push(Place::room(room, place), text.clone());
+        }
         draft.push(Place::room(room, 2), self.text(writer.board(hud, n, messages.len())));
         let between = self.text(writer.between_messages());
         for (m, (view, text)) in messages.iter().enumerate() {
@@ -696,7 +742,7 @@ impl Scribe {
             response_format: prompts::response_format(agent.output),
         };
         let told = (Arc::new(System { directives }), Arc::new(meta));
-        bounded(&mut self.memo().told).insert(key, told.clone());
+        bounded(&mut self.memo().told, REMEMBERED).insert(key, told.clone());
         told
     }
 
@@ -726,10 +772,11 @@ impl Scribe {
     fn recent(&self, agent: &AgentState) -> Vec<Arc<Map<String, Value>>> {
         let first = agent.done.saturating_sub(agent.recent.len() as u64);
         let mut memo = self.memo();
-        let actions = bounded(&mut memo.actions);
+        let actions = memo.actions();
         let numbered = agent.recent.iter().zip(first..);
         let one = |(recent, number): (&Recent, u64)| {
-            Arc::clone(actions.entry((agent.id, number)).or_insert_with(|| Arc::new(done(recent))))
+            let row = actions.entry((agent.id, number)).or_insert_with(|| Row::new(done(recent)));
+            Arc::clone(&row.view)
         };
         numbered.map(one).collect()
     }
@@ -808,6 +855,22 @@ impl Scribe {
         back.extend(newest.into_iter().rev());
         (back, recalled)
     }
+}
+
+/// The sum of all that is in the head of the `n`-th room.
+fn head_sum(room: &RoomView, n: usize) -> u64 {
+    let mut sum = xxhash_rust::xxh3::Xxh3::new();
+    let own = [room.billboard.is_some(), room.my_keys.is_some(), room.pending_access_requests.is_some()];
+    sum.update(&[u8::from(room.is_self_room), u8::from(own[0]), u8::from(own[1]), u8::from(own[2])]);
+    sum.update(&(n as u64).to_le_bytes());
+    sum.update(&room.id.0.to_le_bytes());
+    sum.update(&room.you.0.to_le_bytes());
+    sum.update(&room.attention_pct.to_le_bytes());
+    for member in &room.members {
+        sum.update(&member.len().to_le_bytes());
+        sum.update(member.as_bytes());
+    }
+    sum.digest()
 }
 
 fn room_view(you: AgentId, room: &Room, share: f64, now: Millis) -> RoomView {

@@ -266,6 +266,35 @@ fn ten_thousand_by_lot() {
     assert!(small < huds / 4, "{small} of {huds} did not fit");
 }
 
+/// Whatever happens meanwhile: who has written much before writes the same as somebody who has not.
+#[test]
+fn what_is_remembered_changes_nothing() {
+    let prompts = Prompts::default();
+    let mut huds = 0;
+    for seed in 0..60 {
+        let mut lot = Lot::new(seed);
+        let (mut world, mut now) = testing::world(&mut lot, Size { agents: 5, messages: 12, words: 8 });
+        let old = scribe();
+        for step in 0..40 {
+            now += lot.below(5_000) as Millis;
+            let ids: Vec<AgentId> = world.agents().map(|agent| agent.id).collect();
+            let who = *lot.of(&ids);
+            let action = testing::action(&mut lot, &world, who);
+            let _ = world.act(who, action, Bounds { now, count: &QuarterUp, knowledge: 3_000 });
+            world.deliver(now);
+            world.beaten(who, now);
+            let Some(agent) = world.agent(*lot.of(&ids)) else { continue };
+            let room = if lot.one_in(3) { 1_200 + lot.below(4_000) } else { PLENTY };
+            let (format, view) = (*lot.of(&Format::ALL), view(now, &prompts, room));
+            let shown = old.show_as(&world, agent, format, &view);
+            let anew = scribe().show_as(&world, agent, format, &view);
+            assert!(shown == anew, "seed {seed}, step {step}, {format:?}");
+            huds += usize::from(shown.is_ok());
+        }
+    }
+    assert!(huds > 1_500, "{huds}");
+}
+
 fn fits(shown: &Shown, world: &World, room: usize) {
     let budgets = world.head.budgets.within(room);
     let counted: usize = shown.pieces.iter().map(|piece| QuarterUp.tokens(&piece.text)).sum();

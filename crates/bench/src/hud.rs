@@ -159,38 +159,73 @@ pub struct ByLot {
 
 /// HUDs of worlds by lot, with names and messages that no format likes, each in every format and back.
 pub fn by_lot(huds: u64, seed: u64, progress: &mut dyn FnMut(u64)) -> ByLot {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let prompts = Prompts::default();
     let mut all = ByLot::default();
-    let mut world_seed = seed;
+    let mut from = seed;
     while all.huds < huds {
-        let mut lot = Lot::new(world_seed);
-        world_seed += 1;
-        let (world, now) = testing::world(&mut lot, Size::default());
-        let scribe = Scribe::new(Arc::new(QuarterUp));
-        for agent in world.agents() {
-            let room = if lot.one_in(3) { 1_200 + lot.below(4_000) } else { usize::MAX };
-            let recalled = |room: RoomId| -> Vec<Message> {
-                world
-                    .room(room)
-                    .map(|room| room.messages.iter().take(5).cloned().collect())
-                    .unwrap_or_default()
-            };
-            let view = View { now, prompts: &prompts, room, recalled: &recalled };
-            for format in Format::ALL {
-                match scribe.show_as(&world, agent, format, &view) {
-                    Ok(shown) => {
-                        all.huds += 1;
-                        all.overruns += u64::from(is_over(&shown, &world, room));
-                        all.changed +=
-                            u64::from(format::read(&shown.text(), format).as_ref() != Ok(&shown.hud));
-                    }
-                    Err(HudError::TooSmall { .. } | HudError::Nobody(_)) => all.refused += 1,
-                }
+        // Always as many worlds at once, so that the same lot gives the same figures everywhere.
+        let part = |thread| (from..from + AT_ONCE).filter(move |seed| seed % threads == thread);
+        std::thread::scope(|scope| {
+            let (part, prompts) = (&part, &prompts);
+            let one = |thread| scope.spawn(move || part(thread).map(|seed| of_one(seed, prompts)).sum());
+            let working: Vec<_> = (0..threads).map(one).collect();
+            for sums in working {
+                let sums: ByLot = sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                all = all + sums;
             }
-        }
+        });
+        from += AT_ONCE;
         progress(all.huds);
     }
     all
+}
+
+/// How many worlds by lot are looked at before it is asked whether that is enough.
+const AT_ONCE: u64 = 64;
+
+/// HUDs of one world by lot.
+fn of_one(seed: u64, prompts: &Prompts) -> ByLot {
+    let (mut all, mut lot) = (ByLot::default(), Lot::new(seed));
+    let (world, now) = testing::world(&mut lot, Size::default());
+    let scribe = Scribe::new(Arc::new(QuarterUp));
+    for agent in world.agents() {
+        let room = if lot.one_in(3) { 1_200 + lot.below(4_000) } else { usize::MAX };
+        let recalled = |room: RoomId| -> Vec<Message> {
+            world.room(room).map(|room| room.messages.iter().take(5).cloned().collect()).unwrap_or_default()
+        };
+        let view = View { now, prompts, room, recalled: &recalled };
+        for format in Format::ALL {
+            match scribe.show_as(&world, agent, format, &view) {
+                Ok(shown) => {
+                    all.huds += 1;
+                    all.overruns += u64::from(is_over(&shown, &world, room));
+                    all.changed += u64::from(format::read(&shown.text(), format).as_ref() != Ok(&shown.hud));
+                }
+                Err(HudError::TooSmall { .. } | HudError::Nobody(_)) => all.refused += 1,
+            }
+        }
+    }
+    all
+}
+
+impl std::ops::Add for ByLot {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            huds: self.huds + more.huds,
+            overruns: self.overruns + more.overruns,
+            changed: self.changed + more.changed,
+            refused: self.refused + more.refused,
+        }
+    }
+}
+
+impl std::iter::Sum for ByLot {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| sum + one)
+    }
 }
 
 fn is_over(shown: &Shown, world: &World, room: usize) -> bool {

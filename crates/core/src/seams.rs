@@ -335,6 +335,14 @@ pub trait Model {
     /// When the model cannot be reached.
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError>;
 
+    /// How many tokens a text has, where nobody needs to know which.
+    ///
+    /// # Errors
+    /// As above.
+    fn count(&mut self, text: &str) -> Result<usize, SeamError> {
+        Ok(self.tokenize(text, false)?.len())
+    }
+
     /// What tokens say in a row, special ones by their names.
     ///
     /// # Errors

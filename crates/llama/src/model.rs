@@ -247,6 +247,10 @@ impl Model for Llama {
         Ok(text::pieces(&self.weights, text, special))
     }
 
+    fn count(&mut self, text: &str) -> Result<usize, SeamError> {
+        Ok(self.weights.tokenize(text, false).len())
+    }
+
     fn text(&mut self, ids: &[TokenId]) -> Result<String, SeamError> {
         let known = self.weights.vocabulary();
         let mut letters = text::Letters::default();

@@ -172,6 +172,11 @@ impl Place {
         Self::new(Part::Own, DONE + 2 * number)
     }
 
+    /// Whether it is something that the agent did.
+    pub(crate) fn is_did(self) -> bool {
+        self.part == Part::Own && (DONE..LAST).contains(&self.item) && (self.item - DONE).is_multiple_of(2)
+    }
+
     /// From there to its rooms.
     pub(crate) fn to_rooms() -> Self {
         Self::new(Part::Own, LAST)

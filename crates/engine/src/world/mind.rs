@@ -59,7 +59,7 @@ impl Count for ModelCount {
     fn tokens(&self, text: &str) -> usize {
         let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Who cannot be asked is guessed, and rather too much than too little.
-        model.tokenize(text, false).map_or(text.len(), |pieces| pieces.len())
+        model.count(text).unwrap_or(text.len())
     }
 }
 

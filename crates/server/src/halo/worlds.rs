@@ -311,7 +311,10 @@ async fn create(State(app): State<Arc<App>>, Body(new): Body<New>) -> Answer<(St
         }
         let world = file.begin("local", now).map_err(Refusal::bad)?;
         drop(Realm::found(app.parts.worlds()?, &new.name, world, now)?);
-        let house = house(&app, &new.name)?;
+        let house = house(&app, &new.name).map_err(|why| {
+            let made = format!("the world '{}' is made, and cannot be opened now: {}", new.name, why.what());
+            Refusal::new(why.status(), made)
+        })?;
         Ok((StatusCode::CREATED, Json(whole(new.name, &house))))
     })
     .await

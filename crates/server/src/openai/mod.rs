@@ -325,8 +325,7 @@ async fn embeddings(State(app): State<Arc<App>>, Asked(wanted): Asked<Embedded>)
             app.parts.embedder().ok_or_else(|| Refusal::new(StatusCode::NOT_IMPLEMENTED, missing))?;
         let info = embedder.info()?;
         let mut model = app.parts.model()?;
-        let tokens =
-            texts.iter().try_fold(0, |sum, text| model.tokenize(text, false).map(|cut| sum + cut.len()))?;
+        let tokens = texts.iter().try_fold(0, |sum, text| model.count(text).map(|tokens| sum + tokens))?;
         let prepared: Vec<String> = texts.iter().map(|text| format!("{}{text}", info.passage)).collect();
         let vectors = embedder.embed(&prepared.iter().map(String::as_str).collect::<Vec<_>>())?;
         let data: Vec<Value> = (vectors.iter().enumerate())
