@@ -63,7 +63,7 @@ impl Answer {
         // A message may have a fence in it: what is understood as a whole is not looked into.
         let found = either(text.trim()).or_else(|| either(body));
         let (value, repaired) = found
-            .or_else(|| repaired(body).map(|value| (value, true)))
+            .or_else(|| repaired(body).or_else(|| repaired_toon(body)).map(|value| (value, true)))
             .ok_or("the answer is neither JSON nor TOON with 'responses' and 'actions'")?;
         Ok(Self::of(value, repaired))
     }
@@ -161,10 +161,27 @@ fn from_json(text: &str) -> Option<Value> {
 }
 
 fn from_toon(text: &str) -> Option<Value> {
+    toon_read(toon_in(text)?, true)
+}
+
+/// Where TOON begins in what was said.
+fn toon_in(text: &str) -> Option<&str> {
     let start = text.find("responses").into_iter().chain(text.find("actions")).min()?;
-    let start = text[..start].rfind('\n').map_or(0, |at| at + 1);
-    let value: Value = toon_format::decode(&text[start..], &toon_format::DecodeOptions::default()).ok()?;
+    Some(&text[text[..start].rfind('\n').map_or(0, |at| at + 1)..])
+}
+
+fn toon_read(text: &str, strict: bool) -> Option<Value> {
+    let options = toon_format::DecodeOptions::default().with_strict(strict);
+    let value: Value = toon_format::decode(text, &options).ok()?;
     is_answer(&value).then(|| without_nothing(value))
+}
+
+/// TOON that ends too early, or has other entries than it says: with its last text closed, or without the last lines.
+fn repaired_toon(text: &str) -> Option<Value> {
+    let text = toon_in(text)?;
+    let closed = format!("{}\"", text.trim_end_matches('\\'));
+    let ends = text.char_indices().rev().filter(|&(_, c)| c == '\n').map(|(at, _)| &text[..at]);
+    [text, &closed].into_iter().chain(ends).take(64).find_map(|text| toon_read(text, false))
 }
 
 /// Rows of a table are filled up with nothing where an entry lacks a field.
@@ -593,6 +610,34 @@ mod tests {
         );
         for nothing in ["", "I do not know.", "{}", "[1, 2]", "{\"a\": 1}", "```\n```"] {
             assert!(Answer::read(nothing, Output::Json).is_err(), "{nothing}");
+        }
+    }
+
+    /// Wherever it ends: as much of it as was said.
+    #[test]
+    fn toon_that_is_cut_off_is_put_right() {
+        let whole = "responses[1]{room_id,message}:\n  1,\"She said: \\\"no\\\", and left\"\nactions[2]:\n  - type: reply\n    room_id: 1\n    message_id: 101\n    message: \"Is it so?\"\n  - type: delete\n    path: a.b";
+        let [said, last] = ["actions", "- type: d"].map(|word| whole.find(word).expect("there"));
+        for end in 30..whole.len() {
+            let text = &whole[..end];
+            let answer = Answer::read(text, Output::Toon).unwrap_or_else(|why| panic!("{text}: {why}"));
+            if end >= said {
+                assert_eq!(answer.responses[0].message, "She said: \"no\", and left", "{text}");
+            }
+            assert!(answer.repaired || !(said + 1..last).contains(&end), "{text}");
+        }
+        let cut = Answer::read(&whole[..said + 90], Output::Toon).expect("an answer");
+        assert_eq!((cut.responses.len(), cut.actions.len(), cut.repaired), (1, 1, true));
+        let whole = Answer::read(whole, Output::Toon).expect("an answer");
+        assert!(!whole.repaired && whole.actions.iter().all(Result::is_ok) && whole.actions.len() == 2);
+        // More than it says, and less.
+        for count in [0, 1, 3, 9] {
+            let text = format!("responses[{count}]{{room_id,message}}:\n  1,one\n  1,two\nactions: []");
+            assert_eq!(
+                Answer::read(&text, Output::Toon).map(|answer| answer.responses.len()),
+                Ok(2),
+                "{text}"
+            );
         }
     }
 

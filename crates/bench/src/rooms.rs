@@ -1,8 +1,11 @@
 //! What agents on a real model come to.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use halo_agents::testing::faults;
+
+/// How many failures are told of.
+const TOLD: usize = 20;
 
 /// What was counted.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +18,8 @@ pub struct Report {
     pub repaired: u64,
     /// Those that could not be.
     pub failed: u64,
+    /// The first of them: whose, why, and what was answered.
+    pub failures: Vec<Value>,
     /// Messages.
     pub said: u64,
     /// Actions that were done.
@@ -44,6 +49,10 @@ impl Report {
         self.beats += 1;
         let understood = beat.get("failed").is_none_or(Value::is_null);
         *if understood { &mut self.parsed } else { &mut self.failed } += 1;
+        if !understood && self.failures.len() < TOLD {
+            self.failures
+                .push(json!({"agent": beat["agent"], "why": beat["failed"], "answer": beat["answer"]}));
+        }
         self.repaired += u64::from(beat.get("repaired").and_then(Value::as_bool).unwrap_or(false));
         self.said += number("said");
         self.done += number("done");

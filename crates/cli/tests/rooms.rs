@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// Two who think with the real model, and say little.
 const WORLD: &str = r#"
@@ -108,13 +110,29 @@ fn agents_think_and_nothing_is_lost_when_they_are_killed() {
         let id = message["id"].as_u64().expect("a number");
         assert_eq!(messages.get(&id).map(|kept| &kept["content"]), Some(&message["content"]));
     }
-    // What is said from outside is heard when it goes on.
+    // What is said from outside is heard when it goes on, and whoever watches sees it come.
+    let mut watches = halo(folder)
+        .args(["rooms", "watch", "w", "--last", "1", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let (sees, seen) = mpsc::channel();
+    let sight = BufReader::new(watches.stdout.take().expect("piped"));
+    std::thread::spawn(move || sight.lines().map_while(Result::ok).try_for_each(|line| sees.send(line)));
+    let saw = |part: &str| {
+        let next = || seen.recv_timeout(Duration::from_mins(2)).expect("something is seen");
+        while !next().contains(part) {}
+    };
+    saw("\"id\"");
     let said = halo(folder).args(["rooms", "say", "w", "Otto", "I am here too."]).output().expect("it runs");
     assert!(said.status.success());
     let done = run(folder).args(["--beats", "1"]).output().expect("it runs");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let (_, messages) = kept(folder);
     assert!(messages.values().any(|message| message["content"] == "I am here too."));
+    saw("I am here too.");
+    watches.kill().expect("killed");
+    watches.wait().expect("gone");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use halo_core::seams::Form as Wanted;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The longest schema, and the most references in it.
@@ -61,8 +62,14 @@ impl Forms {
         }
         let grammar = match wanted {
             Wanted::Schema(schema) => {
-                let schema =
+                let mut schema: Value =
                     serde_json::from_str(schema).map_err(|e| format!("the schema is no JSON: {e}"))?;
+                // Small models lose themselves in blanks: there is one behind a comma or a colon, or none.
+                if let Some(fields) = schema.as_object_mut() {
+                    fields.entry("x-guidance").or_insert_with(|| {
+                        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"})
+                    });
+                }
                 TopLevelGrammar::from_json_schema(schema)
             }
             Wanted::Grammar(grammar) => TopLevelGrammar::from_lark(grammar.clone()),

@@ -265,6 +265,11 @@ fn answers_keep_to_a_form() {
         let sampling = Sampling { temperature, form: Some(Form::Schema(schema.into())), ..greedy(120) };
         let (end, heard) = ask(&mut model, &question, &sampling, &Watch::nothing(), false, NEVER);
         assert_eq!(end, Ok(Finish::End), "{}", heard.text);
+        assert!(
+            heard.text.starts_with("{\"name\":") && heard.text.ends_with("\"}"),
+            "no blanks: {}",
+            heard.text
+        );
         let value: serde_json::Value = serde_json::from_str(&heard.text).expect("JSON");
         assert!(
             value["name"].is_string() && value["people"].is_i64() && value["kind"].is_string(),

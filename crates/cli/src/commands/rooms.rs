@@ -449,7 +449,14 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
     let ends = Arc::clone(&ending);
     ctrlc::set_handler(move || ends.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
     let mut seen: BTreeMap<RoomId, u64> = BTreeMap::new();
+    let mut before = None;
     while !ending.load(Ordering::SeqCst) {
+        // Nothing is read where nothing was said.
+        let said = Some(realm::said(&mut store, name)?);
+        if said == std::mem::replace(&mut before, said) {
+            std::thread::sleep(Duration::from_millis(300));
+            continue;
+        }
         let world = realm::look(&mut store, name)?;
         let mut new: Vec<Message> = Vec::new();
         for room in world.rooms() {
@@ -468,7 +475,6 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
         if once {
             break;
         }
-        std::thread::sleep(Duration::from_millis(300));
     }
     Ok(())
 }

@@ -256,11 +256,22 @@ pub fn look(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
 /// # Errors
 /// When it is damaged.
 pub fn size(store: &mut dyn Worlds, name: &str) -> Result<(usize, u64), SeamError> {
-    let head = store.world_rows(name, Kind::World, ALL, 1)?;
-    let damaged = || SeamError::new(format!("opening the world '{name}'"), "its first row is missing");
-    let head: Head = read("what is true of the world", &head.first().ok_or_else(damaged)?.value)?;
     let agents = store.world_rows(name, Kind::Agent, ALL, usize::MAX)?;
-    Ok((agents.len(), head.next_message - 1))
+    Ok((agents.len(), said(store, name)?))
+}
+
+/// How much was said in a world.
+///
+/// # Errors
+/// When there is none of that name, or it is damaged.
+pub fn said(store: &mut dyn Worlds, name: &str) -> Result<u64, SeamError> {
+    let Some(head) = store.world_rows(name, Kind::World, ALL, 1)?.into_iter().next() else {
+        let is_there = store.worlds()?.iter().any(|known| known.name == name);
+        let damaged = || SeamError::new(format!("opening the world '{name}'"), "its first row is missing");
+        return Err(if is_there { damaged() } else { missing(name) });
+    };
+    let head: Head = read("what is true of the world", &head.value)?;
+    Ok(head.next_message - 1)
 }
 
 /// Messages of a room before a number: the last so many.

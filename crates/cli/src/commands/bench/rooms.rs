@@ -137,6 +137,7 @@ fn show(report: &Report, agents: u64, common: &Common) -> Result<()> {
             "parsed": report.parsed,
             "repaired": report.repaired,
             "failed": report.failed,
+            "failures": report.failures,
             "said": report.said,
             "done": report.done,
             "refused": report.refused,
