@@ -62,8 +62,12 @@ impl Answer {
         };
         // A message may have a fence in it: what is understood as a whole is not looked into.
         let found = either(text.trim()).or_else(|| either(body));
+        let mended = |text: &str| repaired(text).or_else(|| repaired_toon(text));
+        // Nor what begins as an answer does, and ends too early.
+        let begins = ["{", "responses", "actions"].iter().any(|start| text.trim().starts_with(start));
+        let broken = if begins { [text.trim(), body] } else { [body, text.trim()] };
         let (value, repaired) = found
-            .or_else(|| repaired(body).or_else(|| repaired_toon(body)).map(|value| (value, true)))
+            .or_else(|| broken.into_iter().find_map(mended).map(|value| (value, true)))
             .ok_or("the answer is neither JSON nor TOON with 'responses' and 'actions'")?;
         Ok(Self::of(value, repaired))
     }
@@ -213,7 +217,8 @@ fn repaired(text: &str) -> Option<Value> {
             }
             match c {
                 '\n' => out.push_str("\\n"),
-                c if c.is_control() => {}
+                '\t' => out.push_str("\\t"),
+                c if c < ' ' => {}
                 c => out.push(c),
             }
             if !in_string {
@@ -557,6 +562,7 @@ impl Rules {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{self, Lot};
 
     fn read(text: &str) -> Answer {
         Answer::read(text, Output::Json).unwrap_or_else(|why| panic!("{text}: {why}"))
@@ -638,6 +644,42 @@ mod tests {
                 Ok(2),
                 "{text}"
             );
+        }
+    }
+
+    /// Whatever is said, in whatever form, wherever it ends: it is understood, and nobody says what was not said.
+    #[test]
+    fn what_is_cut_off_by_lot_is_understood() {
+        for seed in 0..200 {
+            let mut lot = Lot::new(seed);
+            let said: Vec<String> = (0..=lot.below(2)).map(|_| testing::words(&mut lot, 8)).collect();
+            let response = |message: &String| json!({"room_id": 1, "message": message});
+            let whole = json!({
+                "responses": said.iter().map(response).collect::<Vec<_>>(),
+                "actions": [
+                    {"type": "reply", "room_id": 1, "message_id": 7, "message": testing::words(&mut lot, 6)},
+                    {"type": "set", "path": "a.b", "value": testing::words(&mut lot, 4)},
+                ],
+            });
+            let toon = toon_format::encode(&whole, &toon_format::EncodeOptions::default()).expect("TOON");
+            let pretty = serde_json::to_string_pretty(&whole).expect("JSON");
+            for (text, output) in
+                [(whole.to_string(), Output::Json), (pretty, Output::Json), (toon, Output::Toon)]
+            {
+                let end = if output == Output::Toon { '\n' } else { '[' };
+                let head = text.find(end).expect("a list") + 1;
+                for end in (head..=text.len()).filter(|&end| text.is_char_boundary(end)) {
+                    let text = &text[..end];
+                    let answer =
+                        Answer::read(text, output).unwrap_or_else(|why| panic!("seed {seed}: {why}: {text}"));
+                    for Response { message, .. } in answer.responses {
+                        assert!(
+                            said.iter().any(|whole| whole.starts_with(&message)),
+                            "seed {seed}: {message:?}: {text}"
+                        );
+                    }
+                }
+            }
         }
     }
 
