@@ -153,7 +153,7 @@ pub struct ByLot {
     pub overruns: u64,
     /// Other than they were when they were read back.
     pub changed: u64,
-    /// Worlds too small for what an agent must see: told so, and nothing shown.
+    /// What an agent must see did not fit: told so, and nothing shown.
     pub refused: u64,
 }
 

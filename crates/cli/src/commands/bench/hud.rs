@@ -88,7 +88,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     }
     let _ = writeln!(
         out,
-        "\n{overruns} were too long. By lot: {} HUDs, {} too long, {} other when read back; {} worlds were too small and said so.\n\
+        "\n{overruns} were too long. By lot: {} HUDs, {} too long, {} other when read back; {} more did not fit and said so.\n\
          Tokens are of the same HUDs in each format; minified JSON has {minified:.0}.",
         lot.huds, lot.overruns, lot.changed, lot.refused
     );
