@@ -2,13 +2,15 @@
 
 import json
 import re
+import signal
 import socket
+import subprocess
 import threading
 import time
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Server
+from conftest import HALO, MODEL, Server
 from playwright.sync_api import expect
 from test_page import browser, shot  # noqa: F401 (a fixture)
 
@@ -47,7 +49,7 @@ ANSWERS = [
 @pytest.fixture
 def rooms(tmp_path, far):
     at = far([[json.dumps(answer)] for answer in ANSWERS])
-    server = Server(tmp_path, "rooms.max_tokens=160", f"rooms.models={at}").start()
+    server = Server(tmp_path, "rooms.max_tokens=160", "server.idle=2", f"rooms.models={at}").start()
     status, told = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
     assert status == 201, told
     yield server
@@ -55,16 +57,31 @@ def rooms(tmp_path, far):
     assert server.process.returncode == 0, "".join(server.log)
 
 
-def test_a_person_takes_part(browser, rooms):  # noqa: F811
-    wrong = []
-    context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" and not re.search("404|422", message.text) else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.goto(f"{rooms.url}/")
+@pytest.fixture
+def window(browser, rooms):  # noqa: F811, ARG001
+    """Opens windows; whatever goes wrong in one is a mistake, but for what a server that is away comes to."""
+    contexts, wrong = [], []
+
+    def opened(url, but="404|422"):
+        context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 800})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" and not re.search(but, message.text) else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not wrong, wrong
+
+
+def test_a_person_takes_part(window, rooms):
+    page = window(f"{rooms.url}/")
     page.click("a[href='rooms.html']")
-    expect(page.locator("#rooms button")).to_have_count(2)
+    expect(page.locator("#rooms button[data-room]")).to_have_count(2)
     page.click("#rooms button:has-text('Ada')")
     expect(page.locator("#board")).to_contain_text("The lamp room")
     # Nobody's heart beats until somebody says so.
@@ -79,11 +96,25 @@ def test_a_person_takes_part(browser, rooms):  # noqa: F811
     page.fill("#message", "May Ben come in?")
     page.press("#message", "Enter")
     expect(page.locator(".said.mine p")).to_have_text("May Ben come in?")
+    # What is half written stays in its room.
+    page.fill("#message", "half a thought")
+    page.click("#rooms button:has-text('Ben')")
+    expect(page.locator("#message")).to_have_value("")
+    page.click("#rooms button:has-text('Ada')")
+    expect(page.locator("#message")).to_have_value("half a thought")
+    page.fill("#message", "")
     expect(page.locator("#message")).to_have_value("")
     said.hover()
     said.locator("[data-feeling=thumbs_up]").click()
     expect(said.locator("[data-feeling=thumbs_up]")).to_have_text("👍 1")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text("every 1.6 s")
+    # What is answered is named.
+    said.locator("button.reply").click()
+    expect(page.locator("#answering")).to_contain_text("↳ Ada: The lamp burns.")
+    page.fill("#message", "Does it?")
+    page.press("#message", "Enter")
+    expect(page.locator(".said.mine", has_text="Does it?").locator(".answers")).to_have_text("↳ Ada: The lamp burns.")
+    expect(page.locator("#answering")).to_be_hidden()
     # Ben asks to come in, and is let in.
     page.click("#step")
     request = page.locator(".request")
@@ -110,6 +141,16 @@ def test_a_person_takes_part(browser, rooms):  # noqa: F811
     mind.locator("[data-format=toon]").click()
     expect(mind.locator(".hud")).to_contain_text("messages[")
     expect(mind.locator("[data-format=json]")).to_contain_text("★")
+    # Somebody thinks at once, though time stands still; whoever reads what it sees meanwhile goes on reading.
+    mind.locator(".hud").evaluate("hud => { hud.scrollTop = 100; hud.kept = true; }")
+    beats = mind.locator(".quiet").first.inner_text()
+    mind.locator("button", has_text="Think now").click()
+    expect(mind.locator(".quiet").first).not_to_have_text(beats)
+    expect(mind.locator(".thought")).to_contain_text("tokens seen")
+    assert mind.locator(".hud").evaluate("hud => [hud.scrollTop, hud.kept]") == [100, True]
+    mind.locator("button[aria-label=Close]").focus()
+    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
+    assert found.violations_count == 0, found.generate_report()
     shot(page, "rooms-mind")
     mind.locator("button[aria-label=Close]").click()
     # What was refused is told in the agent's own mind.
@@ -122,7 +163,10 @@ def test_a_person_takes_part(browser, rooms):  # noqa: F811
     page.select_option("#speed", "10")
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Pause")
-    expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"[3-9]|\d\d beats"))
+    # Who is somewhere with the keyboard stays there.
+    page.focus(".agent[data-agent='1'] > button")
+    expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"[4-9]|\d\d beats"))
+    assert page.evaluate("document.activeElement.closest('[data-agent]')?.dataset.agent") == "1"
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Run")
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
@@ -133,9 +177,105 @@ def test_a_person_takes_part(browser, rooms):  # noqa: F811
     page.fill("#asked", "second")
     page.click("dialog button[type=submit]")
     expect(page.locator("#tabs button[aria-current=true]")).to_have_text("second")
-    expect(page.locator("#rooms button")).to_have_count(5)
-    context.close()
-    assert not wrong, wrong
+    expect(page.locator("#rooms button[data-room]")).to_have_count(5)
+    # Or from a file; and whoever looks from elsewhere sees it come and go.
+    other = window(f"{rooms.url}/rooms.html#lamp")
+    expect(other.locator("#tabs button")).to_have_count(3)
+    page.click("#tabs button[aria-label='A new world']")
+    page.fill("#asked", "third")
+    page.set_input_files("#world-file", {"name": "w.toml", "mimeType": "text/plain", "buffer": b'[[agents]]\nname = "Cal"\nseed = "x"\n'})
+    page.click("dialog button[type=submit]")
+    expect(page.locator("#rooms button[data-room]")).to_have_text(["Cal's room1 member"])
+    expect(other.locator("#tabs button")).to_have_count(4)
+    page.click("#end")
+    page.click("dialog button[type=submit]")
+    expect(page.locator("#tabs button")).to_have_count(3)
+    expect(other.locator("#tabs button")).to_have_count(3)
+    expect(other.locator("#tabs button[aria-current=true]")).to_have_text("lamp")
+
+
+def test_the_page_goes_on_when_the_server_was_away(window, rooms):
+    page = window(f"{rooms.url}/rooms.html", but="404|422|ERR_CONNECTION|ERR_INCOMPLETE")
+    page.click("#rooms button:has-text('Ada')")
+    page.fill("#message", "Are you there?")
+    page.press("#message", "Enter")
+    expect(page.locator(".said.mine p")).to_have_text("Are you there?")
+    page.fill("#message", "half a thought")
+    rooms.stop(signal.SIGKILL)
+    expect(page.locator("#away")).to_contain_text("The server is away")
+    time.sleep(3)
+    # All of it stays.
+    expect(page.locator(".said.mine p")).to_have_text("Are you there?")
+    expect(page.locator("#message")).to_have_value("half a thought")
+    rooms.start()
+    expect(page.locator("#away")).to_be_hidden()
+    page.press("#message", "Enter")
+    expect(page.locator(".said.mine p")).to_have_text(["Are you there?", "half a thought"])
+
+
+def test_a_long_log_has_no_holes(window, rooms):
+    for n in range(230):
+        status, told = rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n}"})
+        assert status == 200, told
+    page = window(f"{rooms.url}/rooms.html#lamp")
+    page.click("#rooms button:has-text('Ada')")
+    expect(page.locator(".said.mine")).to_have_count(100)
+    page.click("#log .gap")
+    expect(page.locator(".said.mine")).to_have_count(200)
+    # So much is said while somebody is elsewhere that it does not come at once.
+    page.click("#rooms button:has-text('Ben')")
+    for n in range(230, 360):
+        rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n}"})
+    page.click("#rooms button:has-text('Ada')")
+    expect(page.locator(".said.mine").last).to_contain_text("word 359")
+    while page.locator("#log .gap").count():
+        before = page.locator(".said.mine").count()
+        page.click("#log .gap")
+        expect(page.locator(".said.mine")).not_to_have_count(before)
+    assert page.locator(".said.mine p").all_inner_texts() == [f"word {n}" for n in range(360)]
+    # What is felt about an old message is seen.
+    old = page.locator(".said", has_text="has joined")
+    expect(old).to_have_count(1)
+
+
+def test_another_program_may_run_it(window, rooms, tmp_path):
+    lamp = lambda: rooms.halo("GET", "/worlds/lamp")[1]  # noqa: E731
+    runs = [HALO, "rooms", "run", "lamp", "--data", rooms.data, "--model", MODEL, "--json"]
+    page = window(f"{rooms.url}/rooms.html#lamp", but="404|422|503")
+    expect(page.locator("#rooms button")).to_have_count(3)
+    # Whoever looks does not hold it; whoever wants something of it does, for a while.
+    rooms.halo("PUT", "/worlds/lamp/pace", {"step": True})
+    waited(lambda: lamp()["open"] and sum(agent["beats"] for agent in lamp()["agents"]) == 1)
+    waited(lambda: not lamp()["open"], 30)
+    runner = subprocess.Popen([str(part) for part in runs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        runner.stdout.readline()
+        page.click("#rooms button:has-text('Ada')")
+        expect(page.locator(".said", has_text="The lamp burns.")).to_have_count(1)
+        # What is said is left for it, and heard.
+        page.fill("#message", "Who runs this?")
+        page.press("#message", "Enter")
+        expect(page.locator(".toast")).to_contain_text("Another program runs this world")
+        expect(page.locator(".said.mine p")).to_have_text("Who runs this?", timeout=30_000)
+        page.click("#run")
+        expect(page.locator(".toast.wrong")).to_contain_text("another Halo")
+        # Nothing of it is gone.
+        expect(page.locator(".said.mine p")).to_have_text("Who runs this?")
+    finally:
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(60) == 0, runner.stderr.read()
+    page.click("#run")
+    expect(page.locator("#run")).to_have_text("Pause")
+
+
+def test_a_mind_is_shown_where_a_format_does_not_fit(rooms):
+    small = '[budgets]\ntotal = 1300\nstatic = 1280\nmessages = 20\nknowledge = 100\n'
+    rooms.halo("POST", "/worlds", {"name": "tight", "file": small + '[[agents]]\nname = "Cal"\nseed = "You are Cal."\ninput_format = "toon"\n'})
+    status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud")
+    assert status == 200 and told["seen"]["format"] == "toon", told
+    assert told["by_format"]["json"] is None and told["by_format"]["toon"] <= 1300, told["by_format"]
+    status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud?format=json")
+    assert status == 200 and told["seen"] is None and "must see" in told["wrong"], told
 
 
 def test_the_api_refuses_with_reasons(rooms):

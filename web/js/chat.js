@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { on, tell } from "./bus.js";
-import { $, ask, count, el, number, time, toast } from "./dom.js";
+import { $, ask, count, el, grow, number, time, toast } from "./dom.js";
 import { look } from "./shade.js";
 import { refresh, state } from "./state.js";
 
@@ -303,11 +303,6 @@ function load() {
   const box = $("message");
   box.value = localStorage.getItem(draft()) ?? "";
   grow(box);
-}
-
-function grow(box) {
-  box.style.height = "auto";
-  box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
 function composer() {

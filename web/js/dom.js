@@ -5,8 +5,64 @@ export const $ = (id) => document.getElementById(id);
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   set(node, attributes);
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...present(children));
   return node;
+}
+
+const present = (children) => children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+
+// Makes the inside of a node as these are, and keeps what is the same: whoever reads, points or types there is not disturbed. What
+// has a key is the same wherever it stands.
+export function render(parent, ...children) {
+  const wanted = present(children).map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  const keys = new Set(wanted.map(key).filter(Boolean));
+  const known = new Map();
+  for (const old of [...parent.childNodes]) {
+    if (!key(old)) continue;
+    if (keys.has(key(old))) known.set(key(old), old);
+    else old.remove();
+  }
+  let at = parent.firstChild;
+  for (const next of wanted) {
+    const old = key(next) ? known.get(key(next)) : at && !key(at) ? at : null;
+    if (old && old.nodeName === next.nodeName) {
+      if (old === at) at = at.nextSibling;
+      else parent.insertBefore(old, at);
+      patch(old, next);
+    } else if (old && old === at) {
+      at = at.nextSibling;
+      old.replaceWith(next);
+    } else {
+      parent.insertBefore(next, at);
+    }
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextSibling;
+    gone.remove();
+  }
+}
+
+const key = (node) => node.dataset?.key;
+const HANDLERS = ["onclick", "onchange", "oninput"];
+
+function patch(old, next) {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== next.data) old.data = next.data;
+    return;
+  }
+  for (const { name, value } of [...next.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
+  for (const name of HANDLERS) if (old[name] !== next[name]) old[name] = next[name];
+  // What somebody is setting is not taken away.
+  if (old.nodeName === "INPUT" && old !== document.activeElement && old.value !== next.value) old.value = next.value;
+  render(old, ...next.childNodes);
+}
+
+// Makes a box as high as what is in it, within reason.
+export function grow(box) {
+  box.style.height = "auto";
+  box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
 export function svg(tag, attributes = {}, ...children) {
@@ -19,7 +75,7 @@ export function svg(tag, attributes = {}, ...children) {
 function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node[name] = value;
     else if (name === "class") node.className = value;
     else if (name === "data") Object.assign(node.dataset, value);
     else if (value === true) node.setAttribute(name, "");
@@ -48,7 +104,7 @@ export function toast(text, { wrong = false, offer = null, act = null, stay = wr
 }
 
 // Asks for something; resolves to what was entered, or to null.
-export function ask(title, { label = "", value = "", kind = "text", go = "OK", about = "" } = {}) {
+export function ask(title, { label = "", value = "", kind = "text", go = "OK", about = "", more = null } = {}) {
   const dialog = $("ask");
   const input = label ? el("input", { id: "asked", type: kind, value, required: true }) : null;
   return new Promise((resolve) => {
@@ -57,6 +113,7 @@ export function ask(title, { label = "", value = "", kind = "text", go = "OK", a
       about ? el("span", { class: "quiet" }, about) : null,
       label ? el("label", { for: "asked" }, label) : null,
       input,
+      more,
       el("div", { class: "bar" },
         el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
         el("button", { type: "submit", value: "yes" }, go)));

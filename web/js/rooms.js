@@ -1,151 +1,270 @@
 // Rooms: a world as its people see it, and the Architect's hand on it. The server owns all state; this draws what it tells.
 
-import { api, listen } from "./api.js";
-import { $, ask, count, el, number, time, toast } from "./dom.js";
+import { Away, api, listen } from "./api.js";
+import { $, ask, count, el, grow, number, render, time, toast } from "./dom.js";
 import { mind } from "./mind.js";
 
 const FEELINGS = { thumbs_up: "👍", thumbs_down: "👎", brain: "🧠", heart: "❤️" };
 const ARCHITECT = 0;
+// As many messages as the server sends at a time, and how many are on the page while nobody looks at older ones.
+const SENT = 100;
+const KEPT = 300;
 
-const page = { worlds: [], name: null, world: null, room: null, agent: null, older: new Map(), seen: new Map(), attends: new Map() };
-let asked = 0;
+const page = {
+  worlds: null, name: null, world: null, room: null, agent: null, connected: true, trouble: null,
+  log: { room: null, messages: [], whole: false, stale: true },
+  // The last that was seen in each room, shares that are being set, what is half written, what is answered, and what hearts did.
+  seen: new Map(), attends: new Map(), drafts: new Map(), answering: null, thoughts: new Map(),
+};
 
 // Does something on the server; what goes wrong is told, and nothing else happens.
 async function doing(what) {
   try { return await what; } catch (error) { toast(error.message, { wrong: true }); return null; }
 }
 
-const wish = async (values) => take(await doing(api.wish(page.name, values)));
+async function wish(values) {
+  const world = await doing(api.wish(page.name, values));
+  await take(world);
+  return world !== null;
+}
 
-function take(world) {
+async function take(world) {
   if (!world || world.name !== page.name) return;
-  asked += 1;
+  if (world.left) toast("Another program runs this world: it was told, and does it when nobody thinks there.");
   page.world = world;
+  page.log.stale = true;
+  await latest().catch(() => {});
   draw();
 }
 
+// The state is read again: by one at a time, and once more for however much happened meanwhile.
+let reading = false;
+let again = false;
 async function refresh() {
-  const mine = (asked += 1);
-  page.worlds = (await doing(api.worlds())) ?? page.worlds;
-  if (!page.worlds.some((world) => world.name === page.name)) page.name = page.worlds[0]?.name ?? null;
-  const world = page.name && (await doing(api.world(page.name)));
-  if (mine !== asked) return;
-  page.world = world || null;
-  draw();
+  again = true;
+  if (reading) return;
+  reading = true;
+  while (again) {
+    again = false;
+    await read();
+    draw();
+  }
+  reading = false;
+}
+
+async function read() {
+  try {
+    page.worlds = await api.worlds();
+    const names = page.worlds.map((world) => world.name);
+    if (!names.includes(page.name)) enter(names[0] ?? null);
+    const { name } = page;
+    const world = name === null ? null : await api.world(name);
+    if (page.name !== name) { again = true; return; }
+    page.world = world;
+    await latest();
+    page.trouble = null;
+  } catch (error) {
+    // What is there stays; that the server is away is said elsewhere.
+    page.trouble = error instanceof Away ? null : error.message;
+  }
+}
+
+// The latest messages of the room that is shown. Where so many came that some are missing between, it begins with them.
+async function latest() {
+  const here = room();
+  if (!here) return;
+  if (page.log.room !== here.id) page.log = { room: here.id, messages: [], whole: false, stale: true };
+  const { log } = page;
+  const known = log.messages.at(-1)?.id ?? 0;
+  if (!log.stale && here.last === known) return;
+  log.stale = false;
+  let found;
+  try { found = await api.roomMessages(page.name, here.id); } catch (error) { log.stale = true; throw error; }
+  if (page.log !== log) return;
+  if (found.length === SENT && found[0].id > known) Object.assign(log, { messages: found, whole: false });
+  else merge(log, found);
+  if (found.length < SENT) log.whole = true;
+  if (log.messages.length > KEPT && atEnd()) Object.assign(log, { messages: log.messages.slice(-SENT), whole: false });
+}
+
+function merge(log, found) {
+  const all = new Map([...log.messages, ...found].map((said) => [said.id, said]));
+  log.messages = [...all.values()].sort((a, b) => a.id - b.id);
+}
+
+async function older() {
+  const { log } = page;
+  const found = await doing(api.roomMessages(page.name, log.room, log.messages[0]?.id));
+  if (!found || page.log !== log) return;
+  merge(log, found);
+  log.whole = found.length < SENT;
+  const box = $("log");
+  const below = box.scrollHeight - box.scrollTop;
+  drawRoom();
+  box.scrollTop = box.scrollHeight - below;
+}
+
+async function react(said, reaction) {
+  if (!(await wish({ wish: "react", message: said.id, reaction }))) return;
+  const { log } = page;
+  const found = await doing(api.roomMessages(page.name, log.room, said.id + 1));
+  if (!found || page.log !== log) return;
+  merge(log, found.filter((one) => one.id === said.id));
+  drawRoom();
+}
+
+function enter(name) {
+  keepDraft();
+  Object.assign(page, { name, world: null, room: null, agent: null, answering: null, trouble: null, log: { room: null, messages: [], whole: false, stale: true } });
+  for (const map of [page.seen, page.attends, page.thoughts]) map.clear();
 }
 
 function show(name) {
-  Object.assign(page, { name, world: null, room: null, agent: null });
-  page.older.clear();
-  page.seen.clear();
+  enter(name);
   location.hash = encodeURIComponent(name);
+  draw();
   refresh();
+}
+
+function goTo(id) {
+  keepDraft();
+  Object.assign(page, { room: id, answering: null });
+  $("message").value = page.drafts.get(`${page.name}/${id}`) ?? "";
+  grow($("message"));
+  $("message").focus();
+  draw();
+  latest().then(draw, (error) => toast(error.message, { wrong: true }));
+}
+
+function keepDraft() {
+  if (page.room !== null) page.drafts.set(`${page.name}/${page.room}`, $("message").value);
 }
 
 function draw() {
   drawWorlds();
+  drawTrouble();
   const { world } = page;
   for (const id of ["run", "step", "speed", "message", "send"]) $(id).disabled = !world;
-  if (!world) {
-    for (const id of ["rooms", "board", "panel", "hints"]) $(id).replaceChildren();
-    $("log").replaceChildren(el("div", { class: "empty" },
-      el("p", {}, "A world is a place where many agents live: each has a room, remembers only what it writes down, and thinks on its own heartbeat."),
-      el("button", { type: "button", id: "first", onclick: newWorld }, "Begin with five who live at a harbour")));
-    return;
-  }
+  if (!world) return drawNothing();
   if (!world.rooms.some((room) => room.id === page.room)) {
     // Where most people are.
-    page.room = [...world.rooms].sort((a, b) => b.members.length - a.members.length)[0]?.id ?? null;
+    const most = [...world.rooms].sort((a, b) => b.members.length - a.members.length)[0]?.id ?? null;
+    if (most !== null) return goTo(most);
   }
   $("run").textContent = world.paused ? "Run" : "Pause";
   $("run").setAttribute("aria-pressed", String(!world.paused));
   const speeds = [...$("speed").options].map((option) => Number(option.value));
-  if (speeds.includes(world.speed)) $("speed").value = String(world.speed);
+  if (speeds.includes(world.speed) && document.activeElement !== $("speed")) $("speed").value = String(world.speed);
   drawRooms();
   drawRoom();
   drawPanel();
 }
 
+function drawTrouble() {
+  const told = page.connected ? page.trouble && page.world && `This may not be as it is now: ${page.trouble}` : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
+  $("away").hidden = !told;
+  if ($("away").textContent !== (told || "")) $("away").textContent = told || "";
+}
+
+function drawNothing() {
+  for (const id of ["rooms", "board", "panel", "hints", "answering"]) render($(id));
+  const about = (...parts) => render($("log"), el("div", { class: "empty" }, parts));
+  if (page.trouble) about(el("p", { role: "status" }, page.trouble), el("button", { type: "button", onclick: refresh }, "Try again"));
+  else if (page.worlds?.length === 0) {
+    about(
+      el("p", {}, "A world is a place where many agents live: each has a room, remembers only what it writes down, and thinks on its own heartbeat."),
+      el("button", { type: "button", id: "first", onclick: newWorld }, "Begin with five who live at a harbour"));
+  } else about(el("p", {}, "…"));
+}
+
 function drawWorlds() {
-  $("tabs").replaceChildren(
-    ...page.worlds.map((world) => el("button", { type: "button", "aria-current": String(world.name === page.name), onclick: () => show(world.name) }, world.name)),
+  render($("tabs"),
+    (page.worlds ?? []).map((world) => el("button", { type: "button", "aria-current": String(world.name === page.name), data: { key: world.name }, onclick: () => show(world.name) }, world.name)),
     el("button", { type: "button", title: "A new world", "aria-label": "A new world", onclick: newWorld }, "+"));
 }
 
 async function newWorld() {
-  const name = await ask("A new world", { label: "Name", value: page.worlds.length ? "" : "harbour", go: "Begin", about: "It begins with five who live at a harbour; `halo rooms new NAME --file WORLD.toml` begins with your own." });
+  const file = el("input", { type: "file", id: "world-file", accept: ".toml,text/plain" });
+  const name = await ask("A new world", {
+    label: "Name", value: page.worlds?.length ? "" : "harbour", go: "Begin",
+    about: "It begins with five who live at a harbour, or with those of a file of yours.",
+    more: el("label", {}, "Your own world, as TOML (if you like) ", file),
+  });
   if (!name) return;
-  const made = await doing(api.newWorld(name.trim()));
+  const made = await doing(file.files.length ? file.files[0].text().then((text) => api.newWorld(name.trim(), text)) : api.newWorld(name.trim()));
   if (made) show(made.name);
+  // It may have been made, and its model be away.
+  else refresh();
+}
+
+async function endWorld() {
+  const { name } = page;
+  if (!(await ask(`End ${name} for good?`, { go: "End it", about: "Everybody who lives there, and all that was said there, will be gone." }))) return;
+  await doing(api.endWorld(name));
+  refresh();
 }
 
 const room = () => page.world?.rooms.find((one) => one.id === page.room);
 
 function drawRooms() {
-  $("rooms").replaceChildren(...page.world.rooms.map((one) => {
-    const last = one.messages.at(-1)?.id ?? 0;
-    if (one.id === page.room || !page.seen.has(one.id)) page.seen.set(one.id, last);
-    const fresh = last > page.seen.get(one.id);
-    return el("button", { type: "button", data: { room: one.id }, "aria-current": String(one.id === page.room), class: fresh ? "new" : "", onclick: () => { page.room = one.id; draw(); $("message").focus(); } },
-      one.id === ARCHITECT ? "Your room" : `${one.owner}'s room`, one.requests.length ? " 🔔" : "",
-      el("small", {}, one.billboard ?? count(one.members.length, "member")));
-  }));
+  render($("rooms"),
+    page.world.rooms.map((one) => {
+      if (one.id === page.room || !page.seen.has(one.id)) page.seen.set(one.id, one.last);
+      const fresh = one.last > page.seen.get(one.id);
+      return el("button", { type: "button", data: { room: one.id, key: `room-${one.id}` }, "aria-current": String(one.id === page.room), class: fresh ? "new" : "", onclick: () => goTo(one.id) },
+        one.id === ARCHITECT ? "Your room" : `${one.owner}'s room`, one.requests.length ? " 🔔" : "",
+        el("small", {}, one.billboard ?? count(one.members.length, "member")));
+    }),
+    el("button", { type: "button", class: "link", id: "end", data: { key: "end" }, onclick: endWorld }, "End this world…"));
 }
+
+const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 60;
 
 function drawRoom() {
   const here = room();
   if (!here) return;
   const inside = here.members.some((member) => member.id === ARCHITECT);
-  $("board").replaceChildren(
+  render($("board"),
     el("b", {}, here.billboard ? `📌 ${here.billboard}` : `${here.owner}'s room`),
     el("span", { class: "quiet" }, `${here.wpm} words a minute`),
     inside
-      ? el("button", { type: "button", id: "leave", onclick: () => wish({ wish: "leave", room: here.id }) }, "Leave")
-      : el("button", { type: "button", id: "join", onclick: () => wish({ wish: "join", room: here.id }) }, "Join"));
-  const log = $("log");
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60 || log.dataset.room !== String(here.id);
-  // What slides out of the latest that are sent stays on the page.
-  const before = page.shown?.id === here.id ? page.shown.messages.filter((said) => said.id < (here.messages[0]?.id ?? 0)) : [];
-  page.shown = { id: here.id, messages: here.messages };
-  if (before.length) page.older.set(here.id, Object.assign([...(page.older.get(here.id) ?? []), ...before], { done: page.older.get(here.id)?.done }));
-  const older = page.older.get(here.id) ?? [];
-  const first = older[0]?.id ?? here.messages[0]?.id ?? 0;
-  const known = new Set(here.messages.map((said) => said.id));
-  const all = [...older.filter((said) => !known.has(said.id)), ...here.messages];
-  const rows = all.map((said) => row(said, all));
-  if (first > 1 && here.messages.length >= 100 && page.older.get(here.id)?.done !== true) {
-    rows.unshift(el("button", { type: "button", class: "gap", onclick: () => loadOlder(here.id, first) }, "what was said before"));
-  }
-  log.dataset.room = String(here.id);
-  log.replaceChildren(...rows);
-  if (!rows.length) log.append(el("p", { class: "empty" }, "Nothing was said here yet."));
-  if (atEnd) log.scrollTop = log.scrollHeight;
+      ? el("button", { type: "button", id: "leave", data: { key: "leave" }, onclick: () => wish({ wish: "leave", room: here.id }) }, "Leave")
+      : el("button", { type: "button", id: "join", data: { key: "join" }, onclick: () => wish({ wish: "join", room: here.id }) }, "Join"));
+  const box = $("log");
+  const follow = atEnd() || box.dataset.room !== String(here.id);
+  const { messages, whole } = page.log.room === here.id ? page.log : { messages: [], whole: false };
+  const byId = new Map(messages.map((said) => [said.id, said]));
+  const rows = messages.map((said) => row(said, byId));
+  if (messages.length && !whole) rows.unshift(el("button", { type: "button", class: "gap", data: { key: "older" }, onclick: older }, "what was said before"));
+  if (!rows.length) rows.push(el("p", { class: "empty", data: { key: "nothing" } }, here.last ? "…" : "Nothing was said here yet."));
+  // In another room nothing is news.
+  if (box.dataset.room !== String(here.id)) box.replaceChildren();
+  box.dataset.room = String(here.id);
+  render(box, rows);
+  if (follow) box.scrollTop = box.scrollHeight;
   const writing = here.members.filter((member) => member.writing).map((member) => member.name);
   const thinking = page.world.agents.find((agent) => agent.id === page.world.thinking);
   $("hints").textContent = [
     writing.length ? `${writing.join(", ")} ${writing.length === 1 ? "is" : "are"} writing…` : "",
     thinking ? `${thinking.name} is thinking…` : "",
   ].filter(Boolean).join("  ");
+  const { answering } = page;
+  $("answering").hidden = !answering;
+  render($("answering"), answering && [
+    el("span", {}, `↳ ${answering.name}: ${answering.text.slice(0, 80)}`),
+    el("button", { type: "button", "aria-label": "Answer nothing in particular", onclick: () => { page.answering = null; drawRoom(); } }, "×")]);
 }
 
-async function loadOlder(id, before) {
-  const found = await doing(api.roomMessages(page.name, id, before));
-  if (!found) return;
-  const all = [...found, ...(page.older.get(id) ?? [])];
-  all.done = found.length === 0;
-  page.older.set(id, all);
-  drawRoom();
-}
-
-function row(said, all) {
-  const answered = said.reply_to && all.find((other) => other.id === said.reply_to);
+function row(said, byId) {
+  const answered = said.reply_to && byId.get(said.reply_to);
   const mine = said.by === ARCHITECT;
   const feel = said.by !== null && el("div", { class: Object.keys(said.reactions).length ? "feel felt" : "feel" },
     Object.entries(FEELINGS).map(([name, sign]) => {
       const who = said.reactions[name] ?? [];
-      return el("button", { type: "button", class: who.length ? "has" : "", disabled: mine || who.includes("The Architect"), data: { feeling: name }, title: who.length ? who.join(", ") : name.replace("_", " "), "aria-label": `${name.replace("_", " ")}: ${who.length}`, onclick: () => wish({ wish: "react", message: said.id, reaction: name }) }, who.length ? `${sign} ${who.length}` : sign);
-    }));
-  return el("article", { class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`, data: { message: said.id } },
+      return el("button", { type: "button", class: who.length ? "has" : "", disabled: mine || who.includes("The Architect"), data: { feeling: name }, title: who.length ? who.join(", ") : name.replace("_", " "), "aria-label": `${name.replace("_", " ")}: ${who.length}`, onclick: () => react(said, name) }, who.length ? `${sign} ${who.length}` : sign);
+    }),
+    el("button", { type: "button", class: "reply", "aria-label": `Answer ${said.name}`, onclick: () => { page.answering = said; drawRoom(); $("message").focus(); } }, "↳"));
+  return el("article", { class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`, data: { message: said.id, key: said.id } },
     el("h2", {}, el("b", {}, said.name), el("time", {}, time(said.at)), el("span", {}, `#${said.id}`)),
     said.reply_to ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${answered.text.slice(0, 80)}` : `↳ #${said.reply_to}`) : null,
     el("p", {}, said.text),
@@ -156,26 +275,21 @@ function drawPanel() {
   const panel = $("panel");
   if (page.agent !== null) {
     const agent = page.world.agents.find((one) => one.id === page.agent);
-    if (agent) return mind(panel, page, agent, { wish, close: () => { page.agent = null; drawPanel(); } });
+    if (agent) return mind(panel, page, agent, { wish, think, pulse, close: () => { page.agent = null; drawPanel(); } });
     page.agent = null;
   }
   const here = room();
-  if (!here) return panel.replaceChildren();
-  // What somebody is sliding is not taken away.
-  if (panel.querySelector("input[type=range]:active")) return;
-  const held = panel.querySelector("input[type=range]:focus")?.dataset.of;
-  panel.replaceChildren(
+  if (!here) return render(panel);
+  render(panel, el("div", { data: { key: "people" } },
     el("h2", {}, "Who is here"),
-    ...here.requests.map((request) => el("div", { class: "row request", data: { request: request.id } },
+    here.requests.map((request) => el("div", { class: "row request", data: { request: request.id, key: `request-${request.id}` } },
       el("p", {}, `${request.name} asks to come in, with the key “${request.key}”.`),
       el("div", { class: "bar" },
         el("button", { type: "button", onclick: () => wish({ wish: "grant", room: here.id, request: request.id }) }, "Let in"),
         el("button", { type: "button", onclick: () => wish({ wish: "deny", room: here.id, request: request.id }) }, "Refuse")))),
-    ...here.members.map((member) => person(member, here)),
-    here.keys.length ? el("p", { class: "quiet" }, `Keys: ${here.keys.join(", ")}`) : null,
-    el("div", { class: "bar" }, el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here")));
-  panel.replaceChildren(...[...panel.childNodes].filter((node) => node.textContent !== "null"));
-  if (held) panel.querySelector(`input[data-of="${held}"]`)?.focus();
+    here.members.map((member) => person(member, here)),
+    here.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${here.keys.join(", ")}`) : null,
+    el("div", { class: "bar", data: { key: "newcomer" } }, el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here"))));
 }
 
 // What somebody has just set stands until it is so: a state from before does not take it back.
@@ -183,20 +297,30 @@ async function attend(values, key) {
   page.attends.set(key, values.value);
   await wish(values);
   if (page.attends.get(key) === values.value) page.attends.delete(key);
-  drawPanel();
+  draw();
+}
+
+// Somebody thinks at once, also where time stands still.
+async function think(agent) {
+  if ((await wish({ wish: "wake", agent: agent.id })) && page.world.open && page.world.paused) take(await doing(api.pace(page.name, { step: true })));
 }
 
 function person(member, here) {
-  if (member.id === ARCHITECT) return el("div", { class: "agent" }, el("span", {}, "The Architect (you)"));
+  const key = `${member.id}-${here.id}`;
+  if (member.id === ARCHITECT) return el("div", { class: "agent", data: { key } }, el("span", {}, "The Architect (you)"));
   const agent = page.world.agents.find((one) => one.id === member.id);
-  if (!agent) return el("div", { class: "agent" }, member.name);
-  const key = `${agent.id}-${here.id}`;
-  const set = Number.parseInt(page.attends.get(key) ?? "", 10);
-  const share = el("output", {}, set >= 0 ? `${set} %` : member.attention === "%*" ? `${number(member.share)} % (shared)` : `${number(member.share)} %`);
-  const slider = el("input", { type: "range", min: "0", max: "100", step: "5", value: String(set >= 0 ? set : Math.round(member.share)), data: { of: key }, "aria-label": `How much ${agent.name} attends to this room`, oninput: (event) => { share.textContent = `${event.target.value} %`; }, onchange: (event) => attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key) });
-  return el("div", { class: "agent", data: { agent: agent.id } },
+  if (!agent) return el("div", { class: "agent", data: { key } }, member.name);
+  const held = document.querySelector(`input[data-of="${key}"]:active`);
+  const set = Number.parseInt(held?.value ?? page.attends.get(key) ?? "", 10);
+  const share = set >= 0 ? `${set} %` : member.attention === "%*" ? `${number(member.share)} % (shared)` : `${number(member.share)} %`;
+  const slider = el("input", {
+    type: "range", min: "0", max: "100", step: "5", value: String(set >= 0 ? set : Math.round(member.share)), data: { of: key }, "aria-label": `How much ${agent.name} attends to this room`,
+    oninput: (event) => { event.target.previousElementSibling.textContent = `${event.target.value} %`; },
+    onchange: (event) => attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key),
+  });
+  return el("div", { class: "agent", data: { agent: agent.id, key } },
     el("button", { type: "button", title: `${agent.name}'s mind`, onclick: () => { page.agent = agent.id; drawPanel(); } }, pulse(agent), el("span", {}, agent.name), el("small", { class: "quiet" }, standing(agent))),
-    el("label", {}, "attention", share, slider),
+    el("label", {}, "attention", el("output", {}, share), slider),
     member.attention === "%*" ? null : el("button", { type: "button", class: "link", onclick: () => wish({ wish: "attend", agent: agent.id, room: here.id, value: "%*" }) }, "share what others leave"));
 }
 
@@ -221,38 +345,69 @@ async function newcomer() {
 // What happened: the state is read again, once for however much came in the meantime.
 let soon = null;
 function heard(event) {
-  if (event.type !== "world" || event.name !== page.name) return;
+  const missed = event.type === "missed";
+  if (event.type !== "world" && !missed) return;
+  if (!missed && event.name !== page.name && !event.listed) return;
   if (event.failed) toast(event.failed, { wrong: true });
-  if (event.beat !== null && event.beat !== undefined) {
-    for (const sign of document.querySelectorAll(`[data-pulse="${event.beat}"]`)) {
-      sign.classList.remove("once");
-      requestAnimationFrame(() => sign.classList.add("once"));
-    }
-  }
+  if (event.thought) page.thoughts.set(event.beat, event.thought);
+  if (event.beat !== null && event.beat !== undefined) beat(event.beat);
+  if (missed || event.rooms.includes(page.log.room)) page.log.stale = true;
   soon ??= setTimeout(() => { soon = null; refresh(); }, 150);
 }
 
-$("run").addEventListener("click", async () => take(await doing(api.pace(page.name, { paused: !page.world.paused }))));
-$("step").addEventListener("click", async () => take(await doing(api.pace(page.name, { step: true }))));
-$("speed").addEventListener("change", async (event) => take(await doing(api.pace(page.name, { speed: Number(event.target.value) }))));
-$("composer").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const text = $("message").value.trim();
-  if (!text || page.room === null) return;
-  const world = await doing(api.wish(page.name, { wish: "say", room: page.room, message: text }));
-  // What was not said stays in the box.
-  if (world) { $("message").value = ""; take(world); $("log").scrollTop = $("log").scrollHeight; }
-});
+function beat(id) {
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const shape = [{ transform: "scale(1)" }, { transform: "scale(1.6)", background: "var(--good)" }, { transform: "scale(1)" }];
+  for (const sign of document.querySelectorAll(`[data-pulse="${id}"]`)) sign.animate(shape, { duration: 600, iterations: 2 });
+}
+
+const pace = async (values) => take(await doing(api.pace(page.name, values)));
+
+async function send() {
+  const box = $("message");
+  const { name, room: id, answering } = page;
+  const text = box.value;
+  if (!text.trim() || id === null || $("send").disabled) return;
+  $("send").disabled = true;
+  const world = await doing(api.wish(name, { wish: "say", room: id, message: text.trim(), reply_to: answering?.id }));
+  $("send").disabled = false;
+  // What was not said stays in the box, and so does what was written since.
+  if (!world) return;
+  page.drafts.delete(`${name}/${id}`);
+  if (page.name === name && page.room === id) {
+    if (box.value === text) box.value = "";
+    if (page.answering === answering) page.answering = null;
+    grow(box);
+  }
+  await take(world);
+  $("log").scrollTop = $("log").scrollHeight;
+}
+
+$("run").addEventListener("click", () => pace({ paused: !page.world.paused }));
+$("step").addEventListener("click", () => pace({ step: true }));
+$("speed").addEventListener("change", (event) => pace({ speed: Number(event.target.value) }));
+$("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("message").addEventListener("input", () => grow($("message")));
 $("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+});
+addEventListener("hashchange", () => {
+  const name = decodeURIComponent(location.hash.slice(1));
+  if (name && name !== page.name) show(name);
 });
 
 if (["dark", "light"].includes(localStorage.getItem("theme"))) document.documentElement.dataset.theme = localStorage.getItem("theme");
 page.name = decodeURIComponent(location.hash.slice(1)) || null;
 listen(heard, (connected) => {
-  $("away").hidden = connected;
-  $("away").textContent = connected ? "" : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
+  page.connected = connected;
+  page.log.stale = true;
+  drawTrouble();
   if (connected) refresh();
 });
-// Who thinks is known only to the server; a look now and then is enough.
-setInterval(() => { if (page.world && !page.world.paused && !document.hidden) refresh(); }, 2000);
+// Who thinks is known only to the server, and what another program does in a world only to the store: a look now and then is enough.
+let looks = 0;
+setInterval(() => {
+  looks += 1;
+  if (document.hidden || !page.connected) return;
+  if (page.world?.paused === false || page.trouble || looks % 3 === 0) refresh();
+}, 2000);

@@ -245,18 +245,19 @@ pub struct Bounds<'a> {
 /// The longest name, in characters.
 const NAME: usize = 50;
 /// The longest billboard.
-const BILLBOARD: usize = 500;
+pub(crate) const BILLBOARD: usize = 500;
 /// The longest key, and the most of them.
-const KEY: usize = 64;
-const KEYS: usize = 20;
+pub(crate) const KEY: usize = 64;
+pub(crate) const KEYS: usize = 20;
 /// The longest seed or role.
-const PROMPT: usize = 2_000;
+pub(crate) const PROMPT: usize = 2_000;
 /// How many may wait to come into a room.
 const REQUESTS: usize = 50;
-/// The longest value that is shown among recent actions.
+/// The longest value that is shown among recent actions, and the longest reason.
 const SHOWN: usize = 60;
+const REASON: usize = 300;
 
-fn name_of(name: &str) -> Result<String, String> {
+pub(crate) fn name_of(name: &str) -> Result<String, String> {
     let name = name.trim();
     match name.chars().count() {
         0 => Err("a name has at least one character".to_owned()),
@@ -269,7 +270,7 @@ fn name_of(name: &str) -> Result<String, String> {
     }
 }
 
-fn no_longer(what: &str, text: &str, most: usize) -> Result<(), String> {
+pub(crate) fn no_longer(what: &str, text: &str, most: usize) -> Result<(), String> {
     let long = text.chars().count();
     if long > most {
         return Err(format!("{what} has {most} characters at most, and this one has {long}"));
@@ -297,9 +298,14 @@ fn short(value: Value) -> Value {
         Value::Number(_) | Value::Bool(_) => return value,
         other => other.to_string(),
     };
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => Value::String(format!("{}…", &text[..end])),
-        None => Value::String(text),
+    Value::String(shortened(&text, SHOWN))
+}
+
+/// The beginning of what is longer than so many characters.
+fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -311,15 +317,15 @@ impl World {
     pub fn act(&mut self, who: AgentId, action: Action, bounds: Bounds<'_>) -> Result<(), String> {
         let mut told = action.told(bounds.now);
         let done = self.try_act(who, action, bounds);
-        told.refused = done.clone().err();
+        told.refused = done.as_ref().err().map(|why| shortened(why, REASON));
         self.note(who, told);
         done
     }
 
     /// Notes that an agent wanted something that cannot be told apart.
-    pub fn refuse(&mut self, who: AgentId, kind: &str, why: impl Into<String>, now: Millis) {
-        let kind = kind.chars().take(NAME).collect();
-        self.note(who, Recent { kind, at: now, with: Map::new(), refused: Some(why.into()) });
+    pub fn refuse(&mut self, who: AgentId, kind: &str, why: &str, now: Millis) {
+        let (kind, why) = (kind.chars().take(NAME).collect(), shortened(why, REASON));
+        self.note(who, Recent { kind, at: now, with: Map::new(), refused: Some(why) });
     }
 
     fn try_act(&mut self, who: AgentId, action: Action, bounds: Bounds<'_>) -> Result<(), String> {
@@ -340,8 +346,9 @@ impl World {
                 if !asleep {
                     return Err(format!("agent {agent_id} is awake"));
                 }
+                // It thinks when its heart beats, and no sooner: two who wake each other do not race.
                 if let Some(agent) = self.agent_mut(agent_id) {
-                    (agent.asleep, agent.next) = (None, now);
+                    agent.asleep = None;
                 }
                 Ok(())
             }
@@ -516,15 +523,9 @@ impl World {
     fn react(&mut self, who: AgentId, message: u64, reaction: Reaction) -> Result<(), String> {
         let found = self.message_for(who, message);
         let found = found.ok_or_else(|| format!("there is no message {message} in your rooms"))?;
+        found.can_move(who, reaction)?;
         let sender = found.sender;
-        if sender == crate::world::Sender::Agent(who) {
-            return Err("nobody reacts to what they said themselves".to_owned());
-        }
-        let new =
-            self.message_mut(message, |message| message.reactions.entry(reaction).or_default().insert(who));
-        if new != Some(true) {
-            return Err(format!("you have reacted to message {message} with {} before", reaction.name()));
-        }
+        self.message_mut(message, |message| message.reactions.entry(reaction).or_default().insert(who));
         if let crate::world::Sender::Agent(sender) = sender
             && let Some(agent) = self.agent_mut(sender)
         {
@@ -564,7 +565,7 @@ impl World {
     }
 
     /// Whether nobody else is called that.
-    fn free_name(&self, name: &str, who: Option<AgentId>) -> Result<(), String> {
+    pub(crate) fn free_name(&self, name: &str, who: Option<AgentId>) -> Result<(), String> {
         let same = |other: &str| other.to_lowercase() == name.to_lowercase();
         let taken = self.agents().any(|agent| same(&agent.name) && Some(agent.id) != who);
         if taken || same(&self.name(ARCHITECT)) || same("System") {
@@ -613,7 +614,11 @@ impl World {
 
     pub(crate) fn attend(&mut self, who: AgentId, room: RoomId, value: &str) -> Result<(), String> {
         self.inside(who, room)?;
-        let attention = Attention::read(value)?;
+        self.turn(who, room, Attention::read(value)?)
+    }
+
+    /// Somebody turns to a room, or away from it; nobody has more than all of its attention.
+    pub(crate) fn turn(&mut self, who: AgentId, room: RoomId, attention: Attention) -> Result<(), String> {
         if let Attention::Fixed(percent) = attention {
             let others = self.rooms_of(who).filter(|other| other.id != room);
             let fixed: f64 = others
@@ -642,9 +647,22 @@ impl World {
                     format!("{} ({who}) is no more, and this room is closed.", self.name(who)),
                     now,
                 );
-                if let Some(room) = self.room_mut(room) {
-                    room.closed = true;
-                    room.requests.clear();
+                let writing: Vec<AgentId> = self
+                    .room_mut(room)
+                    .into_iter()
+                    .flat_map(|room| {
+                        room.closed = true;
+                        room.requests.clear();
+                        room.members.iter_mut().filter_map(|(id, member)| member.writing.take().map(|_| *id))
+                    })
+                    .collect();
+                for other in writing.into_iter().filter(|other| *other != who) {
+                    self.refuse(
+                        other,
+                        "response",
+                        &format!("room {room} was closed before it was written"),
+                        now,
+                    );
                 }
             } else {
                 self.leave(room, who, now);

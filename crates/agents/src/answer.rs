@@ -45,52 +45,69 @@ pub struct Outcome {
 }
 
 impl Answer {
-    /// Understands what a model wrote.
+    /// Understands what a model wrote, as far as it came: where it was cut off, what it was about to do is not done.
     ///
     /// # Errors
     /// In words, when nothing of it can be.
-    pub fn read(text: &str, output: Output) -> Result<Self, String> {
+    pub fn read(text: &str, output: Output, cut: bool) -> Result<Self, String> {
         if text.len() > LONGEST {
             return Err("the answer is too long to be read".to_owned());
         }
         let body = unfenced(text);
-        let json = |text: &str| from_json(text).map(|value| (value, false));
-        let toon = |text: &str| from_toon(text).map(|value| (value, false));
+        let json = |text: &str| from_json(text);
+        let toon = |text: &str| from_toon(text, cut);
         let either = |text: &str| match output {
             Output::Json => json(text).or_else(|| toon(text)),
             Output::Toon => toon(text).or_else(|| json(text)),
         };
         // A message may have a fence in it: what is understood as a whole is not looked into.
         let found = either(text.trim()).or_else(|| either(body));
-        let mended = |text: &str| repaired(text).or_else(|| repaired_toon(text));
+        let mended = |text: &str| repaired(text).or_else(|| repaired_toon(text, cut));
         // Nor what begins as an answer does, and ends too early.
         let begins = ["{", "responses", "actions"].iter().any(|start| text.trim().starts_with(start));
         let broken = if begins { [text.trim(), body] } else { [body, text.trim()] };
-        let (value, repaired) = found
-            .or_else(|| broken.into_iter().find_map(mended).map(|value| (value, true)))
+        let read = found
+            .or_else(|| broken.into_iter().find_map(mended))
             .ok_or("the answer is neither JSON nor TOON with 'responses' and 'actions'")?;
-        Ok(Self::of(value, repaired))
+        Ok(Self::of(read))
     }
 
-    fn of(value: Value, repaired: bool) -> Self {
+    fn of(Read { value, repaired, open }: Read) -> Self {
         let mut answer = Self { repaired, ..Self::default() };
         let Value::Object(mut fields) = value else { return answer };
-        match fields.shift_remove("responses") {
-            Some(Value::Array(items)) => items.iter().for_each(|item| answer.say(item)),
-            Some(item @ Value::Object(_)) if item.get("message").is_some() => answer.say(&item),
+        let open = fields.keys().next_back().filter(|_| open).cloned();
+        let is_open = |name: &str| open.as_deref() == Some(name);
+        let mut responses = match fields.shift_remove("responses") {
+            Some(Value::Array(responses)) => responses,
+            Some(one @ Value::Object(_)) if MESSAGE.iter().any(|name| one.get(name).is_some()) => vec![one],
             // Some models name the room and then what they say there.
             Some(Value::Object(by_room)) => {
-                for (room, message) in by_room {
-                    answer.say(&json!({"room_id": room, "message": message}));
-                }
+                let said = |(room, message)| json!({"room_id": room, "message": message});
+                by_room.into_iter().map(said).collect()
             }
-            _ => {}
+            other => {
+                answer.none(other, "response", "responses are a list, each with a room_id and a message");
+                Vec::new()
+            }
+        };
+        // Half a message is said; one that was not about to be said yet is not.
+        let begun = |response: &Value| {
+            let last = response.as_object().and_then(|response| response.keys().next_back());
+            last.is_some_and(|name| MESSAGE.contains(&name.as_str()))
+        };
+        if is_open("responses") && responses.last().is_some_and(|last| !begun(last)) {
+            responses.pop();
         }
-        let actions = match fields.shift_remove("actions") {
+        responses.iter().for_each(|response| answer.say(response));
+        let mut actions = match fields.shift_remove("actions") {
             Some(Value::Array(actions)) => actions,
             Some(action @ Value::Object(_)) => vec![action],
-            _ => Vec::new(),
+            other => {
+                answer.none(other, "action", "actions are a list, each with a type");
+                Vec::new()
+            }
         };
+        let unfinished = if is_open("actions") { actions.pop() } else { None };
         for action in actions {
             if action.get("type").and_then(Value::as_str) == Some("send_message") {
                 answer.say(&action);
@@ -98,14 +115,35 @@ impl Answer {
                 answer.actions.push(act(action));
             }
         }
+        if let Some(action) = unfinished {
+            let kind = action.get("type").and_then(Value::as_str).filter(|kind| KINDS.contains(kind));
+            answer.wrong(
+                kind.unwrap_or("action"),
+                "your answer was cut off before this was finished, so it was not done: answer shorter",
+            );
+        }
         answer
+    }
+
+    /// Notes what should be a list and is none, unless it is nothing.
+    fn none(&mut self, value: Option<Value>, kind: &str, why: &str) {
+        let nothing =
+            |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
+        if value.is_some_and(|value| !nothing(&value)) {
+            self.wrong(kind, why);
+        }
+    }
+
+    /// Notes something that cannot be done.
+    fn wrong(&mut self, kind: &str, why: &str) {
+        self.actions.push(Err((kind.to_owned(), why.to_owned())));
     }
 
     /// Something that is to be said.
     fn say(&mut self, item: &Value) {
         let text = |names: &[&str]| names.iter().find_map(|name| item.get(*name)).and_then(Value::as_str);
         let room = ["room_id", "room", "id"].iter().find_map(|name| item.get(*name)).and_then(number);
-        let message = text(&["message", "content", "text"]);
+        let message = text(&MESSAGE);
         match (room, message) {
             (Some(room), Some(message)) => {
                 let silent = message.trim().is_empty() || message.trim().eq_ignore_ascii_case(SILENCE);
@@ -113,12 +151,21 @@ impl Answer {
                     self.responses.push(Response { room, message: message.to_owned() });
                 }
             }
-            _ => {
-                let why = "a response has a room_id and a message".to_owned();
-                self.actions.push(Err(("response".to_owned(), why)));
-            }
+            _ => self.wrong("response", "a response has a room_id and a message"),
         }
     }
+}
+
+/// What a response may call what it says.
+const MESSAGE: [&str; 3] = ["message", "content", "text"];
+
+/// What was understood of an answer.
+struct Read {
+    value: Value,
+    /// Whether it had to be put right.
+    repaired: bool,
+    /// Whether it ends within the last thing that it names.
+    open: bool,
 }
 
 fn number(value: &Value) -> Option<RoomId> {
@@ -157,15 +204,17 @@ fn is_answer(value: &Value) -> bool {
 /// How deep brackets may stand in each other: no answer needs more, and every one more costs.
 const DEPTH: usize = 64;
 
-fn from_json(text: &str) -> Option<Value> {
+fn from_json(text: &str) -> Option<Read> {
     let start = text.find('{')?;
     // What a model says behind its answer is not part of it.
     let mut read = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
-    read.next()?.ok().filter(is_answer)
+    let value = read.next()?.ok().filter(is_answer)?;
+    Some(Read { value, repaired: false, open: false })
 }
 
-fn from_toon(text: &str) -> Option<Value> {
-    toon_read(toon_in(text)?, true)
+fn from_toon(text: &str, cut: bool) -> Option<Read> {
+    // Where a line has no end, nobody knows whether it has all of its last word.
+    Some(Read { value: toon_read(toon_in(text)?, true)?, repaired: false, open: cut })
 }
 
 /// Where TOON begins in what was said.
@@ -181,11 +230,13 @@ fn toon_read(text: &str, strict: bool) -> Option<Value> {
 }
 
 /// TOON that ends too early, or has other entries than it says: with its last text closed, or without the last lines.
-fn repaired_toon(text: &str) -> Option<Value> {
+fn repaired_toon(text: &str, cut: bool) -> Option<Read> {
     let text = toon_in(text)?;
+    let read = |text: &str, open| Some(Read { value: toon_read(text, false)?, repaired: true, open });
     let closed = format!("{}\"", text.trim_end_matches('\\'));
     let ends = text.char_indices().rev().filter(|&(_, c)| c == '\n').map(|(at, _)| &text[..at]);
-    [text, &closed].into_iter().chain(ends).take(64).find_map(|text| toon_read(text, false))
+    let mut shorter = std::iter::once(&*closed).chain(ends).take(64);
+    read(text, cut).or_else(|| shorter.find_map(|text| read(text, true)))
 }
 
 /// Rows of a table are filled up with nothing where an entry lacks a field.
@@ -201,7 +252,7 @@ fn without_nothing(mut value: Value) -> Value {
 }
 
 /// JSON that ends too early, has commas too many, or line breaks within its texts, put right; none where that does not help.
-fn repaired(text: &str) -> Option<Value> {
+fn repaired(text: &str) -> Option<Read> {
     let start = text.find('{')?;
     let (mut out, mut closers) = (String::with_capacity(text.len()), Vec::new());
     // Where something was whole, and what was open there.
@@ -252,7 +303,11 @@ fn repaired(text: &str) -> Option<Value> {
     }
     let close = |text: &str, closers: &[char]| {
         let text: String = text.chars().chain(closers.iter().rev().copied()).collect();
-        serde_json::from_str::<Value>(&text).ok().filter(is_answer)
+        let value = serde_json::from_str::<Value>(&text).ok().filter(is_answer)?;
+        // The answer itself, a list in it, and an entry of that; some do without the list.
+        let entry =
+            value.as_object()?.values().next_back().map_or(3, |last| if last.is_object() { 2 } else { 3 });
+        Some(Read { value, repaired: true, open: closers.len() >= entry })
     };
     if in_string {
         let cut = out.strip_suffix('\\').filter(|_| escaped).unwrap_or(&out);
@@ -277,7 +332,7 @@ impl World {
             match self.speak(room, who, &message, None, bounds.now) {
                 Ok(()) => outcome.said += 1,
                 Err(why) => {
-                    self.refuse(who, "response", &*why, bounds.now);
+                    self.refuse(who, "response", &why, bounds.now);
                     outcome.refused.push(why);
                 }
             }
@@ -297,7 +352,7 @@ impl World {
             let done = match action {
                 Ok(action) => self.act(who, action, bounds),
                 Err((kind, why)) => {
-                    self.refuse(who, &kind, &*why, bounds.now);
+                    self.refuse(who, &kind, &why, bounds.now);
                     Err(why)
                 }
             };
@@ -565,7 +620,7 @@ mod tests {
     use crate::testing::{self, Lot};
 
     fn read(text: &str) -> Answer {
-        Answer::read(text, Output::Json).unwrap_or_else(|why| panic!("{text}: {why}"))
+        Answer::read(text, Output::Json, false).unwrap_or_else(|why| panic!("{text}: {why}"))
     }
 
     #[test]
@@ -586,8 +641,8 @@ mod tests {
         assert_eq!(read(&format!("{json} and so on")), expected);
         let toon = "responses[1]{room_id,message}:\n  8,\"Hello, you!\"\nactions[1]{type,path,value}:\n  set,character.mood,curious";
         assert_eq!(read(toon), expected);
-        assert_eq!(Answer::read(toon, Output::Toon).as_ref(), Ok(&expected));
-        assert_eq!(Answer::read(json, Output::Toon).as_ref(), Ok(&expected));
+        assert_eq!(Answer::read(toon, Output::Toon, false).as_ref(), Ok(&expected));
+        assert_eq!(Answer::read(json, Output::Toon, false).as_ref(), Ok(&expected));
         let words = r#"{"responses": {"8": "Hello, you!"}, "actions": {"type": "set", "path": "character.mood", "value": "curious"}}"#;
         assert_eq!(read(words), expected);
         let sent = r#"{"actions": [{"type": "send_message", "room_id": "8", "content": "Hello, you!"}]}"#;
@@ -598,7 +653,9 @@ mod tests {
     fn what_is_broken_is_put_right_as_far_as_it_can_be() {
         let whole = r#"{"responses": [{"room_id": 8, "message": "Hello"}], "actions": [{"type": "delete", "path": "a"}]}"#;
         for end in 15..whole.len() {
-            let Ok(answer) = Answer::read(&whole[..end], Output::Json) else { panic!("{}", &whole[..end]) };
+            let Ok(answer) = Answer::read(&whole[..end], Output::Json, true) else {
+                panic!("{}", &whole[..end])
+            };
             assert!(answer.repaired, "{}", &whole[..end]);
             if end > 49 {
                 assert_eq!(answer.responses[0].message, "Hello", "{}", &whole[..end]);
@@ -615,7 +672,54 @@ mod tests {
             "cut off in the mid"
         );
         for nothing in ["", "I do not know.", "{}", "[1, 2]", "{\"a\": 1}", "```\n```"] {
-            assert!(Answer::read(nothing, Output::Json).is_err(), "{nothing}");
+            assert!(Answer::read(nothing, Output::Json, false).is_err(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn what_was_cut_off_is_not_done() {
+        let cut = "cut off before this was finished";
+        let cases = [
+            (r#"{"responses":[],"actions":[{"type":"delete","path":"people"#, "delete"),
+            (r#"{"actions":[{"type":"retire_agent","agent_id":1"#, "retire_agent"),
+            (r#"{"actions":[{"type":"set_attention","room_id":2,"value":"3"#, "set_attention"),
+            (r#"{"actions":{"type":"retire_agent","agent_id":1"#, "retire_agent"),
+            (r#"{"actions":[{"type":"retire_ag"#, "action"),
+            ("responses: []\nactions[1]{type,path}:\n  delete,people", "delete"),
+            ("actions[1]:\n  - type: retire_agent\n    agent_id: 1", "retire_agent"),
+        ];
+        for (text, kind) in cases {
+            let answer = Answer::read(text, Output::Json, true).unwrap_or_else(|why| panic!("{text}: {why}"));
+            let [Err((what, why))] = &answer.actions[..] else { panic!("{text}: {:?}", answer.actions) };
+            assert!(what == kind && why.contains(cut), "{text}: {what}: {why}");
+        }
+        // What came before it is done, and so is what only looks like it.
+        let two = r#"{"actions":[{"type":"delete","path":"a"},{"type":"delete","path":"b"#;
+        assert_eq!(read(two).actions[0], Ok(Action::Delete { path: "a".into() }));
+        for whole in
+            ["actions[1]{type,path}:\n  delete,people", r#"{"actions":[{"type":"delete","path":"people"},]}"#]
+        {
+            assert_eq!(read(whole).actions, [Ok(Action::Delete { path: "people".into() })], "{whole}");
+        }
+        // Nobody speaks in a room whose number may be longer.
+        let none = r#"{"responses":[{"room_id":3,"message":"a"},{"message":"to whom?","room_id":1"#;
+        assert_eq!(read(none).responses, [Response { room: AgentId(3), message: "a".into() }]);
+    }
+
+    /// What should be a list and is none is told.
+    #[test]
+    fn what_is_no_list_says_so() {
+        for (text, wrong) in [
+            (r#"{"responses":"Hello all","actions":[]}"#, Some("responses are a list")),
+            (r#"{"responses":[],"actions":"set a to b"}"#, Some("actions are a list")),
+            ("responses: Hello\nactions: []", Some("responses are a list")),
+            (r#"{"responses":null,"actions":""}"#, None),
+        ] {
+            let answer = read(text);
+            let why =
+                answer.actions.first().and_then(|action| action.as_ref().err()).map(|(_, why)| why.as_str());
+            assert_eq!(why.is_some(), wrong.is_some(), "{text}: {why:?}");
+            assert!(wrong.is_none_or(|part| why.is_some_and(|why| why.starts_with(part))), "{text}: {why:?}");
         }
     }
 
@@ -626,21 +730,21 @@ mod tests {
         let [said, last] = ["actions", "- type: d"].map(|word| whole.find(word).expect("there"));
         for end in 30..whole.len() {
             let text = &whole[..end];
-            let answer = Answer::read(text, Output::Toon).unwrap_or_else(|why| panic!("{text}: {why}"));
+            let answer = Answer::read(text, Output::Toon, true).unwrap_or_else(|why| panic!("{text}: {why}"));
             if end >= said {
                 assert_eq!(answer.responses[0].message, "She said: \"no\", and left", "{text}");
             }
             assert!(answer.repaired || !(said + 1..last).contains(&end), "{text}");
         }
-        let cut = Answer::read(&whole[..said + 90], Output::Toon).expect("an answer");
+        let cut = Answer::read(&whole[..said + 90], Output::Toon, true).expect("an answer");
         assert_eq!((cut.responses.len(), cut.actions.len(), cut.repaired), (1, 1, true));
-        let whole = Answer::read(whole, Output::Toon).expect("an answer");
+        let whole = Answer::read(whole, Output::Toon, false).expect("an answer");
         assert!(!whole.repaired && whole.actions.iter().all(Result::is_ok) && whole.actions.len() == 2);
         // More than it says, and less.
         for count in [0, 1, 3, 9] {
             let text = format!("responses[{count}]{{room_id,message}}:\n  1,one\n  1,two\nactions: []");
             assert_eq!(
-                Answer::read(&text, Output::Toon).map(|answer| answer.responses.len()),
+                Answer::read(&text, Output::Toon, false).map(|answer| answer.responses.len()),
                 Ok(2),
                 "{text}"
             );
@@ -659,8 +763,11 @@ mod tests {
                 "actions": [
                     {"type": "reply", "room_id": 1, "message_id": 7, "message": testing::words(&mut lot, 6)},
                     {"type": "set", "path": "a.b", "value": testing::words(&mut lot, 4)},
+                    {"type": "retire_agent", "agent_id": 12},
                 ],
             });
+            let meant: Vec<Action> = read(&whole.to_string()).actions.into_iter().flatten().collect();
+            assert_eq!(meant.len(), 3);
             let toon = toon_format::encode(&whole, &toon_format::EncodeOptions::default()).expect("TOON");
             let pretty = serde_json::to_string_pretty(&whole).expect("JSON");
             for (text, output) in
@@ -670,8 +777,11 @@ mod tests {
                 let head = text.find(end).expect("a list") + 1;
                 for end in (head..=text.len()).filter(|&end| text.is_char_boundary(end)) {
                     let text = &text[..end];
-                    let answer =
-                        Answer::read(text, output).unwrap_or_else(|why| panic!("seed {seed}: {why}: {text}"));
+                    let answer = Answer::read(text, output, true)
+                        .unwrap_or_else(|why| panic!("seed {seed}: {why}: {text}"));
+                    for action in answer.actions.into_iter().flatten() {
+                        assert!(meant.contains(&action), "seed {seed}: {action:?}: {text}");
+                    }
                     for Response { message, .. } in answer.responses {
                         assert!(
                             said.iter().any(|whole| whole.starts_with(&message)),
@@ -694,7 +804,7 @@ mod tests {
             );
         }
         // However deep it goes, it is soon given up.
-        assert!(Answer::read(&"[{".repeat(30_000), Output::Json).is_err());
+        assert!(Answer::read(&"[{".repeat(30_000), Output::Json, true).is_err());
     }
 
     #[test]

@@ -210,13 +210,17 @@ impl Knowledge {
     /// # Errors
     /// In words, when it cannot be there: nothing has changed then, here and below.
     pub fn set(&mut self, path: &str, value: Value, weight: Option<f64>) -> Result<(), String> {
+        // A value may carry its weight with it.
+        let carried = value.get("w").filter(|_| is_weighted(&value)).and_then(Value::as_f64);
+        if let Some(wrong) = weight.or(carried).filter(|weight| !(0.0..=1.0).contains(weight)) {
+            return Err(format!("a weight is between 0.0 and 1.0, and {wrong} is not"));
+        }
         let value = match weight {
             None => canonical(value),
-            Some(weight) if (0.0..=1.0).contains(&weight) => {
+            Some(weight) => {
                 let weighted = [("v".to_owned(), value), ("w".to_owned(), weight.into())];
                 canonical(Value::Object(weighted.into_iter().collect()))
             }
-            Some(weight) => return Err(format!("a weight is between 0.0 and 1.0, and {weight} is not")),
         };
         self.change(path, |place| {
             *place = value;
@@ -387,6 +391,11 @@ mod tests {
         known.set("notes.b", json!(2), None).expect("within it");
         assert_eq!(known.get("notes"), Ok(Some(json!({"v": {"a": 1, "b": 2}, "w": 0.5}))));
         known.set("seen", json!({"v": [], "w": 1.0}), None).expect("a list with a weight");
+        assert!(
+            known
+                .set("seen", json!({"v": 1, "w": 7}), None)
+                .is_err_and(|why| why.contains("between 0.0 and 1.0"))
+        );
         known.append("seen", json!("sea")).expect("within it");
         assert_eq!(known.get("seen"), Ok(Some(json!({"v": ["sea"], "w": 1}))));
         assert!(known.set("x", json!(1), Some(1.5)).is_err());

@@ -5,8 +5,8 @@
 //! forgotten for good goes through [`lethe`], and a question whose premise is false is told so by [`mu`]. Wrappers
 //! advise: they compress what agents say, never what a person said.
 //!
-//! Where many of them meet is a [`world`]: they own rooms, do what [`action`] allows, and see a [`hud`] on every
-//! [`heartbeat`].
+//! Where many of them meet is a [`world`]: they own rooms, do what [`action`] allows, and see a [`hud`], which a
+//! [`scribe`] writes, on every [`heartbeat`].
 //!
 //! Pure: no clock, no file, no thread. What is async is so because an agent may be anywhere.
 
@@ -27,6 +27,7 @@ pub mod lethe;
 pub mod mu;
 pub mod prompts;
 pub mod proof;
+pub mod scribe;
 pub mod sketch;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -4,7 +4,7 @@ use crate::action::Action;
 use crate::action::Bounds;
 use crate::count::QuarterUp;
 use crate::heartbeat::Millis;
-use crate::world::{ARCHITECT, AgentId, Reaction, RoomId, World};
+use crate::world::{ARCHITECT, AgentId, Reaction, RoomId, World, check_message};
 use serde::{Deserialize, Serialize};
 
 /// Something that the person wants.
@@ -109,14 +109,18 @@ impl World {
                 if self.room(room).is_none() {
                     return Err(format!("there is no room {room}"));
                 }
+                // Who cannot say it does not come in for it.
+                check_message(message.trim())?;
+                self.answerable(room, reply_to)?;
                 self.join(room, ARCHITECT, now);
                 self.say(room, ARCHITECT, message.trim(), reply_to, now).map(drop)
             }
             Wish::React { message, reaction } => {
-                let room = self.rooms().find(|room| room.message(message).is_some()).map(|room| room.id);
-                let room =
-                    room.ok_or_else(|| format!("there is no message {message} that is still at hand"))?;
-                self.join(room, ARCHITECT, now);
+                let found = self.rooms().find_map(|room| room.message(message));
+                let found =
+                    found.ok_or_else(|| format!("there is no message {message} that is still at hand"))?;
+                found.can_move(ARCHITECT, reaction)?;
+                self.join(found.room, ARCHITECT, now);
                 self.act(ARCHITECT, Action::React { message_id: message, reaction }, bounds)
             }
             Wish::Join { room } => {
@@ -140,7 +144,8 @@ impl World {
             Wish::Wake { agent } => {
                 let agent =
                     self.agent_mut(agent).filter(|agent| !agent.retired).ok_or_else(|| nobody(agent))?;
-                (agent.asleep, agent.next, agent.paused) = (None, now, false);
+                // Before everybody else's time.
+                (agent.asleep, agent.next, agent.paused) = (None, 0, false);
                 Ok(())
             }
             Wish::Pause { agent } | Wish::Resume { agent } => {

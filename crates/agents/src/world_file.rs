@@ -1,5 +1,6 @@
 //! A world as somebody writes it down: who lives there, which rooms they have, and, if they like, what was said before.
 
+use crate::action::{self, no_longer};
 use crate::format::{Format, Output};
 use crate::heartbeat::{self, Interval, Millis, WPM};
 use crate::knowledge::Knowledge;
@@ -165,11 +166,9 @@ impl AgentFile {
             (AgentKind::Bot, None, role) => role,
             _ => return Err("a persona has a seed, and a bot has a role".to_owned()),
         };
-        if let Some(name) = &self.name
-            && world.agents().any(|other| other.name == *name)
-        {
-            return Err("there are two of that name".to_owned());
-        }
+        let name = self.name.as_deref().map(action::name_of).transpose()?;
+        name.iter().try_for_each(|name| world.free_name(name, None))?;
+        prompt.iter().try_for_each(|prompt| no_longer("a seed or role", prompt, action::PROMPT))?;
         if let Some(id) = self.id {
             if id < world.head.next_agent {
                 return Err(format!(
@@ -188,7 +187,7 @@ impl AgentFile {
         }
         let new = Newcomer {
             kind: self.kind,
-            name: self.name,
+            name,
             model,
             prompt: prompt.unwrap_or_default(),
             formats: (self.input_format, self.output_format),
@@ -262,6 +261,12 @@ impl RoomFile {
         if !WPM.contains(&wpm) {
             return Err(format!("words per minute are 10 to 200, and {wpm} are not"));
         }
+        self.billboard.iter().try_for_each(|text| no_longer("a billboard", text, action::BILLBOARD))?;
+        let keys: Vec<String> = self.keys.iter().map(|key| key.trim().to_owned()).collect();
+        keys.iter().try_for_each(|key| no_longer("a key", key, action::KEY))?;
+        if keys.len() > action::KEYS || keys.iter().any(String::is_empty) {
+            return Err(format!("a room has {} keys at most, and none of them is empty", action::KEYS));
+        }
         world.open_room(id);
         let members: Vec<AgentId> =
             self.members.iter().map(|who| who.find(world)).collect::<Result<_, _>>()?;
@@ -282,12 +287,15 @@ impl RoomFile {
         }
         members.into_iter().for_each(|who| world.enter(id, who));
         let Some(room) = world.room_mut(id) else { return Err("it cannot be opened".to_owned()) };
-        (room.billboard, room.keys, room.wpm) = (self.billboard, self.keys, wpm);
-        for (who, share) in attention {
-            room.members.get_mut(&who).ok_or(format!("{who} is not in it"))?.attention = share;
+        (room.billboard, room.keys, room.wpm) = (self.billboard, keys, wpm);
+        if let Some(who) = attention.keys().find(|who| !room.members.contains_key(who)) {
+            return Err(format!("{who} is not in it"));
         }
         for (who, at) in spoke {
             room.members.get_mut(&who).ok_or(format!("{who} is not in it"))?.spoke = Some(at);
+        }
+        for (who, share) in attention {
+            world.turn(who, id, share)?;
         }
         messages.sort_by_key(|message| message.id);
         if messages.windows(2).any(|pair| pair[0].id == pair[1].id) {

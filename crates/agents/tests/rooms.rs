@@ -6,7 +6,9 @@ use halo_agents::count::QuarterUp;
 use halo_agents::format::Output;
 use halo_agents::heartbeat::Millis;
 use halo_agents::testing::{self, BEGIN, Lot, Size};
+use halo_agents::wish::Wish;
 use halo_agents::world::{ARCHITECT, AgentId, Brain, Newcomer, Reaction, Sender, World};
+use halo_agents::world_file::WorldFile;
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -253,7 +255,7 @@ fn answers_are_done_in_order() {
     let (mut world, [ada, ben, ..]) = four();
     let text = r#"{"responses": [{"room_id": 1, "message": "Goodbye"}, {"room_id": 2, "message": "[no response]"}],
         "actions": [{"type": "leave_room", "room_id": 1}, {"type": "set", "path": "mood", "value": "sad"}]}"#;
-    let answer = Answer::read(text, Output::Json).expect("an answer");
+    let answer = Answer::read(text, Output::Json, false).expect("an answer");
     let outcome = world.answer(ben, answer, bounds(BEGIN));
     assert_eq!((outcome.said, outcome.done, outcome.refused.len()), (1, 2, 0));
     let said: Vec<&str> =
@@ -321,4 +323,106 @@ fn check(before: &World, after: &World, who: AgentId, action: &Action, done: boo
     for agent in before.everybody() {
         assert_eq!(after.any_agent(agent.id).map(|now| now.id), Some(agent.id));
     }
+}
+
+/// Who is woken thinks when its heart beats, and no sooner: two who wake each other do not race.
+#[test]
+fn waking_leaves_the_pulse_alone() {
+    let (mut world, [ada, ben, ..]) = four();
+    world.act(ben, Action::Sleep { until: "2099-01-01T00:00:00".into() }, bounds(BEGIN)).expect("asleep");
+    world.beaten(ben, BEGIN);
+    let next = world.agent(ben).expect("alive").next;
+    assert!(next > BEGIN);
+    world.act(ada, Action::WakeAgent { agent_id: ben }, bounds(BEGIN)).expect("awake");
+    let ben = world.agent(ben).expect("alive");
+    assert_eq!((ben.asleep, ben.next), (None, next));
+}
+
+/// What is written and never said is not passed over in silence.
+#[test]
+fn who_does_not_get_to_say_it_is_told() {
+    let (mut world, [ada, ben, cy, _]) = four();
+    let why =
+        |world: &World, who| world.any_agent(who).and_then(|agent| agent.recent.back()?.refused.clone());
+    world.speak(ada, ben, "One.", None, BEGIN).expect("said");
+    // Too long to be said is too long to be written.
+    let long = "x".repeat(2_005);
+    assert!(world.speak(ada, ben, &long, None, BEGIN + 1).is_err_and(|why| why.contains("2000 characters")));
+    world.speak(ada, ben, &"word ".repeat(60), None, BEGIN + 1).expect("it is written");
+    assert_eq!(world.written_by(ben), Some(BEGIN + 45_000));
+    assert!(world.speak(ada, ben, "more", None, BEGIN + 2).is_err_and(|why| why.contains("still writing")));
+    world.retire(ada, BEGIN + 3);
+    assert_eq!(why(&world, ben).as_deref(), Some("room 1 was closed before it was written"));
+    assert_eq!((world.written_by(ben), why(&world, cy)), (None, None));
+}
+
+/// However long a reason is, it leaves room for others.
+#[test]
+fn reasons_are_short() {
+    let (mut world, [ada, ..]) = four();
+    let path = format!("a..{}", "b".repeat(5_000));
+    let why = world.act(ada, Action::Delete { path }, bounds(BEGIN)).expect_err("no path");
+    assert!(why.len() > 5_000);
+    let noted = world.agent(ada).and_then(|agent| agent.recent.back()?.refused.clone()).expect("told");
+    assert_eq!(noted.chars().count(), 301);
+    assert!(why.starts_with(noted.trim_end_matches('…')));
+}
+
+/// What the person cannot do changes nothing, not even where he is.
+#[test]
+fn a_wish_that_is_refused_changes_nothing() {
+    let (mut world, [ada, ben, ..]) = four();
+    let said = world.say(ada, ben, "Hello", None, BEGIN).expect("said");
+    let say = |message: &str, reply_to| Wish::Say { room: ada, message: message.into(), reply_to };
+    let react = |message| Wish::React { message, reaction: Reaction::Heart };
+    for (wish, part) in [
+        (say(&"x".repeat(2_001), None), "2000 characters"),
+        (say(" ", None), "says something"),
+        (say("x", Some(said + 7)), "could be answered"),
+        (react(said + 7), "no message"),
+    ] {
+        let before = world.clone();
+        assert!(world.wish(wish.clone(), BEGIN).is_err_and(|why| why.contains(part)), "{wish:?}");
+        assert_eq!(world, before, "{wish:?}");
+    }
+    world.wish(say("Well?", Some(said)), BEGIN).expect("said");
+    world.wish(react(said), BEGIN).expect("felt");
+    assert!(world.wish(react(said), BEGIN).is_err_and(|why| why.contains("before")));
+}
+
+/// What somebody writes down obeys the rules that agents obey.
+#[test]
+fn world_files_obey_the_rules() {
+    let ada = "[[agents]]\nname = \"Ada\"\nseed = \"x\"\n\n[[agents]]\nname = \"Ben\"\nseed = \"x\"\n";
+    let room = |owner: &str, more: &str| format!("\n[[rooms]]\nowner = \"{owner}\"\n{more}\n");
+    let name = |name: &str| format!("[[agents]]\nname = \"{name}\"\nseed = \"x\"\n");
+    let cases = [
+        (name("System"), "somebody else is called"),
+        (name("the architect"), "somebody else is called"),
+        (name("17"), "no number"),
+        (name(&"x".repeat(51)), "50 characters"),
+        (name("a\\nb"), "line breaks"),
+        (format!("{ada}{}", name("ADA")), "somebody else is called"),
+        (format!("[[agents]]\nseed = \"{}\"\n", "x".repeat(2_001)), "2000 characters"),
+        (ada.to_owned() + &room("Ada", &format!("billboard = \"{}\"", "x".repeat(501))), "500 characters"),
+        (ada.to_owned() + &room("Ada", "keys = [\" \"]"), "none of them is empty"),
+        (ada.to_owned() + &room("Ada", &format!("keys = [\"{}\"]", "x".repeat(65))), "64 characters"),
+        (
+            ada.to_owned()
+                + &room("Ada", "attention = { Ada = \"80%\" }")
+                + &room("Ben", "members = [\"Ada\"]\nattention = { Ada = \"30%\" }"),
+            "more than all of your attention",
+        ),
+    ];
+    for (file, part) in cases {
+        let read: WorldFile = toml::from_str(&file).expect("TOML");
+        let why = read.begin("local", BEGIN).expect_err(&file);
+        assert!(why.contains(part), "{why}: {file}");
+    }
+    let trimmed: WorldFile =
+        toml::from_str(&(ada.to_owned() + &room("Ada", "keys = [\" open \"]"))).expect("TOML");
+    let mut world = trimmed.begin("local", BEGIN).expect("a world");
+    world
+        .act(AgentId(2), Action::RequestAccess { room_id: AgentId(1), key: "open".into() }, bounds(BEGIN))
+        .expect("the key fits");
 }

@@ -14,6 +14,7 @@ use halo_engine::world::house::{Beat, House, Next};
 use halo_engine::world::mind::Mind;
 use halo_engine::world::realm::{self, Realm};
 use halo_store::database::{Database, Location};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,18 +46,22 @@ fn world() -> World {
     toml::from_str::<WorldFile>(FILE).expect("a file").begin("local", BEGIN).expect("a world")
 }
 
-/// A house whose model says these things, one after the other, and the hand on its clock.
-fn house(realm: Realm, answers: &[&str]) -> (House, Arc<AtomicI64>) {
+/// A mind that says these things, one after the other.
+fn mind(answers: &[impl AsRef<str>]) -> Mind {
     let answers = answers
         .iter()
-        .map(|text| ScriptedAnswer { text: (*text).into(), ..ScriptedAnswer::default() })
+        .map(|text| ScriptedAnswer { text: text.as_ref().into(), ..ScriptedAnswer::default() })
         .collect();
     let model = Box::new(ScriptedModel::new(100_000, answers));
     let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
-    let mind = Mind::new(model, Arc::new(QuarterUp), sampling, true);
+    Mind::new(model, Arc::new(QuarterUp), sampling, true)
+}
+
+/// A house whose model says these things, one after the other, and the hand on its clock.
+fn house(realm: Realm, answers: &[&str]) -> (House, Arc<AtomicI64>) {
     let hand = Arc::new(AtomicI64::new(BEGIN));
     let clock = Arc::clone(&hand);
-    let minds = BTreeMap::from([("local".to_owned(), mind)]);
+    let minds = BTreeMap::from([("local".to_owned(), mind(answers))]);
     let house = House::new(realm, minds, Prompts::default(), Box::new(move || clock.load(Ordering::SeqCst)));
     (house, hand)
 }
@@ -170,20 +175,96 @@ fn the_person_takes_part_and_so_do_those_outside() {
 fn time_can_be_stopped_stepped_and_sped_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
-    let (house, hand) = house(realm, &["{\"actions\": []}"; 5]);
+    let (house, hand) = house(realm, &["{\"actions\": []}"; 8]);
     house.pause(true);
+    let begin = house.now();
     hand.fetch_add(60_000, Ordering::SeqCst);
     assert!(matches!(house.next(None), Ok(Next::Wait(_))));
+    let beaten = |house: &House| match house.next(None) {
+        Ok(Next::Beat(beat)) => beat.who.0,
+        other => panic!("{other:?}"),
+    };
+    // Whoever's turn it is; for those whose time has not come, time goes on until it has.
+    for (who, passed) in [(1, 0), (2, 0), (1, 2_100), (2, 3_100), (1, 4_300)] {
+        house.step();
+        assert_eq!(beaten(&house), who);
+        assert_eq!(house.now() - begin, passed, "time stands still");
+        assert!(matches!(house.next(None), Ok(Next::Wait(_))), "one step is one heartbeat");
+    }
+    // Who is woken thinks before all others.
+    house.wish(Wish::Wake { agent: AgentId(1) }).expect("awake");
     house.step();
-    assert!(matches!(house.next(None), Ok(Next::Beat(_))));
-    assert!(matches!(house.next(None), Ok(Next::Wait(_))), "one step is one heartbeat");
+    assert_eq!((beaten(&house), house.now() - begin), (1, 4_300));
+    // Where nobody can think, a step is not saved up.
+    for agent in [AgentId(1), AgentId(2)] {
+        house.wish(Wish::Pause { agent }).expect("paused");
+    }
+    house.step();
+    assert!(matches!(house.next(None), Ok(Next::Wait(_))));
+    for agent in [AgentId(1), AgentId(2)] {
+        house.wish(Wish::Resume { agent }).expect("goes on");
+    }
+    assert!(matches!(house.next(None), Ok(Next::Wait(_))));
+    // Nobody has missed anything when time goes on, at whatever speed.
     house.set_speed(10.0);
-    let before = house.now();
-    hand.fetch_add(1_000, Ordering::SeqCst);
-    assert_eq!(house.now() - before, 10_000);
+    assert_eq!(house.now() - begin, 4_300);
     house.pause(false);
-    assert!(matches!(house.next(None), Ok(Next::Beat(_))));
-    assert!(house.realm().world.head.clock >= before, "time never goes back");
+    hand.fetch_add(200, Ordering::SeqCst);
+    assert_eq!(house.now() - begin, 6_300);
+    assert_eq!(beaten(&house), 2);
+    assert!(matches!(house.next(None), Ok(Next::Wait(_))));
+    assert!(house.realm().world.head.clock >= begin, "time never goes back");
+}
+
+/// What Ada says in three heartbeats, Ben silent between them.
+fn three(long: &str) -> Vec<String> {
+    let say = |text: &str| json!({"responses": [{"room_id": 1, "message": text}], "actions": []}).to_string();
+    let nothing = || r#"{"actions": []}"#.to_owned();
+    vec![say("First."), nothing(), say(long), nothing(), say("Last."), nothing()]
+}
+
+fn refusals(world: &World) -> Vec<String> {
+    world.everybody().flat_map(|agent| agent.recent.iter().filter_map(|one| one.refused.clone())).collect()
+}
+
+#[test]
+fn what_somebody_writes_in_a_step_is_said_in_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
+    let long = "word ".repeat(40);
+    let answers = three(&long);
+    let (house, _) = house(realm, &answers.iter().map(String::as_str).collect::<Vec<_>>());
+    house.pause(true);
+    for _ in 0..5 {
+        house.step();
+        while !matches!(house.next(None).expect("it goes on"), Next::Wait(_)) {}
+    }
+    let words: Vec<String> = said(&house.realm().world, 1).into_iter().map(|(_, text)| text).collect();
+    assert_eq!(words, ["First.", long.trim(), "Last."]);
+    assert_eq!(refusals(&house.realm().world), Vec::<String>::new());
+}
+
+/// However long somebody thinks: what it has written meanwhile is said before it speaks again.
+#[test]
+fn what_is_written_while_somebody_thinks_is_said_first() {
+    let mut answers = three(&"word ".repeat(40));
+    let last = answers[4].clone();
+    answers.extend(std::iter::repeat_n(last, 30));
+    for seconds in 1..=10 {
+        let folder = tempfile::tempdir().expect("a folder");
+        let realm = Realm::found(store(folder.path()), "w", world(), BEGIN).expect("a world");
+        let hand = AtomicI64::new(BEGIN);
+        // Whenever somebody looks at the clock, so much time has passed.
+        let clock = move || hand.fetch_add(seconds * 1_000, Ordering::SeqCst);
+        let minds = BTreeMap::from([("local".to_owned(), mind(&answers))]);
+        let house = House::new(realm, minds, Prompts::default(), Box::new(clock));
+        let mut beats = 0;
+        while beats < 30 {
+            beats += usize::from(matches!(house.next(None).expect("it goes on"), Next::Beat(_)));
+        }
+        let refused = refusals(&house.realm().world);
+        assert!(!refused.iter().any(|why| why.contains("0 more seconds")), "{seconds}: {refused:?}");
+    }
 }
 
 /// Older messages come back from the store, and what matters of them into the HUD.

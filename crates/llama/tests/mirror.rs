@@ -348,6 +348,20 @@ fn a_fork_with_little_room_does_no_harm() {
     assert!(mirror.fork("main", &[], 4).is_err() && mirror.adapt("main", &[]).is_ok());
 }
 
+/// Where positions run out while cells are free, holes are closed: an answer aside does not end in the middle.
+#[test]
+fn an_answer_aside_is_not_cut_short_by_holes() {
+    let chunks = chunks(&STORY);
+    let (all, without) = (joined(&chunks, &ALL), joined(&chunks, &WITHOUT));
+    assert!(all.len() - without.len() > 20);
+    let mut mirror = mirror(512).with_limit(all.len() as i32 + 6);
+    guess(&mut mirror, &all).expect("read");
+    mirror.settle("main", &without).expect("pruned");
+    let ready = mirror.fork("main", &without, 20).expect("forked");
+    assert_eq!((ready.room, ready.upkeep.read), (20, 1));
+    mirror.drop_fork();
+}
+
 /// Lost chunks are computed batch by batch: whoever waits is told, and can stop it.
 #[test]
 fn computing_what_is_lost_can_be_stopped() {

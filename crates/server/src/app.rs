@@ -16,7 +16,6 @@ use halo_engine::host::{Audience, Desk, Host};
 use halo_engine::record::Purpose;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// What all requests share.
 pub struct App {
@@ -43,9 +42,6 @@ struct Undoable {
 /// How many are kept.
 const UNDOABLE: usize = 256;
 
-/// A conversation is closed when nobody has wanted anything of it for so long, and another program may have it.
-const IDLE: Duration = Duration::from_secs(600);
-
 /// Whether a conversation can be called that.
 pub(crate) fn check_name(name: &str) -> Answer<()> {
     let wrong = name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control);
@@ -67,7 +63,7 @@ impl App {
             session.record(Purpose::Look, Some(watched.watcher(name)));
             Ok(session)
         });
-        let host = Host::new(open, Arc::clone(&hub) as Arc<dyn Audience>, IDLE);
+        let host = Host::new(open, Arc::clone(&hub) as Arc<dyn Audience>, limits.idle);
         Arc::new(Self {
             host,
             parts,

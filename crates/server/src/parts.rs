@@ -11,6 +11,7 @@ use halo_engine::session::Session;
 use halo_engine::world::mind::Mind;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use utoipa::ToSchema;
 
 /// The parts that a server is put together of.
@@ -198,10 +199,20 @@ pub struct Limits {
     pub rate: u32,
     /// How many may wait for the model.
     pub waiting: usize,
+    /// How long a conversation or a world stays open that nobody wants anything of.
+    pub idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { key: None, hosts: Vec::new(), origins: Vec::new(), body: 16 << 20, rate: 50, waiting: 64 }
+        Self {
+            key: None,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            body: 16 << 20,
+            rate: 50,
+            waiting: 64,
+            idle: Duration::from_secs(600),
+        }
     }
 }

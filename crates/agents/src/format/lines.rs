@@ -264,8 +264,8 @@ mod tests {
     use super::*;
     use crate::count::QuarterUp;
     use crate::format::{Format, write};
-    use crate::hud::{Scribe, View};
     use crate::prompts::Prompts;
+    use crate::scribe::{Scribe, View};
     use crate::testing::{self, Lot, Size};
     use std::sync::Arc;
 

@@ -71,6 +71,23 @@ pub struct Newcomer {
     pub can_create_agents: bool,
 }
 
+/// Whether something can be said.
+///
+/// # Errors
+/// In words, when it is nothing, or too long.
+pub fn check_message(content: &str) -> Result<(), String> {
+    if content.trim().is_empty() {
+        return Err("a message says something".to_owned());
+    }
+    let long = content.chars().count();
+    if long > LONGEST {
+        return Err(format!(
+            "a message has {LONGEST} characters at most, and this one has {long}: say it in parts"
+        ));
+    }
+    Ok(())
+}
+
 impl World {
     /// A world that was kept, without its messages.
     #[must_use]
@@ -320,29 +337,26 @@ impl World {
         if !inside.members.contains_key(&who) {
             return Err(format!("{} is not in room {room}", self.name(who)));
         }
-        if content.trim().is_empty() {
-            return Err("a message says something".to_owned());
-        }
-        let long = content.chars().count();
-        if long > LONGEST {
-            return Err(format!(
-                "a message has {LONGEST} characters at most, and this one has {long}: say it in parts"
-            ));
-        }
+        check_message(&content)?;
         if self.head.next_message > MOST_MESSAGES {
             return Err(format!(
                 "this world has heard {MOST_MESSAGES} messages, and there are no numbers for more"
             ));
         }
-        if let Some(to) = reply_to
-            && inside.message(to).is_none()
-        {
-            return Err(format!("there is no message {to} in room {room} that could be answered"));
-        }
+        self.answerable(room, reply_to)?;
         if let Some(member) = self.room_mut(room).and_then(|room| room.members.get_mut(&who)) {
             member.spoke = Some(now);
         }
         Ok(self.put(room, Sender::Agent(who), content, reply_to, now))
+    }
+
+    /// Whether what a message answers is there.
+    pub(crate) fn answerable(&self, room: RoomId, reply_to: Option<u64>) -> Result<(), String> {
+        let missing = |to: &u64| self.room(room).is_none_or(|room| room.message(*to).is_none());
+        match reply_to.filter(missing) {
+            Some(to) => Err(format!("there is no message {to} in room {room} that could be answered")),
+            None => Ok(()),
+        }
     }
 
     fn put(
@@ -441,8 +455,9 @@ impl World {
             // What it answers may be gone by now: it is said all the same.
             let reply_to =
                 draft.reply_to.filter(|&to| self.room(room).is_some_and(|r| r.message(to).is_some()));
-            if let Ok(id) = self.say(room, who, draft.content, reply_to, at.max(self.last_word(room))) {
-                said.push(id);
+            match self.say(room, who, draft.content, reply_to, at.max(self.last_word(room))) {
+                Ok(id) => said.push(id),
+                Err(why) => self.refuse(who, "response", &why, now),
             }
         }
         said
@@ -460,6 +475,13 @@ impl World {
         drafts.map(|draft| draft.due).min()
     }
 
+    /// When somebody will have written all that it is writing.
+    #[must_use]
+    pub fn written_by(&self, who: AgentId) -> Option<Millis> {
+        let drafts = self.rooms_of(who).filter_map(|room| room.members.get(&who)?.writing.as_ref());
+        drafts.map(|draft| draft.due).max()
+    }
+
     /// An agent wants to say something: at once where its words are few enough, else when they are written.
     ///
     /// # Errors
@@ -475,9 +497,6 @@ impl World {
         let inside = self.room(room).ok_or_else(|| format!("there is no room {room}"))?;
         let member = inside.members.get(&who).ok_or_else(|| format!("you are not in room {room}"))?;
         let content = content.trim();
-        if content.is_empty() {
-            return Err("a message says something".to_owned());
-        }
         if let Some(draft) = &member.writing {
             let seconds = ((draft.due - now).max(0) + 999) / 1000;
             return Err(format!("you are still writing in room {room}, for {seconds} more seconds"));
@@ -487,11 +506,8 @@ impl World {
         if words > most {
             return Err(format!("a message has {most} words at most, and this one has {words}"));
         }
-        if let Some(to) = reply_to
-            && inside.message(to).is_none()
-        {
-            return Err(format!("there is no message {to} in room {room}"));
-        }
+        check_message(content)?;
+        self.answerable(room, reply_to)?;
         // What comes behind something that was just said is still to be written.
         let due = match member.spoke {
             Some(spoke) if spoke == now => heartbeat::written(words, now, inside.wpm),

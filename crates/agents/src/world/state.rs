@@ -278,6 +278,22 @@ pub struct Message {
     pub reactions: BTreeMap<Reaction, BTreeSet<AgentId>>,
 }
 
+impl Message {
+    /// Whether somebody can feel that about it.
+    ///
+    /// # Errors
+    /// In words, when it is its own, or it has felt so before.
+    pub fn can_move(&self, who: AgentId, reaction: Reaction) -> Result<(), String> {
+        if self.sender == Sender::Agent(who) {
+            return Err("nobody reacts to what they said themselves".to_owned());
+        }
+        if self.reactions.get(&reaction).is_some_and(|all| all.contains(&who)) {
+            return Err(format!("you have reacted to message {} with {} before", self.id, reaction.name()));
+        }
+        Ok(())
+    }
+}
+
 /// How much fits into a HUD, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -306,7 +322,7 @@ impl Budgets {
         if room >= self.total {
             return self;
         }
-        let scaled = |part: usize| part * room / self.total.max(1);
+        let scaled = |part: usize| (part as u128 * room as u128 / self.total.max(1) as u128) as usize;
         Self {
             total: room,
             fixed: scaled(self.fixed),

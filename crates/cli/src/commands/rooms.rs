@@ -9,10 +9,10 @@ use halo_agents::action;
 use halo_agents::count::{Count, QuarterUp};
 use halo_agents::format::Format;
 use halo_agents::heartbeat::Millis;
-use halo_agents::hud::{Scribe, View};
 use halo_agents::prompts::{self, Prompts};
+use halo_agents::scribe::{Scribe, View};
 use halo_agents::wish::Wish;
-use halo_agents::world::{AgentId, Brain, Message, RoomId, Sender, Touched, World};
+use halo_agents::world::{AgentId, Brain, Message, RoomId, Sender, Touched, World, check_message};
 use halo_agents::world_file::{self, WorldFile};
 use halo_core::seams::{Model, Sampling, Worlds};
 use halo_engine::world::house::{Beat, House, Next};
@@ -20,7 +20,7 @@ use halo_engine::world::mind::{Mind, ModelCount};
 use halo_engine::world::realm::{self, Realm};
 use halo_llama::graveyard;
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -200,7 +200,7 @@ fn list(common: &Common) -> Result<()> {
     let mut all = Vec::new();
     let mut out = String::new();
     for known in &worlds {
-        let world = match realm::look(&mut store, &known.name) {
+        let world = match realm::glance(&mut store, &known.name) {
             Ok(world) => world,
             Err(why) => {
                 say(&format!("{why}; `halo rooms end` ends it"));
@@ -327,7 +327,7 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, common: &Common) -> Res
     if !common.json {
         say(&format!("{name} is running; `halo rooms say {name} ROOM \"…\"` speaks to it (Ctrl-C ends it)"));
     }
-    let mut seen = BTreeSet::new();
+    let mut seen = house.realm().world.head.next_message - 1;
     let mut done = 0;
     while !house.is_ending() && beats.is_none_or(|beats| done < beats) {
         let next = house.next(None)?;
@@ -365,16 +365,18 @@ fn line(world: &World, message: &Message) -> String {
     format!("[{}] {}: {content}\n", printable(&room), printable(&who))
 }
 
-/// Prints what has happened.
+/// Prints what has happened, of messages those behind the last that was `seen`.
 fn tell(
     house: &House,
     touched: &Touched,
     beat: Option<&Beat>,
-    seen: &mut BTreeSet<u64>,
+    seen: &mut u64,
     common: &Common,
 ) -> Result<()> {
     let realm = house.realm();
-    let said: Vec<&Message> = touched.messages.values().filter(|message| seen.insert(message.id)).collect();
+    // What somebody feels about something else is no news.
+    let said: Vec<&Message> = touched.messages.range(*seen + 1..).map(|(_, message)| message).collect();
+    *seen = said.last().map_or(*seen, |message| message.id);
     if common.json {
         let beat = beat.map(told);
         let value = json!({ "messages": said, "beat": beat });
@@ -430,9 +432,7 @@ fn speak(name: &str, room: &str, message: &str, common: &Common) -> Result<()> {
     if world.room(room).is_none() {
         bail!("{} has no room", world.name(room));
     }
-    if message.trim().is_empty() {
-        bail!("a message says something");
-    }
+    check_message(message.trim()).map_err(anyhow::Error::msg)?;
     let wish = Wish::Say { room, message: message.to_owned(), reply_to: None };
     realm::post(&mut common.open_store()?, name, &wish, now())?;
     if common.json {
@@ -481,7 +481,7 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
 
 fn hud(name: &str, agent: &str, format: Option<Format>, common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
-    let (_, world) = looked_at(name, common)?;
+    let (mut store, world) = looked_at(name, common)?;
     let who = find(&world, agent)?;
     let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.name(who)))?;
     let brain = world.head.models.iter().find(|known| known.name == agent.model).cloned();
@@ -490,7 +490,14 @@ fn hud(name: &str, agent: &str, format: Option<Format>, common: &Common) -> Resu
     let minds = minds(&[brain], common, &settings, &mut own)?;
     let mind = minds.values().next().context("nothing thinks for it")?;
     let (scribe, prompts): (&Scribe, Prompts) = (&mind.scribe, prompts(&settings)?);
-    let view = View { now: now(), prompts: &prompts, room: mind.room(), recalled: &|_| Vec::new() };
+    let mut found: BTreeMap<RoomId, Vec<Message>> = BTreeMap::new();
+    for room in world.rooms_of(who) {
+        let shelf = realm::shelf(&mut store, name, room.id)?;
+        found.insert(room.id, realm::recalled(&mut store, name, &world, (room.id, &shelf)));
+    }
+    let recalled = |room: RoomId| found.get(&room).cloned().unwrap_or_default();
+    let now = now().max(world.head.clock);
+    let view = View { now, prompts: &prompts, room: mind.room(), recalled: &recalled };
     let shown = scribe.show_as(&world, agent, format.unwrap_or(agent.input), &view)?;
     if common.json {
         let formats: serde_json::Map<String, serde_json::Value> = Format::ALL
@@ -505,6 +512,8 @@ fn hud(name: &str, agent: &str, format: Option<Format>, common: &Common) -> Resu
             "spent": shown.spent,
             "budgets": shown.budgets,
             "tokens_by_format": formats,
+            "recalled": shown.recalled,
+            "left_out": shown.left_out,
             "actions": action::KINDS.len(),
         }));
     }

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Where to listen.
 #[derive(clap::Args)]
@@ -73,6 +74,7 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         body: usize::try_from(settings.max_body.0).unwrap_or(usize::MAX),
         rate: u32::try_from(settings.rate.0).unwrap_or(u32::MAX),
         waiting: settings.queue.0 as usize,
+        idle: Duration::from_secs(settings.idle.count() as u64),
     };
     let app = App::new(Arc::new(Made::new(common, settings)?), limits, traces);
     let scheme = if tls.is_some() { "https" } else { "http" };

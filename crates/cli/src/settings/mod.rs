@@ -270,6 +270,9 @@ settings! {
     "server.rate" rate: Int<0, 1_000_000> = Int(50);
     /// How many requests may wait for the model.
     "server.queue" queue: Int<1, 10_000> = Int(64);
+    /// After how many seconds a conversation that nobody wants anything of is closed, and a world where nobody's heart beats:
+    /// then another program may have it.
+    "server.idle" idle: Int<1, 1_000_000> = Int(600);
     /// Where traces of the turns go: the address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`. What was
     /// said is not in them.
     "server.otlp" otlp: Auto<Text> = Auto::Auto;

@@ -8,8 +8,8 @@ use halo_agents::action::Bounds;
 use halo_agents::answer::{self, Answer, Outcome};
 use halo_agents::format::{Format, Output};
 use halo_agents::heartbeat::Millis;
-use halo_agents::hud::{HudError, Scribe, Shown, View};
 use halo_agents::prompts::Prompts;
+use halo_agents::scribe::{HudError, Scribe, Shown, View};
 use halo_agents::wish::Wish;
 use halo_agents::world::{AgentId, Message, RoomId, Touched};
 use halo_core::seams::{Flow, Form, SeamError};
@@ -39,9 +39,9 @@ pub struct House {
 /// How time goes by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Nobody's heart beats of itself.
+    /// Time stands still, and nobody's heart beats of itself.
     pub paused: bool,
-    /// Heartbeats that are let through all the same.
+    /// Heartbeats to which it goes on all the same.
     pub steps: usize,
     /// How fast time goes by.
     pub speed: f64,
@@ -131,17 +131,25 @@ impl House {
 
     fn now_at(&self, pace: &Pace) -> Millis {
         let passed = (self.clock)().saturating_sub(pace.since.0).max(0);
-        pace.since.1 + (passed as f64 * pace.speed) as Millis
+        let speed = if pace.paused { 0.0 } else { pace.speed };
+        pace.since.1 + (passed as f64 * speed) as Millis
     }
 
-    /// Stops all hearts, or lets them beat.
+    /// From now on it is that time, and time goes by as `pace` has it.
+    fn begin(&self, pace: &mut Pace, at: Millis) {
+        pace.since = ((self.clock)(), at);
+    }
+
+    /// Stops time, or lets it go on: whoever's heart would have beaten meanwhile has missed nothing.
     pub fn pause(&self, paused: bool) {
         let mut pace = lock(&self.pace);
+        let now = self.now_at(&pace);
+        self.begin(&mut pace, now);
         (pace.paused, pace.steps) = (paused, 0);
         self.moved.notify_all();
     }
 
-    /// Lets one heart beat, whoever's is next, whether its time has come or not.
+    /// Lets one heart beat, whoever's is next: time goes on to when that is.
     pub fn step(&self) {
         lock(&self.pace).steps += 1;
         self.moved.notify_all();
@@ -150,10 +158,17 @@ impl House {
     /// Lets time go by faster, or slower.
     pub fn set_speed(&self, speed: f64) {
         let mut pace = lock(&self.pace);
-        let (now, world) = ((self.clock)(), self.now_at(&pace));
-        pace.since = (now, world);
+        let now = self.now_at(&pace);
+        self.begin(&mut pace, now);
         pace.speed = speed.clamp(0.1, 100.0);
         self.moved.notify_all();
+    }
+
+    /// Whether time stands still, and nobody thinks or is about to.
+    #[must_use]
+    pub fn is_still(&self) -> bool {
+        let pace = self.pace();
+        pace.paused && pace.steps == 0 && pace.thinking.is_none()
     }
 
     /// Everything is to end.
@@ -173,9 +188,8 @@ impl House {
     /// # Errors
     /// When it cannot be done.
     pub fn wish(&self, wish: Wish) -> Result<Touched, SeamError> {
-        let now = self.now();
         let mut realm = self.realm();
-        realm.world.tick(now);
+        let now = realm.world.tick(self.now());
         let done = realm.world.wish(wish, now);
         let touched = realm.world.touched().clone();
         realm.save()?;
@@ -206,7 +220,7 @@ impl House {
         let (scribe, room) = self.scribes.get(&agent.model).ok_or_else(|| mindless(&agent.model))?;
         let rooms: Vec<RoomId> = realm.world.rooms_of(who).map(|room| room.id).collect();
         let found: BTreeMap<RoomId, Vec<Message>> =
-            rooms.into_iter().map(|room| (room, realm.recalled(room, u64::MAX))).collect();
+            rooms.into_iter().map(|room| (room, realm.recalled(room))).collect();
         let recalled = |room: RoomId| found.get(&room).cloned().unwrap_or_default();
         let view = View { now, prompts: &self.prompts, room: *room, recalled: &recalled };
         let agent = realm.world.agent(who).ok_or_else(|| HudError::Nobody(who).to_string())?;
@@ -227,15 +241,27 @@ impl House {
             let realm = self.realm();
             (realm.world.next_beat(), realm.world.next_words())
         };
-        let pace = lock(&self.pace);
+        let mut pace = lock(&self.pace);
+        if next.is_none() {
+            // There is nobody to step to.
+            pace.steps = 0;
+        }
         match next {
             Some((who, at)) if pace.steps > 0 || (!pace.paused && at <= now) => {
+                if at > now {
+                    self.begin(&mut pace, at);
+                }
                 drop(pace);
+                // What is said until then is said first.
+                if at > now
+                    && let Some(touched) = self.changes(at)?
+                {
+                    return Ok(Next::Changed(Box::new(touched)));
+                }
                 let next = self.beat(who, gate)?;
+                // Who is to be asked again has not had its step.
                 if matches!(next, Next::Beat(_)) {
-                    // Who is to be asked again has not had its step.
-                    let mut pace = lock(&self.pace);
-                    pace.steps = pace.steps.saturating_sub(1);
+                    self.stepped(who);
                 }
                 Ok(next)
             }
@@ -246,6 +272,19 @@ impl House {
                 let wait = Duration::from_millis((wait as f64 / pace.speed) as u64);
                 Ok(Next::Wait(wait.clamp(Duration::from_millis(1), LOOK)))
             }
+        }
+    }
+
+    /// A heart has beaten. Where time stands still, it goes on until what that one writes is written.
+    fn stepped(&self, who: AgentId) {
+        let written = self.realm().world.written_by(who);
+        let mut pace = lock(&self.pace);
+        let was = pace.steps;
+        pace.steps = was.saturating_sub(1);
+        if let Some(written) =
+            written.filter(|written| pace.paused && was > 0 && *written > self.now_at(&pace))
+        {
+            self.begin(&mut pace, written);
         }
     }
 
@@ -322,7 +361,7 @@ impl House {
         match thought {
             Ok(None) => Ok(Next::Broken),
             Ok(Some(thought)) => {
-                let answer = Answer::read(&thought.text, agent.output);
+                let answer = Answer::read(&thought.text, agent.output, thought.cut);
                 self.conclude(who, Some(thought), answer)
             }
             Err(why) => self.conclude(who, None, Err(why.to_string())),
@@ -339,6 +378,8 @@ impl House {
         let now = self.now();
         let mut realm = self.realm();
         let now = realm.world.tick(now);
+        // What was written while it thought has been said.
+        realm.world.deliver(now);
         let repaired = answer.as_ref().is_ok_and(|answer| answer.repaired);
         let scribe = realm.world.agent(who).and_then(|agent| self.scribes.get(&agent.model));
         let outcome = answer.and_then(|answer| {
@@ -347,7 +388,7 @@ impl House {
             Ok(realm.world.answer(who, answer, Bounds { now, count: scribe.count(), knowledge }))
         });
         if let Err(why) = &outcome {
-            realm.world.refuse(who, "answer", why.as_str(), now);
+            realm.world.refuse(who, "answer", why, now);
         }
         realm.world.beaten(who, now);
         let touched = realm.world.touched().clone();

@@ -6,7 +6,7 @@
 
 use halo_agents::count::Count;
 use halo_agents::format::{LAST, Part, Place};
-use halo_agents::hud::{Scribe, Shown};
+use halo_agents::scribe::{Scribe, Shown};
 use halo_agents::world::AgentId;
 use halo_core::attention::Watch;
 use halo_core::seams::{
@@ -34,6 +34,8 @@ const AROUND: usize = 64;
 pub struct Thought {
     /// What was answered.
     pub text: String,
+    /// Whether it was cut off there.
+    pub cut: bool,
     /// Tokens of what was shown.
     pub shown: usize,
     /// Those of it that had to be read now.
@@ -122,6 +124,7 @@ impl Mind {
             }
             listen()
         })?;
+        thought.cut = end == Finish::Length;
         thought.read = thought.upkeep.read + thought.upkeep.reread;
         Ok((end != Finish::Aborted).then_some(thought))
     }

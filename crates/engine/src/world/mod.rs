@@ -3,4 +3,4 @@
 pub mod house;
 pub mod mind;
 pub mod realm;
-mod shelf;
+pub mod shelf;

@@ -113,7 +113,7 @@ impl Realm {
         let known = store.worlds()?.into_iter().find(|known| known.name == name);
         let known = known.ok_or_else(|| missing(name))?;
         store.hold_world(name)?;
-        let world = load(&mut *store, name)?;
+        let world = load(&mut *store, name, AT_HAND)?;
         let mut realm = Self::around(store, name, world, known.created);
         realm.shelve_all()?;
         Ok(realm)
@@ -169,15 +169,7 @@ impl Realm {
     fn shelve_all(&mut self) -> Result<(), SeamError> {
         let rooms: Vec<RoomId> = self.world.rooms().map(|room| room.id).collect();
         for room in rooms {
-            let (mut pages, mut before) = (Vec::new(), u64::MAX);
-            loop {
-                let page = self.older(room, before, PAGE)?;
-                let Some(first) = page.first().map(|message| message.id) else { break };
-                before = first;
-                pages.push(page);
-            }
-            let shelf = self.shelves.entry(room).or_default();
-            pages.iter().rev().flatten().for_each(|message| shelf.put(message));
+            self.shelves.insert(room, shelf(&mut *self.store, &self.name, room)?);
         }
         Ok(())
     }
@@ -191,22 +183,11 @@ impl Realm {
     }
 
     /// Older messages of a room that matter now, the best first: those that share telling words with what was said last.
-    pub fn recalled(&mut self, room: RoomId, before: u64) -> Vec<Message> {
-        let Some(inside) = self.world.room(room) else { return Vec::new() };
-        let last: Vec<&str> = inside.messages.iter().rev().take(LATEST).map(|m| m.content.as_str()).collect();
-        let found =
-            self.shelves.get(&room).map(|shelf| shelf.find(&last.join("\n"), before)).unwrap_or_default();
-        let mut messages = Vec::new();
-        for id in found {
-            match self.world.room(room).and_then(|inside| inside.message(id)) {
-                Some(message) => messages.push(message.clone()),
-                // It is only in the store any more.
-                None => messages.extend(
-                    self.older(room, id + 1, 1).unwrap_or_default().into_iter().filter(|m| m.id == id),
-                ),
-            }
+    pub fn recalled(&mut self, room: RoomId) -> Vec<Message> {
+        match self.shelves.get(&room) {
+            Some(shelf) => recalled(&mut *self.store, &self.name, &self.world, (room, shelf)),
+            None => Vec::new(),
         }
-        messages
     }
 
     /// Does what was asked from outside, while it ran or before. Returns what changed, and what was refused.
@@ -214,7 +195,7 @@ impl Realm {
     /// # Errors
     /// When it cannot be read or kept.
     pub fn take_posts(&mut self, now: Millis) -> Result<(Touched, Vec<String>), SeamError> {
-        let posts = self.store.world_rows(&self.name, Kind::Post, ALL, 1_000)?;
+        let posts = self.store.world_rows(&self.name, Kind::Post, ALL, usize::MAX)?;
         let mut refused = Vec::new();
         // What was done and could not be struck out yet is not done again.
         for post in posts.into_iter().filter(|post| !self.answered.contains(&post.key)).collect::<Vec<_>>() {
@@ -245,10 +226,21 @@ fn missing(name: &str) -> SeamError {
 /// # Errors
 /// When there is none of that name, or it is damaged.
 pub fn look(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
-    if !store.worlds()?.iter().any(|known| known.name == name) {
-        return Err(missing(name));
-    }
-    load(store, name)
+    exists(store, name)?;
+    load(store, name, AT_HAND)
+}
+
+/// The same, with no more than what was said last in each room.
+///
+/// # Errors
+/// As above.
+pub fn glance(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
+    exists(store, name)?;
+    load(store, name, 1)
+}
+
+fn exists(store: &mut dyn Worlds, name: &str) -> Result<(), SeamError> {
+    if store.worlds()?.iter().any(|known| known.name == name) { Ok(()) } else { Err(missing(name)) }
 }
 
 /// How many live in a world, and how much was said there.
@@ -290,21 +282,56 @@ pub fn messages(
     rows.iter().map(|row| read("a message", &row.value)).collect()
 }
 
+/// All that was ever said in a room, by its words.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn shelf(store: &mut dyn Worlds, name: &str, room: RoomId) -> Result<Shelf, SeamError> {
+    let (mut pages, mut before) = (Vec::new(), u64::MAX);
+    loop {
+        let page = messages(store, name, room, before, PAGE)?;
+        let Some(first) = page.first().map(|message| message.id) else { break };
+        before = first;
+        pages.push(page);
+    }
+    let mut shelf = Shelf::default();
+    pages.iter().rev().flatten().for_each(|message| shelf.put(message));
+    Ok(shelf)
+}
+
+/// Older messages of a room that matter now, the best first: those that share telling words with what was said last.
+pub fn recalled(
+    store: &mut dyn Worlds,
+    name: &str,
+    world: &World,
+    (room, shelf): (RoomId, &Shelf),
+) -> Vec<Message> {
+    let Some(inside) = world.room(room) else { return Vec::new() };
+    let last: Vec<&str> = inside.messages.iter().rev().take(LATEST).map(|m| m.content.as_str()).collect();
+    // What was said last is seen anyway.
+    let before = inside.messages.iter().rev().take(LATEST).next_back().map_or(0, |message| message.id);
+    let found = shelf.find(&last.join("\n"), before);
+    let message = |id: u64| match inside.message(id) {
+        Some(message) => Some(message.clone()),
+        // It is only in the store any more.
+        None => messages(store, name, room, id + 1, 1).ok()?.into_iter().find(|message| message.id == id),
+    };
+    found.into_iter().filter_map(message).collect()
+}
+
 /// Asks something of a world that somebody else may be running: it is done when that one looks.
 ///
 /// # Errors
 /// When there is none of that name, or it cannot be kept.
 pub fn post(store: &mut dyn Worlds, name: &str, wish: &Wish, now: Millis) -> Result<(), SeamError> {
-    if !store.worlds()?.iter().any(|known| known.name == name) {
-        return Err(missing(name));
-    }
+    exists(store, name)?;
     // Two at the same moment have keys of their own.
     let mark = xxhash_rust::xxh3::xxh3_64(format!("{wish:?}{:?}", std::time::SystemTime::now()).as_bytes());
     let key = format!("{now:014}{:06}", mark % 1_000_000);
     store.put_world_rows(name, &[row(Kind::Post, key, wish)])
 }
 
-fn load(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
+fn load(store: &mut dyn Worlds, name: &str, at_hand: usize) -> Result<World, SeamError> {
     let rows = |store: &mut dyn Worlds, kind| store.world_rows(name, kind, ALL, usize::MAX);
     let head: Option<Head> = rows(store, Kind::World)?
         .first()
@@ -319,7 +346,7 @@ fn load(store: &mut dyn Worlds, name: &str) -> Result<World, SeamError> {
     let ids: Vec<RoomId> = rooms.iter().map(|room| room.id).collect();
     let mut world = World::kept(head, agents, rooms);
     for room in ids {
-        messages(store, name, room, u64::MAX, AT_HAND)?
+        messages(store, name, room, u64::MAX, at_hand)?
             .into_iter()
             .for_each(|message| world.recollect(message));
     }

@@ -6,7 +6,7 @@ use halo_recall::order::Order;
 
 /// What was said in a room.
 #[derive(Default)]
-pub(super) struct Shelf {
+pub struct Shelf {
     words: Lexical,
     /// By row: the number of the message.
     ids: Vec<u64>,

@@ -1,4 +1,4 @@
-//! A copy of the memory that is used and thrown away: a second sequence over the same cells. It never moves anything.
+//! A copy of the memory that is used and thrown away: a second sequence over the same cells. It moves nothing, unless positions run out.
 
 use super::surgery::alike;
 use super::{FORK, MAIN, Mirror, MirrorError, Mode, Part, Ready};
@@ -28,8 +28,9 @@ impl Mirror {
         self.turn()?;
         let free = self.cells().saturating_sub(self.main.tokens.len());
         let mut ready = self.share(window, &keys, free, answer)?;
-        if ready.room < answer.min(1) && free > ready.upkeep.read + ready.upkeep.returned {
-            // Positions run out, not cells.
+        let cells = free.saturating_sub(ready.upkeep.read + ready.upkeep.returned);
+        if ready.room < answer.min(cells) {
+            // Positions run out before cells do, and the answer would end in the middle.
             self.compact()?;
             ready = self.share(window, &keys, free, answer)?;
         }

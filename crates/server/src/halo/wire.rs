@@ -351,7 +351,37 @@ pub(crate) enum Told {
     /// The settings have changed.
     Settings,
     /// Something happened in a world of rooms: what is named is to be read again.
-    World { name: String, rooms: Vec<u32>, agents: Vec<u32>, beat: Option<u32>, failed: Option<String> },
+    World(WorldNews),
+}
+
+/// Something happened in a world of rooms: what is named is to be read again.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct WorldNews {
+    /// Where.
+    pub name: String,
+    /// In these rooms.
+    pub rooms: Vec<u32>,
+    /// To these agents.
+    pub agents: Vec<u32>,
+    /// Whose heart has beaten.
+    pub beat: Option<u32>,
+    /// What that one read and said.
+    pub thought: Option<Thought>,
+    /// What went wrong, or was refused.
+    pub failed: Option<String>,
+    /// Whether the world was made or ended.
+    pub listed: bool,
+}
+
+/// What a heartbeat read and said, in tokens.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct Thought {
+    /// What was shown.
+    pub shown: usize,
+    /// What of it had to be read.
+    pub read: usize,
+    /// What was answered.
+    pub answered: usize,
 }
 
 /// How a turn went.

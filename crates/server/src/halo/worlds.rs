@@ -5,17 +5,19 @@
 
 use crate::answer::{Answer, Body, Named, Refusal, Words, Wrong, aside};
 use crate::app::App;
-use crate::worlds::tell;
+use crate::halo::wire::WorldNews;
+use crate::worlds::{send, tell};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use halo_agents::format::Format;
 use halo_agents::heartbeat;
+use halo_agents::scribe::Shown;
 use halo_agents::wish::Wish;
 use halo_agents::world::{AgentId, Message, Room, Sender, World};
 use halo_agents::world_file::WorldFile;
-use halo_core::seams::Fault;
-use halo_engine::world::house::House;
+use halo_core::seams::{Fault, Worlds};
+use halo_engine::world::house::{House, Pace};
 use halo_engine::world::realm::{self, Realm};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -64,9 +66,13 @@ struct New {
 struct Whole {
     /// Its name.
     name: String,
+    /// Whether it is open here: else this is how it was last kept, and another program may be running it.
+    open: bool,
+    /// Whether what was asked was left for the program that runs it.
+    left: bool,
     /// What time it is there, in milliseconds since 1970.
     now: i64,
-    /// Whether nobody's heart beats of itself.
+    /// Whether time stands still here.
     paused: bool,
     /// How fast time goes by.
     speed: f64,
@@ -122,8 +128,8 @@ struct RoomView {
     requests: Vec<RequestView>,
     /// Words in a minute.
     wpm: u32,
-    /// What was said last, the newest last.
-    messages: Vec<Said>,
+    /// The number of what was said last; 0: nothing was.
+    last: u64,
 }
 
 /// Somebody in a room.
@@ -173,7 +179,7 @@ struct Said {
     reactions: BTreeMap<&'static str, Vec<String>>,
 }
 
-/// How many messages of a room are told at first.
+/// How many messages of a room are told at a time.
 const SHOWN: usize = 100;
 
 fn said(world: &World, message: &Message) -> Said {
@@ -207,7 +213,6 @@ fn room_view(world: &World, room: &Room) -> RoomView {
         name: world.name(request.requester),
         key: request.key.clone(),
     };
-    let first = room.messages.len().saturating_sub(SHOWN);
     RoomView {
         id: room.id.0,
         owner: world.name(room.id),
@@ -216,14 +221,28 @@ fn room_view(world: &World, room: &Room) -> RoomView {
         keys: room.keys.clone(),
         requests: room.requests.iter().map(request).collect(),
         wpm: room.wpm,
-        messages: room.messages.iter().skip(first).map(|message| said(world, message)).collect(),
+        last: room.messages.back().map_or(0, |message| message.id),
     }
 }
 
+/// A world that is open.
 fn whole(name: String, house: &House) -> Whole {
     let (pace, now) = (house.pace(), house.now());
-    let realm = house.realm();
-    let world = &realm.world;
+    view(name, &house.realm().world, Some((pace, now)))
+}
+
+/// A world as it was last kept.
+fn kept(app: &App, name: String) -> Answer<Whole> {
+    let mut store = app.parts.worlds()?;
+    exists(&mut *store, &name)?;
+    let world = realm::glance(&mut *store, &name)?;
+    Ok(view(name, &world, None))
+}
+
+fn view(name: String, world: &World, open: Option<(Pace, i64)>) -> Whole {
+    let now =
+        open.map_or_else(|| jiff::Timestamp::now().as_millisecond().max(world.head.clock), |(_, now)| now);
+    let pace = open.map(|(pace, _)| pace);
     let agent = |agent: &halo_agents::world::AgentState| AgentView {
         id: agent.id.0,
         name: agent.name.clone(),
@@ -242,10 +261,12 @@ fn whole(name: String, house: &House) -> Whole {
     };
     Whole {
         name,
+        open: open.is_some(),
+        left: false,
         now,
-        paused: pace.paused,
-        speed: pace.speed,
-        thinking: pace.thinking.map(|who| who.0),
+        paused: pace.is_none_or(|pace| pace.paused),
+        speed: pace.map_or(1.0, |pace| pace.speed),
+        thinking: pace.and_then(|pace| pace.thinking).map(|who| who.0),
         agents: world.agents().map(agent).collect(),
         rooms: world.rooms().map(|room| room_view(world, room)).collect(),
     }
@@ -256,10 +277,15 @@ fn house(app: &Arc<App>, name: &str) -> Answer<Arc<House>> {
     if let Some(house) = app.worlds.find(name) {
         return Ok(house);
     }
-    if !app.parts.worlds()?.worlds()?.iter().any(|known| known.name == name) {
-        return Err(Refusal::missing(format!("there is no world '{name}'")));
-    }
+    exists(&mut *app.parts.worlds()?, name)?;
     Ok(app.worlds.open(app, name)?)
+}
+
+fn exists(store: &mut dyn Worlds, name: &str) -> Answer<()> {
+    match store.worlds()?.iter().any(|known| known.name == name) {
+        true => Ok(()),
+        false => Err(Refusal::missing(format!("there is no world '{name}'"))),
+    }
 }
 
 /// The worlds that there are
@@ -269,7 +295,7 @@ async fn worlds(State(app): State<Arc<App>>) -> Answer<Json<Vec<Listed>>> {
         let mut store = app.parts.worlds()?;
         let mut all = Vec::new();
         for known in store.worlds()? {
-            let open = app.worlds.find(&known.name);
+            let open = app.worlds.look(&known.name);
             let (agents, messages) = match &open {
                 Some(house) => {
                     let realm = house.realm();
@@ -311,6 +337,7 @@ async fn create(State(app): State<Arc<App>>, Body(new): Body<New>) -> Answer<(St
         }
         let world = file.begin("local", now).map_err(Refusal::bad)?;
         drop(Realm::found(app.parts.worlds()?, &new.name, world, now)?);
+        send(&app, WorldNews { name: new.name.clone(), listed: true, ..WorldNews::default() });
         let house = house(&app, &new.name).map_err(|why| {
             let made = format!("the world '{}' is made, and cannot be opened now: {}", new.name, why.what());
             Refusal::new(why.status(), made)
@@ -320,13 +347,15 @@ async fn create(State(app): State<Arc<App>>, Body(new): Body<New>) -> Answer<(St
     .await
 }
 
-/// A world: who lives there, the rooms, and what was said last
+/// A world: who lives there, and the rooms
 #[utoipa::path(get, path = "/worlds/{world}", params(("world" = String, Path)),
     responses((status = 200, body = Whole), (status = 404, body = Wrong)))]
 async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Whole>> {
     aside(move || {
-        let house = house(&app, &name)?;
-        Ok(Json(whole(name, &house)))
+        Ok(Json(match app.worlds.look(&name) {
+            Some(house) => whole(name, &house),
+            None => kept(&app, name)?,
+        }))
     })
     .await
 }
@@ -336,10 +365,9 @@ async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
     responses((status = 204), (status = 404, body = Wrong)))]
 async fn end(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<StatusCode> {
     aside(move || {
-        if !app.parts.worlds()?.worlds()?.iter().any(|known| known.name == name) {
-            return Err(Refusal::missing(format!("there is no world '{name}'")));
-        }
+        exists(&mut *app.parts.worlds()?, &name)?;
         app.worlds.end(&name, || app.parts.end_world(&name))?;
+        send(&app, WorldNews { name, listed: true, ..WorldNews::default() });
         Ok(StatusCode::NO_CONTENT)
     })
     .await
@@ -351,7 +379,7 @@ struct Before {
     before: Option<u64>,
 }
 
-/// Older messages of a room
+/// Messages of a room, a hundred at a time: the latest, or those before one
 #[utoipa::path(get, path = "/worlds/{world}/rooms/{room}/messages", params(("world" = String, Path), ("room" = u32, Path), Before),
     responses((status = 200, body = Vec<Said>), (status = 404, body = Wrong)))]
 async fn messages(
@@ -360,13 +388,20 @@ async fn messages(
     Words(asked): Words<Before>,
 ) -> Answer<Json<Vec<Said>>> {
     aside(move || {
-        let house = house(&app, &name)?;
-        let mut realm = house.realm();
-        if realm.world.any_room(AgentId(room)).is_none() {
-            return Err(Refusal::missing(format!("there is no room {room}")));
+        let (room, before) = (AgentId(room), asked.before.unwrap_or(u64::MAX));
+        let missing = || Refusal::missing(format!("there is no room {room}"));
+        if let Some(house) = app.worlds.look(&name) {
+            let mut realm = house.realm();
+            realm.world.any_room(room).ok_or_else(missing)?;
+            let found = realm.older(room, before, SHOWN)?;
+            return Ok(Json(found.iter().map(|message| said(&realm.world, message)).collect()));
         }
-        let older = realm.older(AgentId(room), asked.before.unwrap_or(u64::MAX), SHOWN)?;
-        Ok(Json(older.iter().map(|message| said(&realm.world, message)).collect()))
+        let mut store = app.parts.worlds()?;
+        exists(&mut *store, &name)?;
+        let world = realm::glance(&mut *store, &name)?;
+        world.any_room(room).ok_or_else(missing)?;
+        let found = realm::messages(&mut *store, &name, room, before, SHOWN)?;
+        Ok(Json(found.iter().map(|message| said(&world, message)).collect()))
     })
     .await
 }
@@ -377,37 +412,62 @@ struct How {
     format: Option<String>,
 }
 
-/// What an agent sees.
+/// What is in an agent's mind.
 #[derive(Serialize, ToSchema)]
 struct Mind {
+    /// The agent's own format.
+    own_format: &'static str,
+    /// How many tokens its HUD has in each; none where it does not fit.
+    by_format: BTreeMap<&'static str, Option<usize>>,
+    /// All that the agent has written down.
+    #[schema(value_type = Object)]
+    known: serde_json::Value,
+    /// What it did last.
+    #[schema(value_type = Vec<Object>)]
+    recent: Vec<serde_json::Value>,
+    /// What it sees.
+    seen: Option<Sees>,
+    /// Why it sees nothing.
+    wrong: Option<String>,
+}
+
+/// What an agent sees.
+#[derive(Serialize, ToSchema)]
+struct Sees {
     /// In which format.
     format: &'static str,
-    /// The agent's own.
-    own_format: &'static str,
     /// As text.
     text: String,
     /// How many tokens that has.
     tokens: usize,
     /// How many it may have.
     budget: usize,
-    /// What it has in each format.
-    by_format: BTreeMap<&'static str, usize>,
     /// Tokens of what does not come from rooms.
     fixed: usize,
     /// Tokens of what the agent has written down, and how many it may have.
     knowledge: (usize, usize),
     /// Tokens of each room.
     rooms: BTreeMap<u32, usize>,
-    /// What the agent has written down.
-    #[schema(value_type = Object)]
-    known: serde_json::Value,
-    /// What it did last.
-    #[schema(value_type = Vec<Object>)]
-    recent: Vec<serde_json::Value>,
     /// What it is told about what it sees.
     notice: Option<String>,
     /// Messages that were brought back because they matter now.
     recalled: Vec<u64>,
+}
+
+impl Sees {
+    fn new(format: Format, shown: &Shown) -> Self {
+        Self {
+            format: format.name(),
+            text: shown.text(),
+            tokens: shown.spent.total,
+            budget: shown.budgets.total,
+            fixed: shown.spent.fixed,
+            knowledge: (shown.spent.knowledge, shown.budgets.knowledge),
+            rooms: shown.spent.rooms.iter().map(|(room, tokens)| (room.0, *tokens)).collect(),
+            notice: shown.hud.me.notice.clone(),
+            recalled: shown.recalled.clone(),
+        }
+    }
 }
 
 /// What an agent sees now
@@ -421,21 +481,19 @@ async fn hud(
     aside(move || {
         let house = house(&app, &name)?;
         let who = AgentId(agent);
-        let found = house.realm().world.agent(who).map(|agent| (agent.input, agent.recent.clone()));
-        let (own, recent) = found.ok_or_else(|| Refusal::missing(format!("there is no agent {agent}")))?;
+        let found = house.realm().world.agent(who).cloned();
+        let agent = found.ok_or_else(|| Refusal::missing(format!("there is no agent {agent}")))?;
         let format = match asked.format {
-            None => own,
+            None => agent.input,
             Some(word) => Format::named(&word).ok_or_else(|| {
                 let known = Format::ALL.map(Format::name).join(", ");
                 Refusal::bad(format!("there is no format '{word}': there is {known}"))
             })?,
         };
-        let shown = house.show(who, Some(format))?;
-        let mut by_format = BTreeMap::new();
-        for format in Format::ALL {
-            by_format.insert(format.name(), house.show(who, Some(format))?.spent.total);
-        }
-        let recent = recent.iter().map(|one| {
+        let shown = house.show(who, Some(format));
+        let tokens = |format| house.show(who, Some(format)).ok().map(|shown| shown.spent.total);
+        let by_format = Format::ALL.into_iter().map(|format| (format.name(), tokens(format))).collect();
+        let recent = agent.recent.iter().map(|one| {
             let mut told = serde_json::to_value(&one.with).unwrap_or_default();
             told["type"] = one.kind.clone().into();
             told["timestamp"] = heartbeat::shown(one.at).into();
@@ -445,19 +503,12 @@ async fn hud(
             told
         });
         Ok(Json(Mind {
-            format: format.name(),
-            own_format: own.name(),
-            tokens: shown.spent.total,
-            budget: shown.budgets.total,
+            own_format: agent.input.name(),
             by_format,
-            fixed: shown.spent.fixed,
-            knowledge: (shown.spent.knowledge, shown.budgets.knowledge),
-            rooms: shown.spent.rooms.iter().map(|(room, tokens)| (room.0, *tokens)).collect(),
-            known: serde_json::Value::Object(shown.hud.me.knowledge.clone()),
+            known: serde_json::Value::Object(agent.knowledge.all().clone()),
             recent: recent.collect(),
-            notice: shown.hud.me.notice.clone(),
-            recalled: shown.recalled.clone(),
-            text: shown.text(),
+            seen: shown.as_ref().ok().map(|shown| Sees::new(format, shown)),
+            wrong: shown.err().map(|why| why.to_string()),
         }))
     })
     .await
@@ -465,17 +516,27 @@ async fn hud(
 
 /// Does what the person wants: say, react, join, leave, grant, deny, attend, wake, pause, resume, create or retire
 #[utoipa::path(post, path = "/worlds/{world}/wishes", params(("world" = String, Path)), request_body = Object,
-    responses((status = 200, body = Whole), (status = 400, body = Wrong), (status = 404, body = Wrong), (status = 422, body = Wrong)))]
+    responses((status = 200, body = Whole), (status = 202, body = Whole), (status = 400, body = Wrong),
+        (status = 404, body = Wrong), (status = 422, body = Wrong)))]
 async fn wish(
     State(app): State<Arc<App>>,
     Named(name): Named<String>,
     Body(wish): Body<Wish>,
-) -> Answer<Json<Whole>> {
+) -> Answer<(StatusCode, Json<Whole>)> {
     aside(move || {
-        let house = house(&app, &name)?;
+        let house = match house(&app, &name) {
+            // Somebody else runs it, and does it when nobody thinks there.
+            Err(why) if why.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                let now = jiff::Timestamp::now().as_millisecond();
+                realm::post(&mut *app.parts.worlds()?, &name, &wish, now)?;
+                let whole = Whole { left: true, ..kept(&app, name)? };
+                return Ok((StatusCode::ACCEPTED, Json(whole)));
+            }
+            house => house?,
+        };
         let touched = house.wish(wish).map_err(|why| why.by(Fault::Asked))?;
         tell(&app, &name, &touched, None);
-        Ok(Json(whole(name, &house)))
+        Ok((StatusCode::OK, Json(whole(name, &house))))
     })
     .await
 }
@@ -484,7 +545,7 @@ async fn wish(
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewPace {
-    /// Whether nobody's heart is to beat of itself.
+    /// Whether time is to stand still.
     paused: Option<bool>,
     /// How fast, from 0.1 to 100.
     speed: Option<f64>,
@@ -493,7 +554,7 @@ struct NewPace {
     step: bool,
 }
 
-/// Stops time, lets it go on, or lets it go by faster
+/// Stops time, lets it go on, goes on to the next heartbeat, or lets time go by faster
 #[utoipa::path(put, path = "/worlds/{world}/pace", params(("world" = String, Path)), request_body = NewPace,
     responses((status = 200, body = Whole), (status = 400, body = Wrong), (status = 404, body = Wrong)))]
 async fn pace(
