@@ -507,8 +507,11 @@ impl World {
         let agent = self.agent(who).ok_or("only agents write things down")?;
         let mut known = agent.knowledge.clone();
         change(&mut known)?;
-        let after = known.written(agent.input, bounds.count);
-        if after > bounds.knowledge && after > agent.knowledge.written(agent.input, bounds.count) {
+        let long = |known: &crate::knowledge::Knowledge| {
+            known.written(agent.input, |text| bounds.count.tokens(text))
+        };
+        let after = long(&known);
+        if after > bounds.knowledge && after > long(&agent.knowledge) {
             return Err(format!(
                 "your knowledge would have {after} tokens, and {} are all that fit: delete something first",
                 bounds.knowledge

@@ -1,8 +1,7 @@
 //! What an agent has written down: the only thing that it remembers from one heartbeat to the next. A tree of values, reached
 //! by paths such as `people."Dr. No".trust` or `goals[0]`.
 
-use crate::count::Count;
-use crate::format::Format;
+use crate::format::{self, Format};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
@@ -158,25 +157,10 @@ impl Knowledge {
         Self(all.into_iter().map(|(name, value)| (name, canonical(value))).collect())
     }
 
-    /// How long it is.
-    #[must_use]
-    pub fn tokens(&self, count: &dyn Count) -> usize {
-        if self.0.is_empty() {
-            return 0;
-        }
-        count.tokens(&serde_json::to_string(&self.0).unwrap_or_default())
-    }
-
     /// How long it is as an agent sees it, in its format.
     #[must_use]
-    pub fn written(&self, format: Format, count: &dyn Count) -> usize {
-        let plain = self.tokens(count);
-        let shown = match format {
-            Format::CompactJson | Format::ToonPositional => None,
-            Format::Json => serde_json::to_string_pretty(&self.0).ok(),
-            Format::Toon => toon_format::encode(&self.0, &toon_format::EncodeOptions::default()).ok(),
-        };
-        shown.filter(|_| plain > 0).map_or(plain, |shown| count.tokens(&shown).max(plain))
+    pub fn written(&self, format: Format, count: impl Fn(&str) -> usize) -> usize {
+        format::writer(format).known(&self.0).iter().map(|entry| count(entry)).sum()
     }
 
     /// What stands at a path.

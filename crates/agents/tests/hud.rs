@@ -380,7 +380,7 @@ fn a_smaller_model_has_a_smaller_hud_and_its_agent_is_told() {
     let (world, now) = document();
     let prompts = Prompts::default();
     let shown = scribe().show(&world, AgentId(5), &view(now, &prompts, 4_000)).expect("a HUD");
-    assert_eq!(shown.budgets, Budgets { total: 4_000, fixed: 2_000, messages: 2_000, knowledge: 103 });
+    assert_eq!(shown.budgets, Budgets { total: 4_000, fixed: 2_000, messages: 2_000, knowledge: 120 });
     let notice = shown.hud.me.notice.expect("told");
     assert_eq!(notice, "Your model has room for 4000 of 10000 tokens, so everything here is smaller.");
     let shown = scribe().show(&world, AgentId(5), &view(now, &prompts, 10_000)).expect("a HUD");

@@ -235,14 +235,14 @@ impl Writer for Json {
         format!("{}{identity},{knowledge}", self.open(("self", "me"), '{', 1))
     }
 
-    fn known(&self, hud: &Hud) -> Vec<String> {
+    fn known(&self, known: &Map<String, Value>) -> Vec<String> {
         let one = |(n, (name, value)): (usize, (&String, &Value))| {
             let name = serde_json::to_string(name).unwrap_or_default();
             let gap = if self.compact { ":" } else { ": " };
             let comma = if n == 0 { "" } else { "," };
             format!("{comma}{}{name}{gap}{}", self.line(3), self.value(value, &Free, 3))
         };
-        hud.me.knowledge.iter().enumerate().map(one).collect()
+        known.iter().enumerate().map(one).collect()
     }
 
     fn used(&self, hud: &Hud) -> String {

@@ -48,9 +48,9 @@ fn toon(value: &impl Serialize) -> String {
 }
 
 /// What an agent has written down, where all of it is alike enough to be written as a table.
-fn known_as_table(hud: &Hud) -> Option<String> {
-    let rows = hud.me.knowledge.values().all(Value::is_object) && !hud.me.knowledge.is_empty();
-    let text = rows.then(|| toon(&json!({"knowledge": hud.me.knowledge})))?;
+fn known_as_table(known: &Map<String, Value>) -> Option<String> {
+    let rows = known.values().all(Value::is_object) && !known.is_empty();
+    let text = rows.then(|| toon(&json!({"knowledge": known})))?;
     (!text.starts_with("knowledge:")).then_some(text)
 }
 
@@ -72,20 +72,20 @@ impl Writer for Toon {
 
     fn identity(&self, hud: &Hud) -> String {
         let identity = set_in(&toon(&json!({"identity": hud.me.identity})), 1);
-        let known = known_as_table(hud);
+        let known = known_as_table(&hud.me.knowledge);
         let known = known.as_ref().and_then(|table| table.split('\n').next()).unwrap_or("knowledge:");
         format!("\nself:{identity}\n  {known}")
     }
 
-    fn known(&self, hud: &Hud) -> Vec<String> {
-        if let Some(table) = known_as_table(hud) {
+    fn known(&self, known: &Map<String, Value>) -> Vec<String> {
+        if let Some(table) = known_as_table(known) {
             return table.split('\n').skip(1).map(|row| set_in(row, 1)).collect();
         }
         let one = |(name, value): (&String, &Value)| {
             let one: Map<String, Value> = [(name.clone(), value.clone())].into_iter().collect();
             set_in(&toon(&one), 2)
         };
-        hud.me.knowledge.iter().map(one).collect()
+        known.iter().map(one).collect()
     }
 
     fn used(&self, hud: &Hud) -> String {
@@ -191,13 +191,13 @@ impl Writer for Positional {
         format!("\n  self{{identity,knowledge,memory_used,{notice}recent_actions}}:{identity}\n    {known}")
     }
 
-    fn known(&self, hud: &Hud) -> Vec<String> {
+    fn known(&self, known: &Map<String, Value>) -> Vec<String> {
         let one = |(name, value): (&String, &Value)| {
             let mut out = "\n".to_owned();
             positional::block(&positional::text(name), value, 3, &mut out);
             out
         };
-        hud.me.knowledge.iter().map(one).collect()
+        known.iter().map(one).collect()
     }
 
     fn used(&self, hud: &Hud) -> String {

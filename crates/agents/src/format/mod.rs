@@ -9,6 +9,7 @@ mod uniform;
 use crate::hud::{Hud, MessageView};
 use crate::world::RoomId;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// How a HUD is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -113,11 +114,11 @@ pub(crate) trait Writer {
     /// Who the agent is, up to what it has written down.
     fn identity(&self, hud: &Hud) -> String;
     /// What it has written down, entry by entry.
-    fn known(&self, hud: &Hud) -> Vec<String>;
+    fn known(&self, known: &Map<String, Value>) -> Vec<String>;
     /// From there to what it did.
     fn used(&self, hud: &Hud) -> String;
     /// Something that it did.
-    fn did(&self, action: &serde_json::Map<String, serde_json::Value>) -> String;
+    fn did(&self, action: &Map<String, Value>) -> String;
     /// What divides that from the next.
     fn between_actions(&self) -> &'static str;
     /// From there to its rooms.
@@ -215,7 +216,7 @@ pub fn pieces(hud: &Hud, format: Format) -> Vec<Piece> {
     let mut push = |place: Place, text: String| pieces.push(Piece { place, text });
     push(Place::shared(), writer.shared(hud));
     push(Place::known(0), writer.identity(hud));
-    for (n, entry) in writer.known(hud).into_iter().enumerate() {
+    for (n, entry) in writer.known(&hud.me.knowledge).into_iter().enumerate() {
         push(Place::known(1 + n), entry);
     }
     push(Place::used(), writer.used(hud));

@@ -91,16 +91,16 @@ impl Memo {
 
     /// How many tokens a text has.
     pub(super) fn tokens(&self, text: &str) -> usize {
-        self.measured(&[text], |count| count.tokens(text))
+        self.measured(text, 0, || self.count.tokens(text))
     }
 
-    /// How many tokens there are in something that these parts decide.
-    pub(super) fn measured(&self, parts: &[&str], measure: impl FnOnce(&dyn Count) -> usize) -> usize {
-        let key = sum(parts);
+    /// How many tokens there are in something that a text decides, and what kind of thing it is.
+    pub(super) fn measured(&self, text: &str, kind: u64, measure: impl FnOnce() -> usize) -> usize {
+        let key = xxhash_rust::xxh3::xxh3_64_with_seed(text.as_bytes(), kind);
         if let Some(&known) = self.kept().tokens.get(&key) {
             return known;
         }
-        let tokens = measure(&*self.count);
+        let tokens = measure();
         bounded(&mut self.kept().tokens, REMEMBERED).insert(key, tokens);
         tokens
     }

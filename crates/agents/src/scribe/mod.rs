@@ -355,7 +355,7 @@ impl Scribe {
             if all { String::new() } else { serde_json::to_string(&hud.me.knowledge).unwrap_or_default() };
         let text = if all { &*frame.known.text } else { some.as_str() };
         let known = self.memo.texts(format, &[&identity, text, notice], || {
-            std::iter::once(writer.identity(hud)).chain(writer.known(hud)).collect()
+            std::iter::once(writer.identity(hud)).chain(writer.known(&hud.me.knowledge)).collect()
         });
         for (n, text) in known.iter().enumerate() {
             draft.push(Place::known(n), text.clone());
@@ -404,8 +404,8 @@ impl Scribe {
     /// what it may have.
     fn knowledge(&self, agent: &AgentState) -> Text {
         let text = serde_json::to_string(&agent.knowledge).unwrap_or_default();
-        let written = |count: &dyn Count| agent.knowledge.written(agent.input, count);
-        Text { tokens: self.memo.measured(&[agent.input.name(), &text], written), text: text.into() }
+        let written = || agent.knowledge.written(agent.input, |text| self.memo.tokens(text));
+        Text { tokens: self.memo.measured(&text, 1 + agent.input as u64, written), text: text.into() }
     }
 
     /// What all agents of a kind are told, without the last `less` parts that can be left out.
