@@ -40,7 +40,7 @@ function draw(panel, page, agent, hands) {
   render(panel, el("div", { class: "mind", data: { mind: agent.id, key: `mind-${page.name}-${agent.id}` } },
     el("h2", {}, el("span", {}, pulse(agent), " ", agent.name), el("button", { type: "button", "aria-label": "Close", onclick: close }, "×")),
     el("p", { class: "quiet" }, `${agent.kind} ${agent.id} · thinks with ${agent.model} · every ${number(agent.interval)} s · ${count(agent.beats, "beat")}`),
-    thought ? el("p", { class: "quiet thought" }, `Last heartbeat: ${number(thought.shown)} tokens seen, ${number(thought.read)} of them read (${number(100 * thought.read / Math.max(thought.shown, 1))} %), ${number(thought.answered)} answered`) : null,
+    thought ? el("p", { class: "quiet thought" }, `Last heartbeat: ${number(thought.shown)} tokens seen${anew(thought)}, ${number(thought.answered)} answered`) : null,
     el("p", {}, agent.prompt),
     el("div", { class: "bar" },
       agent.paused ? button("Go on", () => wish({ wish: "resume", agent: agent.id })) : button("Pause", () => wish({ wish: "pause", agent: agent.id })),
@@ -50,6 +50,9 @@ function draw(panel, page, agent, hands) {
     wrong || told?.wrong ? el("p", { class: "wrong", role: "status", data: { key: "wrong" } }, wrong ?? told.wrong) : null,
     told ? parts(told, (format) => load(panel, page, agent, hands, format)) : wrong ? null : el("p", { class: "quiet" }, "…")));
 }
+
+// How much had to be read; a model elsewhere does not tell.
+const anew = ({ shown: all, read }) => (read ? `, ${number(read)} of them read anew (${number(100 * read / all)} %)` : "");
 
 function parts({ seen, known, recent, by_format: formats, own_format: own }, load) {
   const baseline = formats.compact_json || 1;
