@@ -178,6 +178,13 @@ def test_a_person_takes_part(window, rooms):
     page.click("dialog button[type=submit]")
     expect(page.locator("#tabs button[aria-current=true]")).to_have_text("second")
     expect(page.locator("#rooms button[data-room]")).to_have_count(5)
+    # What is wrong is told, and what was entered stays.
+    page.click("#tabs button[aria-label='A new world']")
+    page.fill("#asked", "second")
+    page.click("dialog button[type=submit]")
+    expect(page.locator("dialog")).to_contain_text("there is one already")
+    expect(page.locator("#asked")).to_have_value("second")
+    page.click("dialog button[type=button]")
     # Or from a file; and whoever looks from elsewhere sees it come and go.
     other = window(f"{rooms.url}/rooms.html#lamp")
     expect(other.locator("#tabs button")).to_have_count(3)
@@ -211,6 +218,19 @@ def test_the_page_goes_on_when_the_server_was_away(window, rooms):
     expect(page.locator("#away")).to_be_hidden()
     page.press("#message", "Enter")
     expect(page.locator(".said.mine p")).to_have_text(["Are you there?", "half a thought"])
+
+
+def test_a_narrow_window_has_room_for_everything(window, rooms):
+    for n in range(20):
+        rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n} " * 20})
+    page = window(f"{rooms.url}/rooms.html#lamp")
+    for width in [420, 700]:
+        page.set_viewport_size({"width": width, "height": 800})
+        page.click("#rooms button:has-text('Ada')")
+        expect(page.locator(".said.mine")).to_have_count(20)
+        high = page.evaluate("[document.documentElement.scrollHeight, ...['rooms', 'log', 'panel', 'composer'].map(id => document.getElementById(id).getBoundingClientRect().height)]")
+        assert high[0] <= 800 and high[1] > 40 and high[2] > 150 and high[3] > 100 and high[4] > 30, (width, high)
+        shot(page, f"rooms-{width}")
 
 
 def test_a_long_log_has_no_holes(window, rooms):
@@ -255,15 +275,19 @@ def test_another_program_may_run_it(window, rooms, tmp_path):
         # What is said is left for it, and heard.
         page.fill("#message", "Who runs this?")
         page.press("#message", "Enter")
-        expect(page.locator(".toast")).to_contain_text("Another program runs this world")
+        expect(page.locator(".toast")).to_contain_text("Left for the program that runs this world")
+        expect(page.locator("#away")).to_contain_text("Another program runs this world")
         expect(page.locator(".said.mine p")).to_have_text("Who runs this?", timeout=30_000)
-        page.click("#run")
-        expect(page.locator(".toast.wrong")).to_contain_text("another Halo")
-        # Nothing of it is gone.
-        expect(page.locator(".said.mine p")).to_have_text("Who runs this?")
+        expect(page.locator("#run")).to_be_disabled()
+        assert rooms.halo("PUT", "/worlds/lamp/pace", {"paused": False})[0] == 503
+        # Why nothing of a mind is seen is told.
+        page.click(".agent[data-agent='1'] > button")
+        expect(page.locator("[data-mind='1'] .wrong")).to_contain_text("another Halo")
+        page.click("[data-mind='1'] button[aria-label=Close]")
     finally:
         runner.send_signal(signal.SIGINT)
         assert runner.wait(60) == 0, runner.stderr.read()
+    expect(page.locator("#away")).to_be_hidden()
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Pause")
 

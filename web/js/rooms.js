@@ -30,7 +30,7 @@ async function wish(values) {
 
 async function take(world) {
   if (!world || world.name !== page.name) return;
-  if (world.left) toast("Another program runs this world: it was told, and does it when nobody thinks there.");
+  if (world.left) toast("Left for the program that runs this world: it does it when nobody thinks there.");
   page.world = world;
   page.log.stale = true;
   await latest().catch(() => {});
@@ -56,7 +56,12 @@ async function read() {
   try {
     page.worlds = await api.worlds();
     const names = page.worlds.map((world) => world.name);
-    if (!names.includes(page.name)) enter(names[0] ?? null);
+    if (!names.includes(page.name)) {
+      // It was ended, here or elsewhere.
+      if (page.name !== null) toast(`There is no world ${page.name} any more.`);
+      enter(names[0] ?? null);
+      history.replaceState(null, "", page.name === null ? location.pathname : `#${encodeURIComponent(page.name)}`);
+    }
     const { name } = page;
     const world = name === null ? null : await api.world(name);
     if (page.name !== name) { again = true; return; }
@@ -128,8 +133,10 @@ function show(name) {
 
 function goTo(id) {
   keepDraft();
-  Object.assign(page, { room: id, answering: null });
-  $("message").value = page.drafts.get(`${page.name}/${id}`) ?? "";
+  page.room = id;
+  const draft = page.drafts.get(`${page.name}/${id}`);
+  $("message").value = draft?.text ?? "";
+  page.answering = draft?.answering ?? null;
   grow($("message"));
   $("message").focus();
   draw();
@@ -137,14 +144,16 @@ function goTo(id) {
 }
 
 function keepDraft() {
-  if (page.room !== null) page.drafts.set(`${page.name}/${page.room}`, $("message").value);
+  if (page.room !== null) page.drafts.set(`${page.name}/${page.room}`, { text: $("message").value, answering: page.answering });
 }
 
 function draw() {
   drawWorlds();
   drawTrouble();
   const { world } = page;
-  for (const id of ["run", "step", "speed", "message", "send"]) $(id).disabled = !world;
+  for (const id of ["run", "step", "speed"]) $(id).disabled = !world || world.elsewhere;
+  for (const id of ["message", "send"]) $(id).disabled = !world || (id === "send" && sending);
+  $("clock").textContent = world ? time(world.now) : "";
   if (!world) return drawNothing();
   if (!world.rooms.some((room) => room.id === page.room)) {
     // Where most people are.
@@ -161,7 +170,9 @@ function draw() {
 }
 
 function drawTrouble() {
-  const told = page.connected ? page.trouble && page.world && `This may not be as it is now: ${page.trouble}` : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
+  const told = !page.connected ? "The server is away. What you write stays here; the page goes on by itself when the server is back."
+    : page.trouble ? page.world && `This may not be as it is now: ${page.trouble}`
+      : page.world?.elsewhere && "Another program runs this world: time is in its hands, and what you say is left for it until nobody thinks there.";
   $("away").hidden = !told;
   if ($("away").textContent !== (told || "")) $("away").textContent = told || "";
 }
@@ -185,16 +196,23 @@ function drawWorlds() {
 
 async function newWorld() {
   const file = el("input", { type: "file", id: "world-file", accept: ".toml,text/plain" });
-  const name = await ask("A new world", {
-    label: "Name", value: page.worlds?.length ? "" : "harbour", go: "Begin",
-    about: "It begins with five who live at a harbour, or with those of a file of yours.",
-    more: el("label", {}, "Your own world, as TOML (if you like) ", file),
-  });
-  if (!name) return;
-  const made = await doing(file.files.length ? file.files[0].text().then((text) => api.newWorld(name.trim(), text)) : api.newWorld(name.trim()));
-  if (made) show(made.name);
-  // It may have been made, and its model be away.
-  else refresh();
+  let name = page.worlds?.length ? "" : "harbour";
+  let about = "It begins with five who live at a harbour, or with those of a file of yours.";
+  // What was entered stays until it can be done.
+  for (;;) {
+    name = await ask("A new world", { label: "Name", value: name, go: "Begin", about, more: el("label", {}, "Your own world, as TOML (if you like) ", file) });
+    if (!name) return;
+    try {
+      const text = file.files.length ? await file.files[0].text() : undefined;
+      show((await api.newWorld(name.trim(), text)).name);
+      return;
+    } catch (error) {
+      about = error.message;
+      // It may have been made, and its model be away.
+      await refresh();
+      if (page.worlds?.some((world) => world.name === name.trim()) && !/already/.test(about)) { toast(about, { wrong: true }); show(name.trim()); return; }
+    }
+  }
 }
 
 async function endWorld() {
@@ -218,6 +236,7 @@ function drawRooms() {
     el("button", { type: "button", class: "link", id: "end", data: { key: "end" }, onclick: endWorld }, "End this world…"));
 }
 
+const cut = (text) => (text.length > 80 ? `${text.slice(0, 79)}…` : text);
 const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 60;
 
 function drawRoom() {
@@ -251,7 +270,7 @@ function drawRoom() {
   const { answering } = page;
   $("answering").hidden = !answering;
   render($("answering"), answering && [
-    el("span", {}, `↳ ${answering.name}: ${answering.text.slice(0, 80)}`),
+    el("span", {}, `↳ ${answering.name}: ${cut(answering.text)}`),
     el("button", { type: "button", "aria-label": "Answer nothing in particular", onclick: () => { page.answering = null; drawRoom(); } }, "×")]);
 }
 
@@ -266,7 +285,7 @@ function row(said, byId) {
     el("button", { type: "button", class: "reply", "aria-label": `Answer ${said.name}`, onclick: () => { page.answering = said; drawRoom(); $("message").focus(); } }, "↳"));
   return el("article", { class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`, data: { message: said.id, key: said.id } },
     el("h2", {}, el("b", {}, said.name), el("time", {}, time(said.at)), el("span", {}, `#${said.id}`)),
-    said.reply_to ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${answered.text.slice(0, 80)}` : `↳ #${said.reply_to}`) : null,
+    said.reply_to ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${cut(answered.text)}` : `↳ #${said.reply_to}`) : null,
     el("p", {}, said.text),
     feel);
 }
@@ -361,16 +380,17 @@ function beat(id) {
   for (const sign of document.querySelectorAll(`[data-pulse="${id}"]`)) sign.animate(shape, { duration: 600, iterations: 2 });
 }
 
+let sending = false;
 const pace = async (values) => take(await doing(api.pace(page.name, values)));
 
 async function send() {
   const box = $("message");
   const { name, room: id, answering } = page;
   const text = box.value;
-  if (!text.trim() || id === null || $("send").disabled) return;
-  $("send").disabled = true;
+  if (!text.trim() || id === null || sending) return;
+  $("send").disabled = sending = true;
   const world = await doing(api.wish(name, { wish: "say", room: id, message: text.trim(), reply_to: answering?.id }));
-  $("send").disabled = false;
+  $("send").disabled = sending = false;
   // What was not said stays in the box, and so does what was written since.
   if (!world) return;
   page.drafts.delete(`${name}/${id}`);
@@ -409,5 +429,5 @@ let looks = 0;
 setInterval(() => {
   looks += 1;
   if (document.hidden || !page.connected) return;
-  if (page.world?.paused === false || page.trouble || looks % 3 === 0) refresh();
+  if (page.world?.paused === false || page.world?.elsewhere || page.trouble || looks % 3 === 0) refresh();
 }, 2000);

@@ -784,6 +784,12 @@ pub trait Worlds {
     /// Also when somebody else does.
     fn hold_world(&mut self, world: &str) -> Result<(), SeamError>;
 
+    /// Whether somebody else runs it.
+    ///
+    /// # Errors
+    /// When the store fails.
+    fn is_world_held(&mut self, world: &str) -> Result<bool, SeamError>;
+
     /// Rows of a kind with keys from one up to and without another: the last so many of them, in order.
     ///
     /// # Errors

@@ -173,6 +173,10 @@ impl Database {
         self.sql.claim(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
     }
 
+    pub(crate) fn is_claimed(&mut self, conversation: &str) -> Result<bool, SqlError> {
+        self.sql.is_claimed(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
+    }
+
     /// Forgets what is remembered of a conversation that something else has rewritten.
     pub(crate) fn forget_open(&mut self, conversation: &str) {
         self.open.remove(conversation);

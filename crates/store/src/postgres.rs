@@ -265,6 +265,21 @@ impl Sql for Postgres {
         }
     }
 
+    fn is_claimed(&mut self, key: u64) -> Result<bool, SqlError> {
+        if self.claims.contains(&key) {
+            return Ok(false);
+        }
+        // Let go of at once: whoever claims it meanwhile tries again.
+        let sql = "SELECT (CASE WHEN pg_try_advisory_lock_shared($1) THEN \
+                   (CASE WHEN pg_advisory_unlock_shared($1) THEN 0 ELSE 0 END) ELSE 1 END)::BIGINT";
+        let mut theirs = 0;
+        self.query(sql, &[Cell::Int(key.cast_signed())], &mut |row| {
+            theirs = row.int(0)?;
+            Ok(())
+        })?;
+        Ok(theirs == 1)
+    }
+
     fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
         let mut there = Vec::new();
         let select = "SELECT table_name::TEXT FROM information_schema.tables WHERE table_schema = 'halo'";

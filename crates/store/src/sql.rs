@@ -138,6 +138,9 @@ pub(crate) trait Sql {
     /// Takes the right to write under a number, until the database is closed; fails if somebody else has it.
     fn claim(&mut self, key: u64) -> Result<(), SqlError>;
 
+    /// Whether somebody else has that right.
+    fn is_claimed(&mut self, key: u64) -> Result<bool, SqlError>;
+
     /// Whether the tables are those of this version.
     fn schema_is_whole(&mut self) -> Result<bool, SqlError>;
 

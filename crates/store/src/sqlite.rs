@@ -261,6 +261,18 @@ impl Sql for Sqlite {
         Ok(())
     }
 
+    fn is_claimed(&mut self, key: u64) -> Result<bool, SqlError> {
+        if !self.shared || self.claims.contains_key(&key) {
+            return Ok(false);
+        }
+        // Let go of at once, with the file: whoever claims it meanwhile tries again.
+        match lock_file(&self.path, &format!("{key:016x}"))?.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(error)) => Err(io(&error, &self.path)),
+        }
+    }
+
     fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
         // Order and place of tables may change (VACUUM), and others may have been added (ANALYZE); none may be missing.
         let schema = |connection: &Connection| -> rusqlite::Result<BTreeSet<(String, Option<String>)>> {

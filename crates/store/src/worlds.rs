@@ -45,6 +45,10 @@ impl Worlds for Database {
         self.claim(&named(world)).map_err(|e| e.doing(format!("opening the world '{world}'")))
     }
 
+    fn is_world_held(&mut self, world: &str) -> Result<bool, SeamError> {
+        self.is_claimed(&named(world)).map_err(|e| e.doing(format!("looking who runs the world '{world}'")))
+    }
+
     fn world_rows(
         &mut self,
         world: &str,

@@ -150,7 +150,14 @@ fn new(name: &str, file: Option<&PathBuf>, common: &Common) -> Result<()> {
     }
     let agents = count(realm.world.agents().count() as u64, "agent");
     let rooms = count(realm.world.rooms().count() as u64, "room");
-    print(&format!("{name}: {agents} in {rooms}; `halo rooms run {name}` lets their hearts beat\n"))
+    let named = quoted(name);
+    print(&format!("{name}: {agents} in {rooms}; `halo rooms run {named}` lets their hearts beat\n"))
+}
+
+/// A name as a shell takes it.
+fn quoted(name: &str) -> String {
+    let plain = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) && !name.starts_with('-');
+    if plain { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
 }
 
 /// What the program's own model is called in a world.
@@ -237,10 +244,10 @@ fn list_one(name: &str, common: &Common) -> Result<()> {
         let sleeps = agent.asleep.map(|until| format!(", asleep until {}", time(until))).unwrap_or_default();
         let _ = writeln!(
             out,
-            "{:>4}  {}  {} heartbeats, one each {} s, thinks with {}{sleeps}{}",
+            "{:>4}  {}  {}, one each {} s, thinks with {}{sleeps}{}",
             agent.id,
             printable(&agent.name),
-            agent.beats,
+            count(agent.beats, "heartbeat"),
             agent.interval.seconds(),
             printable(&agent.model),
             if agent.paused { ", paused" } else { "" },
@@ -325,7 +332,8 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, common: &Common) -> Res
     let ends = Arc::clone(&house);
     ctrlc::set_handler(move || ends.end()).context("cannot listen for Ctrl-C")?;
     if !common.json {
-        say(&format!("{name} is running; `halo rooms say {name} ROOM \"…\"` speaks to it (Ctrl-C ends it)"));
+        let named = quoted(name);
+        say(&format!("{name} is running; `halo rooms say {named} ROOM \"…\"` speaks to it (Ctrl-C ends it)"));
     }
     let mut seen = house.realm().world.head.next_message - 1;
     let mut done = 0;

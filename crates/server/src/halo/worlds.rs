@@ -66,8 +66,10 @@ struct New {
 struct Whole {
     /// Its name.
     name: String,
-    /// Whether it is open here: else this is how it was last kept, and another program may be running it.
+    /// Whether it is open here: else this is how it was last kept.
     open: bool,
+    /// Whether another program runs it.
+    elsewhere: bool,
     /// Whether what was asked was left for the program that runs it.
     left: bool,
     /// What time it is there, in milliseconds since 1970.
@@ -236,7 +238,8 @@ fn kept(app: &App, name: String) -> Answer<Whole> {
     let mut store = app.parts.worlds()?;
     exists(&mut *store, &name)?;
     let world = realm::glance(&mut *store, &name)?;
-    Ok(view(name, &world, None))
+    let elsewhere = store.is_world_held(&name)?;
+    Ok(Whole { elsewhere, ..view(name, &world, None) })
 }
 
 fn view(name: String, world: &World, open: Option<(Pace, i64)>) -> Whole {
@@ -262,6 +265,7 @@ fn view(name: String, world: &World, open: Option<(Pace, i64)>) -> Whole {
     Whole {
         name,
         open: open.is_some(),
+        elsewhere: false,
         left: false,
         now,
         paused: pace.is_none_or(|pace| pace.paused),
