@@ -202,6 +202,8 @@ async function newWorld() {
   for (;;) {
     name = await ask("A new world", { label: "Name", value: name, go: "Begin", about, more: el("label", {}, "Your own world, as TOML (if you like) ", file) });
     if (!name) return;
+    const known = () => page.worlds?.some((world) => world.name === name.trim());
+    const before = known();
     try {
       const text = file.files.length ? await file.files[0].text() : undefined;
       show((await api.newWorld(name.trim(), text)).name);
@@ -210,7 +212,7 @@ async function newWorld() {
       about = error.message;
       // It may have been made, and its model be away.
       await refresh();
-      if (page.worlds?.some((world) => world.name === name.trim()) && !/already/.test(about)) { toast(about, { wrong: true }); show(name.trim()); return; }
+      if (known() && !before) { toast(about, { wrong: true }); show(name.trim()); return; }
     }
   }
 }
