@@ -16,6 +16,7 @@ pub enum Action {
     /// Writes something down.
     Set {
         /// Where.
+        #[serde(deserialize_with = "text")]
         path: String,
         /// What.
         value: Value,
@@ -26,11 +27,13 @@ pub enum Action {
     /// Forgets something that it has written down.
     Delete {
         /// Where.
+        #[serde(deserialize_with = "text")]
         path: String,
     },
     /// Writes something at the end of a list.
     Append {
         /// Where.
+        #[serde(deserialize_with = "text")]
         path: String,
         /// What.
         value: Value,
@@ -58,11 +61,13 @@ pub enum Action {
         #[serde(deserialize_with = "number")]
         message_id: u64,
         /// With what.
+        #[serde(deserialize_with = "text")]
         message: String,
     },
     /// Hangs something on the wall of its room.
     SetBillboard {
         /// What.
+        #[serde(deserialize_with = "text")]
         message: String,
     },
     /// Takes it down.
@@ -76,11 +81,13 @@ pub enum Action {
     /// Makes a key to its room.
     CreateKey {
         /// Which.
+        #[serde(deserialize_with = "text")]
         key: String,
     },
     /// Makes it useless.
     RevokeKey {
         /// Which.
+        #[serde(deserialize_with = "text")]
         key: String,
     },
     /// Asks to come into a room.
@@ -89,6 +96,7 @@ pub enum Action {
         #[serde(deserialize_with = "id")]
         room_id: RoomId,
         /// With which key.
+        #[serde(deserialize_with = "text")]
         key: String,
     },
     /// Lets somebody in.
@@ -115,24 +123,28 @@ pub enum Action {
         #[serde(deserialize_with = "id")]
         room_id: RoomId,
         /// `30%` or `%*`.
-        #[serde(deserialize_with = "words")]
+        #[serde(deserialize_with = "share")]
         value: String,
     },
     /// Takes another name.
     SetName {
         /// Which.
+        #[serde(deserialize_with = "text")]
         name: String,
     },
     /// Sleeps.
     Sleep {
         /// Until when.
+        #[serde(deserialize_with = "text")]
         until: String,
     },
     /// Makes somebody.
     CreateAgent {
         /// Called so.
+        #[serde(deserialize_with = "text")]
         name: String,
         /// Where it comes from, or what it does.
+        #[serde(deserialize_with = "text")]
         background_prompt: String,
         /// What it is for.
         #[serde(default)]
@@ -147,13 +159,13 @@ pub enum Action {
         #[serde(deserialize_with = "id")]
         agent_id: AgentId,
         /// Where it comes from now, or what it does.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "maybe_text")]
         background_prompt: Option<String>,
         /// What it is called now.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "maybe_text")]
         name: Option<String>,
         /// What thinks for it now.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "maybe_text")]
         model: Option<String>,
     },
     /// Ends somebody.
@@ -221,14 +233,29 @@ fn maybe_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Er
     }
 }
 
-fn words<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    match Value::deserialize(from)? {
-        Value::String(text) => Ok(text),
-        Value::Number(number) => Ok(number.to_string()),
-        other => {
-            Err(D::Error::custom(format!("{other} is no share of attention: write one such as 30% or %*")))
-        }
+/// And words as numbers: TOON does not quote all of them.
+pub(crate) fn as_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
     }
+}
+
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let value = Value::deserialize(from)?;
+    as_text(&value).ok_or_else(|| D::Error::custom(format!("{value} is no text")))
+}
+
+fn maybe_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let value = Option::<Value>::deserialize(from)?.filter(|value| !value.is_null());
+    value.map(|value| text(value).map_err(D::Error::custom)).transpose()
+}
+
+fn share<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let value = Value::deserialize(from)?;
+    let why = || format!("{value} is no share of attention: write one such as 30% or %*");
+    as_text(&value).ok_or_else(|| D::Error::custom(why()))
 }
 
 /// What actions go by, beside the world.

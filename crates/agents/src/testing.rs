@@ -213,6 +213,15 @@ pub fn world(lot: &mut Lot, size: Size) -> (World, Millis) {
             let _ = world.say(room, *lot.of(&members), words(lot, size.words), reply, now);
         }
     }
+    for &room in &ids {
+        if lot.one_in(3) {
+            // Somebody stands before the door.
+            let (key, who) = (name(lot), *lot.of(&ids));
+            let bounds = Bounds { now, count: &QuarterUp, knowledge: world.head.budgets.knowledge };
+            let _ = world.act(room, Action::CreateKey { key: key.clone() }, bounds);
+            let _ = world.act(who, Action::RequestAccess { room_id: room, key }, bounds);
+        }
+    }
     for _ in 0..lot.below(20) {
         let who = *lot.of(&ids);
         let action = action(lot, &world, who);

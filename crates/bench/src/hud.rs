@@ -24,15 +24,22 @@ pub struct Figures {
     pub overruns: usize,
 }
 
-impl Figures {
-    /// What so many of a hundred took at most, in milliseconds.
-    #[must_use]
-    pub fn percentile(&self, percent: usize) -> f64 {
-        let mut took = self.took.clone();
-        took.sort_unstable();
-        let at = (took.len() * percent / 100).min(took.len().saturating_sub(1));
-        took.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
-    }
+/// What so many of a hundred took at most, in milliseconds.
+#[must_use]
+pub fn percentile(took: &[Duration], percent: usize) -> f64 {
+    let mut took = took.to_vec();
+    took.sort_unstable();
+    let at = (took.len() * percent / 100).min(took.len().saturating_sub(1));
+    took.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
+}
+
+/// What was measured of everybody.
+#[derive(Clone, Debug, Default)]
+pub struct Everybody {
+    /// HUDs, by their format.
+    pub huds: BTreeMap<Format, Figures>,
+    /// How long each message took that was said, to be written and counted for all who would see it.
+    pub said: Vec<Duration>,
 }
 
 /// Words without end.
@@ -96,15 +103,19 @@ pub fn crowd(agents: usize, rooms: usize) -> World {
 }
 
 /// Writes a HUD for everybody, in everybody's own format, so many times; between the times something is said in every room.
-pub fn everybody(world: &mut World, count: &Arc<dyn Count>, rounds: usize) -> BTreeMap<Format, Figures> {
+pub fn everybody(world: &mut World, count: &Arc<dyn Count>, rounds: usize) -> Everybody {
     let (scribe, prompts) = (Scribe::new(Arc::clone(count)), Prompts::default());
     let mut prose = Prose::new(11);
-    let mut all: BTreeMap<Format, Figures> = BTreeMap::new();
+    let mut all = Everybody::default();
     let ids: Vec<AgentId> = world.agents().map(|agent| agent.id).collect();
     for round in 0..=rounds {
         let now = BEGIN + 300_000 + (round as Millis) * 10_000;
-        for room in world.rooms().map(|room| room.id).collect::<Vec<_>>() {
-            let _ = world.say(room, room, prose.words(30), None, now);
+        for id in world.rooms().map(|room| room.id).collect::<Vec<_>>() {
+            let Ok(said) = world.say(id, id, prose.words(30), None, now) else { continue };
+            let Some(message) = world.room(id).and_then(|room| room.message(said)) else { continue };
+            let start = Instant::now();
+            world.read_in(id).into_iter().for_each(|(_, format)| scribe.foresee(message, format));
+            all.said.push(start.elapsed());
         }
         for &id in &ids {
             let view = View { now, prompts: &prompts, room: usize::MAX, recalled: &|_| Vec::new() };
@@ -113,7 +124,7 @@ pub fn everybody(world: &mut World, count: &Arc<dyn Count>, rounds: usize) -> BT
             let took = start.elapsed();
             let Ok(shown) = shown else { continue };
             let format = world.agent(id).map(|agent| agent.input).unwrap_or_default();
-            let figures = all.entry(format).or_default();
+            let figures = all.huds.entry(format).or_default();
             // The first time everything is counted for the first time.
             if round > 0 {
                 figures.took.push(took);

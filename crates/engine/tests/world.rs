@@ -1,9 +1,10 @@
 //! Worlds that run: hearts beat by a clock that the test holds, on a real database.
 
-use halo_agents::count::QuarterUp;
+use halo_agents::count::{Count, QuarterUp};
 use halo_agents::format::Format;
 use halo_agents::heartbeat::Millis;
 use halo_agents::prompts::Prompts;
+use halo_agents::scribe::Scribe;
 use halo_agents::testing::{self, BEGIN, Lot, Size};
 use halo_agents::wish::Wish;
 use halo_agents::world::{ARCHITECT, AgentId, Message, Reaction, Sender, World};
@@ -17,8 +18,8 @@ use halo_store::database::{Database, Location};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 const FILE: &str = r#"
     [[agents]]
@@ -30,6 +31,7 @@ const FILE: &str = r#"
     name = "Ben"
     seed = "You are Ben."
     interval = 3.0
+    input_format = "toon"
     output_format = "toon"
 
     [[rooms]]
@@ -119,6 +121,57 @@ fn hearts_beat_and_what_they_do_is_kept() {
     drop(house);
     let again = Realm::open(store(folder.path()), "w").expect("it was kept");
     assert_eq!(again.world, world);
+}
+
+#[test]
+fn what_is_said_is_counted_before_anybody_looks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut world = world();
+    world.wish(Wish::Join { room: AgentId(1) }, BEGIN).expect("the person is let in");
+    let realm = Realm::found(store(folder.path()), "w", world, BEGIN).expect("a world");
+    let counted: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = Arc::clone(&counted);
+    let count = move |text: &str| {
+        log.lock().expect("one at a time").push(text.to_owned());
+        QuarterUp.tokens(text)
+    };
+    let quiet = r#"{"responses": [], "actions": []}"#;
+    let mut mind =
+        mind(&[r#"{"responses": [{"room_id": 1, "message": "from an agent"}], "actions": []}"#, quiet]);
+    mind.scribe = Arc::new(Scribe::new(Arc::new(count)));
+    let hand = Arc::new(AtomicI64::new(BEGIN));
+    let clock = Arc::clone(&hand);
+    let minds = BTreeMap::from([("local".to_owned(), mind)]);
+    let house = House::new(realm, minds, Prompts::default(), Box::new(move || clock.load(Ordering::SeqCst)));
+    // How often a message was counted when it had been said, and how often when both had looked at it.
+    let times = |what: &str| {
+        let times =
+            || counted.lock().expect("one at a time").iter().filter(|text| text.contains(what)).count();
+        assert!(said(&house.realm().world, 1).iter().any(|(_, said)| said == what), "{what} was said");
+        let before = times();
+        for (who, format) in [(1, Format::Json), (2, Format::Toon)] {
+            assert_eq!(house.realm().world.agent(AgentId(who)).map(|agent| agent.input), Some(format));
+            let shown = house.show(AgentId(who), None).expect("it fits");
+            assert!(shown.text().contains(what), "{who} sees {what}");
+        }
+        (before, times())
+    };
+    let say = |what: &str| Wish::Say { room: AgentId(1), message: what.into(), reply_to: None };
+    house.wish(say("from the person")).expect("said");
+    assert_eq!(times("from the person"), (2, 2), "once in each format, and never again");
+    realm::post(&mut *store(folder.path()), "w", &say("from outside"), BEGIN).expect("left");
+    house.catch_up().expect("it looks");
+    assert_eq!(times("from outside"), (2, 2));
+    beat(&house, &hand);
+    hand.fetch_add(60_000, Ordering::SeqCst);
+    house.catch_up().expect("it is written by now");
+    assert_eq!(times("from an agent"), (2, 2));
+    // What somebody feels about it is another text.
+    let message =
+        house.realm().world.room(AgentId(1)).and_then(|room| room.messages.back()).map(|last| last.id);
+    let react = Wish::React { message: message.expect("something was said"), reaction: Reaction::ThumbsUp };
+    house.wish(react).expect("felt");
+    assert_eq!(times("from an agent"), (4, 4));
 }
 
 #[test]

@@ -155,6 +155,11 @@ impl Scribe {
         self.memo.tokens(text)
     }
 
+    /// Writes and counts what was just said, in a format, before anybody looks: who sees it first need not wait for that.
+    pub fn foresee(&self, message: &Message, format: Format) {
+        self.memo.said(format, message, |view| format::writer(format).message(view));
+    }
+
     /// What an agent sees now, in its own format.
     ///
     /// # Errors

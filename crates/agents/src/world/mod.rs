@@ -195,6 +195,14 @@ impl World {
         self.places.get(&id).into_iter().flatten().filter_map(|room| self.room(*room))
     }
 
+    /// The formats in which a room is read, and the models that read it in them.
+    #[must_use]
+    pub fn read_in(&self, id: RoomId) -> BTreeSet<(&str, Format)> {
+        let members = self.room(id).map(|room| room.members.keys());
+        let agents = members.into_iter().flatten().filter_map(|who| self.agent(*who));
+        agents.map(|agent| (agent.model.as_str(), agent.input)).collect()
+    }
+
     /// Whether two share a room.
     #[must_use]
     pub fn are_near(&self, one: AgentId, other: AgentId) -> bool {

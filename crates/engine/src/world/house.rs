@@ -5,7 +5,7 @@ use super::mind::{Mind, Thought};
 use super::realm::Realm;
 use crate::gate::Gate;
 use halo_agents::action::Bounds;
-use halo_agents::answer::{self, Answer, Outcome};
+use halo_agents::answer::{Answer, Outcome, form};
 use halo_agents::format::{Format, Output};
 use halo_agents::heartbeat::Millis;
 use halo_agents::prompts::Prompts;
@@ -191,11 +191,29 @@ impl House {
         let mut realm = self.realm();
         let now = realm.world.tick(self.now());
         let done = realm.world.wish(wish, now);
-        let touched = realm.world.touched().clone();
-        realm.save()?;
+        let touched = self.keep(&mut realm)?;
         drop(realm);
         self.moved.notify_all();
         done.map(|()| touched).map_err(|why| SeamError::asked("doing that", why))
+    }
+
+    /// Keeps what has changed, and returns it.
+    fn keep(&self, realm: &mut Realm) -> Result<Touched, SeamError> {
+        let touched = realm.world.touched().clone();
+        realm.save()?;
+        self.foresee(realm, &touched);
+        Ok(touched)
+    }
+
+    /// What was said is written and counted once for all who will see it, each in its own format.
+    fn foresee(&self, realm: &Realm, touched: &Touched) {
+        for message in touched.messages.values() {
+            for (model, format) in realm.world.read_in(message.room) {
+                if let Some((scribe, _)) = self.scribes.get(model) {
+                    scribe.foresee(message, format);
+                }
+            }
+        }
     }
 
     /// What an agent sees now; in its own format, or in another.
@@ -316,11 +334,11 @@ impl House {
     fn changes(&self, now: Millis) -> Result<Option<Touched>, SeamError> {
         let mut realm = self.realm();
         let (mut touched, refused) = realm.take_posts(now)?;
+        self.foresee(&realm, &touched);
         self.refused(refused);
         if !realm.world.deliver(now).is_empty() {
             realm.world.tick(now);
-            touched.join(realm.world.touched().clone());
-            realm.save()?;
+            touched.join(self.keep(&mut realm)?);
         }
         Ok((!touched.is_empty()).then_some(touched))
     }
@@ -347,10 +365,10 @@ impl House {
             Err(why) => return self.conclude(who, None, Err(why)),
         };
         lock(&self.pace).thinking = Some(who);
-        let form = answer::schema(&shown.hud, mind.sampling.max_tokens);
+        let form = form::schema(&shown.hud, mind.sampling.max_tokens);
         let form = match agent.output {
             Output::Json => Form::Schema(form.to_string()),
-            Output::Toon => Form::Grammar(answer::grammar(&form)),
+            Output::Toon => Form::Grammar(form::grammar(&form)),
         };
         let wanted = || pass.as_ref().is_some_and(crate::gate::Spare::is_wanted) || self.is_ending();
         let thought = mind
@@ -391,8 +409,7 @@ impl House {
             realm.world.refuse(who, "answer", why, now);
         }
         realm.world.beaten(who, now);
-        let touched = realm.world.touched().clone();
-        realm.save()?;
+        let touched = self.keep(&mut realm)?;
         Ok(Next::Beat(Box::new(Beat { who, at: now, thought, outcome, repaired, touched })))
     }
 }
