@@ -135,6 +135,83 @@ fn agents_think_and_nothing_is_lost_when_they_are_killed() {
     watches.wait().expect("gone");
 }
 
+/// All that a listing and a watcher tell of a world.
+fn told(folder: &Path, world: &str) -> (Value, Vec<Value>) {
+    let out = |arguments: &[&str]| halo(folder).args(arguments).output().expect("it runs").stdout;
+    let mut listed: Value = serde_json::from_slice(&out(&["rooms", "list", world, "--json"])).expect("JSON");
+    listed["name"].take();
+    (listed, lines(&out(&["rooms", "watch", world, "--once", "--last", "1000", "--json"])))
+}
+
+#[test]
+fn a_world_leaves_and_arrives_as_it_was() {
+    let (here, there) = (folder(), folder());
+    let (here, there) = (here.path(), there.path());
+    let does = |folder: &Path, arguments: &[&str]| {
+        let done = halo(folder).args(arguments).output().expect("it runs");
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    let fails = |folder: &Path, arguments: &[&str], part: &str| {
+        let done = halo(folder).args(arguments).output().expect("it runs");
+        let why = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success() && why.contains(part), "{arguments:?}: {why}");
+    };
+    let world = here.join("world.toml");
+    std::fs::write(&world, WORLD).expect("written");
+    does(here, &["rooms", "new", "the harbour", "--file", &world.display().to_string()]);
+    does(here, &["rooms", "say", "the harbour", "Otto", "Left, and not heard yet."]);
+    let [file, cut, edited, talk] = ["w.jsonl", "cut.jsonl", "edited.jsonl", "talk.jsonl"]
+        .map(|name| here.join(name).display().to_string());
+    let out = does(here, &["rooms", "export", "the harbour", "-o", &file]);
+    assert!(out.starts_with("exported the world 'the harbour' to "), "{out}");
+    fails(here, &["rooms", "export", "the harbour", "-o", &file], "is there already");
+    fails(here, &["rooms", "export", "none", "-o", &cut], "there is none of that name");
+    fails(here, &["export", "-c", "world:the harbour", "-o", &cut], "belong to worlds");
+    // It comes in as what it was, also under another name, and to a pipe and back.
+    let out = does(there, &["import", &file]);
+    assert!(out.starts_with("the world 'the harbour': 2 agents, 1 message\n"), "{out}");
+    assert_eq!(told(there, "the harbour"), told(here, "the harbour"));
+    fails(there, &["import", &file], "there is a world 'the harbour' already: give this one another name");
+    does(there, &["import", &file, "-c", "again"]);
+    assert_eq!(told(there, "again"), told(here, "the harbour"));
+    assert_eq!(
+        does(here, &["rooms", "export", "the harbour"]),
+        std::fs::read_to_string(&file).expect("read")
+    );
+    // What was left for it is not lost on the way.
+    let posts =
+        |folder, world: &str| does(folder, &["rooms", "export", world]).matches("not heard yet").count();
+    assert_eq!((posts(here, "the harbour"), posts(there, "again")), (1, 1));
+    // Nothing comes in by halves, and nothing as what it is not.
+    let text = std::fs::read_to_string(&file).expect("read");
+    std::fs::write(&cut, &text[..text.len() - 200]).expect("written");
+    fails(there, &["import", &cut, "-c", "cut"], "cut short");
+    std::fs::write(&edited, text.replace("Is the lamp ready?", "Is the lamp broken?")).expect("written");
+    fails(there, &["import", &edited, "-c", "edited"], "it is not what was written");
+    fails(there, &["import", &file, "-c", &"x".repeat(61)], "1 to 60 characters");
+    let said = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
+    std::fs::write(&talk, said).expect("written");
+    fails(there, &["import", &talk, "-c", "world:mine", "--no-index"], "belong to worlds");
+    let title = there.join("title.json");
+    let chat = r#"[{"uuid": "a", "name": "world:building", "chat_messages": [{"sender": "human", "text": "hello"}]}]"#;
+    std::fs::write(&title, chat).expect("written");
+    let out = does(there, &["import", &title.display().to_string(), "--no-index"]);
+    assert!(out.starts_with("'imported world:building': 1 turn"), "{out}");
+    let worlds: Value = serde_json::from_str(&does(there, &["rooms", "list", "--json"])).expect("JSON");
+    let names: Vec<&Value> = worlds.as_array().expect("a list").iter().map(|world| &world["name"]).collect();
+    assert_eq!(names, ["again", "the harbour"]);
+    // Whoever writes everything out has the worlds too.
+    let all = there.join("all");
+    let out = does(there, &["export", "--all", "-o", &all.display().to_string(), "--json"]);
+    let written: Vec<Value> = serde_json::from_str(&out).expect("JSON");
+    let kinds: Vec<(Option<&str>, Option<&str>)> =
+        written.iter().map(|one| (one["conversation"].as_str(), one["world"].as_str())).collect();
+    let expected =
+        [(Some("imported world:building"), None), (None, Some("again")), (None, Some("the harbour"))];
+    assert_eq!(kinds, expected);
+}
+
 #[test]
 fn what_cannot_be_says_why() {
     let folder = folder();

@@ -10,7 +10,7 @@ use std::ops::Range;
 const PREFIX: &str = "world:";
 
 pub(crate) fn is_world(name: &str) -> bool {
-    name.starts_with(PREFIX)
+    of(name).is_some()
 }
 
 /// Whether a conversation can be called that.
@@ -23,15 +23,21 @@ pub(crate) fn check(name: &str) -> Result<(), SqlError> {
     Ok(())
 }
 
-fn named(world: &str) -> String {
+/// What a world is called among the conversations.
+pub(crate) fn named(world: &str) -> String {
     format!("{PREFIX}{world}")
+}
+
+/// What the world is called that is called so among the conversations, if it is one.
+pub(crate) fn of(name: &str) -> Option<&str> {
+    name.strip_prefix(PREFIX)
 }
 
 impl Worlds for Database {
     fn worlds(&mut self) -> Result<Vec<WorldSummary>, SeamError> {
         let mut all = Vec::new();
         let listed = self.sql.query("SELECT name, created FROM conversation", &[], &mut |row| {
-            let name = row.text(0)?.strip_prefix(PREFIX).map(str::to_owned);
+            let name = of(row.text(0)?).map(str::to_owned);
             let created = row.int(1)?;
             all.extend(name.map(|name| WorldSummary { name, created }));
             Ok(())

@@ -7,8 +7,9 @@ use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
 use halo_core::chunk::ChunkSize;
-use halo_core::seams::Store;
+use halo_core::seams::{Store, Worlds};
 use halo_core::token::Brightness;
+use halo_engine::world::realm;
 use halo_store::database::Database;
 use halo_store::exchange::{Arrivals, Import};
 use serde_json::json;
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub struct ExportOptions {
     #[command(flatten)]
     which: Which,
-    /// Writes every conversation, each to a file of its own in the folder that -o names
+    /// Writes every conversation and every world, each to a file of its own in the folder that -o names
     #[arg(long, conflicts_with = "name", requires = "output")]
     all: bool,
     /// The file, or with --all the folder; nothing is ever written over [default: standard output]
@@ -36,7 +37,7 @@ pub struct ImportOptions {
     /// The files, or - for standard input; each comes in whole or not at all
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// What to call the conversation [default: the name that the file gives it]
+    /// What to call the conversation, or the world [default: the name that the file gives it]
     #[arg(short = 'c', long = "conversation", value_name = "NAME")]
     name: Option<String>,
     /// Makes no vectors now; `halo index` does it later
@@ -47,49 +48,102 @@ pub struct ImportOptions {
     format: String,
 }
 
+/// What leaves.
+#[derive(Clone, Copy)]
+enum Leaving<'a> {
+    Conversation(&'a str),
+    World(&'a str),
+}
+
+impl Leaving<'_> {
+    fn write(
+        self,
+        store: &mut Database,
+        out: &mut dyn Write,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        match self {
+            Self::Conversation(name) => store.export(name, out, progress)?,
+            Self::World(name) => store.export_world(name, out)?,
+        }
+        Ok(())
+    }
+
+    fn kind(self) -> (&'static str, String) {
+        match self {
+            Self::Conversation(name) => ("conversation", name.to_owned()),
+            Self::World(name) => ("world", name.to_owned()),
+        }
+    }
+}
+
 /// Writes conversations out.
 pub fn export(options: &ExportOptions, common: &Common) -> Result<()> {
     let name = &options.which.name;
     let Some(mut store) = common.look_at_store()? else {
         bail!("there is no conversation '{name}': nothing was kept yet");
     };
-    let to_pipe = options.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
-    let Some(path) = options.output.as_ref().filter(|_| !to_pipe) else {
+    if !options.all {
+        return export_one(&mut store, Leaving::Conversation(name), options.output.as_deref(), common);
+    }
+    let folder = options.output.as_deref().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let (conversations, worlds) = (store.conversations()?, store.worlds()?);
+    let conversations = conversations.iter().map(|known| Leaving::Conversation(&known.name));
+    let all = conversations.chain(worlds.iter().map(|known| Leaving::World(&known.name)));
+    let mut written = Vec::new();
+    // A name may be anything, so files are numbered; each says in its first line whose it is.
+    for (n, leaving) in all.enumerate() {
+        let file = folder.join(format!("{:05}.jsonl", n + 1));
+        let bytes = export_to(&mut store, leaving, &file)?;
+        written.push((leaving, file, bytes));
+    }
+    if common.json {
+        return print_json(&written.iter().map(left).collect());
+    }
+    written.iter().try_for_each(tell_left)
+}
+
+/// Writes a world out.
+pub fn export_world(name: &str, output: Option<&Path>, common: &Common) -> Result<()> {
+    let Some(mut store) = common.look_at_store()? else {
+        bail!("there is no world '{name}': nothing was kept yet");
+    };
+    export_one(&mut store, Leaving::World(name), output, common)
+}
+
+/// Writes one thing to a file that is not there yet, or to whoever reads.
+fn export_one(
+    store: &mut Database,
+    leaving: Leaving<'_>,
+    output: Option<&Path>,
+    common: &Common,
+) -> Result<()> {
+    let Some(path) = output.filter(|path| path.as_os_str() != "-") else {
         let out = std::io::stdout();
         if out.is_terminal() {
             bail!("an export is long and not for reading: name a file with -o, or send it on with a pipe");
         }
         let mut pipe = Pipe { out: BufWriter::new(out.lock()), closed: false };
-        let done = store.export(name, &mut pipe, &mut |_, _| {});
-        return if pipe.closed { Err(Closed.into()) } else { Ok(done?) };
+        let done = leaving.write(store, &mut pipe, &mut |_, _| {});
+        return if pipe.closed { Err(Closed.into()) } else { done };
     };
-    let mut written = Vec::new();
-    if options.all {
-        std::fs::create_dir_all(path)
-            .with_context(|| format!("cannot make the folder {}", path.display()))?;
-        // A name may be anything, so files are numbered; each says in its first line whose it is.
-        for (n, summary) in store.conversations()?.into_iter().enumerate() {
-            let file = path.join(format!("{:05}.jsonl", n + 1));
-            let bytes = export_to(&mut store, &summary.name, &file)?;
-            written.push((summary.name, file, bytes));
-        }
-    } else {
-        written.push((name.clone(), path.clone(), export_to(&mut store, name, path)?));
-    }
-    if common.json {
-        let all: Vec<_> =
-            written.iter().map(|(n, f, b)| json!({ "conversation": n, "file": f, "bytes": b })).collect();
-        return print_json(&if options.all { json!(all) } else { all[0].clone() });
-    }
-    for (name, file, bytes) in written {
-        print(&format!(
-            "exported '{}' to {} ({})\n",
-            printable(&name),
-            file.display(),
-            count(bytes, "byte")
-        ))?;
-    }
-    Ok(())
+    let bytes = export_to(store, leaving, path)?;
+    let written = (leaving, path.to_owned(), bytes);
+    if common.json { print_json(&left(&written)) } else { tell_left(&written) }
+}
+
+fn left((leaving, file, bytes): &(Leaving<'_>, PathBuf, u64)) -> serde_json::Value {
+    let (kind, name) = leaving.kind();
+    json!({ kind: name, "file": file, "bytes": bytes })
+}
+
+fn tell_left((leaving, file, bytes): &(Leaving<'_>, PathBuf, u64)) -> Result<()> {
+    let (kind, name) = leaving.kind();
+    let what = if kind == "world" { "the world " } else { "" };
+    let (name, bytes) = (printable(&name), count(*bytes, "byte"));
+    print(&format!("exported {what}'{name}' to {} ({bytes})\n", file.display()))
 }
 
 /// Standard output, and whether anyone reads it.
@@ -117,8 +171,8 @@ impl<W: Write> Write for Pipe<W> {
     }
 }
 
-/// Writes one conversation to a file that is not there yet; returns how long it is.
-fn export_to(store: &mut Database, name: &str, path: &Path) -> Result<u64> {
+/// Writes one thing to a file that is not there yet; returns how long it is.
+fn export_to(store: &mut Database, leaving: Leaving<'_>, path: &Path) -> Result<u64> {
     // Beside its place first: what bears the name is always whole.
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.exists() {
@@ -132,7 +186,7 @@ fn export_to(store: &mut Database, name: &str, path: &Path) -> Result<u64> {
         .with_context(failed)?;
     let bar = Progress::new("exporting", 1);
     let mut writer = BufWriter::new(file.as_file_mut());
-    store.export(name, &mut writer, &mut |done, all| bar.of(done, all))?;
+    leaving.write(store, &mut writer, &mut |done, all| bar.of(done, all))?;
     writer.flush().with_context(failed)?;
     drop((writer, bar));
     file.as_file().sync_all().with_context(failed)?;
@@ -157,8 +211,13 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
         if !common.json {
             let mut out = String::new();
             for a in &arrived.conversations {
+                let name = printable(&a.name);
+                if a.is_world {
+                    let _ = writeln!(out, "the world '{name}': {}", of_world(&mut store, &a.name)?);
+                    continue;
+                }
                 let (turns, tokens) = (count(a.turns as u64, "turn"), count(a.tokens as u64, "token"));
-                let _ = writeln!(out, "'{}': {turns}, {tokens}, {} live", printable(&a.name), a.live);
+                let _ = writeln!(out, "'{name}': {turns}, {tokens}, {} live", a.live);
             }
             let _ = writeln!(out, "came in from {}", all.format);
             for (what, n) in arrived.lost.iter() {
@@ -169,14 +228,15 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
         all.conversations.extend(arrived.conversations);
     }
     if common.json {
-        let each = all
-            .conversations
+        let (worlds, each): (Vec<_>, Vec<_>) = all.conversations.iter().partition(|a| a.is_world);
+        let worlds: Vec<_> = worlds.iter().map(|a| &a.name).collect();
+        let each = each
             .iter()
             .map(|a| json!({ "name": a.name, "turns": a.turns, "tokens": a.tokens, "live": a.live }));
         let lost: serde_json::Map<_, _> =
             all.lost.iter().map(|(what, n)| (what.to_owned(), json!(n))).collect();
         print_json(
-            &json!({ "format": all.format, "conversations": each.collect::<Vec<_>>(), "lost": lost }),
+            &json!({ "format": all.format, "conversations": each.collect::<Vec<_>>(), "worlds": worlds, "lost": lost }),
         )?;
     } else if foreign {
         say(
@@ -186,7 +246,10 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
     if options.no_index {
         return Ok(());
     }
-    let names: Vec<String> = all.conversations.into_iter().map(|a| a.name).collect();
+    let names: Vec<String> = all.conversations.into_iter().filter(|a| !a.is_world).map(|a| a.name).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
     search::embed_arrivals(&mut store, &names, common, &settings)
 }
 
@@ -225,5 +288,24 @@ fn import_file(
         brightness: Brightness(settings.initial.0 as f32),
         model: None,
     };
-    Ok(store.import(&mut input, import)?)
+    let arrived = store.import(&mut input, import)?;
+    drop(input);
+    for world in arrived.conversations.iter().filter(|a| a.is_world) {
+        // What is whole may still be no world that this program knows.
+        let known = realm::check_name(&world.name).and_then(|()| realm::look(store, &world.name));
+        if let Err(why) = known {
+            store.end_world(&world.name)?;
+            return Err(why).with_context(|| format!("{file_name} did not come in"));
+        }
+    }
+    Ok(arrived)
+}
+
+/// What there is in a world that has come in, and who else is asked when its hearts beat.
+fn of_world(store: &mut Database, name: &str) -> Result<String> {
+    let world = realm::look(store, name)?;
+    let (agents, messages) = (world.agents().count() as u64, world.head.next_message - 1);
+    let far = world.head.models.iter().filter_map(|model| model.at.as_deref()).collect::<Vec<_>>();
+    let far = if far.is_empty() { String::new() } else { format!("; it thinks with {}", far.join(", ")) };
+    Ok(format!("{}, {}{}", count(agents, "agent"), count(messages, "message"), printable(&far)))
 }

@@ -1,6 +1,6 @@
 //! `halo rooms`: worlds of agents, made, run, watched and spoken to.
 
-use super::{count, forget, print, print_json, shorten, time};
+use super::{count, exchange, forget, print, print_json, shorten, time};
 use crate::settings::Settings;
 use crate::settings::value::Auto;
 use crate::{Common, printable, say, wiring};
@@ -84,6 +84,14 @@ pub enum What {
         #[arg(long, value_name = "FORMAT", value_parser = format)]
         format: Option<Format>,
     },
+    /// Writes a world out, with all that was said there; `halo import` takes it in
+    Export {
+        /// Which
+        name: String,
+        /// The file; nothing is ever written over [default: standard output]
+        #[arg(short = 'o', long = "output", value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
     /// Prints what agents are told, to be changed and named by rooms.prompts
     Prompts,
     /// Ends a world for good, with all that was said there
@@ -127,6 +135,7 @@ pub fn run(what: &What, common: &Common) -> Result<()> {
         What::Say { name, room, message } => speak(name, room, message, common),
         What::Watch { name, last, once } => watch(name, *last, *once, common),
         What::Hud { name, agent, format } => hud(name, agent, *format, common),
+        What::Export { name, output } => exchange::export_world(name, output.as_deref(), common),
         What::Prompts => print(prompts::USUAL),
         What::End { name, yes } => end(name, *yes, common),
     }

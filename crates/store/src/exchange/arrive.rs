@@ -12,6 +12,7 @@ use super::{Arrival, Arrivals, own, taken};
 use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
+use crate::worlds;
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError};
@@ -145,7 +146,13 @@ fn free_name(
     let stem = stem.rsplit_once('.').map_or(stem, |(stem, _)| stem);
     let own = foreign.name.as_deref().unwrap_or(stem);
     let asked = import.name.map_or_else(|| one_line(own), str::to_owned);
-    let asked = if asked.is_empty() { "imported".to_owned() } else { asked };
+    let asked = match worlds::check(&asked) {
+        Ok(()) if asked.is_empty() => "imported".to_owned(),
+        Ok(()) => asked,
+        // Whoever wrote that title did not mean a world of ours.
+        Err(_) if import.name.is_none() => format!("imported {asked}"),
+        Err(why) => return Err(why),
+    };
     for n in 1..10_000 {
         let name = if n == 1 { asked.clone() } else { format!("{asked} ({n})") };
         let free = !names.contains(&name) && rows::find(sql, &name)?.is_none();

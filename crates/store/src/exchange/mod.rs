@@ -7,6 +7,7 @@ mod own;
 pub use arrive::{Import, UNREAD};
 
 use crate::sql::SqlError;
+use crate::worlds;
 use foreign::Losses;
 use halo_core::timeline::Timeline;
 
@@ -21,11 +22,13 @@ pub struct Arrivals {
     pub format: String,
 }
 
-/// A conversation that has arrived.
+/// A conversation, or a world, that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Its name here.
     pub name: String,
+    /// Whether it is a world of rooms.
+    pub is_world: bool,
     /// Messages.
     pub turns: usize,
     /// Tokens.
@@ -37,10 +40,13 @@ pub struct Arrival {
 impl Arrival {
     fn of(name: &str, timeline: &Timeline) -> Self {
         let (turns, tokens) = (timeline.turns().len(), timeline.len());
-        Self { name: name.to_owned(), turns, tokens, live: timeline.live_len() }
+        let world = worlds::of(name);
+        let (name, is_world) = (world.unwrap_or(name).to_owned(), world.is_some());
+        Self { name, is_world, turns, tokens, live: timeline.live_len() }
     }
 }
 
 fn taken(name: &str) -> SqlError {
-    SqlError::refused(format!("there is a conversation '{name}' already: give this one another name with -c"))
+    let (what, name) = worlds::of(name).map_or(("conversation", name), |world| ("world", world));
+    SqlError::refused(format!("there is a {what} '{name}' already: give this one another name with -c"))
 }

@@ -1,4 +1,4 @@
-//! The form in which a conversation leaves and loses nothing: its log, what lies beside it, and sums.
+//! The form in which a conversation, or a world, leaves and loses nothing: its log, what lies beside it, and sums.
 //!
 //! JSON Lines, one thing a line: `halo` (version, name, times), then every `entry` of the log, every `record`,
 //! every `embedding`, and `end` with the number of lines, the sum of all bytes before it and the hash of the
@@ -10,6 +10,7 @@ use crate::database::Database;
 use crate::log::{self, Line, Name};
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
+use crate::worlds;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use halo_core::seams::{Embedding, Kind, SeamError};
@@ -100,8 +101,21 @@ impl Database {
         out: &mut dyn Write,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), SeamError> {
-        let done = self.within(None, |sql| export(sql, conversation, out, progress));
+        let done = worlds::check(conversation)
+            .and_then(|()| self.within(None, |sql| export(sql, conversation, out, progress)));
         done.map_err(|e| e.doing(format!("exporting '{conversation}'")))
+    }
+
+    /// Writes a world out, as it is at this moment; somebody may be running it.
+    ///
+    /// # Errors
+    /// When there is none of that name, or the output fails.
+    pub fn export_world(&mut self, world: &str, out: &mut dyn Write) -> Result<(), SeamError> {
+        let done = self.within(None, |sql| match rows::find(sql, &worlds::named(world))? {
+            Some(_) => export(sql, &worlds::named(world), out, &mut |_, _| {}),
+            None => Err(SqlError::refused("there is none of that name; `halo rooms list` shows all")),
+        });
+        done.map_err(|e| e.doing(format!("exporting the world '{world}'")))
     }
 }
 
@@ -167,11 +181,16 @@ pub(super) fn import(
         let why = format!("it was written by a newer Halo (version {version}, this program reads {VERSION})");
         return Err(SqlError::refused(why));
     }
-    let name = name.unwrap_or(&own_name);
-    if rows::find(sql, name)?.is_some() {
-        return Err(taken(name));
+    // A world stays one, whatever it is called here.
+    let name = match name {
+        Some(name) if worlds::is_world(&own_name) => worlds::named(name),
+        Some(name) => worlds::check(name).map(|()| name.to_owned())?,
+        None => own_name,
+    };
+    if rows::find(sql, &name)?.is_some() {
+        return Err(taken(&name));
     }
-    let id = rows::create(sql, name, created)?;
+    let id = rows::create(sql, &name, created)?;
     let mut timeline = Timeline::new();
     let mut last = 0;
     loop {
@@ -227,7 +246,7 @@ pub(super) fn import(
     rows::write_all(sql, id, last, &timeline)?;
     rows::set_model(sql, id, &model)?;
     sql.run("UPDATE conversation SET used = $1 WHERE id = $2", &[Cell::Int(used), Cell::Int(id)])?;
-    Ok(Arrival::of(name, &timeline))
+    Ok(Arrival::of(&name, &timeline))
 }
 
 /// Reads lines, counts and sums them.
