@@ -105,6 +105,7 @@ pub fn measure(
             size: setup.size,
             brightness: Brightness(10_000.0),
             model: setup.model.as_mut().map(|model| &mut **model as &mut dyn Model),
+            admit: None,
         };
         store.import(&mut lines.as_bytes(), import)?;
     }

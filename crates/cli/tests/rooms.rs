@@ -167,14 +167,21 @@ fn a_world_leaves_and_arrives_as_it_was() {
     assert!(out.starts_with("exported the world 'the harbour' to "), "{out}");
     fails(here, &["rooms", "export", "the harbour", "-o", &file], "is there already");
     fails(here, &["rooms", "export", "none", "-o", &cut], "there is none of that name");
-    fails(here, &["export", "-c", "world:the harbour", "-o", &cut], "belong to worlds");
+    for name in ["world:the harbour", "the harbour"] {
+        fails(here, &["export", "-c", name, "-o", &cut], "is a world: `halo rooms export` writes it");
+    }
     // It comes in as what it was, also under another name, and to a pipe and back.
     let out = does(there, &["import", &file]);
     assert!(out.starts_with("the world 'the harbour': 2 agents, 1 message\n"), "{out}");
     assert_eq!(told(there, "the harbour"), told(here, "the harbour"));
     fails(there, &["import", &file], "there is a world 'the harbour' already: give this one another name");
     does(there, &["import", &file, "-c", "again"]);
-    assert_eq!(told(there, "again"), told(here, "the harbour"));
+    let inside = |text: &str| {
+        let lines: Vec<&str> = text.lines().collect();
+        lines[1..lines.len() - 1].join("\n")
+    };
+    let text = std::fs::read_to_string(&file).expect("read");
+    assert_eq!(inside(&does(there, &["rooms", "export", "again"])), inside(&text), "all but its name");
     assert_eq!(
         does(here, &["rooms", "export", "the harbour"]),
         std::fs::read_to_string(&file).expect("read")
@@ -184,12 +191,21 @@ fn a_world_leaves_and_arrives_as_it_was() {
         |folder, world: &str| does(folder, &["rooms", "export", world]).matches("not heard yet").count();
     assert_eq!((posts(here, "the harbour"), posts(there, "again")), (1, 1));
     // Nothing comes in by halves, and nothing as what it is not.
-    let text = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&cut, &text[..text.len() - 200]).expect("written");
     fails(there, &["import", &cut, "-c", "cut"], "cut short");
     std::fs::write(&edited, text.replace("Is the lamp ready?", "Is the lamp broken?")).expect("written");
     fails(there, &["import", &edited, "-c", "edited"], "it is not what was written");
-    fails(there, &["import", &file, "-c", &"x".repeat(61)], "1 to 60 characters");
+    for name in [&"x".repeat(61), "world:x"] {
+        fails(there, &["import", &file, "-c", name], "1 to 60 characters");
+    }
+    // Nobody's file says whom the program speaks to.
+    let [far, elsewhere] = ["far.toml", "far.jsonl"].map(|name| here.join(name).display().to_string());
+    let address = "openai+http://127.0.0.1:9/v1";
+    let models = format!("[[models]]\nname = 'far'\nat = '{address}'\n{WORLD}");
+    std::fs::write(&far, models).expect("written");
+    does(here, &["rooms", "new", "far", "--file", &far]);
+    does(here, &["rooms", "export", "far", "-o", &elsewhere]);
+    fails(there, &["import", &elsewhere], "name it in the setting rooms.models");
     let said = r#"{"messages": [{"role": "user", "content": "hello"}]}"#;
     std::fs::write(&talk, said).expect("written");
     fails(there, &["import", &talk, "-c", "world:mine", "--no-index"], "belong to worlds");
@@ -201,6 +217,12 @@ fn a_world_leaves_and_arrives_as_it_was() {
     let worlds: Value = serde_json::from_str(&does(there, &["rooms", "list", "--json"])).expect("JSON");
     let names: Vec<&Value> = worlds.as_array().expect("a list").iter().map(|world| &world["name"]).collect();
     assert_eq!(names, ["again", "the harbour"]);
+    does(there, &["import", &elsewhere, "--set", &format!("rooms.models={address}")]);
+    does(there, &["rooms", "end", "far", "--yes"]);
+    // No conversation hides among the worlds.
+    fails(there, &["rename", "imported world:building", "world:building"], "belong to worlds");
+    let out = does(there, &["doctor"]);
+    assert!(out.contains("1 conversation, 2 worlds"), "{out}");
     // Whoever writes everything out has the worlds too.
     let all = there.join("all");
     let out = does(there, &["export", "--all", "-o", &all.display().to_string(), "--json"]);
@@ -210,6 +232,17 @@ fn a_world_leaves_and_arrives_as_it_was() {
     let expected =
         [(Some("imported world:building"), None), (None, Some("again")), (None, Some("the harbour"))];
     assert_eq!(kinds, expected);
+    // What is there already stays, and the others come in.
+    let third = folder();
+    does(third.path(), &["rooms", "new", "again"]);
+    let files: Vec<String> =
+        (1..=3).map(|n| all.join(format!("{n:05}.jsonl")).display().to_string()).collect();
+    let files: Vec<&str> =
+        ["import", "--no-index"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    fails(third.path(), &files, "1 file did not come in, and nothing of what is in them; all others did");
+    assert_eq!(told(third.path(), "the harbour"), told(here, "the harbour"));
+    assert_eq!(told(third.path(), "again").0["agents"].as_array().map(Vec::len), Some(5));
+    assert!(does(third.path(), &["show", "-c", "imported world:building"]).contains("hello"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Worlds that run: hearts beat by a clock that the test holds, on a real database.
 
+use halo_agents::action::{Action, Bounds};
 use halo_agents::count::{Count, QuarterUp};
 use halo_agents::format::Format;
 use halo_agents::heartbeat::Millis;
@@ -9,8 +10,9 @@ use halo_agents::testing::{self, BEGIN, Lot, Size};
 use halo_agents::wish::Wish;
 use halo_agents::world::{ARCHITECT, AgentId, Message, Reaction, Sender, World};
 use halo_agents::world_file::WorldFile;
-use halo_core::seams::{Sampling, Worlds};
+use halo_core::seams::{Kind, Sampling, WorldRow, Worlds};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
+use halo_engine::world::admit;
 use halo_engine::world::house::{Beat, House, Next};
 use halo_engine::world::mind::Mind;
 use halo_engine::world::realm::{self, Realm};
@@ -368,7 +370,7 @@ fn worlds_by_lot_are_kept() {
             let ids: Vec<AgentId> = realm.world.agents().map(|agent| agent.id).collect();
             let Some(&who) = ids.get(lot.below(ids.len())) else { break };
             let action = testing::action(&mut lot, &realm.world, who);
-            let bounds = halo_agents::action::Bounds { now, count: &QuarterUp, knowledge: 3_000 };
+            let bounds = Bounds { now, count: &QuarterUp, knowledge: 3_000 };
             let _ = realm.world.act(who, action, bounds);
             realm.world.beaten(who, now);
             realm.save().expect("kept");
@@ -389,4 +391,70 @@ fn worlds_by_lot_are_kept() {
     store.end_world("w7").expect("ended");
     assert_eq!(store.worlds().expect("listed").len(), 39);
     assert!(store.end_world("w7").is_err());
+}
+
+/// Nothing comes in that is not where it says, or was never counted.
+#[test]
+fn only_worlds_are_let_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut world = world();
+    let ask = Action::RequestAccess { room_id: AgentId(1), key: "open".into() };
+    let bounds = Bounds { now: BEGIN, count: &QuarterUp, knowledge: 3_000 };
+    world.say(AgentId(1), AgentId(1), "Hello.", None, BEGIN).expect("said");
+    world.act(AgentId(2), Action::LeaveRoom { room_id: AgentId(1) }, bounds).expect("gone");
+    world.act(AgentId(2), ask, bounds).expect("asked");
+    let realm = Realm::found(store(folder.path()), "w", world, BEGIN).expect("a world");
+    let expected = realm.world.clone();
+    drop(realm);
+    let wish = Wish::Say { room: AgentId(1), message: "Hello?".into(), reply_to: None };
+    realm::post(&mut *store(folder.path()), "w", &wish, BEGIN).expect("left");
+    let mut from = store(folder.path());
+    let kinds = [Kind::World, Kind::Agent, Kind::Room, Kind::Said, Kind::Post];
+    let rows: Vec<WorldRow> = kinds
+        .into_iter()
+        .flat_map(|kind| {
+            let found = from.world_rows("w", kind, "0".."9".repeat(22).as_str(), 100).expect("rows");
+            found.into_iter().map(move |row| WorldRow { kind, key: row.key, value: Some(row.value) })
+        })
+        .collect();
+    let let_in = admit::admit("w", &rows).expect("it is one");
+    assert_eq!((&let_in.head, let_in.agents().count()), (&expected.head, 2));
+    assert_eq!(let_in.room(AgentId(1)).map(|room| &room.requests).map(Vec::len), Some(1));
+    // One thing is other than it was, of the first row of a kind: its key, or something that it says.
+    let cases = [
+        (Kind::World, None, "\"next_message\":4", "\"next_message\":0", "counts more than there can be"),
+        (Kind::World, None, "\"next_message\":4", "\"next_message\":3", "message 3 is not where it says"),
+        (
+            Kind::World,
+            None,
+            "\"next_message\":4",
+            "\"next_message\":99999999",
+            "counts more than there can be",
+        ),
+        (Kind::World, None, "\"next_agent\":3", "\"next_agent\":2", "agent 2 is not where it says"),
+        (Kind::World, None, "\"next_request\":2", "\"next_request\":1", "request 1 was never counted"),
+        (Kind::World, Some("1"), "", "", "a world has one"),
+        (Kind::Agent, Some("0003"), "", "", "agent 1 is not where it says"),
+        (Kind::Agent, None, "\"id\":1", "\"id\":7", "agent 7 is not where it says"),
+        (Kind::Agent, None, "{", "{{", "it may have been written by a newer Halo"),
+        (Kind::Room, Some("0002"), "", "", "room 1 is not where it says"),
+        (Kind::Room, None, "\"requester\":2", "\"requester\":9", "there is no agent 9"),
+        (Kind::Said, Some("000100000009"), "", "", "is not where it says"),
+        (Kind::Said, None, "\"room\":1", "\"room\":2", "is not where it says"),
+        (Kind::Post, Some("x"), "", "", "not where it should be"),
+        (Kind::Post, None, "say", "fly", "what was left for it"),
+    ];
+    for (kind, key, from, to, why) in cases {
+        let mut rows = rows.clone();
+        let row = rows.iter_mut().find(|row| row.kind == kind).expect("there is one");
+        row.key = key.map_or_else(|| row.key.clone(), str::to_owned);
+        let value = row.value.as_mut().expect("it says something");
+        assert!(value.contains(from), "{kind:?} has {from}: {value}");
+        *value = value.replacen(from, to, 1);
+        let told = admit::admit("w", &rows).expect_err(why).to_string();
+        assert!(told.contains(why), "{kind:?} {from} {to}: {told}");
+    }
+    let more = WorldRow { kind: Kind::Setting, key: "0".into(), value: Some("{}".into()) };
+    let told = admit::admit("w", &[rows.as_slice(), &[more]].concat()).expect_err("more").to_string();
+    assert!(told.contains("no records of the kind 'setting'"), "{told}");
 }

@@ -217,7 +217,8 @@ impl Database {
 
     /// [`Store::rename`].
     fn rename_to(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
-        let done = rows::check_name(to).and_then(|()| self.id(from)).and_then(|id| {
+        let named = rows::check_name(to).and_then(|()| worlds::check(to));
+        let done = named.and_then(|()| self.id(from)).and_then(|id| {
             self.claim(from)?;
             self.claim(to)?;
             self.open.remove(from);
@@ -259,6 +260,7 @@ impl Database {
     /// The number of a conversation, which is made where there is none.
     pub(crate) fn id_or_new(&mut self, conversation: &str) -> Result<i64, SqlError> {
         rows::check_name(conversation)?;
+        worlds::check(conversation)?;
         match rows::find(&mut *self.sql, conversation)? {
             Some(id) => Ok(id),
             None => self.within(Some(Durability::Now), |sql| rows::create(sql, conversation, rows::now())),

@@ -8,10 +8,11 @@
 use crate::database::{Database, Location};
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError, Trouble};
+use crate::worlds;
 use halo_core::seams::{Kind, SeamError};
 use halo_core::timeline::Timeline;
 use halo_core::token::ChunkId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,18 +173,20 @@ pub(crate) fn listed(sql: &mut dyn Sql) -> Result<(Names, Option<String>), SqlEr
     Ok((all, damage))
 }
 
-/// What a conversation is called that has lost its name.
-pub(crate) fn recovered(id: i64) -> String {
-    format!("recovered {id}")
-}
-
-/// Conversations that have a log and no name.
-pub(crate) fn nameless(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<BTreeSet<i64>, SqlError> {
-    let mut found = BTreeSet::new();
-    for select in ["SELECT DISTINCT key / 4294967296 FROM log", "SELECT DISTINCT key / 4294967296 FROM block"]
-    {
+/// Conversations that have a log and no name, and worlds that have none; and what they are to be called.
+pub(crate) fn nameless(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<BTreeMap<i64, String>, SqlError> {
+    let mut found = BTreeMap::new();
+    let recovered = |id: i64| format!("recovered {id}");
+    let conversation: fn(String) -> String = |name| name;
+    let selects = [
+        ("SELECT DISTINCT key / 4294967296 FROM log", conversation),
+        ("SELECT DISTINCT key / 4294967296 FROM block", conversation),
+        ("SELECT DISTINCT conversation FROM record WHERE kind = 'world'", |name| worlds::named(&name)),
+    ];
+    for (select, named) in selects {
         let read = sql.query(select, &[], &mut |row| {
-            found.insert(row.int(0)?);
+            let id = row.int(0)?;
+            found.entry(id).or_insert_with(|| named(recovered(id)));
             Ok(())
         });
         // Of a table that is damaged, what can be read.
@@ -193,7 +196,7 @@ pub(crate) fn nameless(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<BTree
             return Err(error);
         }
     }
-    found.retain(|id| *id > 0 && !known.contains(id));
+    found.retain(|id, _| *id > 0 && !known.contains(id));
     Ok(found)
 }
 

@@ -1,7 +1,7 @@
 //! How what the [doctor](crate::doctor) found is mended. Nothing is, without a copy of how it was.
 
 use crate::database::{Database, Location};
-use crate::doctor::{Cure, Finding, SWEEP, last_seq, listed, nameless, readable_state, recovered, seq_of};
+use crate::doctor::{Cure, Finding, SWEEP, last_seq, listed, nameless, readable_state, seq_of};
 use crate::files::{beside, create_private, lock_out, remove};
 use crate::rescue::rescue;
 use crate::rows;
@@ -81,7 +81,7 @@ impl Database {
         let (mut all, _) = listed(&mut *self.sql)?;
         let known = all.iter().map(|(id, ..)| *id).collect();
         let nameless = nameless(&mut *self.sql, &known)?;
-        all.extend(nameless.into_iter().map(|id| (id, recovered(id))));
+        all.extend(nameless);
         for (id, name) in all {
             let (timeline, how) = match readable_state(&mut *self.sql, id) {
                 Ok(timeline) => (timeline, None),
@@ -179,11 +179,11 @@ fn cured(sql: &mut dyn Sql, name: Option<&str>, cure: Cure) -> Result<Option<Str
 fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
     let known = listed(sql)?.0.into_iter().map(|(id, _)| id).collect();
     let nameless = nameless(sql, &known)?;
-    for &id in &nameless {
+    for (&id, name) in &nameless {
         let insert = "INSERT INTO conversation (id, name, model, created, used, seq, turns, places, tokens, live) \
                       VALUES ($1, $2, '', $3, $4, 0, 0, 0, 0, 0)";
         let now = Cell::Int(rows::now());
-        sql.run(insert, &[Cell::Int(id), Cell::Text(&recovered(id)), now, now])?;
+        sql.run(insert, &[Cell::Int(id), Cell::Text(name), now, now])?;
         let last = last_seq(sql, id)?;
         let state = readable_state(sql, id);
         match (rows::replay(sql, id), state) {
@@ -200,7 +200,7 @@ fn adopt(sql: &mut dyn Sql) -> Result<String, SqlError> {
         }
         note_mentions(sql, id)?;
     }
-    let names: Vec<_> = nameless.into_iter().map(|id| format!("'{}'", recovered(id))).collect();
+    let names: Vec<_> = nameless.values().map(|name| format!("'{name}'")).collect();
     Ok(format!("found again, under other names: {}", names.join(", ")))
 }
 

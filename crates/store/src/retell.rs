@@ -3,6 +3,7 @@
 use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
+use crate::worlds;
 use halo_core::seams::{Access, Durability, Embedding, Kind, Record, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::told::{self, Told};
@@ -21,7 +22,7 @@ impl Database {
             .into_iter()
             .map(|kind| Ok((kind, self.records(from, kind)?)))
             .collect::<Result<_, SeamError>>()?;
-        let done = rows::check_name(to).and_then(|()| {
+        let done = rows::check_name(to).and_then(|()| worlds::check(to)).and_then(|()| {
             self.claim(to)?;
             let id = self.id(from)?;
             self.within(Some(Durability::Now), |sql| write(sql, id, to, model, &told, &records))

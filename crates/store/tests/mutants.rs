@@ -26,7 +26,7 @@ fn import(
     name: Option<&str>,
 ) -> Result<Arrivals, String> {
     let (size, brightness) = (ChunkSize { min: 8, max: 32 }, Brightness(10_000.0));
-    let import = Import { file_name, format: None, name, size, brightness, model: None };
+    let import = Import { file_name, format: None, name, size, brightness, model: None, admit: None };
     store.import(&mut &*bytes, import).map_err(|e| e.to_string())
 }
 

@@ -462,6 +462,7 @@ fn import(store: &mut Database, bytes: &[u8], name: Option<&str>) -> Result<Stri
         size: halo_core::chunk::ChunkSize::default(),
         brightness: Brightness(10_000.0),
         model: None,
+        admit: None,
     };
     let arrived = store.import(&mut &*bytes, import).map_err(|e| e.to_string())?;
     Ok(arrived.conversations[0].name.clone())
@@ -551,6 +552,7 @@ fn what_others_wrote_comes_in(place: &Place) {
             size: halo_core::chunk::ChunkSize { min: 8, max: 32 },
             brightness: Brightness(10_000.0),
             model: with_model.then_some(&mut model as _),
+            admit: None,
         };
         let bytes = sample(file);
         let before: Vec<_> = store.conversations().expect("listed").into_iter().map(|s| s.name).collect();

@@ -41,14 +41,16 @@ pub(super) fn maybe_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<
 pub(crate) fn as_text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        // Of 2.10 only 2.1 is left.
+        Value::Number(number) if !number.is_f64() => Some(value.to_string()),
+        Value::Bool(_) => Some(value.to_string()),
         _ => None,
     }
 }
 
 pub(super) fn text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let value = Value::deserialize(from)?;
-    as_text(&value).ok_or_else(|| D::Error::custom(format!("{value} is no text")))
+    as_text(&value).ok_or_else(|| D::Error::custom(format!("{value} is no text: write it in quotes")))
 }
 
 pub(super) fn maybe_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
@@ -58,6 +60,11 @@ pub(super) fn maybe_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<St
 
 pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let value = Value::deserialize(from)?;
-    let why = || format!("{value} is no share of attention: write one such as 30% or %*");
-    as_text(&value).ok_or_else(|| D::Error::custom(why()))
+    match value {
+        Value::String(text) => Ok(text),
+        Value::Number(number) => Ok(number.to_string()),
+        other => {
+            Err(D::Error::custom(format!("{other} is no share of attention: write one such as 30% or %*")))
+        }
+    }
 }

@@ -382,19 +382,26 @@ mod tests {
                 for form in schema["properties"]["actions"]["items"]["anyOf"].as_array().expect("a list") {
                     let action = like(&mut lot, "", form);
                     offered.insert(action["type"].as_str().unwrap_or_default().to_owned());
-                    let answer = json!({"responses": [], "actions": [action]});
-                    let toon = toon_format::encode(&answer, &toon_format::EncodeOptions::default());
-                    let texts = [(answer.to_string(), Output::Json), (toon.expect("TOON"), Output::Toon)];
-                    for (text, output) in texts {
+                    let json = json!({"responses": [], "actions": [action]}).to_string();
+                    let fields = action.as_object().into_iter().flatten();
+                    let fields: Vec<String> =
+                        fields.map(|(name, value)| format!("{name}: {value}")).collect();
+                    let toon = format!("responses: []\nactions[1]:\n  - {}", fields.join("\n    "));
+                    let read = [(json, Output::Json), (toon, Output::Toon)].map(|(text, output)| {
                         let read = Answer::read(&text, output, false);
                         let read = read.unwrap_or_else(|why| panic!("seed {seed}: {why}: {text}"));
+                        assert!(!read.repaired, "{text}");
                         assert!(
                             matches!(read.actions[..], [Ok(_)]),
                             "seed {seed}: {:?}: {text}",
                             read.actions
                         );
-                        assert!(!read.repaired, "{text}");
-                    }
+                        read
+                    });
+                    assert_eq!(read[0], read[1], "seed {seed}");
+                    // What was meant is what is done.
+                    let done = read[0].actions[0].as_ref().map(|done| serde_json::to_value(done).ok());
+                    assert_eq!(done, Ok(Some(action)), "seed {seed}");
                 }
             }
         }

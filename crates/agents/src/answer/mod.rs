@@ -258,8 +258,12 @@ mod tests {
             Action::SetAttention { room_id: AgentId(8), value: "30".into() },
         ];
         assert_eq!(answer.actions, expected.map(Ok));
-        let list = read(r#"{"actions": [{"type": "create_key", "key": ["a"]}]}"#);
-        assert_eq!(list.actions, [Err(("create_key".into(), "[\"a\"] is no text".into()))]);
+        // Nothing is taken for something else: of 2.10 only 2.1 is left when it is read.
+        for (key, told) in [(r#"["a"]"#, r#"["a"]"#), ("2.10", "2.1"), ("4.0", "4.0")] {
+            let answer = read(&format!(r#"{{"actions": [{{"type": "create_key", "key": {key}}}]}}"#));
+            let why = format!("{told} is no text: write it in quotes");
+            assert_eq!(answer.actions, [Err(("create_key".into(), why))], "{key}");
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@ use super::{count, print, print_json, search};
 use crate::disk::free_space;
 use crate::{Common, models, printable, there};
 use anyhow::{Result, bail};
-use halo_core::seams::{Access, Store};
+use halo_core::seams::{Access, Store, Worlds};
+use halo_engine::world::realm;
 use halo_llama::graveyard::{self, Found};
 use halo_recall::recall::Recall;
 use halo_store::database::{Database, Location};
@@ -89,6 +90,11 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
     if findings.is_empty() {
         beside.look_at_index(common, &mut store, &names)?;
     }
+    let worlds = store.worlds().unwrap_or_default();
+    for world in &worlds {
+        let why = realm::look(&mut store, &world.name).err();
+        beside.worlds.extend(why.map(|why| (world.name.clone(), why.why)));
+    }
     if common.json {
         let found = findings
             .iter()
@@ -96,6 +102,8 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         print_json(&json!({
             "store": location.to_string(),
             "conversations": conversations,
+            "worlds": worlds.len(),
+            "worlds_damaged": beside.worlds.iter().cloned().collect::<BTreeMap<_, _>>(),
             "bytes": bytes,
             "free_bytes": free,
             "findings": found.collect::<Vec<_>>(),
@@ -113,10 +121,14 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             },
         }))?;
     } else {
-        print(&told(&location, conversations, bytes, free, &findings, &mended, backup.as_deref()))?;
+        let kept = (conversations, worlds.len());
+        print(&told(&location, kept, bytes, free, &findings, &mended, backup.as_deref()))?;
         print(&beside.told())?;
     }
     match findings.len() {
+        0 if !beside.worlds.is_empty() => {
+            bail!("{} cannot be opened", count(beside.worlds.len() as u64, "world"))
+        }
         0 => Ok(()),
         n if options.fix => bail!("{} could not be mended", count(n as u64, "fault")),
         n => bail!(
@@ -136,6 +148,8 @@ struct Beside {
     embedder: Option<String>,
     /// By conversation: chunks that search cannot find by their meaning yet.
     missing: Vec<(String, usize)>,
+    /// Worlds that cannot be opened, and why.
+    worlds: Vec<(String, String)>,
     /// And those with very much in the window.
     crowded: Vec<(String, u64)>,
     kv: Found,
@@ -209,6 +223,14 @@ impl Beside {
                 printable(name)
             );
         }
+        for (name, why) in &self.worlds {
+            let _ = writeln!(
+                out,
+                "wrong  the world '{}': {}\n       bring back a copy of it, if there is one; `halo rooms end` ends it",
+                printable(name),
+                printable(why)
+            );
+        }
         for (name, live) in &self.crowded {
             let _ = writeln!(
                 out,
@@ -239,7 +261,7 @@ impl Beside {
 
 fn told(
     location: &Location,
-    conversations: usize,
+    (conversations, worlds): (usize, usize),
     bytes: u64,
     free: Option<u64>,
     findings: &[Finding],
@@ -248,7 +270,9 @@ fn told(
 ) -> String {
     let mut out = String::new();
     let size = indicatif::HumanBytes(bytes);
-    let _ = writeln!(out, "store  {location}: {}, {size}", count(conversations as u64, "conversation"));
+    let conversations = count(conversations as u64, "conversation");
+    let worlds = if worlds == 0 { String::new() } else { format!(", {}", count(worlds as u64, "world")) };
+    let _ = writeln!(out, "store  {location}: {conversations}{worlds}, {size}");
     if let Some(free) = free {
         let word = if free < LITTLE { ": that is little" } else { "" };
         let _ = writeln!(out, "disk   {} free{word}", indicatif::HumanBytes(free));

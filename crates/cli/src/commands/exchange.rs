@@ -7,9 +7,9 @@ use crate::settings::Settings;
 use crate::{Common, printable, say};
 use anyhow::{Context, Result, bail};
 use halo_core::chunk::ChunkSize;
-use halo_core::seams::{Store, Worlds};
+use halo_core::seams::{SeamError, Store, WorldRow, Worlds};
 use halo_core::token::Brightness;
-use halo_engine::world::realm;
+use halo_engine::world::{admit, realm};
 use halo_store::database::Database;
 use halo_store::exchange::{Arrivals, Import};
 use serde_json::json;
@@ -34,7 +34,7 @@ pub struct ExportOptions {
 /// What to take in.
 #[derive(clap::Args)]
 pub struct ImportOptions {
-    /// The files, or - for standard input; each comes in whole or not at all
+    /// The files, of conversations or worlds, or - for standard input; each comes in whole or not at all
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// What to call the conversation, or the world [default: the name that the file gives it]
@@ -84,6 +84,11 @@ pub fn export(options: &ExportOptions, common: &Common) -> Result<()> {
         bail!("there is no conversation '{name}': nothing was kept yet");
     };
     if !options.all {
+        let world = name.strip_prefix("world:").unwrap_or(name);
+        let is_there = store.conversations()?.iter().any(|known| known.name == *name);
+        if !is_there && store.worlds()?.iter().any(|known| known.name == world) {
+            bail!("'{world}' is a world: `halo rooms export` writes it");
+        }
         return export_one(&mut store, Leaving::Conversation(name), options.output.as_deref(), common);
     }
     let folder = options.output.as_deref().unwrap_or(Path::new("."));
@@ -92,17 +97,27 @@ pub fn export(options: &ExportOptions, common: &Common) -> Result<()> {
     let (conversations, worlds) = (store.conversations()?, store.worlds()?);
     let conversations = conversations.iter().map(|known| Leaving::Conversation(&known.name));
     let all = conversations.chain(worlds.iter().map(|known| Leaving::World(&known.name)));
-    let mut written = Vec::new();
+    let (mut written, mut failed) = (Vec::new(), 0);
     // A name may be anything, so files are numbered; each says in its first line whose it is.
     for (n, leaving) in all.enumerate() {
         let file = folder.join(format!("{:05}.jsonl", n + 1));
-        let bytes = export_to(&mut store, leaving, &file)?;
-        written.push((leaving, file, bytes));
+        match export_to(&mut store, leaving, &file) {
+            Ok(bytes) => written.push((leaving, file, bytes)),
+            Err(why) => {
+                say(&format!("{why:#}"));
+                failed += 1;
+            }
+        }
     }
     if common.json {
-        return print_json(&written.iter().map(left).collect());
+        print_json(&written.iter().map(left).collect())?;
+    } else {
+        written.iter().try_for_each(tell_left)?;
     }
-    written.iter().try_for_each(tell_left)
+    if failed > 0 {
+        bail!("{} could not be exported; the others are whole", count(failed, "conversation or world"));
+    }
+    Ok(())
 }
 
 /// Writes a world out.
@@ -203,54 +218,88 @@ pub fn import(options: &ImportOptions, common: &Common) -> Result<()> {
     }
     let mut store = common.open_store()?;
     let (mut all, mut foreign) = (Arrivals::default(), false);
+    let (mut worlds, mut failed) = (Vec::new(), Vec::new());
     for file in &options.files {
-        let arrived = import_file(&mut store, file, options, &settings)?;
+        let arrived = match import_file(&mut store, file, options, &settings) {
+            Ok(arrived) => arrived,
+            Err(why) if options.files.len() == 1 => return Err(why),
+            // The others come in.
+            Err(why) => {
+                say(&format!("{why:#}"));
+                failed.push(json!({ "file": file, "why": format!("{why:#}") }));
+                continue;
+            }
+        };
         foreign |= arrived.format != "an export of Halo";
         all.lost.merge(&arrived.lost);
         all.format = arrived.format;
-        if !common.json {
-            let mut out = String::new();
-            for a in &arrived.conversations {
-                let name = printable(&a.name);
-                if a.is_world {
-                    let _ = writeln!(out, "the world '{name}': {}", of_world(&mut store, &a.name)?);
-                    continue;
-                }
+        let mut out = String::new();
+        for a in &arrived.conversations {
+            let name = printable(&a.name);
+            if a.is_world {
+                let (agents, messages) = realm::size(&mut store, &a.name)?;
+                worlds.push(json!({ "name": a.name, "agents": agents, "messages": messages }));
+                let (agents, messages) = (count(agents as u64, "agent"), count(messages, "message"));
+                let _ = writeln!(out, "the world '{name}': {agents}, {messages}");
+            } else {
                 let (turns, tokens) = (count(a.turns as u64, "turn"), count(a.tokens as u64, "token"));
                 let _ = writeln!(out, "'{name}': {turns}, {tokens}, {} live", a.live);
             }
-            let _ = writeln!(out, "came in from {}", all.format);
-            for (what, n) in arrived.lost.iter() {
-                let _ = writeln!(out, "not kept: {what} ({n})");
-            }
+        }
+        let _ = writeln!(out, "came in from {}", all.format);
+        for (what, n) in arrived.lost.iter() {
+            let _ = writeln!(out, "not kept: {what} ({n})");
+        }
+        if !common.json {
             print(&out)?;
         }
-        all.conversations.extend(arrived.conversations);
+        all.conversations.extend(arrived.conversations.into_iter().filter(|a| !a.is_world));
     }
     if common.json {
-        let (worlds, each): (Vec<_>, Vec<_>) = all.conversations.iter().partition(|a| a.is_world);
-        let worlds: Vec<_> = worlds.iter().map(|a| &a.name).collect();
-        let each = each
+        let each = all
+            .conversations
             .iter()
             .map(|a| json!({ "name": a.name, "turns": a.turns, "tokens": a.tokens, "live": a.live }));
         let lost: serde_json::Map<_, _> =
             all.lost.iter().map(|(what, n)| (what.to_owned(), json!(n))).collect();
-        print_json(
-            &json!({ "format": all.format, "conversations": each.collect::<Vec<_>>(), "worlds": worlds, "lost": lost }),
-        )?;
+        print_json(&json!({
+            "format": all.format,
+            "conversations": each.collect::<Vec<_>>(),
+            "worlds": worlds,
+            "lost": lost,
+            "failed": failed,
+        }))?;
     } else if foreign {
         say(
             "no model has read this yet: until one does, text is cut into words, and token ids are as they came",
         );
     }
-    if options.no_index {
-        return Ok(());
+    let names: Vec<String> = all.conversations.into_iter().map(|a| a.name).collect();
+    if !options.no_index && !names.is_empty() {
+        search::embed_arrivals(&mut store, &names, common, &settings)?;
     }
-    let names: Vec<String> = all.conversations.into_iter().filter(|a| !a.is_world).map(|a| a.name).collect();
-    if names.is_empty() {
-        return Ok(());
+    if !failed.is_empty() {
+        let files = count(failed.len() as u64, "file");
+        bail!("{files} did not come in, and nothing of what is in them; all others did");
     }
-    search::embed_arrivals(&mut store, &names, common, &settings)
+    Ok(())
+}
+
+/// Whether a world comes in: whoever wrote the file does not say whom this program speaks to, and with whose key.
+fn admit(name: &str, rows: &[WorldRow], settings: &Settings) -> Result<(), SeamError> {
+    let world = admit::admit(name, rows)?;
+    let allowed = &settings.rooms_models.0;
+    match world.head.models.iter().filter_map(|model| model.at.as_ref()).find(|at| !allowed.contains(at)) {
+        None => Ok(()),
+        Some(at) => Err(SeamError::asked(
+            format!("taking in the world '{name}'"),
+            format!(
+                "it thinks with '{}', to which your key would be sent and all that its agents see: if you trust that, \
+                 name it in the setting rooms.models",
+                printable(at).replace('\n', " ")
+            ),
+        )),
+    }
 }
 
 /// Takes in one file.
@@ -287,25 +336,7 @@ fn import_file(
         size: ChunkSize { min: settings.chunk_min.0 as u32, max: settings.chunk_max.0 as u32 },
         brightness: Brightness(settings.initial.0 as f32),
         model: None,
+        admit: Some(&|name, rows| admit(name, rows, settings)),
     };
-    let arrived = store.import(&mut input, import)?;
-    drop(input);
-    for world in arrived.conversations.iter().filter(|a| a.is_world) {
-        // What is whole may still be no world that this program knows.
-        let known = realm::check_name(&world.name).and_then(|()| realm::look(store, &world.name));
-        if let Err(why) = known {
-            store.end_world(&world.name)?;
-            return Err(why).with_context(|| format!("{file_name} did not come in"));
-        }
-    }
-    Ok(arrived)
-}
-
-/// What there is in a world that has come in, and who else is asked when its hearts beat.
-fn of_world(store: &mut Database, name: &str) -> Result<String> {
-    let world = realm::look(store, name)?;
-    let (agents, messages) = (world.agents().count() as u64, world.head.next_message - 1);
-    let far = world.head.models.iter().filter_map(|model| model.at.as_deref()).collect::<Vec<_>>();
-    let far = if far.is_empty() { String::new() } else { format!("; it thinks with {}", far.join(", ")) };
-    Ok(format!("{}, {}{}", count(agents, "agent"), count(messages, "message"), printable(&far)))
+    Ok(store.import(&mut input, import)?)
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
 /// The key of what is true of a whole world.
-const HEAD: &str = "0";
+pub(super) const HEAD: &str = "0";
 /// Before and behind all keys.
 const ALL: std::ops::Range<&str> = "0".."9999999999999999999999";
 
@@ -30,11 +30,11 @@ pub struct Realm {
     answered: Vec<String>,
 }
 
-fn agent_key(id: u32) -> String {
+pub(super) fn agent_key(id: u32) -> String {
     format!("{id:04}")
 }
 
-fn said_key(room: RoomId, id: u64) -> String {
+pub(super) fn said_key(room: RoomId, id: u64) -> String {
     format!("{:04}{id:08}", room.0)
 }
 
@@ -42,7 +42,7 @@ fn row(kind: Kind, key: String, value: &impl Serialize) -> WorldRow {
     WorldRow { kind, key, value: serde_json::to_string(value).ok() }
 }
 
-fn read<T: DeserializeOwned>(what: &str, value: &str) -> Result<T, SeamError> {
+pub(super) fn read<T: DeserializeOwned>(what: &str, value: &str) -> Result<T, SeamError> {
     serde_json::from_str(value).map_err(|why| {
         SeamError::new(format!("reading {what}"), format!("{why}; it may have been written by a newer Halo"))
     })
@@ -62,9 +62,10 @@ pub fn check_name(name: &str) -> Result<(), SeamError> {
     let wrong = name.trim() != name
         || name.is_empty()
         || name.chars().count() > 60
+        || name.starts_with("world:")
         || name.chars().any(char::is_control);
     if wrong {
-        let why = "a world's name has 1 to 60 characters on one line, without space at its ends";
+        let why = "a world's name has 1 to 60 characters on one line, without space at its ends, and does not begin with 'world:'";
         return Err(SeamError::asked(format!("naming a world '{name}'"), why));
     }
     Ok(())
@@ -263,7 +264,7 @@ pub fn said(store: &mut dyn Worlds, name: &str) -> Result<u64, SeamError> {
         return Err(if is_there { damaged() } else { missing(name) });
     };
     let head: Head = read("what is true of the world", &head.value)?;
-    Ok(head.next_message - 1)
+    Ok(head.next_message.saturating_sub(1))
 }
 
 /// Messages of a room before a number: the last so many.
@@ -290,7 +291,10 @@ pub fn shelf(store: &mut dyn Worlds, name: &str, room: RoomId) -> Result<Shelf, 
     let (mut pages, mut before) = (Vec::new(), u64::MAX);
     loop {
         let page = messages(store, name, room, before, PAGE)?;
-        let Some(first) = page.first().map(|message| message.id) else { break };
+        // Whatever is written there, it goes on from page to page.
+        let Some(first) = page.first().map(|message| message.id).filter(|first| *first < before) else {
+            break;
+        };
         before = first;
         pages.push(page);
     }

@@ -15,7 +15,7 @@ use crate::sql::{Cell, Sql, SqlError};
 use crate::worlds;
 use halo_core::change::{Append, Change, Extent, Leave, NewToken, WhyLeft};
 use halo_core::chunk::{ChunkSize, Chunker};
-use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError};
+use halo_core::seams::{Durability, Embedding, Kind, Model, Piece, SeamError, WorldRow};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
 use halo_core::told::runs;
@@ -39,7 +39,12 @@ pub struct Import<'a> {
     pub brightness: Brightness,
     /// Whose tokens it becomes.
     pub model: Option<&'a mut dyn Model>,
+    /// Who says whether the rows of a world of that name come in; where there is nobody, none does.
+    pub admit: Option<&'a Admit<'a>>,
 }
+
+/// Who says whether a world comes in.
+pub type Admit<'a> = dyn Fn(&str, &[WorldRow]) -> Result<(), SeamError> + 'a;
 
 impl Database {
     /// Takes in a file of any known format: all of it, or on an error nothing.
@@ -52,7 +57,7 @@ impl Database {
         let shape = shape_of(&head, &import).map_err(|e| e.doing(&what))?;
         let done = self.within(Some(Durability::Now), |sql| match shape {
             None => {
-                let arrival = own::import(sql, input, import.name)?;
+                let arrival = own::import(sql, input, &import)?;
                 let format = "an export of Halo".to_owned();
                 Ok(Arrivals { conversations: vec![arrival], lost: Losses::default(), format })
             }

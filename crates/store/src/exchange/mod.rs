@@ -4,7 +4,7 @@ mod arrive;
 pub mod foreign;
 mod own;
 
-pub use arrive::{Import, UNREAD};
+pub use arrive::{Admit, Import, UNREAD};
 
 use crate::sql::SqlError;
 use crate::worlds;

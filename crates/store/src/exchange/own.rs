@@ -5,7 +5,7 @@
 //! state. It is written and read line by line, so that it may be as long as it likes. Arriving, it is played
 //! again from the start, and must come to the same state.
 
-use super::{Arrival, taken};
+use super::{Arrival, Import, taken};
 use crate::database::Database;
 use crate::log::{self, Line, Name};
 use crate::rows;
@@ -13,7 +13,7 @@ use crate::sql::{Cell, Sql, SqlError};
 use crate::worlds;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use halo_core::seams::{Embedding, Kind, SeamError};
+use halo_core::seams::{Embedding, Kind, SeamError, WorldRow};
 use halo_core::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read as _, Write};
@@ -166,7 +166,7 @@ fn export(
 pub(super) fn import(
     sql: &mut dyn Sql,
     input: &mut dyn BufRead,
-    name: Option<&str>,
+    import: &Import<'_>,
 ) -> Result<Arrival, SqlError> {
     // Some editors put a mark in front; it is not part of what was summed.
     if input.fill_buf().is_ok_and(|head| head.starts_with(b"\xef\xbb\xbf")) {
@@ -182,11 +182,13 @@ pub(super) fn import(
         return Err(SqlError::refused(why));
     }
     // A world stays one, whatever it is called here.
-    let name = match name {
+    let name = match import.name {
         Some(name) if worlds::is_world(&own_name) => worlds::named(name),
         Some(name) => worlds::check(name).map(|()| name.to_owned())?,
         None => own_name,
     };
+    let world = worlds::of(&name);
+    let mut rows_of_world = Vec::new();
     if rows::find(sql, &name)?.is_some() {
         return Err(taken(&name));
     }
@@ -197,6 +199,9 @@ pub(super) fn import(
         let (before, at_line) = ((lines.lines, sum_text(&lines.sum)), lines.lines + 1);
         let wrong = |why: String| SqlError::refused(format!("line {at_line}: {why}"));
         match lines.next()? {
+            Some(ExportLine::Entry { .. } | ExportLine::Embedding { .. }) if world.is_some() => {
+                return Err(wrong("a world has no such lines".into()));
+            }
             Some(ExportLine::Entry { seq, at, changes }) => {
                 if seq <= last || seq > 1 << 31 {
                     return Err(wrong(format!("entry {seq} does not come after entry {last}")));
@@ -211,6 +216,9 @@ pub(super) fn import(
                 let known = Kind::ALL.into_iter().find(|k| k.name() == kind);
                 let kind = known.ok_or_else(|| wrong(format!("'{kind}' is no kind of record")))?;
                 rows::put_record(sql, id, kind, &key, Some(&value), at)?;
+                if world.is_some() {
+                    rows_of_world.push(WorldRow { kind, key, value: Some(value) });
+                }
             }
             Some(ExportLine::Embedding { embedder, chunk, at, of, vector }) => {
                 let bytes = BASE64.decode(vector).map_err(|e| wrong(e.to_string()))?;
@@ -242,6 +250,10 @@ pub(super) fn import(
     }
     if lines.input.fill_buf().is_ok_and(|rest| !rest.is_empty()) {
         return Err(SqlError::refused("something stands behind its end"));
+    }
+    if let Some(world) = world {
+        let admit = import.admit.ok_or_else(|| SqlError::refused("it is a world, and no conversation"))?;
+        admit(world, &rows_of_world).map_err(|why| SqlError::refused(why.why))?;
     }
     rows::write_all(sql, id, last, &timeline)?;
     rows::set_model(sql, id, &model)?;
