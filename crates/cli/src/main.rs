@@ -123,7 +123,7 @@ enum Command {
     },
     /// Writes a conversation to a file, all of it
     Export(commands::exchange::ExportOptions),
-    /// Takes in a conversation: an export, or what another program wrote
+    /// Takes in conversations and worlds: exports, or what another program wrote
     Import(commands::exchange::ImportOptions),
     /// Looks for damage, says how to mend it, and mends it
     Doctor(commands::doctor::Options),

@@ -4,7 +4,7 @@
 mod common;
 
 use common::Place;
-use halo_core::seams::{Access, Durability, Store};
+use halo_core::seams::{Access, Durability, Kind, Store, WorldRow, Worlds};
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::StateHash;
 use halo_store::database::{Database, Location};
@@ -205,7 +205,7 @@ fn what_lies_beside_is_salvaged_too() {
     let (place, _) = store();
     let mut store = place.open();
     for n in 0..3 {
-        store.put_record(NAMES[0], halo_core::seams::Kind::Note, &n.to_string(), Some("said")).expect("kept");
+        store.put_record(NAMES[0], Kind::Note, &n.to_string(), Some("said")).expect("kept");
     }
     let vector =
         halo_core::seams::Embedding { chunk: "u0.0".parse().expect("a name"), of: 7, vector: vec![1.0] };
@@ -223,7 +223,7 @@ fn what_lies_beside_is_salvaged_too() {
     store.mend(&findings).expect("it can be mended");
     drop(store);
     let mut store = place.open();
-    assert_eq!(store.records(NAMES[0], halo_core::seams::Kind::Note).expect("there").len(), 3);
+    assert_eq!(store.records(NAMES[0], Kind::Note).expect("there").len(), 3);
     assert_eq!(store.embeddings(NAMES[0], "e").expect("there").len(), 1);
     assert_eq!(store.conversations().expect("listed").len(), 2);
     drop(store);
@@ -236,7 +236,7 @@ fn what_lies_beside_is_salvaged_too() {
         std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("there").permissions()) & 0o777,
         0o600
     );
-    assert_eq!(place.open().records(NAMES[0], halo_core::seams::Kind::Note).expect("there").len(), 3);
+    assert_eq!(place.open().records(NAMES[0], Kind::Note).expect("there").len(), 3);
 }
 
 /// Many programs may start at once on a store that is not there yet.
@@ -362,4 +362,27 @@ fn a_place_that_cannot_be_written_says_so() {
     fs::set_permissions(&file, permissions).expect("changed");
     let mut store = Database::open_to_read(&place.location).expect("looking is allowed");
     assert_eq!(store.load(NAMES[0], Access::Read).expect("it opens").state_hash(), hashes[0]);
+}
+
+#[test]
+fn a_world_that_has_lost_its_name_is_found_again() {
+    let (place, hashes) = store();
+    let row = |kind, key: &str, value: &str| WorldRow { kind, key: key.into(), value: Some(value.into()) };
+    let rows = [row(Kind::World, "0", "{}"), row(Kind::Said, "000100000001", r#"{"content":"hello"}"#)];
+    place.open().put_world_rows("harbour", &rows).expect("kept");
+    let db = rusqlite::Connection::open(path(&place)).expect("it opens");
+    db.execute_batch("DELETE FROM conversation WHERE name = 'world:harbour'").expect("it runs");
+    drop(db);
+    let mut store = place.open();
+    let findings = store.examine(&mut |_, _| {}).expect("it can be examined");
+    assert!(findings.iter().any(|found| found.what.contains("lost their name")), "{findings:?}");
+    store.mend(&findings).expect("it is mended");
+    let mut store = place.open();
+    assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+    let worlds: Vec<String> = store.worlds().expect("listed").into_iter().map(|world| world.name).collect();
+    assert_eq!(worlds, ["recovered 3"]);
+    let said = store.world_rows("recovered 3", Kind::Said, "0".."9", 10).expect("rows");
+    assert_eq!(said.iter().map(|said| said.value.as_str()).collect::<Vec<_>>(), [r#"{"content":"hello"}"#]);
+    let states = NAMES.map(|name| store.load(name, Access::Read).expect("it opens").state_hash());
+    assert_eq!(states.as_slice(), hashes, "and nothing else has changed");
 }

@@ -240,7 +240,7 @@ settings! {
     "rooms.max_tokens" rooms_tokens: Int<16, 100_000> = Int(320);
     /// How much less likely agents are to say again what they have just read or said; 1 is no less.
     "rooms.repetition" rooms_repetition: Real<1, 2> = Real(1.1);
-    /// Models, by name, file or address, that worlds which come over the network may think with, beside the program's own.
+    /// Models, by name, file or address, that worlds which come over the network or from a file of exports may think with, beside the program's own.
     "rooms.models" rooms_models: List = List(Vec::new());
     /// A file with what agents are told, in the place of the program's own (`halo rooms prompts` prints that).
     "rooms.prompts" rooms_prompts: Auto<Text> = Auto::Auto;
