@@ -29,6 +29,8 @@ def long(tmp_path, far):
     settings = ["--set", "recall.mode=lexical", "--set", "context.max_tokens=0", "--model", model, "--data", str(data)]
     subprocess.run([str(HALO), "import", "--no-index", "-c", "main", *settings, str(file)], check=True, capture_output=True)
     server = Server(data, "recall.mode=lexical", "context.max_tokens=0", "generation.max_tokens=1000", model=model).start()
+    # Looking changes nothing; to change something, the model must have read it.
+    assert server.halo("PUT", "/conversations/main/notes", {"file": "notes.json", "text": "{}"})[0] == 204
     yield server
     server.stop()
 

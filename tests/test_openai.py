@@ -52,9 +52,10 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
     client.chat.completions.create(model="any", messages=other, max_completion_tokens=12)
     texts = [chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]]
     assert "What does it need in spring?" not in texts and "And in autumn?" in texts
-    # Other instructions, another conversation.
+    # Other instructions: the same conversation, with a system prompt that has changed.
     client.chat.completions.create(model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4)
-    assert len(set(conversations(server)) - before) == 2
+    assert set(conversations(server)) - before == {name}
+    assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["instructions"]
 
 
 def test_streamed(client, server):

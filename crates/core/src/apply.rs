@@ -3,7 +3,8 @@
 
 use crate::body::Body;
 use crate::change::{
-    Append, Change, Extent, Leave, Part, Return, Run, Score, Scored, Tally, TallyChange, WhyLeft, WhyReturned,
+    Append, Change, DeleteReason, Extent, Leave, Part, Return, Run, Score, Scored, Tally, TallyChange,
+    WhyLeft, WhyReturned,
 };
 use crate::timeline::{Chunk, Held, Timeline, Turn};
 use crate::token::{Brightness, ChunkId, Flags, Position, Role, TurnId};
@@ -138,7 +139,7 @@ impl Timeline {
             Change::Prune(leaves) => self.prune(leaves),
             Change::Resurrect(returns) => self.resurrect(returns),
             Change::Pin { chunk, pinned } => self.pin(*chunk, *pinned),
-            Change::Withdraw(parts) => self.withdraw(parts, true),
+            Change::Withdraw { parts, .. } => self.withdraw(parts, true),
             Change::Restore(parts) => self.withdraw(parts, false),
             Change::Merge { chunk, frees_name } => self.merge(*chunk, *frees_name),
             Change::Split { chunk, at, sentence, tally } => self.split(*chunk, *at, *sentence, *tally),
@@ -213,7 +214,7 @@ impl Timeline {
             self.live.add(place, run.len as i32);
             parts.push(Part { chunk: self.chunks[place].id, extent: Extent::Runs(vec![run]) });
         }
-        Ok(Change::Withdraw(parts))
+        Ok(Change::Withdraw { parts, reason: DeleteReason::Undo })
     }
 
     fn check_append(&self, append: &Append) -> Result<(), ApplyError> {
@@ -389,7 +390,11 @@ impl Timeline {
         let runs = self.flag(&asked, Flags::WITHDRAWN, on, if on { "withdrawn" } else { "restored" })?;
         let undo =
             parts.iter().zip(runs).rev().map(|(p, r)| Part { chunk: p.chunk, extent: Extent::Runs(r) });
-        Ok(if on { Change::Restore(undo.collect()) } else { Change::Withdraw(undo.collect()) })
+        let parts: Vec<Part> = undo.collect();
+        Ok(match on {
+            true => Change::Restore(parts),
+            false => Change::Withdraw { parts, reason: DeleteReason::Undo },
+        })
     }
 
     /// Sets or clears `flag` on tokens that have it not, or have it; returns which tokens those were, by part.

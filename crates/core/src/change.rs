@@ -48,9 +48,14 @@ pub enum Change {
         /// From now on.
         pinned: bool,
     },
-    /// Tokens taken back by the user: out of the window and out of search.
-    Withdraw(Vec<Part>),
-    /// Withdrawn tokens are no longer so; whether they are live or dead is as it was before.
+    /// Tokens are deleted: out of the window and out of search, and still on the timeline.
+    Withdraw {
+        /// Which.
+        parts: Vec<Part>,
+        /// Who asked for it, and for what.
+        reason: DeleteReason,
+    },
+    /// Deleted tokens are no longer so; whether they are live or pruned is as it was before.
     Restore(Vec<Part>),
     /// A chunk joins the nearest earlier chunk of its turn. Both must agree on being pinned.
     Merge {
@@ -85,7 +90,9 @@ impl Change {
             Change::Prune(leaves) => leaves.iter().map(|l| l.chunk).collect(),
             Change::Resurrect(returns) => returns.iter().map(|r| r.chunk).collect(),
             Change::Pin { chunk, .. } | Change::Merge { chunk, .. } => [*chunk].into(),
-            Change::Withdraw(parts) | Change::Restore(parts) => parts.iter().map(|p| p.chunk).collect(),
+            Change::Withdraw { parts, .. } | Change::Restore(parts) => {
+                parts.iter().map(|p| p.chunk).collect()
+            }
             Change::Split { chunk, sentence, .. } => {
                 [*chunk, ChunkId { sentence: *sentence, ..*chunk }].into()
             }
@@ -321,10 +328,52 @@ pub enum WhyLeft {
     Manual,
     /// It hangs on a chunk that the user sent away.
     ManualWith(ChunkId),
+    /// A client that keeps its own history no longer sends it.
+    Client,
     /// It had left before it came here: in another program, or in a log that was lost.
     Before,
     /// A return was undone.
     Undo,
+}
+
+/// Why a chunk was deleted. The text stays on the timeline in every case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeleteReason {
+    /// The user deleted it.
+    #[default]
+    User,
+    /// The user asked for another answer; this one is kept as a variant.
+    UserRegenerated,
+    /// The user edited the message; this version and its answer are kept as a variant.
+    UserEdited,
+    /// A client sent the same history again and asked for another answer; this one is kept as a variant.
+    ClientRegenerated,
+    /// A client sent an edited message in its place; this version and its answer are kept as a variant.
+    ClientEdited,
+    /// Another variant was chosen in its place.
+    VariantChosen,
+    /// The answer ended before its first token.
+    NoAnswer,
+    /// It is to be forgotten.
+    Forget,
+    /// What had added or restored it was undone.
+    Undo,
+}
+
+impl fmt::Display for DeleteReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeleteReason::User => "deleted by the user",
+            DeleteReason::UserRegenerated => "replaced by another answer, which the user asked for",
+            DeleteReason::UserEdited => "replaced by the user's edited message",
+            DeleteReason::ClientRegenerated => "replaced by another answer, which the client asked for",
+            DeleteReason::ClientEdited => "replaced by the client's edited message",
+            DeleteReason::VariantChosen => "another variant was chosen",
+            DeleteReason::NoAnswer => "the answer ended before its first token",
+            DeleteReason::Forget => "waiting to be forgotten",
+            DeleteReason::Undo => "what had added it was undone",
+        })
+    }
 }
 
 /// Why a chunk came back.
@@ -385,6 +434,7 @@ impl fmt::Display for WhyLeft {
             WhyLeft::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
             WhyLeft::Manual => f.write_str("sent away by the user"),
             WhyLeft::ManualWith(chunk) => write!(f, "hangs on {chunk}, which the user sent away"),
+            WhyLeft::Client => f.write_str("the client no longer sends it"),
             WhyLeft::Before => f.write_str("had left before it came here"),
             WhyLeft::Undo => f.write_str("its return was undone"),
         }

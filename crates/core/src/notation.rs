@@ -7,7 +7,9 @@
 //! bright each is (10000 if not said) or `[9,8,~3]` token by token, `^4` its votes, `$0.5` the attention it
 //! received, `!` pinned.
 
-use crate::change::{Append, Change, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft};
+use crate::change::{
+    Append, Change, DeleteReason, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft,
+};
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{Brightness, ChunkId, Flags, TokenId, Voice};
 use std::fmt::Write;
@@ -168,7 +170,10 @@ fn build(timeline: &Timeline, word: &Word) -> Change {
         changes.push(Change::Prune(vec![Leave { chunk, extent: Extent::Runs(dead), why: WhyLeft::Manual }]));
     }
     if !gone.is_empty() {
-        changes.push(Change::Withdraw(vec![Part { chunk, extent: Extent::Runs(gone) }]));
+        changes.push(Change::Withdraw {
+            parts: vec![Part { chunk, extent: Extent::Runs(gone) }],
+            reason: DeleteReason::User,
+        });
     }
     if word.votes != 0 || word.mass != 0.0 {
         let mass = (word.mass * Tally::UNIT) as i64;

@@ -1,6 +1,8 @@
 //! A state told anew: changes that lead from nothing to it, for when the log of those that really did is lost.
 
-use crate::change::{Append, Change, Extent, Leave, NewToken, Part, Score, Tally, TallyChange, WhyLeft};
+use crate::change::{
+    Append, Change, DeleteReason, Extent, Leave, NewToken, Part, Score, Tally, TallyChange, WhyLeft,
+};
 use crate::timeline::{Chunk, Timeline};
 use crate::token::Flags;
 
@@ -37,7 +39,9 @@ impl Timeline {
         gone.retain(|p| p.extent != Extent::Runs(Vec::new()));
         changes.extend((!score.tallies.is_empty()).then_some(Change::Score(score)));
         changes.extend((!leaves.is_empty()).then_some(Change::Prune(leaves)));
-        changes.extend((!gone.is_empty()).then_some(Change::Withdraw(gone)));
+        if !gone.is_empty() {
+            changes.push(Change::Withdraw { parts: gone, reason: DeleteReason::default() });
+        }
         changes
     }
 

@@ -393,6 +393,12 @@ pub trait Model {
         Ok(())
     }
 
+    /// A conversation branched off another: up to that position their tokens are the same, so what is kept of the other serves
+    /// both. For a model that keeps nothing there is nothing to do.
+    fn inherit(&mut self, conversation: &str, parent: &str, positions: u64) {
+        let _ = (conversation, parent, positions);
+    }
+
     /// Lets go of all that is kept of a conversation, saved or not: it is no more. For a model that keeps nothing there is
     /// nothing to do.
     ///
@@ -528,6 +534,12 @@ pub enum Kind {
     Memory,
     /// How a turn went, by its number.
     Turn,
+    /// Messages that were set aside for others, by the number of their first turn.
+    Variant,
+    /// A version of the system prompt, by the number of the first turn that was said with it.
+    System,
+    /// A message that a client sent in the place of older turns, by its hash.
+    Aside,
     /// What is true of a whole world of rooms.
     World,
     /// An agent of a world, by its number.
@@ -542,12 +554,15 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Note,
         Kind::Setting,
         Kind::Capture,
         Kind::Memory,
         Kind::Turn,
+        Kind::Variant,
+        Kind::System,
+        Kind::Aside,
         Kind::World,
         Kind::Agent,
         Kind::Room,
@@ -564,6 +579,9 @@ impl Kind {
             Kind::Capture => "capture",
             Kind::Memory => "memory",
             Kind::Turn => "turn",
+            Kind::Variant => "variant",
+            Kind::System => "system",
+            Kind::Aside => "aside",
             Kind::World => "world",
             Kind::Agent => "agent",
             Kind::Room => "room",
@@ -593,6 +611,34 @@ pub struct Embedding {
     pub of: u64,
     /// The vector.
     pub vector: Vec<f32>,
+}
+
+/// A message as clients of chat APIs know it: hashes by which a history that is sent again is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageKey {
+    /// The turn that says it.
+    pub turn: TurnId,
+    /// Who says it.
+    pub role: Role,
+    /// Hash of the trimmed text.
+    pub exact: u64,
+    /// Hash of the text without a speaker's name in front, white space collapsed.
+    pub loose: u64,
+    /// Hash of the speaker's name in front of the text; 0: none.
+    pub name: u64,
+    /// Characters of the text that `loose` is a hash of.
+    pub length: u32,
+    /// Hash of this message and of all before it on its path.
+    pub prefix: u64,
+}
+
+/// Which of its hashes a message is looked up by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageLookup {
+    /// [`MessageKey::prefix`].
+    Prefix(u64),
+    /// [`MessageKey::loose`].
+    Loose(u64),
 }
 
 /// Something that keeps conversations for ever.
@@ -708,6 +754,62 @@ pub trait Store {
     /// # Errors
     /// Also when there is a conversation of that name.
     fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError>;
+
+    /// What is known of one conversation without opening it.
+    ///
+    /// # Errors
+    /// As above.
+    fn find(&mut self, conversation: &str) -> Result<Option<Summary>, SeamError> {
+        Ok(self.conversations()?.into_iter().find(|known| known.name == conversation))
+    }
+
+    /// The message keys of a conversation, by turn: the last so many of them.
+    ///
+    /// # Errors
+    /// As above.
+    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, SeamError>;
+
+    /// Keeps message keys, in the place of those that their turns had.
+    ///
+    /// # Errors
+    /// As above.
+    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), SeamError>;
+
+    /// Conversations that hold a message, and in which turn: at most so many, the newest conversations first.
+    ///
+    /// # Errors
+    /// As above.
+    fn find_messages(
+        &mut self,
+        lookup: MessageLookup,
+        most: usize,
+    ) -> Result<Vec<(String, TurnId)>, SeamError>;
+
+    /// Gives up the right to write a conversation, so that another program can; [`Store::hold`] takes it again.
+    fn release(&mut self, conversation: &str) {
+        let _ = conversation;
+    }
+
+    /// Takes the right to write a conversation again. Returns false, and takes nothing, where another program has changed
+    /// it since the timeline of that revision was loaded: then it must be loaded again.
+    ///
+    /// # Errors
+    /// As [`Store::load`].
+    fn hold(&mut self, conversation: &str, revision: u64) -> Result<bool, SeamError> {
+        let _ = (conversation, revision);
+        Ok(true)
+    }
+
+    /// Does changes and commits them, each with its own entry in the log: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Store::transact`].
+    fn transact_all(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        changes: &[Change],
+    ) -> Result<(), SeamError>;
 
     /// Brings the tokens that a change needs into memory.
     ///

@@ -1,7 +1,7 @@
 //! What the user says with their own hand: pin, unpin, prune, resurrect, delete, merge. The strongest
 //! signals of all. Each is planned here as a change, or refused with the reason.
 
-use crate::change::{Change, Extent, Leave, Part, Return, Score, Scored, WhyLeft, WhyReturned};
+use crate::change::{Change, DeleteReason, Extent, Leave, Part, Return, Score, Scored, WhyLeft, WhyReturned};
 use crate::resurrect::returning;
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{Brightness, ChunkId, Flags, Role, TurnId};
@@ -139,7 +139,8 @@ pub fn prune(timeline: &Timeline, chunk: ChunkId, current: Option<TurnId>) -> Re
 pub fn delete(timeline: &Timeline, chunk: ChunkId) -> Result<Change, SignalError> {
     let found = usable(timeline, chunk)?;
     let gone = dependents(timeline, found).into_iter().filter(|c| !c.is_withdrawn());
-    Ok(Change::Withdraw(gone.map(|c| Part { chunk: c.id(), extent: Extent::Whole }).collect()))
+    let parts = gone.map(|c| Part { chunk: c.id(), extent: Extent::Whole }).collect();
+    Ok(Change::Withdraw { parts, reason: DeleteReason::User })
 }
 
 /// Takes a deletion back: the chunk, what went with it, and what it cannot stand without, each live or dead as it was.

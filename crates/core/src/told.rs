@@ -1,7 +1,9 @@
 //! A conversation told anew, message by message: up to some turn, as a branch of it; or in other tokens, for another
 //! model.
 
-use crate::change::{Append, Change, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft};
+use crate::change::{
+    Append, Change, DeleteReason, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft,
+};
 use crate::seams::{Access, SeamError, Store};
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, Flags, Position, Role, TurnId};
@@ -105,7 +107,9 @@ impl Told {
         }
         changes.extend((!score.tallies.is_empty()).then_some(Change::Score(score)));
         changes.extend((!leaves.is_empty()).then_some(Change::Prune(leaves)));
-        changes.extend((!gone.is_empty()).then_some(Change::Withdraw(gone)));
+        if !gone.is_empty() {
+            changes.push(Change::Withdraw { parts: gone, reason: DeleteReason::default() });
+        }
         changes
     }
 }

@@ -31,7 +31,9 @@ impl Timeline {
             Change::Score(score) => out.extend(self.scored(score)),
             Change::Prune(leaves) => leaves.iter().for_each(|l| name(l.chunk)),
             Change::Resurrect(returns) => returns.iter().for_each(|r| name(r.chunk)),
-            Change::Withdraw(parts) | Change::Restore(parts) => parts.iter().for_each(|p| name(p.chunk)),
+            Change::Withdraw { parts, .. } | Change::Restore(parts) => {
+                parts.iter().for_each(|p| name(p.chunk));
+            }
             Change::Pin { .. } => {}
             Change::Split { chunk, .. } => name(*chunk),
             Change::Merge { chunk, .. } => {
@@ -78,7 +80,7 @@ impl Timeline {
             }
             Change::Prune(leaves) => leaves.iter().for_each(|l| both(out, l.chunk)),
             Change::Resurrect(returns) => returns.iter().for_each(|r| both(out, r.chunk)),
-            Change::Withdraw(parts) | Change::Restore(parts) => {
+            Change::Withdraw { parts, .. } | Change::Restore(parts) => {
                 parts.iter().for_each(|p| both(out, p.chunk));
             }
             Change::Pin { chunk, .. } => out.heads.extend(self.find(*chunk)),

@@ -2,7 +2,8 @@
 
 use halo_core::body::Body;
 use halo_core::change::{
-    Append, Change, Extent, Leave, NewToken, Part, Run, Score, Scored, Tally, TallyChange, WhyLeft,
+    Append, Change, DeleteReason, Extent, Leave, NewToken, Part, Run, Score, Scored, Tally, TallyChange,
+    WhyLeft,
 };
 use halo_core::chunk::{ChunkSize, Chunker};
 use halo_core::notation;
@@ -287,7 +288,7 @@ fn a_frame_is_shown_to_the_model_and_said_by_nobody() {
     assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("Hello!", "Hello!"));
     assert_eq!(chunk.body().said_text(), "Hello!");
     let part = Part { chunk: id, extent: Extent::Runs(vec![Run { start: Position(1), len: 1 }]) };
-    timeline.apply(&Change::Withdraw(vec![part])).expect("it fits");
+    timeline.apply(&Change::Withdraw { parts: vec![part], reason: DeleteReason::User }).expect("it fits");
     let chunk = timeline.chunk(id).expect("it is there");
     assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("!", "!"));
     let mut bytes = Vec::new();

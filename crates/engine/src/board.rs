@@ -75,7 +75,7 @@ pub struct Running {
 impl Standing {
     /// A conversation as it is now.
     #[must_use]
-    pub(crate) fn of(session: &Session) -> Self {
+    pub fn of(session: &Session) -> Self {
         Self {
             name: session.name.clone(),
             timeline: session.timeline.clone(),

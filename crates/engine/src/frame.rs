@@ -46,6 +46,16 @@ impl Frame {
         }
     }
 
+    /// The same without the system prompt's own text, for who tokenizes that apart.
+    #[must_use]
+    pub fn before_system(&self) -> String {
+        let Template { start, system, .. } = &self.template;
+        match self.system.trim() {
+            "" => start.clone(),
+            _ => format!("{start}{}", system.before),
+        }
+    }
+
     /// What opens a turn behind one of `before`, or behind the standing instructions. `day` is told where it is given.
     #[must_use]
     pub fn opening(&self, role: Role, before: Option<Role>, day: Option<Date>) -> String {

@@ -50,8 +50,8 @@ pub fn told(entry: &Entry, chunk: ChunkId) -> Vec<Happened> {
             Change::Pin { chunk: c, pinned } if *c == chunk => {
                 add(if *pinned { "pinned" } else { "unpinned" }, String::new());
             }
-            Change::Withdraw(parts) if parts.iter().any(|p| p.chunk == chunk) => {
-                add("deleted", "taken back by the user".into());
+            Change::Withdraw { parts, reason } if parts.iter().any(|p| p.chunk == chunk) => {
+                add("deleted", reason.to_string());
             }
             Change::Restore(parts) if parts.iter().any(|p| p.chunk == chunk) => {
                 add("restored", "its deletion was taken back".into());

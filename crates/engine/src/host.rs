@@ -29,13 +29,25 @@ pub trait Audience: Send + Sync {
 /// The conversations that are open.
 pub struct Host {
     shared: Arc<Shared>,
-    desks: Mutex<BTreeMap<String, Arc<OnceLock<Opened>>>>,
-    idle: Duration,
 }
 
 type Opened = Result<Arc<Desk>, SeamError>;
 
+/// How long conversations stay open, and how many.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLimits {
+    /// How long one stays open that nobody wants anything of.
+    pub idle: Duration,
+    /// How many are open at once; the least recently used one is closed for another.
+    pub open: usize,
+}
+
+/// How long a conversation waits for another one to be closed.
+const FULL: Duration = Duration::from_secs(30);
+
 struct Shared {
+    desks: Mutex<BTreeMap<String, Arc<OnceLock<Opened>>>>,
+    limits: HostLimits,
     open: Box<Opener>,
     gate: Gate,
     audience: Arc<dyn Audience>,
@@ -43,6 +55,8 @@ struct Shared {
     ending: AtomicBool,
     /// How many events have been told, in all conversations.
     events: AtomicU64,
+    /// How often a conversation was used.
+    uses: AtomicU64,
 }
 
 /// A conversation that is open, for those who want something of it.
@@ -53,6 +67,10 @@ pub struct Desk {
     notices: Vec<String>,
     /// Jobs that are on their way.
     pending: Arc<AtomicUsize>,
+    /// Jobs that are on their way or being done.
+    unfinished: AtomicUsize,
+    /// When it was last used, counted in uses.
+    used: AtomicU64,
     shared: Arc<Shared>,
 }
 
@@ -63,6 +81,7 @@ pub struct Teller<'a> {
     name: &'a str,
     shared: &'a Shared,
     board: &'a Board,
+    shown: Arc<Board>,
     halt: &'a AtomicBool,
     pending: &'a AtomicUsize,
 }
@@ -83,21 +102,30 @@ pub type Asker = Box<dyn FnMut(&Event) -> Flow + Send>;
 impl Host {
     /// A host that opens conversations in that way, and closes those that nobody has used for a while.
     #[must_use]
-    pub fn new(open: Box<Opener>, audience: Arc<dyn Audience>, idle: Duration) -> Self {
+    pub fn new(open: Box<Opener>, audience: Arc<dyn Audience>, limits: HostLimits) -> Self {
         let shared = Arc::new(Shared {
+            desks: Mutex::default(),
+            limits: HostLimits { open: limits.open.max(1), ..limits },
             open,
             gate: Gate::default(),
             audience,
             ending: AtomicBool::new(false),
             events: AtomicU64::new(0),
+            uses: AtomicU64::new(0),
         });
-        Self { shared, desks: Mutex::default(), idle }
+        Self { shared }
     }
 
     /// The way to the model, for those who use it without a conversation.
     #[must_use]
     pub fn gate(&self) -> &Gate {
         &self.shared.gate
+    }
+
+    /// The number of the last event.
+    #[must_use]
+    pub fn last_event(&self) -> u64 {
+        self.shared.events.load(Ordering::SeqCst)
     }
 
     /// The next number for an event that is of no conversation.
@@ -111,14 +139,29 @@ impl Host {
     /// # Errors
     /// When it cannot be opened; the next try begins anew.
     pub fn desk(&self, name: &str) -> Result<Arc<Desk>, SeamError> {
+        let asked = Instant::now();
         loop {
-            let place = Arc::clone(self.lock().entry(name.to_owned()).or_default());
+            let Some(place) = self.place(name) else {
+                if asked.elapsed() > FULL {
+                    let why = format!(
+                        "{} conversations are open and all of them are busy: try again later",
+                        self.shared.limits.open
+                    );
+                    return Err(SeamError::new("opening the conversation", why).by(Fault::Again));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            };
             let opened = place.get_or_init(|| self.open(name)).clone();
-            if opened.as_ref().is_ok_and(|desk| desk.is_open()) {
+            // While this is held, none is closed that somebody has got.
+            let mut desks = self.shared.lock();
+            if let Ok(desk) = &opened
+                && desk.is_open()
+            {
+                desk.used.store(self.shared.uses.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
                 return opened;
             }
             // It failed, or was closed; whoever comes next finds no trace of it.
-            let mut desks = self.lock();
             if desks.get(name).is_some_and(|there| Arc::ptr_eq(there, &place)) {
                 desks.remove(name);
             }
@@ -127,24 +170,46 @@ impl Host {
         }
     }
 
+    /// A place for a conversation; none while as many are open as may be, and all of them are used.
+    fn place(&self, name: &str) -> Option<Arc<OnceLock<Opened>>> {
+        let mut desks = self.shared.lock();
+        if let Some(place) = desks.get(name) {
+            return Some(Arc::clone(place));
+        }
+        if desks.len() >= self.shared.limits.open {
+            let unused = (desks.iter())
+                .filter_map(|(name, place)| {
+                    let desk = place.get()?.as_ref().ok()?;
+                    desk.is_unused().then(|| (desk.used.load(Ordering::SeqCst), name.clone()))
+                })
+                .min()?;
+            if let Some(Ok(desk)) = desks.remove(&unused.1).and_then(|place| place.get().cloned()) {
+                desk.close();
+                self.shared.gate.disturb();
+            }
+        }
+        Some(Arc::clone(desks.entry(name.to_owned()).or_default()))
+    }
+
     /// The conversation of that name, if it is open.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Arc<Desk>> {
-        let desk = self.lock().get(name)?.get()?.clone().ok()?;
+        let desks = self.shared.lock();
+        let desk = desks.get(name)?.get()?.clone().ok()?;
         desk.is_open().then_some(desk)
     }
 
     /// Those that are open.
     #[must_use]
     pub fn open_now(&self) -> Vec<(String, Arc<Desk>)> {
-        let desks = self.lock();
+        let desks = self.shared.lock();
         let open = desks.iter().filter_map(|(name, desk)| Some((name.clone(), desk.get()?.clone().ok()?)));
         open.filter(|(_, desk)| desk.is_open()).collect()
     }
 
     /// Closes a conversation, after what it has been asked to do; the next who wants it opens it again.
     pub fn close(&self, name: &str) {
-        let desk = self.lock().remove(name);
+        let desk = self.shared.lock().remove(name);
         if let Some(Ok(desk)) = desk.and_then(|desk| desk.get().cloned()) {
             desk.close();
             // What it does because nobody wanted anything is not waited for.
@@ -155,7 +220,7 @@ impl Host {
     /// Ends every answer, stores what was said of it, and closes all; what was still waiting is not begun.
     pub fn close_all(&self) {
         self.shared.ending.store(true, Ordering::SeqCst);
-        let names: Vec<String> = self.lock().keys().cloned().collect();
+        let names: Vec<String> = self.shared.lock().keys().cloned().collect();
         let desks: Vec<Arc<Desk>> = self.open_now().into_iter().map(|(_, desk)| desk).collect();
         desks.iter().for_each(|desk| desk.stop());
         self.shared.gate.disturb();
@@ -171,7 +236,7 @@ impl Host {
     fn open(&self, name: &str) -> Opened {
         let (jobs, todo) = channel();
         let (opened, wait) = channel();
-        let (shared, idle, named) = (Arc::clone(&self.shared), self.idle, name.to_owned());
+        let (shared, named) = (Arc::clone(&self.shared), name.to_owned());
         let work = move || {
             let session = catch_unwind(AssertUnwindSafe(|| (shared.open)(&named, &mut |_, _| {})));
             let mut session = match session.unwrap_or_else(|_| Err(mistake())) {
@@ -185,21 +250,31 @@ impl Host {
                 halt: Arc::default(),
                 notices: session.notices(),
                 pending: Arc::default(),
+                unfinished: AtomicUsize::new(0),
+                used: AtomicU64::new(shared.uses.fetch_add(1, Ordering::SeqCst)),
                 shared: Arc::clone(&shared),
             };
             let desk = Arc::new(desk);
             let (halt, pending) = (Arc::clone(&desk.halt), Arc::clone(&desk.pending));
             if opened.send(Ok(Arc::clone(&desk))).is_ok() {
-                let teller =
-                    Teller { name: &named, shared: &shared, board: &board, halt: &halt, pending: &pending };
-                attend(session, &todo, &teller, &desk, idle);
+                let teller = Teller {
+                    name: &named,
+                    shared: &shared,
+                    board: &board,
+                    shown: Arc::clone(&board),
+                    halt: &halt,
+                    pending: &pending,
+                };
+                attend(session, &todo, &teller, &desk);
             }
         };
         let started = std::thread::Builder::new().name("halo-talk".into()).spawn(work);
         started.map_err(|e| SeamError::new("opening the conversation", e.to_string()))?;
         wait.recv().unwrap_or_else(|_| Err(mistake()))
     }
+}
 
+impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<OnceLock<Opened>>>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -218,12 +293,26 @@ enum Lull {
 /// How long one waits for a model that is wanted elsewhere.
 const ELSEWHERE: Duration = Duration::from_millis(500);
 
+/// Vectors that are made between two looks at what is wanted.
+const EMBEDDED_AT_ONCE: usize = 4;
+
 /// Does what is done while nobody wants anything of the model.
 fn lull(session: &mut Session, teller: &Teller<'_>, quiet: Duration) -> Lull {
+    let pending = || teller.pending.load(Ordering::SeqCst) > 0;
+    if !pending() && !teller.shared.ending.load(Ordering::SeqCst) {
+        match session.embed_some(EMBEDDED_AT_ONCE) {
+            // Whoever is being answered has the processor.
+            Ok(true) => return if teller.shared.gate.is_busy() { Lull::Busy } else { Lull::Used },
+            Ok(false) => {}
+            Err(why) => {
+                teller.tell(&Event::Notice(format!("nothing is embedded: {why}")), |_| {});
+                return Lull::Empty;
+            }
+        }
+    }
     let Some(rules) = session.rules.memory else { return Lull::Empty };
     let Some(spare) = teller.shared.gate.spare(session.model.breaker()) else { return Lull::Busy };
     // What is on its way came before the model was taken, or ends what it does.
-    let pending = || teller.pending.load(Ordering::SeqCst) > 0;
     let wanted = || spare.is_wanted() || pending() || teller.shared.ending.load(Ordering::SeqCst);
     let tell = |event: Event| teller.tell(&event, |_| {});
     let used = session.quiet(&wanted, &mut |event| tell(event)).and_then(|used| {
@@ -246,12 +335,16 @@ fn lull(session: &mut Session, teller: &Teller<'_>, quiet: Duration) -> Lull {
 }
 
 /// Does one job after the other, until nobody wants anything any more.
-fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk: &Desk, idle: Duration) {
-    let (mut used, mut restless) = (Instant::now(), true);
+fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk: &Arc<Desk>) {
+    let idle = teller.shared.limits.idle;
+    let (mut used, mut restless, mut held) = (Instant::now(), true, true);
     let reflects = session.rules.memory.and_then(|rules| rules.reflect).map(|reflects| reflects.after);
     loop {
-        let quiet =
-            catch_unwind(AssertUnwindSafe(|| restless.then(|| lull(&mut session, teller, used.elapsed()))));
+        let quiet = catch_unwind(AssertUnwindSafe(|| {
+            let due = restless && (held || take(&mut session, teller));
+            held |= due;
+            due.then(|| lull(&mut session, teller, used.elapsed()))
+        }));
         let Ok(quiet) = quiet else {
             desk.close();
             return;
@@ -266,6 +359,11 @@ fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk:
                 looks_back.unwrap_or(idle).min(idle.saturating_sub(quiet))
             }
         };
+        // Nothing is being done here: other programs may use the conversation.
+        if held && !restless && teller.pending.load(Ordering::SeqCst) == 0 {
+            session.release();
+            held = false;
+        }
         let job = match todo.recv_timeout(wait) {
             Ok(job) => job,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -275,25 +373,62 @@ fn attend(mut session: Session, todo: &Receiver<Job>, teller: &Teller<'_>, desk:
                 continue;
             }
             Err(RecvTimeoutError::Timeout) => {
-                desk.close();
-                // What came in the very last moment is done.
-                for job in todo {
-                    job(&mut session, teller);
+                let mut desks = teller.shared.lock();
+                if desk.is_unused() {
+                    desk.close();
+                    if desks
+                        .get(teller.name)
+                        .and_then(|place| place.get())
+                        .is_some_and(|opened| opened.as_ref().is_ok_and(|there| Arc::ptr_eq(there, desk)))
+                    {
+                        desks.remove(teller.name);
+                    }
+                    return;
                 }
-                return;
+                drop(desks);
+                used = Instant::now();
+                continue;
             }
         };
         teller.pending.fetch_sub(1, Ordering::SeqCst);
         if teller.shared.ending.load(Ordering::SeqCst) {
             return;
         }
-        if catch_unwind(AssertUnwindSafe(|| job(&mut session, teller))).is_err() {
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            if !held {
+                held = take(&mut session, teller);
+            }
+            teller.halt.store(false, Ordering::SeqCst);
+            job(&mut session, teller);
+        }));
+        desk.unfinished.fetch_sub(1, Ordering::SeqCst);
+        if done.is_err() {
             // What is stored is whole; what is in memory may not be.
             teller.tell(&Event::Failed(mistake().to_string()), |running| *running = None);
             desk.close();
             return;
         }
         (used, restless) = (Instant::now(), true);
+    }
+}
+
+/// Takes the right to change a conversation again, and opens it again where another program has changed it meanwhile. Returns
+/// whether that right is there; without it, every change says why it cannot be done.
+fn take(session: &mut Session, teller: &Teller<'_>) -> bool {
+    if session.hold() {
+        return session.check_held().is_ok();
+    }
+    match (teller.shared.open)(teller.name, &mut |_, _| {}) {
+        Ok(mut again) => {
+            again.watched_on(&teller.shown);
+            *session = again;
+            teller.changed("changed by another program", Vec::new());
+            true
+        }
+        Err(why) => {
+            session.refuse(why);
+            false
+        }
     }
 }
 
@@ -332,6 +467,7 @@ impl Desk {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let jobs = jobs.as_ref().ok_or_else(closed)?;
         self.pending.fetch_add(1, Ordering::SeqCst);
+        self.unfinished.fetch_add(1, Ordering::SeqCst);
         jobs.send(Box::new(job)).map_err(|_| closed())?;
         self.shared.gate.disturb();
         Ok(())
@@ -359,6 +495,11 @@ impl Desk {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
+    /// Whether nobody has got it, beside the host and its own thread, and nothing is to be done.
+    fn is_unused(self: &Arc<Self>) -> bool {
+        self.unfinished.load(Ordering::SeqCst) == 0 && Arc::strong_count(self) <= 2
+    }
+
     /// Whether its thread has let go of it.
     fn is_gone(&self) -> bool {
         Arc::strong_count(&self.board) == 1
@@ -373,6 +514,12 @@ impl Teller<'_> {
     /// Tells everybody of something that was done.
     pub fn changed(&self, what: &'static str, chunks: Vec<ChunkId>) {
         self.tell(&Event::Changed { what, chunks }, |_| {});
+    }
+
+    /// Whether what is being done here is to be stopped: somebody asked for that, or the program ends.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.halt.load(Ordering::SeqCst) || self.shared.ending.load(Ordering::SeqCst)
     }
 
     fn tell(&self, event: &Event, change: impl FnOnce(&mut Option<Running>)) {
@@ -405,7 +552,6 @@ impl Teller<'_> {
         asker: &mut dyn FnMut(&Event) -> Flow,
         before: impl FnOnce(&mut Session) -> Result<Say, SeamError>,
     ) -> Result<Summary, SeamError> {
-        self.halt.store(false, Ordering::SeqCst);
         let mut last = None;
         let pass = self.shared.gate.pass(&who, &mut |ahead| {
             let event = Event::Waiting { ahead };

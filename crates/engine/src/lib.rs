@@ -5,9 +5,12 @@
 //! test doubles. [`turn`] is the flow; [`session`] holds what it works on; [`host`] has many of them, for many who ask.
 
 pub mod agent;
+pub mod align;
 mod anew;
 pub mod board;
+pub mod branch;
 pub mod event;
+pub mod find;
 pub mod frame;
 pub mod gate;
 pub mod grace;
@@ -20,6 +23,8 @@ pub mod rules;
 pub mod session;
 pub mod signal;
 mod speech;
+mod tell;
 pub mod tools;
 pub mod turn;
+pub mod variant;
 pub mod world;

@@ -2,6 +2,7 @@
 
 use crate::anew::Reader;
 use crate::board::{Board, Standing};
+use crate::branch;
 use crate::frame::{self, Frame};
 use crate::memory::segment::{self, Shown, shown};
 use crate::memory::stand::Stand;
@@ -58,6 +59,10 @@ pub struct Session {
     pub(crate) formed: (u32, u32),
     /// The memories that stand in the window.
     pub(crate) stands: Vec<Stand>,
+    /// The last turn whose message key is kept.
+    pub(crate) keyed: Option<TurnId>,
+    /// Why nothing can be changed at the moment: another program has the conversation.
+    refused: Option<SeamError>,
 }
 
 impl Session {
@@ -68,14 +73,41 @@ impl Session {
     /// # Errors
     /// When a part fails.
     pub fn open(
+        store: Box<dyn Store + Send>,
+        model: Box<dyn Model + Send>,
+        embedder: Option<Box<dyn Embedder + Send>>,
+        name: &str,
+        rules: Rules,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, SeamError> {
+        Self::open_as(store, model, embedder, name, rules, Access::Write, progress)
+    }
+
+    /// Opens a conversation to look at it: nothing is claimed and nothing is written, so it cannot be changed. What no model
+    /// has tokenized yet is shown as it came.
+    ///
+    /// # Errors
+    /// When a part fails.
+    pub fn open_to_read(
+        store: Box<dyn Store + Send>,
+        model: Box<dyn Model + Send>,
+        embedder: Option<Box<dyn Embedder + Send>>,
+        name: &str,
+        rules: Rules,
+    ) -> Result<Self, SeamError> {
+        Self::open_as(store, model, embedder, name, rules, Access::Read, &mut |_, _| {})
+    }
+
+    fn open_as(
         mut store: Box<dyn Store + Send>,
         mut model: Box<dyn Model + Send>,
         embedder: Option<Box<dyn Embedder + Send>>,
         name: &str,
         mut rules: Rules,
+        access: Access,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, SeamError> {
-        let mut timeline = store.load(name, Access::Write)?;
+        let mut timeline = store.load(name, access)?;
         let info = model.info().clone();
         let mut notices = Vec::new();
         // One that has not begun has nothing of its own yet.
@@ -86,13 +118,18 @@ impl Session {
         }
         let system = instructions(&mut *store, name, &rules)?;
         let frame = Frame { template: info.template, system, dates: rules.dates, names: rules.names.clone() };
-        let mut known = summary(&mut *store, name)?;
+        let mut known = store.find(name)?;
         if !timeline.is_empty() {
             let was = known.as_ref().map(|known| known.model.clone()).filter(|was| !was.is_empty());
             let framed = setting(&mut *store, name, TEMPLATE)?;
             let same = was.as_deref() == Some(info.name.as_str())
                 && framed.as_deref() == Some(Frame::fingerprint(&frame.template).as_str());
-            if !same {
+            if !same && access == Access::Read {
+                notices.push(format!(
+                    "{} reads this for the first time when the next message is sent",
+                    info.name
+                ));
+            } else if !same {
                 let reader = Reader::new(&mut *model, &frame, &rules.context.strategy);
                 let messages = timeline.turns().len();
                 let kept_as = read_anew(&mut *store, name, reader, was.as_deref(), messages, progress)?;
@@ -104,17 +141,25 @@ impl Session {
                     ),
                     None => format!("{} has read this for the first time; as it came, it is kept as '{kept_as}'", info.name),
                 });
-                timeline = store.load(name, Access::Write)?;
-                known = summary(&mut *store, name)?;
+                timeline = store.load(name, access)?;
+                known = store.find(name)?;
             }
         }
-        if let Some(turn) = end_interrupted(&mut *store, name)? {
+        let interrupted = match access {
+            Access::Write => end_interrupted(&mut *store, name)?,
+            Access::Read => None,
+        };
+        if let Some(turn) = interrupted {
             notices.push(format!("the answer of turn {} was cut off when the program ended", turn.0));
         }
         let recall = Recall::open(&mut *store, name, &timeline, embedder)?;
         let spoken = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
         let day = spoken.and_then(|turn| recall.day(turn.id));
         let key = known.map(|known| key(&mut *store, &known)).transpose()?.unwrap_or_default();
+        if let Some(parent) = branch::parent(&mut *store, name)? {
+            model.inherit(&key, &parent.key, parent.tokens);
+        }
+        let keyed = store.message_keys(name, 1)?.last().map(|key| key.turn);
         let memories = memory::memories(&mut *store, name)?;
         let formed = memory::formed_until(&mut *store, name)?;
         let name = name.to_owned();
@@ -136,11 +181,16 @@ impl Session {
             memories,
             formed,
             stands: Vec::new(),
+            keyed,
+            refused: None,
         };
         let before_all = session.frame.before_all();
         session.prefix = session.model.tokenize(&before_all, true)?;
         session.follow_memories();
         session.stands = session.wanted_stands()?;
+        if access == Access::Write {
+            session.key_messages()?;
+        }
         Ok(session)
     }
 
@@ -200,10 +250,17 @@ impl Session {
         if self.key.is_empty() {
             self.own_system = Some(system.to_owned());
         } else {
-            self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(system))?;
+            self.keep_system(system)?;
         }
         self.show();
         Ok(())
+    }
+
+    /// The system prompt is that of this conversation from the next turn on; the versions before it stay on record.
+    fn keep_system(&mut self, system: &str) -> Result<(), SeamError> {
+        let turn = format!("{:010}", self.timeline.next_turn().0);
+        self.store.put_record(&self.name, Kind::System, &turn, Some(system))?;
+        self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(system))
     }
 
     /// The latest messages that stand, the oldest of them first, live or not.
@@ -290,6 +347,7 @@ impl Session {
     /// # Errors
     /// When the store fails, or the change does not fit.
     pub fn change(&mut self, change: &Change, durability: Durability) -> Result<Change, SeamError> {
+        self.check_held()?;
         let undo = self.store.transact(&self.name, &mut self.timeline, change, durability)?;
         if !self.memories.is_empty() && !matches!(change, Change::Append(_) | Change::Score(_)) {
             self.follow_memories();
@@ -305,6 +363,47 @@ impl Session {
         board
     }
 
+    /// Whether others look at it, and may wait for it.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.board.is_some()
+    }
+
+    /// The same board again, for a conversation that was opened again.
+    pub(crate) fn watched_on(&mut self, board: &Arc<Board>) {
+        self.board = Some(Arc::clone(board));
+        self.show();
+    }
+
+    /// Gives up the right to change the conversation until [`Session::hold`], so that other programs can.
+    pub(crate) fn release(&mut self) {
+        self.store.release(&self.name);
+    }
+
+    /// Takes the right to change the conversation again. Returns false where another program has changed it meanwhile: then
+    /// it must be opened again. Where another program has it, every change fails with the reason until the next try.
+    pub(crate) fn hold(&mut self) -> bool {
+        let revision = self.timeline.revision();
+        match self.store.hold(&self.name, revision) {
+            Ok(same) => {
+                self.refused = None;
+                same
+            }
+            Err(why) => {
+                self.refused = Some(why);
+                true
+            }
+        }
+    }
+
+    /// Nothing can be changed until the next [`Session::hold`].
+    pub(crate) fn refuse(&mut self, why: SeamError) {
+        self.refused = Some(why);
+    }
+
+    pub(crate) fn check_held(&self) -> Result<(), SeamError> {
+        self.refused.clone().map_or(Ok(()), Err)
+    }
+
     /// Those who look see what has changed.
     pub(crate) fn show(&self) {
         if let Some(board) = &self.board {
@@ -318,6 +417,7 @@ impl Session {
     /// When it cannot be done, or the store fails.
     pub fn signal(&mut self, signal: Signal, chunks: &[ChunkId]) -> Result<Sent, SeamError> {
         let full = self.rules.context.strategy.full();
+        self.check_held()?;
         let sent = signal.send(chunks, full, &self.name, &mut self.timeline, &mut *self.store)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
         if signal == Signal::Restore {
@@ -391,9 +491,9 @@ impl Session {
             self.store.put_record(&self.name, Kind::Setting, TEMPLATE, Some(&fingerprint))?;
             self.store.set_model(&self.name, &self.model.info().name)?;
             if let Some(own) = self.own_system.take() {
-                self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(&own))?;
+                self.keep_system(&own)?;
             }
-            let known = summary(&mut *self.store, &self.name)?;
+            let known = self.store.find(&self.name)?;
             self.key = match known {
                 Some(known) => key(&mut *self.store, &known)?,
                 None => self.name.clone(),
@@ -437,10 +537,6 @@ fn instructions(store: &mut dyn Store, name: &str, rules: &Rules) -> Result<Stri
     let notes = store.records(name, Kind::Note)?.into_iter().find(|record| record.key == tools::notes::FILE);
     let notes: Option<serde_json::Value> = notes.and_then(|notes| serde_json::from_str(&notes.value).ok());
     Ok(format!("{}\n\n{}", rules.system.trim(), tools::instructions(notes.as_ref())))
-}
-
-fn summary(store: &mut dyn Store, name: &str) -> Result<Option<Summary>, SeamError> {
-    Ok(store.conversations()?.into_iter().find(|known| known.name == name))
 }
 
 fn setting(store: &mut dyn Store, name: &str, key: &str) -> Result<Option<String>, SeamError> {

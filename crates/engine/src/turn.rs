@@ -1,9 +1,10 @@
 //! One turn: a message in, an answer out. What matters of the past returns once, before the message; what has grown dim
 //! leaves once, behind the answer. Whatever is told has been stored before.
 
+use crate::branch::{self, BranchPoint};
 use crate::event::{Event, Stage, Summary};
-use crate::grace;
-use crate::memory::{self, segment::Holes};
+use crate::find;
+use crate::memory::segment::Holes;
 use crate::rules::ReturnLight;
 use crate::session::{RUNNING, Session, messages};
 use crate::speech::Speech;
@@ -11,11 +12,11 @@ use crate::tools;
 use halo_core::attention::{AttentionStats, Watch};
 use halo_core::brightness::Strategy;
 use halo_core::budget::Room;
-use halo_core::change::{Change, Extent, Part};
+use halo_core::change::{Change, DeleteReason, Extent, Part};
 use halo_core::prune::{PrunePlan, plan_prune};
 use halo_core::resurrect::{Hit, ReturnsWith, plan_returns};
 use halo_core::seams::{
-    Access, Durability, Finish, Flow, Kind, Look, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
+    Durability, Finish, Flow, Kind, Look, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
 };
 use halo_core::token::{ChunkId, Role, TurnId, Voice};
 use jiff::civil::Date;
@@ -32,10 +33,19 @@ pub type Listen<'a> = dyn FnMut(Event) -> Flow + 'a;
 pub enum Say {
     /// A message.
     Message(String),
-    /// The last message once more: its answer is taken back.
-    Again,
-    /// Another message in the place of the last one, which is taken back with its answer.
-    Instead(String),
+    /// The last message once more: its answer is set aside as a variant.
+    Again(AskedBy),
+    /// Another message in the place of the last one, which is set aside with its answer as a variant.
+    Instead(String, AskedBy),
+}
+
+/// Who asked for another answer or edited a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedBy {
+    /// A person, on the page or in the terminal.
+    User,
+    /// A client that keeps its own history.
+    Client,
 }
 
 /// What has been going on in a turn.
@@ -65,10 +75,10 @@ impl Session {
     pub fn turn(&mut self, say: Say, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
         match say {
             Say::Message(message) => self.say(&message, today, listen),
-            Say::Again => self.say_again(today, listen),
-            Say::Instead(message) => {
+            Say::Again(by) => self.say_again(by, today, listen),
+            Say::Instead(message, by) => {
                 check(&message)?;
-                self.unsay()?;
+                self.unsay(by)?;
                 listen(TAKEN_BACK);
                 self.say(&message, today, listen)
             }
@@ -94,28 +104,26 @@ impl Session {
         self.answer(&mut run)
     }
 
-    /// Hears something that is not to be answered: what was said before, elsewhere.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn hear(&mut self, role: Role, text: &str, listen: &mut Listen<'_>) -> Result<(), SeamError> {
-        check(text)?;
-        let mut run = Running::new(listen);
-        let written = self.written(role, text, None)?;
-        self.make_room(written.len(), &mut run)?;
-        self.store_message(role, written, &mut run)?;
-        self.index()
-    }
-
-    /// Answers the last message again: the answer that was given is taken back, and what matters to the message returns
-    /// once more.
+    /// Answers the last message again: the answer that was given is set aside as a variant, and what matters to the message
+    /// returns once more.
     ///
     /// # Errors
     /// As above; also when there is nothing to answer.
-    pub fn say_again(&mut self, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
+    pub fn say_again(
+        &mut self,
+        by: AskedBy,
+        today: Date,
+        listen: &mut Listen<'_>,
+    ) -> Result<Summary, SeamError> {
         let mut run = Running::new(listen);
-        if let Some((turn, Role::Assistant)) = self.last_said() {
-            self.take_back(&[turn])?;
+        let answers: Vec<TurnId> =
+            self.said().take_while(|(_, role)| *role == Role::Assistant).map(|(turn, _)| turn).collect();
+        if !answers.is_empty() {
+            let reason = match by {
+                AskedBy::User => DeleteReason::UserRegenerated,
+                AskedBy::Client => DeleteReason::ClientRegenerated,
+            };
+            self.set_aside(&answers, reason)?;
             run.tell(TAKEN_BACK);
         }
         let Some((turn, Role::User)) = self.last_said() else {
@@ -127,25 +135,26 @@ impl Session {
         self.answer(&mut run)
     }
 
-    /// Takes the user's last message back, with its answer, and returns its text, to be said in other words.
+    /// Sets the user's last message aside, with its answer, as a variant, and returns its text, to be edited.
     ///
     /// # Errors
     /// When there is none, or the store fails.
-    pub fn unsay(&mut self) -> Result<String, SeamError> {
+    pub fn unsay(&mut self, by: AskedBy) -> Result<String, SeamError> {
         let user = self.said().find(|(_, role)| *role == Role::User).map(|(turn, _)| turn);
-        let turn = user.ok_or_else(|| SeamError::asked("taking a message back", "there is none"))?;
+        let turn = user.ok_or_else(|| SeamError::asked("editing the last message", "there is none"))?;
         let text = self.text_of(turn)?;
         let gone: Vec<TurnId> = self.said().map(|(turn, _)| turn).take_while(|&t| t >= turn).collect();
-        self.take_back(&gone)?;
+        let reason = match by {
+            AskedBy::User => DeleteReason::UserEdited,
+            AskedBy::Client => DeleteReason::ClientEdited,
+        };
+        self.set_aside(&gone, reason)?;
         Ok(text)
     }
 
     /// What was said in a turn, live or not.
     pub(crate) fn text_of(&mut self, turn: TurnId) -> Result<String, SeamError> {
-        let away = self.timeline.turn_chunks(turn).filter(|chunk| !chunk.is_here());
-        let away: Vec<ChunkId> = away.map(|chunk| chunk.id()).collect();
-        self.store.bring(&self.name, &mut self.timeline, &away)?;
-        Ok(self.timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect())
+        find::text_of(&mut *self.store, &self.name, &mut self.timeline, turn)
     }
 
     /// Begins another conversation that shares the past of this one, up to a turn, or all of it. Returns how many
@@ -162,35 +171,24 @@ impl Session {
                 format!("there is no turn {turn}: the last one is {last}"),
             ));
         }
-        let mut shared = 0;
-        let model = self.model.info().name.clone();
-        self.store.retell(&self.name, name, &model, &mut |told| {
-            let shares = through.is_none_or(|last| told.turn.0 <= last);
-            shared += usize::from(shares);
-            Ok(shares.then_some(told))
-        })?;
-        if let Some(last) = through {
-            memory::forget_later(&mut *self.store, name, last)?;
-            grace::cut(&mut *self.store, name, last)?;
-        }
-        // It was opened anew to be told.
-        self.timeline = self.store.load(&self.name, Access::Write)?;
-        Ok(shared)
+        let through = through.map(TurnId).or_else(|| self.timeline.turns().last().map(|turn| turn.id));
+        let through = through.ok_or_else(|| SeamError::asked("branching", "nothing has been said yet"))?;
+        branch::create(&mut *self.store, &self.name, name, &BranchPoint { through, chosen: Vec::new() })
     }
 
     fn last_said(&self) -> Option<(TurnId, Role)> {
         self.said().next()
     }
 
-    /// Takes messages back: out of the window and out of search.
+    /// Deletes messages: out of the window and out of search.
     ///
     /// # Errors
     /// When the store fails.
-    pub fn take_back(&mut self, turns: &[TurnId]) -> Result<(), SeamError> {
+    pub(crate) fn delete_turns(&mut self, turns: &[TurnId], reason: DeleteReason) -> Result<(), SeamError> {
         let chunks = turns.iter().flat_map(|&turn| self.timeline.turn_chunks(turn));
         let parts = chunks.filter(|chunk| !chunk.is_withdrawn());
         let parts = parts.map(|chunk| Part { chunk: chunk.id(), extent: Extent::Whole }).collect();
-        self.change(&Change::Withdraw(parts), Durability::Now)?;
+        self.change(&Change::Withdraw { parts, reason }, Durability::Now)?;
         self.recall.follow(&mut *self.store, &self.timeline)?;
         Ok(())
     }
@@ -321,7 +319,7 @@ impl Session {
         }
         if tokens == 0 && !matches!(spoken, Ok(Finish::End | Finish::Stop | Finish::Length)) {
             // Nothing was said: there is no answer, and the message waits for one.
-            self.take_back(&[turn])?;
+            self.delete_turns(&[turn], DeleteReason::NoAnswer)?;
         }
         let plan = run.timed(Stage::Prune, |run| {
             let plan = self.rules.budget().map(|budget| self.plan(budget, Some(turn)));
@@ -334,6 +332,7 @@ impl Session {
             run.tell(Event::Exceeded(exceeded.to_string()));
         }
         run.timed(Stage::Index, |_| self.index())?;
+        self.key_messages()?;
         run.timed(Stage::Settle, |_| self.warm())?;
         let finish = *spoken.as_ref().unwrap_or(&Finish::Aborted);
         let summary = Summary {
@@ -563,11 +562,26 @@ impl Session {
     /// The index follows, and what is new gets its vectors.
     fn index(&mut self) -> Result<(), SeamError> {
         self.recall.follow(&mut *self.store, &self.timeline)?;
-        let most = self.recall.index().missing().min(NEW_AT_ONCE);
+        // A host goes on with the rest while nobody waits.
+        let at_once = if self.is_watched() { NEW_WHILE_WAITED_FOR } else { NEW_AT_ONCE };
+        let most = self.recall.index().missing().min(at_once);
         self.recall.embed_some(&mut *self.store, &self.timeline, most, &mut |_| Flow::Continue)?;
         self.timeline.release_dead();
         self.show();
         Ok(())
+    }
+
+    /// Makes some of the vectors that are missing. Returns whether there are more to make.
+    ///
+    /// # Errors
+    /// When the embedder or the store fails.
+    pub(crate) fn embed_some(&mut self, most: usize) -> Result<bool, SeamError> {
+        if self.recall.index().missing() == 0 || !self.recall.has_meaning() {
+            return Ok(false);
+        }
+        let left = self.recall.embed_some(&mut *self.store, &self.timeline, most, &mut |_| Flow::Continue)?;
+        self.timeline.release_dead();
+        Ok(left.made > 0 && left.missing > 0)
     }
 
     /// How the turn went, for the record.
@@ -656,6 +670,9 @@ const ROUNDS: usize = 5;
 
 /// Vectors that are made at the end of a turn; where more are missing, as after an import, they come turn by turn.
 const NEW_AT_ONCE: usize = 64;
+
+/// The same where others wait for the model meanwhile.
+const NEW_WHILE_WAITED_FOR: usize = 8;
 
 impl<'a> Running<'a> {
     fn new(listen: &'a mut Listen<'a>) -> Self {

@@ -10,7 +10,7 @@ use halo_core::testing::doubles::{HashEmbedder, MemoryStore, ScriptedModel};
 use halo_core::testing::shared::Shared;
 use halo_engine::board::Board;
 use halo_engine::event::{Event, Summary};
-use halo_engine::host::{Audience, Desk, Host, Request};
+use halo_engine::host::{Audience, Desk, Host, HostLimits, Request};
 use halo_engine::memory::{MemoryRules, Quiet};
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
@@ -110,7 +110,8 @@ fn house_by(idle: Duration, rules: Rules) -> House {
         let (store, model) = (Box::new(store.clone()), Box::new(speaks.clone()));
         Session::open(store, model, Some(Box::new(HashEmbedder)), name, rules.clone(), progress)
     };
-    let host = Host::new(Box::new(open), Arc::clone(&heard) as Arc<dyn Audience>, idle);
+    let host =
+        Host::new(Box::new(open), Arc::clone(&heard) as Arc<dyn Audience>, HostLimits { idle, open: 8 });
     House { host, model, heard }
 }
 

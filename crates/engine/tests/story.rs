@@ -16,6 +16,7 @@ use halo_engine::rules::Rules;
 use halo_engine::session::Session;
 use halo_engine::tools::Done;
 use halo_engine::tools::jq::Runner;
+use halo_engine::turn::AskedBy;
 use jiff::civil::Date;
 
 fn shared<S: Store>(store: S) -> Shared<S> {
@@ -217,7 +218,7 @@ fn an_answer_without_a_word_is_none() {
     let mut session = open(&store, rules(0), vec![broken, on(" better", "x")]);
     assert!(session.say("Count", TODAY, &mut |_| Flow::Continue).is_err());
     assert!(session.timeline().live_chunks().all(|chunk| chunk.id().to_string() == "u0.0"));
-    session.say_again(TODAY, &mut |_| Flow::Continue).expect("it is answered");
+    session.say_again(AskedBy::User, TODAY, &mut |_| Flow::Continue).expect("it is answered");
     assert!(session.window_text().ends_with("Count better"), "{}", session.window_text());
     same_as_stored(&session, &store);
 }
@@ -251,14 +252,14 @@ fn a_message_can_be_answered_again_and_said_in_other_words() {
     let store = shared(MemoryStore::default());
     let answers = vec![on(" red", "x"), on(" green", "x"), on(" blue", "x")];
     let mut session = open(&store, rules(0), answers);
-    let nothing = session.say_again(TODAY, &mut |_| Flow::Continue).map_err(|e| e.to_string());
+    let nothing = session.say_again(AskedBy::User, TODAY, &mut |_| Flow::Continue).map_err(|e| e.to_string());
     assert_eq!(nothing, Err("answering again: there is no message to answer".into()));
-    assert!(session.unsay().is_err());
+    assert!(session.unsay(AskedBy::User).is_err());
     say(&mut session, "Which colour");
-    session.say_again(TODAY, &mut |_| Flow::Continue).expect("another answer");
+    session.say_again(AskedBy::User, TODAY, &mut |_| Flow::Continue).expect("another answer");
     let text = session.window_text();
     assert!(text.contains(" green") && !text.contains(" red"), "{text}");
-    assert_eq!(session.unsay().as_deref(), Ok("Which colour"));
+    assert_eq!(session.unsay(AskedBy::User).as_deref(), Ok("Which colour"));
     assert!(!session.window_text().contains("colour"), "{}", session.window_text());
     say(&mut session, "Which colour is best");
     let text = session.window_text();

@@ -71,6 +71,7 @@ enum Job {
     Settle { conversation: String, window: Vec<Seen>, done: SyncSender<Result<(), SeamError>> },
     Compare { conversation: String, window: Vec<Seen>, done: SyncSender<Option<String>> },
     Forget { conversation: String, done: SyncSender<()> },
+    Inherit { conversation: String, parent: String, positions: u64 },
     Flush { done: SyncSender<()> },
 }
 
@@ -243,6 +244,12 @@ impl Model for Llama {
         wait.recv().map_err(|_| gone())
     }
 
+    fn inherit(&mut self, conversation: &str, parent: &str, positions: u64) {
+        let (conversation, parent) = (conversation.to_owned(), parent.to_owned());
+        // Where the thread is gone, the next answer says so.
+        let _ = self.thread.send(Job::Inherit { conversation, parent, positions });
+    }
+
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
         Ok(text::pieces(&self.weights, text, special))
     }
@@ -334,6 +341,9 @@ fn run(mut mirror: Mirror, jobs: &Receiver<Job>) {
             Job::Forget { conversation, done } => {
                 mirror.forget(&conversation);
                 let _ = done.send(());
+            }
+            Job::Inherit { conversation, parent, positions } => {
+                mirror.graveyard().inherit(&conversation, &parent, positions);
             }
             Job::Flush { done } => {
                 mirror.graveyard().flush();

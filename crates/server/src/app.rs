@@ -4,6 +4,7 @@ use crate::answer::{Answer, Refusal};
 use crate::events::Hub;
 use crate::looks::Looks;
 use crate::metrics::Metrics;
+use crate::openai::Placing;
 use crate::parts::{Limits, Parts};
 use crate::raw::Threads;
 use crate::shown::Shown;
@@ -12,10 +13,11 @@ use crate::worlds::Houses;
 use axum::http::StatusCode;
 use halo_core::change::Change;
 use halo_core::seams::{SeamError, Store};
-use halo_engine::host::{Audience, Desk, Host};
+use halo_engine::board::{Seen, Standing};
+use halo_engine::host::{Audience, Desk, Host, HostLimits};
 use halo_engine::record::Purpose;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What all requests share.
 pub struct App {
@@ -28,9 +30,39 @@ pub struct App {
     pub(crate) looks: Looks,
     pub(crate) shown: Shown,
     pub(crate) worlds: Houses,
-    readers: Mutex<Vec<Box<dyn Store + Send>>>,
+    pub(crate) placing: Placing,
+    readers: Readers,
+    snapshots: Mutex<VecDeque<Snapshot>>,
     undoable: Mutex<Undoable>,
 }
+
+/// A conversation that is not open, as it was read last.
+struct Snapshot {
+    created: i64,
+    changes: u64,
+    standing: Arc<Standing>,
+    notices: Vec<String>,
+}
+
+/// How many are kept.
+const SNAPSHOTS: usize = 16;
+
+/// A conversation as it can be looked at.
+pub(crate) struct Looked {
+    pub seen: Seen,
+    /// What the user should know of it.
+    pub notices: Vec<String>,
+}
+
+/// Stores to read from. Each is a few open files, so there are not many, and who comes later waits.
+#[derive(Default)]
+struct Readers {
+    state: Mutex<(Vec<Box<dyn Store + Send>>, usize)>,
+    given_back: Condvar,
+}
+
+/// How many there are at most.
+const READERS: usize = 8;
 
 /// What was done by hand and can be taken back: the latest, by number.
 #[derive(Default)]
@@ -63,7 +95,8 @@ impl App {
             session.record(Purpose::Look, Some(watched.watcher(name)));
             Ok(session)
         });
-        let host = Host::new(open, Arc::clone(&hub) as Arc<dyn Audience>, limits.idle);
+        let open_limits = HostLimits { idle: limits.idle, open: limits.open };
+        let host = Host::new(open, Arc::clone(&hub) as Arc<dyn Audience>, open_limits);
         Arc::new(Self {
             host,
             parts,
@@ -74,7 +107,9 @@ impl App {
             looks,
             shown: Shown::default(),
             worlds: Houses::default(),
-            readers: Mutex::default(),
+            placing: Placing::default(),
+            readers: Readers::default(),
+            snapshots: Mutex::default(),
             undoable: Mutex::default(),
         })
     }
@@ -84,22 +119,62 @@ impl App {
         if let Some(desk) = self.host.find(name) {
             return Ok(desk);
         }
-        let there = self.read(|store| Ok(store.conversations()?.iter().any(|known| known.name == name)))?;
-        if !there {
-            return Err(Refusal::missing(format!(
-                "there is no conversation '{name}': say something in it, and it begins"
-            )));
+        if self.read(|store| store.find(name))?.is_none() {
+            return Err(no_conversation(name));
         }
         Ok(self.host.desk(name)?)
     }
 
-    /// The same, where something has been said: while its first message waits for the model, the store knows nothing of it.
-    pub(crate) fn begun(&self, name: &str) -> Answer<Arc<Desk>> {
-        let desk = self.desk(name)?;
-        match desk.board().look().standing.timeline.is_empty() {
-            true => Err(Refusal::missing(format!("nothing has been said in '{name}' yet"))),
-            false => Ok(desk),
+    /// A conversation as it stands, whether it is open or not. Looking claims nothing and writes nothing.
+    pub(crate) fn look(&self, name: &str) -> Answer<Looked> {
+        if let Some(desk) = self.host.find(name) {
+            return Ok(Looked { seen: desk.board().look(), notices: desk.notices().to_vec() });
         }
+        // What is told of it from now on is behind this.
+        let events = self.host.last_event();
+        let known = self.read(|store| store.find(name))?.ok_or_else(|| no_conversation(name))?;
+        let looked = |snapshot: &Snapshot| Looked {
+            seen: Seen { standing: Arc::clone(&snapshot.standing), running: None, events },
+            notices: snapshot.notices.clone(),
+        };
+        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |s: &Snapshot| {
+            (s.standing.name.as_str(), s.created, s.changes) == (name, known.created, known.changes)
+        };
+        if let Some(snapshot) = snapshots.iter().find(|snapshot| is_it(snapshot)) {
+            return Ok(looked(snapshot));
+        }
+        drop(snapshots);
+        let mut session = self.parts.open_to_read(name)?;
+        let snapshot = Snapshot {
+            created: known.created,
+            changes: session.timeline().revision(),
+            notices: session.notices(),
+            standing: Arc::new(Standing::of(&session)),
+        };
+        drop(session);
+        let looked = looked(&snapshot);
+        snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshots.retain(|other| other.standing.name != name);
+        snapshots.push_back(snapshot);
+        if snapshots.len() > SNAPSHOTS {
+            snapshots.pop_front();
+        }
+        Ok(looked)
+    }
+
+    /// The same, where something has been said: while its first message waits for the model, the store knows nothing of it.
+    pub(crate) fn look_at_begun(&self, name: &str) -> Answer<Looked> {
+        let looked = self.look(name)?;
+        match looked.seen.standing.timeline.is_empty() {
+            true => Err(Refusal::missing(format!("nothing has been said in '{name}' yet"))),
+            false => Ok(looked),
+        }
+    }
+
+    /// Whether a conversation can be called that: nobody else is, in the store or open.
+    pub(crate) fn is_free(&self, name: &str) -> Answer<bool> {
+        Ok(self.host.find(name).is_none() && self.read(|store| store.find(name))?.is_none())
     }
 
     /// The same, or a new one.
@@ -113,16 +188,10 @@ impl App {
         &self,
         work: impl FnOnce(&mut dyn Store) -> Result<T, SeamError>,
     ) -> Result<T, SeamError> {
-        let kept = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut store = match kept {
-            Some(store) => store,
-            None => self.parts.store()?,
-        };
+        let mut store = self.readers.take(|| self.parts.store())?;
         let done = work(&mut *store);
         // One that has failed may fail again.
-        if done.is_ok() {
-            self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(store);
-        }
+        self.readers.give_back(done.is_ok().then_some(store));
         done
     }
 
@@ -158,9 +227,49 @@ impl App {
     /// Ends every answer, stores what was said, and closes all conversations.
     pub fn close(&self) {
         // The last to let go of a database puts it in order, and those who only read cannot.
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.readers.clear();
         self.worlds.close_all();
         self.host.close_all();
         self.hub.end();
+    }
+}
+
+fn no_conversation(name: &str) -> Refusal {
+    Refusal::missing(format!("there is no conversation '{name}': say something in it, and it begins"))
+}
+
+impl Readers {
+    fn lock(&self) -> MutexGuard<'_, (Vec<Box<dyn Store + Send>>, usize)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(
+        &self,
+        open: impl FnOnce() -> Result<Box<dyn Store + Send>, SeamError>,
+    ) -> Result<Box<dyn Store + Send>, SeamError> {
+        let mut state = self.lock();
+        while state.0.is_empty() && state.1 >= READERS {
+            state = self.given_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.1 += 1;
+        match state.0.pop() {
+            Some(store) => Ok(store),
+            None => {
+                drop(state);
+                open().inspect_err(|_| self.give_back(None))
+            }
+        }
+    }
+
+    fn give_back(&self, store: Option<Box<dyn Store + Send>>) {
+        let mut state = self.lock();
+        state.1 = state.1.saturating_sub(1);
+        state.0.extend(store);
+        drop(state);
+        self.given_back.notify_one();
+    }
+
+    fn clear(&self) {
+        self.lock().0.clear();
     }
 }

@@ -219,7 +219,15 @@ async fn asked(app: &Arc<App>, wanted: &Wanted) -> Answer<Ask> {
         wanted.input_ids.iter().map(|&id| TokenId(id)).collect()
     };
     let watch = Watch { answer: wanted.output_attentions, prompt: PromptRows::Off, ..Watch::default() };
-    Ok(Ask { ids, text: wanted.prompt.clone(), sampling, watch, who: "kobold".into(), aside: false })
+    Ok(Ask {
+        ids,
+        text: wanted.prompt.clone(),
+        messages: Vec::new(),
+        sampling,
+        watch,
+        who: "kobold".into(),
+        aside: false,
+    })
 }
 
 async fn generate(State(app): State<Arc<App>>, Body(wanted): Body<Wanted>) -> Answer<Json<Value>> {
@@ -257,7 +265,7 @@ pub(crate) async fn whole(app: Arc<App>, ask: Ask, trim: bool) -> Answer<(String
 
 async fn stream(State(app): State<Arc<App>>, Body(wanted): Body<Wanted>) -> Answer<Response> {
     let ask = asked(&app, &wanted).await?;
-    streamed(move |out| {
+    streamed(failed, move |out| {
         let count = ask.ids.len();
         if wanted.output_attentions {
             with_attention(&app, &ask, count, &wanted.request_id, out)
@@ -266,6 +274,12 @@ async fn stream(State(app): State<Arc<App>>, Body(wanted): Body<Wanted>) -> Answ
         }
     })
     .await
+}
+
+/// An answer that broke off, as an event of its stream.
+fn failed(why: &Refusal) -> (Option<&'static str>, Value) {
+    let error = json!({ "type": "error", "error": why.what(), "token": "", "finish_reason": "error" });
+    (Some("error"), error)
 }
 
 /// Tokens with what the model looked at, each id by itself; a stop sequence is passed on, for clients look for it.
@@ -364,6 +378,7 @@ async fn preview(State(app): State<Arc<App>>, Body(wanted): Body<Previewed>) -> 
     let ask = Ask {
         ids,
         text: String::new(),
+        messages: Vec::new(),
         sampling,
         watch: Watch::nothing(),
         who: "kobold".into(),

@@ -32,8 +32,8 @@ pub use traces::Export;
 use axum::Router;
 use std::sync::Arc;
 
-/// All routes.
-fn routes(app: &Arc<App>) -> Router {
+/// All routes, behind the guard: what a server listens with, and what tests ask without one.
+pub fn routes(app: &Arc<App>) -> Router {
     let router = Router::new()
         .merge(page::routes())
         .merge(halo::routes())

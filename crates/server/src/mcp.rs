@@ -194,7 +194,7 @@ impl Memory {
             if query.trim().is_empty() {
                 return Err(Refusal::bad("say what to look for"));
             }
-            let standing = app.desk(&name)?.board().look().standing;
+            let standing = app.look(&name)?.seen.standing;
             let found = find(&app, &standing, &query, most)?;
             let chunks: Vec<ChunkId> = found.iter().map(|found| found.hit.chunk).collect();
             let texts = texts_of(&app, &name, &standing.timeline, &chunks)?;
@@ -218,7 +218,10 @@ impl Memory {
         let app = Arc::clone(&self.app);
         let desk = crate::answer::aside(move || app.desk_or_new(&name)).await?;
         within(&desk, move |session| {
-            session.hear(Role::User, &text, &mut |_| Flow::Continue)?;
+            if text.trim().is_empty() {
+                return Err(Refusal::bad("the text is empty: say what to keep"));
+            }
+            session.tell(&[(Role::User, text)], &mut || Flow::Continue)?;
             let turn = session.timeline().turns().last().map_or(0, |turn| turn.id.0);
             Ok((format!("kept, in turn {turn}"), Some(("told", Vec::new()))))
         })
@@ -243,15 +246,19 @@ impl Memory {
             return Err(Refusal::bad(format!("the notes are no JSON: {why}")));
         }
         let (app, named) = (Arc::clone(&self.app), name.clone());
+        let Some(text) = text else {
+            return crate::answer::aside(move || {
+                app.look(&named)?;
+                let kept = app.read(|store| store.records(&named, Kind::Note))?;
+                let note = kept.into_iter().find(|note| note.key == notes::FILE);
+                Ok(note.map_or_else(|| "{}".to_owned(), |note| note.value))
+            })
+            .await;
+        };
         let desk = crate::answer::aside(move || app.desk(&named)).await?;
         within(&desk, move |session| {
-            if let Some(text) = &text {
-                session.store().put_record(&name, Kind::Note, notes::FILE, Some(text))?;
-                return Ok(("noted".to_owned(), Some(("noted", Vec::new()))));
-            }
-            let kept = session.store().records(&name, Kind::Note)?;
-            let note = kept.into_iter().find(|note| note.key == notes::FILE);
-            Ok((note.map_or_else(|| "{}".to_owned(), |note| note.value), None))
+            session.store().put_record(&name, Kind::Note, notes::FILE, Some(&text))?;
+            Ok(("noted".to_owned(), Some(("noted", Vec::new()))))
         })
         .await
     }

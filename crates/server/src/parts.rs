@@ -5,6 +5,7 @@ use halo_agents::world::Brain;
 use halo_agents::world_file::WorldFile;
 use halo_core::seams::{Embedder, Model, ModelInfo, SeamError, Store, Worlds};
 use halo_core::token::TokenId;
+use halo_engine::branch::BranchPoint;
 use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
@@ -48,6 +49,18 @@ pub trait Parts: Send + Sync {
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, SeamError>;
+
+    /// Opens a conversation to look at it: nothing is claimed, and nothing is written.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn open_to_read(&self, name: &str) -> Result<Session, SeamError>;
+
+    /// Makes a branch of a conversation, also while somebody is writing there. Returns how many messages they share.
+    ///
+    /// # Errors
+    /// When there is a conversation of that name, or the store fails.
+    fn branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, SeamError>;
 
     /// Somebody who records a conversation's answers, to be kept in a folder that is called so.
     ///
@@ -201,6 +214,10 @@ pub struct Limits {
     pub waiting: usize,
     /// How long a conversation or a world stays open that nobody wants anything of.
     pub idle: Duration,
+    /// How many conversations are open at once.
+    pub open: usize,
+    /// The most messages of one request.
+    pub messages: usize,
 }
 
 impl Default for Limits {
@@ -213,6 +230,8 @@ impl Default for Limits {
             rate: 50,
             waiting: 64,
             idle: Duration::from_secs(600),
+            open: 32,
+            messages: 100_000,
         }
     }
 }

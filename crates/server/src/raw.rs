@@ -43,6 +43,8 @@ pub(crate) struct Ask {
     pub ids: Vec<TokenId>,
     /// The same as text, for a model that is spoken to in that.
     pub text: String,
+    /// The same as messages; empty: as one of the user's.
+    pub messages: Vec<Message>,
     pub sampling: Sampling,
     pub watch: Watch,
     pub who: String,
@@ -169,7 +171,10 @@ pub(crate) fn ask(
     let window: Vec<Seen> = (ask.ids.iter().zip(&places).enumerate())
         .map(|(n, (&id, &place))| Seen { position: Some(place), behind: 0, id, begins: n % 64 == 0 })
         .collect();
-    let messages = || vec![Message { role: Role::User, text: ask.text.clone() }];
+    let messages = || match ask.messages.is_empty() {
+        true => vec![Message { role: Role::User, text: ask.text.clone() }],
+        false => ask.messages.clone(),
+    };
     let prompt = Prompt { conversation: &key, window: &window, messages: &messages, next, aside: ask.aside };
     app.threads.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
     let mut tokens = 0;

@@ -9,7 +9,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use halo_core::seams::Flow;
 use serde::Serialize;
-use std::convert::Infallible;
+use serde_json::Value;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
@@ -39,50 +40,83 @@ impl Out {
 
     /// Sends a line as it is.
     pub fn line(&self, name: Option<&str>, data: &str) -> Flow {
-        let named = name.map(|name| format!("event: {name}\n")).unwrap_or_default();
-        let bytes = Bytes::from(format!("{named}data: {data}\n\n"));
+        let bytes = event(name, data);
         self.unread.fetch_add(bytes.len(), Ordering::Relaxed);
         let _ = self.lines.send(bytes);
         self.flow()
     }
 }
 
-/// Runs what speaks on a thread of its own. What goes wrong before the first word is answered as an error; after it, the
-/// stream ends.
-pub(crate) async fn streamed(speak: impl FnOnce(&Out) -> Answer<()> + Send + 'static) -> Answer<Response> {
-    let (out, failed, response) = channel();
+/// How a stream ended: sent by whoever fills it, before it lets go of [`Out`].
+pub(crate) type Ended = oneshot::Sender<Answer<()>>;
+
+/// An error as the last event of a stream: the event's name, and its data.
+pub(crate) type ErrorEvent = fn(&Refusal) -> (Option<&'static str>, Value);
+
+/// Runs what generates on a thread of its own. What fails before the first event is answered as an error. What fails later is
+/// told by an error event, and the connection is broken off: no client can take it for an answer that ended.
+pub(crate) async fn streamed(
+    error: ErrorEvent,
+    speak: impl FnOnce(&Out) -> Answer<()> + Send + 'static,
+) -> Answer<Response> {
+    let (out, ended, response) = channel(error);
     tokio::task::spawn_blocking(move || {
-        if let Err(why) = speak(&out) {
-            let _ = failed.send(why);
-        }
+        let _ = ended.send(speak(&out));
     });
     response.await
 }
 
 /// The response to a stream that somebody else fills.
-pub(crate) fn channel() -> (Out, oneshot::Sender<Refusal>, impl Future<Output = Answer<Response>>) {
+pub(crate) fn channel(error: ErrorEvent) -> (Out, Ended, impl Future<Output = Answer<Response>>) {
     let (lines, heard) = mpsc::unbounded_channel();
-    let (failed, failure) = oneshot::channel();
+    let (ended, end) = oneshot::channel();
     let unread = Arc::new(AtomicUsize::new(0));
-    (Out { lines, unread: Arc::clone(&unread) }, failed, from(heard, unread, failure))
+    (Out { lines, unread: Arc::clone(&unread) }, ended, from(heard, unread, end, error))
+}
+
+/// Whoever fills a stream went away without a word: the program ends, or has a fault.
+fn broken_off() -> Refusal {
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending")
+}
+
+/// What is left to send.
+enum Rest {
+    First(Bytes),
+    Lines,
+    BrokenOff,
 }
 
 async fn from(
     mut heard: mpsc::UnboundedReceiver<Bytes>,
     unread: Arc<AtomicUsize>,
-    failure: oneshot::Receiver<Refusal>,
+    end: oneshot::Receiver<Answer<()>>,
+    error: ErrorEvent,
 ) -> Answer<Response> {
     let Some(first) = heard.recv().await else {
-        let gone = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending");
-        return Err(failure.await.unwrap_or(gone));
+        return Err(end.await.unwrap_or_else(|_| Err(broken_off())).err().unwrap_or_else(broken_off));
     };
-    let lines = stream::unfold((Some(first), heard, unread), |(first, mut heard, unread)| async move {
-        let line = match first {
-            Some(first) => first,
-            None => heard.recv().await?,
+    let start = (Rest::First(first), heard, unread, Some(end));
+    let lines = stream::unfold(start, move |(rest, mut heard, unread, mut end)| async move {
+        let line = match rest {
+            Rest::First(first) => Some(first),
+            Rest::Lines => heard.recv().await,
+            // An error instead of the last chunk: the connection is closed without a clean end.
+            Rest::BrokenOff => {
+                let why = io::Error::other("the answer was broken off");
+                return Some((Err(why), (Rest::BrokenOff, heard, unread, None)));
+            }
         };
-        unread.fetch_sub(line.len(), Ordering::Relaxed);
-        Some((Ok::<_, Infallible>(line), (None, heard, unread)))
+        if let Some(line) = line {
+            unread.fetch_sub(line.len(), Ordering::Relaxed);
+            return Some((Ok(line), (Rest::Lines, heard, unread, end)));
+        }
+        let why = match end.take()?.await {
+            Ok(Ok(())) => return None,
+            Ok(Err(why)) => why,
+            Err(_) => broken_off(),
+        };
+        let (name, data) = error(&why);
+        Some((Ok(event(name, &data.to_string())), (Rest::BrokenOff, heard, unread, None)))
     });
     let headers = [
         (CONTENT_TYPE, "text/event-stream"),
@@ -90,4 +124,9 @@ async fn from(
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, Body::from_stream(lines)).into_response())
+}
+
+fn event(name: Option<&str>, data: &str) -> Bytes {
+    let named = name.map(|name| format!("event: {name}\n")).unwrap_or_default();
+    Bytes::from(format!("{named}data: {data}\n\n"))
 }

@@ -6,14 +6,17 @@
 
 use crate::block::{self, BLOCK};
 use crate::compact;
+use crate::messages;
 use crate::postgres::Postgres;
 use crate::rows::{self, key};
-use crate::sql::{Cell, Sql, SqlError, Trouble};
+use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
 use crate::sqlite::{Mode, Sqlite};
 use crate::worlds;
 use halo_core::body::Body;
 use halo_core::change::{Append, Change};
-use halo_core::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
+use halo_core::seams::{
+    Access, Durability, Embedding, Entry, Kind, MessageKey, MessageLookup, Record, SeamError, Store, Summary,
+};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
 use halo_core::told::Told;
@@ -177,6 +180,10 @@ impl Database {
         self.sql.is_claimed(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
     }
 
+    pub(crate) fn release_claim(&mut self, conversation: &str) {
+        self.sql.release_one(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()));
+    }
+
     /// Forgets what is remembered of a conversation that something else has rewritten.
     pub(crate) fn forget_open(&mut self, conversation: &str) {
         self.open.remove(conversation);
@@ -213,6 +220,54 @@ impl Database {
         }
         self.open.insert(conversation.to_owned(), open);
         done.map(drop)
+    }
+
+    /// [`Store::transact_all`].
+    fn commit_all(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        changes: &[Change],
+    ) -> Result<(), SeamError> {
+        let all = Change::Batch(changes.to_vec());
+        let away = timeline.away(&all);
+        self.bring(conversation, timeline, &away)?;
+        let mut draft = timeline.clone();
+        for change in changes {
+            draft.apply(change)?;
+        }
+        let refused = || SqlError::refused("it was not opened to be written");
+        let done = self.open.remove(conversation).ok_or_else(refused).and_then(|mut open| {
+            let done = self.within(Some(Durability::Now), |sql| {
+                open.write_all(sql, conversation, changes, &all, &draft)
+            });
+            match &done {
+                Ok(written) => open.remember(written.clone(), &all, &draft),
+                Err(_) => (open.tail, open.scored, open.restructured) = (None, None, true),
+            }
+            self.open.insert(conversation.to_owned(), open);
+            done
+        });
+        let written = done.map_err(|e| e.doing(format!("saving '{conversation}'")))?;
+        draft.set_revision(written.seq.cast_unsigned());
+        *timeline = draft;
+        Ok(())
+    }
+
+    /// [`Store::hold`].
+    fn hold_again(&mut self, conversation: &str, revision: u64) -> Result<bool, SqlError> {
+        self.claim(conversation)?;
+        let mut seq = 0;
+        let select = "SELECT seq FROM conversation WHERE name = $1";
+        self.sql.query(select, &[Cell::Text(conversation)], &mut |row| {
+            seq = row.count(0)?;
+            Ok(())
+        })?;
+        let same = seq == revision && self.open.contains_key(conversation);
+        if !same {
+            self.release_claim(conversation);
+        }
+        Ok(same)
     }
 
     /// [`Store::rename`].
@@ -319,7 +374,48 @@ impl Open {
         change: &Change,
         after: &Timeline,
     ) -> Result<Written, SqlError> {
-        if after.revision() != self.seq.cast_unsigned() {
+        self.check(after.revision(), after)?;
+        let at = rows::now();
+        let id = self.id_or_new(sql, conversation, at)?;
+        let seq = self.seq + 1;
+        self.write_head(sql, id, seq, at, after)?;
+        let scored = self.write_log(sql, id, seq, at, change)?;
+        self.write_state(sql, id, &after.touched(change), after)?;
+        Ok(Written { id, seq, scored })
+    }
+
+    /// Writes changes, each with an entry of its own, and what all of them touched. `after` is the state that they lead to.
+    fn write_all(
+        &self,
+        sql: &mut dyn Sql,
+        conversation: &str,
+        changes: &[Change],
+        all: &Change,
+        after: &Timeline,
+    ) -> Result<Written, SqlError> {
+        self.check(after.revision(), after)?;
+        let at = rows::now();
+        let id = self.id_or_new(sql, conversation, at)?;
+        let seq = self.seq + changes.len() as i64;
+        self.write_head(sql, id, seq, at, after)?;
+        let mut scored = None;
+        for (n, change) in changes.iter().enumerate() {
+            let entry = self.seq + 1 + n as i64;
+            // Only the first can end what streamed in before it.
+            if n == 0 || compact::scores(change) {
+                scored = self.write_log(sql, id, entry, at, change)?.or(scored);
+            } else {
+                rows::insert_entry(sql, key(id, entry as usize), at, change)?;
+                rows::insert_mentions(sql, id, entry, change)?;
+            }
+        }
+        self.write_state(sql, id, &after.touched(all), after)?;
+        Ok(Written { id, seq, scored })
+    }
+
+    /// Whether a change may be written that was planned on the state of that revision.
+    fn check(&self, revision: u64, after: &Timeline) -> Result<(), SqlError> {
+        if revision != self.seq.cast_unsigned() {
             let why = "it has changed since this was loaded: open it again";
             return Err(SqlError::new(Trouble::Busy, why));
         }
@@ -329,16 +425,29 @@ impl Open {
         if (after.len() as u64) < self.tokens {
             return Err(SqlError::refused("a position that was given away cannot be taken back"));
         }
-        let at = rows::now();
-        // Something may have been kept beside it before a word was said.
-        let id = match self.id {
+        Ok(())
+    }
+
+    /// The number of the conversation. Something may have been kept beside it before a word was said.
+    fn id_or_new(&self, sql: &mut dyn Sql, conversation: &str, at: i64) -> Result<i64, SqlError> {
+        match self.id {
             0 => match rows::find(sql, conversation)? {
-                Some(id) => id,
-                None => rows::create(sql, conversation, at)?,
+                Some(id) => Ok(id),
+                None => rows::create(sql, conversation, at),
             },
-            id => id,
-        };
-        let seq = self.seq + 1;
+            id => Ok(id),
+        }
+    }
+
+    /// Writes the row of the conversation, if nobody else has since it was opened.
+    fn write_head(
+        &self,
+        sql: &mut dyn Sql,
+        id: i64,
+        seq: i64,
+        at: i64,
+        after: &Timeline,
+    ) -> Result<(), SqlError> {
         let counts =
             [after.turns().len(), after.places(), after.len(), after.live_len()].map(|n| Cell::Int(n as i64));
         let [turns, places, tokens, live] = counts;
@@ -350,9 +459,7 @@ impl Open {
             let why = "somebody else has changed it since it was opened: open it again";
             return Err(SqlError::new(Trouble::Busy, why));
         }
-        let scored = self.write_log(sql, id, seq, at, change)?;
-        self.write_state(sql, id, &after.touched(change), after)?;
-        Ok(Written { id, seq, scored })
+        Ok(())
     }
 
     /// Puts a change into the log, and shortens what it makes superfluous. Returns the entry if it scores.
@@ -446,21 +553,26 @@ impl Open {
     }
 }
 
+/// A row of the table of conversations.
+fn summary(row: &Row<'_>) -> Result<Summary, SqlError> {
+    Ok(Summary {
+        name: row.text(0)?.to_owned(),
+        model: row.text(1)?.to_owned(),
+        created: row.int(2)?,
+        used: row.int(3)?,
+        changes: row.count(4)?,
+        turns: row.count(5)?,
+        tokens: row.count(6)?,
+        live: row.count(7)?,
+    })
+}
+
 impl Store for Database {
     fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
         let mut all = Vec::new();
         let select = "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation";
         let listed = self.sql.query(select, &[], &mut |row| {
-            all.push(Summary {
-                name: row.text(0)?.to_owned(),
-                model: row.text(1)?.to_owned(),
-                created: row.int(2)?,
-                used: row.int(3)?,
-                changes: row.count(4)?,
-                turns: row.count(5)?,
-                tokens: row.count(6)?,
-                live: row.count(7)?,
-            });
+            all.push(summary(&row)?);
             Ok(())
         });
         listed.map_err(|e| e.doing("listing the conversations"))?;
@@ -600,6 +712,58 @@ impl Store for Database {
 
     fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
         self.rename_to(from, to)
+    }
+
+    fn find(&mut self, conversation: &str) -> Result<Option<Summary>, SeamError> {
+        let mut found = None;
+        let select =
+            "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation WHERE name = $1";
+        let done = self.sql.query(select, &[Cell::Text(conversation)], &mut |row| {
+            found = Some(summary(&row)?);
+            Ok(())
+        });
+        done.map_err(|e| e.doing(format!("looking for '{conversation}'")))?;
+        Ok(found.filter(|known| !worlds::is_world(&known.name)))
+    }
+
+    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, SeamError> {
+        let found = rows::find(&mut *self.sql, conversation);
+        let keys =
+            found.and_then(|id| id.map_or(Ok(Vec::new()), |id| messages::last(&mut *self.sql, id, last)));
+        keys.map_err(|e| e.doing(format!("reading the messages of '{conversation}'")))
+    }
+
+    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), SeamError> {
+        let done = self
+            .id_or_new(conversation)
+            .and_then(|id| self.within(Some(Durability::Behind), |sql| messages::put(sql, id, keys)));
+        done.map_err(|e| e.doing(format!("saving the messages of '{conversation}'")))
+    }
+
+    fn find_messages(
+        &mut self,
+        lookup: MessageLookup,
+        most: usize,
+    ) -> Result<Vec<(String, TurnId)>, SeamError> {
+        messages::find(&mut *self.sql, lookup, most).map_err(|e| e.doing("looking for a message"))
+    }
+
+    fn release(&mut self, conversation: &str) {
+        self.release_claim(conversation);
+    }
+
+    fn hold(&mut self, conversation: &str, revision: u64) -> Result<bool, SeamError> {
+        let held = self.hold_again(conversation, revision);
+        held.map_err(|e| e.doing(format!("opening '{conversation}'")))
+    }
+
+    fn transact_all(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        changes: &[Change],
+    ) -> Result<(), SeamError> {
+        self.commit_all(conversation, timeline, changes)
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {

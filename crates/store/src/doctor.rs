@@ -329,7 +329,7 @@ fn orphans(sql: &mut dyn Sql, known: &BTreeSet<i64>) -> Result<u64, SqlError> {
 }
 
 /// For each table: its rows by conversation, and how those of none are taken out.
-pub(crate) const SWEEP: [[&str; 2]; 6] = [
+pub(crate) const SWEEP: [[&str; 2]; 7] = [
     [
         "SELECT key / 4294967296, count(*) FROM chunk GROUP BY 1",
         "DELETE FROM chunk WHERE key / 4294967296 NOT IN (SELECT id FROM conversation)",
@@ -353,6 +353,10 @@ pub(crate) const SWEEP: [[&str; 2]; 6] = [
     [
         "SELECT conversation, count(*) FROM embedding GROUP BY 1",
         "DELETE FROM embedding WHERE conversation NOT IN (SELECT id FROM conversation)",
+    ],
+    [
+        "SELECT conversation, count(*) FROM message GROUP BY 1",
+        "DELETE FROM message WHERE conversation NOT IN (SELECT id FROM conversation)",
     ],
 ];
 

@@ -5,7 +5,7 @@
 use crate::database::Database;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
-use halo_core::change::{Change, Extent, NewToken, Part, Run};
+use halo_core::change::{Change, DeleteReason, Extent, NewToken, Part, Run};
 use halo_core::seams::{Access, Durability, Kind, SeamError, Store};
 use halo_core::token::{ChunkId, TokenId};
 use serde_json::Value;
@@ -62,7 +62,8 @@ impl Database {
         let parts = chunks.iter().filter(|&&id| timeline.chunk(id).is_some_and(|c| !c.is_withdrawn()));
         let parts: Vec<Part> = parts.map(|&chunk| Part { chunk, extent: Extent::Whole }).collect();
         if !parts.is_empty() {
-            self.transact(conversation, &mut timeline, &Change::Withdraw(parts), Durability::Now)?;
+            let withdraw = Change::Withdraw { parts, reason: DeleteReason::Forget };
+            self.transact(conversation, &mut timeline, &withdraw, Durability::Now)?;
         }
         let runs: Vec<Run> = chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|c| c.run()).collect();
         self.forget_open(conversation);
@@ -111,6 +112,7 @@ impl Database {
                 "DELETE FROM mention WHERE conversation = $1",
                 "DELETE FROM record WHERE conversation = $1",
                 "DELETE FROM embedding WHERE conversation = $1",
+                "DELETE FROM message WHERE conversation = $1",
                 "DELETE FROM conversation WHERE id = $1",
             ] {
                 sql.run(delete, &[Cell::Int(id)])?;
@@ -159,6 +161,11 @@ fn drop_around(sql: &mut dyn Sql, id: i64, chunks: &[ChunkId]) -> Result<(), Sql
         let turn = i64::from(chunk.turn.0);
         let args = [Cell::Int(id), Cell::Int(turn - 1), Cell::Int(turn + 1)];
         sql.run("DELETE FROM embedding WHERE conversation = $1 AND turn BETWEEN $2 AND $3", &args)?;
+    }
+    // Each key says something of all messages before it.
+    if let Some(first) = chunks.iter().map(|chunk| i64::from(chunk.turn.0)).min() {
+        let args = [Cell::Int(id), Cell::Int(first)];
+        sql.run("DELETE FROM message WHERE conversation = $1 AND turn >= $2", &args)?;
     }
     Ok(())
 }

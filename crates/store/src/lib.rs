@@ -12,6 +12,7 @@ mod files;
 pub mod forget;
 mod log;
 mod mend;
+mod messages;
 mod postgres;
 mod rescue;
 mod retell;

@@ -4,8 +4,8 @@
 //! Batches are taken apart: an entry is the list of what happened, in order.
 
 use halo_core::change::{
-    Append, Change, Extent, Leave, Measure, NewToken, Pair, Part, Return, Run, Score, Scored, Tally,
-    TallyChange, WhyLeft, WhyReturned,
+    Append, Change, DeleteReason, Extent, Leave, Measure, NewToken, Pair, Part, Return, Run, Score, Scored,
+    Tally, TallyChange, WhyLeft, WhyReturned,
 };
 use halo_core::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
 use serde::de::Error as _;
@@ -41,7 +41,7 @@ pub(crate) enum Line {
     Prune(Vec<Left>),
     Resurrect(Vec<Back>),
     Pin { chunk: Name, pinned: bool },
-    Withdraw(Vec<Piece>),
+    Withdraw(Deleted),
     Restore(Vec<Piece>),
     Merge { chunk: Name, frees_name: bool },
     Split { chunk: Name, at: u64, sentence: u32, tally: (u64, u64, u64) },
@@ -64,6 +64,59 @@ pub(crate) struct Piece {
     chunk: Name,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     runs: Option<Vec<(u64, u32)>>,
+}
+
+/// What was deleted. Logs of before say which chunks and nothing else; so does one that the user deleted.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Deleted {
+    ByUser(Vec<Piece>),
+    For { chunks: Vec<Piece>, reason: DeleteReasonName },
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DeleteReasonName {
+    User,
+    UserRegenerated,
+    UserEdited,
+    ClientRegenerated,
+    ClientEdited,
+    VariantChosen,
+    NoAnswer,
+    Forget,
+    Undo,
+}
+
+const DELETE_REASONS: [(DeleteReasonName, DeleteReason); 9] = [
+    (DeleteReasonName::User, DeleteReason::User),
+    (DeleteReasonName::UserRegenerated, DeleteReason::UserRegenerated),
+    (DeleteReasonName::UserEdited, DeleteReason::UserEdited),
+    (DeleteReasonName::ClientRegenerated, DeleteReason::ClientRegenerated),
+    (DeleteReasonName::ClientEdited, DeleteReason::ClientEdited),
+    (DeleteReasonName::VariantChosen, DeleteReason::VariantChosen),
+    (DeleteReasonName::NoAnswer, DeleteReason::NoAnswer),
+    (DeleteReasonName::Forget, DeleteReason::Forget),
+    (DeleteReasonName::Undo, DeleteReason::Undo),
+];
+
+fn deleted(parts: &[Part], reason: DeleteReason) -> Deleted {
+    let chunks = parts.iter().map(|p| piece(p.chunk, &p.extent)).collect();
+    let name = DELETE_REASONS.iter().find(|(_, known)| *known == reason).map(|(name, _)| *name);
+    match name {
+        Some(reason) if !matches!(reason, DeleteReasonName::User) => Deleted::For { chunks, reason },
+        _ => Deleted::ByUser(chunks),
+    }
+}
+
+impl From<Deleted> for Change {
+    fn from(deleted: Deleted) -> Self {
+        let (chunks, reason) = match deleted {
+            Deleted::ByUser(chunks) => (chunks, DeleteReason::User),
+            Deleted::For { chunks, reason } => (chunks, DELETE_REASONS[reason as usize].1),
+        };
+        Change::Withdraw { parts: chunks.into_iter().map(part).collect(), reason }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -100,6 +153,7 @@ enum WhyLeftLine {
     },
     Manual,
     ManualWith(Name),
+    Client,
     Before,
     Undo,
 }
@@ -236,9 +290,7 @@ impl From<&Change> for Line {
                 Line::Resurrect(returns.iter().map(back).collect())
             }
             Change::Pin { chunk, pinned } => Line::Pin { chunk: Name(*chunk), pinned: *pinned },
-            Change::Withdraw(parts) => {
-                Line::Withdraw(parts.iter().map(|p| piece(p.chunk, &p.extent)).collect())
-            }
+            Change::Withdraw { parts, reason } => Line::Withdraw(deleted(parts, *reason)),
             Change::Restore(parts) => {
                 Line::Restore(parts.iter().map(|p| piece(p.chunk, &p.extent)).collect())
             }
@@ -295,7 +347,7 @@ impl From<Line> for Change {
                 Change::Resurrect(back.into_iter().map(come).collect())
             }
             Line::Pin { chunk, pinned } => Change::Pin { chunk: chunk.0, pinned },
-            Line::Withdraw(pieces) => Change::Withdraw(pieces.into_iter().map(part).collect()),
+            Line::Withdraw(deleted) => deleted.into(),
             Line::Restore(pieces) => Change::Restore(pieces.into_iter().map(part).collect()),
             Line::Merge { chunk, frees_name } => Change::Merge { chunk: chunk.0, frees_name },
             Line::Split { chunk, at, sentence, tally: (votes, mass, looks) } => Change::Split {
@@ -385,6 +437,7 @@ impl From<&WhyLeft> for WhyLeftLine {
             }
             WhyLeft::Manual => WhyLeftLine::Manual,
             WhyLeft::ManualWith(chunk) => WhyLeftLine::ManualWith(Name(*chunk)),
+            WhyLeft::Client => WhyLeftLine::Client,
             WhyLeft::Before => WhyLeftLine::Before,
             WhyLeft::Undo => WhyLeftLine::Undo,
         }
@@ -412,6 +465,7 @@ impl From<WhyLeftLine> for WhyLeft {
             }
             WhyLeftLine::Manual => WhyLeft::Manual,
             WhyLeftLine::ManualWith(chunk) => WhyLeft::ManualWith(chunk.0),
+            WhyLeftLine::Client => WhyLeft::Client,
             WhyLeftLine::Before => WhyLeft::Before,
             WhyLeftLine::Undo => WhyLeft::Undo,
         }

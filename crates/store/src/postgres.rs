@@ -14,11 +14,15 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 use tokio_postgres::{Client, Config, NoTls, Statement};
 
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../schema/postgres-1.sql"), include_str!("../schema/postgres-2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../schema/postgres-1.sql"),
+    include_str!("../schema/postgres-2.sql"),
+    include_str!("../schema/postgres-3.sql"),
+];
 /// Under which two programs that open an empty database take turns.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
-const TABLES: [&str; 7] = ["conversation", "chunk", "block", "log", "mention", "record", "embedding"];
+const TABLES: [&str; 8] =
+    ["conversation", "chunk", "block", "log", "mention", "record", "embedding", "message"];
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection to a server.
@@ -325,6 +329,14 @@ impl Sql for Postgres {
     fn close(&mut self) {}
 
     fn release(&mut self) {}
+
+    fn release_one(&mut self, key: u64) {
+        if let Some(at) = self.claims.iter().position(|&claimed| claimed == key) {
+            self.claims.swap_remove(at);
+            // A connection that is gone has released it.
+            let _ = self.run("SELECT pg_advisory_unlock($1)", &[Cell::Int(key.cast_signed())]);
+        }
+    }
 
     fn bytes(&mut self) -> Result<u64, SqlError> {
         let mut bytes = 0;

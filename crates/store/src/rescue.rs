@@ -122,7 +122,7 @@ fn told(sql: &mut dyn Sql, id: i64) -> Result<Told, SqlError> {
                     }
                 }
                 Change::Pin { chunk, pinned } => drop(told.pinned.insert(*chunk, *pinned)),
-                Change::Withdraw(parts) => told.gone.extend(parts.iter().map(|p| p.chunk)),
+                Change::Withdraw { parts, .. } => told.gone.extend(parts.iter().map(|p| p.chunk)),
                 Change::Restore(parts) => told.gone.retain(|gone| parts.iter().all(|p| p.chunk != *gone)),
                 Change::Merge { chunk, .. } => told.merge(*chunk),
                 Change::Split { chunk, at, sentence, .. } => told.split(*chunk, at.0, *sentence),

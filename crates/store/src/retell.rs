@@ -1,6 +1,7 @@
 //! A conversation told anew under another name. What it was told from stays as it is.
 
 use crate::database::Database;
+use crate::messages;
 use crate::rows;
 use crate::sql::{Cell, Sql, SqlError};
 use crate::worlds;
@@ -17,7 +18,7 @@ impl Database {
         model: &str,
         tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
     ) -> Result<(), SeamError> {
-        let told = told::all(self, from, Access::Write, tell)?;
+        let told = told::all(self, from, Access::Read, tell)?;
         let records: Vec<(Kind, Vec<Record>)> = Kind::ALL
             .into_iter()
             .map(|kind| Ok((kind, self.records(from, kind)?)))
@@ -27,6 +28,8 @@ impl Database {
             let id = self.id(from)?;
             self.within(Some(Durability::Now), |sql| write(sql, id, to, model, &told, &records))
         });
+        // Whoever opens it claims it.
+        self.release_claim(to);
         done.map_err(|e| e.doing(format!("telling '{from}' anew as '{to}'")))
     }
 }
@@ -62,6 +65,8 @@ fn write(
             }
         }
     }
+    // The path to each message is the same as before.
+    messages::copy(sql, from, id, last)?;
     // A vector says what it was made of: one that no longer fits is made again.
     for embedder in rows::embedders(sql, from)? {
         let mut kept: Vec<Embedding> = Vec::new();

@@ -162,6 +162,9 @@ pub(crate) trait Sql {
     /// Gives up all that was claimed.
     fn release(&mut self);
 
+    /// Gives up one claim.
+    fn release_one(&mut self, key: u64);
+
     /// Bytes on disk.
     fn bytes(&mut self) -> Result<u64, SqlError>;
 }

@@ -15,8 +15,11 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../schema/sqlite-1.sql"), include_str!("../schema/sqlite-2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../schema/sqlite-1.sql"),
+    include_str!("../schema/sqlite-2.sql"),
+    include_str!("../schema/sqlite-3.sql"),
+];
 /// "halo" in the file's header says whose file it is.
 const APPLICATION: i64 = 0x6861_6c6f;
 /// How long a command waits for another that is about to end.
@@ -316,6 +319,13 @@ impl Sql for Sqlite {
     fn release(&mut self) {
         self.in_use = None;
         self.claims.clear();
+    }
+
+    fn release_one(&mut self, key: u64) {
+        self.claims.remove(&key);
+        if self.claims.is_empty() {
+            self.in_use = None;
+        }
     }
 
     fn shred(&mut self, on: bool) -> Result<(), SqlError> {

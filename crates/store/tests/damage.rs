@@ -259,13 +259,13 @@ fn a_newer_file_is_left_untouched() {
     let (place, _) = store();
     let file = path(&place);
     let db = rusqlite::Connection::open(&file).expect("it opens");
-    db.execute_batch("PRAGMA user_version = 3; CREATE TABLE tomorrow (x)").expect("it runs");
+    db.execute_batch("PRAGMA user_version = 4; CREATE TABLE tomorrow (x)").expect("it runs");
     drop(db);
     let before = fs::read(&file).expect("there");
     for opened in [Database::open(&place.location), Database::open_to_read(&place.location)] {
         let refused = opened.map(drop).expect_err("too new").to_string();
         assert!(
-            refused.contains("was written by a newer Halo (its schema is 3, this program knows 2)"),
+            refused.contains("was written by a newer Halo (its schema is 4, this program knows 3)"),
             "{refused}"
         );
         assert!(refused.contains("left untouched: use that Halo"), "{refused}");
@@ -280,7 +280,7 @@ fn a_newer_database_on_a_server_is_left_untouched() {
     let Location::Postgres(url) = &place.location else { unreachable!() };
     common::ask(url, "UPDATE halo.version SET version = 7").expect("it runs");
     let refused = Database::open(&place.location).map(drop).expect_err("too new").to_string();
-    assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 2)"), "{refused}");
+    assert!(refused.contains("written by a newer Halo (its schema is 7, this program knows 3)"), "{refused}");
 }
 
 /// The server goes and comes back: between two changes nobody notices, within one it is told and nothing is half done.
@@ -319,7 +319,8 @@ fn a_server_that_was_away_is_found_again() {
 fn files_of_every_version_open() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
     // What the vector says it was made of: nothing, before it could say so.
-    let expected = [("1.db", "the gun on the wall", 0), ("2.db", "the gun on the wall", 7)];
+    let gun = "the gun on the wall";
+    let expected = [("1.db", gun, 0), ("2.db", gun, 7), ("3.db", gun, 7)];
     for (file, text, of) in expected {
         let folder = tempfile::tempdir().expect("a folder");
         let copy = folder.path().join("halo.db");

@@ -13,6 +13,7 @@ use halo_agents::world::Brain;
 use halo_agents::world_file::WorldFile;
 use halo_core::seams::{Embedder, Fault, Model, ModelInfo, SeamError, Store, Worlds};
 use halo_core::token::TokenId;
+use halo_engine::branch::BranchPoint;
 use halo_engine::record::Recorder;
 use halo_engine::rules::Rules;
 use halo_engine::session::Session;
@@ -75,6 +76,8 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         rate: u32::try_from(settings.rate.0).unwrap_or(u32::MAX),
         waiting: settings.queue.0 as usize,
         idle: Duration::from_secs(settings.idle.count() as u64),
+        open: open_at_once(settings.max_open.count()),
+        ..Limits::default()
     };
     let app = App::new(Arc::new(Made::new(common, settings)?), limits, traces);
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -93,6 +96,31 @@ pub fn mcp(common: &Common) -> Result<()> {
     let settings = common.load(Vec::new())?.settings;
     let app = App::new(Arc::new(Made::new(common, settings)?), Limits::default(), None);
     Ok(halo_server::speak_mcp(&app)?)
+}
+
+/// Open files that a conversation needs: its database with the files beside it, its lock, and the store's.
+const FILES_OF_A_CONVERSATION: u64 = 6;
+
+/// Open files that everything else needs: readers of the store, the model, the cells on disk, some connections.
+const OTHER_FILES: u64 = 96;
+
+/// How many conversations may be open at once: as many as the user wants, if the system allows so many open files. The limit
+/// is raised as far as it can be.
+fn open_at_once(wanted: usize) -> usize {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        if let Err(why) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!("the limit on open files stays as it is: {why}");
+        }
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let fits = files.saturating_sub(OTHER_FILES) / FILES_OF_A_CONVERSATION;
+        wanted.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
+    }
+    #[cfg(not(unix))]
+    wanted
 }
 
 /// Makes a folder that only its user can look into, as the store is.
@@ -224,6 +252,17 @@ impl Parts for Made {
         Session::open(Box::new(store), self.speaker()?, embedder, name, wiring::rules(&settings), progress)
     }
 
+    fn open_to_read(&self, name: &str) -> Result<Session, SeamError> {
+        let settings = self.settings_now();
+        let embedder = self.embedder().filter(|_| settings.recall_mode != RecallMode::Lexical);
+        Session::open_to_read(self.store()?, self.speaker()?, embedder, name, wiring::rules(&settings))
+    }
+
+    fn branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, SeamError> {
+        let mut store = self.common.open_store().map_err(failed("opening the store"))?;
+        halo_engine::branch::create(&mut store, from, to, at)
+    }
+
     fn recorder(&self, called: &str) -> Result<Box<dyn Recorder>, SeamError> {
         let info = self.info();
         let failed = |why: String| SeamError::asked("recording", why);
@@ -335,7 +374,10 @@ impl Parts for Made {
         // Whoever sets it on a page has written no `--set`.
         let plain =
             |why: anyhow::Error| SeamError::asked("setting", format!("{why:#}").replace("--set: ", ""));
-        tried.load(Vec::new()).map_err(plain)?;
+        let loaded = tried.load(Vec::new()).map_err(plain)?;
+        if let Some(why) = loaded.settings.unworkable() {
+            return Err(SeamError::asked("setting", why));
+        }
         keep(&file, key, value).map_err(failed("setting"))
     }
 }

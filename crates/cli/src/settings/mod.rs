@@ -13,6 +13,7 @@ use halo_core::replay::Rules;
 use halo_core::token::Brightness;
 use halo_core::ttl::{Seeds, Ttl};
 use std::collections::BTreeMap;
+use std::net::ToSocketAddrs;
 use value::{
     Auto, Bytes, Heads, Int, KvMode, Layers, List, ObservePrompt, PremiseCheck, Preset, PrunePolicy, Rank,
     Raw, Real, RecallMode, ReturnBrightness, Secret, Sink, Strategy, Text, Ties, Value,
@@ -273,6 +274,9 @@ settings! {
     /// After how many seconds a conversation that nobody wants anything of is closed, and a world where nobody's heart beats:
     /// then another program may have it.
     "server.idle" idle: Int<1, 1_000_000> = Int(600);
+    /// How many conversations are open at once. The one that was used least recently is closed for another; what was said is
+    /// stored, and it opens again when it is wanted. The system's limit on open files may allow fewer.
+    "server.open" max_open: Int<1, 10_000> = Int(32);
     /// Where traces of the turns go: the address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`. What was
     /// said is not in them.
     "server.otlp" otlp: Auto<Text> = Auto::Auto;
@@ -336,6 +340,27 @@ impl Settings {
         (max > 0 && recent + self.sink_tokens.count() > max).then(|| {
             let (recent, sinks) = (of("context.recent_tokens"), of("context.sink_tokens"));
             format!("{recent} and {sinks} do not fit {}: lower them or raise it", of("context.max_tokens"))
+        })
+    }
+
+    /// Why a program with these settings would not start, or would forget everything at once. Asked when a setting is changed;
+    /// a settings file that is there already is read as it is.
+    #[must_use]
+    pub fn unworkable(&self) -> Option<String> {
+        if self.listen.0.to_socket_addrs().is_err() {
+            return Some(format!(
+                "server.listen: '{}' is not an address to listen on; write one such as 127.0.0.1:5001",
+                self.listen.0
+            ));
+        }
+        let (max, room, answer) = (self.max_tokens.count(), self.room(), self.answer_tokens.count());
+        let rest = max.saturating_sub(room + answer);
+        (max > 0 && room > 0 && rest < max / 8).then(|| {
+            format!(
+                "no room is left for the conversation: of {max} tokens (context.max_tokens), {answer} are kept for the answer \
+                 (generation.max_tokens) and {room} for what returns (context.room_tokens), which leaves {rest}; lower the \
+                 answer or raise the context"
+            )
         })
     }
 

@@ -7,8 +7,9 @@ use crate::body::Body;
 use crate::change::Change;
 use crate::past::Past;
 use crate::seams::{
-    Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, Model, ModelInfo,
-    ModelStep, Piece, Prompt, Record, Sampling, SeamError, Seen, Store, Summary, Template,
+    Access, Durability, Embedder, EmbedderInfo, Embedding, Entry, Finish, Flow, Kind, Look, MessageKey,
+    MessageLookup, Model, ModelInfo, ModelStep, Piece, Prompt, Record, Sampling, SeamError, Seen, Store,
+    Summary, Template,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TokenId, TurnId};
@@ -210,6 +211,7 @@ struct Kept {
     log: Vec<Entry>,
     records: BTreeMap<(Kind, String), Record>,
     embeddings: BTreeMap<(String, ChunkId), Embedding>,
+    keys: BTreeMap<TurnId, MessageKey>,
 }
 
 impl MemoryStore {
@@ -383,6 +385,8 @@ impl Store for MemoryStore {
         }
         let said = |e: &Embedding| anew.chunk(e.chunk).is_some();
         kept.embeddings = old.embeddings.into_iter().filter(|(_, e)| said(e)).collect();
+        let last = told.last().map(|one| one.turn);
+        kept.keys = old.keys.into_iter().filter(|(turn, _)| Some(*turn) <= last).collect();
         self.write(to, |place| *place = kept)
     }
 
@@ -394,6 +398,43 @@ impl Store for MemoryStore {
         let kept =
             kept.ok_or_else(|| SeamError::new("renaming", format!("there is no conversation '{from}'")))?;
         self.write(to, |place| *place = kept)
+    }
+
+    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, SeamError> {
+        let keys = &self.kept(conversation).keys;
+        Ok(keys.values().skip(keys.len().saturating_sub(last)).copied().collect())
+    }
+
+    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), SeamError> {
+        self.write(conversation, |kept| kept.keys.extend(keys.iter().map(|key| (key.turn, *key))))
+    }
+
+    fn find_messages(
+        &mut self,
+        lookup: MessageLookup,
+        most: usize,
+    ) -> Result<Vec<(String, TurnId)>, SeamError> {
+        let is = |key: &&MessageKey| match lookup {
+            MessageLookup::Prefix(prefix) => key.prefix == prefix,
+            MessageLookup::Loose(loose) => key.loose == loose,
+        };
+        let all = self.pending.iter().flat_map(|(name, kept)| kept.keys.values().map(move |key| (name, key)));
+        Ok(all.filter(|(_, key)| is(key)).map(|(name, key)| (name.clone(), key.turn)).take(most).collect())
+    }
+
+    fn transact_all(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        changes: &[Change],
+    ) -> Result<(), SeamError> {
+        // A copy of both, so that a change that does not fit leaves nothing behind.
+        let (mut store, mut draft) = (self.clone(), timeline.clone());
+        for change in changes {
+            store.transact(conversation, &mut draft, change, Durability::Now)?;
+        }
+        (*self, *timeline) = (store, draft);
+        Ok(())
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
@@ -508,6 +549,31 @@ impl<S: Store> Store for FailingStore<S> {
 
     fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
         self.call(|s| s.rename(from, to))
+    }
+
+    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, SeamError> {
+        self.call(|s| s.message_keys(conversation, last))
+    }
+
+    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), SeamError> {
+        self.call(|s| s.put_message_keys(conversation, keys))
+    }
+
+    fn find_messages(
+        &mut self,
+        lookup: MessageLookup,
+        most: usize,
+    ) -> Result<Vec<(String, TurnId)>, SeamError> {
+        self.call(|s| s.find_messages(lookup, most))
+    }
+
+    fn transact_all(
+        &mut self,
+        conversation: &str,
+        timeline: &mut Timeline,
+        changes: &[Change],
+    ) -> Result<(), SeamError> {
+        self.call(|s| s.transact_all(conversation, timeline, changes))
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {

@@ -262,7 +262,7 @@ impl World {
         let Some(chunk) = self.pick(whom) else { return };
         if dice.is_multiple_of(2) {
             let Ok(change) = signals::delete(&self.timeline, chunk) else { return };
-            let Change::Withdraw(parts) = &change else { panic!("a deletion withdraws") };
+            let Change::Withdraw { parts, .. } = &change else { panic!("a deletion withdraws") };
             parts.iter().for_each(|p| self.each(p.chunk, |t| t.gone = true));
             assert!(parts.iter().any(|p| p.chunk == chunk));
             self.apply(&change);

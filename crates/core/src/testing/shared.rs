@@ -4,7 +4,9 @@
 
 use crate::body::Body;
 use crate::change::Change;
-use crate::seams::{Access, Durability, Embedding, Entry, Kind, Record, SeamError, Store, Summary};
+use crate::seams::{
+    Access, Durability, Embedding, Entry, Kind, MessageKey, MessageLookup, Record, SeamError, Store, Summary,
+};
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TurnId};
 use crate::told::Told;
@@ -81,6 +83,22 @@ impl<S: Store> Store for Shared<S> {
     }
     fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
         self.lock().rename(from, to)
+    }
+    fn message_keys(&mut self, c: &str, last: usize) -> Result<Vec<MessageKey>, SeamError> {
+        self.lock().message_keys(c, last)
+    }
+    fn put_message_keys(&mut self, c: &str, keys: &[MessageKey]) -> Result<(), SeamError> {
+        self.lock().put_message_keys(c, keys)
+    }
+    fn find_messages(
+        &mut self,
+        lookup: MessageLookup,
+        most: usize,
+    ) -> Result<Vec<(String, TurnId)>, SeamError> {
+        self.lock().find_messages(lookup, most)
+    }
+    fn transact_all(&mut self, c: &str, t: &mut Timeline, changes: &[Change]) -> Result<(), SeamError> {
+        self.lock().transact_all(c, t, changes)
     }
     fn set_model(&mut self, c: &str, model: &str) -> Result<(), SeamError> {
         self.lock().set_model(c, model)

@@ -20,6 +20,9 @@ use std::time::SystemTime;
 use writer::{Work, Writer};
 use xxhash_rust::xxh3::xxh3_128;
 
+/// Branches of branches whose pieces are looked through.
+const BRANCHES: usize = 32;
+
 /// The most tokens of a piece.
 pub const LONGEST: usize = 512;
 
@@ -118,6 +121,8 @@ pub struct Graveyard {
     /// What the cells belong to: a model and how it is run.
     mark: u128,
     pieces: BTreeMap<At, Kept>,
+    /// Branches: whose pieces serve them too, and up to which position.
+    parents: BTreeMap<Whose, (Whose, i64)>,
     /// Files that nobody here will use, of other models or left over: the first to go.
     strangers: Vec<(PathBuf, u64)>,
     /// Bytes in memory.
@@ -136,6 +141,7 @@ impl Graveyard {
             room,
             mark,
             pieces: BTreeMap::new(),
+            parents: BTreeMap::new(),
             strangers: Vec::new(),
             ram: 0,
             disk: 0,
@@ -200,9 +206,29 @@ impl Graveyard {
     /// Whether a run is kept as it stands: these tokens from that one on, at that position.
     #[must_use]
     pub fn has(&self, conversation: &str, start: Key, tokens: &[Token], position: Pos) -> bool {
-        let kept = self.pieces.get(&(whose(conversation), start)).filter(|kept| !kept.outdated);
-        kept.and_then(|kept| kept.head.as_ref())
-            .is_some_and(|head| head.position == position && head.tokens.starts_with(tokens))
+        let end = start.plus(tokens.len().saturating_sub(1));
+        self.line_of(whose(conversation), end).any(|whose| {
+            let kept = self.pieces.get(&(whose, start)).filter(|kept| !kept.outdated);
+            kept.and_then(|kept| kept.head.as_ref())
+                .is_some_and(|head| head.position == position && head.tokens.starts_with(tokens))
+        })
+    }
+
+    /// A conversation branched off another: up to a position, the other's pieces serve both.
+    pub fn inherit(&mut self, conversation: &str, parent: &str, positions: u64) {
+        let upto = i64::try_from(positions).unwrap_or(i64::MAX);
+        let (own, parent) = (whose(conversation), whose(parent));
+        if own != parent {
+            self.parents.insert(own, (parent, upto));
+        }
+    }
+
+    /// A conversation, and those that it branched off before a token was said.
+    fn line_of(&self, whose: Whose, key: Key) -> impl Iterator<Item = Whose> + '_ {
+        let parent = move |own: &Whose| {
+            self.parents.get(own).filter(|(_, upto)| key.at < *upto).map(|(parent, _)| *parent)
+        };
+        std::iter::successors(Some(whose), parent).take(BRANCHES)
     }
 
     /// Keeps a piece, in the place of one that begins with the same token.
@@ -231,7 +257,7 @@ impl Graveyard {
 
     /// What is kept of a token, without its cells. A file that is damaged is thrown away.
     pub fn head(&mut self, conversation: &str, key: Key) -> Option<Arc<Head>> {
-        let at = self.holds(whose(conversation), key)?;
+        let at = self.serves(whose(conversation), key)?;
         let kept = self.pieces.get(&at)?;
         if let Some(head) = &kept.head {
             return Some(Arc::clone(head));
@@ -252,7 +278,7 @@ impl Graveyard {
 
     /// The piece that holds a token, from memory or from disk. A file that is damaged is thrown away.
     pub fn get(&mut self, conversation: &str, key: Key) -> Option<Arc<Piece>> {
-        let at = self.holds(whose(conversation), key)?;
+        let at = self.serves(whose(conversation), key)?;
         let kept = self.pieces.get(&at)?;
         let piece = match &kept.here {
             Some(piece) => Arc::clone(piece),
@@ -296,12 +322,15 @@ impl Graveyard {
 
     /// Drops a piece that turned out to be useless.
     pub fn discard(&mut self, conversation: &str, start: Key) {
-        self.drop_piece((whose(conversation), start));
+        let own = whose(conversation);
+        let holder = self.line_of(own, start).find(|whose| self.pieces.contains_key(&(*whose, start)));
+        self.drop_piece((holder.unwrap_or(own), start));
     }
 
     /// Drops all pieces of a conversation.
     pub fn forget(&mut self, conversation: &str) {
         let whose = whose(conversation);
+        self.parents.remove(&whose);
         let range = (whose, Key::ENDS.0)..=(whose, Key::ENDS.1);
         let all: Vec<_> = self.pieces.range(range).map(|(at, _)| *at).collect();
         all.into_iter().for_each(|at| self.drop_piece(at));
@@ -328,6 +357,11 @@ impl Graveyard {
             let _ = wait.recv();
             self.shrink();
         }
+    }
+
+    /// The piece that serves a token: the conversation's own, or that of one that it branched off.
+    fn serves(&self, whose: Whose, key: Key) -> Option<At> {
+        self.line_of(whose, key).find_map(|whose| self.holds(whose, key))
     }
 
     /// The piece that holds a token. Pieces may overlap: a chunk was cut or joined.

@@ -68,7 +68,7 @@ fn id(name: &str) -> String {
     responses((status = 200, body = Captures), (status = 404, body = Wrong)))]
 async fn captures(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Captures>> {
     aside(move || {
-        let standing = app.begun(&name)?.board().look().standing;
+        let standing = app.look_at_begun(&name)?.seen.standing;
         let records = app.read(|store| store.records(&name, Kind::Capture))?;
         let mut captures: Vec<Kept> = (records.into_iter())
             .map(|record| {
@@ -97,7 +97,7 @@ async fn captured(
     Named((name, capture)): Named<(String, String)>,
 ) -> Answer<Json<Captured>> {
     aside(move || {
-        app.begun(&name)?;
+        app.look_at_begun(&name)?;
         let records = app.read(|store| store.records(&name, Kind::Capture))?;
         let found = records.into_iter().find(|record| id(&record.key) == capture);
         let found = found.ok_or_else(|| Refusal::missing(format!("there is no capture '{capture}'")))?;

@@ -8,7 +8,7 @@ use super::wire::{
     TurnRecord, Word,
 };
 use crate::answer::{Answer, Named, Refusal, Words, Wrong, aside};
-use crate::app::App;
+use crate::app::{App, Looked};
 use axum::Json;
 use axum::extract::State;
 use halo_core::change::Tally;
@@ -16,10 +16,10 @@ use halo_core::prune::Rank;
 use halo_core::seams::{Kind, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Position, TurnId, Voice};
-use halo_engine::board::{Seen, Standing};
+use halo_engine::board::Standing;
 use halo_engine::grace;
 use halo_engine::history;
-use halo_engine::host::Desk;
+use halo_engine::variant;
 use halo_recall::rank;
 use halo_recall::recall::{self, Manner};
 use serde::Deserialize;
@@ -35,6 +35,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(state))
         .routes(routes!(chunk))
         .routes(routes!(graveyard))
+        .routes(routes!(deleted))
+        .routes(routes!(variants))
         .routes(routes!(search))
         .routes(routes!(turns))
         .routes(routes!(past))
@@ -57,22 +59,22 @@ async fn conversations(State(app): State<Arc<App>>) -> Answer<Json<Vec<Conversat
 #[utoipa::path(get, path = "/conversations/{name}", params(("name" = String, Path)),
     responses((status = 200, body = wire::State), (status = 404, body = Wrong)))]
 async fn state(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<wire::State>> {
-    let told = |seen: Seen, desk: &Desk, stood: Arc<Stood>| {
-        let (events, notices) = (seen.events, desk.notices().to_vec());
-        Ok(Json(wire::State { stood, events, notices, running: seen.running.as_deref().map(Into::into) }))
+    let told = |looked: Looked, stood: Arc<Stood>| {
+        let Looked { seen, notices } = looked;
+        let (events, running) = (seen.events, seen.running.as_deref().map(Into::into));
+        Ok(Json(wire::State { stood, events, notices, running }))
     };
     // Where it is in words already, there is nothing to wait for.
     if let Some(desk) = app.host.find(&name) {
-        let seen = desk.board().look();
-        if let Some(stood) = app.shown.known(&seen) {
-            return told(seen, &desk, stood);
+        let looked = Looked { seen: desk.board().look(), notices: desk.notices().to_vec() };
+        if let Some(stood) = app.shown.known(&looked.seen) {
+            return told(looked, stood);
         }
     }
     aside(move || {
-        let desk = app.desk(&name)?;
-        let seen = desk.board().look();
-        let stood = app.shown.of(&seen, || stood(&app, &seen.standing))?;
-        told(seen, &desk, stood)
+        let looked = app.look(&name)?;
+        let stood = app.shown.of(&looked.seen, || stood(&app, &looked.seen.standing))?;
+        told(looked, stood)
     })
     .await
 }
@@ -113,8 +115,7 @@ async fn chunk(
 ) -> Answer<Json<Close>> {
     let id: ChunkId = chunk.parse().map_err(|e| Refusal::bad(format!("{e}")))?;
     aside(move || {
-        let desk = app.begun(&name)?;
-        let mut timeline = desk.board().look().standing.timeline.clone();
+        let mut timeline = app.look_at_begun(&name)?.seen.standing.timeline.clone();
         let (history, hidden) = app.read(|store| {
             bring(store, &name, &mut timeline, &[id])?;
             Ok((history::of(store, &name, id)?, grace::hidden(store, &name)?))
@@ -193,8 +194,7 @@ async fn graveyard(
     Words(which): Words<Which>,
 ) -> Answer<Json<Graveyard>> {
     aside(move || {
-        let desk = app.desk(&name)?;
-        let standing = desk.board().look().standing;
+        let standing = app.look(&name)?.seen.standing;
         let mut timeline = standing.timeline.clone();
         let dead: Vec<ChunkId> = if which.q.trim().is_empty() {
             let mut dead: Vec<_> = timeline.chunks().filter(|c| wire::is_dead(*c)).collect();
@@ -231,6 +231,68 @@ async fn graveyard(
     .await
 }
 
+/// Which of what was deleted.
+#[derive(Deserialize, IntoParams)]
+struct Page {
+    /// How many of them are left out before the first
+    #[serde(default)]
+    from: usize,
+    /// How many are wanted, at most 200
+    #[serde(default = "fifty")]
+    most: usize,
+}
+
+/// What was deleted, by hand or as a variant, and why, the latest first. All of it can be restored until it is forgotten
+#[utoipa::path(get, path = "/conversations/{name}/deleted", params(("name" = String, Path), Page),
+    responses((status = 200, body = Graveyard), (status = 400, body = Wrong), (status = 404, body = Wrong)))]
+async fn deleted(
+    State(app): State<Arc<App>>,
+    Named(name): Named<String>,
+    Words(page): Words<Page>,
+) -> Answer<Json<Graveyard>> {
+    aside(move || {
+        let mut timeline = app.look(&name)?.seen.standing.timeline.clone();
+        if timeline.is_empty() {
+            return Ok(Json(Graveyard { of: 0, chunks: Vec::new() }));
+        }
+        let gone = |c: &halo_core::timeline::ChunkRef<'_>| c.withdrawn_len() > 0 && !c.is_forgotten();
+        let all: Vec<ChunkId> = timeline.chunks().filter(gone).map(|c| c.id()).collect();
+        app.read(|store| {
+            let hidden = grace::hidden(store, &name)?;
+            let all: Vec<ChunkId> = all.into_iter().rev().filter(|id| !hidden.contains_key(id)).collect();
+            // An answer that ended before its first token says nothing.
+            bring(store, &name, &mut timeline, &all)?;
+            let says = |id: &ChunkId| timeline.chunk(*id).is_some_and(|c| !c.text().trim().is_empty());
+            let all: Vec<ChunkId> = all.into_iter().filter(says).collect();
+            let mut rows = Vec::new();
+            for &id in all.iter().skip(page.from).take(page.most.min(200)) {
+                let happened = history::of(store, &name, id)?.into_iter().rev().find(|h| h.what == "deleted");
+                let Some(chunk) = timeline.chunk(id) else { continue };
+                rows.push(Chunk { why: happened.map(|h| h.why), ..Chunk::of(chunk, &timeline, 0) });
+            }
+            Ok(Graveyard { of: all.len(), chunks: rows })
+        })
+        .map(Json)
+        .map_err(Refusal::from)
+    })
+    .await
+}
+
+/// The answers, or versions of the last exchange, that can be chosen from; empty where there is only one
+#[utoipa::path(get, path = "/conversations/{name}/variants", params(("name" = String, Path)),
+    responses((status = 200, body = Vec<wire::Variant>), (status = 404, body = Wrong)))]
+async fn variants(
+    State(app): State<Arc<App>>,
+    Named(name): Named<String>,
+) -> Answer<Json<Vec<wire::Variant>>> {
+    aside(move || {
+        let mut timeline = app.look(&name)?.seen.standing.timeline.clone();
+        let choices = app.read(|store| variant::choices(store, &name, &mut timeline))?;
+        Ok(Json(choices.into_iter().map(Into::into).collect()))
+    })
+    .await
+}
+
 /// What to look for.
 #[derive(Deserialize, IntoParams)]
 struct Asked {
@@ -254,11 +316,10 @@ async fn search(
     Words(asked): Words<Asked>,
 ) -> Answer<Json<Vec<Found>>> {
     aside(move || {
-        let desk = app.desk(&name)?;
         if asked.q.trim().is_empty() {
             return Err(Refusal::bad("say what to look for: ?q=…"));
         }
-        let standing = desk.board().look().standing;
+        let standing = app.look(&name)?.seen.standing;
         let mut timeline = standing.timeline.clone();
         let found = find(&app, &standing, &asked.q, asked.most.min(100))?;
         let chunks: Vec<ChunkId> = found.iter().map(|found| found.hit.chunk).collect();
@@ -315,7 +376,7 @@ fn bring(
     responses((status = 200, body = Vec<TurnRecord>), (status = 404, body = Wrong)))]
 async fn turns(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Vec<TurnRecord>>> {
     aside(move || {
-        app.begun(&name)?;
+        app.look_at_begun(&name)?;
         let records = app.read(|store| store.records(&name, Kind::Turn))?;
         let mut turns: Vec<TurnRecord> = records
             .into_iter()
@@ -335,7 +396,7 @@ async fn turns(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
     responses((status = 200, body = Past), (status = 400, body = Wrong), (status = 404, body = Wrong)))]
 async fn past(State(app): State<Arc<App>>, Named((name, turn)): Named<(String, u32)>) -> Answer<Json<Past>> {
     aside(move || {
-        let standing = app.begun(&name)?.board().look().standing;
+        let standing = app.look_at_begun(&name)?.seen.standing;
         if !standing.timeline.turns().iter().any(|known| known.id == TurnId(turn)) {
             return Err(Refusal::missing(format!("there is no turn {turn} in '{name}'")));
         }
@@ -365,7 +426,7 @@ async fn looks(
     Named((name, position)): Named<(String, u64)>,
 ) -> Answer<Json<Attended>> {
     aside(move || {
-        let standing = app.begun(&name)?.board().look().standing;
+        let standing = app.look_at_begun(&name)?.seen.standing;
         let missing = "only what the latest answer looked at is kept, since the program was started";
         let look = app.looks.of(&name, Position(position)).ok_or_else(|| Refusal::missing(missing))?;
         let timeline = &standing.timeline;
@@ -397,7 +458,7 @@ async fn looks(
     responses((status = 200, body = Vec<Note>), (status = 404, body = Wrong)))]
 async fn notes(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Vec<Note>>> {
     aside(move || {
-        app.begun(&name)?;
+        app.look_at_begun(&name)?;
         let notes = app.read(|store| store.records(&name, Kind::Note))?;
         Ok(Json(notes.into_iter().map(|note| Note { file: note.key, text: note.value }).collect()))
     })

@@ -85,7 +85,7 @@ async fn memories(
     Words(asked): Words<Asked>,
 ) -> Answer<Json<Memories>> {
     aside(move || {
-        let standing = app.desk(&name)?.board().look().standing;
+        let standing = app.look(&name)?.seen.standing;
         let told = |memory: &Memory| Remembered {
             id: memory.id,
             from: memory.span.from.0,

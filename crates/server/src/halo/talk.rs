@@ -1,6 +1,6 @@
 //! Talking, and the user's own hand.
 
-use super::wire::{Begun, Branch, Message, Name, Note, Signals, SignalsDone, Undo};
+use super::wire::{Begun, Branch, Chosen, Message, Name, Note, Signals, SignalsDone, Undo};
 use crate::answer::{Answer, Body, Named, Refusal, Wrong, aside};
 use crate::app::App;
 use axum::Json;
@@ -13,7 +13,7 @@ use halo_engine::host::{Desk, Request};
 use halo_engine::session::Session;
 use halo_engine::signal::Signal;
 use halo_engine::tools::notes;
-use halo_engine::turn::Say;
+use halo_engine::turn::{AskedBy, Say};
 use serde_json::json;
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
@@ -28,6 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(stop))
         .routes(routes!(signals))
         .routes(routes!(undo))
+        .routes(routes!(choose))
         .routes(routes!(branch))
         .routes(routes!(rename))
         .routes(routes!(write_note))
@@ -52,7 +53,7 @@ async fn say(
     responses((status = 202, body = Begun), (status = 404, body = Wrong), (status = 422, body = Wrong), (status = 503, body = Wrong)))]
 async fn again(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Response> {
     let desk = existing(&app, &name).await?;
-    ask(&app, &desk, &name, Say::Again).await
+    ask(&app, &desk, &name, Say::Again(AskedBy::User)).await
 }
 
 /// Takes the last message back, with its answer, and says another in its place
@@ -64,7 +65,7 @@ async fn instead(
     Body(message): Body<Message>,
 ) -> Answer<Response> {
     let desk = existing(&app, &name).await?;
-    ask(&app, &desk, &name, Say::Instead(message.text)).await
+    ask(&app, &desk, &name, Say::Instead(message.text, AskedBy::User)).await
 }
 
 /// Stops the answer that is being given; what was said of it stays
@@ -179,6 +180,31 @@ async fn undo(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Puts a variant in the place of what stands there, which becomes a variant itself
+#[utoipa::path(post, path = "/conversations/{name}/variants", params(("name" = String, Path)), request_body = Chosen,
+    responses((status = 204), (status = 400, body = Wrong), (status = 404, body = Wrong), (status = 422, body = Wrong), (status = 503, body = Wrong)))]
+async fn choose(
+    State(app): State<Arc<App>>,
+    Named(name): Named<String>,
+    Body(wanted): Body<Chosen>,
+) -> Answer<StatusCode> {
+    let desk = existing(&app, &name).await?;
+    within(&desk, move |session| {
+        let choices = session.choices()?;
+        let stands = choices.iter().find(|choice| choice.stands).map_or(&[][..], |choice| &choice.turns);
+        let chosen = choices.iter().find(|choice| choice.turns.first().is_some_and(|t| t.0 == wanted.turn));
+        let chosen = chosen.ok_or_else(|| {
+            Refusal::missing(format!("there is no variant that begins with turn {}", wanted.turn))
+        })?;
+        if !chosen.stands {
+            session.choose_variant(&chosen.turns, stands)?;
+        }
+        Ok(((), Some(("variant chosen", Vec::new()))))
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 /// Begins another conversation that shares the past of this one
 #[utoipa::path(post, path = "/conversations/{name}/branch", params(("name" = String, Path)), request_body = Branch,
     responses((status = 201, body = Object), (status = 400, body = Wrong), (status = 404, body = Wrong), (status = 409, body = Wrong), (status = 422, body = Wrong)))]
@@ -219,14 +245,9 @@ async fn rename(
 async fn free(app: &Arc<App>, name: &str) -> Answer<()> {
     crate::app::check_name(name)?;
     let (app, name) = (Arc::clone(app), name.to_owned());
-    aside(move || {
-        let taken = app.read(|store| Ok(store.conversations()?.iter().any(|known| known.name == name)))?;
-        match taken {
-            true => {
-                Err(Refusal::new(StatusCode::CONFLICT, format!("there is a conversation '{name}' already")))
-            }
-            false => Ok(()),
-        }
+    aside(move || match !app.is_free(&name)? {
+        true => Err(Refusal::new(StatusCode::CONFLICT, format!("there is a conversation '{name}' already"))),
+        false => Ok(()),
     })
     .await
 }

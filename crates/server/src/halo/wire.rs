@@ -701,3 +701,45 @@ mod tests {
         assert_eq!(lights(&one, Rank::Mean), [0.5]);
     }
 }
+
+/// An answer, or a version of the last exchange, that can be chosen.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Variant {
+    /// Its first turn, by which it is chosen.
+    pub turn: u32,
+    /// What it says, message by message.
+    pub messages: Vec<VariantMessage>,
+    /// Whether it is what stands in the conversation now.
+    pub stands: bool,
+}
+
+/// A message of a variant.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct VariantMessage {
+    /// Who says it: user or assistant.
+    pub role: String,
+    /// What it says.
+    pub text: String,
+}
+
+impl From<halo_engine::variant::Choice> for Variant {
+    fn from(choice: halo_engine::variant::Choice) -> Self {
+        let message = |(role, text): (halo_core::token::Role, String)| VariantMessage {
+            role: role.name().to_owned(),
+            text,
+        };
+        Self {
+            turn: choice.turns.first().map_or(0, |turn| turn.0),
+            messages: choice.messages.into_iter().map(message).collect(),
+            stands: choice.stands,
+        }
+    }
+}
+
+/// Which variant is wanted.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Chosen {
+    /// Its first turn.
+    pub turn: u32,
+}

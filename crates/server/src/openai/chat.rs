@@ -1,21 +1,26 @@
 //! Chat. The conversation is named by a header, or known again by its history; only what is new of a request is said in it.
 
-use super::align::{self, COMPARED, HEARD, Heard, sum};
-use super::{Asked, Drawn, Told, now, reason, unique, usage};
+use super::place::{End, Placed, Plan, place};
+use super::{Asked, Drawn, Told, error_event, now, reason, unique, usage};
 use crate::answer::{Answer, Refusal, aside};
 use crate::app::App;
+use crate::kobold::whole;
+use crate::raw::{self, Ask};
 use crate::stops::Held;
-use crate::stream::channel;
+use crate::stream::{channel, streamed};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use halo_core::seams::{Flow, Kind, Sampling, SeamError};
-use halo_core::token::{Role, TurnId};
+use halo_core::attention::Watch;
+use halo_core::seams::{Flow, Message, ModelStep, Sampling, SeamError};
+use halo_core::token::{Role, TokenId};
+use halo_engine::align::SentMessage;
 use halo_engine::event::{Event, Summary};
+use halo_engine::frame::Frame;
 use halo_engine::host::{Desk, Teller};
 use halo_engine::session::Session;
-use halo_engine::turn::Say;
+use halo_engine::turn::{AskedBy, Say};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -24,16 +29,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Which conversation, where a client says so.
 const NAMED: &str = "x-halo-conversation";
 
+/// The name that stands for none: the request is answered, and nothing is stored.
+const NOT_STORED: &str = "none";
+
 #[derive(Deserialize)]
 pub(super) struct Chat {
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     tool_choice: Option<Value>,
+    /// Whether the request is to be stored; OpenAI's clients say so where it is not.
+    store: Option<bool>,
     #[serde(flatten)]
     drawn: Drawn,
 }
 
 #[derive(Deserialize)]
-struct Message {
+struct ChatMessage {
     role: String,
     content: Option<Content>,
 }
@@ -51,22 +61,28 @@ struct Part {
     text: Option<String>,
 }
 
-/// What is wanted: the instructions, if there are any, and what was said, the last of it now.
-struct Wanted {
-    system: Option<String>,
-    messages: Vec<(Role, String)>,
-    sampling: Sampling,
+/// What is wanted: the system prompt, if there is one, and what was said, the last of it now.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    pub system: Option<String>,
+    pub messages: Vec<SentMessage>,
+    pub sampling: Sampling,
 }
 
 impl Chat {
-    fn wanted(&self, usual: &Sampling) -> Answer<Wanted> {
+    fn wanted(&self, usual: &Sampling, most: usize) -> Answer<Wanted> {
         if self.tool_choice.as_ref().is_some_and(|choice| *choice == json!("required") || choice.is_object())
         {
             return Err(Refusal::bad(
                 "the model cannot be made to call a function here: leave tool_choice out",
             ));
         }
-        let (mut system, mut messages): (Vec<String>, Vec<(Role, String)>) = (Vec::new(), Vec::new());
+        if self.messages.len() > most {
+            let why =
+                format!("a request holds at most {most} messages, and this has {}", self.messages.len());
+            return Err(Refusal::bad(why));
+        }
+        let (mut system, mut messages): (Vec<String>, Vec<SentMessage>) = (Vec::new(), Vec::new());
         for (n, message) in self.messages.iter().enumerate() {
             let text = match &message.content {
                 None => String::new(),
@@ -81,21 +97,28 @@ impl Chat {
                     parts.iter().filter_map(|part| part.text.as_deref()).collect()
                 }
             };
-            match message.role.as_str() {
-                "system" | "developer" => system.push(text),
-                "user" | "tool" | "function" => messages.push((Role::User, text)),
-                "assistant" => messages.push((Role::Assistant, text)),
+            let role = match message.role.as_str() {
+                "system" | "developer" => Role::System,
+                "user" | "tool" | "function" => Role::User,
+                "assistant" => Role::Assistant,
                 other => {
                     let why = format!(
                         "messages[{n}]: the role cannot be '{other}': system, user, assistant or tool"
                     );
                     return Err(Refusal::bad(why));
                 }
+            };
+            if text.trim().is_empty() {
+                continue;
+            }
+            // What stands before everything is the system prompt; a system message further on stays where it is.
+            match role {
+                Role::System if messages.is_empty() => system.push(text),
+                role => messages.push(SentMessage::new(role, text)),
             }
         }
-        messages.retain(|(_, text)| !text.trim().is_empty());
         match messages.last() {
-            Some((Role::User, _)) => {}
+            Some(SentMessage { role: Role::User, .. }) => {}
             _ => return Err(Refusal::bad("the last message must be the user's, and say something")),
         }
         let system = (!system.is_empty()).then(|| system.join("\n\n"));
@@ -108,7 +131,7 @@ pub(super) async fn completions(
     headers: HeaderMap,
     Asked(chat): Asked<Chat>,
 ) -> Told<Response> {
-    let wanted = chat.wanted(&app.parts.rules().sampling)?;
+    let wanted = chat.wanted(&app.parts.rules().sampling, app.limits.messages)?;
     app.room_in_line()?;
     let named = match headers.get(NAMED).map(|name| name.to_str()) {
         None => None,
@@ -117,19 +140,20 @@ pub(super) async fn completions(
             return Err(Refusal::bad(format!("{NAMED} must be plain text, or percent-encoded")).into());
         }
     };
+    if named.as_deref() == Some(NOT_STORED) || chat.store == Some(false) {
+        return once(app, &chat, wanted).await;
+    }
     let finder = Arc::clone(&app);
-    let (desk, name, wanted) = aside(move || {
-        let name = match named {
-            Some(name) => name,
-            None => which(&finder, &wanted)?,
-        };
-        Ok((finder.desk_or_new(&name)?, name, wanted))
+    let (desk, placed, wanted) = aside(move || {
+        let placed = place(&finder, named.as_deref(), &wanted)?;
+        Ok((finder.desk_or_new(&placed.name)?, placed, wanted))
     })
     .await?;
+    let name = placed.name.clone();
     let (id, created, model) = (unique("chatcmpl"), now(), app.parts.info().name);
     if chat.drawn.stream {
         let counted = chat.drawn.stream_options.as_ref().is_some_and(|options| options.include_usage);
-        let (out, failed, response) = channel();
+        let (out, ended, response) = channel(error_event);
         let told = move |delta: Value, finish: Option<&str>| {
             let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish });
             json!({ "id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": [choice] })
@@ -147,9 +171,8 @@ pub(super) async fn completions(
             }
             out.event(None, &told(json!({ "content": text }), None))
         };
-        say(&app, &desk, &name, wanted, hear, move |done| match done {
-            Err(why) => drop(failed.send(why)),
-            Ok(Said { summary, prompt, rest, .. }) => {
+        say(&app, &desk, placed, wanted, hear, move |done| {
+            let done = done.map(|Said { summary, prompt, rest, .. }| {
                 if !rest.is_empty() {
                     end.event(None, &last(json!({ "content": rest }), None));
                 }
@@ -161,7 +184,8 @@ pub(super) async fn completions(
                     end.event(None, &finished);
                 }
                 end.line(None, "[DONE]");
-            }
+            });
+            let _ = ended.send(done);
         })?;
         let mut response = response.await?;
         tell_name(&mut response, &name);
@@ -172,7 +196,7 @@ pub(super) async fn completions(
     let alive = Alive(Arc::new(AtomicBool::new(true)));
     let there = Arc::clone(&alive.0);
     let hear = move |_: Option<&str>| if there.load(Ordering::SeqCst) { Flow::Continue } else { Flow::Stop };
-    say(&app, &desk, &name, wanted, hear, move |told| drop(done.send(told)))?;
+    say(&app, &desk, placed, wanted, hear, move |told| drop(done.send(told)))?;
     let told =
         heard.await.map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending"))?;
     let Said { summary, prompt, text, .. } = told?;
@@ -235,36 +259,90 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The conversation that a request goes on with, or the name of a new one.
-fn which(app: &App, wanted: &Wanted) -> Answer<String> {
-    let system = wanted.system.as_deref().map_or(0, |system| sum(Role::System, system));
-    let sent: Vec<u64> = wanted.messages.iter().map(|(role, text)| sum(*role, text)).collect();
-    let (best, taken) = app.read(|store| {
-        let (mut best, mut taken) = (None, Vec::new());
-        for known in store.conversations()? {
-            let records = store.records(&known.name, Kind::Setting)?;
-            let heard = records.iter().find(|record| record.key == HEARD);
-            let heard: Option<Heard> = heard.and_then(|record| serde_json::from_str(&record.value).ok());
-            if let Some(heard) = heard.filter(|heard| heard.system == system) {
-                let sums: Vec<u64> = heard.messages.iter().map(|(_, sum)| *sum).collect();
-                let fit = align::fit(&sums, &sent);
-                let key = fit.map(|fit| (fit.compared, std::cmp::Reverse(fit.after), known.used));
-                if key.is_some() && best.as_ref().is_none_or(|(other, _)| *other < key) {
-                    best = Some((key, known.name.clone()));
-                }
-            }
-            taken.push(known.name);
+/// Answers without a conversation: nothing is stored, and nothing is kept of it afterwards.
+async fn once(app: Arc<App>, chat: &Chat, wanted: Wanted) -> Told<Response> {
+    let (preparing, sampling) = (Arc::clone(&app), wanted.sampling.clone());
+    let ask = aside(move || {
+        let mut model = preparing.parts.model()?;
+        let rules = preparing.parts.rules();
+        let system = wanted.system.unwrap_or(rules.system);
+        let frame = Frame {
+            template: model.info().template.clone(),
+            system: system.clone(),
+            dates: false,
+            names: rules.names,
+        };
+        let mut ids: Vec<TokenId> = Vec::new();
+        let mut read = |text: &str, special: bool| -> Result<(), SeamError> {
+            ids.extend(model.tokenize(text, special)?.iter().map(|piece| piece.id));
+            Ok(())
+        };
+        read(&frame.before_system(), true)?;
+        read(system.trim(), false)?;
+        let (mut before, mut messages) = (None, Vec::new());
+        if !system.trim().is_empty() {
+            messages.push(Message { role: Role::System, text: system.trim().to_owned() });
         }
-        Ok((best, taken))
-    })?;
-    if let Some((_, name)) = best {
-        return Ok(name);
-    }
-    let words: String = wanted.messages[0].1.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let words: String = words.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(48).collect();
-    let numbered = (2..).map(|n| format!("{words} {n}"));
-    let name = std::iter::once(words.clone()).chain(numbered).find(|name| !taken.contains(name));
-    Ok(name.unwrap_or(words))
+        for SentMessage { role, text, .. } in &wanted.messages {
+            read(&frame.opening(*role, before, None), true)?;
+            read(text, false)?;
+            before = Some(*role);
+            messages.push(Message { role: *role, text: text.clone() });
+        }
+        read(&frame.opening(Role::Assistant, before, None), true)?;
+        let (text, who) = (String::new(), "once".to_owned());
+        Ok(Ask { ids, text, messages, sampling, watch: Watch::nothing(), who, aside: true })
+    })
+    .await?;
+    let (id, created, model, prompt) = (unique("chatcmpl"), now(), app.parts.info().name, ask.ids.len());
+    let told = move |kind: &str, what: Value, finish: Option<&str>| {
+        let (object, key) = match kind {
+            "delta" => ("chat.completion.chunk", "delta"),
+            _ => ("chat.completion", "message"),
+        };
+        let choice = json!({ "index": 0, key: what, "logprobs": null, "finish_reason": finish });
+        json!({ "id": id, "object": object, "created": created, "model": model, "choices": [choice] })
+    };
+    let mut response = if chat.drawn.stream {
+        let counted = chat.drawn.stream_options.as_ref().is_some_and(|options| options.include_usage);
+        let streaming = streamed(error_event, move |out| {
+            let mut held = Held::new(&ask.sampling.stop);
+            let mut tokens = 0;
+            let finish = raw::ask(&app, &ask, &mut |_| out.flow(), &mut |step| {
+                let ModelStep::Token(piece, _) = step else { return out.flow() };
+                if tokens == 0 {
+                    out.event(None, &told("delta", json!({ "role": "assistant", "content": "" }), None));
+                }
+                tokens += 1;
+                match held.push(&piece.text) {
+                    text if text.is_empty() => out.flow(),
+                    text => out.event(None, &told("delta", json!({ "content": text }), None)),
+                }
+            })?;
+            let rest = held.end();
+            if !rest.is_empty() {
+                out.event(None, &told("delta", json!({ "content": rest }), None));
+            }
+            let mut finished = told("delta", json!({}), Some(reason(finish)));
+            out.event(None, &finished);
+            if counted {
+                finished["choices"] = json!([]);
+                finished["usage"] = usage(prompt, tokens);
+                out.event(None, &finished);
+            }
+            out.line(None, "[DONE]");
+            Ok(())
+        });
+        streaming.await?
+    } else {
+        let (text, finish, tokens) = whole(app, ask, true).await?;
+        let message = json!({ "role": "assistant", "content": text, "refusal": null });
+        let mut answer = told("message", message, Some(reason(finish)));
+        answer["usage"] = usage(prompt, tokens);
+        Json(answer).into_response()
+    };
+    tell_name(&mut response, NOT_STORED);
+    Ok(response)
 }
 
 /// What came of a turn.
@@ -284,111 +362,106 @@ struct Said {
 fn say(
     app: &Arc<App>,
     desk: &Desk,
-    name: &str,
+    placed: Placed,
     wanted: Wanted,
     mut hear: impl FnMut(Option<&str>) -> Flow + Send + 'static,
     done: impl FnOnce(Answer<Said>) + Send + 'static,
 ) -> Answer<()> {
-    let (app, name) = (Arc::clone(app), name.to_owned());
+    let app = Arc::clone(app);
     let job = move |session: &mut Session, teller: &Teller<'_>| {
-        let mut held = Held::new(&wanted.sampling.stop);
-        let (mut text, mut prompt) = (String::new(), 0);
-        let mut asker = |event: &Event| match event {
-            Event::Token { text: more, .. } => {
-                let more = held.push(more);
-                text.push_str(&more);
-                hear(Some(&more))
-            }
-            Event::Ready(upkeep) => {
-                prompt = upkeep.kept + upkeep.returned + upkeep.reread + upkeep.read;
-                hear(None)
-            }
-            _ => hear(None),
-        };
-        let who = (name, Some(wanted.sampling.clone()));
-        let spoken = teller.turn_after(session, who, &mut asker, |session| {
-            let say = begin(session, &wanted)?;
-            // Whoever looks sees what the client has told and taken back.
-            teller.changed("told", Vec::new());
-            Ok(say)
+        let Placed { name, plan, on_its_way } = placed;
+        let told = prepare(session, &wanted, &plan, &mut || match teller.is_stopped() {
+            true => Flow::Stop,
+            false => hear(None),
         });
-        let told = spoken.map_err(Refusal::from).map(|summary| {
+        // Whoever looks sees what the client has told.
+        teller.changed("told", Vec::new());
+        let said = told.and_then(|()| {
+            let mut held = Held::new(&wanted.sampling.stop);
+            let (mut text, mut prompt) = (String::new(), 0);
+            let mut asker = |event: &Event| match event {
+                Event::Token { text: more, .. } => {
+                    let more = held.push(more);
+                    text.push_str(&more);
+                    hear(Some(&more))
+                }
+                Event::Ready(upkeep) => {
+                    prompt = upkeep.kept + upkeep.returned + upkeep.reread + upkeep.read;
+                    hear(None)
+                }
+                _ => hear(None),
+            };
+            let who = (name, Some(wanted.sampling.clone()));
+            let summary =
+                teller.turn_after(session, who, &mut asker, |session| begin(session, &wanted, &plan))?;
             let rest = held.end();
             text.push_str(&rest);
-            Said { summary, prompt, text, rest }
+            Ok(Said { summary, prompt, text, rest })
         });
-        if let Ok(Said { summary, text, .. }) = &told {
+        let said = said.map_err(Refusal::from);
+        if let Ok(Said { summary, text, .. }) = &said {
             app.metrics.turn(&Ok(summary.clone()));
-            if let Err(why) = remember(session, &wanted, summary.turn, text) {
-                tracing::warn!("the conversation may not be known again: {why}");
+            if let Err(why) = session.key_answer(summary.turn, text) {
+                tracing::warn!("the conversation may not be found again by its history: {why}");
             }
         }
-        done(told);
+        drop(on_its_way);
+        done(said);
     };
     Ok(desk.send(job)?)
 }
 
-/// Brings a conversation to where the client is: what it has not heard is told, what the client has taken back is taken back.
-/// Returns what is to be said.
-fn begin(session: &mut Session, wanted: &Wanted) -> Result<Say, SeamError> {
+/// Brings a conversation to where the client is, as far as that replaces nothing and needs no model: its system prompt, and
+/// messages that it has not heard. All of them are one commit.
+fn prepare(
+    session: &mut Session,
+    wanted: &Wanted,
+    plan: &Plan,
+    go_on: &mut dyn FnMut() -> Flow,
+) -> Result<(), SeamError> {
+    let asides: Vec<&SentMessage> = plan.asides.iter().filter_map(|&n| wanted.messages.get(n)).collect();
+    session.keep_asides(&asides)?;
     if let Some(system) = &wanted.system {
         session.instruct(system)?;
     }
-    let sent: Vec<u64> = wanted.messages.iter().map(|(role, text)| sum(*role, text)).collect();
-    let known = known(session)?;
-    let sums: Vec<u64> = known.iter().map(|(_, _, sum)| *sum).collect();
-    let fit = align::fit(&sums, &sent);
-    let (from, after) = match fit {
-        Some(fit) => (fit.known, fit.after),
-        // A named conversation goes on with the message alone, whatever the client has sent before it.
-        None if !known.is_empty() => (wanted.messages.len() - 1, 0),
-        None => (0, 0),
-    };
-    let [new @ .., (_, message)] = &wanted.messages[from..] else {
-        return Err(SeamError::asked("reading the message", "there is none"));
-    };
-    if after > 0 {
-        // The client has gone back: what it has no more is taken back, and can be restored.
-        let gone: Vec<TurnId> = known[known.len() - after..].iter().map(|(turn, _, _)| *turn).collect();
-        let again = after == 2 && new.is_empty() && sums[sums.len() - 2] == *sent.last().unwrap_or(&0);
-        if again {
-            return Ok(Say::Again);
+    match plan.end {
+        End::GoesOn => tell_new(session, wanted, plan, go_on),
+        _ => Ok(()),
+    }
+}
+
+/// Appends the messages that are new but for the last one, which is to be answered.
+fn tell_new(
+    session: &mut Session,
+    wanted: &Wanted,
+    plan: &Plan,
+    go_on: &mut dyn FnMut() -> Flow,
+) -> Result<(), SeamError> {
+    let last = wanted.messages.len() - 1;
+    let new: Vec<(Role, String)> = wanted.messages[plan.known.min(last)..last]
+        .iter()
+        .map(|message| (message.role, message.text.clone()))
+        .collect();
+    if session.timeline().turns().iter().any(|turn| turn.role == Role::System) {
+        let sent = wanted.messages[..plan.known.min(last)].iter().filter(|m| m.role == Role::System);
+        let still: Vec<&str> = sent.map(|message| message.text.as_str()).collect();
+        session.prune_system_messages(&still)?;
+    }
+    session.tell(&new, go_on)
+}
+
+/// What is said once the model is free: the end of the conversation is set aside only now, and only if it is still what the
+/// client has seen.
+fn begin(session: &mut Session, wanted: &Wanted, plan: &Plan) -> Result<Say, SeamError> {
+    let message = wanted.messages.last().map(|message| message.text.clone()).unwrap_or_default();
+    match &plan.end {
+        End::AnsweredAgain(replaces) if session.ends_with(replaces) => Ok(Say::Again(AskedBy::Client)),
+        End::Edited(replaces) if session.ends_with(replaces) => Ok(Say::Instead(message, AskedBy::Client)),
+        End::Variant { chosen, replaces } if session.ends_with(replaces) => {
+            session.choose_variant(chosen, replaces)?;
+            tell_new(session, wanted, plan, &mut || Flow::Continue)?;
+            Ok(Say::Message(message))
         }
-        session.take_back(&gone)?;
+        _ => Ok(Say::Message(message)),
     }
-    for (role, text) in new {
-        session.hear(*role, text, &mut |_| Flow::Continue)?;
-    }
-    Ok(Say::Message(message.clone()))
-}
-
-/// The latest messages of a conversation, as the client has them where that is known.
-fn known(session: &mut Session) -> Result<Vec<(TurnId, Role, u64)>, SeamError> {
-    let heard = heard(session)?;
-    let latest = session.latest(COMPARED)?;
-    let told = |turn: TurnId| heard.messages.iter().find(|(t, _)| *t == turn.0).map(|(_, sum)| *sum);
-    Ok(latest
-        .into_iter()
-        .map(|(turn, role, text)| (turn, role, told(turn).unwrap_or_else(|| sum(role, &text))))
-        .collect())
-}
-
-fn heard(session: &mut Session) -> Result<Heard, SeamError> {
-    let name = session.name().to_owned();
-    let records = session.store().records(&name, Kind::Setting)?;
-    let record = records.iter().find(|record| record.key == HEARD);
-    Ok(record.and_then(|record| serde_json::from_str(&record.value).ok()).unwrap_or_default())
-}
-
-/// Keeps what the client will send when it comes again.
-fn remember(session: &mut Session, wanted: &Wanted, turn: TurnId, text: &str) -> Result<(), SeamError> {
-    let mut messages: Vec<(u32, u64)> =
-        known(session)?.into_iter().map(|(turn, _, sum)| (turn.0, sum)).collect();
-    if let Some(last) = messages.iter_mut().find(|(t, _)| *t == turn.0) {
-        last.1 = sum(Role::Assistant, text);
-    }
-    let system = wanted.system.as_deref().map_or(0, |system| sum(Role::System, system));
-    let heard = serde_json::to_string(&Heard { system, messages }).unwrap_or_default();
-    let name = session.name().to_owned();
-    session.store().put_record(&name, Kind::Setting, HEARD, Some(&heard))
 }

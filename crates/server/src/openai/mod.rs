@@ -1,8 +1,10 @@
 //! OpenAI's API: chat, completions, embeddings and models, streamed and not. Behind chat there is a conversation of Halo's: what
 //! a client has dropped of its history stays remembered, and comes back when it matters.
 
-mod align;
 mod chat;
+mod place;
+
+pub(crate) use place::Placing;
 
 use crate::answer::{Body, Refusal, aside};
 use crate::app::App;
@@ -45,8 +47,13 @@ impl<E: Into<Refusal>> From<E> for Wrong {
     }
 }
 
-impl IntoResponse for Wrong {
-    fn into_response(self) -> Response {
+/// An answer that broke off, as the last event of its stream.
+fn error_event(why: &Refusal) -> (Option<&'static str>, Value) {
+    (None, Wrong(why.clone()).body())
+}
+
+impl Wrong {
+    fn body(&self) -> Value {
         let status = self.0.status();
         let too_long = self.0.what().contains("the model sees");
         let (kind, code) = match status {
@@ -56,11 +63,17 @@ impl IntoResponse for Wrong {
             _ if status.is_client_error() => ("invalid_request_error", None),
             _ => ("server_error", None),
         };
-        let status =
-            if status == StatusCode::UNPROCESSABLE_ENTITY { StatusCode::BAD_REQUEST } else { status };
-        let error =
-            json!({ "error": { "message": self.0.what(), "type": kind, "param": null, "code": code } });
-        (status, Json(error)).into_response()
+        json!({ "error": { "message": self.0.what(), "type": kind, "param": null, "code": code } })
+    }
+}
+
+impl IntoResponse for Wrong {
+    fn into_response(self) -> Response {
+        let status = match self.0.status() {
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        };
+        (status, Json(self.body())).into_response()
     }
 }
 
@@ -261,7 +274,15 @@ async fn completions(State(app): State<Arc<App>>, Asked(wanted): Asked<Completio
             }
             None => (model.tokenize(&text, true)?.into_iter().map(|piece| piece.id).collect(), text),
         };
-        Ok(Ask { ids, text, sampling, watch: Watch::nothing(), who: "completions".into(), aside: false })
+        Ok(Ask {
+            ids,
+            text,
+            messages: Vec::new(),
+            sampling,
+            watch: Watch::nothing(),
+            who: "completions".into(),
+            aside: false,
+        })
     })
     .await?;
     let (id, created, model) = (unique("cmpl"), now(), app.parts.info().name);
@@ -277,7 +298,7 @@ async fn completions(State(app): State<Arc<App>>, Asked(wanted): Asked<Completio
         return Ok(Json(told).into_response());
     }
     let counted = wanted.drawn.stream_options.is_some_and(|options| options.include_usage);
-    let response = streamed(move |out| {
+    let response = streamed(error_event, move |out| {
         let mut held = Held::new(&ask.sampling.stop);
         let mut tokens = 0;
         if !before.is_empty() {

@@ -11,6 +11,7 @@ use halo_core::seams::Kind;
 use halo_core::token::ChunkId;
 use halo_engine::session::Session;
 use halo_engine::signal::Signal;
+use halo_engine::turn::AskedBy;
 use std::fmt::Write;
 
 /// What an order comes to.
@@ -64,9 +65,9 @@ pub fn obey(line: &str, session: &mut Session, settings: &Settings, paint: Paint
         "help" | "?" => Outcome::Page(HELP.into()),
         "quit" | "exit" | "q" => Outcome::Leave,
         "again" => Outcome::Again,
-        "edit" if rest.is_empty() => Outcome::Edit(session.unsay()?),
+        "edit" if rest.is_empty() => Outcome::Edit(session.unsay(AskedBy::User)?),
         "edit" => {
-            session.unsay()?;
+            session.unsay(AskedBy::User)?;
             Outcome::Say(order.trim_start().trim_start_matches("edit").trim().to_owned())
         }
         "why" => Outcome::Page(why(&rest, session)?),

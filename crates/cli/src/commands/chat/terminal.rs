@@ -10,6 +10,7 @@ use halo_agents::mu;
 use halo_core::seams::{Finish, Flow, SeamError};
 use halo_engine::event::{Event, Stage, Summary};
 use halo_engine::session::Session;
+use halo_engine::turn::AskedBy;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use std::collections::VecDeque;
@@ -71,7 +72,9 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
                 let message = line.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(&line);
                 Some(session.say(message, today, &mut |event| screen.show(event)))
             }
-            Ok(Some(Outcome::Again)) => Some(session.say_again(today, &mut |event| screen.show(event))),
+            Ok(Some(Outcome::Again)) => {
+                Some(session.say_again(AskedBy::User, today, &mut |event| screen.show(event)))
+            }
             Ok(Some(Outcome::Say(text))) => Some(session.say(&text, today, &mut |event| screen.show(event))),
             Ok(Some(Outcome::Edit(text))) => {
                 begun = text;

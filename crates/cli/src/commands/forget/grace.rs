@@ -5,7 +5,7 @@ use crate::commands::show::existing;
 use crate::commands::{print, print_json};
 use crate::{Common, printable, say};
 use anyhow::{Result, bail};
-use halo_core::change::{Change, Extent, Part};
+use halo_core::change::{Change, DeleteReason, Extent, Part};
 use halo_core::seams::{Access, Durability, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::ChunkId;
@@ -52,7 +52,8 @@ pub(super) fn begin(common: &Common, target: &Target, due: i64) -> Result<()> {
     let rest = without(before, &noted.chunks, &both);
     put(&mut store, name, &[rest.as_slice(), &[noted]].concat())?;
     if !hidden.is_empty() {
-        store.transact(name, &mut timeline, &Change::Withdraw(whole(&hidden)), Durability::Now)?;
+        let withdraw = Change::Withdraw { parts: whole(&hidden), reason: DeleteReason::Forget };
+        store.transact(name, &mut timeline, &withdraw, Durability::Now)?;
     }
     Ok(memory::hide(&mut store, name, &both, true)?)
 }
