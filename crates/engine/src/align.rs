@@ -9,7 +9,7 @@
 
 use halo_core::seams::MessageKey;
 use halo_core::token::{Role, TurnId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use unicode_normalization::UnicodeNormalization;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -209,11 +209,33 @@ fn speaker(text: &str) -> (&str, &str) {
     }
 }
 
-/// Whether two messages are the same one, as far as clients keep them the same: white space and a name in front may differ,
-/// another name may not.
+/// Whether two messages are the same one, as far as clients keep them the same: white space may differ, and a name in front
+/// may be there or not. Another name is another message.
 fn same(a: &MessageKey, b: &MessageKey) -> bool {
     a.role == b.role
         && (a.exact == b.exact || (a.loose == b.loose && (a.name == b.name || a.name == 0 || b.name == 0)))
+}
+
+/// A message of a history, and whether a word with a colon in front of it is a speaker's name: every message has one, or the
+/// same name is there more than once. "Price: 5" in the place of "5" is an edit.
+#[derive(Clone, Copy)]
+struct HistoryMessage<'a> {
+    key: &'a MessageKey,
+    has_speaker: bool,
+}
+
+impl HistoryMessage<'_> {
+    fn is(&self, known: &MessageKey) -> bool {
+        same(self.key, known) && (self.has_speaker || self.key.name == known.name || known.name != 0)
+    }
+}
+
+fn with_speakers<'a>(keys: &[&'a MessageKey]) -> Vec<HistoryMessage<'a>> {
+    let mut counts: BTreeMap<(u64, &str), usize> = BTreeMap::new();
+    keys.iter().for_each(|key| *counts.entry((key.name, key.role.name())).or_default() += 1);
+    let all_named = keys.len() > 1 && keys.iter().all(|key| key.name != 0);
+    let has_speaker = |key: &MessageKey| all_named || counts[&(key.name, key.role.name())] > 1;
+    keys.iter().map(|&key| HistoryMessage { key, has_speaker: key.name != 0 && has_speaker(key) }).collect()
 }
 
 /// Whether two system prompts are versions of one: much of it is the same.
@@ -263,7 +285,7 @@ impl<'a> Aligner<'a> {
             .collect();
         let history: Vec<usize> = (0..before.len()).filter(|&n| before[n].role != Role::System).collect();
         let keys: Vec<&MessageKey> = history.iter().map(|&n| &sent[n].key).collect();
-        let matches = match_messages(&keys, &standing);
+        let matches = match_messages(&with_speakers(&keys), &standing);
         let greeting = match candidate.from_start {
             true => standing.iter().position(|key| key.role == Role::User).unwrap_or(standing.len()),
             false => 0,
@@ -273,11 +295,10 @@ impl<'a> Aligner<'a> {
 
     fn verdict(mut self, text: &mut dyn FnMut(TurnId) -> Option<String>) -> Option<Alignment> {
         self.match_cut_answers(text);
-        let asides = match self.gaps() {
-            Ok(asides) => asides,
-            // The history departs within what is matched.
-            Err(at) => return self.branch(at),
-        };
+        let (asides, departs) = self.gaps();
+        if let Some(at) = departs {
+            return self.branch(at, asides);
+        }
         let Some(end) = self.matches.iter().rposition(Option::is_some) else { return self.first_again() };
         let at = self.matches[end]?;
         let rest: Vec<TurnId> = self.standing[at + 1..].iter().map(|key| key.turn).collect();
@@ -300,7 +321,7 @@ impl<'a> Aligner<'a> {
         if rest.is_empty() || (answers_only && new.first().is_none_or(|&n| self.sent[n].role == Role::User)) {
             // The same messages in another order are another conversation.
             let told = |n: &usize| self.sent[*n].key.length >= TELLING && self.stands(&self.sent[*n].key);
-            if new.iter().any(told) {
+            if !new.is_empty() && new.iter().all(told) {
                 return None;
             }
             // An answer that the client has not kept stays.
@@ -315,7 +336,7 @@ impl<'a> Aligner<'a> {
             let own = if again { self.last.key.length.max(1) } else { 0 };
             return self.judged(verdict, end, own, asides);
         }
-        self.branch(end)
+        self.branch(end, asides)
     }
 
     /// A request without a history that is known: its message may be the first one, asked again.
@@ -335,13 +356,14 @@ impl<'a> Aligner<'a> {
     }
 
     /// A new conversation from the history's message `end` on, or the one before it that is matched.
-    fn branch(&self, end: usize) -> Option<Alignment> {
+    fn branch(&self, end: usize, mut asides: Vec<usize>) -> Option<Alignment> {
         let end =
             (0..=end.min(self.matches.len().checked_sub(1)?)).rev().find(|&n| self.matches[n].is_some())?;
         let at = self.matches[end]?;
         let from = self.history[end] + 1;
         let through = self.standing[at].turn;
-        self.judged(Verdict::Branch { through, chosen: Vec::new(), from }, end, 0, Vec::new())
+        asides.retain(|&aside| aside < from);
+        self.judged(Verdict::Branch { through, chosen: Vec::new(), from }, end, 0, asides)
     }
 
     /// The verdict, if there is enough to know the conversation by. `own` is the length of the last message where it is known
@@ -391,11 +413,11 @@ impl<'a> Aligner<'a> {
         known.then_some(Alignment { verdict, fit, asides, through, behind: self.history[end] + 1 })
     }
 
-    /// Looks at what is not matched between what is. Returns the messages of the request that stand for others, or the place
-    /// in the history where it departs.
-    fn gaps(&self) -> Result<Vec<usize>, usize> {
-        let Some(end) = self.matches.iter().rposition(Option::is_some) else { return Ok(Vec::new()) };
+    /// Looks at what is not matched between what is. Returns the messages of the request that stand for others, and the place
+    /// in the history where it departs, if it does.
+    fn gaps(&self) -> (Vec<usize>, Option<usize>) {
         let mut asides = Vec::new();
+        let Some(end) = self.matches.iter().rposition(Option::is_some) else { return (asides, None) };
         let (mut n, mut next) = (0, 0);
         while n <= end {
             if let Some(at) = self.matches[n] {
@@ -410,12 +432,12 @@ impl<'a> Aligner<'a> {
             // What is put before everything changes nothing of what follows.
             let before_all = n == 0 && left_out == 0;
             if !(unknown.is_empty() || summary || before_all) {
-                return Err(n.saturating_sub(1));
+                return (asides, Some(n.saturating_sub(1)));
             }
             asides.extend(unknown.iter().map(|&m| self.history[m]));
             n = after;
         }
-        Ok(asides)
+        (asides, None)
     }
 
     /// Clients cut incomplete sentences off an answer, and go on with an answer that was cut: where one answer stands in the
@@ -477,9 +499,9 @@ impl<'a> Aligner<'a> {
 }
 
 /// Which of the messages that stand each message of a history is: the longest common subsequence, as late as can be.
-fn match_messages(history: &[&MessageKey], standing: &[&MessageKey]) -> Vec<Option<usize>> {
+fn match_messages(history: &[HistoryMessage<'_>], standing: &[&MessageKey]) -> Vec<Option<usize>> {
     let mut matches = vec![None; history.len()];
-    let head = history.iter().zip(standing).take_while(|(a, b)| same(a, b)).count();
+    let head = history.iter().zip(standing).take_while(|(sent, known)| sent.is(known)).count();
     matches[..head].iter_mut().enumerate().for_each(|(n, m)| *m = Some(n));
     let (rest, theirs) = (&history[head..], &standing[head..]);
     if rest.is_empty() || theirs.is_empty() {
@@ -495,7 +517,7 @@ fn match_messages(history: &[&MessageKey], standing: &[&MessageKey]) -> Vec<Opti
     let mut longest = vec![0u32; (height + 1) * row];
     for i in (0..height).rev() {
         for j in (0..width).rev() {
-            longest[i * row + j] = match same(rest[i], theirs[j]) {
+            longest[i * row + j] = match rest[i].is(theirs[j]) {
                 true => longest[(i + 1) * row + j + 1] + 1,
                 false => longest[(i + 1) * row + j].max(longest[i * row + j + 1]),
             };
