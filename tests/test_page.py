@@ -269,15 +269,139 @@ def test_two_windows_are_in_step(open_page):
 def test_an_answer_is_edited_and_given_again(open_page):
     page = open_page()
     say(page, "Say one.")
+    # A key alone changes nothing; editing is begun by a button, and a banner stays for as long as it lasts.
     page.press("#message", "ArrowUp")
-    expect(page.locator("#message")).to_have_value("Say one.")
-    say(page, "Say two.")
-    expect(page.locator(".turn.user")).to_have_count(1)
-    expect(page.locator(".turn.user")).to_contain_text("Say two.")
+    expect(page.locator("#editing")).to_be_hidden()
+    page.fill("#message", "a draft")
     page.click("[data-panel=conversations]")
+    page.get_by_role("button", name="Edit last message").click()
+    expect(page.locator("#message")).to_have_value("Say one.")
+    expect(page.locator("#editing")).to_contain_text("Editing your last message")
+    expect(page.locator("#send")).to_have_text("Replace")
+    page.fill("#message", "")
+    page.wait_for_timeout(7000)
+    expect(page.locator("#editing")).to_be_visible()
+    shot(page, "editing")
+    # Cancelled: the draft is back, and what is sent is a message of its own.
+    page.press("#message", "Escape")
+    expect(page.locator("#editing")).to_be_hidden()
+    expect(page.locator("#message")).to_have_value("a draft")
+    say(page, "Say more.")
+    expect(page.locator(".turn.user")).to_have_count(2)
+    page.get_by_role("button", name="Edit last message").click()
+    say(page, "Say two.")
+    expect(page.locator("#editing")).to_be_hidden()
+    expect(page.locator(".turn.user")).to_have_count(2)
+    expect(page.locator(".turn.user").last).to_contain_text("Say two.")
+    # The version before is kept, and can be chosen again.
+    expect(page.locator("#variants")).to_contain_text("Version 2 of 2")
+    page.get_by_role("button", name="Previous version").click()
+    expect(page.locator(".turn.user").last).to_contain_text("Say more.")
+    expect(page.locator("#variants")).to_contain_text("Version 1 of 2")
     with answered(page):
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".turn")).to_have_count(4)
+    expect(page.locator("#variants")).to_contain_text("Answer 2 of 2")
+    shot(page, "variants")
+
+
+def test_a_branch_opens_and_goes_on(open_page):
+    page = open_page()
+    say(page, "The red fox is called Rufus.")
+    page.click("[data-panel=conversations]")
+    page.locator("#panel .row", has_text="main").get_by_role("button", name="Branch").click()
+    page.fill("#asked", "what if")
+    page.locator("dialog").get_by_role("button", name="OK").click()
+    expect(page.locator("#tabs button[aria-current=true]")).to_have_text("what if")
+    expect(chunk(page, "Rufus")).to_be_visible()
+    say(page, "And the blue one?")
+    expect(page.locator(".turn")).to_have_count(4)
+    page.locator("#tabs button", has_text="main").click()
     expect(page.locator(".turn")).to_have_count(2)
+
+
+def test_an_error_is_not_drawn_as_an_empty_conversation(open_page):
+    page = open_page(may_fail=True)
+    say(page, "The red fox is called Rufus.")
+    page.route("**/api/halo/v1/conversations/main", lambda route: route.fulfill(status=503, json={"error": "another Halo is using it"}))
+    page.reload()
+    expect(page.locator(".trouble")).to_contain_text("another Halo is using it")
+    expect(page.locator(".empty")).to_have_count(0)
+    shot(page, "trouble")
+    page.unroute("**/api/halo/v1/conversations/main")
+    page.get_by_role("button", name="Try again").click()
+    expect(chunk(page, "Rufus")).to_be_visible()
+    expect(page.locator(".trouble")).to_have_count(0)
+
+
+def test_what_is_deleted_is_told_before_and_listed_after(open_page):
+    page = open_page()
+    say(page, "The red fox is called Rufus.")
+    answer = page.locator(".turn.assistant .chunk").first.text_content()
+    chunk(page, "Rufus").focus()
+    page.keyboard.press("Delete")
+    expect(page.locator("dialog .along")).to_contain_text(f"Model: {answer.strip()[:20]}")
+    shot(page, "delete")
+    page.locator("dialog").get_by_role("button", name="Delete").click()
+    expect(page.locator(".chunk")).to_have_count(0)
+    # The offer to undo stays; so does the list, also after a reload.
+    page.wait_for_timeout(7000)
+    expect(page.locator(".toast", has_text="Deleted").get_by_role("button", name="Undo")).to_be_visible()
+    page.reload()
+    page.click("[data-panel=graveyard]")
+    expect(page.locator("#panel section[aria-label=Deleted]")).to_contain_text("deleted by the user")
+    shot(page, "deleted")
+    page.locator("#panel .row", has_text="Rufus").get_by_role("button", name="Restore").click()
+    expect(chunk(page, "Rufus")).to_be_visible()
+    expect(page.locator(".turn")).to_have_count(2)
+
+
+def test_a_tap_changes_nothing(open_page, small):
+    page = open_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    say(page, "The red fox is called Rufus.")
+    before = small.halo("GET", "/conversations/main")[1]["chunks"]
+    fox = chunk(page, "Rufus")
+    for _ in range(3):
+        box = fox.bounding_box()
+        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + min(box["height"], 30) / 2)
+        page.wait_for_timeout(300)
+    assert small.halo("GET", "/conversations/main")[1]["chunks"] == before
+    expect(fox.get_by_role("button", name="Remove from context")).to_be_visible()
+    shot(page, "phone-tap")
+    fox.get_by_role("button", name="Remove from context").tap()
+    expect(fox).to_have_count(0)
+
+
+def test_a_queued_message_is_sent_once(browser, tmp_path, far):
+    server = Server(tmp_path, "recall.mode=lexical", model=far([[f" word{n}" for n in range(60)]], 0.05)).start()
+    page = browser.new_page()
+    page.goto(server.url)
+    page.fill("#message", "The first one.")
+    page.press("#message", "Enter")
+    expect(page.locator("#stop")).to_be_visible()
+    page.fill("#message", "The second one.")
+    page.press("#message", "Enter")
+    expect(page.locator(".toast", has_text="Queued")).to_be_visible()
+    page.reload()
+    expect(page.locator("#message")).to_have_value("")
+    expect(page.locator(".turn.user", has_text="The second one.")).to_have_count(1, timeout=30_000)
+    expect(page.locator("#stop")).to_be_hidden(timeout=30_000)
+    said = [chunk["text"].strip() for chunk in server.halo("GET", "/conversations/main")[1]["chunks"] if chunk["role"] == "user"]
+    assert said == ["The first one.", "The second one."]
+    server.stop()
+
+
+def test_settings_that_cannot_work_are_refused(open_page, small):
+    page = open_page()
+    page.click("[data-panel=settings]")
+    for key, value, why in (("server.listen", "nonsense", "is not an address"), ("generation.max_tokens", "390", "no room is left for the conversation")):
+        status, told = small.halo("PUT", f"/settings/{key}", {"value": value})
+        # What the command line has set cannot be changed here at all.
+        assert status == 422 and (why in told["error"] or "stronger" in told["error"]), told
+    page.fill("#settings-q", "server.listen")
+    page.fill("[id='set-server.listen']", "nonsense")
+    page.press("[id='set-server.listen']", "Enter")
+    expect(page.locator("#panel .row", has_text="server.listen").locator("[role=alert]")).to_contain_text("is not an address")
 
 
 def test_a_recorded_answer_shows_what_it_looked_at(open_page):

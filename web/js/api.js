@@ -37,9 +37,14 @@ async function call(method, path, body) {
     const text = await response.text();
     let value = null;
     try { value = text ? JSON.parse(text) : null; } catch { /* told below */ }
-    if (!response.ok) throw new Error(value?.error ?? `the server answered ${response.status}`);
+    if (!response.ok) throw new Refused(response.status, value?.error ?? `the server answered ${response.status}`);
     return value;
   }
+}
+
+// The server says no, and why.
+export class Refused extends Error {
+  constructor(status, why) { super(why); this.status = status; }
 }
 
 // The server cannot be reached.
@@ -55,9 +60,12 @@ export const api = {
   status: () => call("GET", "/status"),
   conversations: () => call("GET", "/conversations"),
   state: (name) => call("GET", of(name)),
-  say: (name, text) => call("POST", `${of(name)}/say`, { text }),
+  say: (name, text, id) => call("POST", `${of(name)}/say`, { text, id }),
   instead: (name, text) => call("POST", `${of(name)}/instead`, { text }),
   again: (name) => call("POST", `${of(name)}/again`),
+  deleted: (name, values) => call("GET", `${of(name)}/deleted?${query(values)}`),
+  variants: (name) => call("GET", `${of(name)}/variants`),
+  chooseVariant: (name, turn) => call("POST", `${of(name)}/variants`, { turn }),
   stop: (name) => call("POST", `${of(name)}/stop`),
   signal: (name, signal, chunks) => call("POST", `${of(name)}/signals`, { signal, chunks }),
   undo: (name, undo) => call("POST", `${of(name)}/undo`, { undo }),

@@ -1,6 +1,6 @@
 // The conversation: chunks by turn, shaded by how much the model has looked at them, and the box to speak in.
 
-import { api } from "./api.js";
+import { api, Away } from "./api.js";
 import { on, tell } from "./bus.js";
 import { $, ask, count, el, grow, number, time, toast } from "./dom.js";
 import { look } from "./shade.js";
@@ -16,8 +16,8 @@ let whole = true;          // whether more has changed than the end of the answe
 const WHO = { user: "You", assistant: "Model", system: "System" };
 
 export function begin() {
-  on("conversation", () => { clear(); load(); redraw(); });
-  on("state", redraw);
+  on("conversation", () => { clear(); leaveEdit(); load(); redraw(); drawVariants(); });
+  on("state", () => { redraw(); drawVariants(); });
   on("event", hint);
   matchMedia("(prefers-color-scheme: light)").addEventListener("change", reshade);
   on("theme", reshade);
@@ -61,6 +61,7 @@ function draw() {
     for (const [name, text] of state.running?.parts ?? []) stream(name, text);
     welcome(state.order.length === 0 && !state.running);
   }
+  trouble();
   standing();
   if (atEnd) toEnd();
   else if (whole) log.scrollTop = log.scrollHeight - below;
@@ -129,6 +130,39 @@ function welcome(empty) {
   $("log").append(el("p", { class: "empty" },
     "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
     "and leaves the window, and whatever matters again comes back to its own place."));
+}
+
+// A conversation that cannot be shown says why; it is never drawn as an empty one.
+function trouble() {
+  const there = $("log").querySelector(".trouble");
+  if (!state.failed) { there?.remove(); return; }
+  if (there?.dataset.why === state.failed) return;
+  there?.remove();
+  $("log").prepend(el("p", { class: "trouble wrong", role: "alert", data: { why: state.failed } },
+    `“${state.name}” cannot be shown: ${state.failed}. Nothing is lost. `,
+    el("button", { type: "button", onclick: refresh }, "Try again")));
+}
+
+// The versions of the last answer, where there are more than one.
+let versions = 0;
+async function drawVariants() {
+  const mine = (versions += 1);
+  const box = $("variants");
+  const { name } = state;
+  let all = [];
+  if (state.now && !state.now.fresh && !state.running && !state.failed) {
+    try { all = await api.variants(name); } catch { all = []; }
+  }
+  if (mine !== versions || name !== state.name) return;
+  box.hidden = all.length < 2;
+  if (box.hidden) { box.replaceChildren(); return; }
+  const at = all.findIndex((one) => one.stands);
+  const choose = (to) => async () => {
+    try { await api.chooseVariant(name, all[to].turn); } catch (error) { toast(error.message, { wrong: true }); }
+  };
+  const step = (mark, label, to) => el("button", { type: "button", "aria-label": label, disabled: !all[to], onclick: choose(to) }, mark);
+  const what = all[Math.max(at, 0)].messages.length > 1 ? "Version" : "Answer";
+  box.replaceChildren(step("‹", `Previous ${what.toLowerCase()}`, at - 1), el("span", {}, `${what} ${at + 1} of ${all.length}`), step("›", `Next ${what.toLowerCase()}`, at + 1));
 }
 
 function drop(name) {
@@ -269,6 +303,7 @@ function standing() {
 function hint(event) {
   if (event.type === "token" || event.type === "reading") schedule();
   else redraw();
+  if (["waiting", "said", "done", "failed"].includes(event.type)) drawVariants();
   const hints = $("hints");
   const line = (words) => hints.replaceChildren(...words);
   if (event.type === "said") { back.clear(); hints.replaceChildren(); }
@@ -298,48 +333,80 @@ function cameBack(words) {
 // ---- the box to speak in: what is typed is kept until it is stored on the server.
 
 const draft = () => `draft:${state.name}`;
+const sent = (name) => `sent:${name}`;
 
 function load() {
   const box = $("message");
   box.value = localStorage.getItem(draft()) ?? "";
   grow(box);
+  resume();
+}
+
+// A message that was on its way when the page was left is sent with the number that it had: the server takes it once.
+async function resume() {
+  const { name } = state;
+  const waiting = JSON.parse(localStorage.getItem(sent(name)) ?? "null");
+  if (!waiting) return;
+  await deliver(name, waiting);
 }
 
 function composer() {
   const box = $("message");
-  box.addEventListener("input", () => { localStorage.setItem(draft(), box.value); grow(box); });
+  box.addEventListener("input", () => { if (!editing) localStorage.setItem(draft(), box.value); grow(box); });
   box.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
-    if (event.key === "Escape") stop();
-    if (event.key === "ArrowUp" && box.value === "") { event.preventDefault(); edit(); }
+    if (event.key === "Escape") { if (editing) leaveEdit(); else stop(); }
   });
+  $("cancel-edit").addEventListener("click", () => { leaveEdit(); box.focus(); });
   $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   $("stop").addEventListener("click", stop);
 }
 
-let instead = false;
+let editing = false;   // whether what is in the box replaces the last message
 let sending = false;
 
 async function send() {
   const box = $("message");
-  const said = box.value;
+  const text = box.value;
   const name = state.name;
-  if (!said.trim()) return;
+  if (!text.trim() || sending) return;
+  if (editing) {
+    if (await attempt(name, () => api.instead(name, text))) leaveEdit();
+    return;
+  }
+  const message = { id: crypto.randomUUID(), text };
+  localStorage.setItem(sent(name), JSON.stringify(message));
+  await deliver(name, message);
+}
+
+// Sends a message; until the server has it, it is kept here.
+async function deliver(name, message) {
+  const box = $("message");
+  if (state.running) toast("Queued. It is sent when this answer is done.");
+  const done = await attempt(name, () => api.say(name, message.text, message.id));
+  // Without an answer nobody knows whether it was taken: it is asked again with the same number.
+  if (done === null) return;
+  localStorage.removeItem(sent(name));
+  if (!done) return;
+  localStorage.removeItem(`draft:${name}`);
+  if (state.name === name && box.value === message.text) { box.value = ""; grow(box); }
+  if (state.now?.fresh) refresh();
+}
+
+// Whether it was done; null where the server did not answer.
+async function attempt(name, work) {
   $("send").disabled = true;
   sending = true;
-  if (state.running) toast("It is sent when this answer is done.");
   try {
-    await (instead ? api.instead : api.say)(name, said);
-    instead = false;
-    localStorage.removeItem(`draft:${name}`);
-    if (state.name === name && box.value === said) { box.value = ""; grow(box); }
-    if (state.now?.fresh) refresh();
+    await work();
+    return true;
   } catch (error) {
     toast(`Not sent: ${error.message}. What you wrote is still in the box.`, { wrong: true });
+    return error instanceof Away ? null : false;
   } finally {
     $("send").disabled = false;
     sending = false;
-    box.focus();
+    if (state.name === name) $("message").focus();
   }
 }
 
@@ -348,16 +415,27 @@ export async function stop() {
   try { await api.stop(state.name); } catch (error) { toast(error.message, { wrong: true }); }
 }
 
-// The last message comes back into the box; sending it takes the old one back with its answer.
+// The last message comes into the box to be edited. A banner says so until it is sent or cancelled, and what was in the box is kept.
 export function edit() {
   const last = [...state.chunks.values()].filter((chunk) => chunk.role === "user").at(-1);
   if (!last || state.running) return;
   const box = $("message");
+  editing = true;
+  $("editing").hidden = false;
+  $("send").textContent = "Replace";
   box.value = [...state.chunks.values()].filter((chunk) => chunk.turn === last.turn).map((chunk) => chunk.text).join("").trim();
-  instead = true;
   grow(box);
   box.focus();
-  toast("Sending this takes your last message back, with its answer.", { offer: "Leave it", act: () => { instead = false; box.value = ""; grow(box); } });
+}
+
+function leaveEdit() {
+  if (!editing) return;
+  editing = false;
+  $("editing").hidden = true;
+  $("send").textContent = "Send";
+  const box = $("message");
+  box.value = localStorage.getItem(draft()) ?? "";
+  grow(box);
 }
 
 export async function again() {
@@ -370,43 +448,62 @@ export async function again() {
 const DONE = { pin: "Pinned", unpin: "Unpinned", prune: "Sent out of the window", resurrect: "Called back", delete: "Deleted", merge: "Joined to the one before", restore: "Restored" };
 
 export async function signal(what, chunks) {
-  if (what === "delete") {
-    const sure = await ask("Delete this paragraph?", { about: "It leaves the window and is not found any more, with what hangs on it. It can be undone.", go: "Delete" });
-    if (!sure) return;
-  }
+  if (what === "delete" && !(await sureToDelete(chunks[0]))) return;
   const name = state.name;
   try {
     const done = await api.signal(name, what, chunks);
     const pinned = what === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
-    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}`, { offer: "Undo", act: () => undo(name, done.undo) });
+    const where = what === "delete" ? " It is listed under Deleted, beside what has left." : "";
+    // What was deleted can be undone for as long as nobody closes this; later, from the list.
+    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}.${where}`, { offer: "Undo", act: () => undo(name, done.undo), stay: what === "delete" ? null : undefined });
   } catch (error) {
     toast(error.message, { wrong: true });
   }
+}
+
+// Shows what goes with a paragraph before it is deleted.
+async function sureToDelete(chunk) {
+  let along = [];
+  try { along = (await api.chunk(state.name, chunk)).goes_along; } catch (error) { toast(error.message, { wrong: true }); return false; }
+  const lines = along.map((one) => el("li", {}, `${WHO[one.role]}: ${one.text.trim().slice(0, 160)}`));
+  const more = lines.length ? el("div", {}, el("p", {}, `${count(lines.length, "paragraph")} cannot stand without it and will be deleted too:`), el("ul", { class: "along" }, ...lines)) : null;
+  return ask("Delete this paragraph?", { about: "It leaves the context and search. It stays in the list of deleted paragraphs, from where it can be restored.", go: "Delete", more });
 }
 
 async function undo(name, what) {
   try { await api.undo(name, what); toast("Taken back."); } catch (error) { toast(error.message, { wrong: true }); }
 }
 
-// The buttons of a chunk come when it is pointed at or focused; one set for all.
+// The buttons of a chunk: they come when it is pointed at or focused, and on a touch screen when it is tapped, by which nothing else
+// happens.
 function hand(node) {
   const name = node.dataset.chunk;
   const chunk = state.chunks.get(name);
   if (!chunk || node.querySelector(".hand")) return;
-  const button = (mark, label, act) => el("button", { type: "button", title: label, "aria-label": `${label}: ${name}`, onclick: (event) => { event.stopPropagation(); act(); } }, mark);
+  const button = (mark, label, act) => el("button", { type: "button", title: label, "aria-label": `${mark}: ${name}`, onclick: (event) => { event.stopPropagation(); act(); } }, mark);
   node.append(el("span", { class: "hand" },
     button(chunk.pinned ? "Unpin" : "Pin", chunk.pinned ? "Unpin (p)" : "Pin (p)", () => signal(chunk.pinned ? "unpin" : "pin", [name])),
     chunk.sentence > 0 ? button("Join", "Join to the paragraph before (m)", () => signal("merge", [name])) : null,
-    button("Send away", "Send out of the window (x)", () => signal("prune", [name])),
+    button("Remove from context", "Remove from context (x)", () => signal("prune", [name])),
     button("Delete", "Delete (Del)", () => signal("delete", [name])),
     button("Why", "What happened to it, word by word (Enter)", () => tell("panel", { panel: "chunk", chunk: name }))));
 }
 
+const touch = matchMedia("(hover: none)");
+
 export function keys() {
   const log = $("log");
-  const over = (event) => { const node = event.target.closest?.(".chunk"); if (node) hand(node); };
+  const over = (event) => { const node = event.target.closest?.(".chunk"); if (node && !touch.matches) hand(node); };
   log.addEventListener("pointerover", over);
   log.addEventListener("focusin", over);
+  log.addEventListener("click", (event) => {
+    if (!touch.matches || event.target.closest("button, a")) return;
+    const node = event.target.closest(".chunk");
+    for (const other of log.querySelectorAll(".chunk.open")) if (other !== node) other.classList.remove("open");
+    if (!node) return;
+    hand(node);
+    node.classList.toggle("open");
+  });
   log.addEventListener("keydown", (event) => {
     const node = event.target.closest(".chunk");
     if (!node || event.target !== node || event.ctrlKey || event.metaKey || event.altKey) return;

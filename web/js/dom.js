@@ -93,7 +93,7 @@ export const time = (at) => (times ??= new Intl.DateTimeFormat([], { dateStyle: 
 // Something that was done or went wrong, said in passing; what it offers can be done from there.
 export function toast(text, { wrong = false, offer = null, act = null, stay = wrong ? 9000 : 6000 } = {}) {
   const box = el("div", { class: wrong ? "toast wrong" : "toast" }, el("span", {}, text));
-  const gone = setTimeout(() => box.remove(), stay);
+  const gone = stay === null ? null : setTimeout(() => box.remove(), stay);
   if (offer) {
     box.append(el("button", { type: "button", onclick: () => { clearTimeout(gone); box.remove(); act(); } }, offer));
   }

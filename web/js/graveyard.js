@@ -1,4 +1,4 @@
-// What has left the window: searched, sorted, and called back with a click.
+// What has left the window: searched, sorted, and called back with a click; and what was deleted, which can be restored.
 
 import { api } from "./api.js";
 import { signal } from "./chat.js";
@@ -11,6 +11,7 @@ const PAGE = 50;
 
 export function graveyard(panel) {
   const list = el("div", {});
+  const gone = el("section", { "aria-label": "Deleted" });
   const about = el("p", { class: "quiet", role: "status" });
   let asked = 0;
   const load = async (from = 0) => {
@@ -39,9 +40,27 @@ export function graveyard(panel) {
       el("label", { class: "hidden", for: "dead-sort" }, "Order"),
       el("select", { id: "dead-sort", onchange: (event) => { wanted.sort = event.target.value; load(); } },
         ...["newest", "oldest", "brightest", "dimmest", "longest"].map((sort) => el("option", { value: sort, selected: sort === wanted.sort }, sort)))),
-    about, list);
+    about, list, gone);
   load();
-  return { event: (event) => { if (["done", "changed", "returned"].includes(event.type)) load(); }, state: () => load() };
+  deleted(gone);
+  const both = () => { load(); deleted(gone); };
+  return { event: (event) => { if (["done", "changed", "returned"].includes(event.type)) both(); }, state: both };
+}
+
+// What was deleted, by hand or because another version stands in its place: it stays here until it is forgotten on purpose.
+async function deleted(box, from = 0) {
+  const { name } = state;
+  let found;
+  try { found = await api.deleted(name, { from, most: PAGE }); } catch { return; }
+  if (name !== state.name) return;
+  const rows = found.chunks.map((chunk) => el("div", { class: "row", data: { deleted: chunk.chunk } },
+    el("p", { class: "quiet" }, `turn ${chunk.turn}, ${chunk.role} · ${chunk.why ?? "deleted"}`),
+    el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
+    el("div", { class: "bar" }, el("button", { type: "button", onclick: () => signal("restore", [chunk.chunk]) }, "Restore"))));
+  if (from === 0) box.replaceChildren(...(found.of ? [el("h3", {}, `Deleted (${number(found.of)})`)] : []));
+  box.querySelector(".more")?.remove();
+  box.append(...rows);
+  if (from + PAGE < found.of) box.append(el("button", { class: "more", type: "button", onclick: () => deleted(box, from + PAGE) }, "More"));
 }
 
 function row(chunk, light) {

@@ -100,8 +100,8 @@ function conversations(panel) {
   panel.append(
     el("div", { class: "bar" },
       el("button", { type: "button", onclick: async () => { const name = await ask("A new conversation", { label: "Its name" }); if (name) { show(name); $("message").focus(); } } }, "New"),
-      el("button", { type: "button", onclick: again }, "Answer again"),
-      el("button", { type: "button", onclick: edit }, "Say the last in other words")),
+      el("button", { type: "button", onclick: again }, "Regenerate"),
+      el("button", { type: "button", onclick: edit }, "Edit last message")),
     list);
   load();
   return { event: (event) => { if (["done", "changed"].includes(event.type)) load(); } };
@@ -321,10 +321,10 @@ async function lookedAt(box, position) {
 // ---- help
 
 function help(panel) {
-  const keys = [["Enter", "send"], ["Shift+Enter", "a new line"], ["Esc", "stop the answer"], ["↑ in an empty box", "say the last message in other words"],
+  const keys = [["Enter", "send"], ["Shift+Enter", "a new line"], ["Esc", "stop the answer"], ["Esc while editing", "leave the last message as it is"],
     ["Alt+1 … Alt+9", "the panels"], ["Tab, j, k", "through the paragraphs"], ["p", "pin or unpin"], ["m", "join to the one before"], ["x", "send out of the window"], ["Del", "delete"], ["Enter on a paragraph", "what happened to it, word by word"]];
   const words = [["bright, dim", "how much the model has looked at it; the scale is that of the window now"], ["left", "out of the window, not forgotten: it comes back by itself when it matters, or when you call it"],
-    ["pinned", "cannot leave"], ["deleted", "out of the window and out of search; it can be undone"]];
+    ["pinned", "cannot leave"], ["deleted", "out of the window and out of search; it is listed, and can be restored, until it is forgotten on purpose"]];
   panel.append(el("dl", {}, ...keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
     el("dl", {}, ...words.flatMap(([word, what]) => [el("dt", {}, word), el("dd", {}, what)])));
 }

@@ -11,6 +11,7 @@ export const state = {
   running: null,       // the answer that is being given
   tabs: [],
   connected: false,
+  failed: null,        // why the conversation cannot be shown
 };
 
 let waiting = null;    // events that came while the state was on its way
@@ -32,6 +33,7 @@ export function show(name) {
   localStorage.setItem("last", name);
   if (decodeURIComponent(location.hash.slice(1)) !== name) location.hash = encodeURIComponent(name);
   state.now = null;
+  state.failed = null;
   state.running = null;
   state.chunks.clear();
   state.order = [];
@@ -64,11 +66,17 @@ export async function refresh() {
   } catch (error) {
     if (mine !== asked) return;
     if (error instanceof Away) { waiting = null; return; }
-    // One that has not begun is empty.
+    // Only one that is not there is empty; everything else is an error, and shown as one.
+    if (error.status !== 404) {
+      waiting = null;
+      if (name === state.name) { state.failed = error.message; tell("state"); }
+      return;
+    }
     now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, premises: {}, fresh: true };
   }
   // An older state behind a newer one would take back what was heard between the two.
   if (mine !== asked || name !== state.name) return;
+  state.failed = null;
   state.now = now;
   state.chunks = new Map(now.chunks.map((chunk) => [chunk.chunk, chunk]));
   state.order = now.chunks.map((chunk) => chunk.chunk);

@@ -130,7 +130,7 @@ pub struct Alignment {
 }
 
 /// A text of so many characters is told apart from all others by itself; a shorter one may be said in any conversation.
-const TELLING: u32 = 48;
+const TELLING: u32 = 40;
 
 /// The most messages that stand for more of them: a summary is one or two.
 const SUMMARY: usize = 2;

@@ -94,6 +94,8 @@ pub struct Request {
     pub who: String,
     /// How the answer is drawn, where it is not as the settings have it.
     pub sampling: Option<Sampling>,
+    /// A number of the client's for the message, kept with it: a message that is sent again is known by it.
+    pub id: Option<String>,
 }
 
 /// Whoever asked: hears of each event, and can stop it.
@@ -420,6 +422,7 @@ fn take(session: &mut Session, teller: &Teller<'_>) -> bool {
     }
     match (teller.shared.open)(teller.name, &mut |_, _| {}) {
         Ok(mut again) => {
+            again.recorders = std::mem::take(&mut session.recorders);
             again.watched_on(&teller.shown);
             *session = again;
             teller.changed("changed by another program", Vec::new());
@@ -495,9 +498,10 @@ impl Desk {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Whether nobody has got it, beside the host and its own thread, and nothing is to be done.
+    /// Whether nobody has got it, beside the host and its own thread, nothing is to be done, and its answers are not recorded.
     fn is_unused(self: &Arc<Self>) -> bool {
-        self.unfinished.load(Ordering::SeqCst) == 0 && Arc::strong_count(self) <= 2
+        let recorded = self.board.look().standing.recording;
+        self.unfinished.load(Ordering::SeqCst) == 0 && Arc::strong_count(self) <= 2 && !recorded
     }
 
     /// Whether its thread has let go of it.
@@ -537,7 +541,8 @@ impl Teller<'_> {
         request: Request,
         asker: &mut dyn FnMut(&Event) -> Flow,
     ) -> Result<Summary, SeamError> {
-        let Request { say, who, sampling } = request;
+        let Request { say, who, sampling, id } = request;
+        session.message_id = id;
         self.turn_after(session, (who, sampling), asker, |_| Ok(say))
     }
 

@@ -28,6 +28,9 @@ pub const TEMPLATE: &str = "template";
 /// The standing instructions of one conversation, where they are its own.
 pub const SYSTEM: &str = "system";
 
+/// The client's number for the last message.
+pub const MESSAGE_ID: &str = "message.id";
+
 /// Which turn is being answered, while it is.
 pub(crate) const RUNNING: &str = "running";
 
@@ -59,6 +62,8 @@ pub struct Session {
     pub(crate) formed: (u32, u32),
     /// The memories that stand in the window.
     pub(crate) stands: Vec<Stand>,
+    /// The client's number for the message that is said next.
+    pub(crate) message_id: Option<String>,
     /// The last turn whose message key is kept.
     pub(crate) keyed: Option<TurnId>,
     /// Why nothing can be changed at the moment: another program has the conversation.
@@ -181,6 +186,7 @@ impl Session {
             memories,
             formed,
             stands: Vec::new(),
+            message_id: None,
             keyed,
             refused: None,
         };

@@ -6,7 +6,7 @@ use crate::event::{Event, Stage, Summary};
 use crate::find;
 use crate::memory::segment::Holes;
 use crate::rules::ReturnLight;
-use crate::session::{RUNNING, Session, messages};
+use crate::session::{MESSAGE_ID, RUNNING, Session, messages};
 use crate::speech::Speech;
 use crate::tools;
 use halo_core::attention::{AttentionStats, Watch};
@@ -293,6 +293,9 @@ impl Session {
         let (turn, tokens) = (append.turn, append.tokens.len());
         self.change(&Change::Append(append), Durability::Now)?;
         self.began()?;
+        if let Some(id) = self.message_id.take() {
+            self.store.put_record(&self.name, Kind::Setting, MESSAGE_ID, Some(&id))?;
+        }
         run.tell(Event::Said { turn, role, tokens });
         Ok(())
     }

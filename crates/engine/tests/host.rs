@@ -124,7 +124,7 @@ impl House {
     fn ask(&self, name: &str, text: &str) -> (Receiver<Event>, Receiver<Result<Summary, SeamError>>) {
         let (tell, told) = channel();
         let (end, ended) = channel();
-        let request = Request { say: Say::Message(text.into()), who: name.into(), sampling: None };
+        let request = Request { say: Say::Message(text.into()), who: name.into(), sampling: None, id: None };
         let asked = self.desk(name).ask(request, tell_all(tell), move |done| drop(end.send(done)));
         asked.unwrap_or_else(|why| panic!("{why}"));
         (told, ended)

@@ -12,10 +12,11 @@ use crate::traces::Export;
 use crate::worlds::Houses;
 use axum::http::StatusCode;
 use halo_core::change::Change;
-use halo_core::seams::{SeamError, Store};
+use halo_core::seams::{Kind, SeamError, Store};
 use halo_engine::board::{Seen, Standing};
 use halo_engine::host::{Audience, Desk, Host, HostLimits};
 use halo_engine::record::Purpose;
+use halo_engine::session::MESSAGE_ID;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,8 @@ pub struct App {
     readers: Readers,
     snapshots: Mutex<VecDeque<Snapshot>>,
     undoable: Mutex<Undoable>,
+    /// Messages that were taken, by conversation and the client's number: the latest.
+    taken: Mutex<VecDeque<(String, String)>>,
 }
 
 /// A conversation that is not open, as it was read last.
@@ -74,6 +77,9 @@ struct Undoable {
 /// How many are kept.
 const UNDOABLE: usize = 256;
 
+/// How many numbers of messages are remembered.
+const TAKEN: usize = 1024;
+
 /// Whether a conversation can be called that.
 pub(crate) fn check_name(name: &str) -> Answer<()> {
     let wrong = name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control);
@@ -111,6 +117,7 @@ impl App {
             readers: Readers::default(),
             snapshots: Mutex::default(),
             undoable: Mutex::default(),
+            taken: Mutex::default(),
         })
     }
 
@@ -127,12 +134,19 @@ impl App {
 
     /// A conversation as it stands, whether it is open or not. Looking claims nothing and writes nothing.
     pub(crate) fn look(&self, name: &str) -> Answer<Looked> {
-        if let Some(desk) = self.host.find(name) {
-            return Ok(Looked { seen: desk.board().look(), notices: desk.notices().to_vec() });
-        }
+        let open = self.host.find(name).map(|desk| (desk.board().look(), desk.notices().to_vec()));
+        let is_busy = |seen: &Seen| seen.running.is_some() || seen.standing.timeline.is_empty();
         // What is told of it from now on is behind this.
         let events = self.host.last_event();
-        let known = self.read(|store| store.find(name))?.ok_or_else(|| no_conversation(name))?;
+        let known = match open {
+            Some((seen, notices)) if is_busy(&seen) => return Ok(Looked { seen, notices }),
+            // Another program may have changed it since something was done here.
+            Some((seen, notices)) => match self.read(|store| store.find(name))? {
+                Some(known) if known.changes > seen.standing.timeline.revision() => known,
+                _ => return Ok(Looked { seen, notices }),
+            },
+            None => self.read(|store| store.find(name))?.ok_or_else(|| no_conversation(name))?,
+        };
         let looked = |snapshot: &Snapshot| Looked {
             seen: Seen { standing: Arc::clone(&snapshot.standing), running: None, events },
             notices: snapshot.notices.clone(),
@@ -212,6 +226,34 @@ impl App {
         let undoable = self.undoable.lock().unwrap_or_else(PoisonError::into_inner);
         let found = undoable.done.iter().find(|(n, name, _)| *n == number && name == conversation);
         found.map(|(_, _, undo)| undo.clone())
+    }
+
+    /// Whether a message with that number was taken already.
+    pub(crate) fn is_taken(&self, conversation: &str, id: &str) -> Answer<bool> {
+        if id.is_empty() || id.len() > 100 {
+            return Err(Refusal::bad("the id of a message has 1 to 100 characters"));
+        }
+        let here = |(name, known): &(String, String)| (name.as_str(), known.as_str()) == (conversation, id);
+        if self.taken.lock().unwrap_or_else(PoisonError::into_inner).iter().any(here) {
+            return Ok(true);
+        }
+        let records = self.read(|store| store.records(conversation, Kind::Setting))?;
+        Ok(records.iter().any(|record| record.key == MESSAGE_ID && record.value == id))
+    }
+
+    /// A message with that number is on its way.
+    pub(crate) fn take(&self, conversation: &str, id: &str) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.push_back((conversation.to_owned(), id.to_owned()));
+        if taken.len() > TAKEN {
+            taken.pop_front();
+        }
+    }
+
+    /// It was refused: it may come again.
+    pub(crate) fn give_back(&self, conversation: &str, id: &str) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|(name, known)| (name.as_str(), known.as_str()) != (conversation, id));
     }
 
     /// Whether one more may wait for the model.

@@ -14,6 +14,7 @@ use axum::extract::State;
 use halo_core::change::Tally;
 use halo_core::prune::Rank;
 use halo_core::seams::{Kind, SeamError, Store};
+use halo_core::signals;
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Position, TurnId, Voice};
 use halo_engine::board::Standing;
@@ -64,10 +65,12 @@ async fn state(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
         let (events, running) = (seen.events, seen.running.as_deref().map(Into::into));
         Ok(Json(wire::State { stood, events, notices, running }))
     };
-    // Where it is in words already, there is nothing to wait for.
+    // While an answer is given, many may look: where it is in words already, there is nothing to wait for.
     if let Some(desk) = app.host.find(&name) {
         let looked = Looked { seen: desk.board().look(), notices: desk.notices().to_vec() };
-        if let Some(stood) = app.shown.known(&looked.seen) {
+        if looked.seen.running.is_some()
+            && let Some(stood) = app.shown.known(&looked.seen)
+        {
             return told(looked, stood);
         }
     }
@@ -139,6 +142,8 @@ async fn chunk(
             frame: token.flags.voice() == Voice::Frame,
         });
         let tally = chunk.tally();
+        let along = signals::delete(&timeline, id).map(|change| change.names()).unwrap_or_default();
+        let along: Vec<ChunkId> = along.into_iter().filter(|&other| other != id).collect();
         Ok(Json(Close {
             words: words.collect(),
             votes: tally.votes,
@@ -146,10 +151,19 @@ async fn chunk(
             share: tally.share(),
             history: history.into_iter().map(Into::into).collect(),
             pair: timeline.partner(id).map(|pair| pair.id().to_string()),
+            goes_along: texts(&app, &name, &timeline, &along)?,
             chunk: Chunk::of(chunk, &timeline, 0),
         }))
     })
     .await
+}
+
+/// Chunks with what they say.
+fn texts(app: &App, name: &str, timeline: &Timeline, chunks: &[ChunkId]) -> Answer<Vec<Chunk>> {
+    let mut timeline = timeline.clone();
+    app.read(|store| bring(store, name, &mut timeline, chunks))?;
+    let found = chunks.iter().filter_map(|&id| timeline.chunk(id));
+    Ok(found.map(|chunk| Chunk::of(chunk, &timeline, 0)).collect())
 }
 
 /// Which of what has left.

@@ -44,8 +44,26 @@ async fn say(
 ) -> Answer<Response> {
     let opened = Arc::clone(&app);
     let named = name.clone();
-    let desk = aside(move || opened.desk_or_new(&named)).await?;
-    ask(&app, &desk, &name, Say::Message(message.text)).await
+    let (desk, known) = aside(move || {
+        let known = match &message.id {
+            Some(id) => opened.is_taken(&named, id)?,
+            None => false,
+        };
+        Ok((opened.desk_or_new(&named)?, (known, message)))
+    })
+    .await?;
+    let (taken, message) = known;
+    if taken {
+        return Ok((StatusCode::ACCEPTED, Json(Begun { ahead: 0 })).into_response());
+    }
+    if let Some(id) = &message.id {
+        app.take(&name, id);
+    }
+    let asked = ask(&app, &desk, &name, Say::Message(message.text), message.id.clone()).await;
+    if let (Err(_), Some(id)) = (&asked, &message.id) {
+        app.give_back(&name, id);
+    }
+    asked
 }
 
 /// Answers the last message again
@@ -53,7 +71,7 @@ async fn say(
     responses((status = 202, body = Begun), (status = 404, body = Wrong), (status = 422, body = Wrong), (status = 503, body = Wrong)))]
 async fn again(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Response> {
     let desk = existing(&app, &name).await?;
-    ask(&app, &desk, &name, Say::Again(AskedBy::User)).await
+    ask(&app, &desk, &name, Say::Again(AskedBy::User), None).await
 }
 
 /// Takes the last message back, with its answer, and says another in its place
@@ -65,7 +83,7 @@ async fn instead(
     Body(message): Body<Message>,
 ) -> Answer<Response> {
     let desk = existing(&app, &name).await?;
-    ask(&app, &desk, &name, Say::Instead(message.text, AskedBy::User)).await
+    ask(&app, &desk, &name, Say::Instead(message.text, AskedBy::User), None).await
 }
 
 /// Stops the answer that is being given; what was said of it stays
@@ -83,7 +101,7 @@ async fn existing(app: &Arc<App>, name: &str) -> Answer<Arc<Desk>> {
 }
 
 /// Begins a turn. Answers when the first thing has happened, so that whoever asked knows that it is stored or in line.
-async fn ask(app: &Arc<App>, desk: &Desk, name: &str, say: Say) -> Answer<Response> {
+async fn ask(app: &Arc<App>, desk: &Desk, name: &str, say: Say, id: Option<String>) -> Answer<Response> {
     app.room_in_line()?;
     let (begun, heard) = oneshot::channel::<Result<usize, SeamError>>();
     let begun = Arc::new(Mutex::new(Some(begun)));
@@ -93,7 +111,7 @@ async fn ask(app: &Arc<App>, desk: &Desk, name: &str, say: Say) -> Answer<Respon
     };
     let ended = Arc::clone(&begun);
     let metrics = app.metrics.clone();
-    let request = Request { say, who: name.to_owned(), sampling: None };
+    let request = Request { say, who: name.to_owned(), sampling: None, id };
     let asker = Box::new(move |event: &halo_engine::event::Event| {
         let ahead = match event {
             halo_engine::event::Event::Waiting { ahead } => *ahead,

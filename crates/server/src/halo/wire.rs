@@ -489,6 +489,9 @@ pub(crate) fn told(event: &Event, board: &Board) -> Option<Told> {
 pub(crate) struct Message {
     /// What is said.
     pub text: String,
+    /// A number of the client's own for this message: sent again with the same one, it is taken once.
+    #[serde(default)]
+    pub id: Option<String>,
 }
 
 /// Something that was begun.
@@ -560,6 +563,8 @@ pub(crate) struct Close {
     pub history: Vec<Story>,
     /// What it leaves and comes back with.
     pub pair: Option<String>,
+    /// What is deleted with it, because it cannot stand without it.
+    pub goes_along: Vec<Chunk>,
 }
 
 /// A token.

@@ -1,0 +1,129 @@
+"""Every history of tests/histories against the running program: which conversation a request goes to, and what becomes of what
+was said before."""
+
+import http.server
+import json
+import pathlib
+import threading
+import tomllib
+import urllib.parse
+
+import pytest
+from conftest import Server
+
+CASES = tomllib.loads((pathlib.Path(__file__).parent / "histories/cases.toml").read_text())["case"]
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    """A model that gives the one answer it is told to, or fails."""
+
+    protocol_version = "HTTP/1.1"
+
+    def reply(self, status, body, kind):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply(200, json.dumps({"data": [{"id": "far", "context_length": 40_000}]}).encode(), "application/json")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = self.server.answer
+        if answer is None:
+            return self.reply(500, b'{"error": {"message": "it broke down"}}', "application/json")
+        tokens = [{"choices": [{"index": 0, "delta": {"content": answer}, "finish_reason": None}]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+        body = "".join(f"data: {json.dumps(token)}\n\n" for token in tokens) + "data: [DONE]\n\n"
+        self.reply(200, body.encode(), "text/event-stream")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    model.answer = "something else entirely"
+    threading.Thread(target=model.serve_forever, daemon=True).start()
+    yield model
+    model.shutdown()
+
+
+def messages(lines):
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    return [{"role": roles[line[0]], "content": line[2:]} for line in lines]
+
+
+class Client:
+    def __init__(self, server, model):
+        self.server, self.model = server, model
+
+    def send(self, lines, answer, name=None):
+        self.model.answer = answer
+        headers = {"content-type": "application/json", **({"x-halo-conversation": name} if name else {})}
+        body = json.dumps({"messages": messages(lines)}).encode()
+        status, told = self.server.call("POST", "/v1/chat/completions", body, headers)
+        assert status == 200 or answer is None, told
+        return told
+
+    def names(self):
+        return {known["name"]: known for known in self.server.halo("GET", "/conversations")[1]}
+
+    def of(self, name, what=""):
+        status, told = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}{what}")
+        assert status == 200, told
+        return told
+
+    def store(self, case):
+        """Brings the program to where the case begins."""
+        stored, prompt = case["stored"], [f"s {case['system']}"] if case.get("system") else []
+        for after, text in case.get("variants", []):
+            self.send(prompt + stored[: after + 1], text[2:], "stored")
+            self.send(prompt + stored[: after + 1], stored[after + 1][2:], "stored")
+        if stored:
+            answered = stored[-1].startswith("a ")
+            self.send(prompt + (stored[:-1] if answered else stored), stored[-1][2:] if answered else None, "stored")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['client']}: {case['what']}" for case in CASES])
+def test_history(case, model, tmp_path):
+    server = Server(tmp_path, "recall.mode=lexical", model=f"openai+http://127.0.0.1:{model.server_port}/v1").start()
+    try:
+        client = Client(server, model)
+        client.store(case)
+        before = client.names()
+        was = client.of("stored") if before else None
+        aside = len(client.of("stored", "/deleted")["chunks"]) if before else 0
+        client.send(case["sent"], "an answer that nobody has given before")
+        after = client.names()
+        new = set(after) - set(before)
+        verdict = case["verdict"].split()
+        if verdict[0] in ("new", "branch"):
+            assert len(new) == 1
+            if was:
+                # What was there is as it was.
+                assert after["stored"] == before["stored"]
+                assert client.of("stored")["chunks"] == was["chunks"]
+            [name] = new
+            assert ("branch" in name) == (verdict[0] == "branch")
+            if verdict[0] == "branch":
+                shared = [line[2:].strip() for line in case["stored"] if not line.startswith("s ")][: int(verdict[1])]
+                said = " ".join(chunk["text"].strip() for chunk in client.of(name)["chunks"])
+                assert all(" ".join(text.split()) in " ".join(said.split()) for text in shared)
+            return
+        assert not new
+        gone = client.of("stored", "/deleted")["chunks"]
+        if verdict[0] == "continue":
+            assert len(gone) == aside
+            return
+        reasons = {"regenerate": "which the client asked for", "edit": "edited message", "variant": "another variant was chosen"}
+        if verdict[0] == "regenerate" and case["stored"][-1].startswith("u "):
+            assert len(gone) == aside
+            return
+        assert any(reasons[verdict[0]] in chunk["why"] for chunk in gone)
+        if verdict[0] != "variant":
+            assert len(client.of("stored", "/variants")) == 2
+    finally:
+        server.stop()

@@ -1,0 +1,164 @@
+"""One client cannot take the program from the others: open files, threads, memory, and a history without end."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+
+import pytest
+from conftest import Server
+from test_histories import Answering, model  # noqa: F401: model is a fixture
+
+ONCE = int(os.environ.get("HALO_ONE_SHOTS", "600"))
+LONG = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
+
+
+class Bounded(Server):
+    """A server that may have no more than so many files open."""
+
+    def __init__(self, files, *args, **more):
+        super().__init__(*args, **more)
+        self.files = files
+
+    def start(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        popen = subprocess.Popen
+
+        def bounded(*args, **more):
+            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))  # noqa: E731
+            return popen(*args, preexec_fn=limit, **more)
+
+        subprocess.Popen = bounded
+        try:
+            return super().start()
+        finally:
+            subprocess.Popen = popen
+
+    def open_files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
+
+def far(model):  # noqa: F811
+    return f"openai+http://127.0.0.1:{model.server_port}/v1"
+
+
+def chat(server, messages, headers=None, timeout=60, **more):
+    body = json.dumps({"messages": messages, **more}).encode()
+    return server.call("POST", "/v1/chat/completions", body, {"content-type": "application/json", **(headers or {})}, timeout=timeout)
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_path):  # noqa: F811
+    model.answer = "An answer."
+    server = Bounded(256, tmp_path, "recall.mode=lexical", model=far(model)).start()
+    try:
+        def once(n):
+            status, told = chat(server, user(f"A question of its own, number {n}, that nobody asks twice."))
+            assert status == 200, told
+
+        measured = []
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for part in range(6):
+                list(pool.map(once, range(part * ONCE // 6, (part + 1) * ONCE // 6)))
+                measured.append((server.open_files(), server.threads(), server.memory() >> 20))
+        print("files, threads, MiB:", measured)
+        assert max(files for files, _, _ in measured) < 256
+        # Flat: what the last sixth needs is what the second needed.
+        assert measured[-1][0] <= measured[1][0] + 16 and measured[-1][1] <= measured[1][1] + 8
+        assert measured[-1][2] <= measured[1][2] * 1.3 + 16
+        assert server.call("GET", "/health")[0] == 200
+        for n in range(20):
+            status, _ = chat(server, user(f"Title {n}?"), store=False)
+            assert status == 200
+        assert len(server.halo("GET", "/conversations")[1]) == ONCE // 6 * 6
+    finally:
+        server.stop()
+
+
+def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
+    model.answer = "An answer."
+    server = Bounded(1024, tmp_path, "recall.mode=lexical", model=far(model)).start()
+    try:
+        for n in range(300):
+            assert chat(server, user(f"A question of its own, number {n}."), {"x-halo-conversation": f"c{n}"})[0] == 200
+        files = server.open_files()
+        for n in range(300):
+            assert server.halo("GET", f"/conversations/c{n}")[0] == 200
+        assert server.open_files() <= files + 16
+        assert len(server.halo("GET", "/conversations")[1]) == 300
+    finally:
+        server.stop()
+
+
+def test_a_history_without_end_holds_up_nobody(model, tmp_path):  # noqa: F811
+    model.answer = "An answer."
+    server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
+    try:
+        long = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"a {n}"} for n in range(LONG + 1)]
+        begun = []
+        sender = threading.Thread(target=lambda: begun.append(chat(server, long, {"x-halo-conversation": "long"}, timeout=300)))
+        sender.start()
+        waits = []
+        for n in range(10):
+            at = time.time()
+            assert chat(server, user(f"Hello number {n}"))[0] == 200
+            waits.append(time.time() - at)
+            time.sleep(0.1)
+        print("others waited at most", max(waits))
+        assert max(waits) < 1
+        sender.join()
+        assert begun[0][0] == 200, begun[0][1]
+        # More than anybody has to say is refused at once.
+        status, told = chat(server, [{"role": "user", "content": "a"}] * 300_001)
+        assert status == 400 and "at most" in told["error"]["message"]
+        # Whoever goes away stops it.
+        def leave():
+            try:
+                chat(server, [dict(m, content=m["content"] + " again") for m in long], {"x-halo-conversation": "left"}, timeout=1)
+            except OSError:
+                pass
+        leave()
+        # And so does the end of the program.
+        threading.Thread(target=lambda: swallow(lambda: chat(server, [dict(m, content=m["content"] + " more") for m in long], {"x-halo-conversation": "more"}, timeout=60))).start()
+        time.sleep(1)
+        at = time.time()
+        server.stop(signal.SIGTERM)
+        print("ended after", time.time() - at)
+        assert time.time() - at < 5 and server.process.returncode == 0
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def swallow(work):
+    try:
+        work()
+    except (OSError, AssertionError):
+        pass
+
+
+def test_a_store_of_another_program_is_not_locked_by_looking(model, tmp_path):  # noqa: F811
+    model.answer = "An answer."
+    server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
+    try:
+        assert chat(server, user("Hello"), {"x-halo-conversation": "c"})[0] == 200
+        assert server.halo("GET", "/conversations/c")[0] == 200
+        from conftest import HALO
+
+        done = subprocess.run([str(HALO), "pin", "--data", str(tmp_path), "-c", "c", "u0.0"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert any(chunk["pinned"] for chunk in server.halo("GET", "/conversations/c")[1]["chunks"])
+        assert chat(server, user("And on"), {"x-halo-conversation": "c"})[0] == 200
+    finally:
+        server.stop()
