@@ -1,8 +1,10 @@
 """OpenAI's own Python client, unchanged, against the real program."""
 
 import json
+import threading
 import time
 import urllib.parse
+import urllib.request
 
 import openai
 import pytest
@@ -141,3 +143,45 @@ def test_wrong_requests_are_told_why(client, server, wrong, why):
         client.chat.completions.create(model="any", **wrong)
     assert why in told.value.body["message"] and told.value.body["type"] == "invalid_request_error"
     assert conversations(server) == before, "nothing was stored"
+
+
+@pytest.fixture
+def upkeep(server):
+    """What the model's cells needed for each answer, in order: tokens kept, returned, reread and read."""
+    told, response = [], urllib.request.urlopen(f"{server.url}/api/halo/v1/events")
+
+    def listen():
+        for line in response:
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                if event["type"] == "ready":
+                    told.append(event)
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield told
+    # Closing it waits for the reader; the end of the server does it.
+
+
+def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, server, upkeep):
+    def ask(system, *lines):
+        roles = ["user", "assistant"]
+        messages = [{"role": "system", "content": system}] + [{"role": roles[n % 2], "content": line} for n, line in enumerate(lines)]
+        answer = client.chat.completions.with_raw_response.create(model="any", messages=messages, max_completion_tokens=10)
+        return answer.headers["x-halo-conversation"], answer.parse().choices[0].message.content
+
+    story = "The lighthouse keeper of Lindau counts the ships that pass in the fog, and writes each of them down with its bearing. " * 3
+    system = "You tell stories about the sea."
+    name, first = ask(system, story)
+    _, second = ask(system, story, first, "What does he count?")
+    _, third = ask(system, story, first, "What does he count?", second, "And where does he write it?")
+    # A fork at the first answer: what both share is not read again.
+    branch, _ = ask(system, story, first, "Who lives with him in the tower?")
+    assert branch != name and "branch" in branch
+    shared = upkeep[1]["kept"] + upkeep[1]["returned"]
+    assert upkeep[-1]["reread"] == 0 and upkeep[-1]["kept"] + upkeep[-1]["returned"] >= shared - 4, (upkeep, shared)
+    assert upkeep[-1]["read"] < 40, upkeep[-1]
+    # Another system prompt: it is read, and everything behind it is kept.
+    back, _ = ask("You tell stories about the sea. Today it is foggy.", story, first, "What does he count?", second, "And where does he write it?", third, "With a pen?")
+    assert back == name
+    last = upkeep[-1]
+    assert last["kept"] + last["returned"] > 100 and last["reread"] < 40, last

@@ -63,6 +63,8 @@ pub struct Candidate<'a> {
     pub from_start: bool,
     /// Whether its system prompt is the one that was sent, or much like it.
     pub same_system: bool,
+    /// Hashes ([`MessageKey::loose`]) of messages that no other conversation has.
+    pub unique: &'a BTreeSet<u64>,
     /// Whether the client has named it: then it need not be known by what was said.
     pub named: bool,
 }
@@ -131,6 +133,9 @@ pub struct Alignment {
 
 /// A text of so many characters is told apart from all others by itself; a shorter one may be said in any conversation.
 const TELLING: u32 = 40;
+
+/// A text of fewer characters tells nothing by itself, even where nobody else has said it.
+const SHORT: u32 = 24;
 
 /// The most messages that stand for more of them: a summary is one or two.
 const SUMMARY: usize = 2;
@@ -398,7 +403,7 @@ impl<'a> Aligner<'a> {
         let known = match count {
             _ if self.candidate.named => true,
             0 => false,
-            1 => length >= u64::from(TELLING),
+            1 => length >= u64::from(TELLING) || (length >= u64::from(SHORT) && self.is_unique(end)),
             _ => length >= u64::from(TELLING) || (whole && self.candidate.same_system),
         };
         let rank = match verdict {
@@ -411,6 +416,13 @@ impl<'a> Aligner<'a> {
         let fit = Fit { rank, matched, same_system: self.candidate.same_system };
         let through = self.matches[end].map(|at| self.standing[at].turn);
         known.then_some(Alignment { verdict, fit, asides, through, behind: self.history[end] + 1 })
+    }
+
+    /// Whether the one message that is matched is in no other conversation, and the system prompt is the same.
+    fn is_unique(&self, end: usize) -> bool {
+        let matched = self.matches[..=end].iter().flatten().find(|&&at| at >= self.greeting);
+        let unique = matched.is_some_and(|&at| self.candidate.unique.contains(&self.standing[at].loose));
+        unique && self.candidate.same_system
     }
 
     /// Looks at what is not matched between what is. Returns the messages of the request that stand for others, and the place

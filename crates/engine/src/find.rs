@@ -43,7 +43,7 @@ pub fn find_conversation(
     system: Option<&str>,
     usual: &str,
 ) -> Result<Option<FoundConversation>, SeamError> {
-    let mut names: BTreeSet<String> = BTreeSet::new();
+    let (mut names, mut unique): (BTreeSet<String>, BTreeSet<u64>) = Default::default();
     let paths: Vec<u64> = prefixes(sent);
     let known = longest_known(store, &paths)?;
     // The longest path that is known, and the one before it: its last message may have been edited.
@@ -54,12 +54,16 @@ pub fn find_conversation(
     if known + 1 < sent.len() {
         for hash in telling(sent, LOOKED_UP) {
             let found = store.find_messages(MessageLookup::Loose(hash), LOOKED_AT)?;
+            if found.len() == 1 {
+                unique.insert(hash);
+            }
             names.extend(found.into_iter().map(|(name, _)| name));
         }
     }
     let mut best: Option<((align::Fit, i64), FoundConversation)> = None;
     for name in names {
-        let Some(alignment) = align_with(store, &name, sent, system, usual, false)? else { continue };
+        let how = Comparison { system, usual, unique: &unique, named: false };
+        let Some(alignment) = align_with(store, &name, sent, how)? else { continue };
         let used = store.find(&name)?.map_or(0, |known| known.used);
         let fit = (alignment.fit, used);
         if best.as_ref().is_none_or(|(other, _)| *other < fit) {
@@ -82,7 +86,20 @@ fn longest_known(store: &mut dyn Store, paths: &[u64]) -> Result<usize, SeamErro
     Ok(known)
 }
 
-/// What a request means in a conversation. One that was `named` need not be known by what was said.
+/// What a request is compared by, beside its messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Comparison<'a> {
+    /// The system prompt that was sent, if any.
+    pub system: Option<&'a str>,
+    /// That of conversations that have none of their own.
+    pub usual: &'a str,
+    /// Hashes of messages that only one conversation has.
+    pub unique: &'a BTreeSet<u64>,
+    /// Whether the client has named the conversation: then it need not be known by what was said.
+    pub named: bool,
+}
+
+/// What a request means in a conversation.
 ///
 /// # Errors
 /// When the store fails.
@@ -90,10 +107,9 @@ pub fn align_with(
     store: &mut dyn Store,
     name: &str,
     sent: &[SentMessage],
-    system: Option<&str>,
-    usual: &str,
-    named: bool,
+    how: Comparison<'_>,
 ) -> Result<Option<Alignment>, SeamError> {
+    let Comparison { system, usual, unique, named } = how;
     let mut timeline = store.load(name, Access::Read)?;
     let messages = known_messages(store, name, &mut timeline)?;
     let variants = variant::variants(store, name, &timeline)?;
@@ -104,6 +120,7 @@ pub fn align_with(
         variants: &variants,
         from_start: messages.len() < COMPARED,
         same_system: similar(system.unwrap_or(usual), &own),
+        unique,
         named,
     };
     let mut failed = None;

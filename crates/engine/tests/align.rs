@@ -68,6 +68,7 @@ fn verdict(case: &Case) -> String {
         variants: &variants,
         from_start: true,
         same_system: similar(&system, &case.system),
+        unique: &messages.iter().map(|message| message.key.loose).collect(),
         named: false,
     };
     let aligned = align(&candidate, &sent, &mut |turn| texts.get(&turn).cloned());

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use halo_core::token::{Role, TurnId};
 use halo_engine::align::{Alignment, SentMessage, Verdict};
 use halo_engine::branch::BranchPoint;
-use halo_engine::find::{align_with, find_conversation};
-use std::collections::BTreeMap;
+use halo_engine::find::{Comparison, align_with, find_conversation};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The requests that are on their way, by conversation.
@@ -114,7 +114,8 @@ pub(super) fn place(app: &App, named: Option<&str>, wanted: &Wanted) -> Answer<P
         if app.read(|store| store.find(name))?.is_none() {
             return Ok(placed(name, Plan::default()));
         }
-        let alignment = app.read(|store| align_with(store, name, &wanted.messages, system, &usual, true))?;
+        let how = Comparison { system, usual: &usual, unique: &BTreeSet::new(), named: true };
+        let alignment = app.read(|store| align_with(store, name, &wanted.messages, how))?;
         let mut plan = match &alignment {
             Some(alignment) if !matches!(alignment.verdict, Verdict::Branch { .. }) => Plan::of(alignment),
             // The conversation is named, so it goes on there: what the client has that is not known is kept beside it.
