@@ -160,6 +160,8 @@ enum ModelsCommand {
 
 #[derive(Subcommand)]
 enum BenchCommand {
+    /// Finding the conversation that a client's history belongs to, among many
+    Align(commands::bench::align::Options),
     /// A model that is watched while it speaks, beside one that is not
     Attention(commands::bench::model::AttentionOptions),
     /// Scoring, the live view, planning and applying changes, memory
@@ -345,6 +347,9 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Replay(options) => commands::replay::run(options, &cli.common),
         Command::Bench { what: BenchCommand::Attention(options) } => {
             commands::bench::model::attention(options, &cli.common)
+        }
+        Command::Bench { what: BenchCommand::Align(options) } => {
+            commands::bench::align::run(options, cli.common.json)
         }
         Command::Bench { what: BenchCommand::Embed } => commands::bench::embed::run(&cli.common),
         Command::Bench { what: BenchCommand::Memory(options) } => {

@@ -6,7 +6,7 @@ use crate::session::Session;
 use halo_core::change::{Change, Extent, Leave, WhyLeft};
 use halo_core::prune::plan_prune;
 use halo_core::seams::{Durability, Fault, Flow, Kind, SeamError};
-use halo_core::token::{Role, TurnId, Voice};
+use halo_core::token::{ChunkId, Role, TurnId, Voice};
 
 impl Session {
     /// Appends messages that are not to be answered, in one commit; what does not fit the context window is pruned in the
@@ -87,6 +87,20 @@ impl Session {
             self.change(&Change::Prune(leaves), Durability::Behind)?;
         }
         Ok(())
+    }
+
+    /// Whether a chunk was pruned because a client no longer sends it: then it does not return by itself.
+    pub(crate) fn is_left_out(&mut self, chunk: ChunkId) -> Result<bool, SeamError> {
+        let history = self.store.history(&self.name, chunk)?;
+        let last =
+            history.iter().rev().flat_map(|entry| entry.change.parts()).find_map(|change| match change {
+                Change::Prune(leaves) => {
+                    leaves.iter().find(|l| l.chunk == chunk).map(|l| l.why == WhyLeft::Client)
+                }
+                Change::Resurrect(returns) => returns.iter().any(|r| r.chunk == chunk).then_some(false),
+                _ => None,
+            });
+        Ok(last.unwrap_or(false))
     }
 
     /// Keeps messages that a client sent in the place of older turns: summaries, mostly. They are not on the timeline, which

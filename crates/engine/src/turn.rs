@@ -33,6 +33,8 @@ pub type Listen<'a> = dyn FnMut(Event) -> Flow + 'a;
 pub enum Say {
     /// A message.
     Message(String),
+    /// Nothing: what was said last is answered as it stands.
+    Nothing,
     /// The last message once more: its answer is set aside as a variant.
     Again(AskedBy),
     /// Another message in the place of the last one, which is set aside with its answer as a variant.
@@ -75,6 +77,7 @@ impl Session {
     pub fn turn(&mut self, say: Say, today: Date, listen: &mut Listen<'_>) -> Result<Summary, SeamError> {
         match say {
             Say::Message(message) => self.say(&message, today, listen),
+            Say::Nothing => self.answer_last(today, &mut Running::new(listen)),
             Say::Again(by) => self.say_again(by, today, listen),
             Say::Instead(message, by) => {
                 check(&message)?;
@@ -126,13 +129,19 @@ impl Session {
             self.set_aside(&answers, reason)?;
             run.tell(TAKEN_BACK);
         }
-        let Some((turn, Role::User)) = self.last_said() else {
+        if !matches!(self.last_said(), Some((_, Role::User))) {
             return Err(SeamError::asked("answering again", "there is no message to answer"));
-        };
-        let message = self.text_of(turn)?;
-        self.make_room(0, &mut run)?;
+        }
+        self.answer_last(today, &mut run)
+    }
+
+    /// Answers what was said last. What matters to the last message of the user's returns before.
+    fn answer_last(&mut self, today: Date, run: &mut Running<'_>) -> Result<Summary, SeamError> {
+        let asked = self.said().find(|(_, role)| *role == Role::User).map(|(turn, _)| turn);
+        let message = asked.map(|turn| self.text_of(turn)).transpose()?.unwrap_or_default();
+        self.make_room(0, run)?;
         run.timed(Stage::Recall, |run| self.remember(&message, "", today, run))?;
-        self.answer(&mut run)
+        self.answer(run)
     }
 
     /// Sets the user's last message aside, with its answer, as a variant, and returns its text, to be edited.
@@ -239,7 +248,12 @@ impl Session {
         let query = if preview.is_empty() { message.to_owned() } else { format!("{message}\n{preview}") };
         let found = self.recall.search(&query, Some(today), self.rules.recall)?;
         // What scores nothing is found only because something has to be.
-        let hits: Vec<Hit> = found.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0).collect();
+        let mut hits: Vec<Hit> = found.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0).collect();
+        for system in hits.iter().filter(|hit| hit.chunk.role == Role::System).copied().collect::<Vec<_>>() {
+            if self.is_left_out(system.chunk)? {
+                hits.retain(|hit| hit.chunk != system.chunk);
+            }
+        }
         let full = self.rules.context.strategy.full();
         let with = match self.rules.returns {
             ReturnLight::Earned => ReturnsWith::Earned,

@@ -53,7 +53,7 @@ impl Session {
     ///
     /// # Errors
     /// When the store fails.
-    pub(crate) fn set_aside(&mut self, turns: &[TurnId], reason: DeleteReason) -> Result<(), SeamError> {
+    pub fn set_aside(&mut self, turns: &[TurnId], reason: DeleteReason) -> Result<(), SeamError> {
         self.check_held()?;
         self.keep_variant(turns)?;
         self.delete_turns(turns, reason)

@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use halo_core::attention::Watch;
+use halo_core::change::DeleteReason;
 use halo_core::seams::{Flow, Message, ModelStep, Sampling, SeamError};
 use halo_core::token::{Role, TokenId};
 use halo_engine::align::SentMessage;
@@ -66,7 +67,16 @@ struct Part {
 pub(super) struct Wanted {
     pub system: Option<String>,
     pub messages: Vec<SentMessage>,
+    /// System messages behind the last message: they are for the next answer.
+    pub notes: Vec<SentMessage>,
     pub sampling: Sampling,
+}
+
+impl Wanted {
+    /// Whether the last message is to be said, and not only known: then nothing stands behind it.
+    fn says_last(&self) -> bool {
+        self.notes.is_empty()
+    }
 }
 
 impl Chat {
@@ -117,12 +127,17 @@ impl Chat {
                 role => messages.push(SentMessage::new(role, text)),
             }
         }
+        let end =
+            messages.iter().rposition(|message| message.role != Role::System).map_or(0, |last| last + 1);
+        let notes = messages.split_off(end);
         match messages.last() {
             Some(SentMessage { role: Role::User, .. }) => {}
+            // Somebody else is to speak next, as in a group: a system message says who.
+            Some(_) if !notes.is_empty() => {}
             _ => return Err(Refusal::bad("the last message must be the user's, and say something")),
         }
         let system = (!system.is_empty()).then(|| system.join("\n\n"));
-        Ok(Wanted { system, messages, sampling: self.drawn.sampling(usual)? })
+        Ok(Wanted { system, messages, notes, sampling: self.drawn.sampling(usual)? })
     }
 }
 
@@ -283,7 +298,7 @@ async fn once(app: Arc<App>, chat: &Chat, wanted: Wanted) -> Told<Response> {
         if !system.trim().is_empty() {
             messages.push(Message { role: Role::System, text: system.trim().to_owned() });
         }
-        for SentMessage { role, text, .. } in &wanted.messages {
+        for SentMessage { role, text, .. } in wanted.messages.iter().chain(&wanted.notes) {
             read(&frame.opening(*role, before, None), true)?;
             read(text, false)?;
             before = Some(*role);
@@ -425,25 +440,24 @@ fn prepare(
         session.instruct(system)?;
     }
     match plan.end {
-        End::GoesOn => tell_new(session, wanted, plan, go_on),
+        End::GoesOn if wanted.says_last() => tell_new(session, wanted, plan, go_on),
         _ => Ok(()),
     }
 }
 
-/// Appends the messages that are new but for the last one, which is to be answered.
+/// Appends the messages that are new, but for a last one that is to be said.
 fn tell_new(
     session: &mut Session,
     wanted: &Wanted,
     plan: &Plan,
     go_on: &mut dyn FnMut() -> Flow,
 ) -> Result<(), SeamError> {
-    let last = wanted.messages.len() - 1;
-    let new: Vec<(Role, String)> = wanted.messages[plan.known.min(last)..last]
-        .iter()
-        .map(|message| (message.role, message.text.clone()))
-        .collect();
+    let end = wanted.messages.len() - usize::from(wanted.says_last());
+    let known = plan.known.min(end);
+    let new = wanted.messages[known..end].iter().chain(&wanted.notes);
+    let new: Vec<(Role, String)> = new.map(|message| (message.role, message.text.clone())).collect();
     if session.timeline().turns().iter().any(|turn| turn.role == Role::System) {
-        let sent = wanted.messages[..plan.known.min(last)].iter().filter(|m| m.role == Role::System);
+        let sent = wanted.messages[..known].iter().filter(|message| message.role == Role::System);
         let still: Vec<&str> = sent.map(|message| message.text.as_str()).collect();
         session.prune_system_messages(&still)?;
     }
@@ -454,14 +468,36 @@ fn tell_new(
 /// client has seen.
 fn begin(session: &mut Session, wanted: &Wanted, plan: &Plan) -> Result<Say, SeamError> {
     let message = wanted.messages.last().map(|message| message.text.clone()).unwrap_or_default();
-    match &plan.end {
-        End::AnsweredAgain(replaces) if session.ends_with(replaces) => Ok(Say::Again(AskedBy::Client)),
-        End::Edited(replaces) if session.ends_with(replaces) => Ok(Say::Instead(message, AskedBy::Client)),
-        End::Variant { chosen, replaces } if session.ends_with(replaces) => {
-            session.choose_variant(chosen, replaces)?;
-            tell_new(session, wanted, plan, &mut || Flow::Continue)?;
-            Ok(Say::Message(message))
-        }
-        _ => Ok(Say::Message(message)),
+    let still = match &plan.end {
+        End::GoesOn => true,
+        End::AnsweredAgain(turns) | End::Edited(turns) => session.ends_with(turns),
+        End::Variant { replaces, .. } => session.ends_with(replaces),
+    };
+    let end = if still { &plan.end } else { &End::GoesOn };
+    if wanted.says_last() {
+        return match end {
+            End::GoesOn => Ok(Say::Message(message)),
+            End::AnsweredAgain(_) => Ok(Say::Again(AskedBy::Client)),
+            End::Edited(_) => Ok(Say::Instead(message, AskedBy::Client)),
+            End::Variant { chosen, replaces } => {
+                session.choose_variant(chosen, replaces)?;
+                tell_new(session, wanted, plan, &mut || Flow::Continue)?;
+                Ok(Say::Message(message))
+            }
+        };
     }
+    // The last message is appended with the system messages behind it, and all of that is answered.
+    let mut known = plan.known;
+    match end {
+        End::GoesOn => {}
+        End::AnsweredAgain(turns) => {
+            session.set_aside(turns, DeleteReason::ClientRegenerated)?;
+            known = wanted.messages.len();
+        }
+        End::Edited(turns) => session.set_aside(turns, DeleteReason::ClientEdited)?,
+        End::Variant { chosen, replaces } => session.choose_variant(chosen, replaces)?,
+    }
+    let plan = Plan { known, ..plan.clone() };
+    tell_new(session, wanted, &plan, &mut || Flow::Continue)?;
+    Ok(Say::Nothing)
 }

@@ -102,9 +102,18 @@ impl Plan {
     }
 }
 
+/// In the place of a message of the user's, where there is none: no message is this.
+const NOTHING_SAID: &str = "\u{0}";
+
 /// Decides where a request is answered. A branch is made here; everything else is changed when the request's turn comes.
 pub(super) fn place(app: &App, named: Option<&str>, wanted: &Wanted) -> Answer<Placed> {
     let usual = app.parts.rules().system;
+    // Where somebody else is to speak next, everything that was sent is history.
+    let speaks_next = wanted.messages.last().is_some_and(|message| message.role != Role::User);
+    let mut sent = wanted.messages.clone();
+    if speaks_next {
+        sent.push(SentMessage::new(Role::User, NOTHING_SAID.to_owned()));
+    }
     let system = wanted.system.as_deref();
     let _one = lock(&app.placing.one);
     let placed =
@@ -115,24 +124,24 @@ pub(super) fn place(app: &App, named: Option<&str>, wanted: &Wanted) -> Answer<P
             return Ok(placed(name, Plan::default()));
         }
         let how = Comparison { system, usual: &usual, unique: &BTreeSet::new(), named: true };
-        let alignment = app.read(|store| align_with(store, name, &wanted.messages, how))?;
+        let alignment = app.read(|store| align_with(store, name, &sent, how))?;
         let mut plan = match &alignment {
             Some(alignment) if !matches!(alignment.verdict, Verdict::Branch { .. }) => Plan::of(alignment),
             // The conversation is named, so it goes on there: what the client has that is not known is kept beside it.
             other => {
                 let from = other.as_ref().map_or(0, |alignment| alignment.behind);
-                let last = wanted.messages.len() - 1;
+                let last = sent.len() - 1;
                 Plan { known: last, end: End::GoesOn, asides: (from..last).collect() }
             }
         };
         if app.placing.is_busy(name) || is_running(app, name) {
             // What is on its way there was not seen by this client: it replaces nothing.
-            plan.known = plan.known.min(wanted.messages.len() - 1);
+            plan.known = plan.known.min(sent.len() - 1);
             plan.end = End::GoesOn;
         }
         return Ok(placed(name, plan));
     }
-    let found = app.read(|store| find_conversation(store, &wanted.messages, system, &usual))?;
+    let found = app.read(|store| find_conversation(store, &sent, system, &usual))?;
     let Some(found) = found else {
         return Ok(placed(&free_name(app, &title(&wanted.messages), " ")?, Plan::default()));
     };
@@ -141,8 +150,10 @@ pub(super) fn place(app: &App, named: Option<&str>, wanted: &Wanted) -> Answer<P
         (Verdict::Branch { through, chosen, .. }, _) => {
             Some(BranchPoint { through: *through, chosen: chosen.clone() })
         }
-        // Requests on one history at the same time go different ways.
-        (_, Some(through)) if busy => Some(BranchPoint { through, chosen: Vec::new() }),
+        // Requests on one history at the same time go different ways; and a message that is not there replaces none.
+        (verdict, Some(through)) if busy || (speaks_next && matches!(verdict, Verdict::EditLast { .. })) => {
+            Some(BranchPoint { through, chosen: Vec::new() })
+        }
         (_, None) if busy => {
             return Ok(placed(&free_name(app, &title(&wanted.messages), " ")?, Plan::default()));
         }
@@ -150,7 +161,7 @@ pub(super) fn place(app: &App, named: Option<&str>, wanted: &Wanted) -> Answer<P
     };
     let Some(point) = point else { return Ok(placed(&found.name, Plan::of(&found.alignment))) };
     let mut plan = Plan::of(&found.alignment);
-    if busy {
+    if !matches!(found.alignment.verdict, Verdict::Branch { .. }) {
         plan = Plan { known: found.alignment.behind, end: End::GoesOn, asides: plan.asides };
     }
     let name = free_name(app, &found.name, " · branch ")?;

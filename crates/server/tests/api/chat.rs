@@ -230,6 +230,39 @@ async fn system_message_in_mid_history_stays_where_it_is() {
     );
 }
 
+/// SillyTavern's group chats: a system message at the end says who speaks next, also behind another character's answer.
+#[tokio::test]
+async fn align_group_chat_with_a_note_behind_the_last_message() {
+    let fake = Fake::in_memory();
+    fake.says(&[
+        "I saw her on the roof of the town hall.",
+        "Not me, I was in the cellar all day.",
+        "Nor I.",
+        "Me neither.",
+    ]);
+    let nudge = |name: &str| format!("s [Write the next reply only as {name}.]");
+    let question = "u Otto: Who has seen the baker's cat this morning?";
+    let first = chat(&fake, &["s You are Anna.", question, &nudge("Anna")]).await;
+    let anna = format!("a Anna: {}", first.text());
+    let second = chat(&fake, &["s You are Mara.", question, &anna, &nudge("Mara")]).await;
+    let mara = format!("a Mara: {}", second.text());
+    let third =
+        chat(&fake, &["s You are Anna.", question, &anna, &mara, "u Otto: Really?", &nudge("Anna")]).await;
+    // A swipe of that.
+    let again =
+        chat(&fake, &["s You are Anna.", question, &anna, &mara, "u Otto: Really?", &nudge("Anna")]).await;
+    let all = [&first, &second, &third, &again].map(|answered| answered.conversation.clone());
+    assert!(all.iter().all(|name| *name == all[0]), "{all:?}");
+    assert_eq!(names(&fake).await.len(), 1);
+    assert_eq!(
+        deleted(&fake, &all[0].replace("%3A", ":")).await,
+        ["Nor I. (replaced by another answer, which the client asked for)"]
+    );
+    let windows = fake.script().windows.clone();
+    assert!(windows[1].contains("only as Mara") && !windows[1].contains("only as Anna"), "{}", windows[1]);
+    assert_eq!(windows[3].matches("Really?").count(), 1, "{}", windows[3]);
+}
+
 #[tokio::test]
 async fn named_conversation_deletes_nothing_but_the_last_exchange() {
     let fake = Fake::in_memory();

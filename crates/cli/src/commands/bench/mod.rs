@@ -1,5 +1,6 @@
 //! `halo bench`: the figures that Halo claims, measured here and now.
 
+pub mod align;
 pub mod embed;
 pub mod hud;
 pub mod keep;
