@@ -1,4 +1,5 @@
-//! What the words of the latest answers looked at, for those who want to see it. Kept in memory, one answer a conversation.
+//! What the words of the latest answers looked at, for those who want to see it. Kept in memory, one answer a conversation, of
+//! the conversations that were answered last.
 
 use halo_core::live::LiveView;
 use halo_core::seams::{Piece, SeamError};
@@ -14,6 +15,8 @@ pub(crate) struct Looks(Arc<Mutex<BTreeMap<String, Answer>>>);
 /// One answer.
 #[derive(Default)]
 struct Answer {
+    /// Which of all answers it is.
+    number: u64,
     turn: u32,
     /// Tokens of the standing instructions.
     prefix: usize,
@@ -41,6 +44,9 @@ pub(crate) struct Look {
     /// The tokens that it looked at most, the first of the window aside.
     pub tokens: Vec<(Position, f32)>,
 }
+
+/// How many answers are kept.
+const ANSWERS: usize = 64;
 
 /// How many chunks and tokens are kept of a look.
 const MOST: usize = 16;
@@ -78,8 +84,15 @@ impl Recorder for Watcher {
             born.extend(chunk.live_runs().flat_map(|run| run.positions()));
         }
         let next = view.timeline().next_position();
-        let answer = Answer { turn: turn.0, prefix: prefix.len(), chunks, born, next, words: Vec::new() };
-        self.looks.lock().insert(self.name.clone(), answer);
+        let mut all = self.looks.lock();
+        let number = all.values().map(|answer| answer.number).max().unwrap_or(0) + 1;
+        let answer =
+            Answer { number, turn: turn.0, prefix: prefix.len(), chunks, born, next, words: Vec::new() };
+        all.insert(self.name.clone(), answer);
+        if all.len() > ANSWERS {
+            let oldest = all.iter().min_by_key(|(_, answer)| answer.number).map(|(name, _)| name.clone());
+            oldest.and_then(|name| all.remove(&name));
+        }
         Ok(())
     }
 

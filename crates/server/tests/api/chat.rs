@@ -444,7 +444,7 @@ async fn open_conversations_are_bounded() {
 
 #[tokio::test]
 async fn more_messages_than_allowed_are_refused() {
-    let fake = Fake::new(Fake::in_memory().kept.clone(), 400, Limits { messages: 4, ..Limits::default() });
+    let fake = Fake::new(Fake::in_memory().kept, 400, Limits { messages: 4, ..Limits::default() });
     let answered = fake.chat(&request(&["u 1", "a 2", "u 3", "a 4", "u 5"]), None).await;
     assert_eq!(answered.status, 400);
     assert!(answered.body["error"]["message"].as_str().is_some_and(|m| m.contains("at most 4 messages")));

@@ -99,10 +99,12 @@ fn request(chats: &mut Vec<Vec<Message>>, act: &Act) -> Option<(usize, Vec<Messa
                 How::Latest(most) => drop(sent.drain(..last.saturating_sub(*most))),
                 How::WithoutMiddle if last > 4 => drop(sent.drain(2..last - 2)),
                 How::Summed if last > 5 => {
-                    drop(sent.splice(..last - 2, [("user", "Summary: they talked of a harbour.".to_owned())]))
+                    drop(
+                        sent.splice(..last - 2, [("user", "Summary: they talked of a harbour.".to_owned())]),
+                    );
                 }
                 How::Trimmed => {
-                    sent.iter_mut().for_each(|(_, text)| *text = format!(" {} \n", text.replace(' ', "  ")))
+                    sent.iter_mut().for_each(|(_, text)| *text = format!(" {} \n", text.replace(' ', "  ")));
                 }
                 How::Named => sent[..last]
                     .iter_mut()
