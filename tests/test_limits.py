@@ -12,11 +12,20 @@ import time
 import urllib.request
 
 import pytest
-from conftest import Server
+from conftest import HALO, Server
 from test_histories import Answering, model  # noqa: F401: model is a fixture
 
 ONCE = int(os.environ.get("HALO_ONE_SHOTS", "600"))
 LONG = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
+
+
+def test_the_limit_on_open_files_is_raised(model, tmp_path):  # noqa: F811
+    server = Bounded((64, 512), tmp_path, "recall.mode=lexical", model=far(model)).start()
+    try:
+        limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [["512", "512"]]
+    finally:
+        server.stop()
 
 
 class Bounded(Server):
@@ -31,7 +40,8 @@ class Bounded(Server):
         popen = subprocess.Popen
 
         def bounded(*args, **more):
-            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))  # noqa: E731
+            both = self.files if isinstance(self.files, tuple) else (self.files, self.files)
+            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)  # noqa: E731
             return popen(*args, preexec_fn=limit, **more)
 
         subprocess.Popen = bounded
@@ -89,15 +99,26 @@ def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_pa
 
 def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
     model.answer = "An answer."
-    server = Bounded(1024, tmp_path, "recall.mode=lexical", model=far(model)).start()
+    many = ONCE // 2
+    # As somebody imports them: no model has read them yet.
+    messages = [{"role": "user", "content": "Hello from elsewhere."}, {"role": "assistant", "content": "Hello."}]
+    for n in range(0, many, 500):
+        files = []
+        for k in range(n, min(n + 500, many)):
+            files.append(tmp_path / f"c{k}.json")
+            files[-1].write_text(json.dumps({"messages": messages}))
+        subprocess.run([str(HALO), "import", "--no-index", "--data", str(tmp_path / "data"), *map(str, files)], check=True, capture_output=True)
+    server = Bounded(1024, tmp_path / "data", "recall.mode=lexical", model=far(model)).start()
     try:
-        for n in range(300):
-            assert chat(server, user(f"A question of its own, number {n}."), {"x-halo-conversation": f"c{n}"})[0] == 200
-        files = server.open_files()
-        for n in range(300):
-            assert server.halo("GET", f"/conversations/c{n}")[0] == 200
+        names = [known["name"] for known in server.halo("GET", "/conversations")[1]]
+        assert len(names) == many
+        begun, files = time.time(), server.open_files()
+        for name in names:
+            assert server.halo("GET", f"/conversations/{name}")[0] == 200
+        print(f"{many} looked at in {time.time() - begun:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB")
         assert server.open_files() <= files + 16
-        assert len(server.halo("GET", "/conversations")[1]) == 300
+        # Looking has made no copies.
+        assert len(server.halo("GET", "/conversations")[1]) == many
     finally:
         server.stop()
 
@@ -154,8 +175,6 @@ def test_a_store_of_another_program_is_not_locked_by_looking(model, tmp_path):  
     try:
         assert chat(server, user("Hello"), {"x-halo-conversation": "c"})[0] == 200
         assert server.halo("GET", "/conversations/c")[0] == 200
-        from conftest import HALO
-
         done = subprocess.run([str(HALO), "pin", "--data", str(tmp_path), "-c", "c", "u0.0"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert any(chunk["pinned"] for chunk in server.halo("GET", "/conversations/c")[1]["chunks"])

@@ -472,3 +472,27 @@ async fn a_long_history_arrives_as_one_commit() {
     let times = store.times("long").expect("told");
     assert_eq!(times.len(), 4002, "each message has an entry of its own");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_can_be_stopped_and_leaves_nothing() {
+    let fake = Fake::new(Fake::in_memory().kept, 400, Limits { body: 64 << 20, ..Limits::default() });
+    let lines: Vec<String> = (0..99_999).map(|n| format!("u message number {n} of a history without end")).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let body = request(&lines);
+    let stop = async {
+        // Until it has begun there is nothing to stop.
+        loop {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            fake.halo("POST", "/conversations/long/stop", None).await;
+            if fake.halo("GET", "/conversations/long", None).await.0 == 200 {
+                fake.halo("POST", "/conversations/long/stop", None).await;
+                break;
+            }
+        }
+    };
+    let begun = Instant::now();
+    let (answered, ()) = tokio::join!(fake.chat(&body, Some("long")), stop);
+    assert_eq!(answered.status, 409, "{}", answered.body);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(names(&fake).await.is_empty(), "nothing was stored");
+}

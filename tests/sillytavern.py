@@ -1,0 +1,181 @@
+"""SillyTavern 1.19, chat completion, in Chromium: each chat is its own conversation, and nothing is deleted but what is replaced.
+
+Run by scripts/sillytavern."""
+
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+from conftest import ROOT, Server
+from playwright.sync_api import sync_playwright
+
+PORT = 8123
+CHATS = [
+    ["I am Otto, a baker from Lindau.", "What do you sell here?", "And bread?"],
+    ["I am Karl, a sailor from Hamburg.", "Where is the harbour?"],
+    ["Hello, I am Barnaby.", "Do you have a bed for me tonight?"],
+]
+GROUP = ["Who of you two has seen the baker's cat this morning?", "And the dog?", "Thank you both."]
+
+
+class Tavern:
+    """SillyTavern with data of its own."""
+
+    def __init__(self, folder, work):
+        self.data = work / "tavern"
+        command = ["node", "server.js", "--port", str(PORT), "--dataRoot", self.data, "--configPath", work / "config.yaml", "--disableCsrf", "true", "--browserLaunchEnabled", "false"]
+        self.command = [str(part) for part in command]
+        self.where = pathlib.Path(folder).resolve() / "node_modules/sillytavern"
+        self.process = None
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, cwd=self.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/", timeout=2)
+                return
+            except OSError:
+                time.sleep(0.5)
+        raise AssertionError("SillyTavern did not start")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+
+    def configure(self, url):
+        file = self.data / "default-user/settings.json"
+        settings = json.loads(file.read_text())
+        settings.update(firstRun=False, main_api="openai", username="Otto")
+        settings["oai_settings"].update(chat_completion_source="custom", custom_url=f"{url}/v1", custom_model="any", openai_max_tokens=24, stream_openai=True)
+        settings["power_user"].update(auto_connect=True)
+        file.write_text(json.dumps(settings))
+
+
+class Halo:
+    def __init__(self, server):
+        self.server = server
+
+    def conversations(self):
+        return {known["name"]: known["turns"] for known in self.server.halo("GET", "/conversations")[1]}
+
+    def deleted(self, name):
+        told = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}/deleted")[1]
+        return sorted(chunk["why"] for chunk in told["chunks"])
+
+    def all_deleted(self):
+        return {name: self.deleted(name) for name in self.conversations()}
+
+
+class Person:
+    """Somebody who uses the page."""
+
+    def __init__(self, browser):
+        self.page = browser.new_page(viewport={"width": 1400, "height": 900})
+        self.page.set_default_timeout(60_000)
+        self.open()
+
+    def open(self):
+        self.page.goto(f"http://127.0.0.1:{PORT}/")
+        self.page.wait_for_timeout(9000)
+        if self.page.locator("dialog[open] .popup-button-ok").count():
+            self.page.locator("dialog[open] .popup-button-ok").first.click()
+            self.page.wait_for_timeout(1000)
+
+    def order(self, text, wait=4000):
+        self.page.fill("#send_textarea", text)
+        self.page.press("#send_textarea", "Enter")
+        self.page.wait_for_timeout(wait)
+
+    def messages(self):
+        return self.page.locator("#chat .mes").count()
+
+    def idle(self):
+        self.page.wait_for_function("() => { const b = document.querySelector('#mes_stop'); return !b || getComputedStyle(b).display === 'none' }", timeout=120_000)
+        self.page.wait_for_timeout(800)
+
+    def say(self, text, answers=1):
+        wanted = self.messages() + 1 + answers
+        self.page.fill("#send_textarea", text)
+        self.page.press("#send_textarea", "Enter")
+        self.page.wait_for_function(f"() => document.querySelectorAll('#chat .mes').length >= {wanted}", timeout=120_000)
+        self.page.wait_for_timeout(1500)
+        self.idle()
+
+    def swipe(self, way):
+        self.page.locator(f"#chat .last_mes .swipe_{way}").last.click(force=True)
+        self.page.wait_for_timeout(1500)
+        self.idle()
+
+
+def main(folder):
+    work = pathlib.Path(tempfile.mkdtemp(prefix="halo-tavern-"))
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    server = Server(work / "halo", "generation.max_tokens=40", "recall.mode=lexical").start()
+    halo, tavern = Halo(server), Tavern(folder, work)
+    # It writes its settings when it is first started.
+    tavern.start()
+    tavern.stop()
+    tavern.configure(server.url)
+    tavern.start()
+    regenerated = "replaced by another answer, which the client asked for"
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            person = Person(browser)
+            person.order("/go Seraphina")
+            for n, lines in enumerate(CHATS):
+                if n:
+                    person.order("/newchat")
+                for line in lines:
+                    person.say(line)
+            names = [lines[0] for lines in CHATS]
+            assert halo.conversations() == {lines[0]: 1 + 2 * len(lines) for lines in CHATS}, halo.conversations()
+            assert not any(halo.all_deleted().values()), halo.all_deleted()
+            print("three chats with one character: three conversations, nothing deleted")
+            person.swipe("right")
+            person.swipe("right")
+            assert halo.all_deleted() == {names[0]: [], names[1]: [], names[2]: [regenerated] * 2}, halo.all_deleted()
+            person.swipe("left")
+            person.say("Thank you, and good night.")
+            assert halo.deleted(names[2]) == sorted([regenerated, "another variant was chosen"]), halo.deleted(names[2])
+            print("swipes and a swipe back: variants of one answer")
+            for _ in range(2):
+                person.order("/cut {{lastMessageId}}", 1500)
+            person.say("Thank you, and good morning to you.")
+            assert halo.deleted(names[2]).count("replaced by the client's edited message") == 2, halo.deleted(names[2])
+            assert set(halo.conversations()) == set(names)
+            print("the last message edited: a variant of the exchange")
+            made = person.page.evaluate("""async () => {
+                const context = SillyTavern.getContext();
+                const ask = async (path, body) => await fetch(path, { method: "POST", headers: context.getRequestHeaders(), body: JSON.stringify(body) });
+                await ask("/api/characters/duplicate", { avatar_url: context.characters[0].avatar });
+                const members = (await (await ask("/api/characters/all", {})).json()).map((one) => one.avatar).slice(0, 2);
+                return (await ask("/api/groups/create", { name: "Both", members, avatar_url: "", allow_self_responses: false, activation_strategy: 1,
+                    generation_mode: 0, disabled_members: [], chat_metadata: {}, fav: false, chat_id: "group", chats: ["group"] })).status;
+            }""")
+            assert made == 200, made
+            person.open()
+            person.order("/go Both", 5000)
+            for line in GROUP:
+                person.say(line, answers=2)
+            new = set(halo.conversations()) - set(names)
+            assert new == {GROUP[0][:48]}, new
+            assert not halo.deleted(new.pop()), "nothing is deleted in a group"
+            print("a group of two: one conversation, nothing deleted")
+            browser.close()
+    finally:
+        tavern.stop()
+        server.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    main(sys.argv[1])
