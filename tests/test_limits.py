@@ -144,7 +144,7 @@ def test_a_history_without_end_holds_up_nobody(model, tmp_path):  # noqa: F811
         # More than anybody has to say is refused at once.
         status, told = chat(server, [{"role": "user", "content": "a"}] * 300_001)
         assert status == 400 and "at most" in told["error"]["message"]
-        # Whoever goes away stops it.
+        # A client that goes away stops it.
         def leave():
             try:
                 chat(server, [dict(m, content=m["content"] + " again") for m in long], {"x-halo-conversation": "left"}, timeout=1)

@@ -1,4 +1,4 @@
-// What has left the window: searched, sorted, and called back with a click; and what was deleted, which can be restored.
+// Pruned paragraphs, searched and sorted, to be brought back; and deleted ones, to be restored.
 
 import { api } from "./api.js";
 import { signal } from "./chat.js";

@@ -303,7 +303,7 @@ fn lull(session: &mut Session, teller: &Teller<'_>, quiet: Duration) -> Lull {
     let pending = || teller.pending.load(Ordering::SeqCst) > 0;
     if !pending() && !teller.shared.ending.load(Ordering::SeqCst) {
         match session.embed_some(EMBEDDED_AT_ONCE) {
-            // Whoever is being answered has the processor.
+            // An answer that is being generated has the processor.
             Ok(true) => return if teller.shared.gate.is_busy() { Lull::Busy } else { Lull::Used },
             Ok(false) => {}
             Err(why) => {

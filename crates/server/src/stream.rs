@@ -47,7 +47,7 @@ impl Out {
     }
 }
 
-/// How a stream ended: sent by whoever fills it, before it lets go of [`Out`].
+/// How a stream ended: sent by the task that fills it, before it drops [`Out`].
 pub(crate) type Ended = oneshot::Sender<Answer<()>>;
 
 /// An error as the last event of a stream: the event's name, and its data.
@@ -74,7 +74,7 @@ pub(crate) fn channel(error: ErrorEvent) -> (Out, Ended, impl Future<Output = An
     (Out { lines, unread: Arc::clone(&unread) }, ended, from(heard, unread, end, error))
 }
 
-/// Whoever fills a stream went away without a word: the program ends, or has a fault.
+/// The task that fills a stream ended without a result: the program is ending, or has a fault.
 fn broken_off() -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending")
 }

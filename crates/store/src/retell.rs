@@ -28,7 +28,7 @@ impl Database {
             let id = self.id(from)?;
             self.within(Some(Durability::Now), |sql| write(sql, id, to, model, &told, &records))
         });
-        // Whoever opens it claims it.
+        // It is claimed again when it is opened.
         self.release_claim(to);
         done.map_err(|e| e.doing(format!("telling '{from}' anew as '{to}'")))
     }

@@ -389,7 +389,7 @@ fn say(
             true => Flow::Stop,
             false => hear(None),
         });
-        // Whoever looks sees what the client has told.
+        // Open pages show what the client has sent.
         teller.changed("told", Vec::new());
         let said = told.and_then(|()| {
             let mut held = Held::new(&wanted.sampling.stop);

@@ -476,7 +476,8 @@ async fn a_long_history_arrives_as_one_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_history_can_be_stopped_and_leaves_nothing() {
     let fake = Fake::new(Fake::in_memory().kept, 400, Limits { body: 64 << 20, ..Limits::default() });
-    let lines: Vec<String> = (0..99_999).map(|n| format!("u message number {n} of a history without end")).collect();
+    let lines: Vec<String> =
+        (0..99_999).map(|n| format!("u message number {n} of a history without end")).collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     let body = request(&lines);
     let stop = async {
