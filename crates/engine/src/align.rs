@@ -484,20 +484,25 @@ impl<'a> Aligner<'a> {
         }
     }
 
-    /// The variant behind a turn that the history goes on with, and the first message of the request behind it.
+    /// What was set aside behind a turn and the history goes on with, turn by turn, and the first message of the request behind
+    /// it. An answer that was set aside may belong to a message that was.
     fn variant_after(&self, after: TurnId, new: &[usize]) -> Option<(Vec<TurnId>, usize)> {
-        let key = |turn: TurnId| self.candidate.messages.iter().find(|m| m.key.turn == turn).map(|m| &m.key);
-        let fits = |variant: &&Variant| {
-            let says =
-                |(turn, &n): (&TurnId, &usize)| key(*turn).is_some_and(|key| same(key, &self.sent[n].key));
-            variant.after == Some(after)
-                && !variant.turns.is_empty()
-                && variant.turns.len() <= new.len()
-                && variant.turns.iter().zip(new).all(says)
-        };
-        let variant =
-            self.candidate.variants.iter().filter(fits).max_by_key(|variant| variant.turns.len())?;
-        Some((variant.turns.clone(), new[variant.turns.len() - 1] + 1))
+        let (mut chosen, mut last) = (Vec::new(), after);
+        for &n in new {
+            let follows = self.candidate.variants.iter().filter_map(|variant| match variant.after {
+                Some(before) if before == last => variant.turns.first(),
+                _ => variant.turns.iter().skip_while(|turn| **turn != last).nth(1),
+            });
+            let says = |turn: &&TurnId| {
+                let known = self.candidate.messages.iter().find(|known| known.key.turn == **turn);
+                known.is_some_and(|known| !known.stands && same(&known.key, &self.sent[n].key))
+            };
+            let Some(&next) = follows.collect::<Vec<_>>().into_iter().find(says) else { break };
+            chosen.push(next);
+            last = next;
+        }
+        let behind = new[..chosen.len()].last()? + 1;
+        Some((chosen, behind))
     }
 
     /// Whether the conversation has ever heard a message.

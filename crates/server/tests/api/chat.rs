@@ -145,6 +145,25 @@ async fn align_keeps_an_edited_last_message_as_a_variant() {
     assert!(gone.iter().all(|line| line.ends_with("(replaced by the client's edited message)")), "{gone:?}");
 }
 
+/// An answer that was replaced, to a message that was edited since: the client goes on from there.
+#[tokio::test]
+async fn align_goes_on_from_a_variant_of_a_variant() {
+    let fake = Fake::in_memory();
+    fake.says(&["The Nile, or the Amazon; people argue about it.", "Yes.", "No.", "The Marianas."]);
+    let first = chat(&fake, &["u Which is the longest river of the whole world?"]).await;
+    let answer = format!("a {}", first.text());
+    let opening = ["u Which is the longest river of the whole world?", &answer];
+    chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
+    chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
+    chat(&fake, &[opening[0], opening[1], "u And the deepest sea?"]).await;
+    let on = chat(&fake, &[opening[0], opening[1], "u Sure?", "a Yes.", "u Good."]).await;
+    assert_eq!(on.conversation, first.conversation);
+    let said = texts(&fake, &first.conversation).await;
+    assert_eq!(said[2..5], ["Sure?", "Yes.", "Good."], "{said:?}");
+    let gone = deleted(&fake, &first.conversation).await;
+    assert!(gone.len() == 3 && gone.iter().any(|line| line.starts_with("The Marianas.")), "{gone:?}");
+}
+
 #[tokio::test]
 async fn branch_where_the_history_departs_earlier() {
     let fake = Fake::in_memory();
