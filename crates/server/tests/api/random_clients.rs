@@ -3,7 +3,7 @@
 
 use crate::fake::Fake;
 use halo_core::seams::{Access, Kind, Store};
-use halo_core::token::{ChunkId, TurnId};
+use halo_core::token::{ChunkId, Role, TurnId};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
@@ -178,6 +178,19 @@ fn found(fake: &Fake) -> (BTreeSet<String>, Vec<String>) {
             let records = store.records(&name, kind).expect("told");
             records.iter().map(|record| serde_json::from_str(&record.value).expect("JSON")).collect()
         };
+        // Nothing but the last exchange is ever replaced.
+        for variant in records(&mut *store, Kind::Variant) {
+            let turns = variant["turns"].as_array().cloned().unwrap_or_default();
+            let is_user = |turn: &Value| {
+                timeline
+                    .turns()
+                    .iter()
+                    .any(|t| Some(u64::from(t.id.0)) == turn.as_u64() && t.role == Role::User)
+            };
+            if turns.iter().filter(|turn| is_user(turn)).count() > 1 {
+                lost.push(format!("more than one exchange of '{name}' was replaced: {variant}"));
+            }
+        }
         let variants: BTreeSet<u64> = (records(&mut *store, Kind::Variant).iter())
             .flat_map(|v| v["turns"].as_array().cloned().unwrap_or_default())
             .filter_map(|turn| turn.as_u64())
