@@ -92,7 +92,7 @@ pub struct Database {
 }
 
 /// What is remembered of a conversation that is being written.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Open {
     id: i64,
     seq: i64,
@@ -238,18 +238,20 @@ impl Database {
         }
         let refused = || SqlError::refused("it was not opened to be written");
         let done = self.open.remove(conversation).ok_or_else(refused).and_then(|mut open| {
+            let mut next = open.clone();
             let done = self.within(Some(Durability::Now), |sql| {
-                open.write_all(sql, conversation, changes, &all, &draft)
+                next.write_all(sql, conversation, changes, &all, &draft)
             });
             match &done {
-                Ok(written) => open.remember(written.clone(), &all, &draft),
+                Ok(()) => open = next,
                 Err(_) => (open.tail, open.scored, open.restructured) = (None, None, true),
             }
+            let seq = open.seq;
             self.open.insert(conversation.to_owned(), open);
-            done
+            done.map(|()| seq)
         });
-        let written = done.map_err(|e| e.doing(format!("saving '{conversation}'")))?;
-        draft.set_revision(written.seq.cast_unsigned());
+        let seq = done.map_err(|e| e.doing(format!("saving '{conversation}'")))?;
+        draft.set_revision(seq.cast_unsigned());
         *timeline = draft;
         Ok(())
     }
@@ -386,31 +388,25 @@ impl Open {
 
     /// Writes changes, each with an entry of its own, and what all of them touched. `after` is the state that they lead to.
     fn write_all(
-        &self,
+        &mut self,
         sql: &mut dyn Sql,
         conversation: &str,
         changes: &[Change],
         all: &Change,
         after: &Timeline,
-    ) -> Result<Written, SqlError> {
+    ) -> Result<(), SqlError> {
         self.check(after.revision(), after)?;
         let at = rows::now();
         let id = self.id_or_new(sql, conversation, at)?;
-        let seq = self.seq + changes.len() as i64;
-        self.write_head(sql, id, seq, at, after)?;
-        let mut scored = None;
-        for (n, change) in changes.iter().enumerate() {
-            let entry = self.seq + 1 + n as i64;
-            // Only the first can end what streamed in before it.
-            if n == 0 || compact::scores(change) {
-                scored = self.write_log(sql, id, entry, at, change)?.or(scored);
-            } else {
-                rows::insert_entry(sql, key(id, entry as usize), at, change)?;
-                rows::insert_mentions(sql, id, entry, change)?;
-            }
+        self.write_head(sql, id, self.seq + changes.len() as i64, at, after)?;
+        let before = self.clone();
+        for change in changes {
+            let seq = self.seq + 1;
+            let scored = self.write_log(sql, id, seq, at, change)?;
+            self.remember(Written { id, seq, scored }, change, after);
         }
-        self.write_state(sql, id, &after.touched(all), after)?;
-        Ok(Written { id, seq, scored })
+        // What was there before all of them tells which rows are gone.
+        before.write_state(sql, id, &after.touched(all), after)
     }
 
     /// Whether a change may be written that was planned on the state of that revision.

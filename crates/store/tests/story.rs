@@ -4,7 +4,9 @@ mod common;
 
 use common::Place;
 use halo_core::change::{Append, Change};
-use halo_core::seams::{Access, Durability, Embedding, Kind, SeamError, Store, WorldRow, Worlds};
+use halo_core::seams::{
+    Access, Durability, Embedding, Kind, MessageKey, MessageLookup, SeamError, Store, WorldRow, Worlds,
+};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::ops::{Op, World};
 use halo_core::timeline::Timeline;
@@ -45,6 +47,9 @@ stories!(
     a_state_without_its_log_is_found_again,
     what_is_forgotten_is_gone_and_the_rest_is_not,
     worlds_are_kept_beside_conversations,
+    message_keys_find_conversations,
+    changes_are_committed_together_or_not_at_all,
+    a_released_conversation_can_be_taken_by_another,
 );
 
 fn id(name: &str) -> ChunkId {
@@ -789,4 +794,94 @@ fn a_state_without_its_log_is_found_again(place: &Place) {
     store.mend(&findings).expect("it can be mended");
     assert_eq!(texts(&mut store, "recovered 1"), said);
     assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+}
+
+/// Message keys are found by path and by text, follow a branch up to its turn, and go with what is forgotten.
+fn message_keys_find_conversations(place: &Place) {
+    let mut store = place.open();
+    let key = |turn: u32, loose: u64| MessageKey {
+        turn: TurnId(turn),
+        role: if turn % 2 == 0 { Role::User } else { Role::Assistant },
+        exact: loose + 1,
+        loose,
+        name: 0,
+        length: 40,
+        prefix: loose ^ 0xabcd,
+    };
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    for change in &Dice(5).life(30).changes {
+        store.transact("c", &mut timeline, change, Durability::Now).expect("it is written");
+    }
+    let turns: Vec<u32> = timeline.turns().iter().map(|turn| turn.id.0).collect();
+    let keys: Vec<MessageKey> = turns.iter().map(|&turn| key(turn, u64::MAX / 3 + u64::from(turn))).collect();
+    store.put_message_keys("c", &keys).expect("kept");
+    store.put_message_keys("d", &[keys[0]]).expect("kept, before a word is said there");
+    assert_eq!(store.message_keys("c", 1000).expect("told"), keys);
+    assert_eq!(store.message_keys("c", 1).expect("told"), keys[keys.len() - 1..]);
+    let found = store.find_messages(MessageLookup::Loose(keys[0].loose), 8).expect("found");
+    assert_eq!(found, [("d".to_owned(), keys[0].turn), ("c".to_owned(), keys[0].turn)], "the newest first");
+    let last = keys[keys.len() - 1];
+    let found = store.find_messages(MessageLookup::Prefix(last.prefix), 8).expect("found");
+    assert_eq!(found, [("c".to_owned(), last.turn)]);
+    assert_eq!(store.find_messages(MessageLookup::Prefix(7), 8).expect("looked for"), []);
+    let middle = turns[turns.len() / 2];
+    store.retell("c", "branch", "m", &mut |told| Ok((told.turn.0 <= middle).then_some(told))).expect("told");
+    let shared: Vec<MessageKey> = keys.iter().copied().filter(|key| key.turn.0 <= middle).collect();
+    assert_eq!(store.message_keys("branch", 1000).expect("told"), shared);
+    place.open().load("branch", Access::Write).expect("its maker has given it up");
+    // Keys from the first turn that was forgotten on would tell of it.
+    let gone = timeline.chunks().map(|chunk| chunk.id()).find(|id| id.turn.0 >= middle).expect("a chunk");
+    store.forget("c", &[gone], &[]).expect("forgotten");
+    assert!(store.message_keys("c", 1000).expect("told").iter().all(|key| key.turn < gone.turn));
+    assert_eq!(store.find("c").expect("found").map(|known| known.name).as_deref(), Some("c"));
+    assert_eq!(store.find("nobody").expect("looked for"), None);
+}
+
+/// Many changes in one transaction leave the same state and a log that makes it again; a change that does not fit leaves nothing.
+fn changes_are_committed_together_or_not_at_all(place: &Place) {
+    let mut dice = Dice(8);
+    for life in 0..6 {
+        let world = dice.life(40);
+        let name = format!("life {life}");
+        let mut store = place.open();
+        let mut timeline = store.load(&name, Access::Write).expect("new");
+        let (first, rest) = world.changes.split_at(world.changes.len() / 3);
+        for change in first {
+            store.transact(&name, &mut timeline, change, Durability::Behind).expect("it is written");
+        }
+        let (hash, mut wrong) = (timeline.state_hash(), rest.to_vec());
+        wrong.push(Change::Pin { chunk: id("u999.0"), pinned: true });
+        store.transact_all(&name, &mut timeline, &wrong).expect_err("the last does not fit");
+        assert_eq!(timeline.state_hash(), hash);
+        assert_eq!(place.open().load(&name, Access::Read).expect("it opens").state_hash(), hash);
+        store.transact_all(&name, &mut timeline, rest).expect("all of them");
+        // And it goes on from there.
+        store.transact(&name, &mut timeline, &Change::Batch(vec![]), Durability::Now).expect("one more");
+        let stored = place.open().load(&name, Access::Read).expect("it opens");
+        assert_eq!(stored.state_hash(), timeline.state_hash());
+        assert_eq!(store.replay(&name).expect("its log is whole").state_hash(), timeline.state_hash());
+        assert_eq!(store.examine(&mut |_, _| {}).expect("it can be examined"), []);
+    }
+}
+
+/// What is given up can be taken by another, and taken again only by who has seen what the other did.
+fn a_released_conversation_can_be_taken_by_another(place: &Place) {
+    let world = Dice(1).life(8);
+    let mut first = place.open();
+    let mut timeline = first.load("c", Access::Write).expect("new");
+    first.transact("c", &mut timeline, &world.changes[0], Durability::Now).expect("it is written");
+    first.release("c");
+    assert!(first.hold("c", timeline.revision()).expect("it is free"), "nothing has changed");
+    first.transact("c", &mut timeline, &world.changes[1], Durability::Now).expect("it goes on");
+    first.release("c");
+    let mut second = place.open();
+    let mut theirs = second.load("c", Access::Write).expect("it was given up");
+    assert!(first.hold("c", timeline.revision()).is_err(), "it is theirs now");
+    second.transact("c", &mut theirs, &world.changes[2], Durability::Now).expect("it is written");
+    second.release("c");
+    assert!(!first.hold("c", timeline.revision()).expect("it is free"), "it has changed");
+    second.load("c", Access::Write).expect("nothing was taken");
+    second.release("c");
+    let mut timeline = first.load("c", Access::Write).expect("read again");
+    first.transact("c", &mut timeline, &world.changes[3], Durability::Now).expect("it goes on");
 }
