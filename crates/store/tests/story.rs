@@ -801,7 +801,7 @@ fn message_keys_find_conversations(place: &Place) {
     let mut store = place.open();
     let key = |turn: u32, loose: u64| MessageKey {
         turn: TurnId(turn),
-        role: if turn % 2 == 0 { Role::User } else { Role::Assistant },
+        role: if turn.is_multiple_of(2) { Role::User } else { Role::Assistant },
         exact: loose + 1,
         loose,
         name: 0,
