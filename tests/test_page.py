@@ -344,6 +344,7 @@ def test_what_is_deleted_is_told_before_and_listed_after(open_page):
     shot(page, "delete")
     page.locator("dialog").get_by_role("button", name="Delete").click()
     expect(page.locator(".chunk")).to_have_count(0)
+    expect(page.locator(".empty")).to_contain_text("not lost")
     # The offer to undo stays; so does the list, also after a reload.
     page.wait_for_timeout(7000)
     expect(page.locator(".toast", has_text="Deleted").get_by_role("button", name="Undo")).to_be_visible()

@@ -125,11 +125,14 @@ function remember() {
 
 function welcome(empty) {
   const there = $("log").querySelector(".empty");
+  const words = state.now.tokens > 0
+    ? "Nothing of this conversation is in the context now. What was pruned or deleted is not lost: the second button above lists it."
+    : "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
+      "and leaves the window, and whatever matters again comes back to its own place.";
   if (!empty) { there?.remove(); return; }
-  if (there) return;
-  $("log").append(el("p", { class: "empty" },
-    "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
-    "and leaves the window, and whatever matters again comes back to its own place."));
+  if (there?.textContent === words) return;
+  there?.remove();
+  $("log").append(el("p", { class: "empty" }, words));
 }
 
 // A conversation that cannot be shown says why; it is never drawn as an empty one.
