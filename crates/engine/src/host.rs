@@ -80,8 +80,7 @@ type Job = Box<dyn FnOnce(&mut Session, &Teller<'_>) + Send>;
 pub struct Teller<'a> {
     name: &'a str,
     shared: &'a Shared,
-    board: &'a Board,
-    shown: Arc<Board>,
+    board: &'a Arc<Board>,
     halt: &'a AtomicBool,
     pending: &'a AtomicUsize,
 }
@@ -259,14 +258,8 @@ impl Host {
             let desk = Arc::new(desk);
             let (halt, pending) = (Arc::clone(&desk.halt), Arc::clone(&desk.pending));
             if opened.send(Ok(Arc::clone(&desk))).is_ok() {
-                let teller = Teller {
-                    name: &named,
-                    shared: &shared,
-                    board: &board,
-                    shown: Arc::clone(&board),
-                    halt: &halt,
-                    pending: &pending,
-                };
+                let teller =
+                    Teller { name: &named, shared: &shared, board: &board, halt: &halt, pending: &pending };
                 attend(session, &todo, &teller, &desk);
             }
         };
@@ -423,7 +416,7 @@ fn take(session: &mut Session, teller: &Teller<'_>) -> bool {
     match (teller.shared.open)(teller.name, &mut |_, _| {}) {
         Ok(mut again) => {
             again.recorders = std::mem::take(&mut session.recorders);
-            again.watched_on(&teller.shown);
+            again.watched_on(teller.board);
             *session = again;
             teller.changed("changed by another program", Vec::new());
             true

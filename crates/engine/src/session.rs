@@ -269,19 +269,6 @@ impl Session {
         self.store.put_record(&self.name, Kind::Setting, SYSTEM, Some(system))
     }
 
-    /// The latest messages that stand, the oldest of them first, live or not.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub fn latest(&mut self, most: usize) -> Result<Vec<(TurnId, Role, String)>, SeamError> {
-        let mut turns: Vec<(TurnId, Role)> = self.said().take(most).collect();
-        turns.reverse();
-        let texts = turns.into_iter().map(|(turn, role)| Ok((turn, role, self.text_of(turn)?)));
-        let texts = texts.collect();
-        self.timeline.release_dead();
-        texts
-    }
-
     /// From now on answers are recorded for a purpose, instead of how they were recorded for it before; with none, not any
     /// more.
     pub fn record(&mut self, purpose: Purpose, recorder: Option<Box<dyn Recorder>>) {
