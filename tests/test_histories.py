@@ -4,12 +4,13 @@ was said before."""
 import http.server
 import json
 import pathlib
+import subprocess
 import threading
 import tomllib
 import urllib.parse
 
 import pytest
-from conftest import Server
+from conftest import HALO, Server
 
 CASES = tomllib.loads((pathlib.Path(__file__).parent / "histories/cases.toml").read_text())["case"]
 
@@ -125,5 +126,21 @@ def test_history(case, model, tmp_path):
         assert any(reasons[verdict[0]] in chunk["why"] for chunk in gone)
         if verdict[0] != "variant":
             assert len(client.of("stored", "/variants")) == 2
+    finally:
+        server.stop()
+
+
+def test_an_imported_chat_is_recognised(model, tmp_path):
+    """Somebody imports a chat and goes on with it in the client that it came from."""
+    case = CASES[0]
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({"messages": messages(case["stored"])}))
+    data = tmp_path / "data"
+    subprocess.run([str(HALO), "import", "--no-index", "-c", "stored", "--data", str(data), str(file)], check=True, capture_output=True)
+    server = Server(data, "recall.mode=lexical", f"chat.system={case['system']}", model=f"openai+http://127.0.0.1:{model.server_port}/v1").start()
+    try:
+        client = Client(server, model)
+        client.send(case["sent"], "an answer that nobody has given before")
+        assert client.names()["stored"]["turns"] == len(case["stored"]) + 2
     finally:
         server.stop()

@@ -6,7 +6,7 @@ use crate::align::{
 };
 use crate::session::SYSTEM;
 use crate::variant;
-use halo_core::seams::{Access, Kind, MessageLookup, SeamError, Store};
+use halo_core::seams::{Access, Kind, MessageKey, MessageLookup, SeamError, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
 use std::collections::BTreeSet;
@@ -155,6 +155,42 @@ fn known_messages(
     }
     let stands = |turn: TurnId| timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
     Ok(keys.into_iter().map(|key| KnownMessage { key, stands: stands(key.turn) }).collect())
+}
+
+/// Writes the keys of a conversation's messages that have none: of one that was imported, all of them.
+///
+/// # Errors
+/// When the store fails.
+pub fn write_message_keys(store: &mut dyn Store, name: &str) -> Result<(), SeamError> {
+    let mut timeline = store.load(name, Access::Read)?;
+    let last = store.message_keys(name, 1)?.pop();
+    let (path, last) = last.map_or((0, None), |key| (key.prefix, Some(key.turn)));
+    let keys = new_keys(store, name, &mut timeline, last, path)?;
+    store.put_message_keys(name, &keys)
+}
+
+/// The keys of the messages behind a turn; `path` is the hash of the path that the first of them goes on from.
+pub(crate) fn new_keys(
+    store: &mut dyn Store,
+    name: &str,
+    timeline: &mut Timeline,
+    last: Option<TurnId>,
+    mut path: u64,
+) -> Result<Vec<MessageKey>, SeamError> {
+    let new = timeline.turns().iter().rev().take_while(|turn| last.is_none_or(|last| turn.id > last));
+    let new: Vec<(TurnId, Role)> = new.map(|turn| (turn.id, turn.role)).collect();
+    let mut keys = Vec::with_capacity(new.len());
+    for (turn, role) in new.into_iter().rev() {
+        let text = text_of(store, name, timeline, turn)?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let key = message_key(turn, role, &text, path);
+        let stands = timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
+        path = if stands { key.prefix } else { path };
+        keys.push(key);
+    }
+    Ok(keys)
 }
 
 /// What was said in a turn, live or not.

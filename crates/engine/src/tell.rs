@@ -1,6 +1,7 @@
 //! What was said elsewhere before a conversation came here, and the keys by which it is found again.
 
 use crate::align::{self, SentMessage};
+use crate::find;
 use crate::frame;
 use crate::session::Session;
 use halo_core::change::{Change, Extent, Leave, WhyLeft};
@@ -123,21 +124,11 @@ impl Session {
     /// When the store fails.
     pub(crate) fn key_messages(&mut self) -> Result<(), SeamError> {
         let is_new = |turn: TurnId| self.keyed.is_none_or(|keyed| turn > keyed);
-        let new: Vec<(TurnId, Role)> =
-            self.timeline.turns().iter().rev().take_while(|t| is_new(t.id)).map(|t| (t.id, t.role)).collect();
-        let (Some(&(newest, _)), Some(&(oldest, _))) = (new.first(), new.last()) else { return Ok(()) };
-        let mut path = self.path_before(oldest)?;
-        let mut keys = Vec::with_capacity(new.len());
-        for (turn, role) in new.into_iter().rev() {
-            let text = self.text_of(turn)?;
-            if text.trim().is_empty() {
-                continue;
-            }
-            let key = align::message_key(turn, role, &text, path);
-            let stands = self.timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
-            path = if stands { key.prefix } else { path };
-            keys.push(key);
-        }
+        let new = self.timeline.turns().iter().rev().take_while(|turn| is_new(turn.id)).map(|turn| turn.id);
+        let new: Vec<TurnId> = new.collect();
+        let (Some(&newest), Some(&oldest)) = (new.first(), new.last()) else { return Ok(()) };
+        let path = self.path_before(oldest)?;
+        let keys = find::new_keys(&mut *self.store, &self.name, &mut self.timeline, self.keyed, path)?;
         self.store.put_message_keys(&self.name, &keys)?;
         self.keyed = Some(newest);
         Ok(())

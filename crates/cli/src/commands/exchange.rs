@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use halo_core::chunk::ChunkSize;
 use halo_core::seams::{SeamError, Store, WorldRow, Worlds};
 use halo_core::token::Brightness;
+use halo_engine::find::write_message_keys;
 use halo_engine::world::{admit, realm};
 use halo_store::database::Database;
 use halo_store::exchange::{Arrivals, Import};
@@ -338,5 +339,10 @@ fn import_file(
         model: None,
         admit: Some(&|name, rows| admit(name, rows, settings)),
     };
-    Ok(store.import(&mut input, import)?)
+    let arrived = store.import(&mut input, import)?;
+    for conversation in arrived.conversations.iter().filter(|one| !one.is_world) {
+        // A client that goes on with it is recognised by what it sends.
+        write_message_keys(store, &conversation.name)?;
+    }
+    Ok(arrived)
 }
