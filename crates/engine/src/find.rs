@@ -189,7 +189,12 @@ pub(crate) fn new_keys(
         let stands = timeline.turn_chunks(turn).any(|chunk| !chunk.is_withdrawn());
         path = if stands { key.prefix } else { path };
         keys.push(key);
+        // A long conversation is not held in memory for this.
+        if keys.len().is_multiple_of(1024) {
+            timeline.release_dead();
+        }
     }
+    timeline.release_dead();
     Ok(keys)
 }
 
