@@ -55,10 +55,19 @@ pub fn create(store: &mut dyn Store, from: &str, to: &str, at: &BranchPoint) -> 
     })?;
     memory::forget_later(store, to, last.0)?;
     grace::cut(store, to, last.0)?;
-    for variant in store.records(to, Kind::Variant)? {
-        if variant.key.parse::<u32>().is_ok_and(|turn| turn > last.0) {
-            store.put_record(to, Kind::Variant, &variant.key, None)?;
-        }
+    for record in store.records(to, Kind::Variant)? {
+        // Turns behind the last one that is shared get their numbers again here.
+        let mut value: Value = serde_json::from_str(&record.value).unwrap_or_default();
+        let turns = value["turns"].as_array().cloned().unwrap_or_default();
+        let shared: Vec<Value> = turns
+            .into_iter()
+            .filter(|turn| turn.as_u64().is_some_and(|turn| turn <= u64::from(last.0)))
+            .collect();
+        let kept = (!shared.is_empty()).then(|| {
+            value["turns"] = json!(shared);
+            value.to_string()
+        });
+        store.put_record(to, Kind::Variant, &record.key, kept.as_deref())?;
     }
     let parent = json!({ "key": session::key(store, &known)?, "tokens": tokens });
     store.put_record(to, Kind::Setting, PARENT, Some(&parent.to_string()))?;

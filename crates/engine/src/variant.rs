@@ -34,8 +34,12 @@ pub fn variants(
     let read = |record: &halo_core::seams::Record| {
         let value: Value = serde_json::from_str(&record.value).ok()?;
         let turn = |value: &Value| u32::try_from(value.as_u64()?).ok().map(TurnId);
-        let turns: Vec<TurnId> = value["turns"].as_array()?.iter().filter_map(turn).collect();
-        Some(Variant { after: turn(&value["after"]), turns })
+        let mut turns: Vec<TurnId> = value["turns"].as_array()?.iter().filter_map(turn).collect();
+        let mut after = turn(&value["after"]);
+        // Where the beginning of it was chosen again, the rest is a variant behind that.
+        let stands = turns.iter().take_while(|turn| !is_deleted(timeline, **turn)).count();
+        after = turns.drain(..stands).next_back().or(after);
+        Some(Variant { after, turns })
     };
     let aside = |variant: &Variant| {
         !variant.turns.is_empty() && variant.turns.iter().all(|&turn| is_deleted(timeline, turn))
