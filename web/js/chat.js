@@ -456,7 +456,7 @@ export async function signal(what, chunks) {
   try {
     const done = await api.signal(name, what, chunks);
     const pinned = what === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
-    const where = what === "delete" ? " It is listed under Deleted, beside what has left." : "";
+    const where = what === "delete" ? " It is listed under Deleted." : "";
     // What was deleted can be undone for as long as nobody closes this; later, from the list.
     toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}.${where}`, { offer: "Undo", act: () => undo(name, done.undo), stay: what === "delete" ? null : undefined });
   } catch (error) {
