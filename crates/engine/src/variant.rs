@@ -44,7 +44,11 @@ pub fn variants(
     let aside = |variant: &Variant| {
         !variant.turns.is_empty() && variant.turns.iter().all(|&turn| is_deleted(timeline, turn))
     };
-    Ok(records.iter().filter_map(read).filter(aside).collect())
+    let mut variants: Vec<Variant> = records.iter().filter_map(read).filter(aside).collect();
+    // An answer set aside with its message, chosen again with it and set aside alone, is in two records and one variant.
+    variants.sort_by(|one, other| (one.after, &one.turns).cmp(&(other.after, &other.turns)));
+    variants.dedup();
+    Ok(variants)
 }
 
 fn is_deleted(timeline: &Timeline, turn: TurnId) -> bool {

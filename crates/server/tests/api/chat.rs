@@ -145,6 +145,30 @@ async fn align_keeps_an_edited_last_message_as_a_variant() {
     assert!(gone.iter().all(|line| line.ends_with("(replaced by the client's edited message)")), "{gone:?}");
 }
 
+#[tokio::test]
+async fn variants_list_an_answer_once_that_was_set_aside_with_its_message_and_alone() {
+    let fake = Fake::in_memory();
+    fake.says(&["The Nile, or the Amazon; people argue about it.", "Yes.", "The Marianas.", "No."]);
+    let first = chat(&fake, &["u Which is the longest river of the whole world?"]).await;
+    let answer = format!("a {}", first.text());
+    let opening = ["u Which is the longest river of the whole world?", &answer];
+    chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
+    chat(&fake, &[opening[0], opening[1], "u And the deepest sea?"]).await;
+    let path = format!("/conversations/{}/variants", quoted(&first.conversation));
+    let (_, versions) = fake.halo("GET", &path, None).await;
+    let (status, _) = fake.halo("POST", &path, Some(&json!({ "turn": versions[0]["turn"] }))).await;
+    assert_eq!(status, 204);
+    chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
+    let (_, answers) = fake.halo("GET", &path, None).await;
+    let texts: Vec<&str> = answers
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|v| v["messages"][0]["text"].as_str())
+        .collect();
+    assert_eq!(texts, ["Yes.", "No."]);
+}
+
 /// An answer that was replaced, to a message that was edited since: the client goes on from there.
 #[tokio::test]
 async fn align_goes_on_from_a_variant_of_a_variant() {
