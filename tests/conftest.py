@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,10 +15,13 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 ROOT = pathlib.Path(__file__).parent.parent
 HALO = os.environ.get("HALO_BIN", ROOT / "target/debug/halo")
 MODEL = os.environ.get("HALO_TEST_MODEL", ROOT / "target/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+SHOTS = pathlib.Path(os.environ.get("HALO_SHOTS", pathlib.Path(__file__).parent.parent / "target/screenshots"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EMBEDDER = os.environ.get("HALO_TEST_EMBEDDER", ROOT / "target/models/e5-small")
 
 
@@ -29,7 +33,11 @@ class Server:
         self.process, self.log = None, []
 
     def start(self):
-        sets = [part for setting in ("generation.seed=5", "chat.dates=false", f"recall.embedder={EMBEDDER}", *self.settings) for part in ("--set", setting)]
+        sets = [
+            part
+            for setting in ("generation.seed=5", "chat.dates=false", f"recall.embedder={EMBEDDER}", *self.settings)
+            for part in ("--set", setting)
+        ]
         command = [HALO, "serve", "--data", self.data, "--model", self.model, "--listen", self.listen, *sets]
         env = {**os.environ, **self.env}
         self.process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=env)
@@ -151,6 +159,57 @@ def server(tmp_path_factory):
 @pytest.fixture
 def small(tmp_path):
     """A server whose window is so small that things leave it soon, the oldest first."""
-    server = Server(tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo").start()
+    server = Server(
+        tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo"
+    ).start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "there is no Chromium: `make setup` installs it"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    """A model that gives the one answer it is told to, or fails."""
+
+    protocol_version = "HTTP/1.1"
+
+    def reply(self, status, body, kind):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply(200, json.dumps({"data": [{"id": "far", "context_length": 40_000}]}).encode(), "application/json")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = self.server.answer
+        if answer is None:
+            return self.reply(500, b'{"error": {"message": "it broke down"}}', "application/json")
+        tokens = [
+            {"choices": [{"index": 0, "delta": {"content": answer}, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        ]
+        body = "".join(f"data: {json.dumps(token)}\n\n" for token in tokens) + "data: [DONE]\n\n"
+        self.reply(200, body.encode(), "text/event-stream")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    model.answer = "something else entirely"
+    threading.Thread(target=model.serve_forever, daemon=True).start()
+    yield model
+    model.shutdown()

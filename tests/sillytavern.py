@@ -13,8 +13,9 @@ import time
 import urllib.parse
 import urllib.request
 
-from conftest import ROOT, Server
 from playwright.sync_api import sync_playwright
+
+from conftest import ROOT, Server
 
 PORT = 8123
 CHATS = [
@@ -30,13 +31,28 @@ class Tavern:
 
     def __init__(self, folder, work):
         self.data = work / "tavern"
-        command = ["node", "server.js", "--port", str(PORT), "--dataRoot", self.data, "--configPath", work / "config.yaml", "--disableCsrf", "true", "--browserLaunchEnabled", "false"]
+        command = [
+            "node",
+            "server.js",
+            "--port",
+            str(PORT),
+            "--dataRoot",
+            self.data,
+            "--configPath",
+            work / "config.yaml",
+            "--disableCsrf",
+            "true",
+            "--browserLaunchEnabled",
+            "false",
+        ]
         self.command = [str(part) for part in command]
         self.where = pathlib.Path(folder).resolve() / "node_modules/sillytavern"
         self.process = None
 
     def start(self):
-        self.process = subprocess.Popen(self.command, cwd=self.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            self.command, cwd=self.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         for _ in range(240):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{PORT}/", timeout=2)
@@ -53,7 +69,13 @@ class Tavern:
         file = self.data / "default-user/settings.json"
         settings = json.loads(file.read_text())
         settings.update(firstRun=False, main_api="openai", username="Otto")
-        settings["oai_settings"].update(chat_completion_source="custom", custom_url=f"{url}/v1", custom_model="any", openai_max_tokens=24, stream_openai=True)
+        settings["oai_settings"].update(
+            chat_completion_source="custom",
+            custom_url=f"{url}/v1",
+            custom_model="any",
+            openai_max_tokens=24,
+            stream_openai=True,
+        )
         settings["power_user"].update(auto_connect=True)
         file.write_text(json.dumps(settings))
 
@@ -97,14 +119,19 @@ class Person:
         return self.page.locator("#chat .mes").count()
 
     def idle(self):
-        self.page.wait_for_function("() => { const b = document.querySelector('#mes_stop'); return !b || getComputedStyle(b).display === 'none' }", timeout=120_000)
+        self.page.wait_for_function(
+            "() => { const b = document.querySelector('#mes_stop'); return !b || getComputedStyle(b).display === 'none' }",
+            timeout=120_000,
+        )
         self.page.wait_for_timeout(800)
 
     def say(self, text, answers=1):
         wanted = self.messages() + 1 + answers
         self.page.fill("#send_textarea", text)
         self.page.press("#send_textarea", "Enter")
-        self.page.wait_for_function(f"() => document.querySelectorAll('#chat .mes').length >= {wanted}", timeout=120_000)
+        self.page.wait_for_function(
+            f"() => document.querySelectorAll('#chat .mes').length >= {wanted}", timeout=120_000
+        )
         self.page.wait_for_timeout(1500)
         self.idle()
 

@@ -10,14 +10,14 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
 
 import hypothesis
 import pytest
 import schemathesis
 import trustme
-from conftest import HALO, Server
 from schemathesis.checks import CHECKS
+
+from conftest import HALO, Server
 
 CASES = int(os.environ.get("HALO_CASES", "40"))
 
@@ -27,13 +27,24 @@ def test_every_route_keeps_to_its_document(server):
     server.say("main", "Hello there.")
     schema = schemathesis.openapi.from_url(f"{server.url}/api/halo/openapi.json").exclude(path_regex="/events$")
     problems, tried = [], 0
-    checks = [check for check in CHECKS.get_all() if check.__name__ in ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")]
+    checks = [
+        check
+        for check in CHECKS.get_all()
+        if check.__name__
+        in ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
+    ]
     assert len(checks) == 4
     for operation in schema.get_all_operations():
         operation = operation.ok()
 
         @hypothesis.given(case=operation.as_strategy())
-        @hypothesis.settings(max_examples=CASES, deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
+        @hypothesis.settings(
+            max_examples=CASES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
         def lot(case):
             response = case.call(base_url=server.url)
             case.validate_response(response, checks=checks)
@@ -49,14 +60,62 @@ def test_every_route_keeps_to_its_document(server):
 def test_anything_on_any_route_does_no_harm(server):
     """Requests that make no sense, many at once: no 5xx but where something is really missing, and it goes on."""
     document = server.call("GET", "/api/halo/openapi.json")[1]
-    routes = [(method, path) for path, methods in document["paths"].items() for method in methods if not path.endswith("/events")]
-    routes += [("post", path) for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/v1/generate", "/api/extra/generate/stream",
-                                           "/api/v1/tokenize", "/api/v1/detokenize", "/api/extra/tokencount", "/api/v1/generate/preview", "/mcp")]
+    routes = [
+        (method, path)
+        for path, methods in document["paths"].items()
+        for method in methods
+        if not path.endswith("/events")
+    ]
+    routes += [
+        ("post", path)
+        for path in (
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/api/v1/generate",
+            "/api/extra/generate/stream",
+            "/api/v1/tokenize",
+            "/api/v1/detokenize",
+            "/api/extra/tokencount",
+            "/api/v1/generate/preview",
+            "/mcp",
+        )
+    ]
     draw = random.Random(7)
-    hostile = ["", "..", "%00", "a" * 5000, "%F0%9F%A6%8A", "main", "u0.0", "-1", "99999999999999999999", "%2e%2e%2fetc%2fpasswd", "<script>"]
-    bodies = [b"", b"{}", b"[]", b"null", b"{", b'{"text":1}', b'{"text":""}', b'{"signal":"pin","chunks":["x"]}', b'{"signal":"pin","chunks":[]}',
-              b'{"prompt":"","max_length":-5}', b'{"messages":[{}]}', b'{"input":[""]}', b'{"undo":-1}', b'{"value":"\\u0000"}', b"\xff\xfe",
-              ("[" * 20000).encode(), b'{"ids":[4294967295]}', b'{"token_ids":[1e99]}', b'{"a":' * 500]
+    hostile = [
+        "",
+        "..",
+        "%00",
+        "a" * 5000,
+        "%F0%9F%A6%8A",
+        "main",
+        "u0.0",
+        "-1",
+        "99999999999999999999",
+        "%2e%2e%2fetc%2fpasswd",
+        "<script>",
+    ]
+    bodies = [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"{",
+        b'{"text":1}',
+        b'{"text":""}',
+        b'{"signal":"pin","chunks":["x"]}',
+        b'{"signal":"pin","chunks":[]}',
+        b'{"prompt":"","max_length":-5}',
+        b'{"messages":[{}]}',
+        b'{"input":[""]}',
+        b'{"undo":-1}',
+        b'{"value":"\\u0000"}',
+        b"\xff\xfe",
+        ("[" * 20000).encode(),
+        b'{"ids":[4294967295]}',
+        b'{"token_ids":[1e99]}',
+        b'{"a":' * 500,
+    ]
 
     def one(n):
         method, path = routes[n % len(routes)]
@@ -79,8 +138,13 @@ def test_anything_on_any_route_does_no_harm(server):
 
 def test_clients_that_break_the_rules_of_http(server):
     host, port = server.listen.split(":")
-    for sent in (b"GET / HTTP/1.1\r\n", b"\x00" * 1000, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n",
-                 b"POST /api/halo/v1/conversations/main/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"):
+    for sent in (
+        b"GET / HTTP/1.1\r\n",
+        b"\x00" * 1000,
+        b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n",
+        b"POST /api/halo/v1/conversations/main/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    ):
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             connection.sendall(sent)
             connection.settimeout(0.3)
@@ -162,7 +226,9 @@ def test_the_users_hand_and_undo(small):
     first = small.halo("GET", path)[1]["chunks"][0]
     assert first["chunk"] == "u0.0" and first["pinned"] and first["position"] == 0
     close = small.halo("GET", f"{path}/chunks/u0.0")[1]
-    assert [one["what"] for one in close["history"]][-2:] == ["returned", "pinned"] and len(close["words"]) == first["tokens"]
+    assert [one["what"] for one in close["history"]][-2:] == ["returned", "pinned"] and len(close["words"]) == first[
+        "tokens"
+    ]
 
 
 def test_settings_are_kept(small):
@@ -204,7 +270,9 @@ def test_what_was_said_survives_the_end_of_the_program(small):
 
 @pytest.fixture
 def keyed(tmp_path):
-    server = Server(tmp_path, "server.hosts=halo.test", env={"HALO_SERVER_KEY": "a secret of ours"}, listen="0.0.0.0:0").start()
+    server = Server(
+        tmp_path, "server.hosts=halo.test", env={"HALO_SERVER_KEY": "a secret of ours"}, listen="0.0.0.0:0"
+    ).start()
     yield server
     server.stop()
 
@@ -253,11 +321,19 @@ def test_over_tls(tmp_path):
         Server(tmp_path, f"server.cert={cert}").start()
     with pytest.raises(AssertionError, match="reading .*nowhere.pem for TLS"):
         Server(tmp_path, f"server.cert={cert}", "server.cert_key=nowhere.pem").start()
-    server = Server(tmp_path, f"server.cert={cert}", f"server.cert_key={key}", env={"HALO_SERVER_KEY": "a secret of ours"}, listen="0.0.0.0:0").start()
+    server = Server(
+        tmp_path,
+        f"server.cert={cert}",
+        f"server.cert_key={key}",
+        env={"HALO_SERVER_KEY": "a secret of ours"},
+        listen="0.0.0.0:0",
+    ).start()
     try:
         assert not any("can be read on its way" in line for line in server.log), "nobody reads along"
         trust = ssl.create_default_context(cafile=root)
-        request = urllib.request.Request(f"{server.url}/v1/models", headers={"Authorization": "Bearer a secret of ours", "Origin": server.url})
+        request = urllib.request.Request(
+            f"{server.url}/v1/models", headers={"Authorization": "Bearer a secret of ours", "Origin": server.url}
+        )
         with urllib.request.urlopen(request, context=trust, timeout=20) as response:
             assert response.status == 200 and json.load(response)["data"]
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -289,7 +365,9 @@ def test_turns_are_traced_for_opentelemetry(tmp_path):
 
     collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
-    server = Server(tmp_path, f"server.otlp=http://127.0.0.1:{collector.server_port}", "generation.max_tokens=8").start()
+    server = Server(
+        tmp_path, f"server.otlp=http://127.0.0.1:{collector.server_port}", "generation.max_tokens=8"
+    ).start()
     try:
         server.say("main", "A word that must not leave this machine: hippopotamus.")
         until = time.time() + 20
@@ -302,12 +380,20 @@ def test_turns_are_traced_for_opentelemetry(tmp_path):
         read = json_format.ParseDict(told, ExportTraceServiceRequest())
         turn, *stages = read.resource_spans[0].scope_spans[0].spans
         values = {attribute.key: attribute.value for attribute in turn.attributes}
-        assert values["gen_ai.usage.output_tokens"].int_value == 8 and values["gen_ai.conversation.id"].string_value == "main"
+        assert (
+            values["gen_ai.usage.output_tokens"].int_value == 8
+            and values["gen_ai.conversation.id"].string_value == "main"
+        )
         ids = [span["spanId"] for span in told["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(one)) == 8 for one in ids)
         assert {"speak", "recall", "store"} <= {span.name for span in stages}
         for span in stages:
-            assert turn.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= turn.end_time_unix_nano
+            assert (
+                turn.start_time_unix_nano
+                <= span.start_time_unix_nano
+                <= span.end_time_unix_nano
+                <= turn.end_time_unix_nano
+            )
             assert span.parent_span_id == turn.span_id and span.trace_id == turn.trace_id
         # A collector that goes away holds up nothing.
         collector.shutdown()

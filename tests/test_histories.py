@@ -1,55 +1,17 @@
 """Every history of tests/histories against the running program: which conversation a request goes to, and what becomes of what
 was said before."""
 
-import http.server
 import json
 import pathlib
 import subprocess
-import threading
 import tomllib
 import urllib.parse
 
 import pytest
+
 from conftest import HALO, Server
 
 CASES = tomllib.loads((pathlib.Path(__file__).parent / "histories/cases.toml").read_text())["case"]
-
-
-class Answering(http.server.BaseHTTPRequestHandler):
-    """A model that gives the one answer it is told to, or fails."""
-
-    protocol_version = "HTTP/1.1"
-
-    def reply(self, status, body, kind):
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.reply(200, json.dumps({"data": [{"id": "far", "context_length": 40_000}]}).encode(), "application/json")
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        answer = self.server.answer
-        if answer is None:
-            return self.reply(500, b'{"error": {"message": "it broke down"}}', "application/json")
-        tokens = [{"choices": [{"index": 0, "delta": {"content": answer}, "finish_reason": None}]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
-        body = "".join(f"data: {json.dumps(token)}\n\n" for token in tokens) + "data: [DONE]\n\n"
-        self.reply(200, body.encode(), "text/event-stream")
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(scope="module")
-def model():
-    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    model.answer = "something else entirely"
-    threading.Thread(target=model.serve_forever, daemon=True).start()
-    yield model
-    model.shutdown()
 
 
 def messages(lines):
@@ -119,7 +81,11 @@ def test_history(case, model, tmp_path):
         if verdict[0] == "continue":
             assert len(gone) == aside
             return
-        reasons = {"regenerate": "which the client asked for", "edit": "edited message", "variant": "another variant was chosen"}
+        reasons = {
+            "regenerate": "which the client asked for",
+            "edit": "edited message",
+            "variant": "another variant was chosen",
+        }
         if verdict[0] == "regenerate" and case["stored"][-1].startswith("u "):
             assert len(gone) == aside
             return
@@ -136,8 +102,17 @@ def test_an_imported_chat_is_recognised(model, tmp_path):
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"messages": messages(case["stored"])}))
     data = tmp_path / "data"
-    subprocess.run([str(HALO), "import", "--no-index", "-c", "stored", "--data", str(data), str(file)], check=True, capture_output=True)
-    server = Server(data, "recall.mode=lexical", f"chat.system={case['system']}", model=f"openai+http://127.0.0.1:{model.server_port}/v1").start()
+    subprocess.run(
+        [str(HALO), "import", "--no-index", "-c", "stored", "--data", str(data), str(file)],
+        check=True,
+        capture_output=True,
+    )
+    server = Server(
+        data,
+        "recall.mode=lexical",
+        f"chat.system={case['system']}",
+        model=f"openai+http://127.0.0.1:{model.server_port}/v1",
+    ).start()
     try:
         client = Client(server, model)
         client.send(case["sent"], "an answer that nobody has given before")

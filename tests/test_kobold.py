@@ -21,15 +21,26 @@ def tokenize(server, text):
     """As text/plain, on purpose: so no preflight is needed. Within five seconds, or the client gives up."""
     body = json.dumps({"text": text, "add_special_tokens": False}).encode()
     begun = time.time()
-    status, told = server.call("POST", "/api/v1/tokenize", body, headers={"Content-Type": "text/plain", **ORIGIN}, timeout=5)
+    status, told = server.call(
+        "POST", "/api/v1/tokenize", body, headers={"Content-Type": "text/plain", **ORIGIN}, timeout=5
+    )
     assert status == 200 and time.time() - begun < 5
     return told["tokens"]
 
 
 def request(ids, **more):
     return {
-        "input_ids": ids, "max_length": 12, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0, "output_attentions": True,
-        "request_id": str(uuid.uuid4()), "sampler_seed": -1, "stop_sequence": STOPS, **more,
+        "input_ids": ids,
+        "max_length": 12,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "rep_pen": 1.0,
+        "output_attentions": True,
+        "request_id": str(uuid.uuid4()),
+        "sampler_seed": -1,
+        "stop_sequence": STOPS,
+        **more,
     }
 
 
@@ -58,11 +69,23 @@ def prompt(server, text="Tell me about winter."):
 
 def test_model_has_all_fields(server):
     status, model = server.call("GET", "/api/v1/model", headers=ORIGIN)
-    fields = "result model_name vocab_size num_layers num_attention_heads num_key_value_heads embedding_size max_context_length " \
+    fields = (
+        "result model_name vocab_size num_layers num_attention_heads num_key_value_heads embedding_size max_context_length "
         "max_trained_context bos_token_id eos_token_id eot_token_id rope_freq_base rope_freq_scale"
+    )
     assert status == 200 and set(fields.split()) == set(model)
-    known = {"vocab_size": 49152, "num_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "embedding_size": 576,
-             "max_context_length": 8192, "bos_token_id": 1, "eos_token_id": 2, "eot_token_id": -1, "rope_freq_base": 100000.0}
+    known = {
+        "vocab_size": 49152,
+        "num_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "embedding_size": 576,
+        "max_context_length": 8192,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "eot_token_id": -1,
+        "rope_freq_base": 100000.0,
+    }
     assert {key: model[key] for key in known} == known
 
 
@@ -100,7 +123,12 @@ def test_a_stream_with_attention(server):
     assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Accel-Buffering"] == "no"
     told = list(events(response))
     *tokens, done = told
-    assert done == {"type": "done", "finish_reason": done["finish_reason"], "total_tokens": len(ids) + len(tokens), "request_id": body["request_id"]}
+    assert done == {
+        "type": "done",
+        "finish_reason": done["finish_reason"],
+        "total_tokens": len(ids) + len(tokens),
+        "request_id": body["request_id"],
+    }
     assert done["finish_reason"] in ("length", "stop") and 0 < len(tokens) <= 12
     for n, token in enumerate(tokens):
         assert token["type"] == "token" and token["request_id"] == body["request_id"]
@@ -108,7 +136,11 @@ def test_a_stream_with_attention(server):
         attention = token["attention"]
         if n == 0 and attention is None:
             continue
-        assert attention["format"] == "aggregated" and attention["encoding"] == "base64" and attention["dtype"] == "float32"
+        assert (
+            attention["format"] == "aggregated"
+            and attention["encoding"] == "base64"
+            and attention["dtype"] == "float32"
+        )
         raw = base64.b64decode(attention["data"])
         row = struct.unpack(f"<{len(raw) // 4}f", raw)
         assert attention["shape"] == [len(row)] and attention["context_length"] == len(row)
@@ -140,7 +172,9 @@ def test_tokenize_never_waits_for_a_generation(server):
     next(heard)
     for _ in range(5):
         tokenize(server, "Is anybody there?")
-    assert server.call("POST", "/api/extra/abort", {})[1] == {"success": "true", "done": "true"}, "words, not truth values"
+    assert server.call("POST", "/api/extra/abort", {})[1] == {"success": "true", "done": "true"}, (
+        "words, not truth values"
+    )
     list(heard)
     tokenize(server, "<|im_end|>\n")
 
@@ -175,7 +209,10 @@ def test_preview_forgets_itself(server):
     ids = prompt(server)
     list(events(begin(server, request(ids, max_length=2))[1]))
     append = [{"token_id": token["token_id"], "text": token["text"]} for token in tokenize(server, "And spring?")]
-    told = [server.call("POST", "/api/v1/generate/preview", {"append_tokens": append, "max_tokens": 6, "temperature": 0.0}) for _ in range(2)]
+    told = [
+        server.call("POST", "/api/v1/generate/preview", {"append_tokens": append, "max_tokens": 6, "temperature": 0.0})
+        for _ in range(2)
+    ]
     assert all(status == 200 for status, _ in told)
     assert told[0][1]["text"] == told[1][1]["text"] and told[0][1]["cache_hit"] is True
 
@@ -189,8 +226,11 @@ def test_small_things(server):
 
 def test_wrong_requests_are_told_why(server):
     for body, why in [
-        (b"{", "no JSON"), ({"max_length": 3}, "empty"), ({"prompt": "a", "max_length": 0}, "max_length"),
-        ({"input_ids": [99999999]}, "no token"), ({"prompt": "word " * 9000}, "the model sees"),
+        (b"{", "no JSON"),
+        ({"max_length": 3}, "empty"),
+        ({"prompt": "a", "max_length": 0}, "max_length"),
+        ({"input_ids": [99999999]}, "no token"),
+        ({"prompt": "word " * 9000}, "the model sees"),
     ]:
         status, told = server.call("POST", "/api/extra/generate/stream", body)
         assert status == 400 and why in told["error"], told
@@ -200,7 +240,9 @@ def test_two_at_once_are_both_answered(server):
     texts = [None, None]
 
     def ask(n):
-        texts[n] = server.call("POST", "/api/v1/generate", {"prompt": f"Number {n} is", "max_length": 20, "sampler_seed": n})[1]["results"][0]["text"]
+        texts[n] = server.call(
+            "POST", "/api/v1/generate", {"prompt": f"Number {n} is", "max_length": 20, "sampler_seed": n}
+        )[1]["results"][0]["text"]
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(2)]
     [thread.start() for thread in threads]

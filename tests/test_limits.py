@@ -9,21 +9,20 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.request
 
-import pytest
 from conftest import HALO, Server
-from test_histories import Answering, model  # noqa: F401: model is a fixture
 
 ONCE = int(os.environ.get("HALO_ONE_SHOTS", "600"))
 LONG = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
 
 
-def test_the_limit_on_open_files_is_raised(model, tmp_path):  # noqa: F811
+def test_the_limit_on_open_files_is_raised(model, tmp_path):
     server = Bounded((64, 512), tmp_path, "recall.mode=lexical", model=far(model)).start()
     try:
         limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
-        assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [["512", "512"]]
+        assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [
+            ["512", "512"]
+        ]
     finally:
         server.stop()
 
@@ -41,7 +40,7 @@ class Bounded(Server):
 
         def bounded(*args, **more):
             both = self.files if isinstance(self.files, tuple) else (self.files, self.files)
-            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)  # noqa: E731
+            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)
             return popen(*args, preexec_fn=limit, **more)
 
         subprocess.Popen = bounded
@@ -57,23 +56,26 @@ class Bounded(Server):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
 
-def far(model):  # noqa: F811
+def far(model):
     return f"openai+http://127.0.0.1:{model.server_port}/v1"
 
 
 def chat(server, messages, headers=None, timeout=60, **more):
     body = json.dumps({"messages": messages, **more}).encode()
-    return server.call("POST", "/v1/chat/completions", body, {"content-type": "application/json", **(headers or {})}, timeout=timeout)
+    return server.call(
+        "POST", "/v1/chat/completions", body, {"content-type": "application/json", **(headers or {})}, timeout=timeout
+    )
 
 
 def user(text):
     return [{"role": "user", "content": text}]
 
 
-def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_path):  # noqa: F811
+def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_path):
     model.answer = "An answer."
     server = Bounded(256, tmp_path, "recall.mode=lexical", model=far(model)).start()
     try:
+
         def once(n):
             status, told = chat(server, user(f"A question of its own, number {n}, that nobody asks twice."))
             assert status == 200, told
@@ -97,7 +99,7 @@ def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_pa
         server.stop()
 
 
-def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
+def test_many_conversations_can_be_looked_at(model, tmp_path):
     model.answer = "An answer."
     many = ONCE // 2
     # As somebody imports them: no model has read them yet.
@@ -107,7 +109,11 @@ def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
         for k in range(n, min(n + 500, many)):
             files.append(tmp_path / f"c{k}.json")
             files[-1].write_text(json.dumps({"messages": messages}))
-        subprocess.run([str(HALO), "import", "--no-index", "--data", str(tmp_path / "data"), *map(str, files)], check=True, capture_output=True)
+        subprocess.run(
+            [str(HALO), "import", "--no-index", "--data", str(tmp_path / "data"), *map(str, files)],
+            check=True,
+            capture_output=True,
+        )
     server = Bounded(1024, tmp_path / "data", "recall.mode=lexical", model=far(model)).start()
     try:
         names = [known["name"] for known in server.halo("GET", "/conversations")[1]]
@@ -115,7 +121,9 @@ def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
         begun, files = time.time(), server.open_files()
         for name in names:
             assert server.halo("GET", f"/conversations/{name}")[0] == 200
-        print(f"{many} looked at in {time.time() - begun:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB")
+        print(
+            f"{many} looked at in {time.time() - begun:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB"
+        )
         assert server.open_files() <= files + 16
         # Looking has made no copies.
         assert len(server.halo("GET", "/conversations")[1]) == many
@@ -123,13 +131,15 @@ def test_many_conversations_can_be_looked_at(model, tmp_path):  # noqa: F811
         server.stop()
 
 
-def test_a_history_without_end_holds_up_nobody(model, tmp_path):  # noqa: F811
+def test_a_history_without_end_holds_up_nobody(model, tmp_path):
     model.answer = "An answer."
     server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
     try:
         long = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"a {n}"} for n in range(LONG + 1)]
         begun = []
-        sender = threading.Thread(target=lambda: begun.append(chat(server, long, {"x-halo-conversation": "long"}, timeout=300)))
+        sender = threading.Thread(
+            target=lambda: begun.append(chat(server, long, {"x-halo-conversation": "long"}, timeout=300))
+        )
         sender.start()
         waits = []
         for n in range(10):
@@ -144,15 +154,31 @@ def test_a_history_without_end_holds_up_nobody(model, tmp_path):  # noqa: F811
         # More than anybody has to say is refused at once.
         status, told = chat(server, [{"role": "user", "content": "a"}] * 300_001)
         assert status == 400 and "at most" in told["error"]["message"]
+
         # A client that goes away stops it.
         def leave():
             try:
-                chat(server, [dict(m, content=m["content"] + " again") for m in long], {"x-halo-conversation": "left"}, timeout=1)
+                chat(
+                    server,
+                    [dict(m, content=m["content"] + " again") for m in long],
+                    {"x-halo-conversation": "left"},
+                    timeout=1,
+                )
             except OSError:
                 pass
+
         leave()
         # And so does the end of the program.
-        threading.Thread(target=lambda: swallow(lambda: chat(server, [dict(m, content=m["content"] + " more") for m in long], {"x-halo-conversation": "more"}, timeout=60))).start()
+        threading.Thread(
+            target=lambda: swallow(
+                lambda: chat(
+                    server,
+                    [dict(m, content=m["content"] + " more") for m in long],
+                    {"x-halo-conversation": "more"},
+                    timeout=60,
+                )
+            )
+        ).start()
         time.sleep(1)
         at = time.time()
         server.stop(signal.SIGTERM)
@@ -169,13 +195,15 @@ def swallow(work):
         pass
 
 
-def test_a_store_of_another_program_is_not_locked_by_looking(model, tmp_path):  # noqa: F811
+def test_a_store_of_another_program_is_not_locked_by_looking(model, tmp_path):
     model.answer = "An answer."
     server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
     try:
         assert chat(server, user("Hello"), {"x-halo-conversation": "c"})[0] == 200
         assert server.halo("GET", "/conversations/c")[0] == 200
-        done = subprocess.run([str(HALO), "pin", "--data", str(tmp_path), "-c", "c", "u0.0"], capture_output=True, text=True)
+        done = subprocess.run(
+            [str(HALO), "pin", "--data", str(tmp_path), "-c", "c", "u0.0"], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert any(chunk["pinned"] for chunk in server.halo("GET", "/conversations/c")[1]["chunks"])
         assert chat(server, user("And on"), {"x-halo-conversation": "c"})[0] == 200

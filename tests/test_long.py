@@ -5,9 +5,10 @@ import pathlib
 import subprocess
 
 import pytest
-from conftest import HALO, Server
 from playwright.sync_api import expect
-from test_page import SHOTS, browser, shot  # noqa: F401: browser is a fixture
+
+from conftest import HALO, SHOTS, Server
+from test_page import shot
 
 TOKENS = 400
 ANSWER = [f" word{n}" + (".\n\n" if n % 50 == 49 else "") for n in range(TOKENS)]
@@ -21,14 +22,22 @@ def long(tmp_path, far):
     said = []
     for n in range(280):
         who = "user" if n % 2 == 0 else "assistant"
-        parts = [f"Paragraph {n}.{m} of what was said long ago, about hills, rivers, trains, and the weather of day {n * 7 + m}, " * 2 for m in range(2)]
+        parts = [
+            f"Paragraph {n}.{m} of what was said long ago, about hills, rivers, trains, and the weather of day {n * 7 + m}, "
+            * 2
+            for m in range(2)
+        ]
         said.append({"role": who, "content": "\n\n".join(parts)})
     file = tmp_path / "said.json"
     file.write_text(json.dumps({"messages": said}))
     data = tmp_path / "data"
     settings = ["--set", "recall.mode=lexical", "--set", "context.max_tokens=0", "--model", model, "--data", str(data)]
-    subprocess.run([str(HALO), "import", "--no-index", "-c", "main", *settings, str(file)], check=True, capture_output=True)
-    server = Server(data, "recall.mode=lexical", "context.max_tokens=0", "generation.max_tokens=1000", model=model).start()
+    subprocess.run(
+        [str(HALO), "import", "--no-index", "-c", "main", *settings, str(file)], check=True, capture_output=True
+    )
+    server = Server(
+        data, "recall.mode=lexical", "context.max_tokens=0", "generation.max_tokens=1000", model=model
+    ).start()
     # Looking changes nothing; to change something, the model must have read it.
     assert server.halo("PUT", "/conversations/main/notes", {"file": "notes.json", "text": "{}"})[0] == 204
     yield server
@@ -53,7 +62,7 @@ window.watch = () => {
 """
 
 
-def test_thirty_thousand_tokens_on_screen(browser, long):  # noqa: F811
+def test_thirty_thousand_tokens_on_screen(browser, long):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.add_init_script(WATCH)
     page.goto(long.url)
@@ -81,7 +90,14 @@ def test_thirty_thousand_tokens_on_screen(browser, long):  # noqa: F811
     expect(page.locator(".chunk", has_text="word399")).to_be_visible()
     status, state = long.halo("GET", "/conversations/main")
     took = [turn for turn in long.halo("GET", "/conversations/main/turns")[1]][-1]["record"]
-    told = {"live": state["live"], "chunks": len(state["chunks"]), "long_tasks_while_loading": loaded, "long_tasks_while_speaking": page.evaluate("slow"), "changes": changes, "turn": took["ms"]}
+    told = {
+        "live": state["live"],
+        "chunks": len(state["chunks"]),
+        "long_tasks_while_loading": loaded,
+        "long_tasks_while_speaking": page.evaluate("slow"),
+        "changes": changes,
+        "turn": took["ms"],
+    }
     SHOTS.mkdir(parents=True, exist_ok=True)
     pathlib.Path(SHOTS / "long.json").write_text(json.dumps(told, indent=1))
     shot(page, "long")

@@ -4,10 +4,11 @@ import asyncio
 import json
 import urllib.parse
 
-from conftest import EMBEDDER, HALO, MODEL
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+
+from conftest import EMBEDDER, HALO, MODEL
 
 
 async def talk(session, name):

@@ -29,33 +29,49 @@ def test_models(client, server):
 
 def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, server):
     before = set(conversations(server))
-    messages = [{"role": "system", "content": "You are a gardener."}, {"role": "user", "content": "My apple tree is called Emma."}]
+    messages = [
+        {"role": "system", "content": "You are a gardener."},
+        {"role": "user", "content": "My apple tree is called Emma."},
+    ]
     for more in ("How old can it get?", "What does it need in spring?"):
         answer = client.chat.completions.create(model="any", messages=messages, max_completion_tokens=12)
         assert answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason in ("length", "stop")
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-        messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": more}]
+        messages += [
+            {"role": "assistant", "content": answer.choices[0].message.content},
+            {"role": "user", "content": more},
+        ]
     [name] = set(conversations(server)) - before
     assert name == "My apple tree is called Emma."
     assert conversations(server)[name]["turns"] == 4
     # The client drops the old part: it is the same conversation, and what was dropped is still in it.
-    answer = client.chat.completions.create(model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12)
+    answer = client.chat.completions.create(
+        model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12
+    )
     assert set(conversations(server)) - before == {name} and conversations(server)[name]["turns"] == 6
     state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
     said = [chunk["text"].strip() for chunk in state["chunks"] if chunk["role"] == "user"]
     assert said == ["My apple tree is called Emma.", "How old can it get?", "What does it need in spring?"]
     assert "You are a gardener." in state["instructions"]
     # The last one again: the answer is taken back and given anew.
-    again = client.chat.completions.create(model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12, seed=99)
-    texts = [chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]]
+    again = client.chat.completions.create(
+        model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12, seed=99
+    )
+    texts = [
+        chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
+    ]
     assert texts.count("What does it need in spring?") == 1 and texts[-1] == again.choices[0].message.content.strip()
     # In other words: the message is taken back too.
     other = messages[:1] + messages[-2:-1] + [{"role": "user", "content": "And in autumn?"}]
     client.chat.completions.create(model="any", messages=other, max_completion_tokens=12)
-    texts = [chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]]
+    texts = [
+        chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
+    ]
     assert "What does it need in spring?" not in texts and "And in autumn?" in texts
     # Other instructions: the same conversation, with a system prompt that has changed.
-    client.chat.completions.create(model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4)
+    client.chat.completions.create(
+        model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4
+    )
     assert set(conversations(server)) - before == {name}
     assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["instructions"]
 
@@ -63,7 +79,11 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
 def test_streamed(client, server):
     messages = [{"role": "user", "content": "Count to five, please."}]
     options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(model="any", messages=messages, stream=True, stream_options=options, temperature=0, max_tokens=16))
+    chunks = list(
+        client.chat.completions.create(
+            model="any", messages=messages, stream=True, stream_options=options, temperature=0, max_tokens=16
+        )
+    )
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     finish = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
@@ -79,13 +99,17 @@ def test_streamed(client, server):
 def test_named_by_a_header(client, server):
     name = {"x-halo-conversation": "Garten %E2%82%AC"}
     for text in ("Hello there.", "What did I just say?"):
-        raw = client.chat.completions.with_raw_response.create(model="any", messages=[{"role": "user", "content": text}], max_tokens=4, extra_headers=name)
+        raw = client.chat.completions.with_raw_response.create(
+            model="any", messages=[{"role": "user", "content": text}], max_tokens=4, extra_headers=name
+        )
         assert raw.headers["x-halo-conversation"] == "Garten %E2%82%AC"
     assert conversations(server)["Garten €"]["turns"] == 4
 
 
 def test_aborted(client, server):
-    stream = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Tell me a very long story."}], max_tokens=2000, stream=True)
+    stream = client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "Tell me a very long story."}], max_tokens=2000, stream=True
+    )
     for n, _ in enumerate(stream):
         if n == 3:
             break
@@ -99,10 +123,18 @@ def test_aborted(client, server):
 
 
 def test_a_schema_is_kept_to(client):
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer"}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
     answer = client.chat.completions.create(
-        model="any", messages=[{"role": "user", "content": "How old is Anna, who is twelve?"}], max_tokens=40,
-        response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}})
+        model="any",
+        messages=[{"role": "user", "content": "How old is Anna, who is twelve?"}],
+        max_tokens=40,
+        response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
+    )
     assert isinstance(json.loads(answer.choices[0].message.content)["age"], int)
 
 
@@ -110,7 +142,9 @@ def test_completions(client):
     whole = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0)
     text = whole.choices[0].text
     assert text and whole.usage.completion_tokens <= 6
-    streamed = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0, stream=True)
+    streamed = client.completions.create(
+        model="any", prompt="The capital of France is", max_tokens=6, temperature=0, stream=True
+    )
     assert "".join(chunk.choices[0].text for chunk in streamed) == text
     ids = client.completions.create(model="any", prompt=[504, 3575, 282], max_tokens=2, echo=True)
     assert ids.choices[0].text
@@ -127,16 +161,19 @@ def test_embeddings(client):
         client.embeddings.create(model="any", input=[])
 
 
-@pytest.mark.parametrize("wrong, why", [
-    ({"messages": []}, "last message"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
-    ({"messages": [{"role": "user", "content": "  "}]}, "last message"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
-    ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"),
-    ({"messages": [{"role": "user", "content": "x"}], "temperature": 9}, "temperature"),
-    ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
-    ({"messages": [{"role": "user", "content": "word " * 9000}]}, "the model sees"),
-])
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        ({"messages": []}, "last message"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": "  "}]}, "last message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"),
+        ({"messages": [{"role": "user", "content": "x"}], "temperature": 9}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "the model sees"),
+    ],
+)
 def test_wrong_requests_are_told_why(client, server, wrong, why):
     before = conversations(server)
     with pytest.raises(openai.BadRequestError) as told:
@@ -165,11 +202,18 @@ def upkeep(server):
 def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, server, upkeep):
     def ask(system, *lines):
         roles = ["user", "assistant"]
-        messages = [{"role": "system", "content": system}] + [{"role": roles[n % 2], "content": line} for n, line in enumerate(lines)]
-        answer = client.chat.completions.with_raw_response.create(model="any", messages=messages, max_completion_tokens=10)
+        messages = [{"role": "system", "content": system}] + [
+            {"role": roles[n % 2], "content": line} for n, line in enumerate(lines)
+        ]
+        answer = client.chat.completions.with_raw_response.create(
+            model="any", messages=messages, max_completion_tokens=10
+        )
         return answer.headers["x-halo-conversation"], answer.parse().choices[0].message.content
 
-    story = "The lighthouse keeper of Lindau counts the ships that pass in the fog, and writes each of them down with its bearing. " * 3
+    story = (
+        "The lighthouse keeper of Lindau counts the ships that pass in the fog, and writes each of them down with its bearing. "
+        * 3
+    )
     system = "You tell stories about the sea."
     name, first = ask(system, story)
     _, second = ask(system, story, first, "What does he count?")
@@ -181,7 +225,16 @@ def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, s
     assert upkeep[-1]["reread"] == 0 and upkeep[-1]["kept"] + upkeep[-1]["returned"] >= shared - 4, (upkeep, shared)
     assert upkeep[-1]["read"] < 40, upkeep[-1]
     # Another system prompt: it is read, and everything behind it is kept.
-    back, _ = ask("You tell stories about the sea. Today it is foggy.", story, first, "What does he count?", second, "And where does he write it?", third, "With a pen?")
+    back, _ = ask(
+        "You tell stories about the sea. Today it is foggy.",
+        story,
+        first,
+        "What does he count?",
+        second,
+        "And where does he write it?",
+        third,
+        "With a pen?",
+    )
     assert back == name
     last = upkeep[-1]
     assert last["kept"] + last["returned"] > 100 and last["reread"] < 40, last

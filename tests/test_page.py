@@ -1,29 +1,16 @@
 """The page, in a real browser, on the real program with the real small model."""
 
 import contextlib
-import os
-import pathlib
 import re
-import shutil
 import signal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import Server
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-SHOTS = pathlib.Path(os.environ.get("HALO_SHOTS", pathlib.Path(__file__).parent.parent / "target/screenshots"))
+from conftest import SHOTS, Server
+
 LONG = 120_000
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    assert CHROMIUM, "there is no Chromium: `make setup` installs it"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -37,7 +24,14 @@ def open_page(browser, small):
         page = context.new_page()
         page.set_default_timeout(30_000)
         if not may_fail:
-            page.on("console", lambda message: wrong.append(message.text) if message.type == "error" and not re.search("404|422", message.text) else None)
+            page.on(
+                "console",
+                lambda message: (
+                    wrong.append(message.text)
+                    if message.type == "error" and not re.search("404|422", message.text)
+                    else None
+                ),
+            )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(small.url + path)
         return page
@@ -51,7 +45,8 @@ def open_page(browser, small):
 @contextlib.contextmanager
 def answered(page):
     """Waits until the page has heard of the end of an answer, however short: one may be over before a button is seen."""
-    page.evaluate("""async (longest) => {
+    page.evaluate(
+        """async (longest) => {
       const [{ on }, { state }] = await Promise.all([import("/js/bus.js"), import("/js/state.js")]);
       const before = state.now?.events ?? 0;
       window.answered = new Promise((told, late) => {
@@ -59,7 +54,9 @@ def answered(page):
         on("state", () => { if (!state.running && state.now.events > before) told(); });
         setTimeout(() => late(new Error("no end of the answer")), longest);
       });
-    }""", LONG)
+    }""",
+        LONG,
+    )
     yield
     page.evaluate("() => window.answered")
     expect(page.locator("#stop")).to_be_hidden()
@@ -90,7 +87,9 @@ def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
     shades = {}
 
     def note():
-        for name, shade in page.locator(".chunk").evaluate_all("all => all.map((node) => [node.dataset.chunk, node.style.borderLeftColor])"):
+        for name, shade in page.locator(".chunk").evaluate_all(
+            "all => all.map((node) => [node.dataset.chunk, node.style.borderLeftColor])"
+        ):
             shades.setdefault(name, set()).add(shade)
 
     note()
@@ -169,7 +168,10 @@ def test_the_users_hand(open_page):
 
 def test_paragraphs_are_joined(open_page, small):
     page = open_page()
-    say(page, "First of all there was a garden with a very old wall.\n\nSecond there was a river that ran behind it for many miles.")
+    say(
+        page,
+        "First of all there was a garden with a very old wall.\n\nSecond there was a river that ran behind it for many miles.",
+    )
     parts = page.locator(".turn.user .chunk")
     expect(parts).to_have_count(2)
     parts.nth(1).focus()
@@ -211,7 +213,9 @@ def test_shades_are_those_of_the_documents(open_page):
     }""")
     assert looked["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
     dark, *lit = looked["top"]
-    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in lit), "the top fifth is lit from behind"
+    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in lit), (
+        "the top fifth is lit from behind"
+    )
     assert [float(ground[17:-1]) for ground in lit] == pytest.approx([0.2, 0.5])
     assert looked["white"] == "#ffffff"
     assert looked["places"] == [0.5, 0, 1, 0.5], "on the scale of what is there"
@@ -323,7 +327,10 @@ def test_a_branch_opens_and_goes_on(open_page):
 def test_an_error_is_not_drawn_as_an_empty_conversation(open_page):
     page = open_page(may_fail=True)
     say(page, "The red fox is called Rufus.")
-    page.route("**/api/halo/v1/conversations/main", lambda route: route.fulfill(status=503, json={"error": "another Halo is using it"}))
+    page.route(
+        "**/api/halo/v1/conversations/main",
+        lambda route: route.fulfill(status=503, json={"error": "another Halo is using it"}),
+    )
     page.reload()
     expect(page.locator(".trouble")).to_contain_text("another Halo is using it")
     expect(page.locator(".empty")).to_have_count(0)
@@ -387,7 +394,11 @@ def test_a_queued_message_is_sent_once(browser, tmp_path, far):
     expect(page.locator("#message")).to_have_value("")
     expect(page.locator(".turn.user", has_text="The second one.")).to_have_count(1, timeout=30_000)
     expect(page.locator("#stop")).to_be_hidden(timeout=30_000)
-    said = [chunk["text"].strip() for chunk in server.halo("GET", "/conversations/main")[1]["chunks"] if chunk["role"] == "user"]
+    said = [
+        chunk["text"].strip()
+        for chunk in server.halo("GET", "/conversations/main")[1]["chunks"]
+        if chunk["role"] == "user"
+    ]
     assert said == ["The first one.", "The second one."]
     server.stop()
 
@@ -395,14 +406,19 @@ def test_a_queued_message_is_sent_once(browser, tmp_path, far):
 def test_settings_that_cannot_work_are_refused(open_page, small):
     page = open_page()
     page.click("[data-panel=settings]")
-    for key, value, why in (("server.listen", "nonsense", "is not an address"), ("generation.max_tokens", "390", "no room is left for the conversation")):
+    for key, value, why in (
+        ("server.listen", "nonsense", "is not an address"),
+        ("generation.max_tokens", "390", "no room is left for the conversation"),
+    ):
         status, told = small.halo("PUT", f"/settings/{key}", {"value": value})
         # What the command line has set cannot be changed here at all.
         assert status == 422 and (why in told["error"] or "stronger" in told["error"]), told
     page.fill("#settings-q", "server.listen")
     page.fill("[id='set-server.listen']", "nonsense")
     page.press("[id='set-server.listen']", "Enter")
-    expect(page.locator("#panel .row", has_text="server.listen").locator("[role=alert]")).to_contain_text("is not an address")
+    expect(page.locator("#panel .row", has_text="server.listen").locator("[role=alert]")).to_contain_text(
+        "is not an address"
+    )
 
 
 def test_a_recorded_answer_shows_what_it_looked_at(open_page):
@@ -417,7 +433,9 @@ def test_a_recorded_answer_shows_what_it_looked_at(open_page):
     expect(picture).to_be_visible()
     picture.focus()
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#panel .row", has_text="looked").locator("[role=status]")).to_contain_text("% at u0.0: The red fox is called Rufus.")
+    expect(page.locator("#panel .row", has_text="looked").locator("[role=status]")).to_contain_text(
+        "% at u0.0: The red fox is called Rufus."
+    )
     shot(page, "captures")
     page.reload()
     page.click("[data-panel=captures]")
@@ -443,18 +461,37 @@ def test_several_conversations(open_page):
 
 
 def test_on_a_phone_and_for_everybody(open_page):
-    for name, more in (("phone", {"viewport": {"width": 360, "height": 740}}), ("desk", {}), ("light", {"color_scheme": "light"})):
+    for name, more in (
+        ("phone", {"viewport": {"width": 360, "height": 740}}),
+        ("desk", {}),
+        ("light", {"color_scheme": "light"}),
+    ):
         page = open_page(**more)
         say(page, f"Hello from a {name}.")
         say(page, "And once more, so that there is something dimmer.")
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
         shot(page, name)
-        for panel in (None, "conversations", "graveyard", "search", "stats", "past", "notes", "captures", "settings", "help"):
+        for panel in (
+            None,
+            "conversations",
+            "graveyard",
+            "search",
+            "stats",
+            "past",
+            "notes",
+            "captures",
+            "settings",
+            "help",
+        ):
             if panel:
                 page.click(f"[data-panel={panel}]")
                 page.wait_for_timeout(300)
             found = Axe().run(page).response["violations"]
-            serious = [(one["id"], one["nodes"][0]["target"], one["nodes"][0].get("failureSummary")) for one in found if one["impact"] in ("serious", "critical")]
+            serious = [
+                (one["id"], one["nodes"][0]["target"], one["nodes"][0].get("failureSummary"))
+                for one in found
+                if one["impact"] in ("serious", "critical")
+            ]
             assert not serious, (name, panel, serious)
             if panel:
                 page.click("[aria-label='Close the panel']")
@@ -463,7 +500,12 @@ def test_on_a_phone_and_for_everybody(open_page):
 def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
     page = browser.new_context().new_page()
     loaded = []
-    page.on("response", lambda response: loaded.append((response.url, len(response.body()) if response.status == 200 and "/events" not in response.url else 0)))
+    page.on(
+        "response",
+        lambda response: loaded.append(
+            (response.url, len(response.body()) if response.status == 200 and "/events" not in response.url else 0)
+        ),
+    )
     page.goto(small.url)
     expect(page.locator("#composer")).to_be_visible()
     page.wait_for_timeout(500)
@@ -473,14 +515,29 @@ def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
 
 def test_memories_stand_where_their_range_was(browser, tmp_path):
     """Formed by the real model, shown where they stand, and in the user's hand."""
-    small = ("memory.enabled=true", "memory.range_tokens=150", "memory.tokens=48", "memory.delay=1", "memory.share=0.5",
-             "context.max_tokens=420", "generation.max_tokens=48", "chunk.min_tokens=16", "recall.mode=lexical", "resurrect.candidates=0", "prune.policy=fifo")
+    small = (
+        "memory.enabled=true",
+        "memory.range_tokens=150",
+        "memory.tokens=48",
+        "memory.delay=1",
+        "memory.share=0.5",
+        "context.max_tokens=420",
+        "generation.max_tokens=48",
+        "chunk.min_tokens=16",
+        "recall.mode=lexical",
+        "resurrect.candidates=0",
+        "prune.policy=fifo",
+    )
     server = Server(tmp_path, *small).start()
     page = browser.new_page(color_scheme="dark")
     try:
         page.goto(server.url)
         page.click("[data-panel=memories]")
-        for text in ("The gun on the wall is called Betsy.", "Tell me something about cheese, please.", "Tell me something about trains, please."):
+        for text in (
+            "The gun on the wall is called Betsy.",
+            "Tell me something about cheese, please.",
+            "Tell me something about trains, please.",
+        ):
             say(page, text)
         # It is formed when nobody wants anything.
         row = page.locator("#panel .row[data-memory='1']")
@@ -517,13 +574,17 @@ def test_memories_stand_where_their_range_was(browser, tmp_path):
 
 
 def test_a_false_premise_is_marked(browser, tmp_path, far):
-    server = Server(tmp_path, "premise.check=rules", "recall.mode=lexical", model=far([[" Noted."], [" It did not."]])).start()
+    server = Server(
+        tmp_path, "premise.check=rules", "recall.mode=lexical", model=far([[" Noted."], [" It did not."]])
+    ).start()
     page = browser.new_page()
     try:
         page.goto(server.url)
         say(page, "The server did not crash yesterday.")
         say(page, "Why did the server crash?")
-        expect(page.locator("#log .turn.assistant").last).to_contain_text("無 taken for granted, and not so: “the server crash”")
+        expect(page.locator("#log .turn.assistant").last).to_contain_text(
+            "無 taken for granted, and not so: “the server crash”"
+        )
         expect(page.locator("#log .turn.assistant").last).to_contain_text("It did not.")
         shot(page, "premise")
         page.reload()

@@ -10,9 +10,10 @@ import time
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import HALO, MODEL, Server
 from playwright.sync_api import expect
-from test_page import browser, shot  # noqa: F401 (a fixture)
+
+from conftest import HALO, MODEL, Server
+from test_page import shot
 
 WORLD = """
 [[models]]
@@ -40,8 +41,14 @@ keys = ["open"]
 """
 
 ANSWERS = [
-    {"responses": [{"room_id": 1, "message": "The lamp burns."}], "actions": [{"type": "append", "path": "log", "value": "lit"}]},
-    {"responses": [], "actions": [{"type": "request_access", "room_id": 1, "key": "open"}, {"type": "leave_room", "room_id": 2}]},
+    {
+        "responses": [{"room_id": 1, "message": "The lamp burns."}],
+        "actions": [{"type": "append", "path": "log", "value": "lit"}],
+    },
+    {
+        "responses": [],
+        "actions": [{"type": "request_access", "room_id": 1, "key": "open"}, {"type": "leave_room", "room_id": 2}],
+    },
     {"responses": [{"room_id": 1, "message": "[no response]"}], "actions": []},
 ]
 
@@ -58,7 +65,7 @@ def rooms(tmp_path, far):
 
 
 @pytest.fixture
-def window(browser, rooms):  # noqa: F811, ARG001
+def window(browser, rooms):
     """Opens windows; whatever goes wrong in one is a mistake, but for what a server that is away comes to."""
     contexts, wrong = [], []
 
@@ -67,7 +74,12 @@ def window(browser, rooms):  # noqa: F811, ARG001
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" and not re.search(but, message.text) else None)
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(message.text) if message.type == "error" and not re.search(but, message.text) else None
+            ),
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(url)
         return page
@@ -190,7 +202,9 @@ def test_a_person_takes_part(window, rooms):
     expect(other.locator("#tabs button")).to_have_count(3)
     page.click("#tabs button[aria-label='A new world']")
     page.fill("#asked", "third")
-    page.set_input_files("#world-file", {"name": "w.toml", "mimeType": "text/plain", "buffer": b'[[agents]]\nname = "Cal"\nseed = "x"\n'})
+    page.set_input_files(
+        "#world-file", {"name": "w.toml", "mimeType": "text/plain", "buffer": b'[[agents]]\nname = "Cal"\nseed = "x"\n'}
+    )
     page.click("dialog button[type=submit]")
     expect(page.locator("#rooms button[data-room]")).to_have_text(["Cal's room1 member"])
     expect(other.locator("#tabs button")).to_have_count(4)
@@ -228,7 +242,9 @@ def test_a_narrow_window_has_room_for_everything(window, rooms):
         page.set_viewport_size({"width": width, "height": 800})
         page.click("#rooms button:has-text('Ada')")
         expect(page.locator(".said.mine")).to_have_count(20)
-        high = page.evaluate("[document.documentElement.scrollHeight, ...['rooms', 'log', 'panel', 'composer'].map(id => document.getElementById(id).getBoundingClientRect().height)]")
+        high = page.evaluate(
+            "[document.documentElement.scrollHeight, ...['rooms', 'log', 'panel', 'composer'].map(id => document.getElementById(id).getBoundingClientRect().height)]"
+        )
         assert high[0] <= 800 and high[1] > 40 and high[2] > 150 and high[3] > 100 and high[4] > 30, (width, high)
         shot(page, f"rooms-{width}")
 
@@ -259,7 +275,7 @@ def test_a_long_log_has_no_holes(window, rooms):
 
 
 def test_another_program_may_run_it(window, rooms, tmp_path):
-    lamp = lambda: rooms.halo("GET", "/worlds/lamp")[1]  # noqa: E731
+    lamp = lambda: rooms.halo("GET", "/worlds/lamp")[1]
     runs = [HALO, "rooms", "run", "lamp", "--data", rooms.data, "--model", MODEL, "--json"]
     page = window(f"{rooms.url}/rooms.html#lamp", but="404|422|503")
     expect(page.locator("#rooms button")).to_have_count(3)
@@ -293,8 +309,12 @@ def test_another_program_may_run_it(window, rooms, tmp_path):
 
 
 def test_a_mind_is_shown_where_a_format_does_not_fit(rooms):
-    small = '[budgets]\ntotal = 1300\nstatic = 1280\nmessages = 20\nknowledge = 100\n'
-    rooms.halo("POST", "/worlds", {"name": "tight", "file": small + '[[agents]]\nname = "Cal"\nseed = "You are Cal."\ninput_format = "toon"\n'})
+    small = "[budgets]\ntotal = 1300\nstatic = 1280\nmessages = 20\nknowledge = 100\n"
+    rooms.halo(
+        "POST",
+        "/worlds",
+        {"name": "tight", "file": small + '[[agents]]\nname = "Cal"\nseed = "You are Cal."\ninput_format = "toon"\n'},
+    )
     status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud")
     assert status == 200 and told["seen"]["format"] == "toon", told
     assert told["by_format"]["json"] is None and told["by_format"]["toon"] <= 1300, told["by_format"]
@@ -310,7 +330,13 @@ def test_the_api_refuses_with_reasons(rooms):
         ("POST", "/worlds", {"name": " "}, 422, "1 to 60 characters"),
         ("POST", "/worlds", {"name": "x", "file": "agents = 3"}, 422, "reading the world"),
         ("POST", "/worlds", {"name": "x", "file": "[[agents]]\nname = 'A'\nrole = 'x'"}, 400, "a bot has a role"),
-        ("POST", "/worlds", {"name": "x", "file": WORLD.format(at="openai+https://elsewhere.example/v1#m")}, 400, "may not think with"),
+        (
+            "POST",
+            "/worlds",
+            {"name": "x", "file": WORLD.format(at="openai+https://elsewhere.example/v1#m")},
+            400,
+            "may not think with",
+        ),
         ("POST", f"{world}/wishes", {"wish": "say", "room": 1, "message": "x" * 2001}, 422, "2000 characters at most"),
         ("POST", f"{world}/wishes", {"wish": "fly"}, 400, "no JSON that fits"),
         ("POST", f"{world}/wishes", {"wish": "say", "room": 9, "message": "x"}, 422, "there is no room 9"),
@@ -340,7 +366,7 @@ def test_what_a_model_kept_of_a_world_ends_with_it(rooms):
         assert rooms.halo("PUT", "/worlds/kept/pace", {"step": True})[0] == 200
         waited(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
     # Who thinks next takes what the last one saw out of the model's memory, and it is saved.
-    saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]  # noqa: E731
+    saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
     waited(lambda: saved())
     assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
     waited(lambda: not saved())
@@ -365,7 +391,7 @@ def test_a_model_that_says_nothing_keeps_nobody_else_waiting(tmp_path):
     assert {world["name"] for world in rooms.halo("GET", "/worlds")[1]} == {"mute", "near"}
     assert told == []
     asks.join(60)
-    (status, why), = told
+    ((status, why),) = told
     assert status >= 400 and "the world 'mute' is made, and cannot be opened now" in why["error"], told
     called.close()
     mute.close()

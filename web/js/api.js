@@ -13,7 +13,11 @@ let asking = null;
 
 // Asks for the key once, however many calls need it.
 async function newKey() {
-  asking ??= ask("This server asks for its key.", { label: "Key", kind: "password", about: "It is kept until this window is closed." });
+  asking ??= ask("This server asks for its key.", {
+    label: "Key",
+    kind: "password",
+    about: "It is kept until this window is closed.",
+  });
   const key = await asking;
   asking = null;
   if (key) sessionStorage.setItem("key", key);
@@ -36,7 +40,11 @@ async function call(method, path, body) {
     if (response.status === 204) return null;
     const text = await response.text();
     let value = null;
-    try { value = text ? JSON.parse(text) : null; } catch { /* told below */ }
+    try {
+      value = text ? JSON.parse(text) : null;
+    } catch {
+      /* told below */
+    }
     if (!response.ok) throw new Refused(response.status, value?.error ?? `the server answered ${response.status}`);
     return value;
   }
@@ -44,12 +52,17 @@ async function call(method, path, body) {
 
 // The server says no, and why.
 export class Refused extends Error {
-  constructor(status, why) { super(why); this.status = status; }
+  constructor(status, why) {
+    super(why);
+    this.status = status;
+  }
 }
 
 // The server cannot be reached.
 export class Away extends Error {
-  constructor() { super("the server cannot be reached"); }
+  constructor() {
+    super("the server cannot be reached");
+  }
 }
 
 const of = (name) => `/conversations/${encodeURIComponent(name)}`;
@@ -102,12 +115,17 @@ export async function listen(heard, connected) {
   for (let wait = 500; ; wait = Math.min(wait * 2, 8000)) {
     try {
       const response = await fetch(`${BASE}/events`, { headers: headers(), cache: "no-store" });
-      if (response.status === 401) { await newKey(); continue; }
+      if (response.status === 401) {
+        await newKey();
+        continue;
+      }
       if (!response.ok) throw new Error();
       connected(true);
       wait = 250;
       await read(response.body, heard);
-    } catch { /* told below */ }
+    } catch {
+      /* told below */
+    }
     connected(false);
     await new Promise((again) => setTimeout(again, wait));
   }
@@ -115,7 +133,7 @@ export async function listen(heard, connected) {
 
 async function read(body, heard) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
+  for (let rest = ""; ; ) {
     const { done, value } = await reader.read();
     if (done) return;
     const lines = (rest + value).split("\n");

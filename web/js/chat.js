@@ -1,23 +1,32 @@
 // The conversation: chunks by turn, shaded by how much the model has looked at them, and the box to speak in.
 
-import { api, Away } from "./api.js";
+import { Away, api } from "./api.js";
 import { on, tell } from "./bus.js";
 import { $, ask, count, el, grow, number, time, toast } from "./dom.js";
 import { look } from "./shade.js";
 import { refresh, state } from "./state.js";
 
-const turns = new Map();   // elements by turn
-const nodes = new Map();   // elements by chunk
-const drawn = new Map();   // what is drawn of each, to skip what has not changed
+const turns = new Map(); // elements by turn
+const nodes = new Map(); // elements by chunk
+const drawn = new Map(); // what is drawn of each, to skip what has not changed
 let scheduled = false;
-let atEnd = true;          // whether what is said last is in sight, and stays so
-let whole = true;          // whether more has changed than the end of the answer that is being given
+let atEnd = true; // whether what is said last is in sight, and stays so
+let whole = true; // whether more has changed than the end of the answer that is being given
 
 const WHO = { user: "You", assistant: "Model", system: "System" };
 
 export function begin() {
-  on("conversation", () => { clear(); leaveEdit(); load(); redraw(); drawVariants(); });
-  on("state", () => { redraw(); drawVariants(); });
+  on("conversation", () => {
+    clear();
+    leaveEdit();
+    load();
+    redraw();
+    drawVariants();
+  });
+  on("state", () => {
+    redraw();
+    drawVariants();
+  });
   on("event", hint);
   matchMedia("(prefers-color-scheme: light)").addEventListener("change", reshade);
   on("theme", reshade);
@@ -49,7 +58,10 @@ function redraw() {
 function schedule() {
   if (scheduled) return;
   scheduled = true;
-  requestAnimationFrame(() => { scheduled = false; draw(); });
+  requestAnimationFrame(() => {
+    scheduled = false;
+    draw();
+  });
 }
 
 // A token costs its own few characters: everything else is looked at only when something else has changed.
@@ -72,19 +84,26 @@ function draw() {
 function toEnd(steps = 8) {
   const log = $("log");
   log.scrollTop = log.scrollHeight;
-  if (steps > 0) requestAnimationFrame(() => { if (atEnd && log.scrollHeight - log.scrollTop - log.clientHeight > 1) toEnd(steps - 1); });
+  if (steps > 0)
+    requestAnimationFrame(() => {
+      if (atEnd && log.scrollHeight - log.scrollTop - log.clientHeight > 1) toEnd(steps - 1);
+    });
 }
 
 // Whoever scrolls up stays there, until they are at the end again.
 function follow() {
   const log = $("log");
   let last = 0;
-  log.addEventListener("scroll", () => {
-    const near = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-    if (near) atEnd = true;
-    else if (log.scrollTop < last - 2) atEnd = false;
-    last = log.scrollTop;
-  }, { passive: true });
+  log.addEventListener(
+    "scroll",
+    () => {
+      const near = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+      if (near) atEnd = true;
+      else if (log.scrollTop < last - 2) atEnd = false;
+      last = log.scrollTop;
+    },
+    { passive: true },
+  );
 }
 
 // How long a frame may take of what others do meanwhile, in milliseconds.
@@ -117,19 +136,34 @@ function remember() {
   const log = $("log");
   log.querySelectorAll(".memory").forEach((node) => node.remove());
   for (const memory of standing) {
-    const node = el("article", { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.memory}` },
-      el("button", { type: "button", class: "link", onclick: () => tell("panel", "memories") }, `✎ memory ${memory.memory} stands here`), el("p", {}, memory.text));
-    log.insertBefore(node, [...log.querySelectorAll(".turn")].find((turn) => Number(turn.dataset.turn) >= memory.turn) ?? null);
+    const node = el(
+      "article",
+      { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.memory}` },
+      el(
+        "button",
+        { type: "button", class: "link", onclick: () => tell("panel", "memories") },
+        `✎ memory ${memory.memory} stands here`,
+      ),
+      el("p", {}, memory.text),
+    );
+    log.insertBefore(
+      node,
+      [...log.querySelectorAll(".turn")].find((turn) => Number(turn.dataset.turn) >= memory.turn) ?? null,
+    );
   }
 }
 
 function welcome(empty) {
   const there = $("log").querySelector(".empty");
-  const words = state.now.tokens > 0
-    ? "Nothing of this conversation is in the context now. What was pruned or deleted is not lost: the second button above lists it."
-    : "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
-      "and leaves the window, and whatever matters again comes back to its own place.";
-  if (!empty) { there?.remove(); return; }
+  const words =
+    state.now.tokens > 0
+      ? "Nothing of this conversation is in the context now. What was pruned or deleted is not lost: the second button above lists it."
+      : "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
+        "and leaves the window, and whatever matters again comes back to its own place.";
+  if (!empty) {
+    there?.remove();
+    return;
+  }
   if (there?.textContent === words) return;
   there?.remove();
   $("log").append(el("p", { class: "empty" }, words));
@@ -138,12 +172,20 @@ function welcome(empty) {
 // A conversation that cannot be shown says why; it is never drawn as an empty one.
 function trouble() {
   const there = $("log").querySelector(".trouble");
-  if (!state.failed) { there?.remove(); return; }
+  if (!state.failed) {
+    there?.remove();
+    return;
+  }
   if (there?.dataset.why === state.failed) return;
   there?.remove();
-  $("log").prepend(el("p", { class: "trouble wrong", role: "alert", data: { why: state.failed } },
-    `“${state.name}” cannot be shown: ${state.failed}. Nothing is lost. `,
-    el("button", { type: "button", onclick: refresh }, "Try again")));
+  $("log").prepend(
+    el(
+      "p",
+      { class: "trouble wrong", role: "alert", data: { why: state.failed } },
+      `“${state.name}” cannot be shown: ${state.failed}. Nothing is lost. `,
+      el("button", { type: "button", onclick: refresh }, "Try again"),
+    ),
+  );
 }
 
 // The versions of the last answer, where there are more than one.
@@ -154,18 +196,34 @@ async function drawVariants() {
   const { name } = state;
   let all = [];
   if (state.now && !state.now.fresh && !state.running && !state.failed) {
-    try { all = await api.variants(name); } catch { all = []; }
+    try {
+      all = await api.variants(name);
+    } catch {
+      all = [];
+    }
   }
   if (mine !== versions || name !== state.name) return;
   box.hidden = all.length < 2;
-  if (box.hidden) { box.replaceChildren(); return; }
+  if (box.hidden) {
+    box.replaceChildren();
+    return;
+  }
   const at = all.findIndex((one) => one.stands);
   const choose = (to) => async () => {
-    try { await api.chooseVariant(name, all[to].turn); } catch (error) { toast(error.message, { wrong: true }); }
+    try {
+      await api.chooseVariant(name, all[to].turn);
+    } catch (error) {
+      toast(error.message, { wrong: true });
+    }
   };
-  const step = (mark, label, to) => el("button", { type: "button", "aria-label": label, disabled: !all[to], onclick: choose(to) }, mark);
+  const step = (mark, label, to) =>
+    el("button", { type: "button", "aria-label": label, disabled: !all[to], onclick: choose(to) }, mark);
   const what = all[Math.max(at, 0)].messages.length > 1 ? "Version" : "Answer";
-  box.replaceChildren(step("‹", `Previous ${what.toLowerCase()}`, at - 1), el("span", {}, `${what} ${at + 1} of ${all.length}`), step("›", `Next ${what.toLowerCase()}`, at + 1));
+  box.replaceChildren(
+    step("‹", `Previous ${what.toLowerCase()}`, at - 1),
+    el("span", {}, `${what} ${at + 1} of ${all.length}`),
+    step("›", `Next ${what.toLowerCase()}`, at + 1),
+  );
 }
 
 function drop(name) {
@@ -175,14 +233,20 @@ function drop(name) {
   node.remove();
   nodes.delete(name);
   drawn.delete(name);
-  if (!turn.querySelector(".chunk")) { turn.remove(); turns.delete(Number(turn.dataset.turn)); }
+  if (!turn.querySelector(".chunk")) {
+    turn.remove();
+    turns.delete(Number(turn.dataset.turn));
+  }
 }
 
 function turnOf(id, role) {
   let node = turns.get(id);
   if (node) return node;
-  node = el("article", { class: `turn ${role}`, data: { turn: id } },
-    el("h2", {}, el("b", {}, WHO[role] ?? role), el("time", {}), el("span", { class: "end" })));
+  node = el(
+    "article",
+    { class: `turn ${role}`, data: { turn: id } },
+    el("h2", {}, el("b", {}, WHO[role] ?? role), el("time", {}), el("span", { class: "end" })),
+  );
   turns.set(id, node);
   // Most are the first or the last.
   const log = $("log");
@@ -197,8 +261,18 @@ function heading(id, node) {
   const [, at, end] = node.firstChild.children;
   const told = state.now.times[id] ? time(state.now.times[id]) : "";
   if (at.textContent !== told) at.textContent = told;
-  const ends = { length: "cut at its longest", aborted: "stopped", failed: "broken off", interrupted: "cut off when the program ended" };
-  const ended = [state.now.premises?.[id] ? `無 taken for granted, and not so: ${state.now.premises[id]}` : "", ends[state.now.ends[id]] ?? ""].filter(Boolean).join(" · ");
+  const ends = {
+    length: "cut at its longest",
+    aborted: "stopped",
+    failed: "broken off",
+    interrupted: "cut off when the program ended",
+  };
+  const ended = [
+    state.now.premises?.[id] ? `無 taken for granted, and not so: ${state.now.premises[id]}` : "",
+    ends[state.now.ends[id]] ?? "",
+  ]
+    .filter(Boolean)
+    .join(" · ");
   if (end.textContent !== ended) end.textContent = ended;
   end.classList.toggle("wrong", ["failed", "interrupted"].includes(state.now.ends[id]));
 }
@@ -209,16 +283,33 @@ function settle(chunk) {
   if (known?.chunk === chunk) return;
   const key = JSON.stringify([chunk.text, chunk.pinned, chunk.gap, chunk.why, chunk.tools]);
   const node = nodes.get(chunk.chunk);
-  if (known?.key === key) { known.chunk = chunk; return; }
-  const fresh = el("div", {
-    class: chunk.back ? "chunk back" : "chunk", tabindex: "0", data: { chunk: chunk.chunk, position: chunk.position },
-    "aria-label": `${WHO[chunk.role]}, turn ${chunk.turn}, paragraph ${chunk.sentence}${chunk.pinned ? ", pinned" : ""}`, role: "group",
-  }, text(chunk), chunk.back && chunk.why ? el("span", { class: "why" }, `↩ back: ${chunk.why}`) : null);
-  if (chunk.back) setTimeout(() => { delete chunk.back; fresh.classList.remove("back"); }, 2600);
+  if (known?.key === key) {
+    known.chunk = chunk;
+    return;
+  }
+  const fresh = el(
+    "div",
+    {
+      class: chunk.back ? "chunk back" : "chunk",
+      tabindex: "0",
+      data: { chunk: chunk.chunk, position: chunk.position },
+      "aria-label": `${WHO[chunk.role]}, turn ${chunk.turn}, paragraph ${chunk.sentence}${chunk.pinned ? ", pinned" : ""}`,
+      role: "group",
+    },
+    text(chunk),
+    chunk.back && chunk.why ? el("span", { class: "why" }, `↩ back: ${chunk.why}`) : null,
+  );
+  if (chunk.back)
+    setTimeout(() => {
+      delete chunk.back;
+      fresh.classList.remove("back");
+    }, 2600);
   if (node) node.replaceWith(fresh);
   else {
     const turn = turnOf(chunk.turn, chunk.role);
-    const behind = [...turn.querySelectorAll(".chunk")].find((other) => Number(other.dataset.position) > chunk.position);
+    const behind = [...turn.querySelectorAll(".chunk")].find(
+      (other) => Number(other.dataset.position) > chunk.position,
+    );
     turn.insertBefore(fresh, behind ?? null);
   }
   nodes.set(chunk.chunk, fresh);
@@ -242,8 +333,11 @@ function text(chunk) {
 function gap(node, chunk) {
   node.parentNode.querySelector(`.gap[data-before="${chunk.chunk}"]`)?.remove();
   if (!chunk.gap) return;
-  const line = el("button", { class: "gap", type: "button", data: { before: chunk.chunk }, onclick: () => tell("panel", "graveyard") },
-    `${count(chunk.gap, "paragraph")} left the window here`);
+  const line = el(
+    "button",
+    { class: "gap", type: "button", data: { before: chunk.chunk }, onclick: () => tell("panel", "graveyard") },
+    `${count(chunk.gap, "paragraph")} left the window here`,
+  );
   node.before(line);
 }
 
@@ -282,7 +376,10 @@ function stream(name, said) {
 function standing() {
   const { now, running } = state;
   const meter = $("meter");
-  if (!now) { $("standing").textContent = ""; return; }
+  if (!now) {
+    $("standing").textContent = "";
+    return;
+  }
   const limit = now.limit || 1;
   meter.setAttribute("aria-valuemax", limit);
   meter.setAttribute("aria-valuenow", now.live);
@@ -290,15 +387,23 @@ function standing() {
   // What is being said is in the window before it is counted with what was said.
   const said = Math.max(now.tokens, now.live - (now.instruction_tokens ?? 0));
   const parts = now.fresh ? [] : [`window ${number(now.live)}/${number(now.limit)}`, `${number(said)} said in all`];
-  $("standing").title = `${number(now.live)} tokens are in the window, ${number(now.instruction_tokens ?? 0)} of them the standing instructions. ` +
+  $("standing").title =
+    `${number(now.live)} tokens are in the window, ${number(now.instruction_tokens ?? 0)} of them the standing instructions. ` +
     `After an answer ${number(now.stays)} may stay: the rest is room for the next message, its answer and what comes back for it.`;
   meter.lastElementChild.style.left = `${Math.min(100, (now.stays / limit) * 100)}%`;
   if (now.last) parts.push(`${number(now.last.pace)} tokens/s`);
   if (now.attention === false) parts.push("this model does not tell what it looks at");
   $("standing").textContent = parts.join(" · ");
   $("dead").textContent = number(now.dead);
-  $("going").textContent = !running ? "" : running.ahead > 0 ? `waiting: ${running.ahead} ahead` :
-    running.reading && running.reading.of > 64 ? `reading ${running.reading.done}/${running.reading.of}` : running.parts.size ? "speaking" : "thinking";
+  $("going").textContent = !running
+    ? ""
+    : running.ahead > 0
+      ? `waiting: ${running.ahead} ahead`
+      : running.reading && running.reading.of > 64
+        ? `reading ${running.reading.done}/${running.reading.of}`
+        : running.parts.size
+          ? "speaking"
+          : "thinking";
   $("stop").hidden = !running;
 }
 
@@ -309,9 +414,22 @@ function hint(event) {
   if (["waiting", "said", "done", "failed"].includes(event.type)) drawVariants();
   const hints = $("hints");
   const line = (words) => hints.replaceChildren(...words);
-  if (event.type === "said") { back.clear(); hints.replaceChildren(); }
-  if (event.type === "returned" && event.chunk) { back.set(event.chunk.chunk, event.chunk.text.trim()); line(cameBack("came back for this")); }
-  if (event.type === "premise") line([el("span", { class: "wrong" }, `無 You take for granted: “${event.premise}”. ${event.reason}. ${event.suggestion}`)]);
+  if (event.type === "said") {
+    back.clear();
+    hints.replaceChildren();
+  }
+  if (event.type === "returned" && event.chunk) {
+    back.set(event.chunk.chunk, event.chunk.text.trim());
+    line(cameBack("came back for this"));
+  }
+  if (event.type === "premise")
+    line([
+      el(
+        "span",
+        { class: "wrong" },
+        `無 You take for granted: “${event.premise}”. ${event.reason}. ${event.suggestion}`,
+      ),
+    ]);
   if (event.type === "done") {
     const parts = [];
     if (back.size) parts.push(...cameBack("came back for this answer"));
@@ -324,13 +442,21 @@ function hint(event) {
   if (event.type === "failed" && !sending) toast(event.why, { wrong: true });
 }
 
-const back = new Map();    // what has come back for the answer that is being given, or was given last
+const back = new Map(); // what has come back for the answer that is being given, or was given last
 
 // What came back, by its first words; a click tells why, and what became of it.
 function cameBack(words) {
-  const one = ([name, text]) => el("button", { type: "button", class: "link", onclick: () => tell("panel", { panel: "chunk", chunk: name }) },
-    `“${text.slice(0, 40)}${text.length > 40 ? "…" : ""}”${state.chunks.has(name) ? "" : " (has left again)"}`);
-  return [el("span", {}, `↩ ${count(back.size, "paragraph")} ${words}: `), ...[...back].slice(0, 3).map(one), el("span", {}, back.size > 3 ? " and more. " : ". ")];
+  const one = ([name, text]) =>
+    el(
+      "button",
+      { type: "button", class: "link", onclick: () => tell("panel", { panel: "chunk", chunk: name }) },
+      `“${text.slice(0, 40)}${text.length > 40 ? "…" : ""}”${state.chunks.has(name) ? "" : " (has left again)"}`,
+    );
+  return [
+    el("span", {}, `↩ ${count(back.size, "paragraph")} ${words}: `),
+    ...[...back].slice(0, 3).map(one),
+    el("span", {}, back.size > 3 ? " and more. " : ". "),
+  ];
 }
 
 // ---- the box to speak in: what is typed is kept until it is stored on the server.
@@ -355,17 +481,32 @@ async function resume() {
 
 function composer() {
   const box = $("message");
-  box.addEventListener("input", () => { if (!editing) localStorage.setItem(draft(), box.value); grow(box); });
-  box.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
-    if (event.key === "Escape") { if (editing) leaveEdit(); else stop(); }
+  box.addEventListener("input", () => {
+    if (!editing) localStorage.setItem(draft(), box.value);
+    grow(box);
   });
-  $("cancel-edit").addEventListener("click", () => { leaveEdit(); box.focus(); });
-  $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      $("composer").requestSubmit();
+    }
+    if (event.key === "Escape") {
+      if (editing) leaveEdit();
+      else stop();
+    }
+  });
+  $("cancel-edit").addEventListener("click", () => {
+    leaveEdit();
+    box.focus();
+  });
+  $("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
   $("stop").addEventListener("click", stop);
 }
 
-let editing = false;   // whether what is in the box replaces the last message
+let editing = false; // whether what is in the box replaces the last message
 let sending = false;
 
 async function send() {
@@ -392,7 +533,10 @@ async function deliver(name, message) {
   localStorage.removeItem(sent(name));
   if (!done) return;
   localStorage.removeItem(`draft:${name}`);
-  if (state.name === name && box.value === message.text) { box.value = ""; grow(box); }
+  if (state.name === name && box.value === message.text) {
+    box.value = "";
+    grow(box);
+  }
   if (state.now?.fresh) refresh();
 }
 
@@ -415,7 +559,11 @@ async function attempt(name, work) {
 
 export async function stop() {
   if (!state.running) return;
-  try { await api.stop(state.name); } catch (error) { toast(error.message, { wrong: true }); }
+  try {
+    await api.stop(state.name);
+  } catch (error) {
+    toast(error.message, { wrong: true });
+  }
 }
 
 // The last message comes into the box to be edited. A banner says so until it is sent or cancelled, and what was in the box is kept.
@@ -426,7 +574,11 @@ export function edit() {
   editing = true;
   $("editing").hidden = false;
   $("send").textContent = "Replace";
-  box.value = [...state.chunks.values()].filter((chunk) => chunk.turn === last.turn).map((chunk) => chunk.text).join("").trim();
+  box.value = [...state.chunks.values()]
+    .filter((chunk) => chunk.turn === last.turn)
+    .map((chunk) => chunk.text)
+    .join("")
+    .trim();
   grow(box);
   box.focus();
 }
@@ -443,12 +595,24 @@ function leaveEdit() {
 
 export async function again() {
   if (state.running) return;
-  try { await api.again(state.name); } catch (error) { toast(error.message, { wrong: true }); }
+  try {
+    await api.again(state.name);
+  } catch (error) {
+    toast(error.message, { wrong: true });
+  }
 }
 
 // ---- the user's own hand
 
-const DONE = { pin: "Pinned", unpin: "Unpinned", prune: "Sent out of the window", resurrect: "Called back", delete: "Deleted", merge: "Joined to the one before", restore: "Restored" };
+const DONE = {
+  pin: "Pinned",
+  unpin: "Unpinned",
+  prune: "Sent out of the window",
+  resurrect: "Called back",
+  delete: "Deleted",
+  merge: "Joined to the one before",
+  restore: "Restored",
+};
 
 export async function signal(what, chunks) {
   if (what === "delete" && !(await sureToDelete(chunks[0]))) return;
@@ -458,7 +622,11 @@ export async function signal(what, chunks) {
     const pinned = what === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
     const where = what === "delete" ? " It is listed under Deleted." : "";
     // What was deleted can be undone for as long as nobody closes this; later, from the list.
-    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}.${where}`, { offer: "Undo", act: () => undo(name, done.undo), stay: what === "delete" ? null : undefined });
+    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}.${where}`, {
+      offer: "Undo",
+      act: () => undo(name, done.undo),
+      stay: what === "delete" ? null : undefined,
+    });
   } catch (error) {
     toast(error.message, { wrong: true });
   }
@@ -467,14 +635,36 @@ export async function signal(what, chunks) {
 // Shows what goes with a paragraph before it is deleted.
 async function sureToDelete(chunk) {
   let along = [];
-  try { along = (await api.chunk(state.name, chunk)).goes_along; } catch (error) { toast(error.message, { wrong: true }); return false; }
+  try {
+    along = (await api.chunk(state.name, chunk)).goes_along;
+  } catch (error) {
+    toast(error.message, { wrong: true });
+    return false;
+  }
   const lines = along.map((one) => el("li", {}, `${WHO[one.role]}: ${one.text.trim().slice(0, 160)}`));
-  const more = lines.length ? el("div", {}, el("p", {}, `${count(lines.length, "paragraph")} cannot stand without it and will be deleted too:`), el("ul", { class: "along" }, ...lines)) : null;
-  return ask("Delete this paragraph?", { about: "It leaves the context and search. It stays in the list of deleted paragraphs, from where it can be restored.", go: "Delete", more });
+  const more = lines.length
+    ? el(
+        "div",
+        {},
+        el("p", {}, `${count(lines.length, "paragraph")} cannot stand without it and will be deleted too:`),
+        el("ul", { class: "along" }, ...lines),
+      )
+    : null;
+  return ask("Delete this paragraph?", {
+    about:
+      "It leaves the context and search. It stays in the list of deleted paragraphs, from where it can be restored.",
+    go: "Delete",
+    more,
+  });
 }
 
 async function undo(name, what) {
-  try { await api.undo(name, what); toast("Taken back."); } catch (error) { toast(error.message, { wrong: true }); }
+  try {
+    await api.undo(name, what);
+    toast("Taken back.");
+  } catch (error) {
+    toast(error.message, { wrong: true });
+  }
 }
 
 // The buttons of a chunk: they come when it is pointed at or focused, and on a touch screen when it is tapped, by which nothing else
@@ -483,20 +673,43 @@ function hand(node) {
   const name = node.dataset.chunk;
   const chunk = state.chunks.get(name);
   if (!chunk || node.querySelector(".hand")) return;
-  const button = (mark, label, act) => el("button", { type: "button", title: label, "aria-label": `${mark}: ${name}`, onclick: (event) => { event.stopPropagation(); act(); } }, mark);
-  node.append(el("span", { class: "hand" },
-    button(chunk.pinned ? "Unpin" : "Pin", chunk.pinned ? "Unpin (p)" : "Pin (p)", () => signal(chunk.pinned ? "unpin" : "pin", [name])),
-    chunk.sentence > 0 ? button("Join", "Join to the paragraph before (m)", () => signal("merge", [name])) : null,
-    button("Remove from context", "Remove from context (x)", () => signal("prune", [name])),
-    button("Delete", "Delete (Del)", () => signal("delete", [name])),
-    button("Why", "What happened to it, word by word (Enter)", () => tell("panel", { panel: "chunk", chunk: name }))));
+  const button = (mark, label, act) =>
+    el(
+      "button",
+      {
+        type: "button",
+        title: label,
+        "aria-label": `${mark}: ${name}`,
+        onclick: (event) => {
+          event.stopPropagation();
+          act();
+        },
+      },
+      mark,
+    );
+  node.append(
+    el(
+      "span",
+      { class: "hand" },
+      button(chunk.pinned ? "Unpin" : "Pin", chunk.pinned ? "Unpin (p)" : "Pin (p)", () =>
+        signal(chunk.pinned ? "unpin" : "pin", [name]),
+      ),
+      chunk.sentence > 0 ? button("Join", "Join to the paragraph before (m)", () => signal("merge", [name])) : null,
+      button("Remove from context", "Remove from context (x)", () => signal("prune", [name])),
+      button("Delete", "Delete (Del)", () => signal("delete", [name])),
+      button("Why", "What happened to it, word by word (Enter)", () => tell("panel", { panel: "chunk", chunk: name })),
+    ),
+  );
 }
 
 const touch = matchMedia("(hover: none)");
 
 export function keys() {
   const log = $("log");
-  const over = (event) => { const node = event.target.closest?.(".chunk"); if (node && !touch.matches) hand(node); };
+  const over = (event) => {
+    const node = event.target.closest?.(".chunk");
+    if (node && !touch.matches) hand(node);
+  };
   log.addEventListener("pointerover", over);
   log.addEventListener("focusin", over);
   log.addEventListener("click", (event) => {
@@ -521,9 +734,15 @@ export function keys() {
       x: () => signal("prune", [name]),
       Delete: () => signal("delete", [name]),
       Enter: () => tell("panel", { panel: "chunk", chunk: name }),
-      j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
+      j: () => step(1),
+      ArrowDown: () => step(1),
+      k: () => step(-1),
+      ArrowUp: () => step(-1),
       Escape: () => $("message").focus(),
     }[event.key];
-    if (act) { event.preventDefault(); act(); }
+    if (act) {
+      event.preventDefault();
+      act();
+    }
   });
 }

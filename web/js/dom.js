@@ -1,7 +1,14 @@
 // Making elements. Text is always text: nothing that anybody said is ever read as markup.
 
+/** @type {(id: string) => any} */
 export const $ = (id) => document.getElementById(id);
 
+/**
+ * @param {string} tag
+ * @param {Record<string, any>} attributes
+ * @param {any[]} children
+ * @returns {any}
+ */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   set(node, attributes);
@@ -9,7 +16,8 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-const present = (children) => children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+const present = (children) =>
+  children.flat().filter((child) => child !== null && child !== undefined && child !== false);
 
 // Makes the inside of a node as these are, and keeps what is the same: whoever reads, points or types there is not disturbed. What
 // has a key is the same wherever it stands.
@@ -51,7 +59,8 @@ function patch(old, next) {
     if (old.data !== next.data) old.data = next.data;
     return;
   }
-  for (const { name, value } of [...next.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name, value } of [...next.attributes])
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
   for (const name of HANDLERS) if (old[name] !== next[name]) old[name] = next[name];
   // What somebody is setting is not taken away.
@@ -88,16 +97,43 @@ let numbers, times;
 
 export const number = (n) => (numbers ??= new Intl.NumberFormat("en", { maximumFractionDigits: 1 })).format(Number(n));
 export const count = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
-export const time = (at) => (times ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
+export const time = (at) =>
+  (times ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
 
 // Something that was done or went wrong, said in passing; what it offers can be done from there.
 export function toast(text, { wrong = false, offer = null, act = null, stay = wrong ? 9000 : 6000 } = {}) {
   const box = el("div", { class: wrong ? "toast wrong" : "toast" }, el("span", {}, text));
   const gone = stay === null ? null : setTimeout(() => box.remove(), stay);
   if (offer) {
-    box.append(el("button", { type: "button", onclick: () => { clearTimeout(gone); box.remove(); act(); } }, offer));
+    box.append(
+      el(
+        "button",
+        {
+          type: "button",
+          onclick: () => {
+            clearTimeout(gone);
+            box.remove();
+            act();
+          },
+        },
+        offer,
+      ),
+    );
   }
-  box.append(el("button", { type: "button", "aria-label": "Close", onclick: () => { clearTimeout(gone); box.remove(); } }, "×"));
+  box.append(
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-label": "Close",
+        onclick: () => {
+          clearTimeout(gone);
+          box.remove();
+        },
+      },
+      "×",
+    ),
+  );
   // Two at a time: what is older has been seen.
   while ($("toasts").children.length > 1) $("toasts").firstElementChild.remove();
   $("toasts").append(box);
@@ -108,15 +144,21 @@ export function ask(title, { label = "", value = "", kind = "text", go = "OK", a
   const dialog = $("ask");
   const input = label ? el("input", { id: "asked", type: kind, value, required: true }) : null;
   return new Promise((resolve) => {
-    const form = el("form", { method: "dialog" },
+    const form = el(
+      "form",
+      { method: "dialog" },
       el("strong", {}, title),
       about ? el("span", { class: "quiet" }, about) : null,
       label ? el("label", { for: "asked" }, label) : null,
       input,
       more,
-      el("div", { class: "bar" },
+      el(
+        "div",
+        { class: "bar" },
         el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
-        el("button", { type: "submit", value: "yes" }, go)));
+        el("button", { type: "submit", value: "yes" }, go),
+      ),
+    );
     dialog.replaceChildren(form);
     dialog.returnValue = "";
     dialog.onclose = () => resolve(dialog.returnValue === "yes" ? (input ? input.value : true) : null);

@@ -28,13 +28,20 @@ listen(state.heard, (connected) => {
   state.state.connected = connected;
   const away = $("away");
   away.hidden = connected;
-  away.textContent = connected ? "" : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
+  away.textContent = connected
+    ? ""
+    : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
   // Whatever happened while nobody listened is in the state.
   if (connected) {
     if (before) toast("The server is back.");
     before = true;
     state.refresh();
-    api.status().then((status) => { document.title = `Halo · ${status.model}`; }).catch(() => {});
+    api
+      .status()
+      .then((status) => {
+        document.title = `Halo · ${status.model}`;
+      })
+      .catch(() => {});
   }
   tell("connected", connected);
 });

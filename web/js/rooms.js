@@ -11,15 +11,30 @@ const SENT = 100;
 const KEPT = 300;
 
 const page = {
-  worlds: null, name: null, world: null, room: null, agent: null, connected: true, trouble: null,
+  worlds: null,
+  name: null,
+  world: null,
+  room: null,
+  agent: null,
+  connected: true,
+  trouble: null,
   log: { room: null, messages: [], whole: false, stale: true },
   // The last that was seen in each room, shares that are being set, what is half written, what is answered, and what hearts did.
-  seen: new Map(), attends: new Map(), drafts: new Map(), answering: null, thoughts: new Map(),
+  seen: new Map(),
+  attends: new Map(),
+  drafts: new Map(),
+  answering: null,
+  thoughts: new Map(),
 };
 
 // Does something on the server; what goes wrong is told, and nothing else happens.
 async function doing(what) {
-  try { return await what; } catch (error) { toast(error.message, { wrong: true }); return null; }
+  try {
+    return await what;
+  } catch (error) {
+    toast(error.message, { wrong: true });
+    return null;
+  }
 }
 
 async function wish(values) {
@@ -64,7 +79,10 @@ async function read() {
     }
     const { name } = page;
     const world = name === null ? null : await api.world(name);
-    if (page.name !== name) { again = true; return; }
+    if (page.name !== name) {
+      again = true;
+      return;
+    }
     page.world = world;
     await latest();
     page.trouble = null;
@@ -84,7 +102,12 @@ async function latest() {
   if (!log.stale && here.last === known) return;
   log.stale = false;
   let found;
-  try { found = await api.roomMessages(page.name, here.id); } catch (error) { log.stale = true; throw error; }
+  try {
+    found = await api.roomMessages(page.name, here.id);
+  } catch (error) {
+    log.stale = true;
+    throw error;
+  }
   if (page.log !== log) return;
   if (found.length === SENT && found[0].id > known) Object.assign(log, { messages: found, whole: false });
   else merge(log, found);
@@ -114,13 +137,24 @@ async function react(said, reaction) {
   const { log } = page;
   const found = await doing(api.roomMessages(page.name, log.room, said.id + 1));
   if (!found || page.log !== log) return;
-  merge(log, found.filter((one) => one.id === said.id));
+  merge(
+    log,
+    found.filter((one) => one.id === said.id),
+  );
   drawRoom();
 }
 
 function enter(name) {
   keepDraft();
-  Object.assign(page, { name, world: null, room: null, agent: null, answering: null, trouble: null, log: { room: null, messages: [], whole: false, stale: true } });
+  Object.assign(page, {
+    name,
+    world: null,
+    room: null,
+    agent: null,
+    answering: null,
+    trouble: null,
+    log: { room: null, messages: [], whole: false, stale: true },
+  });
   for (const map of [page.seen, page.attends, page.thoughts]) map.clear();
 }
 
@@ -144,7 +178,8 @@ function goTo(id) {
 }
 
 function keepDraft() {
-  if (page.room !== null) page.drafts.set(`${page.name}/${page.room}`, { text: $("message").value, answering: page.answering });
+  if (page.room !== null)
+    page.drafts.set(`${page.name}/${page.room}`, { text: $("message").value, answering: page.answering });
 }
 
 function draw() {
@@ -170,9 +205,12 @@ function draw() {
 }
 
 function drawTrouble() {
-  const told = !page.connected ? "The server is away. What you write stays here; the page goes on by itself when the server is back."
-    : page.trouble ? page.world && `This may not be as it is now: ${page.trouble}`
-      : page.world?.elsewhere && "Another program runs this world: time is in its hands, and what you say is left for it until nobody thinks there.";
+  const told = !page.connected
+    ? "The server is away. What you write stays here; the page goes on by itself when the server is back."
+    : page.trouble
+      ? page.world && `This may not be as it is now: ${page.trouble}`
+      : page.world?.elsewhere &&
+        "Another program runs this world: time is in its hands, and what you say is left for it until nobody thinks there.";
   $("away").hidden = !told;
   if ($("away").textContent !== (told || "")) $("away").textContent = told || "";
 }
@@ -180,18 +218,37 @@ function drawTrouble() {
 function drawNothing() {
   for (const id of ["rooms", "board", "panel", "hints", "answering"]) render($(id));
   const about = (...parts) => render($("log"), el("div", { class: "empty" }, parts));
-  if (page.trouble) about(el("p", { role: "status" }, page.trouble), el("button", { type: "button", onclick: refresh }, "Try again"));
+  if (page.trouble)
+    about(el("p", { role: "status" }, page.trouble), el("button", { type: "button", onclick: refresh }, "Try again"));
   else if (page.worlds?.length === 0) {
     about(
-      el("p", {}, "A world is a place where many agents live: each has a room, remembers only what it writes down, and thinks on its own heartbeat."),
-      el("button", { type: "button", id: "first", onclick: newWorld }, "Begin with five who live at a harbour"));
+      el(
+        "p",
+        {},
+        "A world is a place where many agents live: each has a room, remembers only what it writes down, and thinks on its own heartbeat.",
+      ),
+      el("button", { type: "button", id: "first", onclick: newWorld }, "Begin with five who live at a harbour"),
+    );
   } else about(el("p", {}, "…"));
 }
 
 function drawWorlds() {
-  render($("tabs"),
-    (page.worlds ?? []).map((world) => el("button", { type: "button", "aria-current": String(world.name === page.name), data: { key: world.name }, onclick: () => show(world.name) }, world.name)),
-    el("button", { type: "button", title: "A new world", "aria-label": "A new world", onclick: newWorld }, "+"));
+  render(
+    $("tabs"),
+    (page.worlds ?? []).map((world) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-current": String(world.name === page.name),
+          data: { key: world.name },
+          onclick: () => show(world.name),
+        },
+        world.name,
+      ),
+    ),
+    el("button", { type: "button", title: "A new world", "aria-label": "A new world", onclick: newWorld }, "+"),
+  );
 }
 
 async function newWorld() {
@@ -200,7 +257,13 @@ async function newWorld() {
   let about = "It begins with five who live at a harbour, or with those of a file of yours.";
   // What was entered stays until it can be done.
   for (;;) {
-    name = await ask("A new world", { label: "Name", value: name, go: "Begin", about, more: el("label", {}, "Your own world, as TOML (if you like) ", file) });
+    name = await ask("A new world", {
+      label: "Name",
+      value: name,
+      go: "Begin",
+      about,
+      more: el("label", {}, "Your own world, as TOML (if you like) ", file),
+    });
     if (!name) return;
     const known = () => page.worlds?.some((world) => world.name === name.trim());
     const before = known();
@@ -212,14 +275,24 @@ async function newWorld() {
       about = error.message;
       // It may have been made, and its model be away.
       await refresh();
-      if (known() && !before) { toast(about, { wrong: true }); show(name.trim()); return; }
+      if (known() && !before) {
+        toast(about, { wrong: true });
+        show(name.trim());
+        return;
+      }
     }
   }
 }
 
 async function endWorld() {
   const { name } = page;
-  if (!(await ask(`End ${name} for good?`, { go: "End it", about: "Everybody who lives there, and all that was said there, will be gone." }))) return;
+  if (
+    !(await ask(`End ${name} for good?`, {
+      go: "End it",
+      about: "Everybody who lives there, and all that was said there, will be gone.",
+    }))
+  )
+    return;
   await doing(api.endWorld(name));
   refresh();
 }
@@ -227,15 +300,31 @@ async function endWorld() {
 const room = () => page.world?.rooms.find((one) => one.id === page.room);
 
 function drawRooms() {
-  render($("rooms"),
+  render(
+    $("rooms"),
     page.world.rooms.map((one) => {
       if (one.id === page.room || !page.seen.has(one.id)) page.seen.set(one.id, one.last);
       const fresh = one.last > page.seen.get(one.id);
-      return el("button", { type: "button", data: { room: one.id, key: `room-${one.id}` }, "aria-current": String(one.id === page.room), class: fresh ? "new" : "", onclick: () => goTo(one.id) },
-        one.id === ARCHITECT ? "Your room" : `${one.owner}'s room`, one.requests.length ? " 🔔" : "",
-        el("small", {}, one.billboard ?? count(one.members.length, "member")));
+      return el(
+        "button",
+        {
+          type: "button",
+          data: { room: one.id, key: `room-${one.id}` },
+          "aria-current": String(one.id === page.room),
+          class: fresh ? "new" : "",
+          onclick: () => goTo(one.id),
+        },
+        one.id === ARCHITECT ? "Your room" : `${one.owner}'s room`,
+        one.requests.length ? " 🔔" : "",
+        el("small", {}, one.billboard ?? count(one.members.length, "member")),
+      );
     }),
-    el("button", { type: "button", class: "link", id: "end", data: { key: "end" }, onclick: endWorld }, "End this world…"));
+    el(
+      "button",
+      { type: "button", class: "link", id: "end", data: { key: "end" }, onclick: endWorld },
+      "End this world…",
+    ),
+  );
 }
 
 const cut = (text) => (text.length > 80 ? `${text.slice(0, 79)}…` : text);
@@ -245,19 +334,38 @@ function drawRoom() {
   const here = room();
   if (!here) return;
   const inside = here.members.some((member) => member.id === ARCHITECT);
-  render($("board"),
+  render(
+    $("board"),
     el("b", {}, here.billboard ? `📌 ${here.billboard}` : `${here.owner}'s room`),
     el("span", { class: "quiet" }, `${here.wpm} words a minute`),
     inside
-      ? el("button", { type: "button", id: "leave", data: { key: "leave" }, onclick: () => wish({ wish: "leave", room: here.id }) }, "Leave")
-      : el("button", { type: "button", id: "join", data: { key: "join" }, onclick: () => wish({ wish: "join", room: here.id }) }, "Join"));
+      ? el(
+          "button",
+          {
+            type: "button",
+            id: "leave",
+            data: { key: "leave" },
+            onclick: () => wish({ wish: "leave", room: here.id }),
+          },
+          "Leave",
+        )
+      : el(
+          "button",
+          { type: "button", id: "join", data: { key: "join" }, onclick: () => wish({ wish: "join", room: here.id }) },
+          "Join",
+        ),
+  );
   const box = $("log");
   const follow = atEnd() || box.dataset.room !== String(here.id);
   const { messages, whole } = page.log.room === here.id ? page.log : { messages: [], whole: false };
   const byId = new Map(messages.map((said) => [said.id, said]));
   const rows = messages.map((said) => row(said, byId));
-  if (messages.length && !whole) rows.unshift(el("button", { type: "button", class: "gap", data: { key: "older" }, onclick: older }, "what was said before"));
-  if (!rows.length) rows.push(el("p", { class: "empty", data: { key: "nothing" } }, here.last ? "…" : "Nothing was said here yet."));
+  if (messages.length && !whole)
+    rows.unshift(
+      el("button", { type: "button", class: "gap", data: { key: "older" }, onclick: older }, "what was said before"),
+    );
+  if (!rows.length)
+    rows.push(el("p", { class: "empty", data: { key: "nothing" } }, here.last ? "…" : "Nothing was said here yet."));
   // In another room nothing is news.
   if (box.dataset.room !== String(here.id)) box.replaceChildren();
   box.dataset.room = String(here.id);
@@ -268,49 +376,139 @@ function drawRoom() {
   $("hints").textContent = [
     writing.length ? `${writing.join(", ")} ${writing.length === 1 ? "is" : "are"} writing…` : "",
     thinking ? `${thinking.name} is thinking…` : "",
-  ].filter(Boolean).join("  ");
+  ]
+    .filter(Boolean)
+    .join("  ");
   const { answering } = page;
   $("answering").hidden = !answering;
-  render($("answering"), answering && [
-    el("span", {}, `↳ ${answering.name}: ${cut(answering.text)}`),
-    el("button", { type: "button", "aria-label": "Answer nothing in particular", onclick: () => { page.answering = null; drawRoom(); } }, "×")]);
+  render(
+    $("answering"),
+    answering && [
+      el("span", {}, `↳ ${answering.name}: ${cut(answering.text)}`),
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-label": "Answer nothing in particular",
+          onclick: () => {
+            page.answering = null;
+            drawRoom();
+          },
+        },
+        "×",
+      ),
+    ],
+  );
 }
 
 function row(said, byId) {
   const answered = said.reply_to && byId.get(said.reply_to);
   const mine = said.by === ARCHITECT;
-  const feel = said.by !== null && el("div", { class: Object.keys(said.reactions).length ? "feel felt" : "feel" },
-    Object.entries(FEELINGS).map(([name, sign]) => {
-      const who = said.reactions[name] ?? [];
-      return el("button", { type: "button", class: who.length ? "has" : "", disabled: mine || who.includes("The Architect"), data: { feeling: name }, title: who.length ? who.join(", ") : name.replace("_", " "), "aria-label": `${name.replace("_", " ")}: ${who.length}`, onclick: () => react(said, name) }, who.length ? `${sign} ${who.length}` : sign);
-    }),
-    el("button", { type: "button", class: "reply", "aria-label": `Answer ${said.name}`, onclick: () => { page.answering = said; drawRoom(); $("message").focus(); } }, "↳"));
-  return el("article", { class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`, data: { message: said.id, key: said.id } },
+  const feel =
+    said.by !== null &&
+    el(
+      "div",
+      { class: Object.keys(said.reactions).length ? "feel felt" : "feel" },
+      Object.entries(FEELINGS).map(([name, sign]) => {
+        const who = said.reactions[name] ?? [];
+        return el(
+          "button",
+          {
+            type: "button",
+            class: who.length ? "has" : "",
+            disabled: mine || who.includes("The Architect"),
+            data: { feeling: name },
+            title: who.length ? who.join(", ") : name.replace("_", " "),
+            "aria-label": `${name.replace("_", " ")}: ${who.length}`,
+            onclick: () => react(said, name),
+          },
+          who.length ? `${sign} ${who.length}` : sign,
+        );
+      }),
+      el(
+        "button",
+        {
+          type: "button",
+          class: "reply",
+          "aria-label": `Answer ${said.name}`,
+          onclick: () => {
+            page.answering = said;
+            drawRoom();
+            $("message").focus();
+          },
+        },
+        "↳",
+      ),
+    );
+  return el(
+    "article",
+    {
+      class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`,
+      data: { message: said.id, key: said.id },
+    },
     el("h2", {}, el("b", {}, said.name), el("time", {}, time(said.at)), el("span", {}, `#${said.id}`)),
-    said.reply_to ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${cut(answered.text)}` : `↳ #${said.reply_to}`) : null,
+    said.reply_to
+      ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${cut(answered.text)}` : `↳ #${said.reply_to}`)
+      : null,
     el("p", {}, said.text),
-    feel);
+    feel,
+  );
 }
 
 function drawPanel() {
   const panel = $("panel");
   if (page.agent !== null) {
     const agent = page.world.agents.find((one) => one.id === page.agent);
-    if (agent) return mind(panel, page, agent, { wish, think, pulse, close: () => { page.agent = null; drawPanel(); } });
+    if (agent)
+      return mind(panel, page, agent, {
+        wish,
+        think,
+        pulse,
+        close: () => {
+          page.agent = null;
+          drawPanel();
+        },
+      });
     page.agent = null;
   }
   const here = room();
   if (!here) return render(panel);
-  render(panel, el("div", { data: { key: "people" } },
-    el("h2", {}, "Who is here"),
-    here.requests.map((request) => el("div", { class: "row request", data: { request: request.id, key: `request-${request.id}` } },
-      el("p", {}, `${request.name} asks to come in, with the key “${request.key}”.`),
-      el("div", { class: "bar" },
-        el("button", { type: "button", onclick: () => wish({ wish: "grant", room: here.id, request: request.id }) }, "Let in"),
-        el("button", { type: "button", onclick: () => wish({ wish: "deny", room: here.id, request: request.id }) }, "Refuse")))),
-    here.members.map((member) => person(member, here)),
-    here.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${here.keys.join(", ")}`) : null,
-    el("div", { class: "bar", data: { key: "newcomer" } }, el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here"))));
+  render(
+    panel,
+    el(
+      "div",
+      { data: { key: "people" } },
+      el("h2", {}, "Who is here"),
+      here.requests.map((request) =>
+        el(
+          "div",
+          { class: "row request", data: { request: request.id, key: `request-${request.id}` } },
+          el("p", {}, `${request.name} asks to come in, with the key “${request.key}”.`),
+          el(
+            "div",
+            { class: "bar" },
+            el(
+              "button",
+              { type: "button", onclick: () => wish({ wish: "grant", room: here.id, request: request.id }) },
+              "Let in",
+            ),
+            el(
+              "button",
+              { type: "button", onclick: () => wish({ wish: "deny", room: here.id, request: request.id }) },
+              "Refuse",
+            ),
+          ),
+        ),
+      ),
+      here.members.map((member) => person(member, here)),
+      here.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${here.keys.join(", ")}`) : null,
+      el(
+        "div",
+        { class: "bar", data: { key: "newcomer" } },
+        el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here"),
+      ),
+    ),
+  );
 }
 
 // What somebody has just set stands until it is so: a state from before does not take it back.
@@ -323,26 +521,69 @@ async function attend(values, key) {
 
 // Somebody thinks at once, also where time stands still.
 async function think(agent) {
-  if ((await wish({ wish: "wake", agent: agent.id })) && page.world.open && page.world.paused) take(await doing(api.pace(page.name, { step: true })));
+  if ((await wish({ wish: "wake", agent: agent.id })) && page.world.open && page.world.paused)
+    take(await doing(api.pace(page.name, { step: true })));
 }
 
 function person(member, here) {
   const key = `${member.id}-${here.id}`;
-  if (member.id === ARCHITECT) return el("div", { class: "agent", data: { key } }, el("span", {}, "The Architect (you)"));
+  if (member.id === ARCHITECT)
+    return el("div", { class: "agent", data: { key } }, el("span", {}, "The Architect (you)"));
   const agent = page.world.agents.find((one) => one.id === member.id);
   if (!agent) return el("div", { class: "agent", data: { key } }, member.name);
+  /** @type {HTMLInputElement | null} */
   const held = document.querySelector(`input[data-of="${key}"]:active`);
   const set = Number.parseInt(held?.value ?? page.attends.get(key) ?? "", 10);
-  const share = set >= 0 ? `${set} %` : member.attention === "%*" ? `${number(member.share)} % (shared)` : `${number(member.share)} %`;
+  const share =
+    set >= 0
+      ? `${set} %`
+      : member.attention === "%*"
+        ? `${number(member.share)} % (shared)`
+        : `${number(member.share)} %`;
   const slider = el("input", {
-    type: "range", min: "0", max: "100", step: "5", value: String(set >= 0 ? set : Math.round(member.share)), data: { of: key }, "aria-label": `How much ${agent.name} attends to this room`,
-    oninput: (event) => { event.target.previousElementSibling.textContent = `${event.target.value} %`; },
-    onchange: (event) => attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key),
+    type: "range",
+    min: "0",
+    max: "100",
+    step: "5",
+    value: String(set >= 0 ? set : Math.round(member.share)),
+    data: { of: key },
+    "aria-label": `How much ${agent.name} attends to this room`,
+    oninput: (event) => {
+      event.target.previousElementSibling.textContent = `${event.target.value} %`;
+    },
+    onchange: (event) =>
+      attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key),
   });
-  return el("div", { class: "agent", data: { agent: agent.id, key } },
-    el("button", { type: "button", title: `${agent.name}'s mind`, onclick: () => { page.agent = agent.id; drawPanel(); } }, pulse(agent), el("span", {}, agent.name), el("small", { class: "quiet" }, standing(agent))),
+  return el(
+    "div",
+    { class: "agent", data: { agent: agent.id, key } },
+    el(
+      "button",
+      {
+        type: "button",
+        title: `${agent.name}'s mind`,
+        onclick: () => {
+          page.agent = agent.id;
+          drawPanel();
+        },
+      },
+      pulse(agent),
+      el("span", {}, agent.name),
+      el("small", { class: "quiet" }, standing(agent)),
+    ),
     el("label", {}, "attention", el("output", {}, share), slider),
-    member.attention === "%*" ? null : el("button", { type: "button", class: "link", onclick: () => wish({ wish: "attend", agent: agent.id, room: here.id, value: "%*" }) }, "share what others leave"));
+    member.attention === "%*"
+      ? null
+      : el(
+          "button",
+          {
+            type: "button",
+            class: "link",
+            onclick: () => wish({ wish: "attend", agent: agent.id, room: here.id, value: "%*" }),
+          },
+          "share what others leave",
+        ),
+  );
 }
 
 function pulse(agent) {
@@ -364,7 +605,7 @@ async function newcomer() {
 }
 
 // What happened: the state is read again, once for however much came in the meantime.
-let soon = null;
+let refreshTimer = null;
 function heard(event) {
   const missed = event.type === "missed";
   if (event.type !== "world" && !missed) return;
@@ -373,13 +614,22 @@ function heard(event) {
   if (event.thought) page.thoughts.set(event.beat, event.thought);
   if (event.beat !== null && event.beat !== undefined) beat(event.beat);
   if (missed || event.rooms.includes(page.log.room)) page.log.stale = true;
-  soon ??= setTimeout(() => { soon = null; refresh(); }, 150);
+  if (refreshTimer) return;
+  refreshTimer = setTimeout(() => {
+    refreshTimer = null;
+    refresh();
+  }, 150);
 }
 
 function beat(id) {
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-  const shape = [{ transform: "scale(1)" }, { transform: "scale(1.6)", background: "var(--good)" }, { transform: "scale(1)" }];
-  for (const sign of document.querySelectorAll(`[data-pulse="${id}"]`)) sign.animate(shape, { duration: 600, iterations: 2 });
+  const shape = [
+    { transform: "scale(1)" },
+    { transform: "scale(1.6)", background: "var(--good)" },
+    { transform: "scale(1)" },
+  ];
+  for (const sign of document.querySelectorAll(`[data-pulse="${id}"]`))
+    sign.animate(shape, { duration: 600, iterations: 2 });
 }
 
 let sending = false;
@@ -408,17 +658,24 @@ async function send() {
 $("run").addEventListener("click", () => pace({ paused: !page.world.paused }));
 $("step").addEventListener("click", () => pace({ step: true }));
 $("speed").addEventListener("change", (event) => pace({ speed: Number(event.target.value) }));
-$("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
 $("message").addEventListener("input", () => grow($("message")));
 $("message").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("composer").requestSubmit(); }
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("composer").requestSubmit();
+  }
 });
 addEventListener("hashchange", () => {
   const name = decodeURIComponent(location.hash.slice(1));
   if (name && name !== page.name) show(name);
 });
 
-if (["dark", "light"].includes(localStorage.getItem("theme"))) document.documentElement.dataset.theme = localStorage.getItem("theme");
+if (["dark", "light"].includes(localStorage.getItem("theme")))
+  document.documentElement.dataset.theme = localStorage.getItem("theme");
 page.name = decodeURIComponent(location.hash.slice(1)) || null;
 listen(heard, (connected) => {
   page.connected = connected;

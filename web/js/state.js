@@ -1,21 +1,21 @@
 // What the page knows. Only this module changes it, by what the server tells; everything else is drawn from it.
 
-import { api, Away } from "./api.js";
+import { Away, api } from "./api.js";
 import { tell } from "./bus.js";
 
 export const state = {
-  name: null,          // the conversation that is shown
-  now: null,           // it, as the server told it
-  chunks: new Map(),   // what is in its window, by name
-  order: [],           // their names, by place
-  running: null,       // the answer that is being given
+  name: null, // the conversation that is shown
+  now: null, // it, as the server told it
+  chunks: new Map(), // what is in its window, by name
+  order: [], // their names, by place
+  running: null, // the answer that is being given
   tabs: [],
   connected: false,
-  failed: null,        // why the conversation cannot be shown
+  failed: null, // why the conversation cannot be shown
 };
 
-let waiting = null;    // events that came while the state was on its way
-let asked = 0;         // how often it was asked for: only the last answer counts
+let waiting = null; // events that came while the state was on its way
+let asked = 0; // how often it was asked for: only the last answer counts
 
 const saved = () => JSON.parse(localStorage.getItem("tabs") ?? "[]");
 const keepTabs = () => localStorage.setItem("tabs", JSON.stringify(state.tabs));
@@ -65,14 +65,35 @@ export async function refresh() {
     now = await api.state(name);
   } catch (error) {
     if (mine !== asked) return;
-    if (error instanceof Away) { waiting = null; return; }
+    if (error instanceof Away) {
+      waiting = null;
+      return;
+    }
     // Only one that is not there is empty; everything else is an error, and shown as one.
     if (error.status !== 404) {
       waiting = null;
-      if (name === state.name) { state.failed = error.message; tell("state"); }
+      if (name === state.name) {
+        state.failed = error.message;
+        tell("state");
+      }
       return;
     }
-    now = { name, chunks: [], standing: [], events: 0, live: 0, tokens: 0, dead: 0, limit: 0, stays: 0, notices: [], times: {}, ends: {}, premises: {}, fresh: true };
+    now = {
+      name,
+      chunks: [],
+      standing: [],
+      events: 0,
+      live: 0,
+      tokens: 0,
+      dead: 0,
+      limit: 0,
+      stays: 0,
+      notices: [],
+      times: {},
+      ends: {},
+      premises: {},
+      fresh: true,
+    };
   }
   // An older state behind a newer one would take back what was heard between the two.
   if (mine !== asked || name !== state.name) return;
@@ -89,7 +110,10 @@ export async function refresh() {
 
 export function heard(event) {
   if (event.type === "missed") return refresh();
-  if (event.type === "settings") { tell("settings"); return refresh(); }
+  if (event.type === "settings") {
+    tell("settings");
+    return refresh();
+  }
   if (event.conversation !== state.name) return tell("elsewhere", event);
   if (waiting) waiting.push(event);
   else apply(event);
@@ -129,13 +153,19 @@ function apply(event) {
       state.running = { ahead: event.ahead, parts: new Map() };
       break;
     case "said":
-      if (now.fresh) { refresh(); return; }
+      if (now.fresh) {
+        refresh();
+        return;
+      }
       state.running = { ahead: 0, parts: new Map() };
       event.chunks.forEach(place);
       now.times[event.turn] = Date.now();
       break;
     case "returned":
-      if (event.chunk) { place({ ...event.chunk, why: event.why, back: true }); now.dead -= 1; }
+      if (event.chunk) {
+        place({ ...event.chunk, why: event.why, back: true });
+        now.dead -= 1;
+      }
       break;
     case "left":
       remove(event.chunk);

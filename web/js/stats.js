@@ -4,8 +4,20 @@ import { api } from "./api.js";
 import { el, number, svg } from "./dom.js";
 import { state } from "./state.js";
 
-const STAGES = { store: "#7a8cff", preview: "#b07aff", recall: "#ffdc64", read: "#5fb7e0", speak: "#6f6a58", attend: "#ff8f5a", prune: "#ff6b8b", index: "#7be08a", settle: "#c8b450" };
-const W = 400, H = 130, PAD = 24;
+const STAGES = {
+  store: "#7a8cff",
+  preview: "#b07aff",
+  recall: "#ffdc64",
+  read: "#5fb7e0",
+  speak: "#6f6a58",
+  attend: "#ff8f5a",
+  prune: "#ff6b8b",
+  index: "#7be08a",
+  settle: "#c8b450",
+};
+const W = 400,
+  H = 130,
+  PAD = 24;
 
 export function stats(panel) {
   const body = el("div", {});
@@ -19,7 +31,11 @@ export function stats(panel) {
   };
   panel.append(body);
   load();
-  return { event: (event) => { if (event.type === "done") load(); } };
+  return {
+    event: (event) => {
+      if (event.type === "done") load();
+    },
+  };
 }
 
 function pictures(turns) {
@@ -28,28 +44,47 @@ function pictures(turns) {
   const all = Object.values(last.ms).reduce((a, b) => a + b, 0);
   const own = all - last.ms.read - last.ms.speak - (last.ms.preview ?? 0);
   return [
-    el("dl", {},
+    el(
+      "dl",
+      {},
       ...pair("last turn", `${number(all / 1000)} s, of which ${number(own)} ms are not the model's`),
-      ...pair("first token", `${number((last.ms.store + (last.ms.preview ?? 0) + last.ms.recall + last.ms.read) / 1000)} s after the message`)),
+      ...pair(
+        "first token",
+        `${number((last.ms.store + (last.ms.preview ?? 0) + last.ms.recall + last.ms.read) / 1000)} s after the message`,
+      ),
+    ),
     el("h3", {}, "Tokens in the window, after each turn"),
     line(turns, (turn) => turn.record.live, state.now?.limit),
     el("h3", {}, "Paragraphs that left (down) and came back (up)"),
     bars(turns),
     el("h3", {}, "Time by part, in seconds"),
     stacked(turns),
-    el("div", { class: "legend" }, ...Object.entries(STAGES).map(([name, colour]) => {
-      const mark = el("i", {});
-      mark.style.background = colour;
-      return el("span", {}, mark, name);
-    })),
+    el(
+      "div",
+      { class: "legend" },
+      ...Object.entries(STAGES).map(([name, colour]) => {
+        const mark = el("i", {});
+        mark.style.background = colour;
+        return el("span", {}, mark, name);
+      }),
+    ),
     el("h3", {}, "Brightness of the paragraphs in the window"),
     histogram(),
   ];
 }
 
 const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
-const chart = (label, ...children) => svg("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, preserveAspectRatio: "none" }, ...children);
-const label = (x, y, words) => { const node = svg("text", { x, y }); node.textContent = words; return node; };
+const chart = (label, ...children) =>
+  svg(
+    "svg",
+    { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
+    ...children,
+  );
+const label = (x, y, words) => {
+  const node = svg("text", { x, y });
+  node.textContent = words;
+  return node;
+};
 const across = (n, of) => PAD + (of < 2 ? 0 : (n / (of - 1)) * (W - PAD - 8));
 
 function line(turns, value, limit) {
@@ -57,25 +92,44 @@ function line(turns, value, limit) {
   const y = (v) => H - 16 - (v / most) * (H - 30);
   const points = turns.map((turn, n) => `${across(n, turns.length)},${y(value(turn))}`).join(" ");
   const parts = [svg("polyline", { points, fill: "none", stroke: "#ffdc64", "stroke-width": 2 })];
-  if (limit) parts.push(svg("line", { x1: PAD, x2: W - 8, y1: y(limit), y2: y(limit), stroke: "#a79f86", "stroke-dasharray": "4 4" }));
-  return chart(`from ${value(turns[0])} to ${value(turns.at(-1))} tokens, the limit is ${limit}`, ...parts, label(2, y(most) + 4, number(most)), label(2, H - 16, "0"));
+  if (limit)
+    parts.push(
+      svg("line", { x1: PAD, x2: W - 8, y1: y(limit), y2: y(limit), stroke: "#a79f86", "stroke-dasharray": "4 4" }),
+    );
+  return chart(
+    `from ${value(turns[0])} to ${value(turns.at(-1))} tokens, the limit is ${limit}`,
+    ...parts,
+    label(2, y(most) + 4, number(most)),
+    label(2, H - 16, "0"),
+  );
 }
 
 function bars(turns) {
   const most = Math.max(1, ...turns.flatMap((turn) => [turn.record.left, turn.record.returned]));
-  const middle = H / 2, wide = Math.max(1, (W - PAD) / turns.length - 1);
+  const middle = H / 2,
+    wide = Math.max(1, (W - PAD) / turns.length - 1);
   const parts = turns.flatMap((turn, n) => {
-    const up = (turn.record.returned / most) * (middle - 8), down = (turn.record.left / most) * (middle - 8);
+    const up = (turn.record.returned / most) * (middle - 8),
+      down = (turn.record.left / most) * (middle - 8);
     const x = PAD + n * ((W - PAD) / turns.length);
-    return [svg("rect", { x, y: middle - up, width: wide, height: up, fill: "#ffdc64" }), svg("rect", { x, y: middle, width: wide, height: down, fill: "#7a8cff" })];
+    return [
+      svg("rect", { x, y: middle - up, width: wide, height: up, fill: "#ffdc64" }),
+      svg("rect", { x, y: middle, width: wide, height: down, fill: "#7a8cff" }),
+    ];
   });
   const sum = (key) => turns.reduce((total, turn) => total + turn.record[key], 0);
-  return chart(`${sum("left")} left, ${sum("returned")} came back`, ...parts, svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, stroke: "#a79f86" }), label(2, 12, String(most)));
+  return chart(
+    `${sum("left")} left, ${sum("returned")} came back`,
+    ...parts,
+    svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, stroke: "#a79f86" }),
+    label(2, 12, String(most)),
+  );
 }
 
 function stacked(turns) {
   const sum = (turn) => Object.values(turn.record.ms).reduce((a, b) => a + b, 0);
-  const most = Math.max(1, ...turns.map(sum)), wide = Math.max(1, (W - PAD) / turns.length - 1);
+  const most = Math.max(1, ...turns.map(sum)),
+    wide = Math.max(1, (W - PAD) / turns.length - 1);
   const parts = turns.flatMap((turn, n) => {
     let y = H - 4;
     return Object.entries(STAGES).map(([name, fill]) => {
@@ -90,9 +144,27 @@ function stacked(turns) {
 function histogram() {
   const peaks = [...state.chunks.values()].map((chunk) => chunk.peak);
   if (!peaks.length) return el("p", { class: "quiet" }, "Nothing is in the window.");
-  const least = Math.min(...peaks), most = Math.max(...peaks), bins = new Array(20).fill(0);
-  for (const peak of peaks) bins[most > least ? Math.min(19, Math.floor(((peak - least) / (most - least)) * 20)) : 19] += 1;
-  const tall = Math.max(...bins), wide = (W - PAD) / 20;
-  const parts = bins.map((n, bin) => svg("rect", { x: PAD + bin * wide, y: H - 16 - (n / tall) * (H - 30), width: wide - 2, height: (n / tall) * (H - 30), fill: "#c8b450" }));
-  return chart(`${peaks.length} paragraphs between ${number(least)} and ${number(most)}`, ...parts, label(PAD, H - 3, number(least)), label(W - 60, H - 3, number(most)), label(2, 12, String(tall)));
+  const least = Math.min(...peaks),
+    most = Math.max(...peaks),
+    bins = new Array(20).fill(0);
+  for (const peak of peaks)
+    bins[most > least ? Math.min(19, Math.floor(((peak - least) / (most - least)) * 20)) : 19] += 1;
+  const tall = Math.max(...bins),
+    wide = (W - PAD) / 20;
+  const parts = bins.map((n, bin) =>
+    svg("rect", {
+      x: PAD + bin * wide,
+      y: H - 16 - (n / tall) * (H - 30),
+      width: wide - 2,
+      height: (n / tall) * (H - 30),
+      fill: "#c8b450",
+    }),
+  );
+  return chart(
+    `${peaks.length} paragraphs between ${number(least)} and ${number(most)}`,
+    ...parts,
+    label(PAD, H - 3, number(least)),
+    label(W - 60, H - 3, number(most)),
+    label(2, 12, String(tall)),
+  );
 }
