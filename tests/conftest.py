@@ -86,7 +86,7 @@ class Server:
     def say(self, name, text, timeout=180):
         """Says something and waits for the end of the answer."""
         quoted = urllib.parse.quote(name, safe="")
-        status, told = self.halo("POST", f"/conversations/{quoted}/say", {"text": text})
+        status, told = self.halo("POST", f"/conversations/{quoted}/messages", {"text": text})
         assert status == 202, told
         until = time.time() + timeout
         while time.time() < until:

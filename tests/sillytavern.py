@@ -89,7 +89,7 @@ class Halo:
 
     def deleted(self, name):
         told = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}/deleted")[1]
-        return sorted(chunk["why"] for chunk in told["chunks"])
+        return sorted(chunk["reason"] for chunk in told["chunks"])
 
     def all_deleted(self):
         return {name: self.deleted(name) for name in self.conversations()}

@@ -103,8 +103,8 @@ def test_anything_on_any_route_does_no_harm(server):
         b"{",
         b'{"text":1}',
         b'{"text":""}',
-        b'{"signal":"pin","chunks":["x"]}',
-        b'{"signal":"pin","chunks":[]}',
+        b'{"edit":"pin","chunks":["x"]}',
+        b'{"edit":"pin","chunks":[]}',
         b'{"prompt":"","max_length":-5}',
         b'{"messages":[{}]}',
         b'{"input":[""]}',
@@ -143,7 +143,7 @@ def test_clients_that_break_the_rules_of_http(server):
         b"\x00" * 1000,
         b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n",
-        b"POST /api/halo/v1/conversations/main/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST /api/halo/v1/conversations/main/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
     ):
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             connection.sendall(sent)
@@ -197,7 +197,7 @@ def test_several_hear_the_same(server):
         assert ready.wait(10)
     server.say("both", "Who is there?")
     [thread.join(30) for thread in threads]
-    assert heard[0] == heard[1] and heard[0][0]["type"] == "said" and heard[0][-1]["type"] == "done"
+    assert heard[0] == heard[1] and heard[0][0]["type"] == "message_stored" and heard[0][-1]["type"] == "done"
     text = "".join(event["text"] for event in heard[0] if event["type"] == "token")
     assert heard[0][-1]["chunks"][0]["text"].strip() == text.strip()
     numbers = [event["number"] for event in heard[0]]
@@ -207,28 +207,28 @@ def test_several_hear_the_same(server):
 def test_the_users_hand_and_undo(small):
     small.say("main", "The red fox is called Rufus.")
     path = "/conversations/main"
-    status, done = small.halo("POST", f"{path}/signals", {"signal": "delete", "chunks": ["u0.0"]})
+    status, done = small.halo("POST", f"{path}/edits", {"edit": "delete", "chunks": ["u0.0"]})
     assert status == 200 and set(done["chunks"]) >= {"u0.0"}
     assert "Rufus." not in [chunk["text"] for chunk in small.halo("GET", path)[1]["chunks"]]
     assert small.halo("POST", f"{path}/undo", {"undo": done["undo"]})[0] == 204
     assert small.halo("GET", path)[1]["chunks"][0]["text"] == "The red fox is called Rufus."
     assert small.halo("POST", f"{path}/undo", {"undo": 999})[0] == 404
-    status, told = small.halo("POST", f"{path}/signals", {"signal": "merge", "chunks": ["u0.0"]})
+    status, told = small.halo("POST", f"{path}/edits", {"edit": "merge", "chunks": ["u0.0"]})
     assert status == 422 and told["error"], "a first paragraph has none before it"
     # It leaves, is found, and is called back to its own place, pinned.
-    assert small.halo("POST", f"{path}/signals", {"signal": "prune", "chunks": ["u0.0"]})[0] == 200
+    assert small.halo("POST", f"{path}/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
     state = small.halo("GET", path)[1]
-    assert state["dead"] > 0
+    assert state["pruned"] > 0
     [fox] = [chunk for chunk in small.halo("GET", f"{path}/graveyard?q=fox")[1]["chunks"] if chunk["role"] == "user"]
-    assert fox["text"] == "The red fox is called Rufus." and fox["why"]
-    assert small.halo("GET", f"{path}/search?q=fox")[1][0]["because"]
-    assert small.halo("POST", f"{path}/signals", {"signal": "resurrect", "chunks": [fox["chunk"]]})[0] == 200
+    assert fox["text"] == "The red fox is called Rufus." and fox["reason"]
+    assert small.halo("GET", f"{path}/search?q=fox")[1][0]["reason"]
+    assert small.halo("POST", f"{path}/edits", {"edit": "resurrect", "chunks": [fox["id"]]})[0] == 200
     first = small.halo("GET", path)[1]["chunks"][0]
-    assert first["chunk"] == "u0.0" and first["pinned"] and first["position"] == 0
+    assert first["id"] == "u0.0" and first["pinned"] and first["position"] == 0
     close = small.halo("GET", f"{path}/chunks/u0.0")[1]
-    assert [one["what"] for one in close["history"]][-2:] == ["returned", "pinned"] and len(close["words"]) == first[
-        "tokens"
-    ]
+    assert [one["action"] for one in close["history"]][-2:] == ["resurrected", "pinned"] and len(
+        close["tokens"]
+    ) == first["tokens"]
 
 
 def test_settings_are_kept(small):
@@ -237,7 +237,7 @@ def test_settings_are_kept(small):
 
     assert small.halo("PUT", "/settings/chat.system", {"value": "You are a pirate."})[0] == 200
     assert value("chat.system")["value"] == "You are a pirate." and value("chat.system")["origin"] == "settings file"
-    assert "You are a pirate." in small.say("new", "Hello.")["instructions"]
+    assert "You are a pirate." in small.say("new", "Hello.")["system_prompt"]
     status, told = small.halo("PUT", "/settings/generation.temperature", {"value": "hot"})
     assert status == 422 and "generation.temperature" in told["error"]
     status, told = small.halo("PUT", "/settings/context.max_tokens", {"value": "500"})
@@ -253,8 +253,8 @@ def test_settings_are_kept(small):
 def test_what_was_said_survives_the_end_of_the_program(small):
     import signal
 
-    small.halo("POST", "/conversations/main/say", {"text": "Tell me a story."})
-    small.halo("POST", "/conversations/other/say", {"text": "I wait in line."})
+    small.halo("POST", "/conversations/main/messages", {"text": "Tell me a story."})
+    small.halo("POST", "/conversations/other/messages", {"text": "I wait in line."})
     time.sleep(0.5)
     small.stop(signal.SIGTERM)
     assert small.process.returncode == 0
@@ -262,7 +262,7 @@ def test_what_was_said_survives_the_end_of_the_program(small):
     small.start()
     state = small.halo("GET", "/conversations/main")[1]
     assert state["chunks"][0]["text"] == "Tell me a story." and not state["running"]
-    small.halo("POST", "/conversations/main/say", {"text": "And another."})
+    small.halo("POST", "/conversations/main/messages", {"text": "And another."})
     small.stop(signal.SIGKILL)
     small.start()
     assert "And another." in [chunk["text"] for chunk in small.halo("GET", "/conversations/main")[1]["chunks"]]
@@ -304,7 +304,7 @@ def test_metrics(server):
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines["halo_turns_total"]) >= 1 and float(lines["halo_tokens_total"]) >= 1
     assert float(lines['halo_stage_seconds_total{stage="speak"}']) > 0
-    assert 'halo_conversation_tokens{conversation="main",which="live"}' in lines
+    assert 'halo_conversation_tokens{conversation="main",scope="live"}' in lines
 
 
 def test_over_tls(tmp_path):
@@ -407,7 +407,7 @@ def test_answers_are_recorded(small):
     path = "/conversations/main"
     small.say("main", "The red fox is called Rufus.")
     known = small.halo("GET", f"{path}/captures")[1]
-    assert known == {"recording": False, "possible": True, "captures": []}
+    assert known == {"recording": False, "supported": True, "captures": []}
     assert small.halo("PUT", f"{path}/recording", {"recording": True})[0] == 204
     small.say("main", "What is the fox called?")
     assert small.halo("PUT", f"{path}/recording", {"recording": False})[0] == 204
@@ -415,17 +415,17 @@ def test_answers_are_recorded(small):
     known = small.halo("GET", f"{path}/captures")[1]
     [kept] = known["captures"]
     assert not known["recording"] and kept["turn"] == 3 and kept["steps"] == 16
-    status, capture = small.halo("GET", f"{path}/captures/{kept['capture']}")
+    status, capture = small.halo("GET", f"{path}/captures/{kept['id']}")
     assert status == 200, capture
-    chunks = [part["chunk"] for part in capture["parts"]]
+    chunks = [part["chunk"] for part in capture["segments"]]
     assert chunks[0] == "" and chunks[-1] == "" and {"u0.0", "a1.0", "u2.0"} <= set(chunks)
-    assert capture["parts"][chunks.index("u0.0")]["text"] == "The red fox is called Rufus."
+    assert capture["segments"][chunks.index("u0.0")]["text"] == "The red fox is called Rufus."
     assert len(capture["steps"]) == 16
     for step in capture["steps"]:
         assert len(step["shares"]) == len(chunks) and abs(sum(step["shares"]) - 1) < 0.02, step
-    assert "".join(step["text"] for step in capture["steps"]) == capture["parts"][-1]["text"]
+    assert "".join(step["text"] for step in capture["steps"]) == capture["segments"][-1]["text"]
     assert small.halo("GET", f"{path}/captures/../../etc")[0] == 404
     assert small.halo("PUT", "/conversations/none/recording", {"recording": True})[0] == 404
     # What was recorded is what `halo replay` reads.
-    done = subprocess.run([str(HALO), "replay", "--json", kept["place"]], capture_output=True, text=True)
+    done = subprocess.run([str(HALO), "replay", "--json", kept["path"]], capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout)["tokens"], done.stderr

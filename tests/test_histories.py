@@ -89,7 +89,7 @@ def test_history(case, model, tmp_path):
         if verdict[0] == "regenerate" and case["stored"][-1].startswith("u "):
             assert len(gone) == aside
             return
-        assert any(reasons[verdict[0]] in chunk["why"] for chunk in gone)
+        assert any(reasons[verdict[0]] in chunk["reason"] for chunk in gone)
         if verdict[0] != "variant":
             assert len(client.of("stored", "/variants")) == 2
     finally:

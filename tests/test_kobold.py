@@ -230,7 +230,7 @@ def test_wrong_requests_are_told_why(server):
         ({"max_length": 3}, "empty"),
         ({"prompt": "a", "max_length": 0}, "max_length"),
         ({"input_ids": [99999999]}, "no token"),
-        ({"prompt": "word " * 9000}, "the model sees"),
+        ({"prompt": "word " * 9000}, "context length exceeded"),
     ]:
         status, told = server.call("POST", "/api/extra/generate/stream", body)
         assert status == 400 and why in told["error"], told

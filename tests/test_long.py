@@ -82,7 +82,7 @@ def test_thirty_thousand_tokens_on_screen(browser, long):
     # While it speaks nothing is touched but the paragraph that grows, and at most once a frame.
     touched, changes = page.evaluate("[[...touched], changes]")
     answered = {name for name, _ in touched if name != "else"}
-    new = answered - {chunk["chunk"] for chunk in state["chunks"]}
+    new = answered - {chunk["id"] for chunk in state["chunks"]}
     # How many paragraphs that are depends on how far it has come by now; they are all of the one answer.
     assert answered == new and len({name.split(".")[0] for name in new}) == 1, touched
     assert changes <= 2 * TOKENS, changes

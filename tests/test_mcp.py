@@ -44,7 +44,7 @@ def test_over_http(server):
 
     chunk = asyncio.run(run())
     state = server.halo("GET", f"/conversations/{urllib.parse.quote('mcp over http')}")[1]
-    assert [one["chunk"] for one in state["chunks"] if one["pinned"]] == [chunk]
+    assert [one["id"] for one in state["chunks"] if one["pinned"]] == [chunk]
 
 
 def test_over_standard_input_and_output(tmp_path):

@@ -52,8 +52,8 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
     state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
     said = [chunk["text"].strip() for chunk in state["chunks"] if chunk["role"] == "user"]
     assert said == ["My apple tree is called Emma.", "How old can it get?", "What does it need in spring?"]
-    assert "You are a gardener." in state["instructions"]
-    # The last one again: the answer is taken back and given anew.
+    assert "You are a gardener." in state["system_prompt"]
+    # The last one again: the answer is replaced and generated again.
     again = client.chat.completions.create(
         model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12, seed=99
     )
@@ -73,7 +73,7 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
         model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4
     )
     assert set(conversations(server)) - before == {name}
-    assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["instructions"]
+    assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["system_prompt"]
 
 
 def test_streamed(client, server):
@@ -119,7 +119,7 @@ def test_aborted(client, server):
         assert time.time() < until, "it still speaks"
         time.sleep(0.05)
     state = server.halo("GET", "/conversations/Tell%20me%20a%20very%20long%20story.")[1]
-    assert state["ends"] == {"1": "aborted"} and state["chunks"][-1]["text"], "what was said of it stays"
+    assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], "what was said of it stays"
 
 
 def test_a_schema_is_kept_to(client):
@@ -171,7 +171,7 @@ def test_embeddings(client):
         ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": 9}, "temperature"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "the model sees"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context length exceeded"),
     ],
 )
 def test_wrong_requests_are_told_why(client, server, wrong, why):
@@ -183,15 +183,15 @@ def test_wrong_requests_are_told_why(client, server, wrong, why):
 
 
 @pytest.fixture
-def upkeep(server):
-    """What the model's cells needed for each answer, in order: tokens kept, returned, reread and read."""
+def prefills(server):
+    """The `prefilled` event of each answer: tokens reused, restored, recomputed and prefilled in the KV cache."""
     told, response = [], urllib.request.urlopen(f"{server.url}/api/halo/v1/events")
 
     def listen():
         for line in response:
             if line.startswith(b"data: "):
                 event = json.loads(line[6:])
-                if event["type"] == "ready":
+                if event["type"] == "prefilled":
                     told.append(event)
 
     threading.Thread(target=listen, daemon=True).start()
@@ -199,7 +199,7 @@ def upkeep(server):
     # Closing it waits for the reader; the end of the server does it.
 
 
-def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, server, upkeep):
+def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, server, prefills):
     def ask(system, *lines):
         roles = ["user", "assistant"]
         messages = [{"role": "system", "content": system}] + [
@@ -221,9 +221,12 @@ def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, s
     # A fork at the first answer: what both share is not read again.
     branch, _ = ask(system, story, first, "Who lives with him in the tower?")
     assert branch != name and "branch" in branch
-    shared = upkeep[1]["kept"] + upkeep[1]["returned"]
-    assert upkeep[-1]["reread"] == 0 and upkeep[-1]["kept"] + upkeep[-1]["returned"] >= shared - 4, (upkeep, shared)
-    assert upkeep[-1]["read"] < 40, upkeep[-1]
+    shared = prefills[1]["reused"] + prefills[1]["restored"]
+    assert prefills[-1]["recomputed"] == 0 and prefills[-1]["reused"] + prefills[-1]["restored"] >= shared - 4, (
+        prefills,
+        shared,
+    )
+    assert prefills[-1]["prefilled"] < 40, prefills[-1]
     # Another system prompt: it is read, and everything behind it is kept.
     back, _ = ask(
         "You tell stories about the sea. Today it is foggy.",
@@ -236,5 +239,5 @@ def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, s
         "With a pen?",
     )
     assert back == name
-    last = upkeep[-1]
-    assert last["kept"] + last["returned"] > 100 and last["reread"] < 40, last
+    last = prefills[-1]
+    assert last["reused"] + last["restored"] > 100 and last["recomputed"] < 40, last

@@ -48,10 +48,10 @@ def answered(page):
     page.evaluate(
         """async (longest) => {
       const [{ on }, { state }] = await Promise.all([import("/js/bus.js"), import("/js/state.js")]);
-      const before = state.now?.events ?? 0;
+      const before = state.snapshot?.last_event ?? 0;
       window.answered = new Promise((told, late) => {
         on("event", (event) => { if (event.type === "done") told(); });
-        on("state", () => { if (!state.running && state.now.events > before) told(); });
+        on("state", () => { if (!state.running && state.snapshot.last_event > before) told(); });
         setTimeout(() => late(new Error("no end of the answer")), longest);
       });
     }""",
@@ -98,31 +98,31 @@ def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
         note()
     expect(first).to_have_count(0)
     assert any(len(seen) > 1 for seen in shades.values()), f"shades change: {shades}"
-    dead = int(page.locator("#dead").text_content())
+    dead = int(page.locator("#pruned-count").text_content())
     assert dead > 0
     # The graveyard says why it left.
     page.click("[data-panel=graveyard]")
-    page.fill("#dead-q", "the gun on the wall")
+    page.fill("#graveyard-q", "the gun on the wall")
     row = page.locator("#panel .row", has_text="called Betsy")
-    expect(row).to_contain_text("left:")
+    expect(row).to_contain_text("Removed:")
     shot(page, "graveyard")
     page.keyboard.press("Escape")
     # It was there once.
     page.click("[data-panel=past]")
     page.locator("#past-turn").fill("1")
-    expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("has left since")
+    expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("out of context now")
     shot(page, "past")
     page.click("[aria-label='Close the panel']")
     # It matters again: it comes back by itself, above everything that was said later.
     page.fill("#message", "What is the gun on the wall called?")
     page.press("#message", "Enter")
-    page.locator(".chunk.back", has_text="called Betsy").wait_for()
+    page.locator(".chunk.resurrected", has_text="called Betsy").wait_for()
     shown = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
     assert shown == sorted(shown) and shown[0] == 0, shown
-    shot(page, "returned")
+    shot(page, "resurrected")
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
     close = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
-    assert "returned" in [one["what"] for one in close["history"]]
+    assert "resurrected" in [one["action"] for one in close["history"]]
 
 
 def test_the_users_hand(open_page):
@@ -140,7 +140,7 @@ def test_the_users_hand(open_page):
     page.keyboard.press("x")
     expect(fox).to_have_count(0)
     page.click("[data-panel=graveyard]")
-    page.locator("#panel .row", has_text="Rufus").get_by_role("button", name="Call back").click()
+    page.locator("#panel .row", has_text="Rufus").get_by_role("button", name="Bring back").click()
     expect(fox.locator(".mark")).to_be_visible()
     assert page.locator(".chunk").first.text_content().find("Rufus") >= 0, "at its own place"
     page.keyboard.press("Escape")
@@ -154,15 +154,17 @@ def test_the_users_hand(open_page):
     # Word by word.
     fox.focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#panel .word").first).to_have_attribute("title", re.compile("brightness"))
-    expect(page.locator("#panel")).to_contain_text("What happened to it")
+    expect(page.locator("#panel .token").first).to_have_attribute("title", re.compile("brightness"))
+    expect(page.locator("#panel")).to_contain_text("History")
     shot(page, "chunk")
     # Who did a word of the answer look at?
     page.locator(".turn.assistant .chunk").first.focus()
     page.keyboard.press("Enter")
-    page.locator("#panel .word").nth(2).click()
-    expect(page.locator("#panel svg.chart")).to_have_attribute("aria-label", re.compile("looked at: instructions"))
-    expect(page.locator("#panel")).to_contain_text("Most of all at")
+    page.locator("#panel .token").nth(2).click()
+    expect(page.locator("#panel svg.chart")).to_have_attribute(
+        "aria-label", re.compile("attention of .*: system prompt")
+    )
+    expect(page.locator("#panel")).to_contain_text("Largest shares")
     shot(page, "attention")
 
 
@@ -177,7 +179,7 @@ def test_paragraphs_are_joined(open_page, small):
     parts.nth(1).focus()
     page.keyboard.press("m")
     expect(parts).to_have_count(1)
-    page.locator(".toast", has_text="Joined").get_by_role("button", name="Undo").click()
+    page.locator(".toast", has_text="Merged").get_by_role("button", name="Undo").click()
     expect(parts).to_have_count(2)
 
 
@@ -192,7 +194,7 @@ def test_results_of_tools_are_told_apart(browser, tmp_path, far):
         expect(result).to_contain_text("✓")
         assert result.evaluate("node => getComputedStyle(node).color") == "rgb(78, 205, 196)"
         expect(page.locator(".turn.assistant")).to_contain_text("Noted.")
-        expect(page.locator("#standing")).to_contain_text("does not tell what it looks at")
+        expect(page.locator("#summary")).to_contain_text("no attention data")
         shot(page, "tool")
         page.reload()
         expect(result).to_contain_text("✓")
@@ -207,9 +209,9 @@ def test_shades_are_those_of_the_documents(open_page):
     page = open_page()
     expect(page.locator("#composer")).to_be_visible()
     looked = page.evaluate("""async () => {
-      const { look, place } = await import("/js/shade.js");
-      return { bars: [0, 0.5, 1].map((t) => look(t, true).bar), top: [0.79, 0.8, 1].map((t) => look(t, true).ground), white: look(1, false).colour,
-               places: [place(3, 1, 5), place(1, 1, 5), place(10000, 9000, 10000), place(7, 7, 7)] };
+      const { shadeStyle, normalize } = await import("/js/shade.js");
+      return { bars: [0, 0.5, 1].map((t) => shadeStyle(t, true).bar), top: [0.79, 0.8, 1].map((t) => shadeStyle(t, true).ground), white: shadeStyle(1, false).colour,
+               places: [normalize(3, 1, 5), normalize(1, 1, 5), normalize(10000, 9000, 10000), normalize(7, 7, 7)] };
     }""")
     assert looked["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
     dark, *lit = looked["top"]
@@ -228,10 +230,10 @@ def test_settings_survive_a_reload(open_page):
     box = page.locator("[id='set-generation.temperature']")
     box.fill("99")
     box.press("Enter")
-    expect(page.locator("#panel .wrong:not(:empty)")).to_contain_text("generation.temperature")
+    expect(page.locator("#panel .error:not(:empty)")).to_contain_text("generation.temperature")
     box.fill("0.3")
     box.press("Enter")
-    expect(page.locator(".toast")).to_contain_text("generation.temperature is 0.3")
+    expect(page.locator(".toast")).to_contain_text("generation.temperature is now 0.3")
     page.select_option("#theme", "light")
     shot(page, "settings")
     page.reload()
@@ -244,14 +246,14 @@ def test_the_server_goes_and_comes(open_page, small):
     page = open_page(may_fail=True)
     say(page, "Hello there.")
     small.stop(signal.SIGKILL)
-    expect(page.locator("#away")).to_be_visible()
+    expect(page.locator("#offline")).to_be_visible()
     page.fill("#message", "I was typing this.")
     page.press("#message", "Enter")
-    expect(page.locator(".toast.wrong")).to_contain_text("Not sent")
+    expect(page.locator(".toast.error")).to_contain_text("Not sent")
     expect(page.locator("#message")).to_have_value("I was typing this.")
     shot(page, "away")
     small.start()
-    expect(page.locator("#away")).to_be_hidden(timeout=30_000)
+    expect(page.locator("#offline")).to_be_hidden(timeout=30_000)
     expect(chunk(page, "Hello there.")).to_be_visible()
     page.press("#message", "Enter")
     expect(chunk(page, "I was typing this.")).to_be_visible(timeout=LONG)
@@ -314,7 +316,7 @@ def test_a_branch_opens_and_goes_on(open_page):
     say(page, "The red fox is called Rufus.")
     page.click("[data-panel=conversations]")
     page.locator("#panel .row", has_text="main").get_by_role("button", name="Branch").click()
-    page.fill("#asked", "what if")
+    page.fill("#ask-input", "what if")
     page.locator("dialog").get_by_role("button", name="OK").click()
     expect(page.locator("#tabs button[aria-current=true]")).to_have_text("what if")
     expect(chunk(page, "Rufus")).to_be_visible()
@@ -332,13 +334,13 @@ def test_an_error_is_not_drawn_as_an_empty_conversation(open_page):
         lambda route: route.fulfill(status=503, json={"error": "another Halo is using it"}),
     )
     page.reload()
-    expect(page.locator(".trouble")).to_contain_text("another Halo is using it")
+    expect(page.locator(".load-error")).to_contain_text("another Halo is using it")
     expect(page.locator(".empty")).to_have_count(0)
     shot(page, "trouble")
     page.unroute("**/api/halo/v1/conversations/main")
     page.get_by_role("button", name="Try again").click()
     expect(chunk(page, "Rufus")).to_be_visible()
-    expect(page.locator(".trouble")).to_have_count(0)
+    expect(page.locator(".load-error")).to_have_count(0)
 
 
 def test_what_is_deleted_is_told_before_and_listed_after(open_page):
@@ -347,7 +349,7 @@ def test_what_is_deleted_is_told_before_and_listed_after(open_page):
     answer = page.locator(".turn.assistant .chunk").first.text_content()
     chunk(page, "Rufus").focus()
     page.keyboard.press("Delete")
-    expect(page.locator("dialog .along")).to_contain_text(f"Model: {answer.strip()[:20]}")
+    expect(page.locator("dialog .dependents")).to_contain_text(f"Model: {answer.strip()[:20]}")
     shot(page, "delete")
     page.locator("dialog").get_by_role("button", name="Delete").click()
     expect(page.locator(".chunk")).to_have_count(0)
@@ -428,13 +430,13 @@ def test_a_recorded_answer_shows_what_it_looked_at(open_page):
     page.check("#recording")
     expect(page.locator(".toast", has_text="recorded from now on")).to_be_visible()
     say(page, "What is the fox called?")
-    page.locator("#panel .row", has_text="turn 3").get_by_role("button", name="Look").click()
+    page.locator("#panel .row", has_text="turn 3").get_by_role("button", name="Open").click()
     picture = page.locator("#panel canvas")
     expect(picture).to_be_visible()
     picture.focus()
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#panel .row", has_text="looked").locator("[role=status]")).to_contain_text(
-        "% at u0.0: The red fox is called Rufus."
+    expect(page.locator("#panel .row", has_text="token by token").locator("[role=status]")).to_contain_text(
+        "% of its attention on u0.0: The red fox is called Rufus."
     )
     shot(page, "captures")
     page.reload()
@@ -447,7 +449,7 @@ def test_several_conversations(open_page):
     say(page, "This is the first one.")
     page.click("[data-panel=conversations]")
     page.get_by_role("button", name="New", exact=True).click()
-    page.fill("#asked", "a <b>second</b> & one")
+    page.fill("#ask-input", "a <b>second</b> & one")
     page.locator("dialog").get_by_role("button", name="OK").click()
     expect(page.locator(".empty")).to_be_visible()
     say(page, "<img src=x onerror=alert(1)> is only text.")
@@ -583,7 +585,7 @@ def test_a_false_premise_is_marked(browser, tmp_path, far):
         say(page, "The server did not crash yesterday.")
         say(page, "Why did the server crash?")
         expect(page.locator("#log .turn.assistant").last).to_contain_text(
-            "無 taken for granted, and not so: “the server crash”"
+            "無 Your question assumes something that was contradicted: “the server crash”"
         )
         expect(page.locator("#log .turn.assistant").last).to_contain_text("It did not.")
         shot(page, "premise")

@@ -69,7 +69,7 @@ def window(browser, rooms):
     """Opens windows; whatever goes wrong in one is a mistake, but for what a server that is away comes to."""
     contexts, wrong = [], []
 
-    def opened(url, but="404|422"):
+    def opened(url, but="404|409|422"):
         context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 800})
         contexts.append(context)
         page = context.new_page()
@@ -95,19 +95,19 @@ def test_a_person_takes_part(window, rooms):
     page.click("a[href='rooms.html']")
     expect(page.locator("#rooms button[data-room]")).to_have_count(2)
     page.click("#rooms button:has-text('Ada')")
-    expect(page.locator("#board")).to_contain_text("The lamp room")
+    expect(page.locator("#billboard")).to_contain_text("The lamp room")
     # Nobody's heart beats until somebody says so.
     expect(page.locator("#run")).to_have_text("Run")
     page.click("#step")
-    said = page.locator(".said", has_text="The lamp burns.")
+    said = page.locator(".message", has_text="The lamp burns.")
     expect(said).to_be_visible()
     # The person joins, speaks, and feels something.
     page.click("#join")
     expect(page.locator("#leave")).to_be_visible()
-    expect(page.locator(".said.system")).to_contain_text("The Architect (0) has joined.")
+    expect(page.locator(".message.system")).to_contain_text("The Architect (0) has joined.")
     page.fill("#message", "May Ben come in?")
     page.press("#message", "Enter")
-    expect(page.locator(".said.mine p")).to_have_text("May Ben come in?")
+    expect(page.locator(".message.mine p")).to_have_text("May Ben come in?")
     # What is half written stays in its room.
     page.fill("#message", "half a thought")
     page.click("#rooms button:has-text('Ben')")
@@ -117,22 +117,24 @@ def test_a_person_takes_part(window, rooms):
     page.fill("#message", "")
     expect(page.locator("#message")).to_have_value("")
     said.hover()
-    said.locator("[data-feeling=thumbs_up]").click()
-    expect(said.locator("[data-feeling=thumbs_up]")).to_have_text("👍 1")
+    said.locator("[data-reaction=thumbs_up]").click()
+    expect(said.locator("[data-reaction=thumbs_up]")).to_have_text("👍 1")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text("every 1.6 s")
     # What is answered is named.
     said.locator("button.reply").click()
-    expect(page.locator("#answering")).to_contain_text("↳ Ada: The lamp burns.")
+    expect(page.locator("#replying")).to_contain_text("↳ Ada: The lamp burns.")
     page.fill("#message", "Does it?")
     page.press("#message", "Enter")
-    expect(page.locator(".said.mine", has_text="Does it?").locator(".answers")).to_have_text("↳ Ada: The lamp burns.")
-    expect(page.locator("#answering")).to_be_hidden()
+    expect(page.locator(".message.mine", has_text="Does it?").locator(".reply-to")).to_have_text(
+        "↳ Ada: The lamp burns."
+    )
+    expect(page.locator("#replying")).to_be_hidden()
     # Ben asks to come in, and is let in.
     page.click("#step")
     request = page.locator(".request")
-    expect(request).to_contain_text("Ben asks to come in, with the key “open”.")
+    expect(request).to_contain_text("Ben asks to join with the key “open”.")
     shot(page, "rooms-request")
-    request.locator("button", has_text="Let in").click()
+    request.locator("button", has_text="Accept").click()
     expect(page.locator(".agent[data-agent='2']")).to_be_visible()
     expect(request).to_have_count(0)
     # What Ben attends to is a matter of a slider.
@@ -141,14 +143,14 @@ def test_a_person_takes_part(window, rooms):
     for _ in range(4):
         slider.press("ArrowRight")
     expect(page.locator(".agent[data-agent='2'] output")).to_have_text("70 %")
-    page.locator(".agent[data-agent='2'] button", has_text="share what others leave").click()
-    expect(page.locator(".agent[data-agent='2'] output")).to_have_text("50 % (shared)")
+    page.locator(".agent[data-agent='2'] button", has_text="Auto").click()
+    expect(page.locator(".agent[data-agent='2'] output")).to_have_text("50 % (auto)")
     # Ada's mind: what she knows, what she did, what she sees.
     page.click(".agent[data-agent='1'] > button")
     mind = page.locator("[data-mind='1']")
-    expect(mind.locator(".known")).to_contain_text('"mood": "calm"')
-    expect(mind.locator(".known")).to_contain_text('"lit"')
-    expect(mind.locator(".did")).to_contain_text("append")
+    expect(mind.locator(".knowledge")).to_contain_text('"mood": "calm"')
+    expect(mind.locator(".knowledge")).to_contain_text('"lit"')
+    expect(mind.locator(".recent-actions")).to_contain_text("append")
     expect(mind.locator(".hud")).to_contain_text('"directives": "## Rooms as Conversations')
     mind.locator("[data-format=toon]").click()
     expect(mind.locator(".hud")).to_contain_text("messages[")
@@ -158,7 +160,7 @@ def test_a_person_takes_part(window, rooms):
     beats = mind.locator(".quiet").first.inner_text()
     mind.locator("button", has_text="Think now").click()
     expect(mind.locator(".quiet").first).not_to_have_text(beats)
-    expect(mind.locator(".thought")).to_contain_text("tokens seen")
+    expect(mind.locator(".usage")).to_contain_text("prompt tokens")
     assert mind.locator(".hud").evaluate("hud => [hud.scrollTop, hud.kept]") == [100, True]
     mind.locator("button[aria-label=Close]").focus()
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
@@ -167,9 +169,9 @@ def test_a_person_takes_part(window, rooms):
     mind.locator("button[aria-label=Close]").click()
     # What was refused is told in the agent's own mind.
     page.click(".agent[data-agent='2'] > button")
-    expect(page.locator("[data-mind='2'] .did .wrong")).to_contain_text("nobody leaves their own room")
+    expect(page.locator("[data-mind='2'] .recent-actions .error")).to_contain_text("you cannot leave your own room")
     page.locator("[data-mind='2'] button", has_text="Pause").click()
-    expect(page.locator("[data-mind='2'] button", has_text="Go on")).to_be_visible()
+    expect(page.locator("[data-mind='2'] button", has_text="Resume")).to_be_visible()
     page.locator("[data-mind='2'] button[aria-label=Close]").click()
     # Time goes on, and can be stopped.
     page.select_option("#speed", "10")
@@ -177,7 +179,7 @@ def test_a_person_takes_part(window, rooms):
     expect(page.locator("#run")).to_have_text("Pause")
     # Who is somewhere with the keyboard stays there.
     page.focus(".agent[data-agent='1'] > button")
-    expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"\b([4-9]|\d\d) beats"))
+    expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"\b([4-9]|\d\d) heartbeats"))
     assert page.evaluate("document.activeElement.closest('[data-agent]')?.dataset.agent") == "1"
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Run")
@@ -185,30 +187,30 @@ def test_a_person_takes_part(window, rooms):
     assert found.violations_count == 0, found.generate_report()
     shot(page, "rooms")
     # A world of one's own begins with a click.
-    page.click("#tabs button[aria-label='A new world']")
-    page.fill("#asked", "second")
+    page.click("#tabs button[aria-label='New world']")
+    page.fill("#ask-input", "second")
     page.click("dialog button[type=submit]")
     expect(page.locator("#tabs button[aria-current=true]")).to_have_text("second")
     expect(page.locator("#rooms button[data-room]")).to_have_count(5)
     # What is wrong is told, and what was entered stays.
-    page.click("#tabs button[aria-label='A new world']")
-    page.fill("#asked", "second")
+    page.click("#tabs button[aria-label='New world']")
+    page.fill("#ask-input", "second")
     page.click("dialog button[type=submit]")
-    expect(page.locator("dialog")).to_contain_text("there is one already")
-    expect(page.locator("#asked")).to_have_value("second")
+    expect(page.locator("dialog")).to_contain_text("a world of that name exists")
+    expect(page.locator("#ask-input")).to_have_value("second")
     page.click("dialog button[type=button]")
     # Or from a file; and whoever looks from elsewhere sees it come and go.
     other = window(f"{rooms.url}/rooms.html#lamp")
     expect(other.locator("#tabs button")).to_have_count(3)
-    page.click("#tabs button[aria-label='A new world']")
-    page.fill("#asked", "third")
+    page.click("#tabs button[aria-label='New world']")
+    page.fill("#ask-input", "third")
     page.set_input_files(
         "#world-file", {"name": "w.toml", "mimeType": "text/plain", "buffer": b'[[agents]]\nname = "Cal"\nseed = "x"\n'}
     )
     page.click("dialog button[type=submit]")
     expect(page.locator("#rooms button[data-room]")).to_have_text(["Cal's room1 member"])
     expect(other.locator("#tabs button")).to_have_count(4)
-    page.click("#end")
+    page.click("#delete-world")
     page.click("dialog button[type=submit]")
     expect(page.locator("#tabs button")).to_have_count(3)
     expect(other.locator("#tabs button")).to_have_count(3)
@@ -220,28 +222,28 @@ def test_the_page_goes_on_when_the_server_was_away(window, rooms):
     page.click("#rooms button:has-text('Ada')")
     page.fill("#message", "Are you there?")
     page.press("#message", "Enter")
-    expect(page.locator(".said.mine p")).to_have_text("Are you there?")
+    expect(page.locator(".message.mine p")).to_have_text("Are you there?")
     page.fill("#message", "half a thought")
     rooms.stop(signal.SIGKILL)
-    expect(page.locator("#away")).to_contain_text("The server is away")
+    expect(page.locator("#offline")).to_contain_text("Server unreachable")
     time.sleep(3)
     # All of it stays.
-    expect(page.locator(".said.mine p")).to_have_text("Are you there?")
+    expect(page.locator(".message.mine p")).to_have_text("Are you there?")
     expect(page.locator("#message")).to_have_value("half a thought")
     rooms.start()
-    expect(page.locator("#away")).to_be_hidden()
+    expect(page.locator("#offline")).to_be_hidden()
     page.press("#message", "Enter")
-    expect(page.locator(".said.mine p")).to_have_text(["Are you there?", "half a thought"])
+    expect(page.locator(".message.mine p")).to_have_text(["Are you there?", "half a thought"])
 
 
 def test_a_narrow_window_has_room_for_everything(window, rooms):
     for n in range(20):
-        rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n} " * 20})
+        rooms.halo("POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n} " * 20})
     page = window(f"{rooms.url}/rooms.html#lamp")
     for width in [420, 700]:
         page.set_viewport_size({"width": width, "height": 800})
         page.click("#rooms button:has-text('Ada')")
-        expect(page.locator(".said.mine")).to_have_count(20)
+        expect(page.locator(".message.mine")).to_have_count(20)
         high = page.evaluate(
             "[document.documentElement.scrollHeight, ...['rooms', 'log', 'panel', 'composer'].map(id => document.getElementById(id).getBoundingClientRect().height)]"
         )
@@ -251,26 +253,28 @@ def test_a_narrow_window_has_room_for_everything(window, rooms):
 
 def test_a_long_log_has_no_holes(window, rooms):
     for n in range(230):
-        status, told = rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n}"})
+        status, told = rooms.halo(
+            "POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n}"}
+        )
         assert status == 200, told
     page = window(f"{rooms.url}/rooms.html#lamp")
     page.click("#rooms button:has-text('Ada')")
-    expect(page.locator(".said.mine")).to_have_count(100)
+    expect(page.locator(".message.mine")).to_have_count(100)
     page.click("#log .gap")
-    expect(page.locator(".said.mine")).to_have_count(200)
+    expect(page.locator(".message.mine")).to_have_count(200)
     # So much is said while somebody is elsewhere that it does not come at once.
     page.click("#rooms button:has-text('Ben')")
     for n in range(230, 360):
-        rooms.halo("POST", "/worlds/lamp/wishes", {"wish": "say", "room": 1, "message": f"word {n}"})
+        rooms.halo("POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n}"})
     page.click("#rooms button:has-text('Ada')")
-    expect(page.locator(".said.mine").last).to_contain_text("word 359")
+    expect(page.locator(".message.mine").last).to_contain_text("word 359")
     while page.locator("#log .gap").count():
-        before = page.locator(".said.mine").count()
+        before = page.locator(".message.mine").count()
         page.click("#log .gap")
-        expect(page.locator(".said.mine")).not_to_have_count(before)
-    assert page.locator(".said.mine p").all_inner_texts() == [f"word {n}" for n in range(360)]
+        expect(page.locator(".message.mine")).not_to_have_count(before)
+    assert page.locator(".message.mine p").all_inner_texts() == [f"word {n}" for n in range(360)]
     # What is felt about an old message is seen.
-    old = page.locator(".said", has_text="has joined")
+    old = page.locator(".message", has_text="has joined")
     expect(old).to_have_count(1)
 
 
@@ -280,30 +284,30 @@ def test_another_program_may_run_it(window, rooms, tmp_path):
     page = window(f"{rooms.url}/rooms.html#lamp", but="404|422|503")
     expect(page.locator("#rooms button")).to_have_count(3)
     # Whoever looks does not hold it; whoever wants something of it does, for a while.
-    rooms.halo("PUT", "/worlds/lamp/pace", {"step": True})
+    rooms.halo("PUT", "/worlds/lamp/clock", {"step": True})
     waited(lambda: lamp()["open"] and sum(agent["beats"] for agent in lamp()["agents"]) == 1)
     waited(lambda: not lamp()["open"], 30)
     runner = subprocess.Popen([str(part) for part in runs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         runner.stdout.readline()
         page.click("#rooms button:has-text('Ada')")
-        expect(page.locator(".said", has_text="The lamp burns.")).to_have_count(1)
+        expect(page.locator(".message", has_text="The lamp burns.")).to_have_count(1)
         # What is said is left for it, and heard.
         page.fill("#message", "Who runs this?")
         page.press("#message", "Enter")
-        expect(page.locator(".toast")).to_contain_text("Left for the program that runs this world")
-        expect(page.locator("#away")).to_contain_text("Another program runs this world")
-        expect(page.locator(".said.mine p")).to_have_text("Who runs this?", timeout=30_000)
+        expect(page.locator(".toast")).to_contain_text("Queued for the program that runs this world")
+        expect(page.locator("#offline")).to_contain_text("Another program runs this world")
+        expect(page.locator(".message.mine p")).to_have_text("Who runs this?", timeout=30_000)
         expect(page.locator("#run")).to_be_disabled()
-        assert rooms.halo("PUT", "/worlds/lamp/pace", {"paused": False})[0] == 503
+        assert rooms.halo("PUT", "/worlds/lamp/clock", {"paused": False})[0] == 503
         # Why nothing of a mind is seen is told.
         page.click(".agent[data-agent='1'] > button")
-        expect(page.locator("[data-mind='1'] .wrong")).to_contain_text("another Halo")
+        expect(page.locator("[data-mind='1'] .error")).to_contain_text("another Halo")
         page.click("[data-mind='1'] button[aria-label=Close]")
     finally:
         runner.send_signal(signal.SIGINT)
         assert runner.wait(60) == 0, runner.stderr.read()
-    expect(page.locator("#away")).to_be_hidden()
+    expect(page.locator("#offline")).to_be_hidden()
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Pause")
 
@@ -316,17 +320,19 @@ def test_a_mind_is_shown_where_a_format_does_not_fit(rooms):
         {"name": "tight", "file": small + '[[agents]]\nname = "Cal"\nseed = "You are Cal."\ninput_format = "toon"\n'},
     )
     status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud")
-    assert status == 200 and told["seen"]["format"] == "toon", told
-    assert told["by_format"]["json"] is None and told["by_format"]["toon"] <= 1300, told["by_format"]
+    assert status == 200 and told["hud"]["format"] == "toon", told
+    assert told["tokens_by_format"]["json"] is None and told["tokens_by_format"]["toon"] <= 1300, told[
+        "tokens_by_format"
+    ]
     status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud?format=json")
-    assert status == 200 and told["seen"] is None and "must see" in told["wrong"], told
+    assert status == 200 and told["hud"] is None and "must see" in told["error"], told
 
 
 def test_the_api_refuses_with_reasons(rooms):
     world = "/worlds/lamp"
     for method, path, body, status, part in [
         ("GET", "/worlds/none", None, 404, "there is no world 'none'"),
-        ("POST", "/worlds", {"name": "lamp"}, 422, "there is one already"),
+        ("POST", "/worlds", {"name": "lamp"}, 409, "a world of that name exists"),
         ("POST", "/worlds", {"name": " "}, 422, "1 to 60 characters"),
         ("POST", "/worlds", {"name": "x", "file": "agents = 3"}, 422, "reading the world"),
         ("POST", "/worlds", {"name": "x", "file": "[[agents]]\nname = 'A'\nrole = 'x'"}, 400, "a bot has a role"),
@@ -337,12 +343,24 @@ def test_the_api_refuses_with_reasons(rooms):
             400,
             "may not think with",
         ),
-        ("POST", f"{world}/wishes", {"wish": "say", "room": 1, "message": "x" * 2001}, 422, "2000 characters at most"),
-        ("POST", f"{world}/wishes", {"wish": "fly"}, 400, "no JSON that fits"),
-        ("POST", f"{world}/wishes", {"wish": "say", "room": 9, "message": "x"}, 422, "there is no room 9"),
-        ("POST", f"{world}/wishes", {"wish": "grant", "room": 1, "request": 7}, 422, "nobody waits"),
-        ("POST", f"{world}/wishes", {"wish": "attend", "agent": 1, "room": 1, "value": "200%"}, 422, "no share"),
-        ("PUT", f"{world}/pace", {"speed": 0}, 400, "0.1 to 100"),
+        (
+            "POST",
+            f"{world}/commands",
+            {"command": "say", "room": 1, "message": "x" * 2001},
+            422,
+            "2000 characters at most",
+        ),
+        ("POST", f"{world}/commands", {"command": "fly"}, 400, "no JSON that fits"),
+        ("POST", f"{world}/commands", {"command": "say", "room": 9, "message": "x"}, 422, "there is no room 9"),
+        ("POST", f"{world}/commands", {"command": "grant", "room": 1, "request": 7}, 422, "no access request 7"),
+        (
+            "POST",
+            f"{world}/commands",
+            {"command": "attend", "agent": 1, "room": 1, "value": "200%"},
+            422,
+            "not a share",
+        ),
+        ("PUT", f"{world}/clock", {"speed": 0}, 400, "0.1 to 100"),
         ("GET", f"{world}/agents/9/hud", None, 404, "there is no agent 9"),
         ("GET", f"{world}/agents/1/hud?format=xml", None, 400, "there is json, compact_json"),
         ("GET", f"{world}/rooms/9/messages", None, 404, "there is no room 9"),
@@ -351,7 +369,7 @@ def test_the_api_refuses_with_reasons(rooms):
         assert got == status and part in told["error"], (method, path, got, told)
     # It is no conversation, and nobody can talk in it as if it were one.
     assert rooms.halo("GET", "/conversations")[1] == []
-    status, told = rooms.halo("POST", "/conversations/world%3Alamp/say", {"text": "hello"})
+    status, told = rooms.halo("POST", "/conversations/world%3Alamp/messages", {"text": "hello"})
     assert status >= 400 and "worlds of rooms" in told["error"], (status, told)
     # What is ended is gone.
     assert rooms.halo("DELETE", world)[0] == 204
@@ -363,7 +381,7 @@ def test_what_a_model_kept_of_a_world_ends_with_it(rooms):
     status, told = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
     assert status == 201, told
     for beats in [1, 2, 3]:
-        assert rooms.halo("PUT", "/worlds/kept/pace", {"step": True})[0] == 200
+        assert rooms.halo("PUT", "/worlds/kept/clock", {"step": True})[0] == 200
         waited(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
     # Who thinks next takes what the last one saw out of the model's memory, and it is saved.
     saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]

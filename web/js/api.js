@@ -1,4 +1,4 @@
-// The server, and nothing else. Every call answers with what was asked for, or throws an Error that can be shown.
+// The HTTP client. Every call returns the response's value, or throws an Error whose message can be shown.
 
 import { ask } from "./dom.js";
 
@@ -9,17 +9,17 @@ function headers(more = {}) {
   return key ? { ...more, authorization: `Bearer ${key}` } : more;
 }
 
-let asking = null;
+let keyPrompt = null;
 
 // Asks for the key once, however many calls need it.
-async function newKey() {
-  asking ??= ask("This server asks for its key.", {
+async function askForKey() {
+  keyPrompt ??= ask("This server needs an API key.", {
     label: "Key",
     kind: "password",
-    about: "It is kept until this window is closed.",
+    about: "The browser forgets it when this window is closed.",
   });
-  const key = await asking;
-  asking = null;
+  const key = await keyPrompt;
+  keyPrompt = null;
   if (key) sessionStorage.setItem("key", key);
   return key;
 }
@@ -34,104 +34,103 @@ async function call(method, path, body) {
         body: body === undefined ? undefined : JSON.stringify(body),
       });
     } catch {
-      throw new Away();
+      throw new ServerUnreachable();
     }
-    if (response.status === 401 && (await newKey())) continue;
+    if (response.status === 401 && (await askForKey())) continue;
     if (response.status === 204) return null;
     const text = await response.text();
     let value = null;
     try {
       value = text ? JSON.parse(text) : null;
     } catch {
-      /* told below */
+      /* A body that is not JSON: the status below is all there is to report. */
     }
-    if (!response.ok) throw new Refused(response.status, value?.error ?? `the server answered ${response.status}`);
+    if (!response.ok) throw new ApiError(response.status, value?.error ?? `the server answered ${response.status}`);
     return value;
   }
 }
 
-// The server says no, and why.
-export class Refused extends Error {
-  constructor(status, why) {
-    super(why);
+// The server answered with an error.
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
     this.status = status;
   }
 }
 
-// The server cannot be reached.
-export class Away extends Error {
+export class ServerUnreachable extends Error {
   constructor() {
     super("the server cannot be reached");
   }
 }
 
-const of = (name) => `/conversations/${encodeURIComponent(name)}`;
+const chat = (name) => `/conversations/${encodeURIComponent(name)}`;
 const world = (name) => `/worlds/${encodeURIComponent(name)}`;
 const query = (values) => new URLSearchParams(Object.entries(values).filter(([, v]) => v !== "" && v !== undefined));
 
 export const api = {
   status: () => call("GET", "/status"),
   conversations: () => call("GET", "/conversations"),
-  state: (name) => call("GET", of(name)),
-  say: (name, text, id) => call("POST", `${of(name)}/say`, { text, id }),
-  instead: (name, text) => call("POST", `${of(name)}/instead`, { text }),
-  again: (name) => call("POST", `${of(name)}/again`),
-  deleted: (name, values) => call("GET", `${of(name)}/deleted?${query(values)}`),
-  variants: (name) => call("GET", `${of(name)}/variants`),
-  chooseVariant: (name, turn) => call("POST", `${of(name)}/variants`, { turn }),
-  stop: (name) => call("POST", `${of(name)}/stop`),
-  signal: (name, signal, chunks) => call("POST", `${of(name)}/signals`, { signal, chunks }),
-  undo: (name, undo) => call("POST", `${of(name)}/undo`, { undo }),
-  branch: (name, to, turn) => call("POST", `${of(name)}/branch`, { name: to, turn }),
-  rename: (name, to) => call("POST", `${of(name)}/rename`, { name: to }),
-  chunk: (name, chunk) => call("GET", `${of(name)}/chunks/${chunk}`),
-  graveyard: (name, values) => call("GET", `${of(name)}/graveyard?${query(values)}`),
-  search: (name, q, most = 20) => call("GET", `${of(name)}/search?${query({ q, most })}`),
-  turns: (name) => call("GET", `${of(name)}/turns`),
-  looks: (name, position) => call("GET", `${of(name)}/looks/${position}`),
-  past: (name, turn) => call("GET", `${of(name)}/past/${turn}`),
-  notes: (name) => call("GET", `${of(name)}/notes`),
-  writeNote: (name, file, text) => call("PUT", `${of(name)}/notes`, { file, text }),
-  captures: (name) => call("GET", `${of(name)}/captures`),
-  captured: (name, capture) => call("GET", `${of(name)}/captures/${capture}`),
-  record: (name, recording) => call("PUT", `${of(name)}/recording`, { recording }),
-  memories: (name, q) => call("GET", `${of(name)}/memories?${query({ q })}`),
-  changeMemory: (name, id, values) => call("PUT", `${of(name)}/memories/${id}`, values),
-  deleteMemory: (name, id) => call("DELETE", `${of(name)}/memories/${id}`),
+  conversation: (name) => call("GET", chat(name)),
+  sendMessage: (name, text, id) => call("POST", `${chat(name)}/messages`, { text, id }),
+  editLast: (name, text) => call("POST", `${chat(name)}/edit_last`, { text }),
+  regenerate: (name) => call("POST", `${chat(name)}/regenerate`),
+  deleted: (name, values) => call("GET", `${chat(name)}/deleted?${query(values)}`),
+  variants: (name) => call("GET", `${chat(name)}/variants`),
+  chooseVariant: (name, turn) => call("POST", `${chat(name)}/variants`, { turn }),
+  stop: (name) => call("POST", `${chat(name)}/stop`),
+  editChunks: (name, edit, chunks) => call("POST", `${chat(name)}/edits`, { edit, chunks }),
+  undo: (name, undo) => call("POST", `${chat(name)}/undo`, { undo }),
+  branch: (name, to, turn) => call("POST", `${chat(name)}/branch`, { name: to, turn }),
+  rename: (name, to) => call("POST", `${chat(name)}/rename`, { name: to }),
+  chunk: (name, chunk) => call("GET", `${chat(name)}/chunks/${chunk}`),
+  graveyard: (name, values) => call("GET", `${chat(name)}/graveyard?${query(values)}`),
+  search: (name, q, limit = 20) => call("GET", `${chat(name)}/search?${query({ q, limit })}`),
+  turns: (name) => call("GET", `${chat(name)}/turns`),
+  tokenAttention: (name, position) => call("GET", `${chat(name)}/attention/${position}`),
+  contextAtTurn: (name, turn) => call("GET", `${chat(name)}/turns/${turn}/context`),
+  notes: (name) => call("GET", `${chat(name)}/notes`),
+  writeNotes: (name, file, text) => call("PUT", `${chat(name)}/notes`, { file, text }),
+  captures: (name) => call("GET", `${chat(name)}/captures`),
+  capture: (name, id) => call("GET", `${chat(name)}/captures/${id}`),
+  setRecording: (name, recording) => call("PUT", `${chat(name)}/recording`, { recording }),
+  memories: (name, q) => call("GET", `${chat(name)}/memories?${query({ q })}`),
+  updateMemory: (name, id, values) => call("PUT", `${chat(name)}/memories/${id}`, values),
+  deleteMemory: (name, id) => call("DELETE", `${chat(name)}/memories/${id}`),
   worlds: () => call("GET", "/worlds"),
-  newWorld: (name, file) => call("POST", "/worlds", { name, file }),
-  endWorld: (name) => call("DELETE", world(name)),
+  createWorld: (name, file) => call("POST", "/worlds", { name, file }),
+  deleteWorld: (name) => call("DELETE", world(name)),
   world: (name) => call("GET", world(name)),
   roomMessages: (name, room, before) => call("GET", `${world(name)}/rooms/${room}/messages?${query({ before })}`),
-  hud: (name, agent, format) => call("GET", `${world(name)}/agents/${agent}/hud?${query({ format })}`),
-  wish: (name, wish) => call("POST", `${world(name)}/wishes`, wish),
-  pace: (name, values) => call("PUT", `${world(name)}/pace`, values),
+  agentMind: (name, agent, format) => call("GET", `${world(name)}/agents/${agent}/hud?${query({ format })}`),
+  worldCommand: (name, command) => call("POST", `${world(name)}/commands`, command),
+  setClock: (name, values) => call("PUT", `${world(name)}/clock`, values),
   settings: () => call("GET", "/settings"),
-  set: (key, value) => call("PUT", `/settings/${encodeURIComponent(key)}`, { value }),
+  updateSetting: (key, value) => call("PUT", `/settings/${encodeURIComponent(key)}`, { value }),
 };
 
-// All that happens, for ever: `heard` gets each event, `connected` is told when it begins and when it breaks off.
-export async function listen(heard, connected) {
+// Reads the event stream and reconnects for ever. `onEvent` gets each event, `onConnection` whether the stream is connected.
+export async function subscribe(onEvent, onConnection) {
   for (let wait = 500; ; wait = Math.min(wait * 2, 8000)) {
     try {
       const response = await fetch(`${BASE}/events`, { headers: headers(), cache: "no-store" });
       if (response.status === 401) {
-        await newKey();
+        await askForKey();
         continue;
       }
       if (!response.ok) throw new Error();
-      connected(true);
+      onConnection(true);
       wait = 250;
-      await read(response.body, heard);
+      await readEvents(response.body, onEvent);
     } catch {
-      /* told below */
+      /* Reported by `onConnection` below. */
     }
-    connected(false);
-    await new Promise((again) => setTimeout(again, wait));
+    onConnection(false);
+    await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
-async function read(body, heard) {
+async function readEvents(body, onEvent) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { done, value } = await reader.read();
@@ -139,7 +138,7 @@ async function read(body, heard) {
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
-      if (line.startsWith("data: ")) heard(JSON.parse(line.slice(6)));
+      if (line.startsWith("data: ")) onEvent(JSON.parse(line.slice(6)));
     }
   }
 }

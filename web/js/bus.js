@@ -1,12 +1,12 @@
-// Who wants to know what: parts of the page hear of changes here and know nothing of each other.
+// Topics and their handlers, so that the modules of the page do not import each other.
 
-const heard = new Map();
+const handlers = new Map();
 
-export function on(what, act) {
-  if (!heard.has(what)) heard.set(what, []);
-  heard.get(what).push(act);
+export function on(topic, handler) {
+  if (!handlers.has(topic)) handlers.set(topic, []);
+  handlers.get(topic).push(handler);
 }
 
-export function tell(what, value) {
-  for (const act of heard.get(what) ?? []) act(value);
+export function emit(topic, value) {
+  for (const handler of handlers.get(topic) ?? []) handler(value);
 }

@@ -1,4 +1,4 @@
-// Captures: answers that are recorded with what each of their words looked at, and a picture of each.
+// The panel “Attention recordings”: answers recorded with the attention of each token, drawn as a heat map.
 
 import { api } from "./api.js";
 import { count, el, time, toast } from "./dom.js";
@@ -9,50 +9,50 @@ export function captures(panel) {
   const about = el("p", { class: "quiet", role: "status" });
   const list = el("div", {});
   const shown = el("div", {});
-  const box = el("input", { id: "recording", type: "checkbox", onchange: () => record() });
+  const box = el("input", { id: "recording", type: "checkbox", onchange: () => setRecording() });
   const load = async () => {
     try {
-      const known = await api.captures(state.name);
-      box.checked = known.recording;
-      box.disabled = !known.possible;
-      about.textContent = known.possible
-        ? "A recorded answer keeps what each of its words looked at, to be looked at again here or by `halo replay`."
-        : "This model does not tell what it looks at, so there is nothing to record.";
-      list.replaceChildren(...known.captures.map(row));
+      const found = await api.captures(state.name);
+      box.checked = found.recording;
+      box.disabled = !found.supported;
+      about.textContent = found.supported
+        ? "A recording keeps the attention of every token of an answer. Open it here, or replay it with `halo replay`."
+        : "No attention data from this model, so there is nothing to record.";
+      list.replaceChildren(...found.captures.map(row));
     } catch (error) {
       about.textContent = error.message;
       box.disabled = true;
       list.replaceChildren();
     }
   };
-  const record = async () => {
+  const setRecording = async () => {
     try {
-      await api.record(state.name, box.checked);
-      toast(box.checked ? "Answers are recorded from now on." : "Nothing more is recorded.");
+      await api.setRecording(state.name, box.checked);
+      toast(box.checked ? "Answers are recorded from now on." : "Recording is off.");
     } catch (error) {
-      toast(error.message, { wrong: true });
+      toast(error.message, { error: true });
       load();
     }
   };
-  const row = (kept) =>
+  const row = (capture) =>
     el(
       "div",
       { class: "row" },
-      el("p", {}, `turn ${kept.turn} · ${count(kept.steps, "token")} · ${time(kept.at)}`),
-      el("p", { class: "quiet" }, `${kept.model} · halo replay ${kept.place}`),
-      el("div", { class: "bar" }, el("button", { type: "button", onclick: () => open(kept) }, "Look")),
+      el("p", {}, `turn ${capture.turn} · ${count(capture.steps, "token")} · ${time(capture.at)}`),
+      el("p", { class: "quiet" }, `${capture.model} · halo replay ${capture.path}`),
+      el("div", { class: "bar" }, el("button", { type: "button", onclick: () => open(capture) }, "Open")),
     );
-  const open = async (kept) => {
-    shown.replaceChildren(el("p", { class: "quiet", role: "status" }, "Reading it …"));
+  const open = async (capture) => {
+    shown.replaceChildren(el("p", { class: "quiet", role: "status" }, "Loading…"));
     try {
-      shown.replaceChildren(picture(kept, await api.captured(state.name, kept.capture)));
+      shown.replaceChildren(heatMap(capture, await api.capture(state.name, capture.id)));
       shown.scrollIntoView({ block: "nearest" });
     } catch (error) {
-      shown.replaceChildren(el("p", { class: "wrong" }, error.message));
+      shown.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
   panel.append(
-    el("div", { class: "bar" }, box, el("label", { for: "recording" }, "Record the answers of this conversation")),
+    el("div", { class: "bar" }, box, el("label", { for: "recording" }, "Record the answers of this chat")),
     about,
     shown,
     list,
@@ -65,13 +65,13 @@ export function captures(panel) {
   };
 }
 
-// A column for each word, a row for each part that was looked at; the lighter a cell, the larger the share.
-function picture(kept, { parts, steps }) {
-  const title = (part, n) => part.chunk || (n === 0 ? "instructions" : "the answer itself");
-  const sums = parts.map((_, n) => steps.reduce((sum, step) => sum + (step.shares[n] ?? 0), 0));
-  const rows = parts.map((_, n) => n).filter((n) => sums[n] > 0);
-  if (!rows.length) return el("p", { class: "quiet" }, "No attention was recorded with it.");
-  // The first place of the window takes what is looked at nowhere else, and would outshine everything.
+// A column for each token, a row for each segment of the context; the brighter a cell, the larger the share of attention.
+function heatMap(capture, { segments, steps }) {
+  const title = (segment, n) => segment.chunk || (n === 0 ? "system prompt" : "this answer");
+  const sums = segments.map((_, n) => steps.reduce((sum, step) => sum + (step.shares[n] ?? 0), 0));
+  const rows = segments.map((_, n) => n).filter((n) => sums[n] > 0);
+  if (!rows.length) return el("p", { class: "quiet" }, "This recording has no attention data.");
+  // The first segment is left out of the scale: it holds the attention sink, which would outshine everything else.
   const most = Math.max(1e-6, ...steps.flatMap((step) => rows.filter((n) => n > 0).map((n) => step.shares[n] ?? 0)));
   const wide = Math.max(2, Math.min(14, Math.floor(1200 / steps.length))),
     high = 14;
@@ -81,10 +81,10 @@ function picture(kept, { parts, steps }) {
     class: "heat",
     tabindex: "0",
     role: "img",
-    "aria-label": `what turn ${kept.turn} looked at: ${[...rows]
+    "aria-label": `attention of turn ${capture.turn}: ${[...rows]
       .sort((a, b) => sums[b] - sums[a])
       .slice(0, 5)
-      .map((n) => `${title(parts[n], n)} ${((sums[n] / steps.length) * 100).toFixed(0)} percent`)
+      .map((n) => `${title(segments[n], n)} ${((sums[n] / steps.length) * 100).toFixed(0)} percent`)
       .join(", ")}`,
   });
   const paint = canvas.getContext("2d");
@@ -92,20 +92,20 @@ function picture(kept, { parts, steps }) {
     full = isLight() ? [117, 91, 0] : [255, 220, 100];
   steps.forEach((step, x) =>
     rows.forEach((n, y) => {
-      const light = Math.sqrt(Math.min(1, (step.shares[n] ?? 0) / most));
-      paint.fillStyle = `rgb(${ground.map((from, c) => Math.round(from + (full[c] - from) * light)).join(",")})`;
+      const brightness = Math.sqrt(Math.min(1, (step.shares[n] ?? 0) / most));
+      paint.fillStyle = `rgb(${ground.map((from, c) => Math.round(from + (full[c] - from) * brightness)).join(",")})`;
       paint.fillRect(x * wide, y * high, wide, high - 1);
     }),
   );
-  const said = el("p", { class: "quiet", role: "status" }, "Point at a cell, or walk with the arrow keys.");
+  const cell = el("p", { class: "quiet", role: "status" }, "Point at a cell, or use the arrow keys.");
   const at = { x: 0, y: 0 };
-  const tellCell = () => {
+  const showCell = () => {
     const n = rows[at.y],
       step = steps[at.x];
-    said.replaceChildren(
+    cell.replaceChildren(
       el("b", {}, step.text.trim() || "·"),
-      ` looked ${((step.shares[n] ?? 0) * 100).toFixed(1)} % at ${title(parts[n], n)}: `,
-      parts[n].text.trim().slice(0, 160),
+      `: ${((step.shares[n] ?? 0) * 100).toFixed(1)} % of its attention on ${title(segments[n], n)}: `,
+      segments[n].text.trim().slice(0, 160),
     );
   };
   const within = (value, size) => Math.max(0, Math.min(size - 1, value));
@@ -113,7 +113,7 @@ function picture(kept, { parts, steps }) {
     const box = canvas.getBoundingClientRect();
     at.x = within(Math.floor(((event.clientX - box.left) / box.width) * steps.length), steps.length);
     at.y = within(Math.floor(((event.clientY - box.top) / box.height) * rows.length), rows.length);
-    tellCell();
+    showCell();
   });
   canvas.addEventListener("keydown", (event) => {
     const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
@@ -121,7 +121,7 @@ function picture(kept, { parts, steps }) {
     event.preventDefault();
     at.x = within(at.x + dx, steps.length);
     at.y = within(at.y + dy, rows.length);
-    tellCell();
+    showCell();
   });
   const labels = el(
     "ol",
@@ -129,16 +129,16 @@ function picture(kept, { parts, steps }) {
     ...rows.map((n) =>
       el(
         "li",
-        { title: parts[n].text.trim() },
-        `${title(parts[n], n)} ${((sums[n] / steps.length) * 100).toFixed(1)} % ${parts[n].chunk ? parts[n].text.trim().slice(0, 14) : ""}`,
+        { title: segments[n].text.trim() },
+        `${title(segments[n], n)} ${((sums[n] / steps.length) * 100).toFixed(1)} % ${segments[n].chunk ? segments[n].text.trim().slice(0, 14) : ""}`,
       ),
     ),
   );
   return el(
     "div",
     { class: "row" },
-    el("h3", {}, `What turn ${kept.turn} looked at, word by word`),
+    el("h3", {}, `Attention of turn ${capture.turn}, token by token`),
     el("div", { class: "heat-box" }, labels, el("div", { class: "heat-scroll" }, canvas)),
-    said,
+    cell,
   );
 }

@@ -1,25 +1,25 @@
-// The conversation: chunks by turn, shaded by how much the model has looked at them, and the box to speak in.
+// The chat log, shaded by how much attention each paragraph received, and the message box.
 
-import { Away, api } from "./api.js";
-import { on, tell } from "./bus.js";
-import { $, ask, count, el, grow, number, time, toast } from "./dom.js";
-import { look } from "./shade.js";
+import { api, ServerUnreachable } from "./api.js";
+import { emit, on } from "./bus.js";
+import { $, ask, autoGrow, count, el, number, time, toast } from "./dom.js";
+import { shadeStyle } from "./shade.js";
 import { refresh, state } from "./state.js";
 
-const turns = new Map(); // elements by turn
-const nodes = new Map(); // elements by chunk
-const drawn = new Map(); // what is drawn of each, to skip what has not changed
+const turnNodes = new Map(); // elements by turn
+const chunkNodes = new Map(); // elements by chunk id
+const drawn = new Map(); // what was drawn of each chunk, to skip those that have not changed
 let scheduled = false;
-let atEnd = true; // whether what is said last is in sight, and stays so
-let whole = true; // whether more has changed than the end of the answer that is being given
+let atEnd = true; // whether the log is scrolled to its end, and follows it
+let allDirty = true; // whether more has changed than the end of the running answer
 
-const WHO = { user: "You", assistant: "Model", system: "System" };
+const ROLE_LABELS = { user: "You", assistant: "Model", system: "System" };
 
-export function begin() {
+export function init() {
   on("conversation", () => {
     clear();
-    leaveEdit();
-    load();
+    cancelEdit();
+    loadDraft();
     redraw();
     drawVariants();
   });
@@ -27,34 +27,34 @@ export function begin() {
     redraw();
     drawVariants();
   });
-  on("event", hint);
+  on("event", showEvent);
   matchMedia("(prefers-color-scheme: light)").addEventListener("change", reshade);
   on("theme", reshade);
-  follow();
-  composer();
+  initScroll();
+  initComposer();
 }
 
 function clear() {
   $("log").replaceChildren();
-  remembered = "";
+  drawnMemories = "";
   atEnd = true;
-  turns.clear();
-  nodes.clear();
+  turnNodes.clear();
+  chunkNodes.clear();
   drawn.clear();
   $("hints").replaceChildren();
 }
 
 export function reshade() {
-  for (const known of drawn.values()) known.light = null;
+  for (const entry of drawn.values()) entry.brightness = null;
   redraw();
 }
 
 function redraw() {
-  whole = true;
+  allDirty = true;
   schedule();
 }
 
-// Draws once a frame, however much has happened.
+// Draws once a frame, however many events arrived.
 function schedule() {
   if (scheduled) return;
   scheduled = true;
@@ -64,34 +64,34 @@ function schedule() {
   });
 }
 
-// A token costs its own few characters: everything else is looked at only when something else has changed.
+// A token only appends its text; everything else is compared only when another event arrived.
 function draw() {
   const log = $("log");
   const below = log.scrollHeight - log.scrollTop;
-  if (state.now) {
-    if (whole) whole = drawWhole();
-    for (const [name, text] of state.running?.parts ?? []) stream(name, text);
-    welcome(state.order.length === 0 && !state.running);
+  if (state.snapshot) {
+    if (allDirty) allDirty = drawAll();
+    for (const [id, text] of state.running?.chunks ?? []) drawRunningChunk(id, text);
+    drawEmptyHint(state.order.length === 0 && !state.running);
   }
-  trouble();
-  standing();
-  if (atEnd) toEnd();
-  else if (whole) log.scrollTop = log.scrollHeight - below;
-  if (whole) schedule();
+  drawLoadError();
+  drawStatus();
+  if (atEnd) scrollToEnd();
+  else if (allDirty) log.scrollTop = log.scrollHeight - below;
+  if (allDirty) schedule();
 }
 
-// To the end of what was said. How high something is the browser knows only when it comes into sight, so it may take a few steps.
-function toEnd(steps = 8) {
+// The browser lays elements out only when they come into view, so scrolling to the end may take a few steps.
+function scrollToEnd(steps = 8) {
   const log = $("log");
   log.scrollTop = log.scrollHeight;
   if (steps > 0)
     requestAnimationFrame(() => {
-      if (atEnd && log.scrollHeight - log.scrollTop - log.clientHeight > 1) toEnd(steps - 1);
+      if (atEnd && log.scrollHeight - log.scrollTop - log.clientHeight > 1) scrollToEnd(steps - 1);
     });
 }
 
-// Whoever scrolls up stays there, until they are at the end again.
-function follow() {
+// A reader who scrolls up stays there until the end is in view again.
+function initScroll() {
   const log = $("log");
   let last = 0;
   log.addEventListener(
@@ -106,43 +106,43 @@ function follow() {
   );
 }
 
-// How long a frame may take of what others do meanwhile, in milliseconds.
-const SLICE = 8;
+// Milliseconds of a frame that drawing may take.
+const FRAME_BUDGET = 8;
 
-// All that is in the window, the latest first. Returns whether there is more to do in another frame.
-function drawWhole() {
-  const until = performance.now() + SLICE;
-  for (const name of [...nodes.keys()]) {
-    if (!state.chunks.has(name) && !state.running?.parts.has(name)) drop(name);
+// Draws all chunks, the latest first. Returns whether chunks are left for the next frame.
+function drawAll() {
+  const deadline = performance.now() + FRAME_BUDGET;
+  for (const id of [...chunkNodes.keys()]) {
+    if (!state.chunks.has(id) && !state.running?.chunks.has(id)) removeChunk(id);
   }
   for (let at = state.order.length - 1; at >= 0; at -= 1) {
-    if (performance.now() > until) return true;
+    if (performance.now() > deadline) return true;
     const chunk = state.chunks.get(state.order[at]);
-    settle(chunk);
-    shade(chunk);
+    drawChunk(chunk);
+    shadeChunk(chunk);
   }
-  for (const [turn, node] of turns) heading(turn, node);
-  remember();
+  for (const [turn, node] of turnNodes) drawHeading(turn, node);
+  drawMemories();
   return false;
 }
 
-// Memories where they stand; they are few, and drawn anew when one has changed.
-let remembered = "";
-function remember() {
-  const { standing = [] } = state.now;
-  const key = JSON.stringify(standing);
-  if (key === remembered) return;
-  remembered = key;
+// The memories in the context. They are few, so all are drawn again when one has changed.
+let drawnMemories = "";
+function drawMemories() {
+  const { placed_memories = [] } = state.snapshot;
+  const key = JSON.stringify(placed_memories);
+  if (key === drawnMemories) return;
+  drawnMemories = key;
   const log = $("log");
   log.querySelectorAll(".memory").forEach((node) => node.remove());
-  for (const memory of standing) {
+  for (const memory of placed_memories) {
     const node = el(
       "article",
-      { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.memory}` },
+      { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.id}` },
       el(
         "button",
-        { type: "button", class: "link", onclick: () => tell("panel", "memories") },
-        `✎ memory ${memory.memory} stands here`,
+        { type: "button", class: "link", onclick: () => emit("panel", "memories") },
+        `✎ Memory ${memory.id} is in the context here`,
       ),
       el("p", {}, memory.text),
     );
@@ -153,67 +153,67 @@ function remember() {
   }
 }
 
-function welcome(empty) {
-  const there = $("log").querySelector(".empty");
-  const words =
-    state.now.tokens > 0
-      ? "Nothing of this conversation is in the context now. What was pruned or deleted is not lost: the second button above lists it."
-      : "Nothing has been said here yet. Say something: what the model looks at grows bright, what it does not look at grows dim " +
-        "and leaves the window, and whatever matters again comes back to its own place.";
+function drawEmptyHint(empty) {
+  const shown = $("log").querySelector(".empty");
+  const text =
+    state.snapshot.tokens > 0
+      ? "No paragraph of this chat is in the context now. They are not lost: “Out of context” above lists them."
+      : "This chat is empty. Paragraphs that the model pays attention to are drawn bright. When the context is full, the dimmest " +
+        "ones are removed from it, and they are brought back when a message is about them.";
   if (!empty) {
-    there?.remove();
+    shown?.remove();
     return;
   }
-  if (there?.textContent === words) return;
-  there?.remove();
-  $("log").append(el("p", { class: "empty" }, words));
+  if (shown?.textContent === text) return;
+  shown?.remove();
+  $("log").append(el("p", { class: "empty" }, text));
 }
 
-// A conversation that cannot be shown says why; it is never drawn as an empty one.
-function trouble() {
-  const there = $("log").querySelector(".trouble");
-  if (!state.failed) {
-    there?.remove();
+// A chat that cannot be loaded shows the error; it is never drawn as an empty one.
+function drawLoadError() {
+  const shown = $("log").querySelector(".load-error");
+  if (!state.loadError) {
+    shown?.remove();
     return;
   }
-  if (there?.dataset.why === state.failed) return;
-  there?.remove();
+  if (shown?.dataset.error === state.loadError) return;
+  shown?.remove();
   $("log").prepend(
     el(
       "p",
-      { class: "trouble wrong", role: "alert", data: { why: state.failed } },
-      `“${state.name}” cannot be shown: ${state.failed}. Nothing is lost. `,
+      { class: "load-error error", role: "alert", data: { error: state.loadError } },
+      `“${state.name}” cannot be loaded: ${state.loadError}. Nothing is lost. `,
       el("button", { type: "button", onclick: refresh }, "Try again"),
     ),
   );
 }
 
-// The versions of the last answer, where there are more than one.
-let versions = 0;
+// The variants of the last answer, if there is more than one.
+let variantRequests = 0;
 async function drawVariants() {
-  const mine = (versions += 1);
+  const request = (variantRequests += 1);
   const box = $("variants");
   const { name } = state;
   let all = [];
-  if (state.now && !state.now.fresh && !state.running && !state.failed) {
+  if (state.snapshot && !state.snapshot.fresh && !state.running && !state.loadError) {
     try {
       all = await api.variants(name);
     } catch {
       all = [];
     }
   }
-  if (mine !== versions || name !== state.name) return;
+  if (request !== variantRequests || name !== state.name) return;
   box.hidden = all.length < 2;
   if (box.hidden) {
     box.replaceChildren();
     return;
   }
-  const at = all.findIndex((one) => one.stands);
+  const at = all.findIndex((variant) => variant.current);
   const choose = (to) => async () => {
     try {
       await api.chooseVariant(name, all[to].turn);
     } catch (error) {
-      toast(error.message, { wrong: true });
+      toast(error.message, { error: true });
     }
   };
   const step = (mark, label, to) =>
@@ -226,29 +226,29 @@ async function drawVariants() {
   );
 }
 
-function drop(name) {
-  const node = nodes.get(name);
+function removeChunk(id) {
+  const node = chunkNodes.get(id);
   const turn = node.closest(".turn");
-  turn.querySelector(`.gap[data-before="${name}"]`)?.remove();
+  turn.querySelector(`.gap[data-before="${id}"]`)?.remove();
   node.remove();
-  nodes.delete(name);
-  drawn.delete(name);
+  chunkNodes.delete(id);
+  drawn.delete(id);
   if (!turn.querySelector(".chunk")) {
     turn.remove();
-    turns.delete(Number(turn.dataset.turn));
+    turnNodes.delete(Number(turn.dataset.turn));
   }
 }
 
-function turnOf(id, role) {
-  let node = turns.get(id);
+function turnNode(id, role) {
+  let node = turnNodes.get(id);
   if (node) return node;
   node = el(
     "article",
     { class: `turn ${role}`, data: { turn: id } },
-    el("h2", {}, el("b", {}, WHO[role] ?? role), el("time", {}), el("span", { class: "end" })),
+    el("h2", {}, el("b", {}, ROLE_LABELS[role] ?? role), el("time", {}), el("span", { class: "finish" })),
   );
-  turns.set(id, node);
-  // Most are the first or the last.
+  turnNodes.set(id, node);
+  // Most new turns are the first or the last.
   const log = $("log");
   let after = log.querySelector(".turn");
   if (!after || Number(log.lastElementChild.dataset.turn) < id) after = null;
@@ -257,71 +257,70 @@ function turnOf(id, role) {
   return node;
 }
 
-function heading(id, node) {
-  const [, at, end] = node.firstChild.children;
-  const told = state.now.times[id] ? time(state.now.times[id]) : "";
-  if (at.textContent !== told) at.textContent = told;
-  const ends = {
-    length: "cut at its longest",
+function drawHeading(id, node) {
+  const [, timeNode, finishNode] = node.firstChild.children;
+  const { times, premises, finish_reasons } = state.snapshot;
+  const at = times[id] ? time(times[id]) : "";
+  if (timeNode.textContent !== at) timeNode.textContent = at;
+  const labels = {
+    length: "maximum length reached",
     aborted: "stopped",
-    failed: "broken off",
-    interrupted: "cut off when the program ended",
+    failed: "failed",
+    interrupted: "interrupted when the program ended",
   };
-  const ended = [
-    state.now.premises?.[id] ? `無 taken for granted, and not so: ${state.now.premises[id]}` : "",
-    ends[state.now.ends[id]] ?? "",
+  const finish = [
+    premises?.[id] ? `無 Your question assumes something that was contradicted: ${premises[id]}` : "",
+    labels[finish_reasons[id]] ?? "",
   ]
     .filter(Boolean)
     .join(" · ");
-  if (end.textContent !== ended) end.textContent = ended;
-  end.classList.toggle("wrong", ["failed", "interrupted"].includes(state.now.ends[id]));
+  if (finishNode.textContent !== finish) finishNode.textContent = finish;
+  finishNode.classList.toggle("error", ["failed", "interrupted"].includes(finish_reasons[id]));
 }
 
-// A chunk at its place in its turn.
-function settle(chunk) {
-  const known = drawn.get(chunk.chunk);
-  if (known?.chunk === chunk) return;
-  const key = JSON.stringify([chunk.text, chunk.pinned, chunk.gap, chunk.why, chunk.tools]);
-  const node = nodes.get(chunk.chunk);
-  if (known?.key === key) {
-    known.chunk = chunk;
+// Draws a chunk at its position in its turn.
+function drawChunk(chunk) {
+  const entry = drawn.get(chunk.id);
+  if (entry?.chunk === chunk) return;
+  const key = JSON.stringify([chunk.text, chunk.pinned, chunk.pruned_before, chunk.reason, chunk.tool_ranges]);
+  const old = chunkNodes.get(chunk.id);
+  if (entry?.key === key) {
+    entry.chunk = chunk;
     return;
   }
-  const fresh = el(
+  const node = el(
     "div",
     {
-      class: chunk.back ? "chunk back" : "chunk",
+      class: chunk.resurrected ? "chunk resurrected" : "chunk",
       tabindex: "0",
-      data: { chunk: chunk.chunk, position: chunk.position },
-      "aria-label": `${WHO[chunk.role]}, turn ${chunk.turn}, paragraph ${chunk.sentence}${chunk.pinned ? ", pinned" : ""}`,
+      data: { chunk: chunk.id, position: chunk.position },
+      "aria-label": `${ROLE_LABELS[chunk.role]}, turn ${chunk.turn}, paragraph ${chunk.index}${chunk.pinned ? ", pinned" : ""}`,
       role: "group",
     },
-    text(chunk),
-    chunk.back && chunk.why ? el("span", { class: "why" }, `↩ back: ${chunk.why}`) : null,
+    chunkText(chunk),
+    chunk.resurrected && chunk.reason ? el("span", { class: "reason" }, `↩ brought back: ${chunk.reason}`) : null,
   );
-  if (chunk.back)
+  if (chunk.resurrected)
     setTimeout(() => {
-      delete chunk.back;
-      fresh.classList.remove("back");
+      delete chunk.resurrected;
+      node.classList.remove("resurrected");
     }, 2600);
-  if (node) node.replaceWith(fresh);
+  if (old) old.replaceWith(node);
   else {
-    const turn = turnOf(chunk.turn, chunk.role);
-    const behind = [...turn.querySelectorAll(".chunk")].find(
-      (other) => Number(other.dataset.position) > chunk.position,
-    );
-    turn.insertBefore(fresh, behind ?? null);
+    const turn = turnNode(chunk.turn, chunk.role);
+    const next = [...turn.querySelectorAll(".chunk")].find((other) => Number(other.dataset.position) > chunk.position);
+    turn.insertBefore(node, next ?? null);
   }
-  nodes.set(chunk.chunk, fresh);
-  drawn.set(chunk.chunk, { chunk, key, light: null });
-  gap(fresh, chunk);
+  chunkNodes.set(chunk.id, node);
+  drawn.set(chunk.id, { chunk, key, brightness: null });
+  drawGap(node, chunk);
 }
 
-function text(chunk) {
+function chunkText(chunk) {
   const parts = [];
   if (chunk.pinned) parts.push(el("span", { class: "mark", role: "img", "aria-label": "pinned" }, "📌"));
   let at = 0;
-  for (const [from, to] of chunk.tools ?? []) {
+  for (const [from, to] of chunk.tool_ranges ?? []) {
     parts.push(chunk.text.slice(at, from), el("span", { class: "tool" }, chunk.text.slice(from, to)));
     at = to;
   }
@@ -329,161 +328,168 @@ function text(chunk) {
   return parts;
 }
 
-// Where something has left, a line says how much.
-function gap(node, chunk) {
-  node.parentNode.querySelector(`.gap[data-before="${chunk.chunk}"]`)?.remove();
-  if (!chunk.gap) return;
+// A line where pruned paragraphs were.
+function drawGap(node, chunk) {
+  node.parentNode.querySelector(`.gap[data-before="${chunk.id}"]`)?.remove();
+  if (!chunk.pruned_before) return;
   const line = el(
     "button",
-    { class: "gap", type: "button", data: { before: chunk.chunk }, onclick: () => tell("panel", "graveyard") },
-    `${count(chunk.gap, "paragraph")} left the window here`,
+    { class: "gap", type: "button", data: { before: chunk.id }, onclick: () => emit("panel", "graveyard") },
+    `${count(chunk.pruned_before, "paragraph")} out of context here`,
   );
   node.before(line);
 }
 
-// The bar and the colours of a chunk; nothing is touched that is as it should be.
-function shade(chunk) {
-  // What has just come is as bright as can be, until it is seen who looks at it.
-  const light = Math.round((chunk.light ?? 1) * 200) / 200;
-  const known = drawn.get(chunk.chunk);
-  if (known.light === light) return;
-  known.light = light;
-  const node = nodes.get(chunk.chunk);
-  const { bar, colour, ground } = look(light);
+// The bar and the colours of a chunk; styles are set only when they change.
+function shadeChunk(chunk) {
+  // A new chunk has full brightness until attention to it has been measured.
+  const brightness = Math.round((chunk.relative_brightness ?? 1) * 200) / 200;
+  const entry = drawn.get(chunk.id);
+  if (entry.brightness === brightness) return;
+  entry.brightness = brightness;
+  const node = chunkNodes.get(chunk.id);
+  const { bar, colour, ground } = shadeStyle(brightness);
   Object.assign(node.style, { borderLeftColor: bar, color: colour, background: ground });
-  node.title = `${chunk.chunk} · brighter than ${Math.round(light * 100)} % of the window · brightest token ${number(chunk.peak)} · ${count(chunk.tokens, "token")}`;
+  node.title = `${chunk.id} · brighter than ${Math.round(brightness * 100)} % of the context · brightest token ${number(chunk.peak)} · ${count(chunk.tokens, "token")}`;
 }
 
-// The answer as it comes: text is added to the end, nothing else is touched.
-function stream(name, said) {
-  let node = nodes.get(name);
+// Appends the new text of the running answer; nothing else is touched.
+function drawRunningChunk(id, text) {
+  let node = chunkNodes.get(id);
   if (!node) {
-    const [, role, turn] = /^([a-z])(\d+)\./.exec(name);
-    node = el("div", { class: "chunk pending", data: { chunk: name, position: Number.MAX_SAFE_INTEGER } }, "");
-    turnOf(Number(turn), { u: "user", a: "assistant", s: "system" }[role]).append(node);
-    nodes.set(name, node);
-    drawn.set(name, { key: "", light: null });
+    const [, role, turn] = /^([a-z])(\d+)\./.exec(id);
+    node = el("div", { class: "chunk pending", data: { chunk: id, position: Number.MAX_SAFE_INTEGER } }, "");
+    turnNode(Number(turn), { u: "user", a: "assistant", s: "system" }[role]).append(node);
+    chunkNodes.set(id, node);
+    drawn.set(id, { key: "", brightness: null });
     node.append(document.createTextNode(""));
   }
-  const known = drawn.get(name);
-  const shown = known.shown ?? 0;
-  if (said.length > shown) {
-    node.lastChild.appendData ? node.lastChild.appendData(said.slice(shown)) : node.append(said.slice(shown));
-    known.shown = said.length;
+  const entry = drawn.get(id);
+  const shown = entry.shown ?? 0;
+  if (text.length > shown) {
+    node.lastChild.appendData ? node.lastChild.appendData(text.slice(shown)) : node.append(text.slice(shown));
+    entry.shown = text.length;
   }
 }
 
-function standing() {
-  const { now, running } = state;
+function drawStatus() {
+  const { snapshot, running } = state;
   const meter = $("meter");
-  if (!now) {
-    $("standing").textContent = "";
+  if (!snapshot) {
+    $("summary").textContent = "";
     return;
   }
-  const limit = now.limit || 1;
+  const limit = snapshot.limit || 1;
   meter.setAttribute("aria-valuemax", limit);
-  meter.setAttribute("aria-valuenow", now.live);
-  meter.firstElementChild.style.width = `${Math.min(100, (now.live / limit) * 100)}%`;
-  // What is being said is in the window before it is counted with what was said.
-  const said = Math.max(now.tokens, now.live - (now.instruction_tokens ?? 0));
-  const parts = now.fresh ? [] : [`window ${number(now.live)}/${number(now.limit)}`, `${number(said)} said in all`];
-  $("standing").title =
-    `${number(now.live)} tokens are in the window, ${number(now.instruction_tokens ?? 0)} of them the standing instructions. ` +
-    `After an answer ${number(now.stays)} may stay: the rest is room for the next message, its answer and what comes back for it.`;
-  meter.lastElementChild.style.left = `${Math.min(100, (now.stays / limit) * 100)}%`;
-  if (now.last) parts.push(`${number(now.last.pace)} tokens/s`);
-  if (now.attention === false) parts.push("this model does not tell what it looks at");
-  $("standing").textContent = parts.join(" · ");
-  $("dead").textContent = number(now.dead);
-  $("going").textContent = !running
-    ? ""
-    : running.ahead > 0
-      ? `waiting: ${running.ahead} ahead`
-      : running.reading && running.reading.of > 64
-        ? `reading ${running.reading.done}/${running.reading.of}`
-        : running.parts.size
-          ? "speaking"
-          : "thinking";
+  meter.setAttribute("aria-valuenow", snapshot.live);
+  meter.firstElementChild.style.width = `${Math.min(100, (snapshot.live / limit) * 100)}%`;
+  meter.lastElementChild.style.left = `${Math.min(100, (snapshot.budget_after_turn / limit) * 100)}%`;
+  $("summary").textContent = statusText(snapshot);
+  $("summary").title =
+    `${number(snapshot.live)} tokens are in the context, ${number(snapshot.system_prompt_tokens ?? 0)} of them the system prompt. ` +
+    `After an answer, paragraphs are removed until ${number(snapshot.budget_after_turn)} remain, ` +
+    "so that the next message and its answer fit.";
+  $("pruned-count").textContent = number(snapshot.pruned);
+  $("progress").textContent = progressText(running);
   $("stop").hidden = !running;
 }
 
-// What comes, leaves and fails is said where it happens.
-function hint(event) {
-  if (event.type === "token" || event.type === "reading") schedule();
-  else redraw();
-  if (["waiting", "said", "done", "failed"].includes(event.type)) drawVariants();
-  const hints = $("hints");
-  const line = (words) => hints.replaceChildren(...words);
-  if (event.type === "said") {
-    back.clear();
-    hints.replaceChildren();
-  }
-  if (event.type === "returned" && event.chunk) {
-    back.set(event.chunk.chunk, event.chunk.text.trim());
-    line(cameBack("came back for this"));
-  }
-  if (event.type === "premise")
-    line([
-      el(
-        "span",
-        { class: "wrong" },
-        `無 You take for granted: “${event.premise}”. ${event.reason}. ${event.suggestion}`,
-      ),
-    ]);
-  if (event.type === "done") {
-    const parts = [];
-    if (back.size) parts.push(...cameBack("came back for this answer"));
-    if (event.summary.left) parts.push(el("span", {}, `${count(event.summary.left, "paragraph")} left the window. `));
-    if (parts.length) hints.replaceChildren(...parts);
-  }
-  if (event.type === "exceeded") toast(event.why, { wrong: true });
-  if (event.type === "notice") toast(event.text);
-  // Whoever sent it is told in their own place.
-  if (event.type === "failed" && !sending) toast(event.why, { wrong: true });
+function statusText(snapshot) {
+  // The tokens of a running answer are in the context before they are counted in the conversation.
+  const total = Math.max(snapshot.tokens, snapshot.live - (snapshot.system_prompt_tokens ?? 0));
+  const parts = snapshot.fresh
+    ? []
+    : [`Context ${number(snapshot.live)} / ${number(snapshot.limit)} tokens`, `${number(total)} tokens in total`];
+  if (snapshot.last_summary) parts.push(`${number(snapshot.last_summary.tokens_per_second)} tokens/s`);
+  if (snapshot.attention === false) parts.push("no attention data from this model");
+  return parts.join(" · ");
 }
 
-const back = new Map(); // what has come back for the answer that is being given, or was given last
+function progressText(running) {
+  if (!running) return "";
+  if (running.ahead > 0) return `queued, ${running.ahead} ahead`;
+  if (running.prefilling && running.prefilling.total > 64)
+    return `reading the context ${running.prefilling.done}/${running.prefilling.total}`;
+  return running.chunks.size ? "answering" : "thinking";
+}
 
-// What came back, by its first words; a click tells why, and what became of it.
-function cameBack(words) {
-  const one = ([name, text]) =>
+// Redraws what an event changed, and shows hints and errors.
+function showEvent(event) {
+  if (event.type === "token" || event.type === "prefilling") schedule();
+  else redraw();
+  if (["queued", "message_stored", "done", "failed"].includes(event.type)) drawVariants();
+  const hints = $("hints");
+  if (event.type === "message_stored") {
+    resurrected.clear();
+    hints.replaceChildren();
+  }
+  if (event.type === "resurrected" && event.chunk) {
+    resurrected.set(event.chunk.id, event.chunk.text.trim());
+    hints.replaceChildren(...resurrectedHint("brought back for this message"));
+  }
+  if (event.type === "false_premise")
+    hints.replaceChildren(
+      el(
+        "span",
+        { class: "error" },
+        `無 Your question assumes something that was contradicted: “${event.premise}”. ${event.reason}. ${event.suggestion}`,
+      ),
+    );
+  if (event.type === "done") {
+    const parts = [];
+    if (resurrected.size) parts.push(...resurrectedHint("brought back for this answer"));
+    if (event.summary.pruned)
+      parts.push(el("span", {}, `${count(event.summary.pruned, "paragraph")} removed from the context. `));
+    if (parts.length) hints.replaceChildren(...parts);
+  }
+  if (event.type === "budget_exceeded") toast(event.reason, { error: true });
+  if (event.type === "notice") toast(event.text);
+  // A message that this page is sending reports its own failure.
+  if (event.type === "failed" && !sending) toast(event.error, { error: true });
+}
+
+const resurrected = new Map(); // paragraphs brought back for the running or the last answer: text by chunk id
+
+// The first words of each paragraph that was brought back; a click opens it.
+function resurrectedHint(label) {
+  const link = ([id, text]) =>
     el(
       "button",
-      { type: "button", class: "link", onclick: () => tell("panel", { panel: "chunk", chunk: name }) },
-      `“${text.slice(0, 40)}${text.length > 40 ? "…" : ""}”${state.chunks.has(name) ? "" : " (has left again)"}`,
+      { type: "button", class: "link", onclick: () => emit("panel", { panel: "chunk", chunk: id }) },
+      `“${text.slice(0, 40)}${text.length > 40 ? "…" : ""}”${state.chunks.has(id) ? "" : " (removed again)"}`,
     );
   return [
-    el("span", {}, `↩ ${count(back.size, "paragraph")} ${words}: `),
-    ...[...back].slice(0, 3).map(one),
-    el("span", {}, back.size > 3 ? " and more. " : ". "),
+    el("span", {}, `↩ ${count(resurrected.size, "paragraph")} ${label}: `),
+    ...[...resurrected].slice(0, 3).map(link),
+    el("span", {}, resurrected.size > 3 ? " and more. " : ". "),
   ];
 }
 
-// ---- the box to speak in: what is typed is kept until it is stored on the server.
+// ---- the message box: a draft is kept in the browser until the server has stored it.
 
-const draft = () => `draft:${state.name}`;
-const sent = (name) => `sent:${name}`;
+const draftKey = (name) => `draft:${name}`;
+const sentKey = (name) => `sent:${name}`;
 
-function load() {
+function loadDraft() {
   const box = $("message");
-  box.value = localStorage.getItem(draft()) ?? "";
-  grow(box);
-  resume();
+  box.value = localStorage.getItem(draftKey(state.name)) ?? "";
+  autoGrow(box);
+  resendMessage();
 }
 
-// A message that was on its way when the page was left is sent with the number that it had: the server takes it once.
-async function resume() {
+// A message that was being sent when the page was closed is sent again with the same id: the server stores it once.
+async function resendMessage() {
   const { name } = state;
-  const waiting = JSON.parse(localStorage.getItem(sent(name)) ?? "null");
-  if (!waiting) return;
-  await deliver(name, waiting);
+  const unsent = JSON.parse(localStorage.getItem(sentKey(name)) ?? "null");
+  if (!unsent) return;
+  await deliver(name, unsent);
 }
 
-function composer() {
+function initComposer() {
   const box = $("message");
   box.addEventListener("input", () => {
-    if (!editing) localStorage.setItem(draft(), box.value);
-    grow(box);
+    if (!editing) localStorage.setItem(draftKey(state.name), box.value);
+    autoGrow(box);
   });
   box.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -491,12 +497,12 @@ function composer() {
       $("composer").requestSubmit();
     }
     if (event.key === "Escape") {
-      if (editing) leaveEdit();
+      if (editing) cancelEdit();
       else stop();
     }
   });
   $("cancel-edit").addEventListener("click", () => {
-    leaveEdit();
+    cancelEdit();
     box.focus();
   });
   $("composer").addEventListener("submit", (event) => {
@@ -506,7 +512,7 @@ function composer() {
   $("stop").addEventListener("click", stop);
 }
 
-let editing = false; // whether what is in the box replaces the last message
+let editing = false; // whether the text in the box replaces the last message
 let sending = false;
 
 async function send() {
@@ -515,32 +521,32 @@ async function send() {
   const name = state.name;
   if (!text.trim() || sending) return;
   if (editing) {
-    if (await attempt(name, () => api.instead(name, text))) leaveEdit();
+    if (await attempt(name, () => api.editLast(name, text))) cancelEdit();
     return;
   }
   const message = { id: crypto.randomUUID(), text };
-  localStorage.setItem(sent(name), JSON.stringify(message));
+  localStorage.setItem(sentKey(name), JSON.stringify(message));
   await deliver(name, message);
 }
 
-// Sends a message; until the server has it, it is kept here.
+// Sends a message and keeps it in the browser until the server has it.
 async function deliver(name, message) {
   const box = $("message");
-  if (state.running) toast("Queued. It is sent when this answer is done.");
-  const done = await attempt(name, () => api.say(name, message.text, message.id));
-  // Without an answer nobody knows whether it was taken: it is asked again with the same number.
+  if (state.running) toast("Queued. It is sent when the current answer is complete.");
+  const done = await attempt(name, () => api.sendMessage(name, message.text, message.id));
+  // Without a response it is unknown whether the message was stored: it is sent again later, with the same id.
   if (done === null) return;
-  localStorage.removeItem(sent(name));
+  localStorage.removeItem(sentKey(name));
   if (!done) return;
-  localStorage.removeItem(`draft:${name}`);
+  localStorage.removeItem(draftKey(name));
   if (state.name === name && box.value === message.text) {
     box.value = "";
-    grow(box);
+    autoGrow(box);
   }
-  if (state.now?.fresh) refresh();
+  if (state.snapshot?.fresh) refresh();
 }
 
-// Whether it was done; null where the server did not answer.
+// Returns whether the request succeeded; null if the server did not answer.
 async function attempt(name, work) {
   $("send").disabled = true;
   sending = true;
@@ -548,8 +554,8 @@ async function attempt(name, work) {
     await work();
     return true;
   } catch (error) {
-    toast(`Not sent: ${error.message}. What you wrote is still in the box.`, { wrong: true });
-    return error instanceof Away ? null : false;
+    toast(`Not sent: ${error.message}. Your text is still in the box.`, { error: true });
+    return error instanceof ServerUnreachable ? null : false;
   } finally {
     $("send").disabled = false;
     sending = false;
@@ -562,12 +568,12 @@ export async function stop() {
   try {
     await api.stop(state.name);
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
   }
 }
 
-// The last message comes into the box to be edited. A banner says so until it is sent or cancelled, and what was in the box is kept.
-export function edit() {
+// Puts the last message into the box to be edited. A banner is shown until it is sent or cancelled; the draft is kept.
+export function editLast() {
   const last = [...state.chunks.values()].filter((chunk) => chunk.role === "user").at(-1);
   if (!last || state.running) return;
   const box = $("message");
@@ -579,136 +585,137 @@ export function edit() {
     .map((chunk) => chunk.text)
     .join("")
     .trim();
-  grow(box);
+  autoGrow(box);
   box.focus();
 }
 
-function leaveEdit() {
+function cancelEdit() {
   if (!editing) return;
   editing = false;
   $("editing").hidden = true;
   $("send").textContent = "Send";
   const box = $("message");
-  box.value = localStorage.getItem(draft()) ?? "";
-  grow(box);
+  box.value = localStorage.getItem(draftKey(state.name)) ?? "";
+  autoGrow(box);
 }
 
-export async function again() {
+export async function regenerate() {
   if (state.running) return;
   try {
-    await api.again(state.name);
+    await api.regenerate(state.name);
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
   }
 }
 
-// ---- the user's own hand
+// ---- manual edits
 
-const DONE = {
+const EDITED = {
   pin: "Pinned",
   unpin: "Unpinned",
-  prune: "Sent out of the window",
-  resurrect: "Called back",
+  prune: "Removed from context",
+  resurrect: "Brought back",
   delete: "Deleted",
-  merge: "Joined to the one before",
-  restore: "Restored",
+  merge: "Merged into the paragraph above",
+  undelete: "Restored",
 };
 
-export async function signal(what, chunks) {
-  if (what === "delete" && !(await sureToDelete(chunks[0]))) return;
+export async function editChunks(edit, chunks) {
+  if (edit === "delete" && !(await confirmDelete(chunks[0]))) return;
   const name = state.name;
   try {
-    const done = await api.signal(name, what, chunks);
-    const pinned = what === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
-    const where = what === "delete" ? " It is listed under Deleted." : "";
-    // What was deleted can be undone for as long as nobody closes this; later, from the list.
-    toast(`${DONE[what]}: ${done.chunks.join(", ")}${pinned}.${where}`, {
-      offer: "Undo",
-      act: () => undo(name, done.undo),
-      stay: what === "delete" ? null : undefined,
+    const result = await api.editChunks(name, edit, chunks);
+    const pinned = edit === "resurrect" ? `; pinned: ${chunks.join(", ")}` : "";
+    const where = edit === "delete" ? " It is listed under Deleted." : "";
+    // The offer to undo a deletion stays until it is closed; later, the list of deleted paragraphs has it.
+    toast(`${EDITED[edit]}: ${result.chunks.join(", ")}${pinned}.${where}`, {
+      action: "Undo",
+      onAction: () => undo(name, result.undo),
+      stay: edit === "delete" ? null : undefined,
     });
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
   }
 }
 
-// Shows what goes with a paragraph before it is deleted.
-async function sureToDelete(chunk) {
-  let along = [];
+// Lists the dependent paragraphs before one is deleted.
+async function confirmDelete(chunk) {
+  let dependents = [];
   try {
-    along = (await api.chunk(state.name, chunk)).goes_along;
+    dependents = (await api.chunk(state.name, chunk)).dependents;
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
     return false;
   }
-  const lines = along.map((one) => el("li", {}, `${WHO[one.role]}: ${one.text.trim().slice(0, 160)}`));
+  const lines = dependents.map((other) =>
+    el("li", {}, `${ROLE_LABELS[other.role]}: ${other.text.trim().slice(0, 160)}`),
+  );
   const more = lines.length
     ? el(
         "div",
         {},
-        el("p", {}, `${count(lines.length, "paragraph")} cannot stand without it and will be deleted too:`),
-        el("ul", { class: "along" }, ...lines),
+        el("p", {}, `${count(lines.length, "dependent paragraph")} will be deleted too:`),
+        el("ul", { class: "dependents" }, ...lines),
       )
     : null;
   return ask("Delete this paragraph?", {
     about:
-      "It leaves the context and search. It stays in the list of deleted paragraphs, from where it can be restored.",
-    go: "Delete",
+      "It is removed from the context and from search. It stays in the list of deleted paragraphs and can be restored from there.",
+    confirm: "Delete",
     more,
   });
 }
 
-async function undo(name, what) {
+async function undo(name, id) {
   try {
-    await api.undo(name, what);
-    toast("Taken back.");
+    await api.undo(name, id);
+    toast("Undone.");
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
   }
 }
 
-// The buttons of a chunk: they come when it is pointed at or focused, and on a touch screen when it is tapped, by which nothing else
-// happens.
-function hand(node) {
-  const name = node.dataset.chunk;
-  const chunk = state.chunks.get(name);
-  if (!chunk || node.querySelector(".hand")) return;
-  const button = (mark, label, act) =>
+// The buttons of a paragraph. They appear on hover and focus; on a touch screen a tap shows them and does nothing else.
+function showActions(node) {
+  const id = node.dataset.chunk;
+  const chunk = state.chunks.get(id);
+  if (!chunk || node.querySelector(".actions")) return;
+  const button = (label, title, onClick) =>
     el(
       "button",
       {
         type: "button",
-        title: label,
-        "aria-label": `${mark}: ${name}`,
+        title,
+        "aria-label": `${label}: ${id}`,
         onclick: (event) => {
           event.stopPropagation();
-          act();
+          onClick();
         },
       },
-      mark,
+      label,
     );
   node.append(
     el(
       "span",
-      { class: "hand" },
+      { class: "actions" },
       button(chunk.pinned ? "Unpin" : "Pin", chunk.pinned ? "Unpin (p)" : "Pin (p)", () =>
-        signal(chunk.pinned ? "unpin" : "pin", [name]),
+        editChunks(chunk.pinned ? "unpin" : "pin", [id]),
       ),
-      chunk.sentence > 0 ? button("Join", "Join to the paragraph before (m)", () => signal("merge", [name])) : null,
-      button("Remove from context", "Remove from context (x)", () => signal("prune", [name])),
-      button("Delete", "Delete (Del)", () => signal("delete", [name])),
-      button("Why", "What happened to it, word by word (Enter)", () => tell("panel", { panel: "chunk", chunk: name })),
+      chunk.index > 0 ? button("Merge", "Merge into the paragraph above (m)", () => editChunks("merge", [id])) : null,
+      button("Remove from context", "Remove from context (x)", () => editChunks("prune", [id])),
+      button("Delete", "Delete (Del)", () => editChunks("delete", [id])),
+      button("Details", "Tokens and history (Enter)", () => emit("panel", { panel: "chunk", chunk: id })),
     ),
   );
 }
 
 const touch = matchMedia("(hover: none)");
 
-export function keys() {
+export function initKeys() {
   const log = $("log");
   const over = (event) => {
     const node = event.target.closest?.(".chunk");
-    if (node && !touch.matches) hand(node);
+    if (node && !touch.matches) showActions(node);
   };
   log.addEventListener("pointerover", over);
   log.addEventListener("focusin", over);
@@ -717,32 +724,32 @@ export function keys() {
     const node = event.target.closest(".chunk");
     for (const other of log.querySelectorAll(".chunk.open")) if (other !== node) other.classList.remove("open");
     if (!node) return;
-    hand(node);
+    showActions(node);
     node.classList.toggle("open");
   });
   log.addEventListener("keydown", (event) => {
     const node = event.target.closest(".chunk");
     if (!node || event.target !== node || event.ctrlKey || event.metaKey || event.altKey) return;
-    const name = node.dataset.chunk;
-    const chunk = state.chunks.get(name);
+    const id = node.dataset.chunk;
+    const chunk = state.chunks.get(id);
     if (!chunk) return;
     const all = [...log.querySelectorAll(".chunk")];
     const step = (by) => all[all.indexOf(node) + by]?.focus();
-    const act = {
-      p: () => signal(chunk.pinned ? "unpin" : "pin", [name]),
-      m: () => signal("merge", [name]),
-      x: () => signal("prune", [name]),
-      Delete: () => signal("delete", [name]),
-      Enter: () => tell("panel", { panel: "chunk", chunk: name }),
+    const command = {
+      p: () => editChunks(chunk.pinned ? "unpin" : "pin", [id]),
+      m: () => editChunks("merge", [id]),
+      x: () => editChunks("prune", [id]),
+      Delete: () => editChunks("delete", [id]),
+      Enter: () => emit("panel", { panel: "chunk", chunk: id }),
       j: () => step(1),
       ArrowDown: () => step(1),
       k: () => step(-1),
       ArrowUp: () => step(-1),
       Escape: () => $("message").focus(),
     }[event.key];
-    if (act) {
+    if (command) {
       event.preventDefault();
-      act();
+      command();
     }
   });
 }

@@ -1,4 +1,4 @@
-// Making elements. Text is always text: nothing that anybody said is ever read as markup.
+// Creates and updates elements. Text is always set as text, so no message can inject markup.
 
 /** @type {(id: string) => any} */
 export const $ = (id) => document.getElementById(id);
@@ -11,28 +11,30 @@ export const $ = (id) => document.getElementById(id);
  */
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
-  set(node, attributes);
-  node.append(...present(children));
+  setAttributes(node, attributes);
+  node.append(...withoutEmpty(children));
   return node;
 }
 
-const present = (children) =>
+const withoutEmpty = (children) =>
   children.flat().filter((child) => child !== null && child !== undefined && child !== false);
 
-// Makes the inside of a node as these are, and keeps what is the same: whoever reads, points or types there is not disturbed. What
-// has a key is the same wherever it stands.
+// Replaces a node's children and keeps the elements that are the same, so that scroll position, focus and text that is being
+// typed survive. An element with a key is recognised at every place in the list.
 export function render(parent, ...children) {
-  const wanted = present(children).map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  const wanted = withoutEmpty(children).map((child) =>
+    child instanceof Node ? child : document.createTextNode(child),
+  );
   const keys = new Set(wanted.map(key).filter(Boolean));
-  const known = new Map();
+  const keyed = new Map();
   for (const old of [...parent.childNodes]) {
     if (!key(old)) continue;
-    if (keys.has(key(old))) known.set(key(old), old);
+    if (keys.has(key(old))) keyed.set(key(old), old);
     else old.remove();
   }
   let at = parent.firstChild;
   for (const next of wanted) {
-    const old = key(next) ? known.get(key(next)) : at && !key(at) ? at : null;
+    const old = key(next) ? keyed.get(key(next)) : at && !key(at) ? at : null;
     if (old && old.nodeName === next.nodeName) {
       if (old === at) at = at.nextSibling;
       else parent.insertBefore(old, at);
@@ -45,9 +47,9 @@ export function render(parent, ...children) {
     }
   }
   while (at) {
-    const gone = at;
+    const surplus = at;
     at = at.nextSibling;
-    gone.remove();
+    surplus.remove();
   }
 }
 
@@ -63,13 +65,13 @@ function patch(old, next) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
   for (const name of HANDLERS) if (old[name] !== next[name]) old[name] = next[name];
-  // What somebody is setting is not taken away.
+  // A value that the user is changing is left alone.
   if (old.nodeName === "INPUT" && old !== document.activeElement && old.value !== next.value) old.value = next.value;
   render(old, ...next.childNodes);
 }
 
-// Makes a box as high as what is in it, within reason.
-export function grow(box) {
+// Fits a text box to its text, up to 40 % of the window.
+export function autoGrow(box) {
   box.style.height = "auto";
   box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
@@ -81,7 +83,7 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-function set(node, attributes) {
+function setAttributes(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node[name] = value;
@@ -92,31 +94,32 @@ function set(node, attributes) {
   }
 }
 
-// Made once, when it is first needed: to make one takes longer than to write a thousand.
-let numbers, times;
+// Created on first use: creating a formatter takes longer than formatting a thousand values.
+let numberFormat, timeFormat;
 
-export const number = (n) => (numbers ??= new Intl.NumberFormat("en", { maximumFractionDigits: 1 })).format(Number(n));
-export const count = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
+export const number = (n) =>
+  (numberFormat ??= new Intl.NumberFormat("en", { maximumFractionDigits: 1 })).format(Number(n));
+export const count = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 export const time = (at) =>
-  (times ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
+  (timeFormat ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
 
-// Something that was done or went wrong, said in passing; what it offers can be done from there.
-export function toast(text, { wrong = false, offer = null, act = null, stay = wrong ? 9000 : 6000 } = {}) {
-  const box = el("div", { class: wrong ? "toast wrong" : "toast" }, el("span", {}, text));
-  const gone = stay === null ? null : setTimeout(() => box.remove(), stay);
-  if (offer) {
+// Shows a message for a few seconds, with a button for `action` if there is one. With `stay: null` it stays until it is closed.
+export function toast(text, { error = false, action = null, onAction = null, stay = error ? 9000 : 6000 } = {}) {
+  const box = el("div", { class: error ? "toast error" : "toast" }, el("span", {}, text));
+  const timer = stay === null ? null : setTimeout(() => box.remove(), stay);
+  if (action) {
     box.append(
       el(
         "button",
         {
           type: "button",
           onclick: () => {
-            clearTimeout(gone);
+            clearTimeout(timer);
             box.remove();
-            act();
+            onAction();
           },
         },
-        offer,
+        action,
       ),
     );
   }
@@ -127,36 +130,36 @@ export function toast(text, { wrong = false, offer = null, act = null, stay = wr
         type: "button",
         "aria-label": "Close",
         onclick: () => {
-          clearTimeout(gone);
+          clearTimeout(timer);
           box.remove();
         },
       },
       "×",
     ),
   );
-  // Two at a time: what is older has been seen.
+  // Two at a time: the older ones have been read.
   while ($("toasts").children.length > 1) $("toasts").firstElementChild.remove();
   $("toasts").append(box);
 }
 
-// Asks for something; resolves to what was entered, or to null.
-export function ask(title, { label = "", value = "", kind = "text", go = "OK", about = "", more = null } = {}) {
+// Opens a dialog; resolves to the text that was entered (true if there is no input), or to null.
+export function ask(title, { label = "", value = "", kind = "text", confirm = "OK", about = "", more = null } = {}) {
   const dialog = $("ask");
-  const input = label ? el("input", { id: "asked", type: kind, value, required: true }) : null;
+  const input = label ? el("input", { id: "ask-input", type: kind, value, required: true }) : null;
   return new Promise((resolve) => {
     const form = el(
       "form",
       { method: "dialog" },
       el("strong", {}, title),
       about ? el("span", { class: "quiet" }, about) : null,
-      label ? el("label", { for: "asked" }, label) : null,
+      label ? el("label", { for: "ask-input" }, label) : null,
       input,
       more,
       el(
         "div",
         { class: "bar" },
         el("button", { type: "button", onclick: () => dialog.close("") }, "Cancel"),
-        el("button", { type: "submit", value: "yes" }, go),
+        el("button", { type: "submit", value: "yes" }, confirm),
       ),
     );
     dialog.replaceChildren(form);

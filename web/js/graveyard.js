@@ -1,37 +1,37 @@
-// Pruned paragraphs, searched and sorted, to be brought back; and deleted ones, to be restored.
+// The panel “Out of context”: pruned paragraphs, which can be brought back, and deleted ones, which can be restored.
 
 import { api } from "./api.js";
-import { signal } from "./chat.js";
+import { editChunks } from "./chat.js";
 import { count, el, number } from "./dom.js";
-import { look, place } from "./shade.js";
+import { normalize, shadeStyle } from "./shade.js";
 import { state } from "./state.js";
 
-const wanted = { q: "", sort: "newest" };
+const options = { q: "", sort: "newest" };
 const PAGE = 50;
 
 export function graveyard(panel) {
   const list = el("div", {});
-  const gone = el("section", { "aria-label": "Deleted" });
+  const deletedList = el("section", { "aria-label": "Deleted" });
   const about = el("p", { class: "quiet", role: "status" });
-  let asked = 0;
-  const load = async (from = 0) => {
-    const mine = ++asked;
+  let requests = 0;
+  const load = async (offset = 0) => {
+    const request = ++requests;
     try {
-      const found = await api.graveyard(state.name, { ...wanted, from, most: PAGE });
-      if (mine !== asked) return;
-      if (from === 0) list.replaceChildren();
+      const found = await api.graveyard(state.name, { ...options, offset, limit: PAGE });
+      if (request !== requests) return;
+      if (offset === 0) list.replaceChildren();
       list.querySelector(".more")?.remove();
       about.textContent =
-        found.of === 0
-          ? wanted.q
-            ? "Nothing that has left fits that."
-            : "Nothing has left the window yet."
-          : `${count(found.of, "paragraph")}${wanted.q ? ", what fits best first" : ""}. A click calls one back to its own place and pins it; what it belongs to comes with it.`;
+        found.total === 0
+          ? options.q
+            ? "No paragraph out of context matches."
+            : "All paragraphs are in the context."
+          : `${count(found.total, "paragraph")}${options.q ? ", best match first" : ""}. “Bring back” puts one at its own position in the context and pins it; the paragraphs it depends on are brought back with it.`;
       const peaks = found.chunks.map((chunk) => chunk.peak);
       const [least, most] = [Math.min(...peaks), Math.max(...peaks)];
-      list.append(...found.chunks.map((chunk) => row(chunk, place(chunk.peak, least, most))));
-      if (from + PAGE < found.of) {
-        list.append(el("button", { class: "more", type: "button", onclick: () => load(from + PAGE) }, "More"));
+      list.append(...found.chunks.map((chunk) => prunedRow(chunk, normalize(chunk.peak, least, most))));
+      if (offset + PAGE < found.total) {
+        list.append(el("button", { class: "more", type: "button", onclick: () => load(offset + PAGE) }, "More"));
       }
     } catch (error) {
       about.textContent = error.message;
@@ -42,57 +42,56 @@ export function graveyard(panel) {
     el(
       "div",
       { class: "bar" },
-      el("label", { class: "hidden", for: "dead-q" }, "Search what has left"),
+      el("label", { class: "hidden", for: "graveyard-q" }, "Search paragraphs out of context"),
       el("input", {
-        id: "dead-q",
+        id: "graveyard-q",
         type: "search",
-        placeholder: "words, or what is meant",
-        value: wanted.q,
+        placeholder: "words or meaning",
+        value: options.q,
         oninput: (event) => {
-          wanted.q = event.target.value;
+          options.q = event.target.value;
           clearTimeout(typing);
           typing = setTimeout(load, 250);
         },
       }),
-      el("label", { class: "hidden", for: "dead-sort" }, "Order"),
+      el("label", { class: "hidden", for: "graveyard-sort" }, "Order"),
       el(
         "select",
         {
-          id: "dead-sort",
+          id: "graveyard-sort",
           onchange: (event) => {
-            wanted.sort = event.target.value;
+            options.sort = event.target.value;
             load();
           },
         },
         ...["newest", "oldest", "brightest", "dimmest", "longest"].map((sort) =>
-          el("option", { value: sort, selected: sort === wanted.sort }, sort),
+          el("option", { value: sort, selected: sort === options.sort }, sort),
         ),
       ),
     ),
     about,
     list,
-    gone,
+    deletedList,
   );
-  load();
-  deleted(gone);
-  const both = () => {
+  const loadBoth = () => {
     load();
-    deleted(gone);
+    loadDeleted(deletedList);
   };
+  loadBoth();
   return {
     event: (event) => {
-      if (["done", "changed", "returned"].includes(event.type)) both();
+      if (["done", "changed", "resurrected"].includes(event.type)) loadBoth();
     },
-    state: both,
+    state: loadBoth,
   };
 }
 
-// What was deleted, by hand or because another version stands in its place: it stays here until it is forgotten on purpose.
-async function deleted(box, from = 0) {
+// Deleted paragraphs, and variants that are not the current one. They are listed until they are forgotten for good.
+async function loadDeleted(box, offset = 0) {
   const { name } = state;
   let found;
   try {
-    found = await api.deleted(name, { from, most: PAGE });
+    found = await api.deleted(name, { offset, limit: PAGE });
   } catch {
     return;
   }
@@ -100,42 +99,42 @@ async function deleted(box, from = 0) {
   const rows = found.chunks.map((chunk) =>
     el(
       "div",
-      { class: "row", data: { deleted: chunk.chunk } },
-      el("p", { class: "quiet" }, `turn ${chunk.turn}, ${chunk.role} · ${chunk.why ?? "deleted"}`),
+      { class: "row", data: { deleted: chunk.id } },
+      el("p", { class: "quiet" }, `turn ${chunk.turn}, ${chunk.role} · ${chunk.reason ?? "deleted"}`),
       el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
       el(
         "div",
         { class: "bar" },
-        el("button", { type: "button", onclick: () => signal("restore", [chunk.chunk]) }, "Restore"),
+        el("button", { type: "button", onclick: () => editChunks("undelete", [chunk.id]) }, "Restore"),
       ),
     ),
   );
-  if (from === 0) box.replaceChildren(...(found.of ? [el("h3", {}, `Deleted (${number(found.of)})`)] : []));
+  if (offset === 0) box.replaceChildren(...(found.total ? [el("h3", {}, `Deleted (${number(found.total)})`)] : []));
   box.querySelector(".more")?.remove();
   box.append(...rows);
-  if (from + PAGE < found.of)
-    box.append(el("button", { class: "more", type: "button", onclick: () => deleted(box, from + PAGE) }, "More"));
+  if (offset + PAGE < found.total)
+    box.append(el("button", { class: "more", type: "button", onclick: () => loadDeleted(box, offset + PAGE) }, "More"));
 }
 
-function row(chunk, light) {
+function prunedRow(chunk, brightness) {
   const node = el(
     "div",
-    { class: "row", data: { chunk: chunk.chunk } },
+    { class: "row", data: { chunk: chunk.id } },
     el(
       "p",
       { class: "quiet" },
-      `turn ${chunk.turn}, ${chunk.role}, paragraph ${chunk.sentence} · ${count(chunk.tokens, "token")} · peak ${number(chunk.peak)}`,
+      `turn ${chunk.turn}, ${chunk.role}, paragraph ${chunk.index} · ${count(chunk.tokens, "token")} · brightest token ${number(chunk.peak)}`,
     ),
     el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
-    chunk.why ? el("p", { class: "quiet" }, `left: ${chunk.why}`) : null,
+    chunk.reason ? el("p", { class: "quiet" }, `Removed: ${chunk.reason}`) : null,
     el(
       "div",
       { class: "bar" },
-      el("button", { type: "button", onclick: () => signal("resurrect", [chunk.chunk]) }, "Call back"),
-      el("button", { type: "button", onclick: () => signal("delete", [chunk.chunk]) }, "Delete"),
+      el("button", { type: "button", onclick: () => editChunks("resurrect", [chunk.id]) }, "Bring back"),
+      el("button", { type: "button", onclick: () => editChunks("delete", [chunk.id]) }, "Delete"),
     ),
   );
-  node.style.borderLeft = `3px solid ${look(light).bar}`;
+  node.style.borderLeft = `3px solid ${shadeStyle(brightness).bar}`;
   node.style.paddingLeft = ".6rem";
   return node;
 }

@@ -1,40 +1,38 @@
-// The beginning: parts are told of each other, and then it is all events.
+// Starts the page: sets up the modules, then subscribes to the server's events.
 
-import { api, listen } from "./api.js";
-import { tell } from "./bus.js";
+import { api, subscribe } from "./api.js";
+import { emit } from "./bus.js";
 import * as chat from "./chat.js";
 import { $, time, toast } from "./dom.js";
 import * as panels from "./panels.js";
 import * as state from "./state.js";
 
-panels.appearance();
-chat.begin();
-chat.keys();
-panels.begin();
-panels.tabs();
-// One thing after the other, so that the page can be used from the first moment.
-const rest = () => new Promise((go) => setTimeout(go));
-await rest();
+panels.applyAppearance();
+chat.init();
+chat.initKeys();
+panels.init();
+panels.initTabs();
+// One step per task, so that the page can be used from the first moment.
+const nextTask = () => new Promise((resolve) => setTimeout(resolve));
+await nextTask();
 time(0);
-await rest();
-state.begin();
+await nextTask();
+state.init();
 addEventListener("hashchange", () => {
   const name = decodeURIComponent(location.hash.slice(1));
-  if (name && name !== state.state.name) state.show(name);
+  if (name && name !== state.state.name) state.openConversation(name);
 });
 
-let before = false;
-listen(state.heard, (connected) => {
+let wasConnected = false;
+subscribe(state.handleEvent, (connected) => {
   state.state.connected = connected;
-  const away = $("away");
-  away.hidden = connected;
-  away.textContent = connected
-    ? ""
-    : "The server is away. What you write stays here; the page goes on by itself when the server is back.";
-  // Whatever happened while nobody listened is in the state.
+  const offline = $("offline");
+  offline.hidden = connected;
+  offline.textContent = connected ? "" : "Server unreachable; reconnecting… Your draft is kept in this browser.";
+  // Events that were missed while the stream was down are in the conversation that is loaded now.
   if (connected) {
-    if (before) toast("The server is back.");
-    before = true;
+    if (wasConnected) toast("Connected again.");
+    wasConnected = true;
     state.refresh();
     api
       .status()
@@ -43,6 +41,6 @@ listen(state.heard, (connected) => {
       })
       .catch(() => {});
   }
-  tell("connected", connected);
+  emit("connected", connected);
 });
 $("message").focus();

@@ -1,4 +1,4 @@
-// Memories: what the model keeps, in its own words, of what has left the window; and the user's hand on them.
+// The panel “Memories”: the model's summaries of parts of the chat that are out of context.
 
 import { api } from "./api.js";
 import { el, time, toast } from "./dom.js";
@@ -14,96 +14,97 @@ export function memories(panel) {
     "aria-label": "Find a memory",
     oninput: () => load(),
   });
-  let asked = 0;
+  let requests = 0;
   const load = async () => {
-    const mine = (asked += 1);
+    const request = (requests += 1);
     try {
-      const known = await api.memories(state.name, box.value.trim());
-      if (mine !== asked) return;
-      about.textContent = known.memories.length
-        ? "A memory stands where its part of the conversation was, once that has left; when any of it comes back, the memory steps aside."
+      const found = await api.memories(state.name, box.value.trim());
+      if (request !== requests) return;
+      about.textContent = found.memories.length
+        ? "A memory is placed in the context where its part of the chat was, once that part has been removed. It is hidden when any of that part is brought back."
         : box.value.trim()
-          ? "Nothing that is remembered has to do with it."
-          : known.enabled
-            ? "Nothing is remembered yet: that takes a few hundred words."
-            : "Memories are turned off. The setting memory.enabled turns them on; they are worth it with a model that can write well.";
-      // What is being written is not taken away.
-      if (!list.querySelector("textarea")) list.replaceChildren(...known.memories.map(row));
+          ? "No memory matches."
+          : found.enabled
+            ? "No memory yet. The first one is formed after a few hundred words."
+            : "Memories are off. Turn them on with the setting memory.enabled; they need a model that writes good summaries.";
+      // A memory that is being edited is not replaced.
+      if (!list.querySelector("textarea")) list.replaceChildren(...found.memories.map(row));
     } catch (error) {
       about.textContent = error.message;
       list.replaceChildren();
     }
   };
-  const doing = async (what) => {
+  const run = async (request) => {
     try {
-      await what;
+      await request;
     } catch (error) {
-      toast(error.message, { wrong: true });
+      toast(error.message, { error: true });
     }
     load();
   };
   const row = (memory) => {
     const marks = [
-      memory.stands && "stands in the window",
-      memory.reflection && "looks back",
+      memory.placed && "in the context",
+      memory.reflection && "reflection",
       memory.pinned && "📌 pinned",
-      memory.resting && "resting",
+      memory.disabled && "off",
       memory.edited && "edited",
     ].filter(Boolean);
-    const button = (label, act) =>
-      el("button", { type: "button", "aria-label": `${label}: memory ${memory.id}`, onclick: act }, label);
-    const change = (values) => () => doing(api.changeMemory(state.name, memory.id, values));
-    const text = el("p", { class: "said" }, memory.text);
+    const button = (label, onClick) =>
+      el("button", { type: "button", "aria-label": `${label}: memory ${memory.id}`, onclick: onClick }, label);
+    const update = (values) => () => run(api.updateMemory(state.name, memory.id, values));
+    const text = el("p", { class: "message-text" }, memory.text);
     const node = el(
       "div",
       { class: "row", data: { memory: memory.id } },
       el(
         "p",
         { class: "quiet" },
-        [`turns ${memory.from} to ${memory.to}`, time(memory.at), memory.model, ...marks].join(" · "),
+        [`turns ${memory.first_turn} to ${memory.last_turn}`, time(memory.at), memory.model, ...marks].join(" · "),
       ),
       text,
-      memory.conflicts.length ? el("p", { class: "wrong" }, `contradicts memory ${memory.conflicts.join(", ")}`) : null,
+      memory.conflicts.length ? el("p", { class: "error" }, `contradicts memory ${memory.conflicts.join(", ")}`) : null,
       el(
         "div",
         { class: "bar" },
         button("Edit", () => edit(memory, node, text)),
-        button(memory.pinned ? "Unpin" : "Pin", change({ pinned: !memory.pinned })),
-        button(memory.resting ? "Use" : "Rest", change({ resting: !memory.resting })),
+        button(memory.pinned ? "Unpin" : "Pin", update({ pinned: !memory.pinned })),
+        button(memory.disabled ? "On" : "Off", update({ disabled: !memory.disabled })),
         button("Delete", () => {
-          if (confirm("Delete this memory? What it is of stays.")) doing(api.deleteMemory(state.name, memory.id));
+          if (confirm("Delete this memory? The messages that it summarizes stay."))
+            run(api.deleteMemory(state.name, memory.id));
         }),
       ),
     );
     return node;
   };
   const edit = (memory, node, text) => {
-    const written = el("textarea", { rows: "6", "aria-label": `What memory ${memory.id} says` });
-    written.value = memory.text;
-    const done = (save) => async () => {
+    const textBox = el("textarea", { rows: "6", "aria-label": `Text of memory ${memory.id}` });
+    textBox.value = memory.text;
+    const finish = (save) => async () => {
       try {
-        if (save) await api.changeMemory(state.name, memory.id, { text: written.value });
-        written.remove();
+        if (save) await api.updateMemory(state.name, memory.id, { text: textBox.value });
+        textBox.remove();
         load();
       } catch (error) {
-        toast(error.message, { wrong: true });
+        toast(error.message, { error: true });
       }
     };
     const bar = el(
       "div",
       { class: "bar" },
-      el("button", { type: "button", onclick: done(true) }, "Save"),
-      el("button", { type: "button", onclick: done(false) }, "Leave it"),
+      el("button", { type: "button", onclick: finish(true) }, "Save"),
+      el("button", { type: "button", onclick: finish(false) }, "Cancel"),
     );
-    text.replaceWith(written);
+    text.replaceWith(textBox);
     node.querySelector(".bar").replaceWith(bar);
-    written.focus();
+    textBox.focus();
   };
   panel.append(el("div", { class: "bar" }, box), about, list);
   load();
   return {
     event: (event) => {
-      if (["memory", "done", "changed"].includes(event.type)) load();
+      if (["memory_changed", "done", "changed"].includes(event.type)) load();
     },
   };
 }

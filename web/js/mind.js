@@ -1,51 +1,56 @@
-// An agent's mind: what it knows, what it did, and what it sees, in every format.
+// The panel of one agent: its knowledge, its recent actions, and its HUD in every format.
 
 import { api } from "./api.js";
 import { ask, count, el, number, render, time } from "./dom.js";
 
-// Whose was shown last, in which format, what was told of it, and what went wrong since.
-let shown = { whose: null, format: null, told: null, wrong: null, loading: false };
+// The agent that was shown last, its format, the last response, and the last error.
+let shown = emptyState(null);
 
-export function mind(panel, page, agent, hands) {
-  const whose = `${page.name}/${agent.id}`;
-  if (shown.whose !== whose) shown = { whose, format: null, told: null, wrong: null, loading: false };
-  draw(panel, page, agent, hands);
-  load(panel, page, agent, hands);
+function emptyState(key) {
+  return { key, format: null, mind: null, error: null, loading: false };
 }
 
-// One at a time. Whoever has gone elsewhere meanwhile is not called back.
-async function load(panel, page, agent, hands, format = shown.format) {
-  const mine = shown;
-  if (mine.loading && format === mine.format) return;
-  Object.assign(mine, { loading: true, format });
-  let told = mine.told;
-  let wrong = null;
+export function showMind(panel, page, agent, actions) {
+  const key = `${page.name}/${agent.id}`;
+  if (shown.key !== key) shown = emptyState(key);
+  draw(panel, page, agent, actions);
+  load(panel, page, agent, actions);
+}
+
+// One request at a time. A response that arrives after the user opened another agent is not drawn.
+async function load(panel, page, agent, actions, format = shown.format) {
+  const current = shown;
+  if (current.loading && format === current.format) return;
+  Object.assign(current, { loading: true, format });
+  let { mind } = current;
+  let message = null;
   try {
-    told = await api.hud(page.name, agent.id, format ?? undefined);
+    mind = await api.agentMind(page.name, agent.id, format ?? undefined);
   } catch (error) {
-    wrong = error.message;
+    message = error.message;
   }
-  if (mine.format !== format) return;
-  Object.assign(mine, { loading: false, told, wrong });
-  if (shown === mine && page.agent === agent.id && page.world) draw(panel, page, agent, hands);
+  if (current.format !== format) return;
+  Object.assign(current, { loading: false, mind, error: message });
+  if (shown === current && page.agent === agent.id && page.world) draw(panel, page, agent, actions);
 }
 
-function draw(panel, page, agent, hands) {
-  const { told, wrong } = shown;
-  const { wish, think, pulse, close } = hands;
-  const button = (label, act) => el("button", { type: "button", data: { key: label }, onclick: act }, label);
+function draw(panel, page, agent, actions) {
+  const { mind, error } = shown;
+  const { runCommand, wake, pulse, close } = actions;
+  const button = (label, onClick) => el("button", { type: "button", data: { key: label }, onclick: onClick }, label);
   const retire = async () => {
     if (
       await ask(`Retire ${agent.name} for good?`, {
-        go: "Retire",
-        about: "What was said stays; nobody thinks as this one any more, and its room is closed.",
+        confirm: "Retire",
+        about: "Its messages stay. The agent never thinks again, and its room is closed.",
       })
     ) {
       close();
-      wish({ wish: "retire", agent: agent.id });
+      runCommand({ command: "retire", agent: agent.id });
     }
   };
-  const thought = page.thoughts.get(agent.id);
+  const usage = page.usage.get(agent.id);
+  const message = error ?? mind?.error;
   render(
     panel,
     el(
@@ -60,13 +65,13 @@ function draw(panel, page, agent, hands) {
       el(
         "p",
         { class: "quiet" },
-        `${agent.kind} ${agent.id} · thinks with ${agent.model} · every ${number(agent.interval)} s · ${count(agent.beats, "beat")}`,
+        `${agent.kind} ${agent.id} · model ${agent.model} · every ${number(agent.interval)} s · ${count(agent.beats, "heartbeat")}`,
       ),
-      thought
+      usage
         ? el(
             "p",
-            { class: "quiet thought" },
-            `Last heartbeat: ${number(thought.shown)} tokens seen${anew(thought)}, ${number(thought.answered)} answered`,
+            { class: "quiet usage" },
+            `Last heartbeat: ${number(usage.prompt_tokens)} prompt tokens${prefillText(usage)}, ${number(usage.completion_tokens)} completion tokens`,
           )
         : null,
       el("p", {}, agent.prompt),
@@ -74,32 +79,32 @@ function draw(panel, page, agent, hands) {
         "div",
         { class: "bar" },
         agent.paused
-          ? button("Go on", () => wish({ wish: "resume", agent: agent.id }))
-          : button("Pause", () => wish({ wish: "pause", agent: agent.id })),
-        button("Think now", () => think(agent)),
+          ? button("Resume", () => runCommand({ command: "resume", agent: agent.id }))
+          : button("Pause", () => runCommand({ command: "pause", agent: agent.id })),
+        button("Think now", () => wake(agent)),
         button("Retire", retire),
       ),
       agent.asleep ? el("p", { class: "quiet" }, `asleep until ${time(agent.asleep)}`) : null,
-      wrong || told?.wrong
-        ? el("p", { class: "wrong", role: "status", data: { key: "wrong" } }, wrong ?? told.wrong)
-        : null,
-      told
-        ? parts(told, (format) => load(panel, page, agent, hands, format))
-        : wrong
+      message ? el("p", { class: "error", role: "status", data: { key: "error" } }, message) : null,
+      mind
+        ? mindParts(mind, (format) => load(panel, page, agent, actions, format))
+        : error
           ? null
           : el("p", { class: "quiet" }, "…"),
     ),
   );
 }
 
-// How much had to be read; a model elsewhere does not tell.
-const anew = ({ shown: all, read }) =>
-  read ? `, ${number(read)} of them read anew (${number((100 * read) / all)} %)` : "";
+// A remote model does not report how much of the prompt it prefilled.
+const prefillText = ({ prompt_tokens, prefilled_tokens }) =>
+  prefilled_tokens
+    ? `, ${number(prefilled_tokens)} of them prefilled (${number((100 * prefilled_tokens) / prompt_tokens)} %)`
+    : "";
 
-function parts({ seen, known, recent, by_format: formats, own_format: own }, load) {
+function mindParts({ hud, knowledge, recent_actions, tokens_by_format: formats, own_format }, load) {
   const baseline = formats.compact_json || 1;
-  const did = [...recent].reverse().map((one) => {
-    const { type, timestamp, refused, ...rest } = one;
+  const actionRows = [...recent_actions].reverse().map((action) => {
+    const { type, timestamp, refused, ...rest } = action;
     const values = Object.entries(rest)
       .map(([name, value]) => `${name}: ${value}`)
       .join(", ");
@@ -109,24 +114,22 @@ function parts({ seen, known, recent, by_format: formats, own_format: own }, loa
       el("td", {}, timestamp.slice(11)),
       el("td", {}, type),
       el("td", {}, values),
-      el("td", { class: refused ? "wrong" : "" }, refused ?? "done"),
+      el("td", { class: refused ? "error" : "" }, refused ?? "done"),
     );
   });
   const label = (format, tokens) =>
-    `${format}${format === own ? " ★" : ""}: ${tokens === null ? "does not fit" : number(tokens)}`;
+    `${format}${format === own_format ? " ★" : ""}: ${tokens === null ? "does not fit" : number(tokens)}`;
   return [
-    seen?.notice ? el("p", { class: "quiet" }, seen.notice) : null,
-    el(
-      "h3",
-      {},
-      seen ? `What it knows (${number(seen.knowledge[0])} of ${number(seen.knowledge[1])} tokens)` : "What it knows",
-    ),
-    el("pre", { class: "known", tabindex: "0", data: { key: "known" } }, JSON.stringify(known, null, 2)),
-    el("h3", {}, "What it did last"),
-    did.length ? el("table", { class: "did" }, el("tbody", {}, did)) : el("p", { class: "quiet" }, "Nothing yet."),
-    el("h3", {}, seen ? `What it sees (${number(seen.tokens)} of ${number(seen.budget)} tokens)` : "What it sees"),
-    seen?.recalled.length
-      ? el("p", { class: "quiet" }, `brought back because they matter now: #${seen.recalled.join(", #")}`)
+    hud?.notice ? el("p", { class: "quiet" }, hud.notice) : null,
+    el("h3", {}, hud ? `Knowledge (${number(hud.knowledge[0])} of ${number(hud.knowledge[1])} tokens)` : "Knowledge"),
+    el("pre", { class: "knowledge", tabindex: "0", data: { key: "knowledge" } }, JSON.stringify(knowledge, null, 2)),
+    el("h3", {}, "Recent actions"),
+    actionRows.length
+      ? el("table", { class: "recent-actions" }, el("tbody", {}, actionRows))
+      : el("p", { class: "quiet" }, "None yet."),
+    el("h3", {}, hud ? `HUD (${number(hud.tokens)} of ${number(hud.budget)} tokens)` : "HUD"),
+    hud?.recalled.length
+      ? el("p", { class: "quiet" }, `Recalled because they are relevant now: #${hud.recalled.join(", #")}`)
       : null,
     el(
       "div",
@@ -136,7 +139,7 @@ function parts({ seen, known, recent, by_format: formats, own_format: own }, loa
           "button",
           {
             type: "button",
-            "aria-pressed": String(format === seen?.format),
+            "aria-pressed": String(format === hud?.format),
             data: { format },
             title: tokens === null ? "" : `${number((100 * tokens) / baseline)} % of compact JSON`,
             onclick: () => load(format),
@@ -145,6 +148,6 @@ function parts({ seen, known, recent, by_format: formats, own_format: own }, loa
         ),
       ),
     ),
-    seen ? el("pre", { class: "hud", tabindex: "0", data: { key: "hud" } }, seen.text) : null,
+    hud ? el("pre", { class: "hud", tabindex: "0", data: { key: "hud" } }, hud.text) : null,
   ];
 }

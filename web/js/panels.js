@@ -1,37 +1,37 @@
-// The panels beside the conversation: one at a time, opened by a button, a key or a click.
+// The panels beside the chat: one at a time, opened by a button, a key or a click.
 
 import { api } from "./api.js";
-import { on, tell } from "./bus.js";
+import { emit, on } from "./bus.js";
 import { captures } from "./captures.js";
-import { again, edit, signal } from "./chat.js";
+import { editChunks, editLast, regenerate } from "./chat.js";
 import { $, ask, count, el, number, svg, time, toast } from "./dom.js";
 import { graveyard } from "./graveyard.js";
 import { memories } from "./memories.js";
-import { look, place } from "./shade.js";
-import { closeTab, renameTab, show, state } from "./state.js";
+import { normalize, shadeStyle } from "./shade.js";
+import { closeTab, openConversation, renameTab, state } from "./state.js";
 import { stats } from "./stats.js";
 
 const PANELS = {
-  conversations: ["Conversations", conversations],
-  graveyard: ["What has left the window", graveyard],
+  conversations: ["Chats", conversations],
+  graveyard: ["Out of context", graveyard],
   search: ["Search", search],
-  stats: ["How it goes", stats],
-  past: ["What the model saw", past],
+  stats: ["Statistics", stats],
+  past: ["What the model saw then", contextAtTurn],
   notes: ["The model's notes", notes],
-  captures: ["Recorded answers", captures],
-  memories: ["What the model remembers", memories],
+  captures: ["Attention recordings", captures],
+  memories: ["Memories", memories],
   settings: ["Settings", settings],
-  help: ["Keys and words", help],
-  chunk: ["One paragraph", chunk],
+  help: ["Help", help],
+  chunk: ["Paragraph", chunkDetails],
 };
 
-let open = null; // what is open, and what it wants to hear of
+let open = null; // the open panel: its name and its event handlers
 
-export function begin() {
-  on("panel", (wanted) => (typeof wanted === "string" ? toggle(wanted) : toggle(wanted.panel, wanted)));
-  on("event", (event) => open?.hears?.event?.(event));
-  on("state", () => open?.hears?.state?.());
-  on("settings", () => open?.hears?.settings?.());
+export function init() {
+  on("panel", (target) => (typeof target === "string" ? toggle(target) : toggle(target.panel, target)));
+  on("event", (event) => open?.handlers?.event?.(event));
+  on("state", () => open?.handlers?.state?.());
+  on("settings", () => open?.handlers?.settings?.());
   on("conversation", () => {
     if (open) draw(open.name === "chunk" ? "graveyard" : open.name);
   });
@@ -56,28 +56,28 @@ function close() {
   const button = $("tools").querySelector(`[data-panel="${open?.name}"]`);
   open = null;
   $("panel").hidden = true;
-  mark();
+  markButtons();
   (button ?? $("message")).focus();
 }
 
-function mark() {
+function markButtons() {
   for (const button of $("tools").querySelectorAll("button"))
     button.setAttribute("aria-pressed", String(button.dataset.panel === open?.name));
 }
 
 function draw(name, options = {}, focus = false) {
-  const [title, make] = PANELS[name];
+  const [title, build] = PANELS[name];
   const panel = $("panel");
-  const shut = el("button", { type: "button", "aria-label": "Close the panel", onclick: close }, "×");
-  panel.replaceChildren(el("h2", {}, title, shut));
+  const closeButton = el("button", { type: "button", "aria-label": "Close the panel", onclick: close }, "×");
+  panel.replaceChildren(el("h2", {}, title, closeButton));
   panel.hidden = false;
   open = { name };
-  open.hears = make(panel, options) ?? {};
-  mark();
-  if (focus) (panel.querySelector("input, select") ?? shut).focus();
+  open.handlers = build(panel, options) ?? {};
+  markButtons();
+  if (focus) (panel.querySelector("input, select") ?? closeButton).focus();
 }
 
-// ---- conversations
+// ---- chats
 
 function conversations(panel) {
   const list = el("div", {});
@@ -85,12 +85,12 @@ function conversations(panel) {
     try {
       const all = await api.conversations();
       list.replaceChildren(...all.map(row));
-      if (!all.length) list.append(el("p", { class: "quiet" }, "There is none yet."));
+      if (!all.length) list.append(el("p", { class: "quiet" }, "No chats yet."));
     } catch (error) {
-      list.replaceChildren(el("p", { class: "wrong" }, error.message));
+      list.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
-  const row = (talk) =>
+  const row = (chat) =>
     el(
       "div",
       { class: "row" },
@@ -99,20 +99,24 @@ function conversations(panel) {
         {},
         el(
           "button",
-          { type: "button", "aria-current": String(talk.name === state.name), onclick: () => show(talk.name) },
-          talk.name,
+          {
+            type: "button",
+            "aria-current": String(chat.name === state.name),
+            onclick: () => openConversation(chat.name),
+          },
+          chat.name,
         ),
       ),
       el(
         "p",
         { class: "quiet" },
-        `${count(talk.turns, "message")} · ${number(talk.live)} of ${number(talk.tokens)} tokens in the window · ${time(talk.used)}`,
+        `${count(chat.turns, "message")} · ${number(chat.live)} of ${number(chat.tokens)} tokens in the context · ${time(chat.updated)}`,
       ),
       el(
         "div",
         { class: "bar" },
-        el("button", { type: "button", onclick: () => rename(talk.name) }, "Rename"),
-        el("button", { type: "button", onclick: () => branch(talk.name) }, "Branch"),
+        el("button", { type: "button", onclick: () => rename(chat.name) }, "Rename"),
+        el("button", { type: "button", onclick: () => branch(chat.name) }, "Branch"),
       ),
     );
   const rename = async (name) => {
@@ -123,17 +127,17 @@ function conversations(panel) {
       renameTab(name, to);
       load();
     } catch (error) {
-      toast(error.message, { wrong: true });
+      toast(error.message, { error: true });
     }
   };
   const branch = async (name) => {
-    const to = await ask(`A conversation that shares the past of “${name}”`, { label: "Its name", value: `${name} 2` });
+    const to = await ask(`Branch “${name}”`, { label: "Name", value: `${name} 2` });
     if (!to) return;
     try {
       await api.branch(name, to);
-      show(to);
+      openConversation(to);
     } catch (error) {
-      toast(error.message, { wrong: true });
+      toast(error.message, { error: true });
     }
   };
   panel.append(
@@ -145,17 +149,17 @@ function conversations(panel) {
         {
           type: "button",
           onclick: async () => {
-            const name = await ask("A new conversation", { label: "Its name" });
+            const name = await ask("New chat", { label: "Name" });
             if (name) {
-              show(name);
+              openConversation(name);
               $("message").focus();
             }
           },
         },
         "New",
       ),
-      el("button", { type: "button", onclick: again }, "Regenerate"),
-      el("button", { type: "button", onclick: edit }, "Edit last message"),
+      el("button", { type: "button", onclick: regenerate }, "Regenerate"),
+      el("button", { type: "button", onclick: editLast }, "Edit last message"),
     ),
     list,
   );
@@ -167,7 +171,7 @@ function conversations(panel) {
   };
 }
 
-export function tabs() {
+export function initTabs() {
   const nav = $("tabs");
   const drawTabs = () =>
     nav.replaceChildren(
@@ -178,7 +182,7 @@ export function tabs() {
             type: "button",
             "aria-current": String(name === state.name),
             title: `${name} (middle click closes the tab)`,
-            onclick: () => show(name),
+            onclick: () => openConversation(name),
             onauxclick: (event) => {
               if (event.button === 1) closeTab(name);
             },
@@ -196,59 +200,63 @@ export function tabs() {
 
 function search(panel) {
   const list = el("div", { role: "status" });
-  const go = async (event) => {
+  const run = async (event) => {
     event.preventDefault();
     const q = panel.querySelector("#search-q").value;
     if (!q.trim()) return;
     try {
       const found = await api.search(state.name, q);
       list.replaceChildren(
-        ...found.map((one) =>
+        ...found.map((hit) =>
           el(
             "div",
             { class: "row" },
             el(
               "p",
               { class: "quiet" },
-              `turn ${one.chunk.turn}, ${one.chunk.role} · ${one.chunk.live ? "in the window" : "has left"} · ${number(one.score)}`,
+              `turn ${hit.chunk.turn}, ${hit.chunk.role} · ${hit.chunk.live ? "in the context" : "out of context"} · ${number(hit.score)}`,
             ),
-            el("p", { class: "text", tabindex: "0" }, one.chunk.text.trim()),
-            el("p", { class: "quiet" }, one.because),
+            el("p", { class: "text", tabindex: "0" }, hit.chunk.text.trim()),
+            el("p", { class: "quiet" }, hit.reason),
             el(
               "div",
               { class: "bar" },
-              one.chunk.live
+              hit.chunk.live
                 ? null
-                : el("button", { type: "button", onclick: () => signal("resurrect", [one.chunk.chunk]) }, "Call back"),
+                : el(
+                    "button",
+                    { type: "button", onclick: () => editChunks("resurrect", [hit.chunk.id]) },
+                    "Bring back",
+                  ),
               el(
                 "button",
-                { type: "button", onclick: () => tell("panel", { panel: "chunk", chunk: one.chunk.chunk }) },
-                "Why",
+                { type: "button", onclick: () => emit("panel", { panel: "chunk", chunk: hit.chunk.id }) },
+                "Details",
               ),
             ),
           ),
         ),
       );
-      if (!found.length) list.replaceChildren(el("p", { class: "quiet" }, "Nothing was found."));
+      if (!found.length) list.replaceChildren(el("p", { class: "quiet" }, "No match."));
     } catch (error) {
-      list.replaceChildren(el("p", { class: "wrong" }, error.message));
+      list.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
   panel.append(
     el(
       "form",
-      { class: "bar", onsubmit: go },
-      el("label", { class: "hidden", for: "search-q" }, "What to look for"),
-      el("input", { id: "search-q", type: "search", placeholder: "words, or what is meant" }),
+      { class: "bar", onsubmit: run },
+      el("label", { class: "hidden", for: "search-q" }, "Search for"),
+      el("input", { id: "search-q", type: "search", placeholder: "words or meaning" }),
       el("button", { type: "submit" }, "Find"),
     ),
     list,
   );
 }
 
-// ---- the past
+// ---- what the model saw then
 
-function past(panel) {
+function contextAtTurn(panel) {
   const last = Math.max(0, ...[...state.chunks.values()].map((chunk) => chunk.turn));
   const slider = el("input", {
     id: "past-turn",
@@ -260,23 +268,23 @@ function past(panel) {
   });
   const about = el("p", { class: "quiet", role: "status" });
   const list = el("div", {});
-  let asked = 0;
+  let requests = 0;
   const load = async () => {
-    const mine = ++asked;
+    const request = ++requests;
     try {
-      const then = await api.past(state.name, slider.value);
-      if (mine !== asked) return;
-      const gone = new Set(then.gone);
-      about.textContent = `After turn ${then.turn}: ${number(then.live)} tokens in the window, ${count(then.chunks.length, "paragraph")}, of which ${gone.size} are not there now.`;
+      const context = await api.contextAtTurn(state.name, slider.value);
+      if (request !== requests) return;
+      const removed = new Set(context.removed_since);
+      about.textContent = `After turn ${context.turn}: ${number(context.live)} tokens in the context, ${count(context.chunks.length, "paragraph")}, ${removed.size} of them out of context now.`;
       list.replaceChildren(
-        ...then.chunks.map((chunk) =>
+        ...context.chunks.map((chunk) =>
           el(
             "div",
             { class: "row" },
             el(
               "p",
               { class: "quiet" },
-              `turn ${chunk.turn}, ${chunk.role}${chunk.pinned ? " · pinned" : ""}${gone.has(chunk.chunk) ? " · has left since" : ""}`,
+              `turn ${chunk.turn}, ${chunk.role}${chunk.pinned ? " · pinned" : ""}${removed.has(chunk.id) ? " · out of context now" : ""}`,
             ),
             el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
           ),
@@ -287,10 +295,10 @@ function past(panel) {
       list.replaceChildren();
     }
   };
-  let moving = null;
+  let timer = null;
   slider.addEventListener("input", () => {
-    clearTimeout(moving);
-    moving = setTimeout(load, 120);
+    clearTimeout(timer);
+    timer = setTimeout(load, 120);
   });
   panel.append(el("div", { class: "bar" }, el("label", { for: "past-turn" }, "Turn"), slider), about, list);
   load();
@@ -313,8 +321,8 @@ function notes(panel) {
       file = note?.file ?? file;
       box.value = note?.text ?? "";
       about.textContent = note
-        ? `${file}: the model writes this itself, when tools.enabled is set.`
-        : "The model has noted nothing yet. It notes only when tools.enabled is set; what you write here must be JSON.";
+        ? `${file}: the model writes it when tools.enabled is set.`
+        : "The notes are empty. The model writes them when tools.enabled is set. What you write here must be JSON.";
     } catch (error) {
       about.textContent = error.message;
     }
@@ -332,10 +340,10 @@ function notes(panel) {
           type: "button",
           onclick: async () => {
             try {
-              await api.writeNote(state.name, file, box.value);
-              toast("Noted.");
+              await api.writeNotes(state.name, file, box.value);
+              toast("Saved.");
             } catch (error) {
-              toast(error.message, { wrong: true });
+              toast(error.message, { error: true });
             }
           },
         },
@@ -346,7 +354,7 @@ function notes(panel) {
   load();
   return {
     event: (event) => {
-      if (event.type === "tool") load();
+      if (event.type === "tool_called") load();
     },
   };
 }
@@ -358,7 +366,7 @@ function settings(panel) {
   const find = el("input", {
     id: "settings-q",
     type: "search",
-    placeholder: "find a setting",
+    placeholder: "Find a setting",
     oninput: () => filter(),
   });
   const filter = () => {
@@ -370,36 +378,36 @@ function settings(panel) {
       list.replaceChildren(...(await api.settings()).map(row));
       filter();
     } catch (error) {
-      list.replaceChildren(el("p", { class: "wrong" }, error.message));
+      list.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
   const row = (setting) => {
     const id = `set-${setting.key}`;
-    const free = setting.words.length === 0 || setting.words.length === 1;
+    const free = setting.choices.length < 2;
     const input =
       !free || setting.default === "true" || setting.default === "false"
         ? el(
             "select",
-            { id, disabled: setting.fixed },
-            ...(setting.words.length > 1 ? setting.words : ["true", "false"]).map((word) =>
-              el("option", { value: word, selected: word === setting.value }, word),
+            { id, disabled: setting.read_only },
+            ...(setting.choices.length > 1 ? setting.choices : ["true", "false"]).map((choice) =>
+              el("option", { value: choice, selected: choice === setting.value }, choice),
             ),
           )
-        : el("input", { id, class: "long", value: setting.value, disabled: setting.fixed });
-    const wrong = el("p", { class: "wrong", role: "alert" });
-    const set = async (value) => {
-      wrong.textContent = "";
+        : el("input", { id, class: "long", value: setting.value, disabled: setting.read_only });
+    const errorLine = el("p", { class: "error", role: "alert" });
+    const save = async (value) => {
+      errorLine.textContent = "";
       try {
-        await api.set(setting.key, value);
+        await api.updateSetting(setting.key, value);
         toast(
-          `${setting.key} is ${value === null ? `back to ${setting.default}` : value} now${setting.at_start ? ", when the program is started again" : ""}`,
+          `${setting.key} is now ${value ?? setting.default}${setting.needs_restart ? "; restart the server to apply it" : ""}`,
         );
         load();
       } catch (error) {
-        wrong.textContent = error.message;
+        errorLine.textContent = error.message;
       }
     };
-    input.addEventListener("change", () => set(input.value));
+    input.addEventListener("change", () => save(input.value));
     return el(
       "div",
       { class: "row" },
@@ -409,20 +417,20 @@ function settings(panel) {
         "div",
         { class: "bar" },
         input,
-        setting.value !== setting.default && !setting.fixed
-          ? el("button", { type: "button", onclick: () => set(null) }, "Reset")
+        setting.value !== setting.default && !setting.read_only
+          ? el("button", { type: "button", onclick: () => save(null) }, "Reset")
           : null,
       ),
       el(
         "p",
         { class: "quiet" },
-        `${setting.allowed} · default ${setting.default} · from ${setting.origin}${setting.fixed ? ", which is stronger than this page" : ""}${setting.at_start ? " · counts when the program is started again" : ""}`,
+        `${setting.allowed} · default ${setting.default} · from ${setting.origin}${setting.read_only ? ", which overrides this page" : ""}${setting.needs_restart ? " · needs a restart" : ""}`,
       ),
-      wrong,
+      errorLine,
     );
   };
   panel.append(
-    ofThePage(),
+    pageSettings(),
     el("div", { class: "bar" }, el("label", { class: "hidden", for: "settings-q" }, "Find a setting"), find),
     list,
   );
@@ -430,20 +438,20 @@ function settings(panel) {
   return { settings: () => {} };
 }
 
-// How the page itself looks: of this browser only.
-function ofThePage() {
+// Settings of the page itself, kept in this browser.
+function pageSettings() {
   const theme = el(
     "select",
     {
       id: "theme",
       onchange: () => {
         localStorage.setItem("theme", theme.value);
-        appearance();
-        tell("theme");
+        applyAppearance();
+        emit("theme");
       },
     },
-    ...["system", "dark", "light"].map((word) =>
-      el("option", { value: word, selected: word === (localStorage.getItem("theme") ?? "system") }, word),
+    ...["system", "dark", "light"].map((name) =>
+      el("option", { value: name, selected: name === (localStorage.getItem("theme") ?? "system") }, name),
     ),
   );
   const size = el(
@@ -452,7 +460,7 @@ function ofThePage() {
       id: "size",
       onchange: () => {
         localStorage.setItem("size", size.value);
-        appearance();
+        applyAppearance();
       },
     },
     ...["13", "14", "16", "18", "20", "24"].map((px) =>
@@ -469,51 +477,49 @@ function ofThePage() {
   );
 }
 
-export function appearance() {
+export function applyAppearance() {
   const theme = localStorage.getItem("theme") ?? "system";
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   document.documentElement.style.setProperty("--size", `${localStorage.getItem("size") ?? 16}px`);
 }
 
-// ---- one chunk, word by word
+// ---- one paragraph, token by token
 
-function chunk(panel, { chunk: name }) {
+function chunkDetails(panel, { chunk: id }) {
   const body = el("div", {});
   panel.append(body);
   const load = async () => {
     try {
-      const close = await api.chunk(state.name, name);
-      const said = close.words.filter((word) => !word.frame);
-      const lights = said.map((word) => word.light);
-      const [least, most] = [Math.min(...lights), Math.max(...lights)];
-      const words = said.map((word) => {
+      const details = await api.chunk(state.name, id);
+      const tokens = details.tokens.filter((token) => !token.template);
+      const values = tokens.map((token) => token.brightness);
+      const [least, most] = [Math.min(...values), Math.max(...values)];
+      const tokenNodes = tokens.map((token) => {
         const node = el(
           "span",
           {
-            class: "word",
-            data: { position: word.position },
-            title: `${JSON.stringify(word.text)} · number ${word.id} · brightness ${number(word.light)}${word.live ? "" : " · has left"}`,
+            class: "token",
+            data: { position: token.position },
+            title: `${JSON.stringify(token.text)} · id ${token.id} · brightness ${number(token.brightness)}${token.live ? "" : " · out of context"}`,
           },
-          word.text,
+          token.text,
         );
-        Object.assign(node.style, {
-          color: look(place(word.light, least, most)).colour,
-          background: look(place(word.light, least, most)).ground,
-        });
+        const { colour, ground } = shadeStyle(normalize(token.brightness, least, most));
+        Object.assign(node.style, { color: colour, background: ground });
         return node;
       });
-      const text = el("div", { class: "chunk" }, ...words);
-      const looked = el("div", {});
-      if (close.chunk.role === "assistant") {
-        looked.append(el("p", { class: "quiet" }, "Click a word of the latest answer to see what it looked at."));
-        for (const word of words) {
-          word.tabIndex = 0;
-          word.setAttribute("role", "button");
+      const text = el("div", { class: "chunk" }, ...tokenNodes);
+      const attention = el("div", {});
+      if (details.chunk.role === "assistant") {
+        attention.append(el("p", { class: "quiet" }, "Click a token of the latest answer to see its attention."));
+        for (const node of tokenNodes) {
+          node.tabIndex = 0;
+          node.setAttribute("role", "button");
         }
         const show = (event) => {
-          const word = event.target.closest(".word");
-          if (word) lookedAt(looked, word.dataset.position);
+          const node = event.target.closest(".token");
+          if (node) showTokenAttention(attention, node.dataset.position);
         };
         text.addEventListener("click", show);
         text.addEventListener("keydown", (event) => {
@@ -524,48 +530,48 @@ function chunk(panel, { chunk: name }) {
         el(
           "p",
           { class: "quiet" },
-          `${name} · ${count(close.chunk.tokens, "token")} · ${close.chunk.live ? "in the window" : "has left"}${close.chunk.pinned ? " · pinned" : ""}`,
+          `${id} · ${count(details.chunk.tokens, "token")} · ${details.chunk.live ? "in the context" : "out of context"}${details.chunk.pinned ? " · pinned" : ""}`,
         ),
         text,
-        looked,
+        attention,
         el(
           "dl",
           {},
           el("dt", {}, "brightest token"),
-          el("dd", {}, number(close.chunk.peak)),
-          el("dt", {}, "stood out"),
-          el("dd", {}, count(close.votes, "time")),
-          el("dt", {}, "attention in all"),
-          el("dd", {}, close.attention.toFixed(3)),
-          el("dt", {}, "share of a token"),
-          el("dd", {}, close.share === null ? "never looked at" : `${(close.share * 1000).toFixed(3)} ‰ at a step`),
-          ...(close.pair ? [el("dt", {}, "belongs to"), el("dd", {}, close.pair)] : []),
+          el("dd", {}, number(details.chunk.peak)),
+          el("dt", {}, "votes"),
+          el("dd", {}, number(details.votes)),
+          el("dt", {}, "attention in total"),
+          el("dd", {}, details.attention.toFixed(3)),
+          el("dt", {}, "share per token"),
+          el("dd", {}, details.share === null ? "not measured yet" : `${(details.share * 1000).toFixed(3)} ‰ per step`),
+          ...(details.pair ? [el("dt", {}, "belongs to"), el("dd", {}, details.pair)] : []),
         ),
-        el("h3", {}, "What happened to it"),
-        close.history.length
+        el("h3", {}, "History"),
+        details.history.length
           ? el(
               "ol",
               {},
-              ...close.history.map((one) =>
-                el("li", {}, `${time(one.at)}: ${one.what}${one.why ? `, because ${one.why}` : ""}`),
+              ...details.history.map((entry) =>
+                el("li", {}, `${time(entry.at)}: ${entry.action}${entry.reason ? `, because ${entry.reason}` : ""}`),
               ),
             )
-          : el("p", { class: "quiet" }, "It has been in the window since it was said."),
+          : el("p", { class: "quiet" }, "It has always been in the context."),
         el(
           "div",
           { class: "bar" },
-          close.chunk.live
+          details.chunk.live
             ? null
-            : el("button", { type: "button", onclick: () => signal("resurrect", [name]) }, "Call back"),
+            : el("button", { type: "button", onclick: () => editChunks("resurrect", [id]) }, "Bring back"),
           el(
             "button",
-            { type: "button", onclick: () => signal(close.chunk.pinned ? "unpin" : "pin", [name]) },
-            close.chunk.pinned ? "Unpin" : "Pin",
+            { type: "button", onclick: () => editChunks(details.chunk.pinned ? "unpin" : "pin", [id]) },
+            details.chunk.pinned ? "Unpin" : "Pin",
           ),
         ),
       );
     } catch (error) {
-      body.replaceChildren(el("p", { class: "wrong" }, error.message));
+      body.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
   load();
@@ -576,48 +582,52 @@ function chunk(panel, { chunk: name }) {
   };
 }
 
-// Who did a word look at, as a picture: a bar for each paragraph, and the words it looked at most.
-async function lookedAt(box, position) {
-  let look;
+// The attention of one token as a chart: a bar for each paragraph, and the tokens with the largest shares.
+async function showTokenAttention(box, position) {
+  let attention;
   try {
-    look = await api.looks(state.name, position);
+    attention = await api.tokenAttention(state.name, position);
   } catch (error) {
     box.replaceChildren(el("p", { class: "quiet" }, error.message));
     return;
   }
-  const rows = [["instructions", look.instructions], ["this answer", look.itself], ...look.chunks.slice(0, 10)];
+  const rows = [
+    ["system prompt", attention.system_prompt],
+    ["this answer", attention.answer],
+    ...attention.chunks.slice(0, 10),
+  ];
   const most = Math.max(...rows.map(([, share]) => share), 1e-6),
-    high = 16;
+    rowHeight = 16;
   const bars = rows.flatMap(([name, share], n) => {
-    const label = svg("text", { x: 2, y: n * high + 12 });
+    const label = svg("text", { x: 2, y: n * rowHeight + 12 });
     label.textContent = name;
-    const value = svg("text", { x: 96 + (share / most) * 240, y: n * high + 12 });
+    const value = svg("text", { x: 96 + (share / most) * 240, y: n * rowHeight + 12 });
     value.textContent = `${(share * 100).toFixed(1)} %`;
     return [
       label,
-      svg("rect", { x: 92, y: n * high + 3, width: (share / most) * 240, height: high - 5, fill: "#ffdc64" }),
+      svg("rect", { x: 92, y: n * rowHeight + 3, width: (share / most) * 240, height: rowHeight - 5, fill: "#ffdc64" }),
       value,
     ];
   });
-  const picture = svg(
+  const chart = svg(
     "svg",
     {
       class: "chart",
-      viewBox: `0 0 400 ${rows.length * high + 4}`,
+      viewBox: `0 0 400 ${rows.length * rowHeight + 4}`,
       role: "img",
-      "aria-label": `what ${JSON.stringify(look.text)} looked at: ${rows.map(([name, share]) => `${name} ${(share * 100).toFixed(0)} percent`).join(", ")}`,
+      "aria-label": `attention of ${JSON.stringify(attention.text)}: ${rows.map(([name, share]) => `${name} ${(share * 100).toFixed(0)} percent`).join(", ")}`,
     },
     ...bars,
   );
-  picture.style.height = `${rows.length * 1.1}rem`;
+  chart.style.height = `${rows.length * 1.1}rem`;
   box.replaceChildren(
-    el("h3", {}, `What “${look.text.trim()}” looked at`),
-    picture,
+    el("h3", {}, `Attention of “${attention.text.trim()}”`),
+    chart,
     el(
       "p",
       { class: "quiet" },
-      "Most of all at: ",
-      ...look.tokens
+      "Largest shares: ",
+      ...attention.tokens
         .slice(0, 8)
         .flatMap((token) => [
           el("b", {}, token.text.trim() || "·"),
@@ -632,28 +642,28 @@ async function lookedAt(box, position) {
 function help(panel) {
   const keys = [
     ["Enter", "send"],
-    ["Shift+Enter", "a new line"],
+    ["Shift+Enter", "new line"],
     ["Esc", "stop the answer"],
-    ["Esc while editing", "leave the last message as it is"],
-    ["Alt+1 … Alt+9", "the panels"],
-    ["Tab, j, k", "through the paragraphs"],
+    ["Esc while editing", "cancel the edit"],
+    ["Alt+1 … Alt+9", "open a panel"],
+    ["Tab, j, k", "next or previous paragraph"],
     ["p", "pin or unpin"],
-    ["m", "join to the one before"],
-    ["x", "send out of the window"],
+    ["m", "merge into the paragraph above"],
+    ["x", "remove from context"],
     ["Del", "delete"],
-    ["Enter on a paragraph", "what happened to it, word by word"],
+    ["Enter on a paragraph", "tokens and history"],
   ];
-  const words = [
-    ["bright, dim", "how much the model has looked at it; the scale is that of the window now"],
-    ["left", "out of the window, not forgotten: it comes back by itself when it matters, or when you call it"],
-    ["pinned", "cannot leave"],
+  const terms = [
+    ["bright, dim", "how much attention the model paid to it, relative to the other paragraphs in the context"],
+    ["out of context", "the model does not see it now; it is brought back when a message is about it, or by you"],
+    ["pinned", "is never removed from the context"],
     [
       "deleted",
-      "out of the window and out of search; it is listed, and can be restored, until it is forgotten on purpose",
+      "removed from the context and from search; it is listed and can be restored until it is forgotten for good",
     ],
   ];
   panel.append(
-    el("dl", {}, ...keys.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
-    el("dl", {}, ...words.flatMap(([word, what]) => [el("dt", {}, word), el("dd", {}, what)])),
+    el("dl", {}, ...keys.flatMap(([key, meaning]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, meaning)])),
+    el("dl", {}, ...terms.flatMap(([term, meaning]) => [el("dt", {}, term), el("dd", {}, meaning)])),
   );
 }

@@ -1,14 +1,14 @@
-// Rooms: a world as its people see it, and the Architect's hand on it. The server owns all state; this draws what it tells.
+// The page of a world: its rooms, messages and agents, and the user's commands. The server owns all state; this draws it.
 
-import { Away, api, listen } from "./api.js";
-import { $, ask, count, el, grow, number, render, time, toast } from "./dom.js";
-import { mind } from "./mind.js";
+import { api, ServerUnreachable, subscribe } from "./api.js";
+import { $, ask, autoGrow, count, el, number, render, time, toast } from "./dom.js";
+import { showMind } from "./mind.js";
 
-const FEELINGS = { thumbs_up: "👍", thumbs_down: "👎", brain: "🧠", heart: "❤️" };
+const REACTIONS = { thumbs_up: "👍", thumbs_down: "👎", brain: "🧠", heart: "❤️" };
 const ARCHITECT = 0;
-// As many messages as the server sends at a time, and how many are on the page while nobody looks at older ones.
-const SENT = 100;
-const KEPT = 300;
+// Messages in one response, and messages that are drawn at most unless the user reads older ones.
+const PAGE_SIZE = 100;
+const MAX_DRAWN = 300;
 
 const page = {
   worlds: null,
@@ -17,183 +17,184 @@ const page = {
   room: null,
   agent: null,
   connected: true,
-  trouble: null,
-  log: { room: null, messages: [], whole: false, stale: true },
-  // The last that was seen in each room, shares that are being set, what is half written, what is answered, and what hearts did.
-  seen: new Map(),
-  attends: new Map(),
+  loadError: null,
+  log: { room: null, messages: [], complete: false, stale: true },
+  lastRead: new Map(), // the last message that was drawn in each room
+  pendingAttention: new Map(), // attention shares that were set and not yet confirmed
   drafts: new Map(),
-  answering: null,
-  thoughts: new Map(),
+  replyTo: null,
+  usage: new Map(), // tokens of the last heartbeat of each agent
 };
 
-// Does something on the server; what goes wrong is told, and nothing else happens.
-async function doing(what) {
+// Awaits a request; shows its error and returns null if it fails.
+async function attempt(request) {
   try {
-    return await what;
+    return await request;
   } catch (error) {
-    toast(error.message, { wrong: true });
+    toast(error.message, { error: true });
     return null;
   }
 }
 
-async function wish(values) {
-  const world = await doing(api.wish(page.name, values));
-  await take(world);
+async function runCommand(command) {
+  const world = await attempt(api.worldCommand(page.name, command));
+  await useWorld(world);
   return world !== null;
 }
 
-async function take(world) {
+async function useWorld(world) {
   if (!world || world.name !== page.name) return;
-  if (world.left) toast("Left for the program that runs this world: it does it when nobody thinks there.");
+  if (world.queued)
+    toast("Queued for the program that runs this world: it runs the command when no agent is thinking.");
   page.world = world;
   page.log.stale = true;
-  await latest().catch(() => {});
+  await loadLatest().catch(() => {});
   draw();
 }
 
-// The state is read again: by one at a time, and once more for however much happened meanwhile.
-let reading = false;
-let again = false;
+// Loads the world. Calls during a load cause one more load, however many they are.
+let loading = false;
+let loadAgain = false;
 async function refresh() {
-  again = true;
-  if (reading) return;
-  reading = true;
-  while (again) {
-    again = false;
-    await read();
+  loadAgain = true;
+  if (loading) return;
+  loading = true;
+  while (loadAgain) {
+    loadAgain = false;
+    await load();
     draw();
   }
-  reading = false;
+  loading = false;
 }
 
-async function read() {
+async function load() {
   try {
     page.worlds = await api.worlds();
     const names = page.worlds.map((world) => world.name);
     if (!names.includes(page.name)) {
-      // It was ended, here or elsewhere.
-      if (page.name !== null) toast(`There is no world ${page.name} any more.`);
-      enter(names[0] ?? null);
+      // It was deleted, here or elsewhere.
+      if (page.name !== null) toast(`The world ${page.name} was deleted.`);
+      selectWorld(names[0] ?? null);
       history.replaceState(null, "", page.name === null ? location.pathname : `#${encodeURIComponent(page.name)}`);
     }
     const { name } = page;
     const world = name === null ? null : await api.world(name);
     if (page.name !== name) {
-      again = true;
+      loadAgain = true;
       return;
     }
     page.world = world;
-    await latest();
-    page.trouble = null;
+    await loadLatest();
+    page.loadError = null;
   } catch (error) {
-    // What is there stays; that the server is away is said elsewhere.
-    page.trouble = error instanceof Away ? null : error.message;
+    // The world that is drawn stays; `connected` reports a server that cannot be reached.
+    page.loadError = error instanceof ServerUnreachable ? null : error.message;
   }
 }
 
-// The latest messages of the room that is shown. Where so many came that some are missing between, it begins with them.
-async function latest() {
-  const here = room();
-  if (!here) return;
-  if (page.log.room !== here.id) page.log = { room: here.id, messages: [], whole: false, stale: true };
+// Loads the latest messages of the open room. If messages between those and the drawn ones are missing, the log starts over.
+async function loadLatest() {
+  const room = openRoom();
+  if (!room) return;
+  if (page.log.room !== room.id) page.log = { room: room.id, messages: [], complete: false, stale: true };
   const { log } = page;
-  const known = log.messages.at(-1)?.id ?? 0;
-  if (!log.stale && here.last === known) return;
+  const lastDrawn = log.messages.at(-1)?.id ?? 0;
+  if (!log.stale && room.last_message === lastDrawn) return;
   log.stale = false;
   let found;
   try {
-    found = await api.roomMessages(page.name, here.id);
+    found = await api.roomMessages(page.name, room.id);
   } catch (error) {
     log.stale = true;
     throw error;
   }
   if (page.log !== log) return;
-  if (found.length === SENT && found[0].id > known) Object.assign(log, { messages: found, whole: false });
-  else merge(log, found);
-  if (found.length < SENT) log.whole = true;
-  if (log.messages.length > KEPT && atEnd()) Object.assign(log, { messages: log.messages.slice(-SENT), whole: false });
+  if (found.length === PAGE_SIZE && found[0].id > lastDrawn) Object.assign(log, { messages: found, complete: false });
+  else mergeMessages(log, found);
+  if (found.length < PAGE_SIZE) log.complete = true;
+  if (log.messages.length > MAX_DRAWN && atEnd())
+    Object.assign(log, { messages: log.messages.slice(-PAGE_SIZE), complete: false });
 }
 
-function merge(log, found) {
-  const all = new Map([...log.messages, ...found].map((said) => [said.id, said]));
+function mergeMessages(log, found) {
+  const all = new Map([...log.messages, ...found].map((message) => [message.id, message]));
   log.messages = [...all.values()].sort((a, b) => a.id - b.id);
 }
 
-async function older() {
+async function loadOlder() {
   const { log } = page;
-  const found = await doing(api.roomMessages(page.name, log.room, log.messages[0]?.id));
+  const found = await attempt(api.roomMessages(page.name, log.room, log.messages[0]?.id));
   if (!found || page.log !== log) return;
-  merge(log, found);
-  log.whole = found.length < SENT;
+  mergeMessages(log, found);
+  log.complete = found.length < PAGE_SIZE;
   const box = $("log");
   const below = box.scrollHeight - box.scrollTop;
   drawRoom();
   box.scrollTop = box.scrollHeight - below;
 }
 
-async function react(said, reaction) {
-  if (!(await wish({ wish: "react", message: said.id, reaction }))) return;
+async function react(message, reaction) {
+  if (!(await runCommand({ command: "react", message: message.id, reaction }))) return;
   const { log } = page;
-  const found = await doing(api.roomMessages(page.name, log.room, said.id + 1));
+  const found = await attempt(api.roomMessages(page.name, log.room, message.id + 1));
   if (!found || page.log !== log) return;
-  merge(
+  mergeMessages(
     log,
-    found.filter((one) => one.id === said.id),
+    found.filter((other) => other.id === message.id),
   );
   drawRoom();
 }
 
-function enter(name) {
-  keepDraft();
+function selectWorld(name) {
+  saveDraft();
   Object.assign(page, {
     name,
     world: null,
     room: null,
     agent: null,
-    answering: null,
-    trouble: null,
-    log: { room: null, messages: [], whole: false, stale: true },
+    replyTo: null,
+    loadError: null,
+    log: { room: null, messages: [], complete: false, stale: true },
   });
-  for (const map of [page.seen, page.attends, page.thoughts]) map.clear();
+  for (const map of [page.lastRead, page.pendingAttention, page.usage]) map.clear();
 }
 
-function show(name) {
-  enter(name);
+function openWorld(name) {
+  selectWorld(name);
   location.hash = encodeURIComponent(name);
   draw();
   refresh();
 }
 
-function goTo(id) {
-  keepDraft();
+function goToRoom(id) {
+  saveDraft();
   page.room = id;
   const draft = page.drafts.get(`${page.name}/${id}`);
   $("message").value = draft?.text ?? "";
-  page.answering = draft?.answering ?? null;
-  grow($("message"));
+  page.replyTo = draft?.replyTo ?? null;
+  autoGrow($("message"));
   $("message").focus();
   draw();
-  latest().then(draw, (error) => toast(error.message, { wrong: true }));
+  loadLatest().then(draw, (error) => toast(error.message, { error: true }));
 }
 
-function keepDraft() {
+function saveDraft() {
   if (page.room !== null)
-    page.drafts.set(`${page.name}/${page.room}`, { text: $("message").value, answering: page.answering });
+    page.drafts.set(`${page.name}/${page.room}`, { text: $("message").value, replyTo: page.replyTo });
 }
 
 function draw() {
   drawWorlds();
-  drawTrouble();
+  drawBanner();
   const { world } = page;
-  for (const id of ["run", "step", "speed"]) $(id).disabled = !world || world.elsewhere;
+  for (const id of ["run", "step", "speed"]) $(id).disabled = !world || world.runs_elsewhere;
   for (const id of ["message", "send"]) $(id).disabled = !world || (id === "send" && sending);
   $("clock").textContent = world ? time(world.now) : "";
-  if (!world) return drawNothing();
+  if (!world) return drawNoWorld();
   if (!world.rooms.some((room) => room.id === page.room)) {
-    // Where most people are.
-    const most = [...world.rooms].sort((a, b) => b.members.length - a.members.length)[0]?.id ?? null;
-    if (most !== null) return goTo(most);
+    // The room with the most members.
+    const busiest = [...world.rooms].sort((a, b) => b.members.length - a.members.length)[0]?.id ?? null;
+    if (busiest !== null) return goToRoom(busiest);
   }
   $("run").textContent = world.paused ? "Run" : "Pause";
   $("run").setAttribute("aria-pressed", String(!world.paused));
@@ -204,32 +205,32 @@ function draw() {
   drawPanel();
 }
 
-function drawTrouble() {
-  const told = !page.connected
-    ? "The server is away. What you write stays here; the page goes on by itself when the server is back."
-    : page.trouble
-      ? page.world && `This may not be as it is now: ${page.trouble}`
-      : page.world?.elsewhere &&
-        "Another program runs this world: time is in its hands, and what you say is left for it until nobody thinks there.";
-  $("away").hidden = !told;
-  if ($("away").textContent !== (told || "")) $("away").textContent = told || "";
+function drawBanner() {
+  const text = !page.connected
+    ? "Server unreachable; reconnecting… Your draft is kept on this page."
+    : page.loadError
+      ? page.world && `This world may have changed since it was loaded: ${page.loadError}`
+      : page.world?.runs_elsewhere &&
+        "Another program runs this world: it controls the clock, and your commands are queued until no agent is thinking.";
+  $("offline").hidden = !text;
+  if ($("offline").textContent !== (text || "")) $("offline").textContent = text || "";
 }
 
-function drawNothing() {
-  for (const id of ["rooms", "board", "panel", "hints", "answering"]) render($(id));
-  const about = (...parts) => render($("log"), el("div", { class: "empty" }, parts));
-  if (page.trouble)
-    about(el("p", { role: "status" }, page.trouble), el("button", { type: "button", onclick: refresh }, "Try again"));
+function drawNoWorld() {
+  for (const id of ["rooms", "billboard", "panel", "hints", "replying"]) render($(id));
+  const show = (...parts) => render($("log"), el("div", { class: "empty" }, parts));
+  if (page.loadError)
+    show(el("p", { role: "status" }, page.loadError), el("button", { type: "button", onclick: refresh }, "Try again"));
   else if (page.worlds?.length === 0) {
-    about(
+    show(
       el(
         "p",
         {},
-        "A world is a place where many agents live: each has a room, remembers only what it writes down, and thinks on its own heartbeat.",
+        "A world has rooms and agents. Each agent has a room of its own, remembers only what it writes down, and thinks at its own interval.",
       ),
-      el("button", { type: "button", id: "first", onclick: newWorld }, "Begin with five who live at a harbour"),
+      el("button", { type: "button", id: "create-example", onclick: newWorld }, "Create example world"),
     );
-  } else about(el("p", {}, "…"));
+  } else show(el("p", {}, "…"));
 }
 
 function drawWorlds() {
@@ -242,136 +243,141 @@ function drawWorlds() {
           type: "button",
           "aria-current": String(world.name === page.name),
           data: { key: world.name },
-          onclick: () => show(world.name),
+          onclick: () => openWorld(world.name),
         },
         world.name,
       ),
     ),
-    el("button", { type: "button", title: "A new world", "aria-label": "A new world", onclick: newWorld }, "+"),
+    el("button", { type: "button", title: "New world", "aria-label": "New world", onclick: newWorld }, "+"),
   );
 }
 
 async function newWorld() {
   const file = el("input", { type: "file", id: "world-file", accept: ".toml,text/plain" });
   let name = page.worlds?.length ? "" : "harbour";
-  let about = "It begins with five who live at a harbour, or with those of a file of yours.";
-  // What was entered stays until it can be done.
+  let about = "Without a file, the example world is created: five agents at a harbour.";
+  // The dialog opens again with the same name until the world can be created.
   for (;;) {
-    name = await ask("A new world", {
+    name = await ask("New world", {
       label: "Name",
       value: name,
-      go: "Begin",
+      confirm: "Create",
       about,
-      more: el("label", {}, "Your own world, as TOML (if you like) ", file),
+      more: el("label", {}, "World file, TOML (optional) ", file),
     });
     if (!name) return;
-    const known = () => page.worlds?.some((world) => world.name === name.trim());
-    const before = known();
+    const exists = () => page.worlds?.some((world) => world.name === name.trim());
+    const existed = exists();
     try {
       const text = file.files.length ? await file.files[0].text() : undefined;
-      show((await api.newWorld(name.trim(), text)).name);
+      openWorld((await api.createWorld(name.trim(), text)).name);
       return;
     } catch (error) {
       about = error.message;
-      // It may have been made, and its model be away.
+      // It may have been created although its model cannot be reached.
       await refresh();
-      if (known() && !before) {
-        toast(about, { wrong: true });
-        show(name.trim());
+      if (exists() && !existed) {
+        toast(about, { error: true });
+        openWorld(name.trim());
         return;
       }
     }
   }
 }
 
-async function endWorld() {
+async function deleteWorld() {
   const { name } = page;
   if (
-    !(await ask(`End ${name} for good?`, {
-      go: "End it",
-      about: "Everybody who lives there, and all that was said there, will be gone.",
+    !(await ask(`Delete ${name} for good?`, {
+      confirm: "Delete",
+      about: "All of its agents and messages are deleted.",
     }))
   )
     return;
-  await doing(api.endWorld(name));
+  await attempt(api.deleteWorld(name));
   refresh();
 }
 
-const room = () => page.world?.rooms.find((one) => one.id === page.room);
+const openRoom = () => page.world?.rooms.find((room) => room.id === page.room);
 
 function drawRooms() {
   render(
     $("rooms"),
-    page.world.rooms.map((one) => {
-      if (one.id === page.room || !page.seen.has(one.id)) page.seen.set(one.id, one.last);
-      const fresh = one.last > page.seen.get(one.id);
+    page.world.rooms.map((room) => {
+      if (room.id === page.room || !page.lastRead.has(room.id)) page.lastRead.set(room.id, room.last_message);
+      const unread = room.last_message > page.lastRead.get(room.id);
       return el(
         "button",
         {
           type: "button",
-          data: { room: one.id, key: `room-${one.id}` },
-          "aria-current": String(one.id === page.room),
-          class: fresh ? "new" : "",
-          onclick: () => goTo(one.id),
+          data: { room: room.id, key: `room-${room.id}` },
+          "aria-current": String(room.id === page.room),
+          class: unread ? "new" : "",
+          onclick: () => goToRoom(room.id),
         },
-        one.id === ARCHITECT ? "Your room" : `${one.owner}'s room`,
-        one.requests.length ? " 🔔" : "",
-        el("small", {}, one.billboard ?? count(one.members.length, "member")),
+        room.id === ARCHITECT ? "Your room" : `${room.owner}'s room`,
+        room.requests.length ? " 🔔" : "",
+        el("small", {}, room.billboard ?? count(room.members.length, "member")),
       );
     }),
     el(
       "button",
-      { type: "button", class: "link", id: "end", data: { key: "end" }, onclick: endWorld },
-      "End this world…",
+      { type: "button", class: "link", id: "delete-world", data: { key: "delete-world" }, onclick: deleteWorld },
+      "Delete this world…",
     ),
   );
 }
 
-const cut = (text) => (text.length > 80 ? `${text.slice(0, 79)}…` : text);
+const truncate = (text) => (text.length > 80 ? `${text.slice(0, 79)}…` : text);
 const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 60;
 
 function drawRoom() {
-  const here = room();
-  if (!here) return;
-  const inside = here.members.some((member) => member.id === ARCHITECT);
+  const room = openRoom();
+  if (!room) return;
+  const joined = room.members.some((member) => member.id === ARCHITECT);
   render(
-    $("board"),
-    el("b", {}, here.billboard ? `📌 ${here.billboard}` : `${here.owner}'s room`),
-    el("span", { class: "quiet" }, `${here.wpm} words a minute`),
-    inside
+    $("billboard"),
+    el("b", {}, room.billboard ? `📌 ${room.billboard}` : `${room.owner}'s room`),
+    el("span", { class: "quiet" }, `${room.wpm} words per minute`),
+    joined
       ? el(
           "button",
           {
             type: "button",
             id: "leave",
             data: { key: "leave" },
-            onclick: () => wish({ wish: "leave", room: here.id }),
+            onclick: () => runCommand({ command: "leave", room: room.id }),
           },
           "Leave",
         )
       : el(
           "button",
-          { type: "button", id: "join", data: { key: "join" }, onclick: () => wish({ wish: "join", room: here.id }) },
+          {
+            type: "button",
+            id: "join",
+            data: { key: "join" },
+            onclick: () => runCommand({ command: "join", room: room.id }),
+          },
           "Join",
         ),
   );
   const box = $("log");
-  const follow = atEnd() || box.dataset.room !== String(here.id);
-  const { messages, whole } = page.log.room === here.id ? page.log : { messages: [], whole: false };
-  const byId = new Map(messages.map((said) => [said.id, said]));
-  const rows = messages.map((said) => row(said, byId));
-  if (messages.length && !whole)
+  const follow = atEnd() || box.dataset.room !== String(room.id);
+  const { messages, complete } = page.log.room === room.id ? page.log : { messages: [], complete: false };
+  const byId = new Map(messages.map((message) => [message.id, message]));
+  const rows = messages.map((message) => messageRow(message, byId));
+  if (messages.length && !complete)
     rows.unshift(
-      el("button", { type: "button", class: "gap", data: { key: "older" }, onclick: older }, "what was said before"),
+      el("button", { type: "button", class: "gap", data: { key: "older" }, onclick: loadOlder }, "Older messages"),
     );
   if (!rows.length)
-    rows.push(el("p", { class: "empty", data: { key: "nothing" } }, here.last ? "…" : "Nothing was said here yet."));
-  // In another room nothing is news.
-  if (box.dataset.room !== String(here.id)) box.replaceChildren();
-  box.dataset.room = String(here.id);
+    rows.push(el("p", { class: "empty", data: { key: "nothing" } }, room.last_message ? "…" : "No messages yet."));
+  // The log announces only new messages of the same room to screen readers.
+  if (box.dataset.room !== String(room.id)) box.replaceChildren();
+  box.dataset.room = String(room.id);
   render(box, rows);
   if (follow) box.scrollTop = box.scrollHeight;
-  const writing = here.members.filter((member) => member.writing).map((member) => member.name);
+  const writing = room.members.filter((member) => member.writing).map((member) => member.name);
   const thinking = page.world.agents.find((agent) => agent.id === page.world.thinking);
   $("hints").textContent = [
     writing.length ? `${writing.join(", ")} ${writing.length === 1 ? "is" : "are"} writing…` : "",
@@ -379,19 +385,19 @@ function drawRoom() {
   ]
     .filter(Boolean)
     .join("  ");
-  const { answering } = page;
-  $("answering").hidden = !answering;
+  const { replyTo } = page;
+  $("replying").hidden = !replyTo;
   render(
-    $("answering"),
-    answering && [
-      el("span", {}, `↳ ${answering.name}: ${cut(answering.text)}`),
+    $("replying"),
+    replyTo && [
+      el("span", {}, `↳ ${replyTo.name}: ${truncate(replyTo.text)}`),
       el(
         "button",
         {
           type: "button",
-          "aria-label": "Answer nothing in particular",
+          "aria-label": "Cancel the reply",
           onclick: () => {
-            page.answering = null;
+            page.replyTo = null;
             drawRoom();
           },
         },
@@ -401,26 +407,26 @@ function drawRoom() {
   );
 }
 
-function row(said, byId) {
-  const answered = said.reply_to && byId.get(said.reply_to);
-  const mine = said.by === ARCHITECT;
-  const feel =
-    said.by !== null &&
+function messageRow(message, byId) {
+  const original = message.reply_to && byId.get(message.reply_to);
+  const mine = message.by === ARCHITECT;
+  const reactions =
+    message.by !== null &&
     el(
       "div",
-      { class: Object.keys(said.reactions).length ? "feel felt" : "feel" },
-      Object.entries(FEELINGS).map(([name, sign]) => {
-        const who = said.reactions[name] ?? [];
+      { class: Object.keys(message.reactions).length ? "reactions any" : "reactions" },
+      Object.entries(REACTIONS).map(([name, sign]) => {
+        const who = message.reactions[name] ?? [];
         return el(
           "button",
           {
             type: "button",
             class: who.length ? "has" : "",
             disabled: mine || who.includes("The Architect"),
-            data: { feeling: name },
+            data: { reaction: name },
             title: who.length ? who.join(", ") : name.replace("_", " "),
             "aria-label": `${name.replace("_", " ")}: ${who.length}`,
-            onclick: () => react(said, name),
+            onclick: () => react(message, name),
           },
           who.length ? `${sign} ${who.length}` : sign,
         );
@@ -430,9 +436,9 @@ function row(said, byId) {
         {
           type: "button",
           class: "reply",
-          "aria-label": `Answer ${said.name}`,
+          "aria-label": `Reply to ${message.name}`,
           onclick: () => {
-            page.answering = said;
+            page.replyTo = message;
             drawRoom();
             $("message").focus();
           },
@@ -443,26 +449,30 @@ function row(said, byId) {
   return el(
     "article",
     {
-      class: `said${mine ? " mine" : ""}${said.by === null ? " system" : ""}`,
-      data: { message: said.id, key: said.id },
+      class: `message${mine ? " mine" : ""}${message.by === null ? " system" : ""}`,
+      data: { message: message.id, key: message.id },
     },
-    el("h2", {}, el("b", {}, said.name), el("time", {}, time(said.at)), el("span", {}, `#${said.id}`)),
-    said.reply_to
-      ? el("div", { class: "answers" }, answered ? `↳ ${answered.name}: ${cut(answered.text)}` : `↳ #${said.reply_to}`)
+    el("h2", {}, el("b", {}, message.name), el("time", {}, time(message.at)), el("span", {}, `#${message.id}`)),
+    message.reply_to
+      ? el(
+          "div",
+          { class: "reply-to" },
+          original ? `↳ ${original.name}: ${truncate(original.text)}` : `↳ #${message.reply_to}`,
+        )
       : null,
-    el("p", {}, said.text),
-    feel,
+    el("p", {}, message.text),
+    reactions,
   );
 }
 
 function drawPanel() {
   const panel = $("panel");
   if (page.agent !== null) {
-    const agent = page.world.agents.find((one) => one.id === page.agent);
+    const agent = page.world.agents.find((other) => other.id === page.agent);
     if (agent)
-      return mind(panel, page, agent, {
-        wish,
-        think,
+      return showMind(panel, page, agent, {
+        runCommand,
+        wake,
         pulse,
         close: () => {
           page.agent = null;
@@ -471,74 +481,74 @@ function drawPanel() {
       });
     page.agent = null;
   }
-  const here = room();
-  if (!here) return render(panel);
+  const room = openRoom();
+  if (!room) return render(panel);
   render(
     panel,
     el(
       "div",
-      { data: { key: "people" } },
-      el("h2", {}, "Who is here"),
-      here.requests.map((request) =>
+      { data: { key: "members" } },
+      el("h2", {}, "Members"),
+      room.requests.map((request) =>
         el(
           "div",
           { class: "row request", data: { request: request.id, key: `request-${request.id}` } },
-          el("p", {}, `${request.name} asks to come in, with the key “${request.key}”.`),
+          el("p", {}, `${request.name} asks to join with the key “${request.key}”.`),
           el(
             "div",
             { class: "bar" },
             el(
               "button",
-              { type: "button", onclick: () => wish({ wish: "grant", room: here.id, request: request.id }) },
-              "Let in",
+              { type: "button", onclick: () => runCommand({ command: "grant", room: room.id, request: request.id }) },
+              "Accept",
             ),
             el(
               "button",
-              { type: "button", onclick: () => wish({ wish: "deny", room: here.id, request: request.id }) },
-              "Refuse",
+              { type: "button", onclick: () => runCommand({ command: "deny", room: room.id, request: request.id }) },
+              "Reject",
             ),
           ),
         ),
       ),
-      here.members.map((member) => person(member, here)),
-      here.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${here.keys.join(", ")}`) : null,
+      room.members.map((member) => memberRow(member, room)),
+      room.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${room.keys.join(", ")}`) : null,
       el(
         "div",
-        { class: "bar", data: { key: "newcomer" } },
-        el("button", { type: "button", id: "newcomer", onclick: newcomer }, "New agent here"),
+        { class: "bar", data: { key: "new-agent" } },
+        el("button", { type: "button", id: "new-agent", onclick: newAgent }, "New agent here"),
       ),
     ),
   );
 }
 
-// What somebody has just set stands until it is so: a state from before does not take it back.
-async function attend(values, key) {
-  page.attends.set(key, values.value);
-  await wish(values);
-  if (page.attends.get(key) === values.value) page.attends.delete(key);
+// A share that was just set is drawn until the server confirms it: an older state must not reset the slider.
+async function setAttention(command, key) {
+  page.pendingAttention.set(key, command.value);
+  await runCommand(command);
+  if (page.pendingAttention.get(key) === command.value) page.pendingAttention.delete(key);
   draw();
 }
 
-// Somebody thinks at once, also where time stands still.
-async function think(agent) {
-  if ((await wish({ wish: "wake", agent: agent.id })) && page.world.open && page.world.paused)
-    take(await doing(api.pace(page.name, { step: true })));
+// The agent thinks at once, even if the world is paused.
+async function wake(agent) {
+  if ((await runCommand({ command: "wake", agent: agent.id })) && page.world.open && page.world.paused)
+    useWorld(await attempt(api.setClock(page.name, { step: true })));
 }
 
-function person(member, here) {
-  const key = `${member.id}-${here.id}`;
+function memberRow(member, room) {
+  const key = `${member.id}-${room.id}`;
   if (member.id === ARCHITECT)
     return el("div", { class: "agent", data: { key } }, el("span", {}, "The Architect (you)"));
-  const agent = page.world.agents.find((one) => one.id === member.id);
+  const agent = page.world.agents.find((other) => other.id === member.id);
   if (!agent) return el("div", { class: "agent", data: { key } }, member.name);
   /** @type {HTMLInputElement | null} */
-  const held = document.querySelector(`input[data-of="${key}"]:active`);
-  const set = Number.parseInt(held?.value ?? page.attends.get(key) ?? "", 10);
+  const dragged = document.querySelector(`input[data-of="${key}"]:active`);
+  const set = Number.parseInt(dragged?.value ?? page.pendingAttention.get(key) ?? "", 10);
   const share =
     set >= 0
       ? `${set} %`
       : member.attention === "%*"
-        ? `${number(member.share)} % (shared)`
+        ? `${number(member.share)} % (auto)`
         : `${number(member.share)} %`;
   const slider = el("input", {
     type: "range",
@@ -547,12 +557,12 @@ function person(member, here) {
     step: "5",
     value: String(set >= 0 ? set : Math.round(member.share)),
     data: { of: key },
-    "aria-label": `How much ${agent.name} attends to this room`,
+    "aria-label": `Attention of ${agent.name} to this room`,
     oninput: (event) => {
       event.target.previousElementSibling.textContent = `${event.target.value} %`;
     },
     onchange: (event) =>
-      attend({ wish: "attend", agent: agent.id, room: here.id, value: `${event.target.value}%` }, key),
+      setAttention({ command: "attend", agent: agent.id, room: room.id, value: `${event.target.value}%` }, key),
   });
   return el(
     "div",
@@ -569,7 +579,7 @@ function person(member, here) {
       },
       pulse(agent),
       el("span", {}, agent.name),
-      el("small", { class: "quiet" }, standing(agent)),
+      el("small", { class: "quiet" }, agentStatus(agent)),
     ),
     el("label", {}, "attention", el("output", {}, share), slider),
     member.attention === "%*"
@@ -579,40 +589,40 @@ function person(member, here) {
           {
             type: "button",
             class: "link",
-            onclick: () => wish({ wish: "attend", agent: agent.id, room: here.id, value: "%*" }),
+            onclick: () => runCommand({ command: "attend", agent: agent.id, room: room.id, value: "%*" }),
           },
-          "share what others leave",
+          "Auto",
         ),
   );
 }
 
 function pulse(agent) {
-  const beats = page.world.thinking === agent.id;
-  return el("i", { class: beats ? "pulse beats" : "pulse", data: { pulse: agent.id }, "aria-hidden": "true" });
+  const thinking = page.world.thinking === agent.id;
+  return el("i", { class: thinking ? "pulse beats" : "pulse", data: { pulse: agent.id }, "aria-hidden": "true" });
 }
 
-function standing(agent) {
+function agentStatus(agent) {
   if (agent.paused) return "paused";
   if (agent.asleep) return `asleep until ${time(agent.asleep)}`;
-  return `every ${number(agent.interval)} s, ${count(agent.beats, "beat")}`;
+  return `every ${number(agent.interval)} s, ${count(agent.beats, "heartbeat")}`;
 }
 
-async function newcomer() {
-  const name = await ask("Somebody new", { label: "Name", go: "Next" });
+async function newAgent() {
+  const name = await ask("New agent", { label: "Name", confirm: "Next" });
   if (!name) return;
-  const prompt = await ask(`Who is ${name}?`, { label: "In a sentence or two", go: "Make" });
-  if (prompt) wish({ wish: "create", name, prompt, room: page.room });
+  const prompt = await ask(`Who is ${name}?`, { label: "One or two sentences", confirm: "Create" });
+  if (prompt) runCommand({ command: "create", name, prompt, room: page.room });
 }
 
-// What happened: the state is read again, once for however much came in the meantime.
+// Events are collected for 150 ms; then the world is loaded once.
 let refreshTimer = null;
-function heard(event) {
+function handleEvent(event) {
   const missed = event.type === "missed";
-  if (event.type !== "world" && !missed) return;
-  if (!missed && event.name !== page.name && !event.listed) return;
-  if (event.failed) toast(event.failed, { wrong: true });
-  if (event.thought) page.thoughts.set(event.beat, event.thought);
-  if (event.beat !== null && event.beat !== undefined) beat(event.beat);
+  if (event.type !== "world_changed" && !missed) return;
+  if (!missed && event.name !== page.name && !event.worlds_changed) return;
+  if (event.error) toast(event.error, { error: true });
+  if (event.usage) page.usage.set(event.beat, event.usage);
+  if (event.beat !== null && event.beat !== undefined) animatePulse(event.beat);
   if (missed || event.rooms.includes(page.log.room)) page.log.stale = true;
   if (refreshTimer) return;
   refreshTimer = setTimeout(() => {
@@ -621,48 +631,50 @@ function heard(event) {
   }, 150);
 }
 
-function beat(id) {
+function animatePulse(id) {
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-  const shape = [
+  const keyframes = [
     { transform: "scale(1)" },
     { transform: "scale(1.6)", background: "var(--good)" },
     { transform: "scale(1)" },
   ];
-  for (const sign of document.querySelectorAll(`[data-pulse="${id}"]`))
-    sign.animate(shape, { duration: 600, iterations: 2 });
+  for (const dot of document.querySelectorAll(`[data-pulse="${id}"]`))
+    dot.animate(keyframes, { duration: 600, iterations: 2 });
 }
 
 let sending = false;
-const pace = async (values) => take(await doing(api.pace(page.name, values)));
+const setClock = async (values) => useWorld(await attempt(api.setClock(page.name, values)));
 
 async function send() {
   const box = $("message");
-  const { name, room: id, answering } = page;
+  const { name, room: id, replyTo } = page;
   const text = box.value;
   if (!text.trim() || id === null || sending) return;
   $("send").disabled = sending = true;
-  const world = await doing(api.wish(name, { wish: "say", room: id, message: text.trim(), reply_to: answering?.id }));
+  const world = await attempt(
+    api.worldCommand(name, { command: "say", room: id, message: text.trim(), reply_to: replyTo?.id }),
+  );
   $("send").disabled = sending = false;
-  // What was not said stays in the box, and so does what was written since.
+  // After an error the text stays in the box; so does text that was typed meanwhile.
   if (!world) return;
   page.drafts.delete(`${name}/${id}`);
   if (page.name === name && page.room === id) {
     if (box.value === text) box.value = "";
-    if (page.answering === answering) page.answering = null;
-    grow(box);
+    if (page.replyTo === replyTo) page.replyTo = null;
+    autoGrow(box);
   }
-  await take(world);
+  await useWorld(world);
   $("log").scrollTop = $("log").scrollHeight;
 }
 
-$("run").addEventListener("click", () => pace({ paused: !page.world.paused }));
-$("step").addEventListener("click", () => pace({ step: true }));
-$("speed").addEventListener("change", (event) => pace({ speed: Number(event.target.value) }));
+$("run").addEventListener("click", () => setClock({ paused: !page.world.paused }));
+$("step").addEventListener("click", () => setClock({ step: true }));
+$("speed").addEventListener("change", (event) => setClock({ speed: Number(event.target.value) }));
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-$("message").addEventListener("input", () => grow($("message")));
+$("message").addEventListener("input", () => autoGrow($("message")));
 $("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
@@ -671,22 +683,22 @@ $("message").addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => {
   const name = decodeURIComponent(location.hash.slice(1));
-  if (name && name !== page.name) show(name);
+  if (name && name !== page.name) openWorld(name);
 });
 
 if (["dark", "light"].includes(localStorage.getItem("theme")))
   document.documentElement.dataset.theme = localStorage.getItem("theme");
 page.name = decodeURIComponent(location.hash.slice(1)) || null;
-listen(heard, (connected) => {
+subscribe(handleEvent, (connected) => {
   page.connected = connected;
   page.log.stale = true;
-  drawTrouble();
+  drawBanner();
   if (connected) refresh();
 });
-// Who thinks is known only to the server, and what another program does in a world only to the store: a look now and then is enough.
-let looks = 0;
+// No event says which agent is thinking, or what another program changes in the world, so the page also polls.
+let polls = 0;
 setInterval(() => {
-  looks += 1;
+  polls += 1;
   if (document.hidden || !page.connected) return;
-  if (page.world?.paused === false || page.world?.elsewhere || page.trouble || looks % 3 === 0) refresh();
+  if (page.world?.paused === false || page.world?.runs_elsewhere || page.loadError || polls % 3 === 0) refresh();
 }, 2000);

@@ -1,6 +1,5 @@
-// How bright a chunk is drawn: by what decides who leaves, on the scale of what is in the window now, so that light and dim are always told
-// apart. The bar beside a chunk has the colours that the founding documents name; its text has the same order within what can
-// be read on the ground of the page.
+// Colours by brightness, relative to the paragraphs in the context now, so that bright and dim ones always differ. The bar
+// beside a paragraph has the specified colours; its text has the same order, within what is readable on the page's background.
 
 const DIM = [100, 90, 40],
   MIDDLE = [200, 180, 80],
@@ -18,26 +17,26 @@ const LIGHT_TEXT = [
 
 const mix = (a, b, t) => a.map((from, n) => Math.round(from + (b[n] - from) * t));
 /** @type {(stops: number[][], t: number) => number[]} */
-const along = ([low, middle, high], t) => (t < 0.5 ? mix(low, middle, t * 2) : mix(middle, high, t * 2 - 1));
+const gradient = ([low, middle, high], t) => (t < 0.5 ? mix(low, middle, t * 2) : mix(middle, high, t * 2 - 1));
 const rgb = (colour, alpha = 1) => `rgba(${colour.join(",")},${alpha})`;
 
-const wantsLight = matchMedia("(prefers-color-scheme: light)");
+const prefersLight = matchMedia("(prefers-color-scheme: light)");
 
 export const isLight = () =>
-  (document.documentElement.dataset.theme ?? (wantsLight.matches ? "light" : "dark")) === "light";
+  (document.documentElement.dataset.theme ?? (prefersLight.matches ? "light" : "dark")) === "light";
 
-// Where a peak stands between the least and the greatest, from 0 to 1; in the middle, where all are the same.
-export function place(peak, least, most) {
-  return most > least ? (peak - least) / (most - least) : 0.5;
+// Where a value is between the least and the greatest, from 0 to 1; 0.5 where all are the same.
+export function normalize(value, least, most) {
+  return most > least ? (value - least) / (most - least) : 0.5;
 }
 
-// What a chunk at that place looks like.
-export function look(t, light = isLight()) {
-  const bar = rgb(along([DIM, MIDDLE, BRIGHT], t));
+// The colours of a paragraph whose relative brightness is t.
+export function shadeStyle(t, light = isLight()) {
+  const bar = rgb(gradient([DIM, MIDDLE, BRIGHT], t));
   if (t >= 0.8) {
-    // The top fifth is lit from behind.
+    // The brightest fifth also gets a background.
     const alpha = 0.2 + ((t - 0.8) / 0.2) * 0.3;
     return { bar, colour: light ? "#1c1500" : "#ffffff", ground: rgb([255, 220, 100], light ? alpha : alpha * 0.55) };
   }
-  return { bar, colour: rgb(along(light ? LIGHT_TEXT : DARK_TEXT, t / 0.8)), ground: "transparent" };
+  return { bar, colour: rgb(gradient(light ? LIGHT_TEXT : DARK_TEXT, t / 0.8)), ground: "transparent" };
 }

@@ -1,218 +1,229 @@
-// What the page knows. Only this module changes it, by what the server tells; everything else is drawn from it.
+// The page's copy of the open conversation. Only this module changes it, from the server's responses and events; all other
+// modules draw it.
 
-import { Away, api } from "./api.js";
-import { tell } from "./bus.js";
+import { api, ServerUnreachable } from "./api.js";
+import { emit } from "./bus.js";
 
 export const state = {
-  name: null, // the conversation that is shown
-  now: null, // it, as the server told it
-  chunks: new Map(), // what is in its window, by name
-  order: [], // their names, by place
-  running: null, // the answer that is being given
+  name: null, // of the open conversation
+  snapshot: null, // the conversation as the server sent it last
+  chunks: new Map(), // the chunks of the context window, by id
+  order: [], // their ids, by position
+  running: null, // the answer that is being generated
   tabs: [],
   connected: false,
-  failed: null, // why the conversation cannot be shown
+  loadError: null, // why the conversation cannot be shown
 };
 
-let waiting = null; // events that came while the state was on its way
-let asked = 0; // how often it was asked for: only the last answer counts
+let pendingEvents = null; // events that arrived while the conversation was being loaded
+let requests = 0; // only the response to the latest request counts
 
-const saved = () => JSON.parse(localStorage.getItem("tabs") ?? "[]");
-const keepTabs = () => localStorage.setItem("tabs", JSON.stringify(state.tabs));
+const savedTabs = () => JSON.parse(localStorage.getItem("tabs") ?? "[]");
+const saveTabs = () => localStorage.setItem("tabs", JSON.stringify(state.tabs));
 
-export function begin() {
-  state.tabs = saved();
-  const wanted = decodeURIComponent(location.hash.slice(1));
-  show(wanted || localStorage.getItem("last") || state.tabs[0] || "main");
+export function init() {
+  state.tabs = savedTabs();
+  const fromAddress = decodeURIComponent(location.hash.slice(1));
+  openConversation(fromAddress || localStorage.getItem("last") || state.tabs[0] || "main");
 }
 
-export function show(name) {
+export function openConversation(name) {
   state.name = name;
   if (!state.tabs.includes(name)) state.tabs.push(name);
-  keepTabs();
+  saveTabs();
   localStorage.setItem("last", name);
   if (decodeURIComponent(location.hash.slice(1)) !== name) location.hash = encodeURIComponent(name);
-  state.now = null;
-  state.failed = null;
+  state.snapshot = null;
+  state.loadError = null;
   state.running = null;
   state.chunks.clear();
   state.order = [];
-  tell("conversation");
+  emit("conversation");
   return refresh();
 }
 
 export function closeTab(name) {
   state.tabs = state.tabs.filter((tab) => tab !== name);
-  keepTabs();
-  if (state.name === name) show(state.tabs[0] ?? "main");
-  else tell("tabs");
+  saveTabs();
+  if (state.name === name) openConversation(state.tabs[0] ?? "main");
+  else emit("tabs");
 }
 
 export function renameTab(from, to) {
   state.tabs = state.tabs.map((tab) => (tab === from ? to : tab));
-  keepTabs();
-  if (state.name === from) show(to);
-  else tell("tabs");
+  saveTabs();
+  if (state.name === from) openConversation(to);
+  else emit("tabs");
 }
 
-// Reads the conversation anew. What happens meanwhile is applied behind it, as far as it is newer.
+// Loads the conversation. Events that arrive meanwhile are applied after it, if they are newer.
 export async function refresh() {
   const name = state.name;
-  const mine = (asked += 1);
-  waiting ??= [];
-  let now;
+  const request = (requests += 1);
+  pendingEvents ??= [];
+  let snapshot;
   try {
-    now = await api.state(name);
+    snapshot = await api.conversation(name);
   } catch (error) {
-    if (mine !== asked) return;
-    if (error instanceof Away) {
-      waiting = null;
+    if (request !== requests) return;
+    if (error instanceof ServerUnreachable) {
+      pendingEvents = null;
       return;
     }
-    // Only one that is not there is empty; everything else is an error, and shown as one.
+    // Only a conversation that does not exist is empty; every other failure is shown as an error.
     if (error.status !== 404) {
-      waiting = null;
+      pendingEvents = null;
       if (name === state.name) {
-        state.failed = error.message;
-        tell("state");
+        state.loadError = error.message;
+        emit("state");
       }
       return;
     }
-    now = {
+    snapshot = {
       name,
       chunks: [],
-      standing: [],
-      events: 0,
+      placed_memories: [],
+      last_event: 0,
       live: 0,
       tokens: 0,
-      dead: 0,
+      pruned: 0,
       limit: 0,
-      stays: 0,
+      budget_after_turn: 0,
       notices: [],
       times: {},
-      ends: {},
+      finish_reasons: {},
       premises: {},
       fresh: true,
     };
   }
-  // An older state behind a newer one would take back what was heard between the two.
-  if (mine !== asked || name !== state.name) return;
-  state.failed = null;
-  state.now = now;
-  state.chunks = new Map(now.chunks.map((chunk) => [chunk.chunk, chunk]));
-  state.order = now.chunks.map((chunk) => chunk.chunk);
-  state.running = now.running ? { ahead: now.running.ahead, parts: new Map(now.running.parts) } : null;
-  tell("state");
-  const missed = (waiting ?? []).filter((event) => event.number > now.events);
-  waiting = null;
-  missed.forEach(apply);
+  // An older snapshot must not replace a newer one: the events between the two would be lost.
+  if (request !== requests || name !== state.name) return;
+  state.loadError = null;
+  state.snapshot = snapshot;
+  state.chunks = new Map(snapshot.chunks.map((chunk) => [chunk.id, chunk]));
+  state.order = snapshot.chunks.map((chunk) => chunk.id);
+  state.running = snapshot.running ? { ahead: snapshot.running.ahead, chunks: new Map(snapshot.running.chunks) } : null;
+  emit("state");
+  const newer = (pendingEvents ?? []).filter((event) => event.number > snapshot.last_event);
+  pendingEvents = null;
+  newer.forEach(apply);
 }
 
-export function heard(event) {
+export function handleEvent(event) {
   if (event.type === "missed") return refresh();
-  if (event.type === "settings") {
-    tell("settings");
+  if (event.type === "settings_changed") {
+    emit("settings");
     return refresh();
   }
-  if (event.conversation !== state.name) return tell("elsewhere", event);
-  if (waiting) waiting.push(event);
+  if (event.conversation !== state.name) return emit("elsewhere", event);
+  if (pendingEvents) pendingEvents.push(event);
   else apply(event);
 }
 
-function place(chunk) {
-  const known = state.chunks.get(chunk.chunk);
-  state.chunks.set(chunk.chunk, chunk);
-  if (known) return;
-  // What is new is mostly last; what returns goes to its own place.
+function insertChunk(chunk) {
+  const present = state.chunks.has(chunk.id);
+  state.chunks.set(chunk.id, chunk);
+  if (present) return;
+  // A new chunk is mostly the last; a resurrected one goes to its own position.
   let at = state.order.length;
   while (at > 0 && state.chunks.get(state.order[at - 1]).position > chunk.position) at -= 1;
-  state.order.splice(at, 0, chunk.chunk);
-  if (chunk.back) widen(state.order[at + 1], -1);
+  state.order.splice(at, 0, chunk.id);
+  if (chunk.resurrected) addPrunedBefore(state.order[at + 1], -1);
 }
 
-function remove(name) {
-  const at = state.order.indexOf(name);
+function removeChunk(id) {
+  const at = state.order.indexOf(id);
   if (at < 0) return;
-  widen(state.order[at + 1], state.chunks.get(name).gap + 1);
-  state.chunks.delete(name);
+  addPrunedBefore(state.order[at + 1], state.chunks.get(id).pruned_before + 1);
+  state.chunks.delete(id);
   state.order.splice(at, 1);
 }
 
-// More has left before a chunk, or less.
-function widen(name, by) {
-  const chunk = state.chunks.get(name);
-  if (chunk && by) state.chunks.set(name, { ...chunk, gap: Math.max(0, chunk.gap + by) });
+function addPrunedBefore(id, by) {
+  const chunk = state.chunks.get(id);
+  if (chunk && by) state.chunks.set(id, { ...chunk, pruned_before: Math.max(0, chunk.pruned_before + by) });
 }
 
+const newAnswer = (ahead = 0) => ({ ahead, chunks: new Map() });
+
 function apply(event) {
-  const { now } = state;
-  if (!now) return;
-  if (event.live !== undefined) now.live = event.live;
+  const { snapshot } = state;
+  if (!snapshot) return;
+  if (event.live !== undefined) snapshot.live = event.live;
   switch (event.type) {
-    case "waiting":
-      state.running = { ahead: event.ahead, parts: new Map() };
+    case "queued":
+      state.running = newAnswer(event.ahead);
       break;
-    case "said":
-      if (now.fresh) {
+    case "message_stored":
+      if (snapshot.fresh) {
         refresh();
         return;
       }
-      state.running = { ahead: 0, parts: new Map() };
-      event.chunks.forEach(place);
-      now.times[event.turn] = Date.now();
+      state.running = newAnswer();
+      event.chunks.forEach(insertChunk);
+      snapshot.times[event.turn] = Date.now();
       break;
-    case "returned":
+    case "resurrected":
       if (event.chunk) {
-        place({ ...event.chunk, why: event.why, back: true });
-        now.dead -= 1;
+        insertChunk({ ...event.chunk, reason: event.reason, resurrected: true });
+        snapshot.pruned -= 1;
       }
       break;
-    case "left":
-      remove(event.chunk);
-      now.dead += 1;
+    case "pruned":
+      removeChunk(event.chunk);
+      snapshot.pruned += 1;
       break;
-    case "reading":
-      state.running ??= { ahead: 0, parts: new Map() };
-      state.running.reading = event;
+    case "prefilling":
+      state.running ??= newAnswer();
+      state.running.prefilling = event;
       break;
     case "token": {
-      state.running ??= { ahead: 0, parts: new Map() };
-      state.running.reading = null;
+      state.running ??= newAnswer();
+      state.running.prefilling = null;
       state.running.ahead = 0;
-      const { parts } = state.running;
-      parts.set(event.chunk, (parts.get(event.chunk) ?? "") + event.text);
+      const { chunks } = state.running;
+      chunks.set(event.chunk, (chunks.get(event.chunk) ?? "") + event.text);
       break;
     }
-    case "done": {
-      const premise = state.running?.premise;
-      state.running = null;
-      Object.assign(now, { live: event.live, dead: event.dead, tokens: event.tokens, last: event.summary });
-      event.chunks.forEach(place);
-      now.times[event.summary.turn] = Date.now();
-      if (premise) now.premises[event.summary.turn] = premise;
-      if (!["end", "stop"].includes(event.summary.finish)) now.ends[event.summary.turn] = event.summary.finish;
-      for (const [name, peak, gap, light] of event.window) {
-        const chunk = state.chunks.get(name);
-        if (!chunk) continue;
-        Object.assign(chunk, { peak, light });
-        widen(name, gap - chunk.gap);
-      }
+    case "done":
+      finishTurn(snapshot, event);
       break;
-    }
     case "failed":
       state.running = null;
       refresh();
       break;
-    case "premise":
+    case "false_premise":
       if (state.running) state.running.premise = `“${event.premise}”: ${event.reason}`;
       break;
-    case "memory":
-      if (event.what === "stands") refresh();
+    case "memory_changed":
+      if (event.action === "placed") refresh();
       break;
     case "changed":
       refresh();
       break;
     default:
   }
-  tell("event", event);
+  emit("event", event);
+}
+
+function finishTurn(snapshot, event) {
+  const { turn, finish_reason } = event.summary;
+  const premise = state.running?.premise;
+  state.running = null;
+  Object.assign(snapshot, {
+    live: event.live,
+    pruned: event.pruned,
+    tokens: event.tokens,
+    last_summary: event.summary,
+  });
+  event.chunks.forEach(insertChunk);
+  snapshot.times[turn] = Date.now();
+  if (premise) snapshot.premises[turn] = premise;
+  if (!["end", "stop"].includes(finish_reason)) snapshot.finish_reasons[turn] = finish_reason;
+  for (const [id, peak, pruned_before, relative_brightness] of event.window) {
+    const chunk = state.chunks.get(id);
+    if (!chunk) continue;
+    Object.assign(chunk, { peak, relative_brightness });
+    addPrunedBefore(id, pruned_before - chunk.pruned_before);
+  }
 }

@@ -1,4 +1,4 @@
-// How the conversation goes, as pictures: the window's fill, what came and left, what took how long, how bright things are.
+// The panel “Statistics”: tokens in the context, paragraphs removed and brought back, time by stage, brightness.
 
 import { api } from "./api.js";
 import { el, number, svg } from "./dom.js";
@@ -15,6 +15,18 @@ const STAGES = {
   index: "#7be08a",
   settle: "#c8b450",
 };
+// The stored records keep the old names of the stages.
+const STAGE_LABELS = {
+  store: "store",
+  preview: "preview",
+  recall: "recall",
+  read: "prefill",
+  speak: "generate",
+  attend: "score",
+  prune: "prune",
+  index: "index",
+  settle: "save KV cache",
+};
 const W = 400,
   H = 130,
   PAD = 24;
@@ -24,9 +36,9 @@ export function stats(panel) {
   const load = async () => {
     try {
       const turns = await api.turns(state.name);
-      body.replaceChildren(...pictures(turns.filter((turn) => turn.record.ms).slice(-120)));
+      body.replaceChildren(...charts(turns.filter((turn) => turn.record.ms).slice(-120)));
     } catch (error) {
-      body.replaceChildren(el("p", { class: "wrong" }, error.message));
+      body.replaceChildren(el("p", { class: "error" }, error.message));
     }
   };
   panel.append(body);
@@ -38,26 +50,26 @@ export function stats(panel) {
   };
 }
 
-function pictures(turns) {
-  if (!turns.length) return [el("p", { class: "quiet" }, "No turn has been answered yet.")];
+function charts(turns) {
+  if (!turns.length) return [el("p", { class: "quiet" }, "No answer yet.")];
   const last = turns.at(-1).record;
   const all = Object.values(last.ms).reduce((a, b) => a + b, 0);
-  const own = all - last.ms.read - last.ms.speak - (last.ms.preview ?? 0);
+  const overhead = all - last.ms.read - last.ms.speak - (last.ms.preview ?? 0);
   return [
     el(
       "dl",
       {},
-      ...pair("last turn", `${number(all / 1000)} s, of which ${number(own)} ms are not the model's`),
+      ...pair("last turn", `${number(all / 1000)} s, of which ${number(overhead)} ms outside of the model`),
       ...pair(
         "first token",
         `${number((last.ms.store + (last.ms.preview ?? 0) + last.ms.recall + last.ms.read) / 1000)} s after the message`,
       ),
     ),
-    el("h3", {}, "Tokens in the window, after each turn"),
-    line(turns, (turn) => turn.record.live, state.now?.limit),
-    el("h3", {}, "Paragraphs that left (down) and came back (up)"),
+    el("h3", {}, "Tokens in the context after each turn"),
+    line(turns, (turn) => turn.record.live, state.snapshot?.limit),
+    el("h3", {}, "Paragraphs removed from the context (down) and brought back (up)"),
     bars(turns),
-    el("h3", {}, "Time by part, in seconds"),
+    el("h3", {}, "Time by stage, in seconds"),
     stacked(turns),
     el(
       "div",
@@ -65,10 +77,10 @@ function pictures(turns) {
       ...Object.entries(STAGES).map(([name, colour]) => {
         const mark = el("i", {});
         mark.style.background = colour;
-        return el("span", {}, mark, name);
+        return el("span", {}, mark, STAGE_LABELS[name]);
       }),
     ),
-    el("h3", {}, "Brightness of the paragraphs in the window"),
+    el("h3", {}, "Brightness of the paragraphs in the context"),
     histogram(),
   ];
 }
@@ -80,17 +92,17 @@ const chart = (label, ...children) =>
     { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
     ...children,
   );
-const label = (x, y, words) => {
+const label = (x, y, text) => {
   const node = svg("text", { x, y });
-  node.textContent = words;
+  node.textContent = text;
   return node;
 };
-const across = (n, of) => PAD + (of < 2 ? 0 : (n / (of - 1)) * (W - PAD - 8));
+const xOf = (n, total) => PAD + (total < 2 ? 0 : (n / (total - 1)) * (W - PAD - 8));
 
 function line(turns, value, limit) {
   const most = Math.max(limit ?? 0, ...turns.map(value), 1);
   const y = (v) => H - 16 - (v / most) * (H - 30);
-  const points = turns.map((turn, n) => `${across(n, turns.length)},${y(value(turn))}`).join(" ");
+  const points = turns.map((turn, n) => `${xOf(n, turns.length)},${y(value(turn))}`).join(" ");
   const parts = [svg("polyline", { points, fill: "none", stroke: "#ffdc64", "stroke-width": 2 })];
   if (limit)
     parts.push(
@@ -119,7 +131,7 @@ function bars(turns) {
   });
   const sum = (key) => turns.reduce((total, turn) => total + turn.record[key], 0);
   return chart(
-    `${sum("left")} left, ${sum("returned")} came back`,
+    `${sum("left")} removed, ${sum("returned")} brought back`,
     ...parts,
     svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, stroke: "#a79f86" }),
     label(2, 12, String(most)),
@@ -143,7 +155,7 @@ function stacked(turns) {
 
 function histogram() {
   const peaks = [...state.chunks.values()].map((chunk) => chunk.peak);
-  if (!peaks.length) return el("p", { class: "quiet" }, "Nothing is in the window.");
+  if (!peaks.length) return el("p", { class: "quiet" }, "The context is empty.");
   const least = Math.min(...peaks),
     most = Math.max(...peaks),
     bins = new Array(20).fill(0);

@@ -5,20 +5,22 @@
 
 #![allow(clippy::disallowed_macros, reason = "an example shows what comes of it")]
 
-use halo_agents::agent::{Agent, Compose, function};
-use halo_agents::content::{Said, Whose};
-use halo_agents::cooled::Cooling;
-use halo_agents::judge::{RuleContradict, RuleJudge};
+use halo_agents::agent::{Agent, AgentExt, agent_fn};
+use halo_agents::content::{AuthoredMessage, TextAuthor};
+use halo_agents::cooled::CoolingLayer;
+use halo_agents::judge::{RuleContradictionDetector, RuleJudge};
 use halo_agents::mu::check_premise;
-use halo_agents::windowed::Windowing;
-use halo_core::seams::SeamError;
+use halo_agents::windowed::WindowLayer;
+use halo_core::Error;
 
-fn main() -> Result<(), SeamError> {
-    let counts = function(|heard: Vec<Said>| async move {
+fn main() -> Result<(), Error> {
+    let counts = agent_fn(|heard: Vec<AuthoredMessage>| async move {
         let words: usize = heard.iter().map(|said| said.text.split_whitespace().count()).sum();
         Ok(format!("I was shown {words} words in {} messages.", heard.len()))
     });
-    let agent = counts.with(Cooling { threshold: 64, ..Cooling::default() }).with(Windowing::default());
+    let agent = counts
+        .with_layer(CoolingLayer { threshold: 64, ..CoolingLayer::default() })
+        .with_layer(WindowLayer::default());
 
     pollster::block_on(async {
         for said in [
@@ -27,14 +29,18 @@ fn main() -> Result<(), SeamError> {
             "Why did the server crash?",
         ] {
             // What people have said is what is known.
-            let known: Vec<String> =
-                agent.context().into_iter().filter(|s| s.whose == Whose::User).map(|s| s.text).collect();
-            let premise = check_premise(said, &known, &RuleContradict, &RuleJudge).await?;
+            let known: Vec<String> = agent
+                .context()
+                .into_iter()
+                .filter(|s| s.author == TextAuthor::User)
+                .map(|s| s.text)
+                .collect();
+            let premise = check_premise(said, &known, &RuleContradictionDetector, &RuleJudge).await?;
             println!("> {said}");
             if let (Some(reason), Some(suggestion)) = (premise.reason, premise.suggestion) {
                 println!("  無 {reason}. {suggestion}");
             }
-            println!("  {}", agent.invoke(Said::user(said)).await?);
+            println!("  {}", agent.invoke(AuthoredMessage::user(said)).await?);
         }
         Ok(())
     })

@@ -1,64 +1,65 @@
-//! Something that is asked and answers: a model here or far away, a plain function, or another agent in a wrapper.
+//! The agent trait, and how agents are composed. An agent is a local or remote model, a plain function, or another
+//! agent in a wrapper.
 
-use halo_core::seams::SeamError;
+use halo_core::Error;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// Something that is asked and answers.
+/// Takes an input and returns an answer.
 pub trait Agent<I>: Send + Sync {
-    /// What it answers with.
+    /// The answer.
     type Out;
 
-    /// Asks it.
+    /// Calls the agent.
     ///
     /// # Errors
-    /// When it cannot answer.
-    fn invoke(&self, input: I) -> impl Future<Output = Result<Self::Out, SeamError>> + Send;
+    /// When the agent cannot answer.
+    fn invoke(&self, input: I) -> impl Future<Output = Result<Self::Out, Error>> + Send;
 }
 
-/// What is told later, by somebody unknown.
-type Later<O> = Pin<Box<dyn Future<Output = Result<O, SeamError>> + Send>>;
+/// The future of a boxed agent.
+type AgentFuture<O> = Pin<Box<dyn Future<Output = Result<O, Error>> + Send>>;
 
-/// An agent of which only the question and the answer are known.
-pub struct Boxed<I, O>(Arc<dyn Fn(I) -> Later<O> + Send + Sync>);
+/// An agent of which only the types of input and answer are known.
+pub struct BoxedAgent<I, O>(Arc<dyn Fn(I) -> AgentFuture<O> + Send + Sync>);
 
-impl<I, O> Clone for Boxed<I, O> {
+impl<I, O> Clone for BoxedAgent<I, O> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<I, O> std::fmt::Debug for Boxed<I, O> {
+impl<I, O> std::fmt::Debug for BoxedAgent<I, O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Boxed")
+        f.write_str("BoxedAgent")
     }
 }
 
-impl<I: Send, O> Agent<I> for Boxed<I, O> {
+impl<I: Send, O> Agent<I> for BoxedAgent<I, O> {
     type Out = O;
 
-    fn invoke(&self, input: I) -> impl Future<Output = Result<O, SeamError>> + Send {
+    fn invoke(&self, input: I) -> impl Future<Output = Result<O, Error>> + Send {
         (self.0)(input)
     }
 }
 
-/// A function that is an agent.
+/// A function as an agent; [`agent_fn`] makes one.
 #[derive(Clone, Copy, Debug)]
-pub struct Function<F>(F);
+pub struct FunctionAgent<F>(F);
 
-/// A function as an agent.
-pub fn function<F>(f: F) -> Function<F> {
-    Function(f)
+/// Makes an agent of an async function.
+pub fn agent_fn<F>(f: F) -> FunctionAgent<F> {
+    FunctionAgent(f)
 }
 
-impl<I, O, F, Fut> Agent<I> for Function<F>
+impl<I, O, F, Fut> Agent<I> for FunctionAgent<F>
 where
     F: Fn(I) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<O, SeamError>> + Send,
+    Fut: Future<Output = Result<O, Error>> + Send,
 {
     type Out = O;
 
-    fn invoke(&self, input: I) -> impl Future<Output = Result<O, SeamError>> + Send {
+    fn invoke(&self, input: I) -> impl Future<Output = Result<O, Error>> + Send {
         (self.0)(input)
     }
 }
@@ -66,19 +67,19 @@ where
 impl<I, A: Agent<I>> Agent<I> for Arc<A> {
     type Out = A::Out;
 
-    fn invoke(&self, input: I) -> impl Future<Output = Result<A::Out, SeamError>> + Send {
+    fn invoke(&self, input: I) -> impl Future<Output = Result<A::Out, Error>> + Send {
         (**self).invoke(input)
     }
 }
 
-/// One agent behind another: what the first answers is what the second is asked.
+/// Two agents in a chain: the answer of the first is the input of the second.
 #[derive(Clone, Copy, Debug)]
-pub struct Then<A, B> {
+pub struct ChainedAgent<A, B> {
     first: A,
     second: B,
 }
 
-impl<I: Send, A, B> Agent<I> for Then<A, B>
+impl<I: Send, A, B> Agent<I> for ChainedAgent<A, B>
 where
     A: Agent<I>,
     A::Out: Send,
@@ -86,45 +87,45 @@ where
 {
     type Out = B::Out;
 
-    async fn invoke(&self, input: I) -> Result<B::Out, SeamError> {
-        let between = self.first.invoke(input).await?;
-        self.second.invoke(between).await
+    async fn invoke(&self, input: I) -> Result<B::Out, Error> {
+        let answer = self.first.invoke(input).await?;
+        self.second.invoke(answer).await
     }
 }
 
-/// A wrapper that is not around anything yet.
-pub trait Layer<A> {
-    /// What it makes of an agent.
+/// The configuration of a wrapper, which wraps any agent.
+pub trait AgentLayer<A> {
+    /// The wrapped agent.
     type Agent;
 
-    /// Puts it around one.
-    fn around(self, inner: A) -> Self::Agent;
+    /// Wraps an agent.
+    fn wrap(self, inner: A) -> Self::Agent;
 }
 
-/// Agents are put together from the inside out: `agent.with(Cooling::default()).then(other)`.
-pub trait Compose: Sized {
-    /// This agent within a wrapper.
-    fn with<L: Layer<Self>>(self, layer: L) -> L::Agent {
-        layer.around(self)
+/// Composes agents from the inside out: `agent.with_layer(CoolingLayer::default()).then(other)`.
+pub trait AgentExt: Sized {
+    /// Wraps this agent.
+    fn with_layer<L: AgentLayer<Self>>(self, layer: L) -> L::Agent {
+        layer.wrap(self)
     }
 
-    /// This agent, and another that is asked what it answers.
-    fn then<B>(self, second: B) -> Then<Self, B> {
-        Then { first: self, second }
+    /// Passes the answer of this agent to another.
+    fn then<B>(self, second: B) -> ChainedAgent<Self, B> {
+        ChainedAgent { first: self, second }
     }
 
-    /// This agent as one of which only question and answer are known.
-    fn boxed<I: Send + 'static>(self) -> Boxed<I, Self::Out>
+    /// Hides the type of this agent.
+    fn boxed<I: Send + 'static>(self) -> BoxedAgent<I, Self::Out>
     where
         Self: Agent<I> + 'static,
         Self::Out: 'static,
     {
         let this = Arc::new(self);
-        Boxed(Arc::new(move |input| {
+        BoxedAgent(Arc::new(move |input| {
             let this = Arc::clone(&this);
             Box::pin(async move { this.invoke(input).await })
         }))
     }
 }
 
-impl<A> Compose for A {}
+impl<A> AgentExt for A {}

@@ -1,21 +1,21 @@
-//! Under pressure agents say it shorter. Only what an agent says: what a person says is never shortened.
+//! Shortens answers under context pressure. Only text of agents: text of the user is never shortened.
 
-use crate::agent::{Agent, Boxed, Layer};
-use crate::content::{Content, Whose};
-use crate::count::chars;
-use halo_core::seams::SeamError;
-use halo_core::window::HIGH_PRESSURE;
+use crate::agent::{Agent, AgentLayer, BoxedAgent};
+use crate::content::{AuthoredContent, TextAuthor};
+use crate::token_counter::first_chars;
+use halo_core::Error;
+use halo_core::sliding_window::HIGH_PRESSURE;
 use std::sync::Arc;
 
-/// When and how far what agents say is shortened.
+/// When and how much answers are shortened.
 #[derive(Clone, Debug)]
 pub struct SummaryConstraint {
-    /// From this pressure on.
+    /// The pressure at which answers are shortened.
     pub pressure_threshold: f64,
-    /// To this share of its length.
+    /// The length of a shortened answer, as a share of its characters.
     pub compression_ratio: f64,
-    /// Who shortens it; without one, it is cut off.
-    pub summarizer: Option<Boxed<String, String>>,
+    /// Shortens an answer; without one, answers are truncated.
+    pub summarizer: Option<BoxedAgent<String, String>>,
 }
 
 impl Default for SummaryConstraint {
@@ -25,67 +25,68 @@ impl Default for SummaryConstraint {
 }
 
 impl SummaryConstraint {
-    /// A message as it goes on at this pressure: below the threshold unchanged.
+    /// Shortens a message if the pressure reaches the threshold.
     ///
     /// # Errors
     /// When the summarizer fails.
-    pub async fn maybe_compress(&self, message: String, pressure: f64) -> Result<String, SeamError> {
+    pub async fn maybe_compress(&self, message: String, pressure: f64) -> Result<String, Error> {
         if pressure < self.pressure_threshold {
             return Ok(message);
         }
-        let length = message.chars().count();
-        let target = (length as f64 * self.compression_ratio) as usize;
+        let chars = message.chars().count();
+        let target = (chars as f64 * self.compression_ratio) as usize;
         match &self.summarizer {
             Some(summarizer) => {
                 summarizer.invoke(format!("Summarize in {target} characters: {message}")).await
             }
-            None => Ok(format!("{}...", chars(&message, target))),
+            None => Ok(format!("{}...", first_chars(&message, target))),
         }
     }
 }
 
-/// A constraint that is told the pressure where it is known.
+/// The configuration of a [`ConstrainedAgent`].
 #[derive(Clone)]
-pub struct Pressed {
-    /// The constraint.
+pub struct SummaryLayer {
+    /// When and how much answers are shortened.
     pub constraint: SummaryConstraint,
-    /// How full the context is now.
+    /// Returns the context pressure now.
     pub pressure: Arc<dyn Fn() -> f64 + Send + Sync>,
 }
 
-impl<A> Layer<A> for Pressed {
-    type Agent = Constrained<A>;
+impl<A> AgentLayer<A> for SummaryLayer {
+    type Agent = ConstrainedAgent<A>;
 
-    fn around(self, inner: A) -> Constrained<A> {
-        Constrained { inner, pressed: self }
+    fn wrap(self, inner: A) -> ConstrainedAgent<A> {
+        ConstrainedAgent { inner, summary: self }
     }
 }
 
-/// An agent whose answers grow short under pressure.
+/// An agent whose answers are shortened under context pressure.
 #[derive(Clone)]
-pub struct Constrained<A> {
+pub struct ConstrainedAgent<A> {
     inner: A,
-    pressed: Pressed,
+    summary: SummaryLayer,
 }
 
-impl<I: Send, A> Agent<I> for Constrained<A>
+impl<I: Send, A> Agent<I> for ConstrainedAgent<A>
 where
     A: Agent<I>,
-    A::Out: Content + Send,
+    A::Out: AuthoredContent + Send,
 {
     type Out = A::Out;
 
-    async fn invoke(&self, input: I) -> Result<A::Out, SeamError> {
-        let out = self.inner.invoke(input).await?;
-        let pressure = (self.pressed.pressure)();
-        let parts: Vec<(Whose, String)> = out.parts().into_iter().map(|(w, t)| (w, t.to_owned())).collect();
-        let mut texts = Vec::with_capacity(parts.len());
-        for (whose, text) in parts {
-            texts.push(match whose {
-                Whose::User => text,
-                Whose::Agent => self.pressed.constraint.maybe_compress(text, pressure).await?,
+    async fn invoke(&self, input: I) -> Result<A::Out, Error> {
+        let answer = self.inner.invoke(input).await?;
+        let pressure = (self.summary.pressure)();
+        let segments: Vec<(TextAuthor, String)> =
+            answer.segments().into_iter().map(|(author, text)| (author, text.to_owned())).collect();
+        let mut texts = Vec::with_capacity(segments.len());
+        for (author, text) in segments {
+            texts.push(match author {
+                TextAuthor::User => text,
+                TextAuthor::Agent => self.summary.constraint.maybe_compress(text, pressure).await?,
             });
         }
-        Ok(out.rebuilt(texts))
+        Ok(answer.with_texts(texts))
     }
 }

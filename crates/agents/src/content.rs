@@ -1,73 +1,73 @@
-//! What is said to an agent, as its wrappers see it: parts of text, each a person's or not. What is a person's passes every
-//! wrapper as it is, to the last byte.
+//! Input and output of agents as wrappers see it: segments of text, each with its author. Text of the user passes every
+//! wrapper unchanged, byte for byte.
 
-/// Whose words something is in.
+/// Who wrote a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Whose {
-    /// A person's: never compressed.
+pub enum TextAuthor {
+    /// The user: never shortened.
     User,
-    /// An agent's, a tool's, a document's.
+    /// An agent, a tool or a document.
     Agent,
 }
 
-/// Something that has parts of text, and can be made anew from others.
-pub trait Content: Sized {
-    /// Its parts, in order.
-    fn parts(&self) -> Vec<(Whose, &str)>;
+/// A value that consists of segments of text.
+pub trait AuthoredContent: Sized {
+    /// The segments, in order.
+    fn segments(&self) -> Vec<(TextAuthor, &str)>;
 
-    /// The same with other texts, one for each part.
+    /// The same value with other texts, one for each segment.
     #[must_use]
-    fn rebuilt(self, texts: Vec<String>) -> Self;
+    fn with_texts(self, texts: Vec<String>) -> Self;
 }
 
-/// Something that was said.
+/// A message with its author.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
-    /// By whom.
-    pub whose: Whose,
-    /// What.
+pub struct AuthoredMessage {
+    /// Who wrote it.
+    pub author: TextAuthor,
+    /// The text.
     pub text: String,
 }
 
-impl Said {
-    /// A person's words.
+impl AuthoredMessage {
+    /// A message of the user.
     pub fn user(text: impl Into<String>) -> Self {
-        Self { whose: Whose::User, text: text.into() }
+        Self { author: TextAuthor::User, text: text.into() }
     }
 
-    /// An agent's words.
+    /// A message of an agent.
     pub fn agent(text: impl Into<String>) -> Self {
-        Self { whose: Whose::Agent, text: text.into() }
+        Self { author: TextAuthor::Agent, text: text.into() }
     }
 }
 
-/// Text of which nobody says that a person wrote it.
-impl Content for String {
-    fn parts(&self) -> Vec<(Whose, &str)> {
-        vec![(Whose::Agent, self)]
+/// A plain string counts as text of an agent.
+impl AuthoredContent for String {
+    fn segments(&self) -> Vec<(TextAuthor, &str)> {
+        vec![(TextAuthor::Agent, self)]
     }
 
-    fn rebuilt(self, texts: Vec<String>) -> Self {
+    fn with_texts(self, texts: Vec<String>) -> Self {
         texts.into_iter().next().unwrap_or(self)
     }
 }
 
-impl Content for Said {
-    fn parts(&self) -> Vec<(Whose, &str)> {
-        vec![(self.whose, &self.text)]
+impl AuthoredContent for AuthoredMessage {
+    fn segments(&self) -> Vec<(TextAuthor, &str)> {
+        vec![(self.author, &self.text)]
     }
 
-    fn rebuilt(self, texts: Vec<String>) -> Self {
-        Self { whose: self.whose, text: self.text.rebuilt(texts) }
+    fn with_texts(self, texts: Vec<String>) -> Self {
+        Self { author: self.author, text: self.text.with_texts(texts) }
     }
 }
 
-impl Content for Vec<Said> {
-    fn parts(&self) -> Vec<(Whose, &str)> {
-        self.iter().map(|said| (said.whose, said.text.as_str())).collect()
+impl AuthoredContent for Vec<AuthoredMessage> {
+    fn segments(&self) -> Vec<(TextAuthor, &str)> {
+        self.iter().map(|message| (message.author, message.text.as_str())).collect()
     }
 
-    fn rebuilt(self, texts: Vec<String>) -> Self {
-        self.into_iter().zip(texts).map(|(said, text)| Said { text, ..said }).collect()
+    fn with_texts(self, texts: Vec<String>) -> Self {
+        self.into_iter().zip(texts).map(|(message, text)| AuthoredMessage { text, ..message }).collect()
     }
 }

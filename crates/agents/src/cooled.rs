@@ -1,90 +1,90 @@
-//! Context is heat: an agent that would be asked too much is asked less, and never knows.
+//! Limits the input of an agent to a number of tokens. The inner agent does not know that its input was shortened.
 
-use crate::agent::{Agent, Boxed, Layer};
-use crate::content::{Content, Whose};
-use crate::count::{Count, Quarter};
-use halo_core::seams::SeamError;
+use crate::agent::{Agent, AgentLayer, BoxedAgent};
+use crate::content::{AuthoredContent, TextAuthor};
+use crate::token_counter::{ApproxTokenCounter, TokenCounter};
+use halo_core::Error;
 use std::sync::Arc;
 
-/// Tokens above which an agent is cooled, unless it is said otherwise.
-pub const THRESHOLD: usize = 4096;
+/// The default limit, in tokens.
+pub const TOKEN_THRESHOLD: usize = 4096;
 
-/// How an agent is kept cool.
+/// The configuration of a [`CooledAgent`].
 #[derive(Clone)]
-pub struct Cooling {
-    /// It is asked no more tokens than these.
+pub struct CoolingLayer {
+    /// The most tokens of an input.
     pub threshold: usize,
-    /// Makes a text shorter; without one, it is cut off.
-    pub radiator: Option<Boxed<String, String>>,
-    /// How tokens are counted.
-    pub count: Arc<dyn Count>,
+    /// Shortens a text; without one, texts are truncated.
+    pub summarizer: Option<BoxedAgent<String, String>>,
+    /// Counts tokens.
+    pub counter: Arc<dyn TokenCounter>,
 }
 
-impl Default for Cooling {
+impl Default for CoolingLayer {
     fn default() -> Self {
-        Self { threshold: THRESHOLD, radiator: None, count: Arc::new(Quarter) }
+        Self { threshold: TOKEN_THRESHOLD, summarizer: None, counter: Arc::new(ApproxTokenCounter) }
     }
 }
 
-impl<A> Layer<A> for Cooling {
-    type Agent = Cooled<A>;
+impl<A> AgentLayer<A> for CoolingLayer {
+    type Agent = CooledAgent<A>;
 
-    fn around(self, inner: A) -> Cooled<A> {
-        Cooled { inner, how: self }
+    fn wrap(self, inner: A) -> CooledAgent<A> {
+        CooledAgent { inner, settings: self }
     }
 }
 
-/// An agent that is never asked more than it can bear. What a person said is passed on as it is: where that alone is more,
-/// it is all that is passed on.
+/// An agent whose input never exceeds a limit. Text of the user is never shortened: if it alone exceeds the limit, all
+/// text of agents is dropped.
 #[derive(Clone)]
-pub struct Cooled<A> {
+pub struct CooledAgent<A> {
     inner: A,
-    how: Cooling,
+    settings: CoolingLayer,
 }
 
-impl<A> Cooled<A> {
-    async fn cool<I: Content + Send>(&self, input: I) -> Result<I, SeamError> {
-        let Cooling { threshold, radiator, count } = &self.how;
-        let parts = input.parts();
-        let length: Vec<usize> = parts.iter().map(|(_, text)| count.tokens(text)).collect();
-        if length.iter().sum::<usize>() <= *threshold {
+impl<A> CooledAgent<A> {
+    async fn fit_to_threshold<I: AuthoredContent + Send>(&self, input: I) -> Result<I, Error> {
+        let CoolingLayer { threshold, summarizer, counter } = &self.settings;
+        let segments = input.segments();
+        let tokens: Vec<usize> = segments.iter().map(|(_, text)| counter.count_tokens(text)).collect();
+        if tokens.iter().sum::<usize>() <= *threshold {
             return Ok(input);
         }
-        let agents = |n: usize| parts[n].0 == Whose::Agent;
-        let theirs: usize = (0..parts.len()).filter(|&n| !agents(n)).map(|n| length[n]).sum();
-        let mut texts: Vec<String> = parts.iter().map(|(_, text)| (*text).to_owned()).collect();
-        let mut left = threshold.saturating_sub(theirs);
-        // What is short is left alone; what is long shares the rest, in equal parts.
-        let mut order: Vec<usize> = (0..parts.len()).filter(|&n| agents(n)).collect();
-        order.sort_by_key(|&n| length[n]);
+        let is_agents = |n: usize| segments[n].0 == TextAuthor::Agent;
+        let user_tokens: usize = (0..segments.len()).filter(|&n| !is_agents(n)).map(|n| tokens[n]).sum();
+        let mut texts: Vec<String> = segments.iter().map(|(_, text)| (*text).to_owned()).collect();
+        let mut remaining = threshold.saturating_sub(user_tokens);
+        // Shorter texts come first, so that what they leave of their share goes to longer ones.
+        let mut order: Vec<usize> = (0..segments.len()).filter(|&n| is_agents(n)).collect();
+        order.sort_by_key(|&n| tokens[n]);
         for (done, &n) in order.iter().enumerate() {
-            let share = left / (order.len() - done);
-            if length[n] > share {
-                if let Some(radiator) = radiator {
-                    texts[n] = radiator.invoke(std::mem::take(&mut texts[n])).await?;
+            let share = remaining / (order.len() - done);
+            if tokens[n] > share {
+                if let Some(summarizer) = summarizer {
+                    texts[n] = summarizer.invoke(std::mem::take(&mut texts[n])).await?;
                 }
-                // A radiator may leave it too long, and must not be believed.
-                texts[n] = count.cut(&texts[n], share).to_owned();
+                // A summarizer may return too much.
+                texts[n] = counter.truncate(&texts[n], share).to_owned();
             }
-            left = left.saturating_sub(count.tokens(&texts[n]));
+            remaining = remaining.saturating_sub(counter.count_tokens(&texts[n]));
         }
-        Ok(input.rebuilt(texts))
+        Ok(input.with_texts(texts))
     }
 }
 
-impl<I: Content + Send, A: Agent<I>> Agent<I> for Cooled<A> {
+impl<I: AuthoredContent + Send, A: Agent<I>> Agent<I> for CooledAgent<A> {
     type Out = A::Out;
 
-    async fn invoke(&self, input: I) -> Result<A::Out, SeamError> {
-        self.inner.invoke(self.cool(input).await?).await
+    async fn invoke(&self, input: I) -> Result<A::Out, Error> {
+        self.inner.invoke(self.fit_to_threshold(input).await?).await
     }
 }
 
-/// Any agent with its context managed: cooled above a window, by a summarizer if there is one.
+/// Limits the input of an agent to a window, with a summarizer if there is one.
 pub fn with_context_management<A>(
     agent: A,
     window_size: usize,
-    summarizer: Option<Boxed<String, String>>,
-) -> Cooled<A> {
-    Cooling { threshold: window_size, radiator: summarizer, ..Cooling::default() }.around(agent)
+    summarizer: Option<BoxedAgent<String, String>>,
+) -> CooledAgent<A> {
+    CoolingLayer { threshold: window_size, summarizer, ..CoolingLayer::default() }.wrap(agent)
 }

@@ -1,104 +1,104 @@
-//! Forgetting in step: when the window is too full, it lets go of what matters least, what is too old is forgotten for good,
-//! and memories that matter little rest.
+//! One cycle of forgetting under context pressure: prune the window, apply the retention policy, and deactivate
+//! memories of low salience.
 
-use halo_core::salience::{Salience, recency};
-use halo_core::seams::SeamError;
-use halo_core::window::{HIGH_PRESSURE, SlidingWindow};
+use halo_core::Error;
+use halo_core::salience::{SalienceScorer, recency};
+use halo_core::sliding_window::{HIGH_PRESSURE, SlidingWindow};
 
-/// Memories below this salience rest.
-pub const RESTING_SALIENCE: f64 = 0.3;
+/// Memories below this salience are deactivated.
+pub const DEACTIVATION_SALIENCE: f64 = 0.3;
 
-/// Something that forgets for good, by its own rules.
-pub trait Retention: Send {
-    /// Forgets what is due; returns how much that was.
+/// A store with a retention policy.
+pub trait ApplyRetention: Send {
+    /// Deletes what is due. Returns how many items that were.
     ///
     /// # Errors
-    /// When it cannot.
-    fn apply_retention_policy(&mut self) -> impl Future<Output = Result<usize, SeamError>> + Send;
+    /// When the store fails.
+    fn apply_retention_policy(&mut self) -> impl Future<Output = Result<usize, Error>> + Send;
 }
 
-/// A memory that is in use.
+/// An active memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Active {
-    /// Which one.
+pub struct ActiveMemory {
+    /// Its number.
     pub id: u64,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 
-/// Something that keeps memories.
-pub trait Memories: Send {
-    /// Those that are in use, the oldest first.
+/// A store of memories.
+pub trait ActiveMemories: Send {
+    /// The active memories, oldest first.
     ///
     /// # Errors
-    /// When they cannot be told.
-    fn list_active(&mut self) -> impl Future<Output = Result<Vec<Active>, SeamError>> + Send;
+    /// When the store fails.
+    fn list_active(&mut self) -> impl Future<Output = Result<Vec<ActiveMemory>, Error>> + Send;
 
-    /// Lets one rest; it is kept.
+    /// Deactivates a memory. It stays in the store.
     ///
     /// # Errors
-    /// When it cannot be done.
-    fn deactivate(&mut self, id: u64) -> impl Future<Output = Result<(), SeamError>> + Send;
+    /// When the store fails.
+    fn deactivate(&mut self, id: u64) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// One thing that was done.
+/// A step of a forgetting cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// So many pieces left the window.
+pub enum ForgettingAction {
+    /// The number of items that were pruned from the window.
     WindowPrune(usize),
-    /// What was due was forgotten for good: so much.
+    /// The number of items that the retention policy deleted.
     LetheCycle(usize),
-    /// A memory rests.
+    /// The number of a memory that was deactivated.
     MemoryDeactivate(u64),
 }
 
-impl Action {
-    /// The word for it.
+impl ForgettingAction {
+    /// The name of the step.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Action::WindowPrune(_) => "window_prune",
-            Action::LetheCycle(_) => "lethe_cycle",
-            Action::MemoryDeactivate(_) => "memory_deactivate",
+            ForgettingAction::WindowPrune(_) => "window_prune",
+            ForgettingAction::LetheCycle(_) => "lethe_cycle",
+            ForgettingAction::MemoryDeactivate(_) => "memory_deactivate",
         }
     }
 }
 
-/// What came of it.
+/// The result of a forgetting cycle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForgettingResult {
-    /// How full the window was.
+    /// The context pressure before.
     pub initial_pressure: f64,
-    /// How full it is.
+    /// The context pressure after.
     pub final_pressure: f64,
-    /// What was done, in order.
-    pub actions: Vec<Action>,
+    /// The steps, in order.
+    pub actions: Vec<ForgettingAction>,
 }
 
-/// The pressure above which it begins, unless it is said otherwise.
-pub const THRESHOLD: f64 = HIGH_PRESSURE;
+/// The default pressure above which a cycle runs.
+pub const PRESSURE_THRESHOLD: f64 = HIGH_PRESSURE;
 
-/// Forgets in step, if the window is fuller than `threshold`.
+/// Runs a cycle if the context pressure exceeds `threshold`.
 ///
 /// # Errors
-/// When one of those that forget fails; what was done before stands.
+/// When a store fails; steps that were done before stay done.
 pub async fn coordinated_forgetting_cycle(
     window: &mut SlidingWindow,
-    scorer: &Salience,
-    lethe: &mut impl Retention,
-    memories: &mut impl Memories,
+    scorer: &SalienceScorer,
+    lethe: &mut impl ApplyRetention,
+    memories: &mut impl ActiveMemories,
     threshold: f64,
-) -> Result<ForgettingResult, SeamError> {
+) -> Result<ForgettingResult, Error> {
     let initial_pressure = window.pressure();
     let mut actions = Vec::new();
     if initial_pressure > threshold {
-        actions.push(Action::WindowPrune(window.prune().len()));
-        actions.push(Action::LetheCycle(lethe.apply_retention_policy().await?));
+        actions.push(ForgettingAction::WindowPrune(window.prune().len()));
+        actions.push(ForgettingAction::LetheCycle(lethe.apply_retention_policy().await?));
         let active = memories.list_active().await?;
         for (n, memory) in active.iter().enumerate() {
-            if scorer.score(&memory.text, recency(n, active.len())) < RESTING_SALIENCE {
+            if scorer.score(&memory.text, recency(n, active.len())) < DEACTIVATION_SALIENCE {
                 memories.deactivate(memory.id).await?;
-                actions.push(Action::MemoryDeactivate(memory.id));
+                actions.push(ForgettingAction::MemoryDeactivate(memory.id));
             }
         }
     }

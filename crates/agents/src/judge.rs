@@ -1,207 +1,219 @@
-//! Who finds that two things cannot both be so, and who judges what follows. Both are agents, so anybody can take their
-//! place: here are one each that goes by rules, which knows little and is sure of it, and one each that asks a model.
+//! Detectors of contradictions and judges of premises. Both are agents and can be replaced. There is one of each by
+//! rules, which is precise but finds little, and one of each that asks a model.
 
 use crate::agent::Agent;
-use halo_core::seams::SeamError;
+use halo_core::Error;
 use std::collections::BTreeSet;
 
-/// Something that is taken to be so, and what is known.
+/// A premise with the facts to check it against.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// What is taken to be so.
+pub struct PremiseClaim {
+    /// The premise.
     pub premise: String,
-    /// What is known.
+    /// The known facts.
     pub facts: Vec<String>,
 }
 
-/// Two things that cannot both be so.
+/// A fact that contradicts a premise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
-    /// The fact that speaks against it.
+pub struct PremiseConflict {
+    /// The fact.
     pub fact: String,
-    /// Why.
+    /// The reason.
     pub explanation: String,
 }
 
-/// What a judge is asked: whether a conflict is fatal to a premise, by these principles.
+/// The question to a judge: whether a conflict makes a premise untenable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
-    /// What is taken to be so.
+pub struct JudgeCase {
+    /// The premise.
     pub premise: String,
-    /// What it is to be judged by.
+    /// The principles to judge by.
     pub principles: Vec<String>,
-    /// What speaks against it.
-    pub conflict: Conflict,
+    /// The conflict.
+    pub conflict: PremiseConflict,
 }
 
-/// What a judge says.
+/// The answer of a judge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judgement {
+pub struct PremiseJudgement {
     /// The verdict.
-    pub verdict: Verdict,
-    /// Why.
+    pub verdict: PremiseVerdict,
+    /// The reason.
     pub reason: String,
 }
 
-/// Whether a premise may stand.
+/// Whether a premise is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It may.
+pub enum PremiseVerdict {
+    /// The premise is accepted.
     Accept,
-    /// It may not.
+    /// The premise is rejected.
     Reject,
 }
 
-/// Finds contradictions by the words: the same thing said and denied, opposites, one thing given two values.
+/// Finds contradictions by words: negation, antonyms, and two values of one subject.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RuleContradict;
+pub struct RuleContradictionDetector;
 
-impl Agent<Claim> for RuleContradict {
-    type Out = Option<Conflict>;
+impl Agent<PremiseClaim> for RuleContradictionDetector {
+    type Out = Option<PremiseConflict>;
 
-    async fn invoke(&self, claim: Claim) -> Result<Option<Conflict>, SeamError> {
-        let found = claim.facts.iter().flat_map(|fact| sentences(fact)).find_map(|fact| {
-            let why = contradiction(&claim.premise, fact)?;
-            Some(Conflict {
+    async fn invoke(&self, claim: PremiseClaim) -> Result<Option<PremiseConflict>, Error> {
+        let conflict = claim.facts.iter().flat_map(|fact| sentences(fact)).find_map(|fact| {
+            let reason = find_contradiction(&claim.premise, fact)?;
+            Some(PremiseConflict {
                 fact: fact.to_owned(),
-                explanation: format!("it was said: “{}” ({})", fact.trim_end_matches(';'), why.words()),
+                explanation: format!(
+                    "it was said: “{}” ({})",
+                    fact.trim_end_matches(';'),
+                    reason.description()
+                ),
             })
         });
-        Ok(found)
+        Ok(conflict)
     }
 }
 
-/// Rejects what a fact denies outright, and lets stand what is merely not the same.
+/// Rejects a premise that a fact negates, and accepts one that merely differs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RuleJudge;
 
-impl Agent<Case> for RuleJudge {
-    type Out = Judgement;
+impl Agent<JudgeCase> for RuleJudge {
+    type Out = PremiseJudgement;
 
-    async fn invoke(&self, case: Case) -> Result<Judgement, SeamError> {
-        let fatal = contradiction(&case.premise, &case.conflict.fact).filter(|why| why.is_fatal());
-        let by = case.principles.join(" and ");
+    async fn invoke(&self, case: JudgeCase) -> Result<PremiseJudgement, Error> {
+        let fatal = find_contradiction(&case.premise, &case.conflict.fact).filter(|reason| reason.is_fatal());
+        let principles = case.principles.join(" and ");
         Ok(match fatal {
-            Some(why) => Judgement { verdict: Verdict::Reject, reason: format!("by {by}: {}", why.words()) },
-            None => {
-                Judgement { verdict: Verdict::Accept, reason: format!("by {by}: nothing denies it outright") }
-            }
+            Some(reason) => PremiseJudgement {
+                verdict: PremiseVerdict::Reject,
+                reason: format!("by {principles}: {}", reason.description()),
+            },
+            None => PremiseJudgement {
+                verdict: PremiseVerdict::Accept,
+                reason: format!("by {principles}: nothing denies it outright"),
+            },
         })
     }
 }
 
-/// Why two sentences cannot both be so.
+/// Why two sentences contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// One denies what the other says.
-    Denied,
-    /// One says the opposite.
+pub enum ContradictionReason {
+    /// One negates the other.
+    Negated,
+    /// They use antonyms.
     Opposite,
-    /// What one takes to be there is made up, says the other.
-    MadeUp,
-    /// One thing has two values.
-    OtherValue,
+    /// One presupposes what the other calls fictional.
+    Fictional,
+    /// They give one subject two values.
+    DifferentValue,
 }
 
-impl Why {
-    fn words(self) -> &'static str {
+impl ContradictionReason {
+    fn description(self) -> &'static str {
         match self {
-            Why::Denied => "one denies what the other says",
-            Why::Opposite => "one says the opposite of the other",
-            Why::MadeUp => "it is made up",
-            Why::OtherValue => "the same thing has another value",
+            ContradictionReason::Negated => "one denies what the other says",
+            ContradictionReason::Opposite => "one says the opposite of the other",
+            ContradictionReason::Fictional => "it is made up",
+            ContradictionReason::DifferentValue => "the same thing has another value",
         }
     }
 
-    /// Whether a premise falls with it. Another value may be a later one.
+    /// Whether the premise is rejected. Another value may be a newer one.
     fn is_fatal(self) -> bool {
-        self != Why::OtherValue
+        self != ContradictionReason::DifferentValue
     }
 }
 
-/// Why two sentences cannot both be so, as far as their words tell.
+/// Compares two sentences by their words.
 #[must_use]
-pub fn contradiction(premise: &str, fact: &str) -> Option<Why> {
-    let (said, known) = (Words::of(premise), Words::of(fact));
-    if said.content.is_empty() || known.content.is_empty() || fact.trim_end().ends_with('?') {
+pub fn find_contradiction(premise: &str, fact: &str) -> Option<ContradictionReason> {
+    let (claim, known_fact) = (SentenceTerms::parse(premise), SentenceTerms::parse(fact));
+    if claim.stems.is_empty() || known_fact.stems.is_empty() || fact.trim_end().ends_with('?') {
         return None;
     }
-    // That something is there is denied by whatever calls it made up.
-    let exists = said.content.iter().any(|w| w == "exist");
-    let things: Vec<&String> = said.content.iter().filter(|w| *w != "exist").collect();
-    let about = !things.is_empty() && things.iter().all(|w| known.content.contains(*w));
-    if exists && about && !said.denies {
-        if known.content.iter().any(|w| MADE_UP.iter().any(|word| stem(word) == *w)) && !known.denies {
-            return Some(Why::MadeUp);
+    // "X exists" contradicts any sentence that calls X fictional.
+    let claims_existence = claim.stems.iter().any(|w| w == "exist");
+    let subjects: Vec<&String> = claim.stems.iter().filter(|w| *w != "exist").collect();
+    let is_about = !subjects.is_empty() && subjects.iter().all(|w| known_fact.stems.contains(*w));
+    if claims_existence && is_about && !claim.negated {
+        if known_fact.stems.iter().any(|w| FICTION_WORDS.iter().any(|word| stem(word) == *w))
+            && !known_fact.negated
+        {
+            return Some(ContradictionReason::Fictional);
         }
-        // "I have no sister" speaks of nothing else, and of none of mine: "That is not my job" does.
-        let alone = known.content.len() == things.len() && !known.possesses;
-        return ((known.content.contains("exist") || alone) && known.denies).then_some(Why::Denied);
+        // "I have no sister" is about nothing else; "That is not my job" does not deny that I have a job.
+        let is_only_subject = known_fact.stems.len() == subjects.len() && !known_fact.possessive;
+        return ((known_fact.stems.contains("exist") || is_only_subject) && known_fact.negated)
+            .then_some(ContradictionReason::Negated);
     }
-    let shared = said.content.intersection(&known.content).count();
-    // A single word tells something only of whom it is said, and where nothing else is.
-    let enough = said.content.len() > 1 || (said.content == known.content && said.person == known.person);
-    let most = shared * 5 >= said.content.len() * 3 && enough;
-    if most && said.denies != known.denies {
-        return Some(Why::Denied);
+    let shared = claim.stems.intersection(&known_fact.stems).count();
+    // A sentence of one content word is compared only with the same word about the same person.
+    let is_specific =
+        claim.stems.len() > 1 || (claim.stems == known_fact.stems && claim.person == known_fact.person);
+    let overlaps = shared * 5 >= claim.stems.len() * 3 && is_specific;
+    if overlaps && claim.negated != known_fact.negated {
+        return Some(ContradictionReason::Negated);
     }
-    for (one, other) in OPPOSITES {
+    for (one, other) in ANTONYMS {
         let (one, other) = (stem(one), stem(other));
         for (here, there) in [(&one, &other), (&other, &one)] {
-            let opposed = said.content.contains(here)
-                && known.content.contains(there)
-                && !said.content.contains(there)
-                && !known.content.contains(here);
-            let rest: Vec<&String> = said.content.iter().filter(|w| *w != here).collect();
-            // "I am single": who says so may be all that the two have in common.
-            let same = said.person.is_some() && said.person == known.person;
-            let alone = rest.is_empty() && known.content.len() == 1 && same;
+            let opposed = claim.stems.contains(here)
+                && known_fact.stems.contains(there)
+                && !claim.stems.contains(there)
+                && !known_fact.stems.contains(here);
+            let rest: Vec<&String> = claim.stems.iter().filter(|w| *w != here).collect();
+            // "I am single" and "I am married" share only the person.
+            let same_person = claim.person.is_some() && claim.person == known_fact.person;
+            let shares_only_person = rest.is_empty() && known_fact.stems.len() == 1 && same_person;
             if opposed
-                && (!rest.is_empty() || alone)
-                && rest.iter().all(|w| known.content.contains(*w))
-                && said.denies == known.denies
+                && (!rest.is_empty() || shares_only_person)
+                && rest.iter().all(|w| known_fact.stems.contains(*w))
+                && claim.negated == known_fact.negated
             {
-                return Some(Why::Opposite);
+                return Some(ContradictionReason::Opposite);
             }
         }
     }
-    let (subject, value) = value(premise)?;
-    let (other_subject, other_value) = self::value(fact)?;
+    let (subject, value) = subject_and_value(premise)?;
+    let (other_subject, other_value) = subject_and_value(fact)?;
     let differs = subject == other_subject && value.is_disjoint(&other_value);
-    (differs && said.denies == known.denies).then_some(Why::OtherValue)
+    (differs && claim.negated == known_fact.negated).then_some(ContradictionReason::DifferentValue)
 }
 
-/// Something is so and so: what, and how.
-fn value(sentence: &str) -> Option<(BTreeSet<String>, BTreeSet<String>)> {
+/// Subject and value of a sentence such as "X is Y".
+fn subject_and_value(sentence: &str) -> Option<(BTreeSet<String>, BTreeSet<String>)> {
     let lower = sentence.to_lowercase();
     let (verb, at) = [" is ", " are ", " was ", " were "]
         .iter()
         .filter_map(|v| Some((v, lower.find(*v)?)))
         .min_by_key(|(_, at)| *at)?;
-    let subject = Words::of(&lower[..at]).content;
-    let value = Words::of(&lower[at + verb.len()..]).content;
+    let subject = SentenceTerms::parse(&lower[..at]).stems;
+    let value = SentenceTerms::parse(&lower[at + verb.len()..]).stems;
     (!subject.is_empty() && !value.is_empty()).then_some((subject, value))
 }
 
-/// What a sentence is about, and whether it denies it.
-struct Words {
-    content: BTreeSet<String>,
-    denies: bool,
-    /// Whether it speaks of whoever speaks, or of whom is spoken to: the first that it names.
+/// The content words of a sentence, and whether it is negated.
+struct SentenceTerms {
+    stems: BTreeSet<String>,
+    negated: bool,
+    /// The grammatical person of its first pronoun, as an index of [`PRONOUNS`].
     person: Option<usize>,
-    /// Whether it speaks of what is theirs.
-    possesses: bool,
+    /// Whether it has a possessive pronoun.
+    possessive: bool,
 }
 
-impl Words {
-    fn of(sentence: &str) -> Self {
+impl SentenceTerms {
+    fn parse(sentence: &str) -> Self {
         let lower = sentence.to_lowercase().replace('’', "'");
         let words = lower.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|w| !w.is_empty());
-        let (mut content, mut denials, mut person, mut possesses) = (BTreeSet::new(), 0, None, false);
+        let (mut stems, mut negations, mut person, mut possessive) = (BTreeSet::new(), 0, None, false);
         let mut words = words.peekable();
         while let Some(word) = words.next() {
-            if DENIALS.contains(&word) || word.ends_with("n't") {
-                denials += 1;
+            if NEGATIONS.contains(&word) || word.ends_with("n't") {
+                negations += 1;
                 continue;
             }
             let word = word.trim_matches('\'');
@@ -209,28 +221,28 @@ impl Words {
                 .iter()
                 .find_map(|ending| word.strip_suffix(ending))
                 .unwrap_or(word);
-            let who = PERSONS.iter().position(|words| words.contains(&word));
-            person = person.or(who);
-            possesses |= ["my", "your", "our"].contains(&word);
-            // "Got married" is no more than "married".
-            let light = ["get", "got", "gotten"].contains(&word)
+            let pronoun = PRONOUNS.iter().position(|words| words.contains(&word));
+            person = person.or(pronoun);
+            possessive |= ["my", "your", "our"].contains(&word);
+            // "Got married" means "married".
+            let is_auxiliary = ["get", "got", "gotten"].contains(&word)
                 && words.peek().is_some_and(|next| next.ends_with("ed"));
-            if !word.is_empty() && !light && !EMPTY.contains(&word) && who.is_none() {
-                content.insert(stem(word));
+            if !word.is_empty() && !is_auxiliary && !STOP_WORDS.contains(&word) && pronoun.is_none() {
+                stems.insert(stem(word));
             }
         }
-        Self { content, denies: denials % 2 == 1, person, possesses }
+        Self { stems, negated: negations % 2 == 1, person, possessive }
     }
 }
 
-/// A word without what only bends it.
+/// A word without its inflection.
 fn stem(word: &str) -> String {
-    let base = IRREGULAR.iter().find(|(_, forms)| forms.split(' ').any(|form| form == word));
+    let base = IRREGULAR_FORMS.iter().find(|(_, forms)| forms.split(' ').any(|form| form == word));
     let word = base.map_or(word, |(base, _)| base);
     let ends = |ending: &str| word.strip_suffix(ending).filter(|rest| rest.chars().count() >= 3);
     let rest = ends("ing").or_else(|| ends("ed")).or_else(|| ends("es")).or_else(|| ends("s"));
     let rest = rest.unwrap_or(word).trim_end_matches('e');
-    // "stopped" is "stop", and "married" is "marry".
+    // "stopped" becomes "stop", and "married" becomes "marry".
     let mut letters: Vec<char> = rest.chars().collect();
     if rest.len() < word.len()
         && letters.len() > 3
@@ -249,11 +261,11 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive(['.', '!', '?', '\n', ';']).map(str::trim).filter(|s| !s.is_empty())
 }
 
-const DENIALS: [&str; 9] =
+const NEGATIONS: [&str; 9] =
     ["not", "no", "never", "none", "nothing", "nobody", "neither", "without", "cannot"];
 
-/// Words that a sentence can have or not without being about anything else.
-const EMPTY: [&str; 61] = [
+/// Words without content.
+const STOP_WORDS: [&str; 61] = [
     "a", "an", "the", "is", "are", "was", "were", "be", "been", "being", "am", "do", "does", "did", "has",
     "have", "had", "will", "would", "can", "could", "should", "may", "might", "must", "to", "of", "in", "on",
     "at", "by", "for", "with", "and", "or", "but", "so", "that", "this", "it", "its", "there", "then",
@@ -261,12 +273,12 @@ const EMPTY: [&str; 61] = [
     "anyone", "anymore", "longer", "now", "actually",
 ];
 
-/// Words for whoever speaks, for whom is spoken to, and for both.
-const PERSONS: [&[&str]; 3] =
+/// Pronouns of the first person, of the second, and of the first in plural.
+const PRONOUNS: [&[&str]; 3] =
     [&["i", "me", "my", "mine", "myself"], &["you", "your", "yours"], &["we", "us", "our", "ours"]];
 
-/// Verbs whose forms no rule tells.
-const IRREGULAR: [(&str, &str); 68] = [
+/// Irregular forms, by their base form.
+const IRREGULAR_FORMS: [(&str, &str); 68] = [
     ("become", "became"),
     ("begin", "began begun"),
     ("break", "broke"),
@@ -337,8 +349,8 @@ const IRREGULAR: [(&str, &str); 68] = [
     ("person", "people"),
 ];
 
-/// Words that say that something is not there.
-const MADE_UP: [&str; 12] = [
+/// Words that say that something does not exist.
+const FICTION_WORDS: [&str; 12] = [
     "fictional",
     "fiction",
     "myth",
@@ -353,8 +365,8 @@ const MADE_UP: [&str; 12] = [
     "made-up",
 ];
 
-/// Words of which one is not so where the other is.
-const OPPOSITES: [(&str, &str); 15] = [
+/// Pairs of words that exclude each other.
+const ANTONYMS: [(&str, &str); 15] = [
     ("alive", "dead"),
     ("open", "closed"),
     ("true", "false"),
@@ -372,49 +384,49 @@ const OPPOSITES: [(&str, &str); 15] = [
     ("online", "offline"),
 ];
 
-/// Asks a model whether facts speak against a claim.
+/// Asks a model whether a fact contradicts a claim.
 #[derive(Clone, Debug)]
-pub struct ModelContradict<A>(pub A);
+pub struct ModelContradictionDetector<A>(pub A);
 
-impl<A: Agent<String, Out = String>> Agent<Claim> for ModelContradict<A> {
-    type Out = Option<Conflict>;
+impl<A: Agent<String, Out = String>> Agent<PremiseClaim> for ModelContradictionDetector<A> {
+    type Out = Option<PremiseConflict>;
 
-    async fn invoke(&self, claim: Claim) -> Result<Option<Conflict>, SeamError> {
+    async fn invoke(&self, claim: PremiseClaim) -> Result<Option<PremiseConflict>, Error> {
         for fact in &claim.facts {
-            let asked = format!(
+            let prompt = format!(
                 "Fact: {fact}\nClaim: {}\nDoes the fact contradict the claim? Answer with one word, yes or no.",
                 claim.premise
             );
-            if says_yes(&self.0.invoke(asked).await?) {
+            if says_yes(&self.0.invoke(prompt).await?) {
                 let explanation = format!("it was said: “{}”", fact.trim());
-                return Ok(Some(Conflict { fact: fact.clone(), explanation }));
+                return Ok(Some(PremiseConflict { fact: fact.clone(), explanation }));
             }
         }
         Ok(None)
     }
 }
 
-/// Asks a model whether a claim may stand.
+/// Asks a model whether to reject a claim.
 #[derive(Clone, Debug)]
 pub struct ModelJudge<A>(pub A);
 
-impl<A: Agent<String, Out = String>> Agent<Case> for ModelJudge<A> {
-    type Out = Judgement;
+impl<A: Agent<String, Out = String>> Agent<JudgeCase> for ModelJudge<A> {
+    type Out = PremiseJudgement;
 
-    async fn invoke(&self, case: Case) -> Result<Judgement, SeamError> {
-        let Case { premise, principles, conflict } = case;
-        let asked = format!(
+    async fn invoke(&self, case: JudgeCase) -> Result<PremiseJudgement, Error> {
+        let JudgeCase { premise, principles, conflict } = case;
+        let prompt = format!(
             "Claim: {premise}\nKnown: {}\nJudged by {}, must the claim be rejected? Answer with one word, yes or no.",
             conflict.fact,
             principles.join(" and ")
         );
-        let said = self.0.invoke(asked).await?;
-        let verdict = if says_yes(&said) { Verdict::Reject } else { Verdict::Accept };
-        Ok(Judgement { verdict, reason: said.trim().to_owned() })
+        let answer = self.0.invoke(prompt).await?;
+        let verdict = if says_yes(&answer) { PremiseVerdict::Reject } else { PremiseVerdict::Accept };
+        Ok(PremiseJudgement { verdict, reason: answer.trim().to_owned() })
     }
 }
 
-fn says_yes(said: &str) -> bool {
-    let first = said.split(|c: char| !c.is_alphabetic()).find(|word| !word.is_empty());
+fn says_yes(answer: &str) -> bool {
+    let first = answer.split(|c: char| !c.is_alphabetic()).find(|word| !word.is_empty());
     first.is_some_and(|word| word.eq_ignore_ascii_case("yes"))
 }

@@ -1,115 +1,121 @@
-//! What is forgotten for good, and when. Nothing else forgets: what leaves a window is only out of sight.
+//! Retention: what is deleted for good, and when. Pruning a window deletes nothing.
 //!
-//! By age, what was said passes through four stages. Hot: all of it is there. Warm: the words are, the model's own memory
-//! of them and recordings of its attention are not. Compost: the words are gone, and a sketch of how much there was
-//! remains. Then that goes too, and a proof remains that something was forgotten.
+//! By age, a message passes through four stages. Hot: everything is stored. Warm: the text is stored, its KV cells and
+//! attention recordings are deleted. Compost: the text is deleted, and statistics remain. Forgotten: the statistics are
+//! deleted too, and a proof of deletion remains.
 
-use crate::sketch::Sketch;
+use crate::sketch::QuantileSketch;
 
-/// A day, in milliseconds.
-pub const DAY: i64 = 24 * 60 * 60 * 1000;
+/// Milliseconds of a day.
+pub const DAY_MILLIS: i64 = 24 * 60 * 60 * 1000;
 
-/// How much of something is kept.
+/// How much of a message is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// All.
+pub enum RetentionStage {
+    /// Everything.
     Hot,
-    /// The words.
+    /// The text.
     Warm,
-    /// A sketch.
+    /// Statistics.
     Compost,
-    /// A proof that it was.
+    /// A proof of deletion.
     Forgotten,
 }
 
-impl Stage {
-    /// The word for it.
+impl RetentionStage {
+    /// The name of the stage.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Hot => "hot",
-            Stage::Warm => "warm",
-            Stage::Compost => "compost",
-            Stage::Forgotten => "forgotten",
+            RetentionStage::Hot => "hot",
+            RetentionStage::Warm => "warm",
+            RetentionStage::Compost => "compost",
+            RetentionStage::Forgotten => "forgotten",
         }
     }
 
-    /// The stage of that name.
+    /// The stage with a name.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        [Stage::Hot, Stage::Warm, Stage::Compost, Stage::Forgotten].into_iter().find(|s| s.name() == name)
+    pub fn from_name(name: &str) -> Option<Self> {
+        [RetentionStage::Hot, RetentionStage::Warm, RetentionStage::Compost, RetentionStage::Forgotten]
+            .into_iter()
+            .find(|s| s.name() == name)
     }
 }
 
-/// Until which age, in days, each stage lasts.
+/// The age in days at which each stage ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// All is kept.
+pub struct RetentionPolicy {
+    /// The end of [`RetentionStage::Hot`].
     pub hot: u32,
-    /// The words are kept.
+    /// The end of [`RetentionStage::Warm`].
     pub warm: u32,
-    /// A sketch is kept.
+    /// The end of [`RetentionStage::Compost`].
     pub compost: u32,
 }
 
-impl Default for Policy {
+impl Default for RetentionPolicy {
     fn default() -> Self {
         Self { hot: 30, warm: 365, compost: 730 }
     }
 }
 
-impl Policy {
-    /// Whether the stages follow each other.
+impl RetentionPolicy {
+    /// Whether the stages are in order.
     #[must_use]
-    pub fn is_in_order(&self) -> bool {
+    pub fn is_ordered(&self) -> bool {
         self.hot <= self.warm && self.warm <= self.compost
     }
 
-    /// How much is kept of what is of that age, in milliseconds. What was said in the future is hot.
+    /// The stage for an age in milliseconds. A negative age is hot.
     #[must_use]
-    pub fn stage(&self, age: i64) -> Stage {
-        let reached = |days: u32| age >= i64::from(days) * DAY;
+    pub fn stage_for_age(&self, age: i64) -> RetentionStage {
+        let is_older_than = |days: u32| age >= i64::from(days) * DAY_MILLIS;
         match () {
-            () if reached(self.compost) => Stage::Forgotten,
-            () if reached(self.warm) => Stage::Compost,
-            () if reached(self.hot) => Stage::Warm,
-            () => Stage::Hot,
+            () if is_older_than(self.compost) => RetentionStage::Forgotten,
+            () if is_older_than(self.warm) => RetentionStage::Compost,
+            () if is_older_than(self.hot) => RetentionStage::Warm,
+            () => RetentionStage::Hot,
         }
     }
 
-    /// What is to be taken further, of things known by when they were said and how much of them is kept: which, and how
-    /// far. Nothing ever comes back.
-    pub fn due<K>(&self, things: impl IntoIterator<Item = (K, i64, Stage)>, now: i64) -> Vec<(K, Stage)> {
-        let due = |(key, said, stage): (K, i64, Stage)| {
-            let to = self.stage(now.saturating_sub(said));
-            (to > stage).then_some((key, to))
+    /// The items that are due for a later stage, with that stage. Each item has a key, its time and its stage; no item
+    /// goes back to an earlier stage.
+    pub fn due_transitions<K>(
+        &self,
+        items: impl IntoIterator<Item = (K, i64, RetentionStage)>,
+        now: i64,
+    ) -> Vec<(K, RetentionStage)> {
+        let due = |(key, time, stage): (K, i64, RetentionStage)| {
+            let next = self.stage_for_age(now.saturating_sub(time));
+            (next > stage).then_some((key, next))
         };
-        things.into_iter().filter_map(due).collect()
+        items.into_iter().filter_map(due).collect()
     }
 }
 
-/// What remains of words that are gone: how many there were, and how they were spread.
+/// Statistics of deleted messages.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Compost {
-    /// Messages of the user's.
-    pub user: u64,
-    /// Messages of the model's.
-    pub assistant: u64,
-    /// Tokens in all.
+pub struct CompostStats {
+    /// Messages of the user.
+    pub user_messages: u64,
+    /// Messages of the model.
+    pub assistant_messages: u64,
+    /// Tokens of all messages.
     pub tokens: u64,
-    /// How long the paragraphs were, in tokens.
-    pub length: Sketch,
-    /// How bright their brightest token was.
-    pub peak: Sketch,
+    /// Tokens per chunk.
+    pub lengths: QuantileSketch,
+    /// The highest brightness per chunk.
+    pub peak_brightness: QuantileSketch,
 }
 
-impl Compost {
-    /// Puts another heap on this one.
-    pub fn merge(&mut self, other: &Compost) {
-        self.user += other.user;
-        self.assistant += other.assistant;
+impl CompostStats {
+    /// Adds other statistics to these.
+    pub fn merge(&mut self, other: &CompostStats) {
+        self.user_messages += other.user_messages;
+        self.assistant_messages += other.assistant_messages;
         self.tokens += other.tokens;
-        self.length.merge(&other.length);
-        self.peak.merge(&other.peak);
+        self.lengths.merge(&other.lengths);
+        self.peak_brightness.merge(&other.peak_brightness);
     }
 }

@@ -1,37 +1,25 @@
-//! What speaks, and what wraps it.
+//! Agents and the wrappers around them.
 //!
-//! Nothing here is a new kind of thing: an agent is wrapped by one that keeps its context small ([`cooled`]), by one that
-//! shortens what it says under pressure ([`constraint`]), by one that gives it a window ([`windowed`]); what is to be
-//! forgotten for good goes through [`lethe`], and a question whose premise is false is told so by [`mu`]. Wrappers
-//! advise: they compress what agents say, never what a person said.
+//! An [`Agent`](agent::Agent) takes an input and returns an answer: a model, a plain function, or another agent inside
+//! a wrapper. A wrapper limits the input ([`cooled`]), shortens answers under context pressure ([`constraint`]), or adds
+//! earlier messages ([`windowed`]). [`mu`] checks the premises of a question with the detectors and judges of
+//! [`judge`]. [`lethe`] decides by age what is deleted for good, [`forgetting`] runs one cycle of it, and [`proof`] signs
+//! that something was deleted. Wrappers change only text that an agent wrote; text of a user passes unchanged.
 //!
-//! Where many of them meet is a [`world`]: they own rooms, do what [`action`] allows, and see a [`hud`], which a
-//! [`scribe`] writes, on every [`heartbeat`].
-//!
-//! Pure: no clock, no file, no thread. What is async is so because an agent may be anywhere.
+//! The crate is pure: it reads no clock and no file and starts no thread. `clippy.toml` enforces this. Agents are
+//! async because a model may run on another machine.
 
-pub mod action;
+#![warn(missing_docs)]
+
 pub mod agent;
-pub mod answer;
 pub mod constraint;
 pub mod content;
 pub mod cooled;
-pub mod count;
 pub mod forgetting;
-pub mod format;
-pub mod heartbeat;
-pub mod hud;
 pub mod judge;
-pub mod knowledge;
 pub mod lethe;
 pub mod mu;
-pub mod prompts;
 pub mod proof;
-pub mod scribe;
 pub mod sketch;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
+pub mod token_counter;
 pub mod windowed;
-pub mod wish;
-pub mod world;
-pub mod world_file;

@@ -1,70 +1,70 @@
-//! Mu: a question that takes something false for granted has no answer, and who asks is told so, and why.
+//! Mu: a question with a false premise has no answer, and the user is told which premise is false.
 //!
-//! A question's premises are drawn out of it, each is held against what is known ([`Contradict`](crate::judge)), and where
-//! one conflicts, a judge decides whether that is fatal. It only ever advises: whether the question is answered all the
-//! same is for whoever asked.
+//! The premises of a question are extracted, each is checked against known facts (see [`judge`](crate::judge)), and
+//! where one contradicts a fact, a judge decides whether to reject it. The result is advice: the caller decides whether
+//! to answer anyway.
 
 use crate::agent::Agent;
-use crate::judge::{Case, Claim, Conflict, Judgement, Verdict};
-use halo_core::seams::SeamError;
+use crate::judge::{JudgeCase, PremiseClaim, PremiseConflict, PremiseJudgement, PremiseVerdict};
+use halo_core::Error;
 
-/// What is said to whoever asked.
+/// The suggestion of every rejected question.
 pub const SUGGESTION: &str = "Please verify the premise of your question.";
 
-/// What a judge goes by.
-pub const PRINCIPLES: [&str; 2] = ["accuracy", "honesty"];
+/// The principles of the judge.
+pub const JUDGE_PRINCIPLES: [&str; 2] = ["accuracy", "honesty"];
 
-/// Whether a question takes only for granted what may be.
+/// The result of a premise check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PremiseResult {
-    /// Whether it does.
+    /// Whether no premise was rejected.
     pub valid: bool,
-    /// What it takes for granted and must not.
+    /// The rejected premise.
     pub invalid_premise: Option<String>,
-    /// Why not.
+    /// Why it was rejected.
     pub reason: Option<String>,
-    /// What to do.
+    /// What the user should do.
     pub suggestion: Option<String>,
 }
 
 impl PremiseResult {
-    /// Nothing is wrong with the question.
+    /// A question without a rejected premise.
     #[must_use]
     pub fn valid() -> Self {
         Self { valid: true, ..Self::default() }
     }
 }
 
-/// Holds a question against what is known.
+/// Checks the premises of a question against known facts.
 ///
 /// # Errors
-/// When one of those that are asked fails.
+/// When the detector or the judge fails.
 pub async fn check_premise(
     question: &str,
     facts: &[String],
-    contradict: &impl Agent<Claim, Out = Option<Conflict>>,
-    judge: &impl Agent<Case, Out = Judgement>,
-) -> Result<PremiseResult, SeamError> {
-    check_premises(premises(question), facts, contradict, judge).await
+    contradict: &impl Agent<PremiseClaim, Out = Option<PremiseConflict>>,
+    judge: &impl Agent<JudgeCase, Out = PremiseJudgement>,
+) -> Result<PremiseResult, Error> {
+    check_premises(extract_premises(question), facts, contradict, judge).await
 }
 
-/// The same for premises that were drawn out of a question by somebody else.
+/// Checks premises that were extracted before.
 ///
 /// # Errors
-/// As above.
+/// When the detector or the judge fails.
 pub async fn check_premises(
     premises: Vec<String>,
     facts: &[String],
-    contradict: &impl Agent<Claim, Out = Option<Conflict>>,
-    judge: &impl Agent<Case, Out = Judgement>,
-) -> Result<PremiseResult, SeamError> {
+    contradict: &impl Agent<PremiseClaim, Out = Option<PremiseConflict>>,
+    judge: &impl Agent<JudgeCase, Out = PremiseJudgement>,
+) -> Result<PremiseResult, Error> {
     for premise in premises {
-        let claim = Claim { premise: premise.clone(), facts: facts.to_vec() };
+        let claim = PremiseClaim { premise: premise.clone(), facts: facts.to_vec() };
         let Some(conflict) = contradict.invoke(claim).await? else { continue };
         let reason = conflict.explanation.clone();
-        let principles = PRINCIPLES.map(str::to_owned).to_vec();
-        let case = Case { premise: premise.clone(), principles, conflict };
-        if judge.invoke(case).await?.verdict == Verdict::Reject {
+        let principles = JUDGE_PRINCIPLES.map(str::to_owned).to_vec();
+        let case = JudgeCase { premise: premise.clone(), principles, conflict };
+        if judge.invoke(case).await?.verdict == PremiseVerdict::Reject {
             return Ok(PremiseResult {
                 valid: false,
                 invalid_premise: Some(premise),
@@ -76,9 +76,9 @@ pub async fn check_premises(
     Ok(PremiseResult::valid())
 }
 
-/// What a question takes for granted, by its form, in lower case.
+/// The premises of a question by its form, in lower case.
 #[must_use]
-pub fn premises(question: &str) -> Vec<String> {
+pub fn extract_premises(question: &str) -> Vec<String> {
     let question = question.to_lowercase();
     let mut premises: Vec<String> = Vec::new();
     let mut add = |premise: String| {
@@ -86,8 +86,8 @@ pub fn premises(question: &str) -> Vec<String> {
             premises.push(premise);
         }
     };
-    // "Why did X?" takes X for granted; so does when, where, how it came about, and for how long.
-    for asks in [
+    // "Why did X?" presupposes X; so do when, where, how and how long.
+    for words in [
         "why did ",
         "when did ",
         "where did ",
@@ -100,14 +100,14 @@ pub fn premises(question: &str) -> Vec<String> {
         "since when do ",
         "since when have ",
     ] {
-        if let Some(rest) = after(&question, asks) {
+        if let Some(rest) = text_after(&question, words) {
             add(rest.to_owned());
         }
     }
-    if let Some(rest) = after(&question, "how do i fix ") {
+    if let Some(rest) = text_after(&question, "how do i fix ") {
         add(format!("there is a problem with {rest}"));
     }
-    for (asks, verb) in [
+    for (words, verb) in [
         ("why is ", "is"),
         ("why are ", "are"),
         ("why was ", "was"),
@@ -118,17 +118,17 @@ pub fn premises(question: &str) -> Vec<String> {
         ("since when am ", "am"),
         ("since when is ", "is"),
     ] {
-        if let Some((subject, rest)) = after(&question, asks).and_then(subject) {
+        if let Some((subject, rest)) = text_after(&question, words).and_then(split_subject) {
             add(format!("{subject} {verb} {rest}"));
         }
     }
-    for asks in ["why does ", "why do "] {
-        if let Some(rest) = after(&question, asks) {
+    for words in ["why does ", "why do "] {
+        if let Some(rest) = text_after(&question, words) {
             add(rest.to_owned());
         }
     }
-    // "The capital of X" is there only if X is.
-    for asks in [
+    // "The capital of X" presupposes that X exists.
+    for words in [
         "what is the ",
         "what's the ",
         "who is the ",
@@ -137,25 +137,26 @@ pub fn premises(question: &str) -> Vec<String> {
         "what was the ",
         "who was the ",
     ] {
-        let owner = after(&question, asks).and_then(|rest| rest.rsplit_once(" of "));
+        let owner = text_after(&question, words).and_then(|rest| rest.rsplit_once(" of "));
         if let Some((_, owner)) = owner {
             add(format!("{} exists", owner.trim()));
         }
     }
-    // "What is my sister called?" takes a sister for granted.
-    let asks = ["who", "what", "where", "when", "why", "how", "which"];
-    if asks.iter().any(|asks| after(&question, &format!("{asks} ")).is_some()) {
-        let mine = after(&question, "my ").and_then(|rest| rest.split([' ', '\'', '’', ',', '.']).next());
-        if let Some(mine) = mine.filter(|mine| mine.chars().count() > 1) {
-            add(format!("my {mine} exists"));
+    // "What is my sister called?" presupposes a sister.
+    let question_words = ["who", "what", "where", "when", "why", "how", "which"];
+    if question_words.iter().any(|word| text_after(&question, &format!("{word} ")).is_some()) {
+        let owned =
+            text_after(&question, "my ").and_then(|rest| rest.split([' ', '\'', '’', ',', '.']).next());
+        if let Some(owned) = owned.filter(|owned| owned.chars().count() > 1) {
+            add(format!("my {owned} exists"));
         }
     }
     premises
 }
 
-/// What is said to whoever asked, in one line.
+/// The notice for the user, in one line.
 #[must_use]
-pub fn told(premise: &str, reason: &str, suggestion: &str) -> String {
+pub fn premise_notice(premise: &str, reason: &str, suggestion: &str) -> String {
     let premise = premise.split(' ').map(|word| match word {
         "i" => "I".to_owned(),
         word => word.to_owned(),
@@ -166,31 +167,31 @@ pub fn told(premise: &str, reason: &str, suggestion: &str) -> String {
     )
 }
 
-/// Asks a model what a question takes for granted, beside what its form tells.
+/// Extracts premises with a model, besides those that follow from the form of the question.
 #[derive(Clone, Debug)]
-pub struct ModelPremises<A>(pub A);
+pub struct ModelPremiseExtractor<A>(pub A);
 
-impl<A: Agent<String, Out = String>> Agent<String> for ModelPremises<A> {
+impl<A: Agent<String, Out = String>> Agent<String> for ModelPremiseExtractor<A> {
     type Out = Vec<String>;
 
-    async fn invoke(&self, question: String) -> Result<Vec<String>, SeamError> {
-        let mut drawn = premises(&question);
-        let asked = format!(
+    async fn invoke(&self, question: String) -> Result<Vec<String>, Error> {
+        let mut premises = extract_premises(&question);
+        let prompt = format!(
             "Question: {question}\nList what the question takes for granted, one short statement a line, at most three."
         );
-        let said = self.0.invoke(asked).await?;
-        let lines = said.lines().map(|line| line.trim_start_matches(|c: char| !c.is_alphabetic()).trim());
+        let answer = self.0.invoke(prompt).await?;
+        let lines = answer.lines().map(|line| line.trim_start_matches(|c: char| !c.is_alphabetic()).trim());
         for line in lines.filter(|line| !line.is_empty() && line.len() <= 200).take(3) {
-            if !drawn.iter().any(|known| known.eq_ignore_ascii_case(line)) {
-                drawn.push(line.to_owned());
+            if !premises.iter().any(|premise| premise.eq_ignore_ascii_case(line)) {
+                premises.push(line.to_owned());
             }
         }
-        Ok(drawn)
+        Ok(premises)
     }
 }
 
-/// What follows some words, up to the end of the question.
-fn after<'a>(question: &'a str, words: &str) -> Option<&'a str> {
+/// The text after some words, up to the end of the question.
+fn text_after<'a>(question: &'a str, words: &str) -> Option<&'a str> {
     let at = question
         .match_indices(words)
         .find(|(at, _)| question[..*at].chars().next_back().is_none_or(|before| !before.is_alphanumeric()));
@@ -200,13 +201,13 @@ fn after<'a>(question: &'a str, words: &str) -> Option<&'a str> {
     (!rest.is_empty()).then_some(rest)
 }
 
-/// The subject of a clause without its verb, and the rest: the first word, with what introduces it.
-fn subject(clause: &str) -> Option<(&str, &str)> {
-    const INTRODUCE: [&str; 14] = [
+/// Splits a clause without its verb into subject and rest. The subject is the first word with its determiner.
+fn split_subject(clause: &str) -> Option<(&str, &str)> {
+    const DETERMINERS: [&str; 14] = [
         "the", "a", "an", "my", "your", "his", "her", "its", "our", "their", "this", "that", "these", "those",
     ];
     let first = clause.split(' ').next()?;
-    let skip = if INTRODUCE.contains(&first) { first.len() + 1 } else { 0 };
+    let skip = if DETERMINERS.contains(&first) { first.len() + 1 } else { 0 };
     let end = clause.get(skip..)?.find(' ')? + skip;
     Some((&clause[..end], clause[end..].trim()))
 }

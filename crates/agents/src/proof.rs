@@ -1,80 +1,82 @@
-//! That something was forgotten, and when: a statement that nobody without the key could have made, and that says nothing
-//! of what it was to anybody who does not have the words already.
+//! Signed proofs that a text was deleted. Only the owner of the key can make one, and it reveals nothing about the text
+//! to anybody who does not have the text already.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// What a proof is made with. Who has it can make proofs; who looks after it can trust them.
-pub type Key = [u8; 32];
+/// The key that signs proofs. A proof is only as trustworthy as the key is secret.
+pub type ProofKey = [u8; 32];
 
-/// That something was forgotten.
+/// A proof that a text was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proof {
-    /// What it was called: a conversation and a chunk of it.
+pub struct ForgetProof {
+    /// The conversation and the chunk.
     pub subject: String,
-    /// At whose wish: the user's, or that of a policy.
-    pub by: String,
-    /// When, in milliseconds since 1970.
-    pub at: i64,
-    /// How many tokens it had.
+    /// The user or a retention policy.
+    pub requested_by: String,
+    /// Milliseconds since 1970.
+    pub forgotten_at: i64,
+    /// The tokens of the text.
     pub tokens: u64,
-    /// What is mixed with the words before they are summed, as hexadecimal: without it, the sum of a short text could be
-    /// looked up.
+    /// Hashed before the text, as hexadecimal: without it, the hash of a short text could be looked up.
     pub salt: String,
-    /// The sum of the words (SHA-256), as hexadecimal.
-    pub content: String,
-    /// The seal over all of this (HMAC-SHA-256), as hexadecimal.
-    pub seal: String,
+    /// SHA-256 of salt and text, as hexadecimal.
+    pub content_hash: String,
+    /// HMAC-SHA-256 over all other fields, as hexadecimal.
+    pub signature: String,
 }
 
-/// What is about to be forgotten.
+/// A text that is about to be deleted.
 #[derive(Clone, Copy, Debug)]
-pub struct Gone<'a> {
-    /// What it is called.
+pub struct ForgottenContent<'a> {
+    /// The conversation and the chunk.
     pub subject: &'a str,
-    /// At whose wish.
-    pub by: &'a str,
-    /// What it says.
+    /// The user or a retention policy.
+    pub requested_by: &'a str,
+    /// The text.
     pub text: &'a str,
-    /// How many tokens it has.
+    /// The tokens of the text.
     pub tokens: u64,
 }
 
-impl Proof {
-    /// A proof that something is forgotten at that time.
+impl ForgetProof {
+    /// Makes a proof that a text is deleted at a time.
     #[must_use]
-    pub fn seal(key: &Key, salt: [u8; 16], gone: Gone<'_>, at: i64) -> Self {
-        let salt = hex(&salt);
+    pub fn sign(key: &ProofKey, salt: [u8; 16], content: ForgottenContent<'_>, at: i64) -> Self {
+        let salt = to_hex(&salt);
         let mut proof = Self {
-            subject: gone.subject.to_owned(),
-            by: gone.by.to_owned(),
-            at,
-            tokens: gone.tokens,
-            content: sum(&salt, gone.text),
+            subject: content.subject.to_owned(),
+            requested_by: content.requested_by.to_owned(),
+            forgotten_at: at,
+            tokens: content.tokens,
+            content_hash: hash_content(&salt, content.text),
             salt,
-            seal: String::new(),
+            signature: String::new(),
         };
-        proof.seal = hex(&proof.mac(key).finalize().into_bytes());
+        proof.signature = to_hex(&proof.signature_mac(key).finalize().into_bytes());
         proof
     }
 
-    /// Whether it was made with that key, and nothing of it was changed since.
+    /// Whether the proof was signed with a key and not changed since.
     #[must_use]
-    pub fn verify(&self, key: &Key) -> bool {
-        unhex(&self.seal).is_some_and(|seal| self.mac(key).verify_slice(&seal).is_ok())
+    pub fn verify(&self, key: &ProofKey) -> bool {
+        from_hex(&self.signature)
+            .is_some_and(|signature| self.signature_mac(key).verify_slice(&signature).is_ok())
     }
 
-    /// Whether it is of these words.
+    /// Whether the proof is about a text.
     #[must_use]
-    pub fn is_of(&self, text: &str) -> bool {
-        sum(&self.salt, text) == self.content
+    pub fn matches_text(&self, text: &str) -> bool {
+        hash_content(&self.salt, text) == self.content_hash
     }
 
-    fn mac(&self, key: &Key) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length will do");
-        let Self { subject, by, at, tokens, salt, content, seal: _ } = self;
-        // Each field with its length: no two statements are the same bytes.
-        for field in [subject, by, &at.to_string(), &tokens.to_string(), salt, content] {
+    fn signature_mac(&self, key: &ProofKey) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+        let Self { subject, requested_by, forgotten_at, tokens, salt, content_hash, signature: _ } = self;
+        // Each field is preceded by its length, so that no two proofs sign the same bytes.
+        for field in
+            [subject, requested_by, &forgotten_at.to_string(), &tokens.to_string(), salt, content_hash]
+        {
             mac.update(&(field.len() as u64).to_le_bytes());
             mac.update(field.as_bytes());
         }
@@ -82,16 +84,16 @@ impl Proof {
     }
 }
 
-fn sum(salt: &str, text: &str) -> String {
-    let mut sum = Sha256::new();
-    sum.update(salt.as_bytes());
-    sum.update(text.as_bytes());
-    hex(&sum.finalize())
+fn hash_content(salt: &str, text: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(salt.as_bytes());
+    hash.update(text.as_bytes());
+    to_hex(&hash.finalize())
 }
 
-/// Bytes as hexadecimal.
+/// Encodes bytes as hexadecimal.
 #[must_use]
-pub fn hex(bytes: &[u8]) -> String {
+pub fn to_hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .flat_map(|byte| [byte >> 4, byte & 15])
@@ -99,9 +101,9 @@ pub fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Hexadecimal as bytes; none if it is not that.
+/// Decodes hexadecimal; none if it is invalid.
 #[must_use]
-pub fn unhex(text: &str) -> Option<Vec<u8>> {
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
     Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())

@@ -1,103 +1,108 @@
-//! A context for an agent that has none: it is shown what was said before, as far as a sliding window keeps it.
+//! Gives an agent without context the earlier messages in a sliding window.
 
-use crate::agent::{Agent, Layer};
-use crate::content::{Said, Whose};
-use crate::count::{Count, Quarter};
-use halo_core::salience::Salience;
-use halo_core::seams::SeamError;
-use halo_core::window::{Piece, SlidingWindow, WindowSize};
+use crate::agent::{Agent, AgentLayer};
+use crate::content::{AuthoredMessage, TextAuthor};
+use crate::token_counter::{ApproxTokenCounter, TokenCounter};
+use halo_core::Error;
+use halo_core::salience::SalienceScorer;
+use halo_core::sliding_window::{SlidingWindow, SlidingWindowItem, WindowSize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What an agent is shown of what was said before.
+/// The configuration of a [`WindowedAgent`].
 #[derive(Clone)]
-pub struct Windowing {
-    /// How much.
+pub struct WindowLayer {
+    /// The size of the window.
     pub size: WindowSize,
-    /// What stays when not all can; without it, what is latest.
-    pub scorer: Option<Salience>,
-    /// How tokens are counted.
-    pub count: Arc<dyn Count>,
+    /// Scores messages: the least salient are pruned first. Without it, the oldest.
+    pub scorer: Option<SalienceScorer>,
+    /// Counts tokens.
+    pub counter: Arc<dyn TokenCounter>,
 }
 
-impl Default for Windowing {
+impl Default for WindowLayer {
     fn default() -> Self {
-        let scorer = Some(Salience::default());
-        Self { size: WindowSize::default(), scorer, count: Arc::new(Quarter) }
+        let scorer = Some(SalienceScorer::default());
+        Self { size: WindowSize::default(), scorer, counter: Arc::new(ApproxTokenCounter) }
     }
 }
 
-impl<A> Layer<A> for Windowing {
-    type Agent = Windowed<A>;
+impl<A> AgentLayer<A> for WindowLayer {
+    type Agent = WindowedAgent<A>;
 
-    fn around(self, inner: A) -> Windowed<A> {
+    fn wrap(self, inner: A) -> WindowedAgent<A> {
         let window = SlidingWindow::new(self.size, self.scorer);
-        let context = Arc::new(Mutex::new(Context { window, whose: BTreeMap::new() }));
-        Windowed { inner, count: self.count, context }
+        let context = Arc::new(Mutex::new(WindowContext { window, authors: BTreeMap::new() }));
+        WindowedAgent { inner, counter: self.counter, context }
     }
 }
 
-struct Context {
+struct WindowContext {
     window: SlidingWindow,
-    whose: BTreeMap<u64, Whose>,
+    authors: BTreeMap<u64, TextAuthor>,
 }
 
-/// An agent that remembers what was said to it and what it said, as far as its window goes. What it is shown is what was
-/// said, word for word: a window lets go of whole pieces and changes none.
+/// An agent that is shown its earlier inputs and answers, as far as they fit its window. The window prunes whole
+/// messages and changes none.
 #[derive(Clone)]
-pub struct Windowed<A> {
+pub struct WindowedAgent<A> {
     inner: A,
-    count: Arc<dyn Count>,
-    context: Arc<Mutex<Context>>,
+    counter: Arc<dyn TokenCounter>,
+    context: Arc<Mutex<WindowContext>>,
 }
 
-impl<A> Windowed<A> {
-    /// Something was said that it is not asked to answer. Returns what left the window for it.
-    pub fn hear(&self, said: &Said) -> Vec<Piece> {
-        let tokens = self.count.tokens(&said.text);
+impl<A> WindowedAgent<A> {
+    /// Adds a message without asking for an answer. Returns the messages that were pruned for it.
+    pub fn add_message(&self, message: &AuthoredMessage) -> Vec<SlidingWindowItem> {
+        let tokens = self.counter.count_tokens(&message.text);
         let mut context = self.lock();
-        let left = context.window.add(said.text.clone(), tokens);
-        let newest = context.window.pieces().map(|piece| piece.id).max();
+        let pruned = context.window.push(message.text.clone(), tokens);
+        let newest = context.window.items().map(|item| item.id).max();
         if let Some(id) = newest {
-            context.whose.insert(id, said.whose);
+            context.authors.insert(id, message.author);
         }
-        for piece in &left {
-            context.whose.remove(&piece.id);
+        for item in &pruned {
+            context.authors.remove(&item.id);
         }
-        left
+        pruned
     }
 
-    /// What it would be shown now.
+    /// The messages in the window.
     #[must_use]
-    pub fn context(&self) -> Vec<Said> {
+    pub fn context(&self) -> Vec<AuthoredMessage> {
         let context = self.lock();
-        let whose = |piece: &Piece| context.whose.get(&piece.id).copied().unwrap_or(Whose::Agent);
-        context.window.pieces().map(|piece| Said { whose: whose(piece), text: piece.text.clone() }).collect()
+        let author =
+            |item: &SlidingWindowItem| context.authors.get(&item.id).copied().unwrap_or(TextAuthor::Agent);
+        context
+            .window
+            .items()
+            .map(|item| AuthoredMessage { author: author(item), text: item.text.clone() })
+            .collect()
     }
 
-    /// How full its window is.
+    /// The pressure of the window.
     #[must_use]
     pub fn pressure(&self) -> f64 {
         self.lock().window.pressure()
     }
 
-    /// Does something with its window.
-    pub fn with_window<T>(&self, work: impl FnOnce(&mut SlidingWindow) -> T) -> T {
-        work(&mut self.lock().window)
+    /// Accesses the window.
+    pub fn with_window<T>(&self, access: impl FnOnce(&mut SlidingWindow) -> T) -> T {
+        access(&mut self.lock().window)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Context> {
+    fn lock(&self) -> MutexGuard<'_, WindowContext> {
         self.context.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<A: Agent<Vec<Said>, Out = String>> Agent<Said> for Windowed<A> {
+impl<A: Agent<Vec<AuthoredMessage>, Out = String>> Agent<AuthoredMessage> for WindowedAgent<A> {
     type Out = String;
 
-    async fn invoke(&self, input: Said) -> Result<String, SeamError> {
-        self.hear(&input);
+    async fn invoke(&self, input: AuthoredMessage) -> Result<String, Error> {
+        self.add_message(&input);
         let answer = self.inner.invoke(self.context()).await?;
-        self.hear(&Said::agent(answer.clone()));
+        self.add_message(&AuthoredMessage::agent(answer.clone()));
         Ok(answer)
     }
 }

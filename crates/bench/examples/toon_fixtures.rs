@@ -7,13 +7,11 @@ use toon_format::types::{Delimiter, Indent};
 use toon_format::{DecodeOptions, EncodeOptions};
 
 /// What came of a case.
-enum Came {
-    /// What it should.
-    Out,
+enum FixtureResult {
+    Passed,
     /// It is about what the library does not have.
-    Unknown,
-    /// Something else.
-    Otherwise(String),
+    Unsupported,
+    Failed(String),
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,10 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let text = std::fs::read_to_string(&file)?;
             let told: Value = serde_json::from_str(&text)?;
             for case in told["tests"].as_array().ok_or("no cases")? {
-                match if way == "decode" { decoded(case) } else { encoded(case) } {
-                    Came::Out => out += 1,
-                    Came::Unknown => unknown += 1,
-                    Came::Otherwise(what) => {
+                match if way == "decode" { check_decode(case) } else { check_encode(case) } {
+                    FixtureResult::Passed => out += 1,
+                    FixtureResult::Unsupported => unknown += 1,
+                    FixtureResult::Failed(what) => {
                         wrong += 1;
                         println!("{way} {}: {}: {what}", file.display(), case["name"]);
                     }
@@ -47,28 +45,28 @@ fn indent(options: &Value) -> Indent {
     options["indent"].as_u64().map_or_else(Indent::default, |n| Indent::Spaces(n as usize))
 }
 
-fn decoded(case: &Value) -> Came {
+fn check_decode(case: &Value) -> FixtureResult {
     let options = &case["options"];
     if options["expandPaths"] == "safe" {
-        return Came::Unknown;
+        return FixtureResult::Unsupported;
     }
     let how = DecodeOptions::new()
         .with_strict(options["strict"].as_bool().unwrap_or(true))
         .with_indent(indent(options));
     let read = toon_format::decode::<Value>(case["input"].as_str().unwrap_or_default(), &how);
     match (read, case["shouldError"].as_bool().unwrap_or(false)) {
-        (Err(_), true) => Came::Out,
-        (Ok(value), false) if same(&value, &case["expected"]) => Came::Out,
-        (Ok(value), false) => Came::Otherwise(format!("{value} for {}", case["expected"])),
-        (Ok(value), true) => Came::Otherwise(format!("{value} where it should fail")),
-        (Err(why), false) => Came::Otherwise(why.to_string()),
+        (Err(_), true) => FixtureResult::Passed,
+        (Ok(value), false) if json_equal(&value, &case["expected"]) => FixtureResult::Passed,
+        (Ok(value), false) => FixtureResult::Failed(format!("{value} for {}", case["expected"])),
+        (Ok(value), true) => FixtureResult::Failed(format!("{value} where it should fail")),
+        (Err(why), false) => FixtureResult::Failed(why.to_string()),
     }
 }
 
-fn encoded(case: &Value) -> Came {
+fn check_encode(case: &Value) -> FixtureResult {
     let options = &case["options"];
     if options["keyFolding"] == "safe" {
-        return Came::Unknown;
+        return FixtureResult::Unsupported;
     }
     let delimiter = match options["delimiter"].as_str() {
         Some("\t") => Delimiter::Tab,
@@ -77,19 +75,21 @@ fn encoded(case: &Value) -> Came {
     };
     let how = EncodeOptions::new().with_delimiter(delimiter).with_indent(indent(options));
     match toon_format::encode(&case["input"], &how) {
-        Ok(text) if Some(text.as_str()) == case["expected"].as_str() => Came::Out,
-        Ok(text) => Came::Otherwise(format!("{text:?} for {}", case["expected"])),
-        Err(why) => Came::Otherwise(why.to_string()),
+        Ok(text) if Some(text.as_str()) == case["expected"].as_str() => FixtureResult::Passed,
+        Ok(text) => FixtureResult::Failed(format!("{text:?} for {}", case["expected"])),
+        Err(why) => FixtureResult::Failed(why.to_string()),
     }
 }
 
 /// Numbers are equal when they are the same number.
-fn same(one: &Value, other: &Value) -> bool {
+fn json_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| json_equal(a, b))
+        }
         (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| json_equal(a, b)))
         }
         (a, b) => a == b,
     }

@@ -1,17 +1,18 @@
 //! Finding the conversation that a client's history belongs to, among many, beside reading a record of every one of them.
 
-use halo_core::chunk::ChunkSize;
-use halo_core::seams::{Kind, SeamError, Store};
+use halo_core::Error;
+use halo_core::chunker::ChunkSize;
+use halo_core::store::{RecordKind, Store};
 use halo_core::token::{Brightness, Role, TurnId};
 use halo_engine::align::{SentMessage, extend_prefix, message_key};
-use halo_engine::find::find_conversation;
+use halo_engine::lookup::find_conversation;
 use halo_store::database::Database;
-use halo_store::exchange::Import;
+use halo_store::exchange::ImportRequest;
 use std::time::Instant;
 
 /// One kind of request.
 #[derive(Clone, Debug)]
-pub struct Figure {
+pub struct AlignBenchFigure {
     /// What the client sends.
     pub name: &'static str,
     /// The time that half of the requests stay below.
@@ -19,23 +20,22 @@ pub struct Figure {
     /// The time that 99 of 100 requests stay below.
     pub p99_ms: f64,
     /// Whether every one was told right.
-    pub right: bool,
+    pub correct: bool,
 }
 
-/// What was measured.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct AlignBenchReport {
     /// By kind of request.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<AlignBenchFigure>,
     /// Reading one record of every conversation.
-    pub records_ms: f64,
+    pub read_records_ms: f64,
 }
 
 const GREETING: &str = "*You wake with a start.* Welcome to my glade, traveller.";
 const SYSTEM: &str = "You are a helpful assistant.";
 
 /// The messages of conversation `n`: all of them open with the same words.
-fn messages(n: usize) -> Vec<(Role, String)> {
+fn sample_messages(n: usize) -> Vec<(Role, String)> {
     vec![
         (Role::Assistant, GREETING.into()),
         (Role::User, "Hello".into()),
@@ -48,40 +48,37 @@ fn messages(n: usize) -> Vec<(Role, String)> {
     ]
 }
 
-fn sent(messages: &[(Role, String)]) -> Vec<SentMessage> {
+fn to_sent_messages(messages: &[(Role, String)]) -> Vec<SentMessage> {
     messages.iter().map(|(role, text)| SentMessage::new(*role, text.clone())).collect()
 }
 
 /// Fills an empty store with conversations.
-///
-/// # Errors
-/// When the store fails.
-pub fn fill(
+pub fn fill_store(
     store: &mut Database,
     conversations: usize,
     progress: &mut dyn FnMut(usize),
-) -> Result<(), SeamError> {
+) -> Result<(), Error> {
     for first in (0..conversations).step_by(1000) {
         let last = (first + 1000).min(conversations);
         let turn =
             |(role, text): &(Role, String)| serde_json::json!({ "role": role.name(), "content": text });
         for n in first..last {
-            let all: Vec<serde_json::Value> = messages(n).iter().map(turn).collect();
+            let all: Vec<serde_json::Value> = sample_messages(n).iter().map(turn).collect();
             let text = serde_json::json!({ "messages": all }).to_string();
             let name = format!("conversation {n}");
-            let import = Import {
+            let import = ImportRequest {
                 file_name: "chat.json",
                 format: None,
                 name: Some(&name),
-                size: ChunkSize { min: 16, max: 512 },
-                brightness: Brightness(10_000.0),
+                chunk_size: ChunkSize { min: 16, max: 512 },
+                initial_brightness: Brightness(10_000.0),
                 model: None,
-                admit: None,
+                validate_rows: None,
             };
             store.import(&mut text.as_bytes(), import)?;
             let mut path = 0;
             let keys: Vec<_> = (0..)
-                .zip(messages(n))
+                .zip(sample_messages(n))
                 .map(|(turn, (role, text))| {
                     let key = message_key(TurnId(turn), role, &text, path);
                     path = extend_prefix(path, &key);
@@ -96,17 +93,14 @@ pub fn fill(
 }
 
 /// Measures requests of each kind.
-///
-/// # Errors
-/// When the store fails.
-pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Result<Report, SeamError> {
-    type Make = fn(usize) -> Vec<(Role, String)>;
+pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Result<AlignBenchReport, Error> {
+    type MakeHistory = fn(usize) -> Vec<(Role, String)>;
     let next = || (Role::User, "And what else do you know of me?".to_owned());
-    let kinds: [(&'static str, Make, bool); 4] = [
-        ("the whole history and the next message", |n| messages(n), true),
-        ("the last exchange and the next message", |n| messages(n)[3..].to_vec(), true),
-        ("the first exchange, the rest forked", |n| messages(n)[..3].to_vec(), true),
-        ("a new chat: the greeting, and nothing else", |_| messages(0)[..1].to_vec(), false),
+    let kinds: [(&'static str, MakeHistory, bool); 4] = [
+        ("the whole history and the next message", |n| sample_messages(n), true),
+        ("the last exchange and the next message", |n| sample_messages(n)[3..].to_vec(), true),
+        ("the first exchange, the rest forked", |n| sample_messages(n)[..3].to_vec(), true),
+        ("a new chat: the greeting, and nothing else", |_| sample_messages(0)[..1].to_vec(), false),
     ];
     let mut figures = Vec::new();
     for (name, make, known) in kinds {
@@ -116,7 +110,7 @@ pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Resul
             let n = k.wrapping_mul(7919) % conversations;
             let mut history = make(n);
             history.push(next());
-            let request = sent(&history);
+            let request = to_sent_messages(&history);
             let begin = Instant::now();
             let found = find_conversation(store, &request, Some(SYSTEM), SYSTEM)?;
             took.push(begin.elapsed().as_secs_f64() * 1e3);
@@ -124,11 +118,11 @@ pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Resul
         }
         took.sort_by(f64::total_cmp);
         let at = |share: f64| took[((took.len() as f64 * share) as usize).min(took.len() - 1)];
-        figures.push(Figure { name, p50_ms: at(0.5), p99_ms: at(0.99), right });
+        figures.push(AlignBenchFigure { name, p50_ms: at(0.5), p99_ms: at(0.99), correct: right });
     }
     let begin = Instant::now();
-    for known in store.conversations()? {
-        store.records(&known.name, Kind::Setting)?;
+    for known in store.list_conversations()? {
+        store.records(&known.name, RecordKind::Setting)?;
     }
-    Ok(Report { figures, records_ms: begin.elapsed().as_secs_f64() * 1e3 })
+    Ok(AlignBenchReport { figures, read_records_ms: begin.elapsed().as_secs_f64() * 1e3 })
 }

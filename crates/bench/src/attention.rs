@@ -1,16 +1,17 @@
 //! What it costs to watch every layer of a real model while it speaks, beside not watching.
 
-use crate::kv::middle;
-use crate::prose;
-use halo_core::attention::Watch;
-use halo_core::seams::{Flow, Model, ModelStep, Prompt, Sampling, SeamError, Seen};
+use crate::kv::median;
+use crate::synthetic_text;
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{Model, ModelStep, Prompt, Sampling, StepFlow, WindowToken};
 use halo_core::token::Position;
 use halo_llama::model::Llama;
 use std::time::Instant;
 
 /// What was measured at one length of the context.
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct AttentionBenchReport {
     /// Tokens in the window.
     pub context: usize,
     /// Tokens a second, not watched.
@@ -24,40 +25,37 @@ pub struct Report {
 /// Pairs of answers, one watched and one not.
 const PAIRS: usize = 12;
 /// Tokens of an answer.
-const ANSWER: usize = 24;
+const ANSWER_TOKENS: usize = 24;
 
 /// Measures at one length. Answers alternate, watched and not, so that a machine that changes its pace changes it for
 /// both.
-///
-/// # Errors
-/// When the model fails.
 pub fn measure(
     model: &mut Llama,
     context: usize,
     progress: &mut dyn FnMut(u64),
-) -> Result<Report, SeamError> {
-    let text = prose::paragraphs(context / 50 + 1).concat();
+) -> Result<AttentionBenchReport, Error> {
+    let text = synthetic_text::paragraphs(context / 50 + 1).concat();
     let pieces = model.tokenize(&text, false)?;
-    let seen = |(n, piece): (usize, &halo_core::seams::Piece)| Seen {
+    let seen = |(n, piece): (usize, &halo_core::model::ModelToken)| WindowToken {
         position: Some(Position(n as u64)),
-        behind: 0,
+        offset: 0,
         id: piece.id,
-        begins: n % 64 == 0,
+        chunk_start: n % 64 == 0,
     };
-    let window: Vec<Seen> = pieces.iter().take(context).enumerate().map(seen).collect();
+    let window: Vec<WindowToken> = pieces.iter().take(context).enumerate().map(seen).collect();
     let prompt = Prompt {
         conversation: "bench",
         window: &window,
         messages: &Vec::new,
-        next: Position(window.len() as u64),
-        aside: false,
+        next_position: Position(window.len() as u64),
+        ephemeral: false,
     };
-    let sampling = Sampling { max_tokens: ANSWER, temperature: 0.0, ..Sampling::default() };
-    let mut times = |watch: &Watch| -> Result<Vec<f64>, SeamError> {
+    let sampling = Sampling { max_tokens: ANSWER_TOKENS, temperature: 0.0, ..Sampling::default() };
+    let mut times = |watch: &AttentionRequest| -> Result<Vec<f64>, Error> {
         let (mut times, mut before): (Vec<f64>, Option<Instant>) = (Vec::new(), None);
         model.generate(&prompt, &sampling, watch, &mut |step| {
             match step {
-                ModelStep::Reading { done, .. } => progress(done as u64),
+                ModelStep::Prefill { done, .. } => progress(done as u64),
                 ModelStep::Token(..) => {
                     let now = Instant::now();
                     times.extend(before.map(|before| (now - before).as_secs_f64()));
@@ -65,28 +63,28 @@ pub fn measure(
                 }
                 _ => {}
             }
-            Flow::Continue
+            StepFlow::Continue
         })?;
         Ok(times)
     };
-    times(&Watch::nothing())?;
-    times(&Watch::default())?;
+    times(&AttentionRequest::none())?;
+    times(&AttentionRequest::default())?;
     let (mut plain, mut capture, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..PAIRS {
         // Which comes first changes too.
-        let first = if pair % 2 == 0 { Watch::nothing() } else { Watch::default() };
-        let second = if pair % 2 == 0 { Watch::default() } else { Watch::nothing() };
+        let first = if pair % 2 == 0 { AttentionRequest::none() } else { AttentionRequest::default() };
+        let second = if pair % 2 == 0 { AttentionRequest::default() } else { AttentionRequest::none() };
         let (mut one, mut two) = (times(&first)?, times(&second)?);
-        let (one, two) = (middle(&mut one), middle(&mut two));
+        let (one, two) = (median(&mut one), median(&mut two));
         let (p, c) = if pair % 2 == 0 { (one, two) } else { (two, one) };
         plain.push(p);
         capture.push(c);
         ratios.push(p / c);
     }
-    Ok(Report {
+    Ok(AttentionBenchReport {
         context,
-        tok_s_plain: 1.0 / middle(&mut plain),
-        tok_s_capture: 1.0 / middle(&mut capture),
-        ratio: middle(&mut ratios),
+        tok_s_plain: 1.0 / median(&mut plain),
+        tok_s_capture: 1.0 / median(&mut capture),
+        ratio: median(&mut ratios),
     })
 }

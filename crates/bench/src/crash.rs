@@ -2,20 +2,19 @@
 //! not synced, torn and out of order; a disk is full at every write there is. Each time the store opens, all that
 //! was acknowledged is there, and the state is that of a life that never crashed.
 
-use crate::faulty;
-use crate::lives::{self, Dice};
-use halo_core::seams::{Access, Durability, SeamError, Store};
+use crate::faulty_vfs;
+use crate::random_changes::{self, BenchRng};
+use halo_core::store::{Access, Durability, Store};
 use halo_core::timeline::{StateHash, Timeline};
-use halo_store::database::{Database, Location};
+use halo_core::{Error, ErrorKind};
+use halo_store::database::{Database, StoreLocation};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
-    /// Children killed.
+pub struct CrashBenchReport {
     pub kills: u64,
     /// Changes that were acknowledged before the kills.
     pub acknowledged: u64,
@@ -34,35 +33,36 @@ pub struct Report {
     /// Writes at which the disk was full.
     pub full_disks: u64,
     /// Times that a full disk lost or changed anything, or was not told of.
-    pub full_faults: u64,
+    pub full_disk_errors: u64,
 }
 
-impl Report {
+impl CrashBenchReport {
     /// Whether nothing was lost.
     #[must_use]
-    pub fn clean(&self) -> bool {
-        [self.lost, self.hash_mismatches, self.power_lost, self.power_mismatches, self.full_faults] == [0; 5]
+    pub fn is_clean(&self) -> bool {
+        [self.lost, self.hash_mismatches, self.power_lost, self.power_mismatches, self.full_disk_errors]
+            == [0; 5]
     }
 }
 
-const NAME: &str = "a life";
+const CONVERSATION: &str = "a life";
 
 /// A life that never crashes, lived as far as it is asked for.
-struct Shadow {
+struct ReferenceTimeline {
     seed: u64,
     count: u64,
     timeline: Timeline,
 }
 
-impl Shadow {
+impl ReferenceTimeline {
     fn new(seed: u64) -> Self {
         Self { seed, count: 0, timeline: Timeline::new() }
     }
 
     /// The state after so many changes.
-    fn at(&mut self, count: u64) -> StateHash {
+    fn hash_after(&mut self, count: u64) -> StateHash {
         while self.count < count {
-            let (change, _) = lives::next(self.seed, self.count, &self.timeline);
+            let (change, _) = random_changes::next_change(self.seed, self.count, &self.timeline);
             self.timeline.apply(&change).expect("it follows from the state");
             self.count += 1;
         }
@@ -72,54 +72,48 @@ impl Shadow {
 }
 
 /// How many changes the store has of the conversation.
-fn changes(store: &mut Database) -> Result<u64, SeamError> {
-    Ok(store.conversations()?.first().map_or(0, |s| s.changes))
+fn change_count(store: &mut Database) -> Result<u64, Error> {
+    Ok(store.list_conversations()?.first().map_or(0, |s| s.changes))
 }
 
 /// What the child does: lives on from where the store is, and says each time that a change was acknowledged.
-///
-/// # Errors
-/// When the store fails, which it should not.
-pub fn child(path: &Path, seed: u64) -> Result<(), SeamError> {
-    let mut store = Database::open(&Location::Sqlite(path.to_owned()))?;
-    let mut timeline = store.load(NAME, Access::Write)?;
-    let mut count = changes(&mut store)?;
+pub fn run_child(path: &Path, seed: u64) -> Result<(), Error> {
+    let mut store = Database::open(&StoreLocation::Sqlite(path.to_owned()))?;
+    let mut timeline = store.load(CONVERSATION, Access::Write)?;
+    let mut count = change_count(&mut store)?;
     let mut out = io::stdout().lock();
     loop {
-        let (change, durability) = lives::next(seed, count, &timeline);
-        store.transact(NAME, &mut timeline, &change, durability)?;
+        let (change, durability) = random_changes::next_change(seed, count, &timeline);
+        store.transact(CONVERSATION, &mut timeline, &change, durability)?;
         count += 1;
         // Nobody listens any more: the parent has gone.
         if writeln!(out, "{count}").and_then(|()| out.flush()).is_err() {
             return Ok(());
         }
         if count.is_multiple_of(7) {
-            timeline.release_dead();
+            timeline.unload_pruned();
         }
     }
 }
 
 /// Kills `kills` children, one after the other; `command` starts one on a file, with a seed.
-///
-/// # Errors
-/// When a child cannot be started.
-pub fn kill(
+pub fn kill_children(
     kills: u64,
     folder: &Path,
     seed: u64,
     command: &dyn Fn(&Path, u64) -> Command,
     progress: &mut dyn FnMut(u64),
-    report: &mut Report,
+    report: &mut CrashBenchReport,
 ) -> io::Result<()> {
-    let mut dice = Dice(seed);
+    let mut dice = BenchRng(seed);
     let mut opened = Vec::new();
-    let (mut life, mut shadow) = (seed, Shadow::new(seed));
+    let (mut life, mut shadow) = (seed, ReferenceTimeline::new(seed));
     let mut path = folder.join("life-0.db");
     for n in 0..kills {
         // A new life now and then, or they grow long.
         if n > 0 && n % 40 == 0 {
-            life = dice.roll();
-            (shadow, path) = (Shadow::new(life), folder.join(format!("life-{n}.db")));
+            life = dice.next_u64();
+            (shadow, path) = (ReferenceTimeline::new(life), folder.join(format!("life-{n}.db")));
         }
         let mut child = command(&path, life).stdout(Stdio::piped()).spawn()?;
         let out = child.stdout.take().expect("it was piped");
@@ -145,11 +139,11 @@ pub fn kill(
         }
         report.acknowledged += acknowledged.saturating_sub(shadow.count);
         let asked = Instant::now();
-        let state = read_back(&Location::Sqlite(path.clone()));
+        let state = reopen(&StoreLocation::Sqlite(path.clone()));
         opened.push(asked.elapsed().as_secs_f64() * 1e3);
         match state {
             Ok((count, hash)) if count >= acknowledged.max(shadow.count) => {
-                report.hash_mismatches += u64::from(shadow.at(count) != hash);
+                report.hash_mismatches += u64::from(shadow.hash_after(count) != hash);
             }
             Ok((count, _)) => report.lost += acknowledged.max(shadow.count) - count,
             Err(_) => report.hash_mismatches += 1,
@@ -161,58 +155,58 @@ pub fn kill(
     Ok(())
 }
 
-fn read_back(location: &Location) -> Result<(u64, StateHash), SeamError> {
+fn reopen(location: &StoreLocation) -> Result<(u64, StateHash), Error> {
     let mut store = Database::open(location)?;
-    state(&mut store)
+    stored_state(&mut store)
 }
 
 /// How far the store's life has come, and its state; its log must tell the same.
-fn state(store: &mut Database) -> Result<(u64, StateHash), SeamError> {
-    let count = changes(store)?;
+fn stored_state(store: &mut Database) -> Result<(u64, StateHash), Error> {
+    let count = change_count(store)?;
     if count == 0 {
         return Ok((0, Timeline::new().state_hash()));
     }
-    let hash = store.load(NAME, Access::Read)?.state_hash();
-    let told = store.replay(NAME)?.state_hash();
+    let hash = store.load(CONVERSATION, Access::Read)?.state_hash();
+    let told = store.replay_log(CONVERSATION)?.state_hash();
     if told != hash {
-        return Err(SeamError::new("reading back", "log and state differ"));
+        return Err(Error::internal("reading back", "log and state differ"));
     }
     Ok((count, hash))
 }
 
-fn open_faulty(path: &Path) -> Result<Database, SeamError> {
-    Database::open_through(path, faulty::VFS)
+fn open_faulty(path: &Path) -> Result<Database, Error> {
+    Database::open_with_vfs(path, faulty_vfs::VFS_NAME)
 }
 
 /// Lives on a disk whose power is cut, again and again: what was to be safe at once is there, and what is there
 /// is a state that was.
-pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut Report) {
-    let mut dice = Dice(seed);
+pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
+    let mut dice = BenchRng(seed);
     let path = Path::new("/halo.db");
     for n in 0..cuts {
-        let life = dice.roll();
-        faulty::new_disk();
+        let life = dice.next_u64();
+        faulty_vfs::reset_disk();
         let (mut safe, mut count) = (0, 0);
         let mut hashes = vec![Timeline::new().state_hash()];
         for _ in 0..3 {
-            let lived = (|| -> Result<(), SeamError> {
+            let lived = (|| -> Result<(), Error> {
                 let mut store = open_faulty(path)?;
-                let mut timeline = store.load(NAME, Access::Write)?;
+                let mut timeline = store.load(CONVERSATION, Access::Write)?;
                 for _ in 0..dice.below(60) {
-                    let (change, durability) = lives::next(life, count, &timeline);
-                    store.transact(NAME, &mut timeline, &change, durability)?;
+                    let (change, durability) = random_changes::next_change(life, count, &timeline);
+                    store.transact(CONVERSATION, &mut timeline, &change, durability)?;
                     count += 1;
                     hashes.push(timeline.state_hash());
-                    safe = if durability == Durability::Now { count } else { safe };
+                    safe = if durability == Durability::Immediate { count } else { safe };
                 }
                 // The program does not get to close anything.
                 std::mem::forget(store);
                 Ok(())
             })();
             report.power_mismatches += u64::from(lived.is_err());
-            faulty::lose_power(&mut dice);
+            faulty_vfs::lose_power(&mut dice);
             report.power_cuts += 1;
-            match open_faulty(path).and_then(|mut store| state(&mut store)) {
+            match open_faulty(path).and_then(|mut store| stored_state(&mut store)) {
                 Ok((there, hash)) => {
                     report.power_lost += safe.saturating_sub(there);
                     report.power_mismatches += u64::from(hashes.get(there as usize) != Some(&hash));
@@ -229,42 +223,42 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
 
 /// Lives the same life on a disk that is full at the first write, at the second, and so on until it no longer is.
 /// Each time an error says so, nothing is lost, and with room again life goes on as if nothing had been.
-pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut Report) {
+pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
     let path = Path::new("/halo.db");
-    let mut wanted = Shadow::new(seed);
-    let wanted = wanted.at(changes_each);
+    let mut wanted = ReferenceTimeline::new(seed);
+    let wanted = wanted.hash_after(changes_each);
     for room in 0.. {
-        faulty::new_disk();
+        faulty_vfs::reset_disk();
         let mut told = false;
         // The file is there before the disk fills up: making one is another matter, and told of at once.
-        let lived = (|| -> Result<StateHash, SeamError> {
+        let lived = (|| -> Result<StateHash, Error> {
             let mut store = open_faulty(path)?;
-            let mut timeline = store.load(NAME, Access::Write)?;
-            let _ = faulty::writes();
-            faulty::set_room(Some(room));
+            let mut timeline = store.load(CONVERSATION, Access::Write)?;
+            let _ = faulty_vfs::take_write_count();
+            faulty_vfs::set_writes_left(Some(room));
             let mut count = 0;
             while count < changes_each {
-                let (change, _) = lives::next(seed, count, &timeline);
+                let (change, _) = random_changes::next_change(seed, count, &timeline);
                 let before = timeline.state_hash();
-                match store.transact(NAME, &mut timeline, &change, Durability::Now) {
+                match store.transact(CONVERSATION, &mut timeline, &change, Durability::Immediate) {
                     Ok(_) => count += 1,
                     Err(error) if told => return Err(error),
                     Err(error) => {
-                        let full = error.to_string().contains("full; nothing was lost: free some space");
+                        let full = error.kind == ErrorKind::Unavailable;
                         if !full || timeline.state_hash() != before {
                             return Err(error);
                         }
-                        (told, _) = (true, faulty::set_room(None));
+                        (told, _) = (true, faulty_vfs::set_writes_left(None));
                     }
                 }
             }
-            faulty::set_room(None);
+            faulty_vfs::set_writes_left(None);
             drop(store);
             let mut store = open_faulty(path)?;
-            state(&mut store).map(|(_, hash)| hash)
+            stored_state(&mut store).map(|(_, hash)| hash)
         })();
-        let enough = faulty::writes() <= room;
-        report.full_faults += u64::from(lived.as_ref().ok() != Some(&wanted));
+        let enough = faulty_vfs::take_write_count() <= room;
+        report.full_disk_errors += u64::from(lived.as_ref().ok() != Some(&wanted));
         report.full_disks += u64::from(!enough);
         progress(room);
         if enough && !told {

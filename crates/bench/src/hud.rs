@@ -1,15 +1,15 @@
 //! What agents see: how long it takes to write, whether it ever is too long, whether every format comes back as it was, and how
 //! many tokens each has.
 
-use crate::prose;
-use halo_agents::action::{Action, Bounds};
-use halo_agents::count::{Count, QuarterUp};
-use halo_agents::format::{self, Format, Output};
-use halo_agents::heartbeat::Millis;
-use halo_agents::prompts::Prompts;
-use halo_agents::scribe::{HudError, Scribe, Shown, View};
-use halo_agents::testing::{self, BEGIN, Lot, Size};
-use halo_agents::world::{AgentId, Brain, Message, Newcomer, RoomId, World};
+use crate::synthetic_text;
+use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
+use halo_worlds::action::{Action, ActionContext};
+use halo_worlds::format::{self, AnswerFormat, HudFormat};
+use halo_worlds::heartbeat::Millis;
+use halo_worlds::hud_renderer::{HudError, HudRenderer, HudRequest, RenderedHud};
+use halo_worlds::prompts::WorldPrompts;
+use halo_worlds::testing::{self, RandomWorldSize, START_TIME, WorldRng};
+use halo_worlds::world::{AgentId, NewAgent, RoomId, RoomMessage, World, WorldModelRef};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 
 /// What was measured of one format.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
+pub struct HudBenchFigures {
     /// How long each HUD took.
-    pub took: Vec<Duration>,
+    pub render_times: Vec<Duration>,
     /// HUDs that were longer than they may be.
     pub overruns: usize,
 }
 
 /// What so many of a hundred took at most, in milliseconds.
 #[must_use]
-pub fn percentile(took: &[Duration], percent: usize) -> f64 {
+pub fn percentile_ms(took: &[Duration], percent: usize) -> f64 {
     let mut took = took.to_vec();
     took.sort_unstable();
     let at = (took.len() * percent / 100).min(took.len().saturating_sub(1));
@@ -35,26 +35,25 @@ pub fn percentile(took: &[Duration], percent: usize) -> f64 {
 
 /// What was measured of everybody.
 #[derive(Clone, Debug, Default)]
-pub struct Everybody {
+pub struct HudBenchReport {
     /// HUDs, by their format.
-    pub huds: BTreeMap<Format, Figures>,
+    pub huds: BTreeMap<HudFormat, HudBenchFigures>,
     /// How long each message took that was said, to be written and counted for all who would see it.
-    pub said: Vec<Duration>,
+    pub message_times: Vec<Duration>,
 }
 
-/// Words without end.
-struct Prose {
+struct WordStream {
     words: Vec<String>,
     at: usize,
 }
 
-impl Prose {
+impl WordStream {
     fn new(from: usize) -> Self {
-        let text = prose::paragraphs(500).concat();
+        let text = synthetic_text::paragraphs(500).concat();
         Self { words: text.split_whitespace().map(str::to_owned).collect(), at: from }
     }
 
-    fn words(&mut self, count: usize) -> String {
+    fn next_words(&mut self, count: usize) -> String {
         let from = self.at;
         self.at += count;
         (from..from + count).map(|n| self.words[n % self.words.len()].as_str()).collect::<Vec<_>>().join(" ")
@@ -63,24 +62,28 @@ impl Prose {
 
 /// A world of many agents in a few rooms, with much said and much known.
 #[must_use]
-pub fn crowd(agents: usize, rooms: usize) -> World {
-    let (mut world, mut lot, mut prose) = (World::default(), Lot::new(7), Prose::new(7));
-    world.head.most_agents = u32::try_from(agents).unwrap_or(u32::MAX);
-    world.head.models = vec![Brain::here("local")];
-    let bounds = Bounds { now: BEGIN, count: &QuarterUp, knowledge: 3_000 };
+pub fn build_world(agents: usize, rooms: usize) -> World {
+    let (mut world, mut lot, mut prose) = (World::default(), WorldRng::new(7), WordStream::new(7));
+    world.header.max_agents = u32::try_from(agents).unwrap_or(u32::MAX);
+    world.header.models = vec![WorldModelRef::local("local")];
+    let bounds = ActionContext { now: START_TIME, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
     let ids: Vec<AgentId> = (0..agents)
         .filter_map(|n| {
-            let new = Newcomer {
+            let new = NewAgent {
                 name: Some(format!("Agent {n}")),
                 model: "local".into(),
-                prompt: prose.words(30),
-                formats: (Format::ALL[n % 4], Output::Json),
-                ..Newcomer::default()
+                prompt: prose.next_words(30),
+                formats: (HudFormat::ALL[n % 4], AnswerFormat::Json),
+                ..NewAgent::default()
             };
-            let id = world.create(new, BEGIN).ok()?;
+            let id = world.create_agent(new, START_TIME).ok()?;
             for part in 0..25 {
                 let path = format!("notes.topic_{}.n{part}", part % 5);
-                let _ = world.act(id, Action::Set { path, value: json!(prose.words(8)), w: None }, bounds);
+                let _ = world.perform_action(
+                    id,
+                    Action::Set { path, value: json!(prose.next_words(8)), w: None },
+                    bounds,
+                );
             }
             Some(id)
         })
@@ -88,7 +91,7 @@ pub fn crowd(agents: usize, rooms: usize) -> World {
     let halls: Vec<RoomId> = ids.iter().copied().take(rooms.max(1)).collect();
     for (n, &id) in ids.iter().enumerate() {
         for hop in 0..3 {
-            world.join(halls[(n + hop * 17) % halls.len()], id, BEGIN);
+            world.join_room(halls[(n + hop * 17) % halls.len()], id, START_TIME);
         }
     }
     for round in 0..200 {
@@ -96,58 +99,72 @@ pub fn crowd(agents: usize, rooms: usize) -> World {
             let members: Vec<AgentId> =
                 world.room(hall).map(|room| room.members.keys().copied().collect()).unwrap_or_default();
             let words = 10 + lot.below(50);
-            let _ = world.say(hall, *lot.of(&members), prose.words(words), None, BEGIN + round * 1_000);
+            let _ = world.send_message(
+                hall,
+                *lot.choose(&members),
+                prose.next_words(words),
+                None,
+                START_TIME + round * 1_000,
+            );
         }
     }
     world
 }
 
 /// Writes a HUD for everybody, in everybody's own format, so many times; between the times something is said in every room.
-pub fn everybody(world: &mut World, count: &Arc<dyn Count>, rounds: usize) -> Everybody {
-    let (scribe, prompts) = (Scribe::new(Arc::clone(count)), Prompts::default());
-    let mut prose = Prose::new(11);
-    let mut all = Everybody::default();
+pub fn render_all(world: &mut World, count: &Arc<dyn TokenCounter>, rounds: usize) -> HudBenchReport {
+    let (scribe, prompts) = (HudRenderer::new(Arc::clone(count)), WorldPrompts::default());
+    let mut prose = WordStream::new(11);
+    let mut all = HudBenchReport::default();
     let ids: Vec<AgentId> = world.agents().map(|agent| agent.id).collect();
     for round in 0..=rounds {
-        let now = BEGIN + 300_000 + (round as Millis) * 10_000;
+        let now = START_TIME + 300_000 + (round as Millis) * 10_000;
         for id in world.rooms().map(|room| room.id).collect::<Vec<_>>() {
-            let Ok(said) = world.say(id, id, prose.words(30), None, now) else { continue };
+            let Ok(said) = world.send_message(id, id, prose.next_words(30), None, now) else { continue };
             let Some(message) = world.room(id).and_then(|room| room.message(said)) else { continue };
             let start = Instant::now();
-            world.read_in(id).into_iter().for_each(|(_, format)| scribe.foresee(message, format));
-            all.said.push(start.elapsed());
+            world
+                .room_formats(id)
+                .into_iter()
+                .for_each(|(_, format)| scribe.prerender_message(message, format));
+            all.message_times.push(start.elapsed());
         }
         for &id in &ids {
-            let view = View { now, prompts: &prompts, room: usize::MAX, recalled: &|_| Vec::new() };
+            let view =
+                HudRequest { now, prompts: &prompts, token_limit: usize::MAX, recalled: &|_| Vec::new() };
             let start = Instant::now();
-            let shown = scribe.show(world, id, &view);
+            let shown = scribe.render(world, id, &view);
             let took = start.elapsed();
             let Ok(shown) = shown else { continue };
-            let format = world.agent(id).map(|agent| agent.input).unwrap_or_default();
+            let format = world.agent(id).map(|agent| agent.hud_format).unwrap_or_default();
             let figures = all.huds.entry(format).or_default();
             // The first time everything is counted for the first time.
             if round > 0 {
-                figures.took.push(took);
+                figures.render_times.push(took);
             }
-            let counted: usize = shown.pieces.iter().map(|piece| scribe.tokens(&piece.text)).sum();
-            figures.overruns += usize::from(counted > world.head.budgets.total);
+            let counted: usize = shown.fragments.iter().map(|piece| scribe.count_tokens(&piece.text)).sum();
+            figures.overruns += usize::from(counted > world.header.budgets.total);
         }
     }
     all
 }
 
 /// How many tokens the same HUDs have in each format, and in JSON without a space.
-pub fn tokens(world: &World, count: &Arc<dyn Count>, most: usize) -> (f64, BTreeMap<Format, f64>) {
-    let (scribe, prompts) = (Scribe::new(Arc::clone(count)), Prompts::default());
+pub fn tokens_by_format(
+    world: &World,
+    count: &Arc<dyn TokenCounter>,
+    most: usize,
+) -> (f64, BTreeMap<HudFormat, f64>) {
+    let (scribe, prompts) = (HudRenderer::new(Arc::clone(count)), WorldPrompts::default());
     let (mut minified, mut by, mut huds) = (0usize, BTreeMap::new(), 0usize);
     for agent in world.agents().take(most) {
-        let now = BEGIN + 300_000;
-        let view = View { now, prompts: &prompts, room: usize::MAX, recalled: &|_| Vec::new() };
+        let now = START_TIME + 300_000;
+        let view = HudRequest { now, prompts: &prompts, token_limit: usize::MAX, recalled: &|_| Vec::new() };
         // As much as fits where it takes most.
-        let Ok(shown) = scribe.show_as(world, agent, Format::Json, &view) else { continue };
-        minified += count.tokens(&serde_json::to_string(&shown.hud).unwrap_or_default());
-        for format in Format::ALL {
-            *by.entry(format).or_insert(0usize) += count.tokens(&format::write(&shown.hud, format));
+        let Ok(shown) = scribe.render_as(world, agent, HudFormat::Json, &view) else { continue };
+        minified += count.count_tokens(&serde_json::to_string(&shown.hud).unwrap_or_default());
+        for format in HudFormat::ALL {
+            *by.entry(format).or_insert(0usize) += count.count_tokens(&format::render(&shown.hud, format));
         }
         huds += 1;
     }
@@ -157,90 +174,94 @@ pub fn tokens(world: &World, count: &Arc<dyn Count>, most: usize) -> (f64, BTree
 
 /// What became of HUDs by lot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByLot {
+pub struct RandomHudReport {
     /// How many there were.
     pub huds: u64,
     /// Longer than they may be.
     pub overruns: u64,
     /// Other than they were when they were read back.
-    pub changed: u64,
+    pub roundtrip_errors: u64,
     /// What an agent must see did not fit: told so, and nothing shown.
     pub refused: u64,
 }
 
 /// HUDs of worlds by lot, with names and messages that no format likes, each in every format and back.
-pub fn by_lot(huds: u64, seed: u64, progress: &mut dyn FnMut(u64)) -> ByLot {
+pub fn check_random_huds(huds: u64, seed: u64, progress: &mut dyn FnMut(u64)) -> RandomHudReport {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let prompts = Prompts::default();
-    let mut all = ByLot::default();
+    let prompts = WorldPrompts::default();
+    let mut all = RandomHudReport::default();
     let mut from = seed;
     while all.huds < huds {
         // Always as many worlds at once, so that the same lot gives the same figures everywhere.
-        let part = |thread| (from..from + AT_ONCE).filter(move |seed| seed % threads == thread);
+        let part = |thread| (from..from + WORLDS_PER_ROUND).filter(move |seed| seed % threads == thread);
         std::thread::scope(|scope| {
             let (part, prompts) = (&part, &prompts);
-            let one = |thread| scope.spawn(move || part(thread).map(|seed| of_one(seed, prompts)).sum());
+            let one = |thread| {
+                scope.spawn(move || part(thread).map(|seed| check_random_world(seed, prompts)).sum())
+            };
             let working: Vec<_> = (0..threads).map(one).collect();
             for sums in working {
-                let sums: ByLot = sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                let sums: RandomHudReport =
+                    sums.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 all = all + sums;
             }
         });
-        from += AT_ONCE;
+        from += WORLDS_PER_ROUND;
         progress(all.huds);
     }
     all
 }
 
 /// How many worlds by lot are looked at before it is asked whether that is enough.
-const AT_ONCE: u64 = 64;
+const WORLDS_PER_ROUND: u64 = 64;
 
 /// HUDs of one world by lot.
-fn of_one(seed: u64, prompts: &Prompts) -> ByLot {
-    let (mut all, mut lot) = (ByLot::default(), Lot::new(seed));
-    let (world, now) = testing::world(&mut lot, Size::default());
-    let scribe = Scribe::new(Arc::new(QuarterUp));
+fn check_random_world(seed: u64, prompts: &WorldPrompts) -> RandomHudReport {
+    let (mut all, mut lot) = (RandomHudReport::default(), WorldRng::new(seed));
+    let (world, now) = testing::random_world(&mut lot, RandomWorldSize::default());
+    let scribe = HudRenderer::new(Arc::new(CeilTokenCounter));
     for agent in world.agents() {
         let room = if lot.one_in(3) { 1_200 + lot.below(4_000) } else { usize::MAX };
-        let recalled = |room: RoomId| -> Vec<Message> {
+        let recalled = |room: RoomId| -> Vec<RoomMessage> {
             world.room(room).map(|room| room.messages.iter().take(5).cloned().collect()).unwrap_or_default()
         };
-        let view = View { now, prompts, room, recalled: &recalled };
-        for format in Format::ALL {
-            match scribe.show_as(&world, agent, format, &view) {
+        let view = HudRequest { now, prompts, token_limit: room, recalled: &recalled };
+        for format in HudFormat::ALL {
+            match scribe.render_as(&world, agent, format, &view) {
                 Ok(shown) => {
                     all.huds += 1;
-                    all.overruns += u64::from(is_over(&shown, &world, room));
-                    all.changed += u64::from(format::read(&shown.text(), format).as_ref() != Ok(&shown.hud));
+                    all.overruns += u64::from(exceeds_budget(&shown, &world, room));
+                    all.roundtrip_errors +=
+                        u64::from(format::parse(&shown.text(), format).as_ref() != Ok(&shown.hud));
                 }
-                Err(HudError::TooSmall { .. } | HudError::Nobody(_)) => all.refused += 1,
+                Err(HudError::BudgetTooSmall { .. } | HudError::UnknownAgent(_)) => all.refused += 1,
             }
         }
     }
     all
 }
 
-impl std::ops::Add for ByLot {
+impl std::ops::Add for RandomHudReport {
     type Output = Self;
 
     fn add(self, more: Self) -> Self {
         Self {
             huds: self.huds + more.huds,
             overruns: self.overruns + more.overruns,
-            changed: self.changed + more.changed,
+            roundtrip_errors: self.roundtrip_errors + more.roundtrip_errors,
             refused: self.refused + more.refused,
         }
     }
 }
 
-impl std::iter::Sum for ByLot {
+impl std::iter::Sum for RandomHudReport {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| sum + one)
     }
 }
 
-fn is_over(shown: &Shown, world: &World, room: usize) -> bool {
-    let counted: usize = shown.pieces.iter().map(|piece| QuarterUp.tokens(&piece.text)).sum();
-    let whole = QuarterUp.tokens(&shown.text());
-    counted.max(whole) > world.head.budgets.within(room).total
+fn exceeds_budget(shown: &RenderedHud, world: &World, room: usize) -> bool {
+    let counted: usize = shown.fragments.iter().map(|piece| CeilTokenCounter.count_tokens(&piece.text)).sum();
+    let whole = CeilTokenCounter.count_tokens(&shown.text());
+    counted.max(whole) > world.header.budgets.scaled_to(room).total
 }

@@ -1,33 +1,33 @@
 //! What it costs to let a chunk leave a real model's memory and to bring it back, beside reading the context again.
 
-use crate::prose;
-use halo_core::seams::{Flow, Seen};
-use halo_core::testing::guesses::differ;
+use crate::synthetic_text;
+use halo_core::model::{StepFlow, WindowToken};
+use halo_core::testing::logits::compare_logits;
 use halo_core::token::{Position, TokenId};
-use halo_llama::attention::Want;
-use halo_llama::ffi::{Context, Shape, Weights};
-use halo_llama::graveyard::{Graveyard, Room};
-use halo_llama::key::keys;
-use halo_llama::mirror::{Mirror, MirrorError, Mode, SEQUENCES};
+use halo_llama::attention::TapConfig;
+use halo_llama::ffi::{ContextParams, LlamaContext, ModelWeights};
+use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
+use halo_llama::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
+use halo_llama::token_key::token_keys;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What was measured at one length of the context.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct KvBenchReport {
     /// Tokens in the window.
     pub context: usize,
     /// Reading all of it, to the guess at the next token.
-    pub reread_first_token_ms: f64,
+    pub prefill_first_token_ms: f64,
     /// A chunk leaves and returns while the program runs.
-    pub running: Figures,
+    pub running: KvBenchFigures,
     /// The same after closing and opening: the chunk comes from disk.
-    pub after_restart: Figures,
+    pub after_restart: KvBenchFigures,
     /// Opening the conversation: all that is live, from disk, to the guess at the next token.
     pub open_ms: f64,
     /// A chunk returns after all holes were closed: it and what stands behind it are turned to new positions.
-    pub after_compaction: Figures,
+    pub after_compaction: KvBenchFigures,
     /// The model's own noise: the largest difference and the divergence of guesses after the last sixteen tokens were
     /// read one by one and all at once.
     pub noise: (f32, f64),
@@ -37,10 +37,9 @@ pub struct Report {
 
 /// What leaving, returning and the next token took, and how far the guess is from that of one who never left.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Figures {
+pub struct KvBenchFigures {
     /// Leaves: saved, if it was not yet, and freed.
     pub prune_ms: f64,
-    /// Returns.
     pub resurrect_ms: f64,
     /// The guess at the next token.
     pub first_token_ms: f64,
@@ -52,7 +51,7 @@ pub struct Figures {
     pub top1: bool,
 }
 
-impl Figures {
+impl KvBenchFigures {
     /// How many times faster than reading again.
     #[must_use]
     pub fn speedup(&self, reread_ms: f64) -> f64 {
@@ -63,81 +62,78 @@ impl Figures {
 /// How many chunks leave and return, one after the other; the middle of their times counts.
 const ROUNDS: usize = 9;
 /// Tokens of a chunk.
-const CHUNK: usize = 64;
+const CHUNK_TOKENS: usize = 64;
 
 /// Measures at one length.
-///
-/// # Errors
-/// When the model fails, or the context is too long for it.
 pub fn measure(
-    weights: &Arc<Weights>,
+    weights: &Arc<ModelWeights>,
     context: usize,
     threads: u32,
     progress: &mut dyn FnMut(u64),
-) -> Result<Report, MirrorError> {
-    let folder = tempfile::tempdir().map_err(|_| MirrorError::Disorder)?;
+) -> Result<KvBenchReport, KvCacheError> {
+    let folder = tempfile::tempdir().map_err(|_| KvCacheError::UnorderedWindow)?;
     let trained = weights.trained_context();
-    let shape = Shape {
+    let shape = ContextParams {
         tokens: (context as u32 + 1024).min(trained).max(context as u32 + 1),
         batch: 256,
         threads: threads.cast_signed(),
-        sequences: SEQUENCES,
+        sequences: SEQUENCE_COUNT,
     };
-    let open = |folder: &Path| -> Result<Mirror, MirrorError> {
-        let room = Room { ram: 4 << 30, disk: 16 << 30, folder: Some(folder.to_owned()) };
-        Ok(Mirror::new(Context::new(weights, shape)?, Graveyard::open(room, 1), Mode::Keep))
+    let open = |folder: &Path| -> Result<KvCache, KvCacheError> {
+        let room = KvArchiveLimits { ram: 4 << 30, disk: 16 << 30, folder: Some(folder.to_owned()) };
+        Ok(KvCache::new(LlamaContext::new(weights, shape)?, KvArchive::open(room, 1), KvCacheMode::EditCells))
     };
-    let window = window(weights, context);
+    let window = build_window(weights, context);
     let mut mirror = open(folder.path())?;
-    let (reread, expected) = timed(|| first_token(&mut mirror, &window, progress))?;
-    let leaving: Vec<usize> = (0..ROUNDS).map(|n| 1 + n * (context / CHUNK - 3) / ROUNDS).collect();
+    let (reread, expected) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
+    let leaving: Vec<usize> = (0..ROUNDS).map(|n| 1 + n * (context / CHUNK_TOKENS - 3) / ROUNDS).collect();
 
     let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for &n in &leaving {
-        let without = without(&window, &[n]);
-        prune.push(timed(|| mirror.adapt("bench", &without))?.0);
-        back.push(timed(|| mirror.adapt("bench", &window))?.0);
-        let (ms, guess) = timed(|| first_token(&mut mirror, &window, progress))?;
+        let without = without_chunks(&window, &[n]);
+        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &without))?.0);
+        back.push(time_ms(|| mirror.sync_without_prefill("bench", &window))?.0);
+        let (ms, guess) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
         next.push(ms);
         last = guess;
     }
-    let running = figures(&mut prune, &mut back, &mut next, &expected, &last);
+    let running = summarize(&mut prune, &mut back, &mut next, &expected, &last);
 
     // All that leave are gone when the program ends; after the start they return one by one, from disk.
-    let rest = without(&window, &leaving);
-    mirror.settle("bench", &rest)?;
-    mirror.clear();
-    let bytes_per_token = mirror.graveyard().size().1 as f64 / context as f64;
+    let rest = without_chunks(&window, &leaving);
+    mirror.persist("bench", &rest)?;
+    mirror.save_and_clear();
+    let bytes_per_token = mirror.archive().usage().1 as f64 / context as f64;
     drop(mirror);
     let mut mirror = open(folder.path())?;
-    let (open_ms, _) = timed(|| first_token(&mut mirror, &rest, progress))?;
+    let (open_ms, _) = time_ms(|| prefill_logits(&mut mirror, &rest, progress))?;
     let (mut prune, mut back, mut next) = (Vec::new(), Vec::new(), Vec::new());
     for &n in &leaving {
         let others: Vec<usize> = leaving.iter().copied().filter(|&o| o != n).collect();
-        let with = without(&window, &others);
-        back.push(timed(|| mirror.adapt("bench", &with))?.0);
-        next.push(timed(|| first_token(&mut mirror, &with, progress))?.0);
-        prune.push(timed(|| mirror.adapt("bench", &rest))?.0);
+        let with = without_chunks(&window, &others);
+        back.push(time_ms(|| mirror.sync_without_prefill("bench", &with))?.0);
+        next.push(time_ms(|| prefill_logits(&mut mirror, &with, progress))?.0);
+        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &rest))?.0);
     }
-    mirror.adapt("bench", &window)?;
-    let last = first_token(&mut mirror, &window, progress)?;
-    let after_restart = figures(&mut prune, &mut back, &mut next, &expected, &last);
+    mirror.sync_without_prefill("bench", &window)?;
+    let last = prefill_logits(&mut mirror, &window, progress)?;
+    let after_restart = summarize(&mut prune, &mut back, &mut next, &expected, &last);
 
     let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for &n in leaving.iter().step_by(4) {
-        let gone = without(&window, &[n]);
-        prune.push(timed(|| mirror.adapt("bench", &gone))?.0);
+        let gone = without_chunks(&window, &[n]);
+        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &gone))?.0);
         mirror.compact()?;
-        back.push(timed(|| mirror.adapt("bench", &window))?.0);
-        let (ms, guess) = timed(|| first_token(&mut mirror, &window, progress))?;
+        back.push(time_ms(|| mirror.sync_without_prefill("bench", &window))?.0);
+        let (ms, guess) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
         next.push(ms);
         last = guess;
     }
-    let after_compaction = figures(&mut prune, &mut back, &mut next, &expected, &last);
-    let noise = noise(&mut open(folder.path())?, &window)?;
-    Ok(Report {
+    let after_compaction = summarize(&mut prune, &mut back, &mut next, &expected, &last);
+    let noise = measure_noise(&mut open(folder.path())?, &window)?;
+    Ok(KvBenchReport {
         context,
-        reread_first_token_ms: reread,
+        prefill_first_token_ms: reread,
         running,
         after_restart,
         open_ms,
@@ -149,71 +145,77 @@ pub fn measure(
 
 /// How much a guess depends on whether the last sixteen tokens are read one by one or all at once: what is nearer than
 /// that is as near as this model can tell.
-fn noise(mirror: &mut Mirror, window: &[Seen]) -> Result<(f32, f64), MirrorError> {
-    let names = keys(window).ok_or(MirrorError::Disorder)?;
-    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].begins);
+fn measure_noise(mirror: &mut KvCache, window: &[WindowToken]) -> Result<(f32, f64), KvCacheError> {
+    let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
+    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
     let (n, mut guesses) = (window.len(), Vec::new());
     let last: Vec<_> = (n - 16..n).map(token).collect();
     for at_once in [1, 16] {
-        first_token(mirror, &window[..n - 16], &mut |_| {})?;
+        prefill_logits(mirror, &window[..n - 16], &mut |_| {})?;
         for part in last.chunks(at_once) {
-            mirror.read(part, Want::nothing())?;
+            mirror.decode(part, TapConfig::off())?;
         }
-        guesses.push(mirror.context().guess().to_vec());
+        guesses.push(mirror.context().logits().to_vec());
     }
-    let (most, kl, _) = differ(&guesses[0], &guesses[1]);
+    let (most, kl, _) = compare_logits(&guesses[0], &guesses[1]);
     Ok((most, kl))
 }
 
 /// A window of so many tokens, in chunks.
-fn window(weights: &Weights, len: usize) -> Vec<Seen> {
-    let text = prose::paragraphs(len / 50 + 1).concat();
+fn build_window(weights: &ModelWeights, len: usize) -> Vec<WindowToken> {
+    let text = synthetic_text::paragraphs(len / 50 + 1).concat();
     let tokens = weights.tokenize(&text, false);
-    let seen = |(n, &token): (usize, &i32)| Seen {
+    let seen = |(n, &token): (usize, &i32)| WindowToken {
         position: Some(Position(n as u64)),
-        behind: 0,
+        offset: 0,
         id: TokenId(token.cast_unsigned()),
-        begins: n % CHUNK == 0,
+        chunk_start: n % CHUNK_TOKENS == 0,
     };
     tokens.iter().take(len).enumerate().map(seen).collect()
 }
 
 /// The window without some of its chunks.
-fn without(window: &[Seen], chunks: &[usize]) -> Vec<Seen> {
-    let stays = |(n, _): &(usize, &Seen)| !chunks.contains(&(n / CHUNK));
+fn without_chunks(window: &[WindowToken], chunks: &[usize]) -> Vec<WindowToken> {
+    let stays = |(n, _): &(usize, &WindowToken)| !chunks.contains(&(n / CHUNK_TOKENS));
     window.iter().enumerate().filter(stays).map(|(_, seen)| *seen).collect()
 }
 
 /// Reads what is to be read of a window; the guess at the next token.
-fn first_token(
-    mirror: &mut Mirror,
-    window: &[Seen],
+fn prefill_logits(
+    mirror: &mut KvCache,
+    window: &[WindowToken],
     progress: &mut dyn FnMut(u64),
-) -> Result<Vec<f32>, MirrorError> {
-    let ready = mirror.follow("bench", window, 1, &mut |_, _| Flow::Continue)?;
-    let names = keys(window).ok_or(MirrorError::Disorder)?;
-    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].begins);
-    let tokens: Vec<_> = (ready.from..window.len() - 1).map(token).collect();
+) -> Result<Vec<f32>, KvCacheError> {
+    let ready = mirror.sync_window("bench", window, 1, &mut |_, _| StepFlow::Continue)?;
+    let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
+    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
+    let tokens: Vec<_> = (ready.prefill_from..window.len() - 1).map(token).collect();
     for part in tokens.chunks(256) {
-        mirror.read(part, Want::nothing())?;
+        mirror.decode(part, TapConfig::off())?;
         progress(part.len() as u64);
     }
-    mirror.read(&[token(window.len() - 1)], Want::nothing())?;
-    Ok(mirror.context().guess().to_vec())
+    mirror.decode(&[token(window.len() - 1)], TapConfig::off())?;
+    Ok(mirror.context().logits().to_vec())
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T, MirrorError>) -> Result<(f64, T), MirrorError> {
+fn time_ms<T>(work: impl FnOnce() -> Result<T, KvCacheError>) -> Result<(f64, T), KvCacheError> {
     let begin = Instant::now();
     let done = work()?;
     Ok((begin.elapsed().as_secs_f64() * 1000.0, done))
 }
 
-fn figures(prune: &mut [f64], back: &mut [f64], next: &mut [f64], expected: &[f32], got: &[f32]) -> Figures {
-    let (max_logit_diff, kl, top1) = differ(expected, got);
-    Figures {
-        prune_ms: middle(prune),
-        resurrect_ms: middle(back),
-        first_token_ms: middle(next),
+fn summarize(
+    prune: &mut [f64],
+    back: &mut [f64],
+    next: &mut [f64],
+    expected: &[f32],
+    got: &[f32],
+) -> KvBenchFigures {
+    let (max_logit_diff, kl, top1) = compare_logits(expected, got);
+    KvBenchFigures {
+        prune_ms: median(prune),
+        resurrect_ms: median(back),
+        first_token_ms: median(next),
         max_logit_diff,
         kl,
         top1,
@@ -221,7 +223,7 @@ fn figures(prune: &mut [f64], back: &mut [f64], next: &mut [f64], expected: &[f3
 }
 
 /// The middle of some numbers.
-pub(crate) fn middle(numbers: &mut [f64]) -> f64 {
+pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }

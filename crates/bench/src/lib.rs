@@ -1,4 +1,4 @@
-//! Every figure that Halo claims, reproducible with one command: `halo bench NAME`. Each is measured beside
+//! Every figure that Halo claims, reproducible with one command: `halo-bench NAME`. Each is measured beside
 //! a baseline in the same run, because a time alone says more about the machine than about the program.
 
 pub mod align;
@@ -6,18 +6,18 @@ pub mod attention;
 pub mod core;
 pub mod crash;
 pub mod embed;
-mod faulty;
-mod history;
+mod faulty_vfs;
 pub mod hud;
-pub mod keep;
 pub mod kv;
-mod lives;
-pub mod measure;
 pub mod memory;
 pub mod needle;
-mod prose;
+pub mod prune;
+mod random_changes;
 pub mod recall;
 pub mod rooms;
 pub mod search;
 pub mod store;
+mod synthetic_history;
+mod synthetic_text;
+pub mod timing;
 pub mod turn;

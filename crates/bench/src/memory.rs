@@ -5,108 +5,110 @@
 //! each memory stands where the range was, and the model tells how unlikely it finds what came next: with all of the range,
 //! with nothing of it, with either memory, with the user's own words, and with those and the memory.
 
-use crate::keep::Sum;
-use crate::keep::sample::{self, Lengths};
-use crate::recall::Conversation;
-use halo_core::attention::Watch;
-use halo_core::replay::Rules;
-use halo_core::seams::{Flow, Message, Model, ModelStep, Piece, Prompt, Sampling, SeamError, Seen};
+use crate::prune::MeanAccumulator;
+use crate::prune::sample::{self, SampleLengths};
+use crate::recall::DatasetConversation;
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{
+    Model, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow, WindowToken,
+};
+use halo_core::rules::ContextRules;
 use halo_core::token::{Position, Role, TokenId};
-use halo_engine::frame::Frame;
-use halo_engine::memory::form::instruction;
-use halo_engine::memory::range::Span;
-use halo_llama::attention::Want;
-use halo_llama::ffi::{Context, Item, LlamaError, Pos, Sampler, Seq, Token};
+use halo_engine::chat_format::ChatFormatter;
+use halo_engine::memory::formation::formation_instruction;
+use halo_engine::memory::range::MemoryRange;
+use halo_llama::attention::TapConfig;
+use halo_llama::ffi::{BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, SamplerChain, SeqId};
 use halo_llama::model::Llama;
 use std::time::{Duration, Instant};
 
-const SEQ: Seq = Seq(0);
+const SEQ: SeqId = SeqId(0);
 
 /// How it is measured.
-pub struct Setup<'a> {
-    /// The model.
-    pub context: &'a mut Context,
+pub struct MemoryBenchSetup<'a> {
+    pub context: &'a mut LlamaContext,
     /// How messages are written for it.
-    pub frame: Frame,
+    pub frame: ChatFormatter,
     /// How what is said becomes chunks.
-    pub rules: Rules,
+    pub rules: ContextRules,
     /// Tokens before the range, of the range, between it and what came next, and of that.
     pub lengths: [usize; 4],
     /// Stretches of each conversation.
     pub samples: usize,
-    /// The longest memory.
-    pub tokens: usize,
+    pub max_memory_tokens: usize,
 }
 
 /// What stands where the range was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// All of it.
-    Range,
-    /// Nothing.
+pub enum RangeReplacement {
+    FullRange,
     Nothing,
     /// A memory that a fresh prompt made of the same words.
-    Fresh,
+    FreshMemory,
     /// A memory that the state made which had lived it.
-    Lived,
+    InContextMemory,
     /// What the user said, word for word.
     Quotes,
     /// That, and the memory of the state that had lived it.
-    QuotesAndLived,
+    QuotesAndInContextMemory,
 }
 
-impl What {
-    /// All of them.
-    pub const ALL: [What; 6] =
-        [What::Range, What::Nothing, What::Fresh, What::Lived, What::Quotes, What::QuotesAndLived];
+impl RangeReplacement {
+    pub const ALL: [RangeReplacement; 6] = [
+        RangeReplacement::FullRange,
+        RangeReplacement::Nothing,
+        RangeReplacement::FreshMemory,
+        RangeReplacement::InContextMemory,
+        RangeReplacement::Quotes,
+        RangeReplacement::QuotesAndInContextMemory,
+    ];
 
     /// The word for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            What::Range => "range",
-            What::Nothing => "nothing",
-            What::Fresh => "fresh",
-            What::Lived => "lived",
-            What::Quotes => "quotes",
-            What::QuotesAndLived => "quotes_and_lived",
+            RangeReplacement::FullRange => "range",
+            RangeReplacement::Nothing => "nothing",
+            RangeReplacement::FreshMemory => "fresh",
+            RangeReplacement::InContextMemory => "lived",
+            RangeReplacement::Quotes => "quotes",
+            RangeReplacement::QuotesAndInContextMemory => "quotes_and_lived",
         }
     }
 }
 
-/// What was measured.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Stretches.
+pub struct MemoryBenchReport {
     pub samples: usize,
     /// By what stands there: how unlikely what came next is, in nats a token, and how many tokens stand there.
-    pub by: Vec<(What, Sum, Sum)>,
+    pub by_replacement: Vec<(RangeReplacement, MeanAccumulator, MeanAccumulator)>,
     /// How often the memory of the state that lived it did better than the fresh one.
-    pub lived_wins: usize,
+    pub in_context_wins: usize,
     /// The memories themselves, to be read: of the state that lived it, and fresh.
     pub texts: Vec<(String, String)>,
 }
 
 /// Measures one conversation. `progress` hears how many stretches are done.
-///
-/// # Errors
-/// When llama.cpp fails.
 pub fn measure(
-    conversation: &Conversation,
-    setup: &mut Setup<'_>,
-    report: &mut Report,
+    conversation: &DatasetConversation,
+    setup: &mut MemoryBenchSetup<'_>,
+    report: &mut MemoryBenchReport,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), LlamaError> {
     let weights = std::sync::Arc::clone(setup.context.weights());
-    let tokenize =
-        |text: &str, special: bool| -> Vec<Piece> { halo_llama::text::pieces(&weights, text, special) };
+    let tokenize = |text: &str, special: bool| -> Vec<ModelToken> {
+        halo_llama::token_text::tokenize_with_text(&weights, text, special)
+    };
     let [before, range, between, next] = setup.lengths;
-    let most = setup.context.shape().tokens as usize - next - setup.tokens - 200;
-    let lengths = Lengths { history: before + range, watched: between, next, most };
-    let samples = sample::cut(conversation, setup.samples, lengths, &setup.frame, &setup.rules, &tokenize);
+    let most = setup.context.params().tokens as usize - next - setup.max_memory_tokens - 200;
+    let lengths = SampleLengths { history: before + range, observed: between, next, max_window: most };
+    let samples =
+        sample::cut_samples(conversation, setup.samples, lengths, &setup.frame, &setup.rules, &tokenize);
     for sample in samples {
-        let ids =
-            |pieces: Vec<Piece>| pieces.into_iter().map(|p| p.id.0.cast_signed()).collect::<Vec<Token>>();
+        let ids = |pieces: Vec<ModelToken>| {
+            pieces.into_iter().map(|p| p.id.0.cast_signed()).collect::<Vec<LlamaToken>>()
+        };
         let (said, special) =
             (|text: &str| ids(tokenize(text, false)), |text: &str| ids(tokenize(text, true)));
         // The range begins with the first whole turn behind what came before.
@@ -115,7 +117,7 @@ pub fn measure(
         for chunk in sample.history.chunks() {
             let tokens = chunk.ids(chunk.run()).iter().map(|id| id.0.cast_signed());
             let (text, turn) = (chunk.text().trim().to_owned(), chunk.id().turn);
-            if first.is_none() && lived.len() >= sample.prefix.len() + before && chunk.id().sentence == 0 {
+            if first.is_none() && lived.len() >= sample.prefix.len() + before && chunk.id().index == 0 {
                 first = Some((turn, text.split_whitespace().take(8).collect::<Vec<_>>().join(" ")));
             }
             lived.extend(tokens.clone());
@@ -129,21 +131,25 @@ pub fn measure(
             }
         }
         let (Some((from, first)), Some(to)) = (first, sample.history.turns().last()) else { continue };
-        let told = instruction(Span { from: (from.0, 0), to: (to.id.0, 0) }, &first, setup.tokens);
-        let asks = |frame: &Frame, before: Option<Role>, text: &str| {
-            let mut tokens = special(&frame.opening(Role::User, before, None));
+        let told = formation_instruction(
+            MemoryRange { from: (from.0, 0), to: (to.id.0, 0) },
+            &first,
+            setup.max_memory_tokens,
+        );
+        let asks = |frame: &ChatFormatter, before: Option<Role>, text: &str| {
+            let mut tokens = special(&frame.turn_header(Role::User, before, None));
             tokens.extend(said(text));
-            tokens.extend(special(&frame.opening(Role::Assistant, Some(Role::User), None)));
+            tokens.extend(special(&frame.turn_header(Role::Assistant, Some(Role::User), None)));
             tokens
         };
         lived.extend(asks(&setup.frame, Some(to.role), &told));
         let mut fresh = sample.prefix.clone();
         fresh.extend(asks(&setup.frame, None, &format!("{words}\n{told}")));
-        let lived = speak(setup, &lived)?;
-        let fresh = speak(setup, &fresh)?;
-        let after: Vec<Token> = sample.said();
-        let stands = |inside: &[&[Token]]| {
-            let mut tokens = special(&setup.frame.opening(Role::System, Some(Role::Assistant), None));
+        let lived = generate_memory(setup, &lived)?;
+        let fresh = generate_memory(setup, &fresh)?;
+        let after: Vec<LlamaToken> = sample.observed_tokens();
+        let stands = |inside: &[&[LlamaToken]]| {
+            let mut tokens = special(&setup.frame.turn_header(Role::System, Some(Role::Assistant), None));
             tokens.extend(said(&format!("<memory from=\"{}\" to=\"{}\">\n", from.0, to.id.0)));
             inside.iter().for_each(|part| tokens.extend_from_slice(part));
             tokens.extend(said("\n</memory>"));
@@ -151,28 +157,32 @@ pub fn measure(
         };
         let (lived_tokens, fresh_tokens) = (said(lived.trim()), said(fresh.trim()));
         let mut told = Vec::new();
-        for what in What::ALL {
+        for what in RangeReplacement::ALL {
             let stood = match what {
-                What::Range => of_range.clone(),
-                What::Nothing => Vec::new(),
-                What::Fresh => stands(&[&fresh_tokens]),
-                What::Lived => stands(&[&lived_tokens]),
-                What::Quotes => stands(&[&quotes]),
-                What::QuotesAndLived => stands(&[&quotes, &lived_tokens]),
+                RangeReplacement::FullRange => of_range.clone(),
+                RangeReplacement::Nothing => Vec::new(),
+                RangeReplacement::FreshMemory => stands(&[&fresh_tokens]),
+                RangeReplacement::InContextMemory => stands(&[&lived_tokens]),
+                RangeReplacement::Quotes => stands(&[&quotes]),
+                RangeReplacement::QuotesAndInContextMemory => stands(&[&quotes, &lived_tokens]),
             };
-            let window: Vec<Token> = sample.prefix.iter().chain(&stood).chain(&after).copied().collect();
-            told.push((what, nll(setup.context, &window, &sample.next)?, stood.len()));
+            let window: Vec<LlamaToken> = sample.prefix.iter().chain(&stood).chain(&after).copied().collect();
+            told.push((what, mean_nll(setup.context, &window, &sample.next)?, stood.len()));
         }
-        if report.by.is_empty() {
-            report.by = What::ALL.map(|what| (what, Sum::default(), Sum::default())).to_vec();
+        if report.by_replacement.is_empty() {
+            report.by_replacement = RangeReplacement::ALL
+                .map(|what| (what, MeanAccumulator::default(), MeanAccumulator::default()))
+                .to_vec();
         }
-        for ((_, nats, tokens), (_, nll, len)) in report.by.iter_mut().zip(&told) {
+        for ((_, nats, tokens), (_, nll, len)) in report.by_replacement.iter_mut().zip(&told) {
             nats.add(*nll);
             tokens.add(*len as f64);
         }
-        let of =
-            |wanted: What| told.iter().find(|(what, ..)| *what == wanted).map_or(0.0, |(_, nll, _)| *nll);
-        report.lived_wins += usize::from(of(What::Lived) < of(What::Fresh));
+        let of = |wanted: RangeReplacement| {
+            told.iter().find(|(what, ..)| *what == wanted).map_or(0.0, |(_, nll, _)| *nll)
+        };
+        report.in_context_wins +=
+            usize::from(of(RangeReplacement::InContextMemory) < of(RangeReplacement::FreshMemory));
         report.texts.push((lived.trim().to_owned(), fresh.trim().to_owned()));
         report.samples += 1;
         progress(report.samples as u64);
@@ -180,61 +190,72 @@ pub fn measure(
     Ok(())
 }
 
-fn items(tokens: &[Token], start: usize, logits: impl Fn(usize) -> bool) -> Vec<Item> {
-    let item = |(n, &token): (usize, &Token)| Item { token, position: (start + n) as Pos, logits: logits(n) };
+fn batch_items(tokens: &[LlamaToken], start: usize, logits: impl Fn(usize) -> bool) -> Vec<BatchToken> {
+    let item = |(n, &token): (usize, &LlamaToken)| BatchToken {
+        token,
+        position: (start + n) as LlamaPos,
+        logits: logits(n),
+    };
     tokens.iter().enumerate().map(item).collect()
 }
 
 /// Reads a window from nothing; the guess behind it is known then.
-fn read(context: &mut Context, window: &[Token]) -> Result<(), LlamaError> {
-    let _ = context.remove(SEQ, -1, -1);
-    let batch = context.shape().batch as usize;
+fn prefill(context: &mut LlamaContext, window: &[LlamaToken]) -> Result<(), LlamaError> {
+    let _ = context.seq_rm(SEQ, -1, -1);
+    let batch = context.params().batch as usize;
     for (n, part) in window.chunks(batch).enumerate() {
         let (start, end) = (n * batch, window.len());
-        context.tap().want(Want::nothing());
-        context.decode(SEQ, &items(part, start, |i| start + i + 1 == end))?;
+        context.tap().configure(TapConfig::off());
+        context.decode(SEQ, &batch_items(part, start, |i| start + i + 1 == end))?;
     }
     Ok(())
 }
 
 /// What the model says behind a window, as memories are said: the likeliest, and not the same again.
-fn speak(setup: &mut Setup<'_>, window: &[Token]) -> Result<String, LlamaError> {
+fn generate_memory(setup: &mut MemoryBenchSetup<'_>, window: &[LlamaToken]) -> Result<String, LlamaError> {
     let weights = std::sync::Arc::clone(setup.context.weights());
-    read(setup.context, window)?;
-    let sampling = Sampling { temperature: 0.0, repetition: 1.1, ..Sampling::default() };
-    let mut sampler = Sampler::new(&weights, &sampling);
-    window[window.len().saturating_sub(Sampler::WINDOW)..].iter().for_each(|&token| sampler.said(token));
+    prefill(setup.context, window)?;
+    let sampling = Sampling { temperature: 0.0, repetition_penalty: 1.1, ..Sampling::default() };
+    let mut sampler = SamplerChain::new(&weights, &sampling);
+    window[window.len().saturating_sub(SamplerChain::PENALTY_LAST_N)..]
+        .iter()
+        .for_each(|&token| sampler.accept(token));
     let (mut bytes, mut at) = (Vec::new(), window.len());
-    for _ in 0..setup.tokens {
-        let Some(token) = sampler.choose(setup.context.guess(), |_| true).filter(|&t| !weights.ends(t))
+    for _ in 0..setup.max_memory_tokens {
+        let Some(token) =
+            sampler.sample(setup.context.logits(), |_| true).filter(|&t| !weights.is_end_of_generation(t))
         else {
             break;
         };
-        sampler.said(token);
-        bytes.extend(weights.bytes(token, true));
-        setup.context.tap().want(Want::nothing());
-        setup.context.decode(SEQ, &items(&[token], at, |_| true))?;
+        sampler.accept(token);
+        bytes.extend(weights.token_bytes(token, true));
+        setup.context.tap().configure(TapConfig::off());
+        setup.context.decode(SEQ, &batch_items(&[token], at, |_| true))?;
         at += 1;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// How unlikely the model finds what came next, in nats a token.
-fn nll(context: &mut Context, window: &[Token], next: &[Token]) -> Result<f64, LlamaError> {
-    read(context, window)?;
-    let unlikely = |guess: &[f32], came: Token| {
+fn mean_nll(
+    context: &mut LlamaContext,
+    window: &[LlamaToken],
+    next: &[LlamaToken],
+) -> Result<f64, LlamaError> {
+    prefill(context, window)?;
+    let unlikely = |guess: &[f32], came: LlamaToken| {
         let top = guess.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = guess.iter().map(|s| f64::from(s - top).exp()).sum();
         sum.ln() - f64::from(guess[came as usize] - top)
     };
     let Some((&first, rest)) = next.split_first() else { return Ok(0.0) };
-    let mut all = vec![unlikely(context.guess(), first)];
-    let batch = context.shape().batch as usize;
+    let mut all = vec![unlikely(context.logits(), first)];
+    let batch = context.params().batch as usize;
     let mut done = 0;
     for part in next[..next.len() - 1].chunks(batch) {
-        context.tap().want(Want::nothing());
-        context.decode(SEQ, &items(part, window.len() + done, |_| true))?;
-        all.extend((0..part.len()).map(|n| unlikely(context.guess_at(n), rest[done + n])));
+        context.tap().configure(TapConfig::off());
+        context.decode(SEQ, &batch_items(part, window.len() + done, |_| true))?;
+        all.extend((0..part.len()).map(|n| unlikely(context.logits_at(n), rest[done + n])));
         done += part.len();
     }
     Ok(all.iter().sum::<f64>() / all.len() as f64)
@@ -242,27 +263,28 @@ fn nll(context: &mut Context, window: &[Token], next: &[Token]) -> Result<f64, L
 
 /// From the wish to speak to the first token, with nothing else going on and with a memory being formed, in turn.
 #[derive(Clone, Debug, Default)]
-pub struct FirstToken {
+pub struct FirstTokenTimes {
     /// With nothing else going on.
     pub alone: Vec<Duration>,
     /// While a memory is being formed: whoever speaks ends that first.
-    pub forming: Vec<Duration>,
+    pub while_forming: Vec<Duration>,
     /// Of that, until the model was free.
-    pub broken_off: Vec<Duration>,
+    pub preempt_wait: Vec<Duration>,
 }
 
 /// Measures how long whoever speaks next waits.
-///
-/// # Errors
-/// When the model fails.
-pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<FirstToken, SeamError> {
+pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<FirstTokenTimes, Error> {
     let pieces = model.tokenize(text, false)?;
-    let seen =
-        |n: usize, id: TokenId| Seen { position: Some(Position(n as u64)), behind: 0, id, begins: n == 0 };
-    let window: Vec<Seen> = pieces.iter().enumerate().map(|(n, piece)| seen(n, piece.id)).collect();
-    let nothing = || Vec::<Message>::new();
-    let (mut measured, mut broken_off) = (FirstToken::default(), Vec::new());
-    let answer = |model: &mut Llama, n: usize| -> Result<Duration, SeamError> {
+    let seen = |n: usize, id: TokenId| WindowToken {
+        position: Some(Position(n as u64)),
+        offset: 0,
+        id,
+        chunk_start: n == 0,
+    };
+    let window: Vec<WindowToken> = pieces.iter().enumerate().map(|(n, piece)| seen(n, piece.id)).collect();
+    let nothing = || Vec::<PromptMessage>::new();
+    let (mut measured, mut broken_off) = (FirstTokenTimes::default(), Vec::new());
+    let answer = |model: &mut Llama, n: usize| -> Result<Duration, Error> {
         let mut window = window.clone();
         // As long as people write, and never the same: nothing of it is in memory.
         let message = format!(
@@ -273,16 +295,21 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
             window.push(seen(window.len(), piece.id));
         }
         let next = Position(window.len() as u64);
-        let prompt =
-            Prompt { conversation: "bench", window: &window, messages: &nothing, next, aside: false };
+        let prompt = Prompt {
+            conversation: "bench",
+            window: &window,
+            messages: &nothing,
+            next_position: next,
+            ephemeral: false,
+        };
         let sampling = Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() };
         let (begin, mut first) = (Instant::now(), None);
-        model.generate(&prompt, &sampling, &Watch::default(), &mut |step| {
+        model.generate(&prompt, &sampling, &AttentionRequest::default(), &mut |step| {
             // The window has been read, and the first token is known.
-            if matches!(step, ModelStep::Ready(_)) {
+            if matches!(step, ModelStep::PrefillDone(_)) {
                 first.get_or_insert_with(|| begin.elapsed());
             }
-            Flow::Continue
+            StepFlow::Continue
         })?;
         Ok(first.unwrap_or_default())
     };
@@ -294,33 +321,34 @@ pub fn first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<First
                 measured.alone.push(answer(model, 1000 + round)?);
                 continue;
             }
-            let (mut forming, breaker) = (model.clone(), model.breaker());
+            let (mut forming, breaker) = (model.clone(), model.cancel_handle());
             let aside = window.clone();
-            let took = std::thread::scope(|scope| -> Result<Duration, SeamError> {
+            let took = std::thread::scope(|scope| -> Result<Duration, Error> {
                 let formed = scope.spawn(move || {
                     let next = Position(aside.len() as u64);
-                    let messages = || Vec::<Message>::new();
+                    let messages = || Vec::<PromptMessage>::new();
                     let prompt = Prompt {
                         conversation: "bench",
                         window: &aside,
                         messages: &messages,
-                        next,
-                        aside: true,
+                        next_position: next,
+                        ephemeral: true,
                     };
                     let sampling = Sampling { max_tokens: 200, temperature: 0.0, ..Sampling::default() };
-                    forming.generate(&prompt, &sampling, &Watch::nothing(), &mut |_| Flow::Continue)
+                    forming
+                        .generate(&prompt, &sampling, &AttentionRequest::none(), &mut |_| StepFlow::Continue)
                 });
                 // Some are met while they read, some while they write.
                 std::thread::sleep(Duration::from_millis(40 + 35 * round as u64));
                 let begin = Instant::now();
                 breaker.iter().for_each(|breaks| breaks());
-                formed.join().map_err(|_| SeamError::new("forming", "it broke down"))??;
+                formed.join().map_err(|_| Error::internal("forming", "it broke down"))??;
                 let left = begin.elapsed();
                 broken_off.push(left);
                 Ok(left + answer(model, 2000 + round)?)
             })?;
-            measured.forming.push(took);
+            measured.while_forming.push(took);
         }
     }
-    Ok(FirstToken { broken_off, ..measured })
+    Ok(FirstTokenTimes { preempt_wait: broken_off, ..measured })
 }

@@ -2,15 +2,13 @@
 
 use serde_json::{Value, json};
 
-pub use halo_agents::testing::faults;
+pub use halo_worlds::testing::rule_violations;
 
 /// How many failures are told of.
-const TOLD: usize = 20;
+const MAX_FAILURES: usize = 20;
 
-/// What was counted.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Heartbeats.
+pub struct RoomsBenchReport {
     pub beats: u64,
     /// Answers that were understood.
     pub parsed: u64,
@@ -20,18 +18,17 @@ pub struct Report {
     pub failed: u64,
     /// The first of them: whose, why, and what was answered.
     pub failures: Vec<Value>,
-    /// Messages.
-    pub said: u64,
+    pub messages: u64,
     /// Actions that were done.
-    pub done: u64,
+    pub actions: u64,
     /// Those that were refused.
     pub refused: u64,
     /// Tokens that were shown.
-    pub shown: u64,
+    pub prompt_tokens: u64,
     /// Those of them that had to be read.
-    pub read: u64,
+    pub prefilled_tokens: u64,
     /// Tokens of the answers.
-    pub answered: u64,
+    pub answer_tokens: u64,
     /// How long it took.
     pub seconds: f64,
     /// How often the process was killed.
@@ -39,32 +36,32 @@ pub struct Report {
     /// What was told and is not there.
     pub lost: u64,
     /// Rules that are broken.
-    pub faults: Vec<String>,
+    pub rule_violations: Vec<String>,
 }
 
-impl Report {
+impl RoomsBenchReport {
     /// Counts a heartbeat, as the program tells of it.
-    pub fn note(&mut self, beat: &Value) {
+    pub fn record_beat(&mut self, beat: &Value) {
         let number = |name: &str| beat.get(name).and_then(Value::as_u64).unwrap_or(0);
         self.beats += 1;
         let understood = beat.get("failed").is_none_or(Value::is_null);
         *if understood { &mut self.parsed } else { &mut self.failed } += 1;
-        if !understood && self.failures.len() < TOLD {
+        if !understood && self.failures.len() < MAX_FAILURES {
             self.failures
                 .push(json!({"agent": beat["agent"], "why": beat["failed"], "answer": beat["answer"]}));
         }
         self.repaired += u64::from(beat.get("repaired").and_then(Value::as_bool).unwrap_or(false));
-        self.said += number("said");
-        self.done += number("done");
+        self.messages += number("said");
+        self.actions += number("done");
         self.refused += beat.get("refused").and_then(Value::as_array).map_or(0, |all| all.len() as u64);
-        self.shown += number("shown");
-        self.read += number("read");
-        self.answered += number("answered");
+        self.prompt_tokens += number("shown");
+        self.prefilled_tokens += number("read");
+        self.answer_tokens += number("answered");
     }
 
     /// The share of what was shown that had to be read.
     #[must_use]
-    pub fn share(&self) -> f64 {
-        self.read as f64 / self.shown.max(1) as f64
+    pub fn prefill_share(&self) -> f64 {
+        self.prefilled_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 }

@@ -1,21 +1,19 @@
 //! Searching rows of numbers, beside scoring each of them, and how much of the truth is found.
 
-use crate::kv::middle;
-use crate::lives::Dice;
-use halo_recall::vectors::{Refused, Vectors};
+use crate::kv::median;
+use crate::random_changes::BenchRng;
+use halo_recall::vector_index::{VectorError, VectorIndex};
 use std::num::NonZero;
 use std::time::Instant;
 
 /// What to search, and how often.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// Rows.
+pub struct SearchBenchPlan {
     pub entries: usize,
     /// Numbers in a row.
     pub dimensions: NonZero<u16>,
     /// How the rows lie.
-    pub data: Data,
-    /// Searches.
+    pub data: VectorDistribution,
     pub queries: usize,
     /// Threads to search on.
     pub threads: NonZero<usize>,
@@ -23,18 +21,16 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// How rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum VectorDistribution {
     /// As the embeddings of sentences do.
     Sentences,
     /// As by chance: nothing is near to anything, and all is nearly as far. Nothing is harder to search.
-    Chance,
+    Random,
 }
 
-/// What was measured.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct SearchBenchReport {
     /// The time that half of the searches stay below.
     pub p50_ms: f64,
     /// The time that 99 of 100 searches stay below.
@@ -49,10 +45,10 @@ pub struct Report {
     pub bytes_per_entry: f64,
 }
 
-impl Report {
+impl SearchBenchReport {
     /// How many times faster than scoring every row.
     #[must_use]
-    pub fn ratio(&self) -> f64 {
+    pub fn speedup(&self) -> f64 {
         self.brute_force_ms / self.p50_ms
     }
 }
@@ -64,56 +60,55 @@ pub fn documents_ms(entries: usize) -> f64 {
 }
 
 /// As many as are found and compared.
-const BEST: usize = 10;
+const TOP_K: usize = 10;
 /// On how many queries at most every row is scored: that is what takes time here.
-const COMPARED: usize = 50;
+const MAX_COMPARED_QUERIES: usize = 50;
 
-/// Measures one plan.
-///
-/// # Errors
-/// When a row cannot be taken.
-pub fn measure(plan: &Plan, progress: &mut dyn FnMut(usize)) -> Result<Report, Refused> {
-    let source = Source::new(plan);
+pub fn measure(
+    plan: &SearchBenchPlan,
+    progress: &mut dyn FnMut(usize),
+) -> Result<SearchBenchReport, VectorError> {
+    let source = VectorGenerator::new(plan);
     let dimensions = source.dimensions;
     let mut rows = vec![0.0; plan.entries * dimensions];
     for (n, row) in rows.chunks_exact_mut(dimensions).enumerate() {
-        source.row(n as u64, row);
+        source.fill_row(n as u64, row);
         progress(n);
     }
     let begin = Instant::now();
-    let mut vectors = Vectors::new(plan.dimensions).with_threads(plan.threads);
+    let mut vectors = VectorIndex::new(plan.dimensions).with_threads(plan.threads);
     for row in rows.chunks_exact(dimensions) {
         vectors.push(row)?;
     }
-    let build_ms = since(begin);
+    let build_ms = elapsed_ms(begin);
 
     let (mut times, mut brute_times, mut right) = (Vec::new(), Vec::new(), 0);
-    let compared = plan.queries.min(COMPARED);
+    let compared = plan.queries.min(MAX_COMPARED_QUERIES);
     for n in 0..plan.queries {
-        let query = source.query(n as u64, &rows);
+        let query = source.make_query(n as u64, &rows);
         let begin = Instant::now();
-        let found = vectors.search(&query, BEST, |_| true)?;
-        times.push(since(begin));
+        let found = vectors.search(&query, TOP_K, |_| true)?;
+        times.push(elapsed_ms(begin));
         if n < compared {
             let begin = Instant::now();
             let truth = brute_force(&rows, &query);
-            brute_times.push(since(begin));
+            brute_times.push(elapsed_ms(begin));
             right += truth.iter().filter(|row| found.iter().any(|(found, _)| found == *row)).count();
         }
     }
     times.sort_unstable_by(f64::total_cmp);
-    let all = compared * BEST.min(plan.entries);
-    Ok(Report {
-        p50_ms: middle(&mut times),
+    let all = compared * TOP_K.min(plan.entries);
+    Ok(SearchBenchReport {
+        p50_ms: median(&mut times),
         p99_ms: times.get(times.len() * 99 / 100).copied().unwrap_or(f64::NAN),
         recall10: right as f64 / all as f64,
-        brute_force_ms: middle(&mut brute_times),
+        brute_force_ms: median(&mut brute_times),
         build_ms,
-        bytes_per_entry: vectors.bytes() as f64 / plan.entries as f64,
+        bytes_per_entry: vectors.memory_bytes() as f64 / plan.entries as f64,
     })
 }
 
-fn since(begin: Instant) -> f64 {
+fn elapsed_ms(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1000.0
 }
 
@@ -122,10 +117,10 @@ fn brute_force(rows: &[f32], query: &[f32]) -> Vec<u32> {
     let mut best: Vec<(f32, u32)> = Vec::new();
     for (row, n) in rows.chunks_exact(query.len()).zip(0..) {
         let score = dot(row, query);
-        if best.len() < BEST || best.last().is_some_and(|last| score > last.0) {
+        if best.len() < TOP_K || best.last().is_some_and(|last| score > last.0) {
             let at = best.partition_point(|&(other, _)| other >= score);
             best.insert(at, (score, n));
-            best.truncate(BEST);
+            best.truncate(TOP_K);
         }
     }
     best.into_iter().map(|(_, n)| n).collect()
@@ -148,83 +143,84 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// Of all-MiniLM-L6-v2 over 11,712 sentences of chats: two rows have a cosine of 0.09 ± 0.10, the second best to a row
 /// has 0.69, the tenth 0.51, the hundredth 0.36; some directions vary seventy times as much as others. So a sentence is
 /// the sum of what all share, what its topic shares, what its theme shares, and something of its own.
-struct Source {
+struct VectorGenerator {
     dimensions: usize,
-    data: Data,
+    data: VectorDistribution,
     seed: u64,
     topics: u64,
     /// How much varies in each direction.
-    spread: Vec<f32>,
+    deviations: Vec<f32>,
 }
 
 /// The part that all, a topic and a theme share, and a row's own: what each adds to the square of its length.
-const SHARES: [f32; 4] = [0.08, 0.24, 0.3, 0.38];
+const VARIANCE_SHARES: [f32; 4] = [0.08, 0.24, 0.3, 0.38];
 /// Rows of a topic, and themes in it.
-const TOPIC: usize = 1000;
-const THEMES: u64 = 64;
+const ROWS_PER_TOPIC: usize = 1000;
+const THEMES_PER_TOPIC: u64 = 64;
 
-impl Source {
-    fn new(plan: &Plan) -> Self {
+impl VectorGenerator {
+    fn new(plan: &SearchBenchPlan) -> Self {
         let dimensions = usize::from(plan.dimensions.get());
-        let topics = plan.entries.div_ceil(TOPIC).max(20) as u64;
+        let topics = plan.entries.div_ceil(ROWS_PER_TOPIC).max(20) as u64;
         let spread = (0..dimensions).map(|n| (1.0 + n as f32 * 64.0 / dimensions as f32).sqrt().recip());
-        Self { dimensions, data: plan.data, seed: plan.seed, topics, spread: spread.collect() }
+        Self { dimensions, data: plan.data, seed: plan.seed, topics, deviations: spread.collect() }
     }
 
     /// Row `n`. Those beyond the last are as those before it, and nobody has seen them.
-    fn row(&self, n: u64, row: &mut [f32]) {
+    fn fill_row(&self, n: u64, row: &mut [f32]) {
         row.fill(0.0);
-        let mut dice = self.dice(n);
+        let mut dice = self.rng(n);
         match self.data {
-            Data::Chance => row.iter_mut().for_each(|x| *x = bell(&mut dice)),
-            Data::Sentences => {
+            VectorDistribution::Random => row.iter_mut().for_each(|x| *x = gaussian(&mut dice)),
+            VectorDistribution::Sentences => {
                 let topic = dice.below(self.topics);
-                let theme = topic * THEMES + dice.below(THEMES);
-                let seeds = [1 << 61, 1 << 62 | topic, 1 << 63 | theme, dice.roll()];
-                for (seed, share) in seeds.into_iter().zip(SHARES) {
-                    let mut dice = self.dice(seed);
-                    let part: Vec<f32> = self.spread.iter().map(|spread| spread * bell(&mut dice)).collect();
+                let theme = topic * THEMES_PER_TOPIC + dice.below(THEMES_PER_TOPIC);
+                let seeds = [1 << 61, 1 << 62 | topic, 1 << 63 | theme, dice.next_u64()];
+                for (seed, share) in seeds.into_iter().zip(VARIANCE_SHARES) {
+                    let mut dice = self.rng(seed);
+                    let part: Vec<f32> =
+                        self.deviations.iter().map(|spread| spread * gaussian(&mut dice)).collect();
                     let weight = (share / dot(&part, &part)).sqrt();
                     row.iter_mut().zip(part).for_each(|(x, part)| *x += weight * part);
                 }
-                self.mix(row);
+                self.rotate(row);
             }
         }
-        unit(row);
+        normalize(row);
     }
 
     /// Every other query is a row that was changed; those between are rows that nobody has seen.
-    fn query(&self, n: u64, rows: &[f32]) -> Vec<f32> {
+    fn make_query(&self, n: u64, rows: &[f32]) -> Vec<f32> {
         let mut query = vec![0.0; self.dimensions];
         let entries = (rows.len() / self.dimensions) as u64;
-        self.row(entries + n, &mut query);
+        self.fill_row(entries + n, &mut query);
         if n.is_multiple_of(2) {
-            let near = self.dice(!n).below(entries) as usize * self.dimensions;
+            let near = self.rng(!n).below(entries) as usize * self.dimensions;
             query.iter_mut().zip(&rows[near..]).for_each(|(x, near)| *x = 0.7 * *x + near);
-            unit(&mut query);
+            normalize(&mut query);
         }
         query
     }
 
-    fn dice(&self, n: u64) -> Dice {
-        Dice(Dice(self.seed ^ n.wrapping_mul(0xA076_1D64_78BD_642F)).roll())
+    fn rng(&self, n: u64) -> BenchRng {
+        BenchRng(BenchRng(self.seed ^ n.wrapping_mul(0xA076_1D64_78BD_642F)).next_u64())
     }
 
     /// Turns directions, so that none of them is that of a single number: in real rows none is. Twice, each time all but
     /// a part at the end and all but one at the beginning, because Hadamard's matrix wants a power of two.
-    fn mix(&self, row: &mut [f32]) {
-        let (len, mut dice) = (row.len(), self.dice(1 << 60));
+    fn rotate(&self, row: &mut [f32]) {
+        let (len, mut dice) = (row.len(), self.rng(1 << 60));
         let part = 1 << len.ilog2();
         for range in [0..part, len - part..len, 0..part, len - part..len] {
             for x in row.iter_mut() {
-                *x = if dice.roll() % 2 == 0 { *x } else { -*x };
+                *x = if dice.next_u64() % 2 == 0 { *x } else { -*x };
             }
-            hadamard(&mut row[range]);
+            hadamard_transform(&mut row[range]);
         }
     }
 }
 
-fn hadamard(row: &mut [f32]) {
+fn hadamard_transform(row: &mut [f32]) {
     let mut half = 1;
     while half < row.len() {
         for part in row.chunks_exact_mut(2 * half) {
@@ -239,14 +235,14 @@ fn hadamard(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x /= root);
 }
 
-fn unit(row: &mut [f32]) {
+fn normalize(row: &mut [f32]) {
     let length = dot(row, row).sqrt();
     row.iter_mut().for_each(|x| *x /= length);
 }
 
 /// A number around zero, spread nearly like a bell: the sum of four.
-fn bell(dice: &mut Dice) -> f32 {
-    let roll = dice.roll();
+fn gaussian(dice: &mut BenchRng) -> f32 {
+    let roll = dice.next_u64();
     (0..4).map(|n| (roll >> (16 * n) & 0xFFFF) as f32 / 65_536.0 - 0.5).sum()
 }
 
@@ -254,25 +250,25 @@ fn bell(dice: &mut Dice) -> f32 {
 mod tests {
     use super::*;
 
-    fn plan(entries: usize, data: Data) -> Plan {
+    fn search_plan(entries: usize, data: VectorDistribution) -> SearchBenchPlan {
         let (dimensions, threads) = (NonZero::new(384).unwrap(), NonZero::<usize>::MIN);
-        Plan { entries, dimensions, data, queries: 20, threads, seed: 1 }
+        SearchBenchPlan { entries, dimensions, data, queries: 20, threads, seed: 1 }
     }
 
     #[test]
-    fn all_that_is_near_is_found() {
-        for data in [Data::Sentences, Data::Chance] {
-            let report = measure(&plan(3000, data), &mut |_| {}).unwrap();
+    fn vector_search_recall_is_exact() {
+        for data in [VectorDistribution::Sentences, VectorDistribution::Random] {
+            let report = measure(&search_plan(3000, data), &mut |_| {}).unwrap();
             assert_eq!(report.recall10, 1.0);
             assert!(report.bytes_per_entry < 1200.0, "{report:?}");
         }
     }
 
     #[test]
-    fn rows_lie_as_those_of_real_sentences() {
-        let source = Source::new(&plan(6000, Data::Sentences));
+    fn vector_generator_resembles_sentence_embeddings() {
+        let source = VectorGenerator::new(&search_plan(6000, VectorDistribution::Sentences));
         let mut rows = vec![0.0; 6000 * 384];
-        (0..).zip(rows.chunks_exact_mut(384)).for_each(|(n, row)| source.row(n, row));
+        (0..).zip(rows.chunks_exact_mut(384)).for_each(|(n, row)| source.fill_row(n, row));
         let all: Vec<&[f32]> = rows.chunks_exact(384).collect();
         let pairs: Vec<f32> = all.chunks_exact(2).map(|pair| dot(pair[0], pair[1])).collect();
         let mean = pairs.iter().sum::<f32>() / pairs.len() as f32;
@@ -285,7 +281,7 @@ mod tests {
             scores.sort_unstable_by(|a, b| b.total_cmp(a));
             tenth.push(scores[10].into());
         }
-        let tenth = middle(&mut tenth);
+        let tenth = median(&mut tenth);
         assert!((0.45..0.7).contains(&tenth), "{tenth}");
     }
 }

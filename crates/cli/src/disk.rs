@@ -18,11 +18,11 @@ pub fn free_space(_path: &Path) -> Option<u64> {
 }
 
 /// Bytes in a file, or in a folder and all below.
-pub fn size_of(path: &Path) -> u64 {
+pub fn disk_usage(path: &Path) -> u64 {
     match fs::symlink_metadata(path) {
         Ok(about) if about.is_dir() => {
             let files = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
-            files.map(|file| size_of(&file.path())).sum()
+            files.map(|file| disk_usage(&file.path())).sum()
         }
         Ok(about) if about.is_symlink() => fs::metadata(path).map_or(0, |about| about.len()),
         Ok(about) => about.len(),
@@ -31,7 +31,7 @@ pub fn size_of(path: &Path) -> u64 {
 }
 
 /// What could not be done, why, and what to do about it.
-pub fn cannot(error: std::io::Error, what: &str, path: &Path) -> anyhow::Error {
+pub fn io_error_with_advice(error: std::io::Error, what: &str, path: &Path) -> anyhow::Error {
     let advice = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             "the disk is full: free some space and say this again; what was fetched is kept"
@@ -52,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_say_what_to_do() {
+    fn disk_errors_include_advice() {
         for (kind, says) in [
             (ErrorKind::StorageFull, "the disk is full: free some space"),
             (ErrorKind::ReadOnlyFilesystem, "name another folder with --data"),
         ] {
-            assert!(cannot(kind.into(), "write", Path::new("x")).to_string().contains(says));
+            assert!(io_error_with_advice(kind.into(), "write", Path::new("x")).to_string().contains(says));
         }
     }
 }

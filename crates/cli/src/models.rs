@@ -3,27 +3,27 @@
 
 pub mod catalogue;
 
-use crate::Common;
 use anyhow::{Context, Result, bail};
-use catalogue::{Catalogue, Entry, Kind};
-use halo_llama::gguf::{self, Header, Value};
+use catalogue::{Catalogue, CatalogueEntry, ModelKind};
+use halo_llama::gguf::{self, GgufHeader, GgufValue};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The file of an embedding model that tells it from others; what else it needs lies beside it.
-const ONNX: &str = "model.onnx";
+const ONNX_FILE: &str = "model.onnx";
 
 /// What to do about one that is none.
-const EMBEDDERS: &str = "`halo models` lists those of the kind embedding, and `halo models pull` fetches one";
+const EMBEDDER_HINT: &str =
+    "`halo models` lists those of the kind embedding, and `halo models pull` fetches one";
 
 /// A model that is here, or a file that should be one.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct InstalledModel {
     /// What it is called: its name in the catalogue, else that of its file.
     pub name: String,
     /// What it is for.
-    pub kind: Kind,
+    pub kind: ModelKind,
     /// Its file.
     pub path: PathBuf,
     /// Bytes on disk.
@@ -35,52 +35,17 @@ pub struct Model {
     /// Of what kind it is.
     pub architecture: Option<String>,
     /// Why its cells cannot be taken out and put back; none where they can.
-    pub no_surgery: Option<String>,
+    pub no_kv_edit_reason: Option<String>,
     /// Why it cannot be used.
     pub problem: Option<String>,
 }
 
 /// The models folder, and what can be fetched into it.
-pub struct Models {
+pub struct ModelLibrary {
     /// Where models lie.
     pub folder: PathBuf,
     /// What can be fetched.
     pub catalogue: Catalogue,
-}
-
-/// The file of a model: the one that speaks where none is named, else by its name, or by a path, which has a separator
-/// in it (`./model.gguf`), so that no file that happens to lie around takes the place of a model.
-///
-/// # Errors
-/// When it is not here, or cannot be used; the error says what to do.
-pub fn find(common: &Common, name: Option<&str>) -> Result<PathBuf> {
-    let models = Models::of(common)?;
-    match name {
-        Some(address) if halo_remote::Remote::is_address(address) => {
-            bail!("{address} is a server, and this needs a model of this machine: `halo models` lists those")
-        }
-        Some(url) if catalogue::is_address(url) => bail!("fetch it first: `halo models pull {url}`"),
-        Some(path) if is_path(path) => match fs::metadata(path) {
-            Ok(about) if about.is_dir() => bail!("{path} is a folder: name the model file in it"),
-            Ok(_) => Ok(path.into()),
-            Err(error) => Err(error).with_context(|| format!("cannot open the model {path}")),
-        },
-        Some(name) => models.named(name),
-        None => {
-            let speaker =
-                models.catalogue.speaker().context("the catalogue has no default model: name one")?;
-            models.named(&speaker.name)
-        }
-    }
-}
-
-/// The folder of an embedding model, which holds its `model.onnx`: of the default one where none is named, and none
-/// where that was not fetched; else by its name, or by a path, of the folder or of the `model.onnx` in it.
-///
-/// # Errors
-/// When the one that is named is not here, or one cannot be used; the error says what to do.
-pub fn embedder(common: &Common, name: Option<&str>) -> Result<Option<PathBuf>> {
-    Models::of(common)?.embedder(name)
 }
 
 /// Whether a text is meant as a path, and not as a name.
@@ -88,86 +53,120 @@ pub fn is_path(text: &str) -> bool {
     text.contains(std::path::is_separator)
 }
 
-impl Models {
+impl ModelLibrary {
     /// The models of a data folder.
-    ///
-    /// # Errors
-    /// When there is no data folder, or the catalogue is wrong.
-    pub fn of(common: &Common) -> Result<Self> {
-        let data = common.data_folder().context("this system names no data folder: give one with --data")?;
-        Ok(Self { folder: data.join("models"), catalogue: Catalogue::load()? })
+    pub fn open(data_dir: &Path) -> Result<Self> {
+        Ok(Self { folder: data_dir.join("models"), catalogue: Catalogue::load()? })
+    }
+
+    /// The file of a model, by name or path; the default chat model where none is named. A path has a separator in it
+    /// (`./model.gguf`), so that a file in the working directory never shadows the name of a model.
+    pub fn find_model_file(&self, name: Option<&str>) -> Result<PathBuf> {
+        match name {
+            Some(address) if halo_remote::RemoteModel::is_address(address) => {
+                bail!("{address} is a server, and this needs a local model: `halo models` lists those")
+            }
+            Some(url) if catalogue::is_http_url(url) => bail!("download it first: `halo models pull {url}`"),
+            Some(path) if is_path(path) => match fs::metadata(path) {
+                Ok(metadata) if metadata.is_dir() => {
+                    bail!("{path} is a folder: name the model file in it")
+                }
+                Ok(_) => Ok(path.into()),
+                Err(error) => Err(error).with_context(|| format!("cannot open the model {path}")),
+            },
+            Some(name) => self.find_by_name(name),
+            None => {
+                let default = self.catalogue.default_chat_model();
+                let default = default.context("the catalogue has no default model: name one")?;
+                self.find_by_name(&default.name)
+            }
+        }
     }
 
     /// All that is here, by name.
     ///
     /// # Errors
     /// When the folder cannot be read.
-    pub fn here(&self) -> Result<Vec<Model>> {
+    pub fn installed(&self) -> Result<Vec<InstalledModel>> {
         let failed = || format!("cannot read the models folder {}", self.folder.display());
         let mut found = Vec::new();
         match fs::read_dir(&self.folder) {
             Ok(files) => {
                 for file in files {
                     let name = file.with_context(failed)?.file_name();
-                    found.extend(self.look_at(&name.to_string_lossy(), self.folder.join(&name)));
+                    found.extend(self.inspect_file(&name.to_string_lossy(), self.folder.join(&name)));
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(failed),
         }
-        found.extend(self.catalogue.models.iter().filter_map(|entry| self.assembled(entry)));
+        found.extend(self.catalogue.models.iter().filter_map(|entry| self.inspect_multi_file_model(entry)));
         found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
         Ok(found)
     }
 
     /// The file of a model that is here.
-    fn named(&self, name: &str) -> Result<PathBuf> {
-        let here = self.here()?;
-        let file =
-            |m: &Model| m.path.file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default();
+    fn find_by_name(&self, name: &str) -> Result<PathBuf> {
+        let here = self.installed()?;
+        let file = |m: &InstalledModel| {
+            m.path.file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default()
+        };
         let found = here
             .iter()
             .find(|m| m.name == name)
-            .or_else(|| here.iter().find(|m| file(m) == name || stem(&file(m)) == name));
+            .or_else(|| here.iter().find(|m| file(m) == name || strip_gguf_extension(&file(m)) == name));
         match found {
-            Some(Model { problem: Some(problem), .. }) => bail!("{name} cannot be used: {problem}"),
+            Some(InstalledModel { problem: Some(problem), .. }) => bail!("{name} cannot be used: {problem}"),
             Some(model) => Ok(model.path.clone()),
             None if self.catalogue.get(name).is_some() => {
-                bail!("{name} is not here: `halo models pull {name}` fetches it{}", also(&here))
+                bail!(
+                    "{name} is not here: `halo models pull {name}` fetches it{}",
+                    installed_models_hint(&here)
+                )
             }
-            None => bail!("{}", self.unknown(name, &here)),
+            None => bail!("{}", self.unknown_model_message(name, &here)),
         }
     }
 
-    fn embedder(&self, name: Option<&str>) -> Result<Option<PathBuf>> {
+    /// The folder of an embedding model, which holds its `model.onnx`, by name or path (of the folder or the file). The
+    /// default embedder where none is named; none if that is not installed.
+    pub fn find_embedder(&self, name: Option<&str>) -> Result<Option<PathBuf>> {
         if let Some(path) = name.filter(|name| is_path(name)) {
-            return embedder_at(path).map(Some);
+            return embedder_dir_at(path).map(Some);
         }
-        let Some(wanted) = name.or(self.catalogue.embedder().map(|entry| entry.name.as_str())) else {
+        let Some(wanted) = name.or(self.catalogue.default_embedder().map(|entry| entry.name.as_str())) else {
             return Ok(None);
         };
-        let here = self.here()?;
+        let here = self.installed()?;
         match here.iter().find(|m| m.name == wanted) {
-            Some(Model { problem: Some(problem), .. }) => bail!("{wanted} cannot be used: {problem}"),
-            Some(Model { path, .. }) if path.ends_with(ONNX) => Ok(path.parent().map(Path::to_owned)),
-            Some(Model { kind: Kind::Chat, .. }) => bail!("{}", speaks(wanted)),
-            Some(_) => bail!("{wanted} is no folder with a {ONNX} in it, and cannot be used: {EMBEDDERS}"),
+            Some(InstalledModel { problem: Some(problem), .. }) => {
+                bail!("{wanted} cannot be used: {problem}")
+            }
+            Some(InstalledModel { path, .. }) if path.ends_with(ONNX_FILE) => {
+                Ok(path.parent().map(Path::to_owned))
+            }
+            Some(InstalledModel { kind: ModelKind::Chat, .. }) => {
+                bail!("{}", not_an_embedder_message(wanted))
+            }
+            Some(_) => {
+                bail!("{wanted} is no folder with a {ONNX_FILE} in it, and cannot be used: {EMBEDDER_HINT}")
+            }
             None if name.is_none() => Ok(None),
             None => match self.catalogue.get(wanted).map(|entry| entry.kind) {
-                Some(Kind::Embedding) => {
+                Some(ModelKind::Embedding) => {
                     bail!("{wanted} is not here: `halo models pull {wanted}` fetches it")
                 }
-                Some(Kind::Chat) => bail!("{}", speaks(wanted)),
-                None => bail!("{}", self.unknown(wanted, &here)),
+                Some(ModelKind::Chat) => bail!("{}", not_an_embedder_message(wanted)),
+                None => bail!("{}", self.unknown_model_message(wanted, &here)),
             },
         }
     }
 
     /// What to say of a name that nobody knows.
-    pub fn unknown(&self, name: &str, here: &[Model]) -> String {
+    pub fn unknown_model_message(&self, name: &str, here: &[InstalledModel]) -> String {
         let all =
             here.iter().map(|m| m.name.as_str()).chain(self.catalogue.models.iter().map(|e| e.name.as_str()));
-        let near = nearest(name, all);
+        let near = closest_names(name, all);
         let advice = match near.as_slice() {
             [] => {
                 "`halo models` lists what is here and what can be pulled with `halo models pull`".to_owned()
@@ -189,31 +188,31 @@ impl Models {
     }
 
     /// What one file in the folder is; nothing where it is none of ours to look at.
-    fn look_at(&self, file: &str, path: PathBuf) -> Option<Model> {
+    fn inspect_file(&self, file: &str, path: PathBuf) -> Option<InstalledModel> {
         if file.starts_with('.') {
             return None;
         }
         let mut model = match fs::metadata(&path) {
             Ok(about) if about.is_dir() => return None,
-            Ok(about) => read(path, about.len()),
+            Ok(about) => read_gguf_model(path, about.len()),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                bad(path, 0, "it points to a file that is gone".into())
+                unusable_model(path, 0, "it points to a file that is gone".into())
             }
-            Err(error) => bad(path, 0, format!("it cannot be read: {error}")),
+            Err(error) => unusable_model(path, 0, format!("it cannot be read: {error}")),
         };
         // Another model that has the file's name is not the one of the catalogue; a wreck is.
-        let same = |e: &Entry| e.files[0].bytes == model.bytes || model.problem.is_some();
-        let known = |e: &&Entry| e.files[0].name == file && same(e);
+        let same = |e: &CatalogueEntry| e.files[0].bytes == model.bytes || model.problem.is_some();
+        let known = |e: &&CatalogueEntry| e.files[0].name == file && same(e);
         model.name = match self.catalogue.models.iter().find(known) {
             Some(entry) => entry.name.clone(),
-            None if self.catalogue.get(stem(file)).is_some() => file.to_owned(),
-            None => stem(file).to_owned(),
+            None if self.catalogue.get(strip_gguf_extension(file)).is_some() => file.to_owned(),
+            None => strip_gguf_extension(file).to_owned(),
         };
         Some(model)
     }
 
     /// A model of several files, if any of them is here.
-    fn assembled(&self, entry: &Entry) -> Option<Model> {
+    fn inspect_multi_file_model(&self, entry: &CatalogueEntry) -> Option<InstalledModel> {
         let main = self.folder.join(&entry.files[0].name);
         if entry.files[0].name.ends_with(".gguf") || !main.parent()?.is_dir() {
             return None;
@@ -234,7 +233,7 @@ impl Models {
             };
             problem = problem.or(wrong.map(|wrong| format!("{wrong}; {again}")));
         }
-        Some(Model {
+        Some(InstalledModel {
             name: entry.name.clone(),
             kind: entry.kind,
             path: main,
@@ -242,79 +241,79 @@ impl Models {
             quantisation: entry.quantisation.clone(),
             context: entry.context,
             architecture: entry.architecture.clone(),
-            no_surgery: Some("it does not speak: it has no window".into()),
+            no_kv_edit_reason: Some("it does not speak: it has no window".into()),
             problem,
         })
     }
 }
 
-fn speaks(name: &str) -> String {
-    format!("{name} speaks, and is no embedding model: {EMBEDDERS}")
+fn not_an_embedder_message(name: &str) -> String {
+    format!("{name} speaks, and is no embedding model: {EMBEDDER_HINT}")
 }
 
 /// The folder of an embedding model at a path.
-fn embedder_at(path: &str) -> Result<PathBuf> {
+fn embedder_dir_at(path: &str) -> Result<PathBuf> {
     if path.contains("://") {
-        bail!("{path} is an address, and an embedding model lies on this machine: {EMBEDDERS}");
+        bail!("{path} is an address, and an embedding model lies on this machine: {EMBEDDER_HINT}");
     }
     let about = fs::metadata(path).with_context(|| format!("cannot open the embedding model {path}"))?;
     let folder = match (about.is_dir(), Path::new(path)) {
-        (true, folder) if folder.join(ONNX).is_file() => folder,
-        (false, file) if file.ends_with(ONNX) => file.parent().context("a file lies in a folder")?,
-        _ => bail!("{path} is no embedding model: name a folder with a {ONNX} in it, or that file"),
+        (true, folder) if folder.join(ONNX_FILE).is_file() => folder,
+        (false, file) if file.ends_with(ONNX_FILE) => file.parent().context("a file lies in a folder")?,
+        _ => bail!("{path} is no embedding model: name a folder with a {ONNX_FILE} in it, or that file"),
     };
     Ok(folder.to_owned())
 }
 
 /// What a file says of itself.
-fn read(path: PathBuf, bytes: u64) -> Model {
-    let header = match gguf::read(&path) {
+fn read_gguf_model(path: PathBuf, bytes: u64) -> InstalledModel {
+    let header = match gguf::read_header(&path) {
         Ok(header) => header,
-        Err(error) => return bad(path, bytes, error.to_string()),
+        Err(error) => return unusable_model(path, bytes, error.to_string()),
     };
-    let kind = kind(&header);
+    let kind = model_kind(&header);
     let reason = match kind {
-        Kind::Chat => header.no_surgery().map(str::to_owned),
-        Kind::Embedding => Some("it does not speak: it has no window".into()),
+        ModelKind::Chat => header.kv_edit_unsupported().map(str::to_owned),
+        ModelKind::Embedding => Some("it does not speak: it has no window".into()),
     };
-    Model {
+    InstalledModel {
         name: String::new(),
         kind,
         path,
         bytes,
-        quantisation: quantisation(&header).map(str::to_owned),
-        context: match header.of_kind("context_length") {
-            Some(Value::Int(n)) => u64::try_from(*n).ok(),
+        quantisation: quantization_name(&header).map(str::to_owned),
+        context: match header.arch_value("context_length") {
+            Some(GgufValue::Int(n)) => u64::try_from(*n).ok(),
             _ => None,
         },
         architecture: header.architecture().map(str::to_owned),
-        no_surgery: reason,
-        problem: unusable(&header),
+        no_kv_edit_reason: reason,
+        problem: unusable_reason(&header),
     }
 }
 
-fn bad(path: PathBuf, bytes: u64, problem: String) -> Model {
-    Model {
+fn unusable_model(path: PathBuf, bytes: u64, problem: String) -> InstalledModel {
+    InstalledModel {
         name: String::new(),
-        kind: Kind::Chat,
+        kind: ModelKind::Chat,
         path,
         bytes,
         quantisation: None,
         context: None,
         architecture: None,
-        no_surgery: Some("it cannot be used".into()),
+        no_kv_edit_reason: Some("it cannot be used".into()),
         problem: Some(problem),
     }
 }
 
 /// Why a sound file is no model to load by itself.
-pub fn unusable(header: &Header) -> Option<String> {
-    let text = |key: &str| match header.values.get(key) {
-        Some(Value::Text(text)) => text.as_str(),
+pub fn unusable_reason(header: &GgufHeader) -> Option<String> {
+    let text = |key: &str| match header.metadata.get(key) {
+        Some(GgufValue::Text(text)) => text.as_str(),
         _ => "",
     };
-    let parts = match header.values.get("split.count") {
-        Some(Value::Int(n)) if *n > 1 => *n,
+    let parts = match header.metadata.get("split.count") {
+        Some(GgufValue::Int(n)) if *n > 1 => *n,
         _ => 1,
     };
     match (text("general.type"), header.architecture()) {
@@ -332,16 +331,16 @@ pub fn unusable(header: &Header) -> Option<String> {
 }
 
 /// Whether it speaks, or turns text into numbers.
-fn kind(header: &Header) -> Kind {
+fn model_kind(header: &GgufHeader) -> ModelKind {
     let name = header.architecture().unwrap_or_default();
     let encodes = name.contains("bert") || ["t5encoder", "gemma-embedding", "llama-embed"].contains(&name);
-    let pools = matches!(header.of_kind("pooling_type"), Some(Value::Int(1..=4)));
-    if encodes || pools { Kind::Embedding } else { Kind::Chat }
+    let pools = matches!(header.arch_value("pooling_type"), Some(GgufValue::Int(1..=4)));
+    if encodes || pools { ModelKind::Embedding } else { ModelKind::Chat }
 }
 
 /// How most of its numbers are kept, by the name that such files bear.
-fn quantisation(header: &Header) -> Option<&'static str> {
-    let Some(Value::Int(kind)) = header.values.get("general.file_type") else { return None };
+fn quantization_name(header: &GgufHeader) -> Option<&'static str> {
+    let Some(GgufValue::Int(kind)) = header.metadata.get("general.file_type") else { return None };
     // A guess is marked by a bit.
     Some(match kind & !1024 {
         0 => "F32",
@@ -383,7 +382,7 @@ fn quantisation(header: &Header) -> Option<&'static str> {
 }
 
 /// The name of a file without its ending.
-fn stem(file: &str) -> &str {
+fn strip_gguf_extension(file: &str) -> &str {
     let cut = file.len().saturating_sub(".gguf".len());
     match file.get(cut..) {
         Some(end) if cut > 0 && end.eq_ignore_ascii_case(".gguf") => &file[..cut],
@@ -392,10 +391,10 @@ fn stem(file: &str) -> &str {
 }
 
 /// What else could be taken instead.
-fn also(here: &[Model]) -> String {
+fn installed_models_hint(here: &[InstalledModel]) -> String {
     let names: Vec<_> = here
         .iter()
-        .filter(|m| m.kind == Kind::Chat && m.problem.is_none())
+        .filter(|m| m.kind == ModelKind::Chat && m.problem.is_none())
         .map(|m| m.name.as_str())
         .take(5)
         .collect();
@@ -403,7 +402,7 @@ fn also(here: &[Model]) -> String {
 }
 
 /// The names that are most like one that nobody knows, at most three, if any is like it at all.
-fn nearest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+fn closest_names<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let text: String = text.chars().take(80).collect::<String>().to_lowercase();
     let likeness = |name: &str| {
         let name = name.to_lowercase();
@@ -422,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_nearly_right() {
+    fn models_suggest_closest_names() {
         let known = ["smollm2", "minilm", "qwen2.5-coder-1.5b"];
         for (text, near) in [
             ("smolm2", &["smollm2"][..]),
@@ -431,17 +430,17 @@ mod tests {
             ("zzz", &[]),
             ("", &[]),
         ] {
-            assert_eq!(nearest(text, known.into_iter()), near, "{text}");
+            assert_eq!(closest_names(text, known.into_iter()), near, "{text}");
         }
     }
 
     #[test]
-    fn embedders_are_found() {
+    fn embedder_is_found_by_name_and_path() {
         let folder = tempfile::tempdir().expect("made");
         let models =
-            Models { folder: folder.path().to_owned(), catalogue: Catalogue::load().expect("sound") };
-        let fails = |name: &str| models.embedder(Some(name)).expect_err(name).to_string();
-        assert_eq!(models.embedder(None).expect("nothing is wrong"), None);
+            ModelLibrary { folder: folder.path().to_owned(), catalogue: Catalogue::load().expect("sound") };
+        let fails = |name: &str| models.find_embedder(Some(name)).expect_err(name).to_string();
+        assert_eq!(models.find_embedder(None).expect("nothing is wrong"), None);
         for (name, says) in [
             ("e5-small", "e5-small is not here: `halo models pull e5-small` fetches it"),
             ("e5-smal", "there is no model 'e5-smal': did you mean e5-small?"),
@@ -452,22 +451,22 @@ mod tests {
             assert!(fails(name).contains(says), "{}", fails(name));
         }
         // They are known by their length when they are listed, and checked when they are pulled and when they are loaded.
-        for file in &models.catalogue.embedder().expect("there").files {
+        for file in &models.catalogue.default_embedder().expect("there").files {
             let path = folder.path().join(&file.name);
             fs::create_dir_all(path.parent().expect("a folder")).expect("made");
             fs::File::create(path).and_then(|made| made.set_len(file.bytes)).expect("made");
         }
         let place = folder.path().join("e5-small");
-        let (at, file) = (place.display().to_string(), place.join(ONNX).display().to_string());
+        let (at, file) = (place.display().to_string(), place.join(ONNX_FILE).display().to_string());
         for name in [None, Some("e5-small"), Some(at.as_str()), Some(file.as_str())] {
-            assert_eq!(models.embedder(name).expect("here"), Some(place.clone()), "{name:?}");
+            assert_eq!(models.find_embedder(name).expect("here"), Some(place.clone()), "{name:?}");
         }
         for path in [folder.path().display().to_string(), place.join("config.json").display().to_string()] {
             assert!(fails(&path).contains("name a folder with a model.onnx in it"), "{}", fails(&path));
         }
         fs::remove_file(place.join("tokenizer.json")).expect("removed");
         for wreck in [None, Some("e5-small")] {
-            let said = models.embedder(wreck).expect_err("a file is missing").to_string();
+            let said = models.find_embedder(wreck).expect_err("a file is missing").to_string();
             assert!(
                 said.contains("tokenizer.json is missing; `halo models pull e5-small` fetches it"),
                 "{said}"
@@ -476,11 +475,11 @@ mod tests {
     }
 
     #[test]
-    fn endings_are_cut_off() {
+    fn gguf_extension_is_stripped() {
         for (file, name) in
             [("a.b.gguf", "a.b"), ("A.GGUF", "A"), (".gguf", ".gguf"), ("é", "é"), ("x.bin", "x.bin")]
         {
-            assert_eq!(stem(file), name);
+            assert_eq!(strip_gguf_extension(file), name);
         }
     }
 }

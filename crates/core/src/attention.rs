@@ -1,162 +1,188 @@
-//! Rows of attention: which can be used, what scoring one gives, and what shape it has.
+//! Attention rows: which of them are requested from a model, which can be scored, and their statistics.
 
-/// What is wanted of a model's attention. Nothing costs nothing.
+use std::fmt;
+
+/// Which attention rows a model is asked for. A model skips the work for rows that are not asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Watch {
-    /// Whether the answer's own steps.
+pub struct AttentionRequest {
+    /// The row of each step of the answer.
     pub answer: bool,
-    /// What of the prompt.
+    /// Rows of the prompt.
     pub prompt: PromptRows,
-    /// How layers are made one.
-    pub layers: Layers,
-    /// Whether the largest head is wanted beside the mean.
+    /// How the layers are reduced to one row.
+    pub layers: LayerReduction,
+    /// The maximum over the heads, in addition to the mean.
     pub max: bool,
-    /// Whether every head of every layer is wanted as well: for captures.
-    pub full: bool,
+    /// The row of every head of every layer, for captures.
+    pub per_head: bool,
 }
 
-impl Watch {
-    /// Nothing.
+impl AttentionRequest {
+    /// No rows at all.
     #[must_use]
-    pub fn nothing() -> Self {
-        Self { answer: false, prompt: PromptRows::Off, layers: Layers::Mean, max: false, full: false }
+    pub fn none() -> Self {
+        Self {
+            answer: false,
+            prompt: PromptRows::Off,
+            layers: LayerReduction::Mean,
+            max: false,
+            per_head: false,
+        }
     }
 }
 
-impl Default for Watch {
-    /// Every step of the answer, the last row of each batch of the prompt, all layers, the mean of heads.
+impl Default for AttentionRequest {
+    /// The row of each step of the answer and of the last token of each prompt batch, averaged over heads and
+    /// layers.
     fn default() -> Self {
-        Self { answer: true, prompt: PromptRows::Last, ..Self::nothing() }
+        Self { answer: true, prompt: PromptRows::Last, ..Self::none() }
     }
 }
 
-/// Which rows of a prompt are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which rows of a prompt are requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum PromptRows {
-    /// None.
+    /// No row.
     Off,
-    /// That of the last token of each batch.
+    /// The row of the last token of each batch.
+    #[strum(serialize = "last_row")]
     Last,
-    /// All.
+    /// The row of every token.
+    #[strum(serialize = "all_rows")]
     All,
 }
 
-/// How the layers of a model are made one.
+/// How the rows of the layers are reduced to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layers {
-    /// The mean of all.
+pub enum LayerReduction {
+    /// The mean over all layers.
     Mean,
-    /// The last alone.
+    /// The last layer alone.
     Last,
-    /// The largest of all, slot by slot: no probabilities any more.
+    /// The maximum over all layers, slot by slot. Such a row does not sum to 1.
     Max,
-    /// The mean of these, counted from 0.
-    These(Vec<usize>),
+    /// The mean over these layers, counted from 0.
+    Selected(Vec<usize>),
 }
 
-/// Why a row of attention was not used. Nothing has changed.
+impl fmt::Display for LayerReduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayerReduction::Mean => f.write_str("mean"),
+            LayerReduction::Last => f.write_str("last"),
+            LayerReduction::Max => f.write_str("max"),
+            LayerReduction::Selected(layers) => write!(f, "{layers:?}"),
+        }
+    }
+}
+
+/// Why an attention row was not scored. The scores are unchanged after each of these.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum Fault {
-    /// There was none.
+pub enum AttentionError {
+    /// The step has no row.
     #[error("the step came without attention")]
     Missing,
-    /// It does not cover the window.
+    /// The row covers fewer slots than the window has.
     #[error("attention for {got} slots, but at least {expected} were in the window")]
     TooShort {
-        /// Its length.
+        /// Slots of the row.
         got: usize,
-        /// The window's, without the newest token.
+        /// Slots of the window without the newest token.
         expected: usize,
     },
-    /// It goes on, not in zeros, behind the window.
+    /// The row has values other than zero behind the end of the window.
     #[error("attention for {got} slots, but the window has {expected}, and the rest is not padding")]
     TooLong {
-        /// Its length.
+        /// Slots of the row.
         got: usize,
-        /// The window's.
+        /// Slots of the window.
         expected: usize,
     },
-    /// A value that is no probability: not a number, infinite, negative or above 1. Raw logits look like this.
+    /// A value that is not a number between 0 and 1. Raw logits look like this.
     #[error("attention at slot {slot} is {value}, which is no probability")]
     NotProbability {
-        /// Where.
+        /// The slot.
         slot: usize,
-        /// What stands there.
+        /// Its value.
         value: f32,
     },
-    /// All of it lies on the sink, so no threshold can be drawn.
-    #[error("the sink takes all attention, so no threshold can be drawn")]
+    /// All attention lies on the sink, so there is no threshold for the other slots.
+    #[error("the sink takes all attention, so there is no threshold")]
     AllOnSink,
+    /// All attention lies on tokens that this window does not hold, because a replay has pruned them.
+    #[error("all attention lies on tokens that the replay has pruned")]
+    AllOnPruned,
 }
 
-/// What one step of scoring did.
+/// The result of scoring one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observed {
-    /// Attention above this was a vote.
+pub struct StepScore {
+    /// The attention above which a token received a vote; 0 for [`ttl`](crate::ttl) scoring, which has none.
     pub threshold: f64,
-    /// Mean brightness of the scored tokens before the step, rounded down.
+    /// The mean brightness of the scored tokens before the step, rounded down.
     pub mean: f64,
-    /// How many tokens were voted for.
+    /// How many tokens received a vote.
     pub votes: usize,
-    /// How many slots of zeros the row was padded with.
+    /// How many zeros the row was padded with.
     pub padding: usize,
 }
 
 /// The part of a row that covers a window of `live` slots, and how many zeros it is padded with.
-pub(crate) fn covered(row: &[f32], live: usize) -> Result<(&[f32], usize), Fault> {
+pub(crate) fn covered_slots(row: &[f32], live: usize) -> Result<(&[f32], usize), AttentionError> {
     let expected = live.saturating_sub(1);
     if row.len() < expected || row.is_empty() {
-        return Err(Fault::TooShort { got: row.len(), expected });
+        return Err(AttentionError::TooShort { got: row.len(), expected });
     }
     check_probabilities(row)?;
     if row.len() < live {
         return Ok((row, 0));
     }
     if row[live..].iter().any(|&a| a != 0.0) {
-        return Err(Fault::TooLong { got: row.len(), expected: live });
+        return Err(AttentionError::TooLong { got: row.len(), expected: live });
     }
-    // Zeros behind the window are padding, and so is a zero for the newest token, which the pass had not seen:
-    // a softmax gives nothing that it sees exactly zero.
+    // Zeros behind the window are padding. So is a zero for the newest token: the forward pass did not include
+    // it, and a softmax gives exactly zero to no token that it includes.
     let used = if live > 1 && row[expected] == 0.0 { expected } else { live };
     Ok((&row[..used], row.len() - used))
 }
 
-/// Whether every value is a probability.
-pub(crate) fn check_probabilities(row: &[f32]) -> Result<(), Fault> {
-    // Among floats that are not negative, the order of the bits is the order of the numbers, and what is no
-    // number comes last: one comparison of whole numbers tells.
-    let most = CERTAIN.to_bits();
-    let improper = row.iter().map(|a| u32::from(a.to_bits() > most)).fold(0u32, |n, i| n.wrapping_add(i));
-    if improper > 0
-        && let Some(slot) = row.iter().position(|a| !(0.0..=CERTAIN).contains(a))
+/// Checks that every value is a probability.
+pub(crate) fn check_probabilities(row: &[f32]) -> Result<(), AttentionError> {
+    // The bits of non-negative floats are ordered like their values, and NaN and negative numbers have larger
+    // bits: one integer comparison per value finds them all.
+    let max_bits = MAX_PROBABILITY.to_bits();
+    let invalid = row.iter().map(|a| u32::from(a.to_bits() > max_bits)).fold(0u32, |n, i| n.wrapping_add(i));
+    if invalid > 0
+        && let Some(slot) = row.iter().position(|a| !(0.0..=MAX_PROBABILITY).contains(a))
     {
-        return Err(Fault::NotProbability { slot, value: row[slot] });
+        return Err(AttentionError::NotProbability { slot, value: row[slot] });
     }
     Ok(())
 }
 
-/// One, and room for the rounding of a sum over heads.
-const CERTAIN: f32 = 1.001;
+/// One, with a margin for the rounding of a sum over heads.
+const MAX_PROBABILITY: f32 = 1.001;
 
-/// The shape of one row of attention.
+/// The statistics of one attention row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionStats {
-    /// Mean.
+    /// Mean of the values.
     pub mean: f64,
-    /// Median; of an even number, the mean of the middle two.
+    /// Median of the values; of an even number, the mean of the middle two.
     pub median: f64,
-    /// Largest.
+    /// Largest value.
     pub max: f64,
-    /// Smallest.
+    /// Smallest value.
     pub min: f64,
-    /// Standard deviation, of the whole row (not of a sample).
+    /// Standard deviation of the row as a population, not as a sample.
     pub std: f64,
 }
 
 impl AttentionStats {
-    /// The statistics of a row; none for an empty row or one with something that is no number.
+    /// The statistics of a row; none for an empty row and for one with a value that is not finite.
     #[must_use]
-    pub fn of(row: &[f32]) -> Option<Self> {
+    pub fn from_row(row: &[f32]) -> Option<Self> {
         if row.is_empty() || row.iter().any(|a| !a.is_finite()) {
             return None;
         }
@@ -172,7 +198,8 @@ impl AttentionStats {
     }
 }
 
-/// Whether the attention of a step is saved: every `interval` steps, counted from 0; never at 0.
+/// Whether the statistics of a step are recorded: every `interval` steps, counted from 0; never where
+/// `interval` is 0.
 #[must_use]
 pub fn is_traced(step: u64, interval: u64) -> bool {
     interval > 0 && step.is_multiple_of(interval)

@@ -1,108 +1,116 @@
-//! How attention becomes brightness: the strategies, their settings, and where the threshold lies. The loop
-//! that runs at every step is in [`scorer`](crate::scorer).
+//! How attention becomes brightness: the strategies and their settings. [`scorer`](crate::scorer) has the loop
+//! that runs at every step.
 //!
-//! Two strategies, both complete: magnitude voting (the founding documents' third version) and the v0
-//! engine, in [`ttl`](crate::ttl).
+//! There are two strategies: magnitude voting, the default, and time to live (v0, the first engine), in
+//! [`ttl`](crate::ttl).
 
-use crate::attention::Fault;
-use crate::token::{Brightness, Source};
-use crate::ttl::Ttl;
+use crate::attention::AttentionError;
+use crate::token::{Brightness, TokenSource};
+use crate::ttl::TtlRules;
 
 /// How attention becomes brightness.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Strategy {
-    /// Votes weighted by how far attention exceeds the step's threshold; a flat decay for the rest.
-    Magnitude(Magnitude),
-    /// The v0 engine: time to live.
-    Ttl(Ttl),
+#[derive(Clone, Debug, PartialEq, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(ScoringKind),
+    derive(strum::Display, strum::EnumString, strum::VariantNames),
+    strum(serialize_all = "snake_case"),
+    doc = "A [`ScoringStrategy`] without its rules."
+)]
+pub enum ScoringStrategy {
+    /// Magnitude voting: a token above the threshold of the step gains in proportion to its attention, and
+    /// every other token loses a fixed amount.
+    Magnitude(MagnitudeRules),
+    /// Time to live, as in the v0 engine.
+    Ttl(TtlRules),
 }
 
-impl Strategy {
-    /// What a new token starts with.
+impl ScoringStrategy {
+    /// The brightness of a new token.
     #[must_use]
-    pub fn birth(&self, source: Source) -> Brightness {
+    pub fn initial_brightness(&self, source: TokenSource) -> Brightness {
         match self {
-            Strategy::Magnitude(m) => m.initial,
-            Strategy::Ttl(ttl) => ttl.seeds.of(source),
+            ScoringStrategy::Magnitude(m) => m.initial,
+            ScoringStrategy::Ttl(ttl) => ttl.initial.for_source(source),
         }
     }
 
-    /// The most that a token can have: what pinning and calling back by hand give.
+    /// The highest brightness of a token; pinning and manual resurrection set it.
     #[must_use]
-    pub fn full(&self) -> Brightness {
+    pub fn max_brightness(&self) -> Brightness {
         match self {
-            Strategy::Magnitude(m) => m.cap,
-            Strategy::Ttl(ttl) => ttl.max,
+            ScoringStrategy::Magnitude(m) => m.cap,
+            ScoringStrategy::Ttl(ttl) => ttl.max,
         }
     }
 }
 
 /// The settings of magnitude voting.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Magnitude {
-    /// What a new token starts with: bright, so that it has time to prove itself.
+pub struct MagnitudeRules {
+    /// The brightness of a new token: high, so that it is not pruned before attention could reach it.
     pub initial: Brightness,
-    /// No token is brighter than this. There is no floor.
+    /// The highest brightness. There is no lowest.
     pub cap: Brightness,
-    /// What a token below the threshold loses, a whole number: flat, because a proportional decay collapses
-    /// all to the mean.
+    /// What a token below the threshold loses per step; an integer. A fixed amount, because a proportional
+    /// decay lets all tokens converge to the mean.
     pub decay: f32,
-    /// What counts as the attention sink.
-    pub sink: Sink,
-    /// Whether the tokens of the running turn are scored too.
+    /// Which slot is the attention sink.
+    pub sink: AttentionSink,
+    /// Whether the tokens of the running turn are scored as well.
     pub score_current_turn: bool,
-    /// How rows that do not sum to 1 (the largest head instead of the mean) set the threshold.
-    pub mass: Mass,
+    /// The sum of a row, which the threshold depends on.
+    pub row_mass: RowMass,
 }
 
-impl Default for Magnitude {
+impl Default for MagnitudeRules {
     fn default() -> Self {
         Self {
             initial: Brightness(10_000.0),
             cap: Brightness(10_000.0),
             decay: 1.0,
-            sink: Sink::First,
+            sink: AttentionSink::First,
             score_current_turn: false,
-            mass: Mass::One,
+            row_mass: RowMass::One,
         }
     }
 }
 
-/// Which slot is the attention sink, whose share says nothing about meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sink {
-    /// The first slot. It is left out of the threshold and of scoring; the threshold is the mean attention
-    /// of the other slots that the row covers.
+/// Which slot is the attention sink. Its attention says nothing about the meaning of its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum AttentionSink {
+    /// The first slot. It is excluded from scoring and from the threshold, which is the mean attention of the
+    /// other slots that the row covers.
     First,
-    /// The largest value, wherever it stands, and nobody is exempt. This is the arithmetic of the original
-    /// front end, all of it: the threshold also counts slots that came after the row was made, and zeros
-    /// that pad the row count as attention.
+    /// The slot with the largest value. No slot is excluded from scoring. This is the arithmetic of the
+    /// original front end: the threshold also counts slots that are newer than the row, and padding zeros count
+    /// as attention.
     Max,
 }
 
-/// What the attention of a row sums to.
+/// What an attention row sums to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mass {
-    /// One: a mean over heads and layers.
+pub enum RowMass {
+    /// 1: rows are means over heads and layers.
     One,
-    /// Whatever it sums to: a maximum over heads or layers.
-    Sum,
+    /// The measured sum of the row: rows are maxima over heads or layers.
+    Measured,
 }
 
-impl Magnitude {
-    /// What attention must exceed in this step, where the window has `live` slots.
-    pub(crate) fn threshold(&self, row: &[f32], live: usize) -> Result<f64, Fault> {
-        let total = match self.mass {
-            Mass::One => 1.0,
-            Mass::Sum => row.iter().map(|&a| f64::from(a)).sum(),
+impl MagnitudeRules {
+    /// The attention that a token must exceed in this step to receive a vote, in a window of `live` slots.
+    pub(crate) fn threshold(&self, row: &[f32], live: usize) -> Result<f64, AttentionError> {
+        let total = match self.row_mass {
+            RowMass::One => 1.0,
+            RowMass::Measured => row.iter().map(|&a| f64::from(a)).sum(),
         };
         let (sink, count) = match self.sink {
-            Sink::First => (row.first().copied().unwrap_or(0.0), row.len()),
-            Sink::Max => (row.iter().fold(0.0, |a, &b| if b > a { b } else { a }), live),
+            AttentionSink::First => (row.first().copied().unwrap_or(0.0), row.len()),
+            AttentionSink::Max => (row.iter().fold(0.0, |a, &b| if b > a { b } else { a }), live),
         };
         let threshold = (total - f64::from(sink)) / (count as f64 - 1.0);
         if threshold <= 0.0 || !threshold.is_finite() {
-            return Err(Fault::AllOnSink);
+            return Err(AttentionError::AllOnSink);
         }
         Ok(threshold)
     }

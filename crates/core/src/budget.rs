@@ -1,24 +1,24 @@
-//! How many tokens there is room for. Every count here is made with the model's own tokenizer.
+//! How many tokens fit. All counts are made with the tokenizer of the model.
 
-/// What a turn has to fit into.
+/// What a turn must fit into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// The most that the model can see.
+pub struct TurnBudget {
+    /// The context length of the model.
     pub model_context: usize,
-    /// The most that the user lets it see; 0 is no limit.
+    /// The user's limit for the context; 0 for none.
     pub max_context: usize,
-    /// Live now, the system prompt included.
+    /// Live tokens, including the system prompt.
     pub live: usize,
-    /// The message that is about to be said.
+    /// Tokens of the message that is about to be appended.
     pub message: usize,
-    /// The longest answer.
+    /// The maximum length of the answer.
     pub answer: usize,
 }
 
-impl Room {
-    /// How many tokens may come back: the same equation on the first turn and on the thousandth.
+impl TurnBudget {
+    /// How many tokens may be resurrected: what the other parts leave free.
     #[must_use]
-    pub fn for_returns(&self) -> usize {
+    pub fn for_resurrection(&self) -> usize {
         let limit = match self.max_context {
             0 => self.model_context,
             max => max.min(self.model_context),
@@ -27,7 +27,8 @@ impl Room {
     }
 }
 
-/// How full a window is: tokens over tokens.
+/// How full a window is: `tokens / window`. With a window of 0, the pressure is 0 without tokens and 1 with
+/// any.
 #[must_use]
 pub fn pressure(tokens: usize, window: usize) -> f64 {
     if window == 0 { f64::from(u8::from(tokens > 0)) } else { tokens as f64 / window as f64 }

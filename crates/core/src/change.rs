@@ -1,110 +1,118 @@
 //! What can happen to a timeline, as values.
 //!
-//! Planners return a [`Change`]; only [`Timeline::apply`](crate::timeline::Timeline::apply) mutates. The
-//! store, the KV cache, the search index and the screen follow the same values, so what you see is what is
-//! stored. Each `apply` returns the inverse, also a `Change`, so undo and replay come free.
+//! Planners return a [`Change`]; only [`Timeline::apply`](crate::timeline::Timeline::apply) performs one. The
+//! store, the KV cache, the search index and the page follow the same values, so that they agree. Each `apply`
+//! returns the inverse, which is a `Change` too: undo and replay need no code of their own.
 //!
-//! One law bends on purpose: a position is never given twice, so the inverse of an append does not unmake
-//! the tokens. It withdraws them: they leave the window and the search for good, and stay on record. (A change
-//! that fails halfway, or that a store refuses, is taken back exactly: nobody was told of its positions.)
+//! The inverse of an append is an exception: a position is never used twice, so undoing an append deletes the
+//! tokens instead of removing them. They stay on the timeline, out of the window and out of search. A change
+//! that fails halfway, or that the store refuses, is rolled back exactly: no caller has seen its positions.
 
-use crate::token::{Brightness, ChunkId, Position, Role, TokenId, TurnId, Voice};
+use crate::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenId, TurnId};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Some neighbouring tokens.
+/// Neighbouring tokens of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// The first of them.
+pub struct TokenRun {
+    /// The position of the first token.
     pub start: Position,
-    /// How many.
+    /// How many tokens.
     pub len: u32,
 }
 
-/// How much of a chunk a change touches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Every token of the chunk to which the change can apply.
-    Whole,
-    /// Just these, in order.
-    Runs(Vec<Run>),
+impl TokenRun {
+    /// The positions of the tokens, in order.
+    pub fn positions(self) -> impl Iterator<Item = Position> {
+        (self.start.0..self.start.0 + u64::from(self.len)).map(Position)
+    }
 }
 
-/// What happens to a timeline.
+/// How much of a chunk a change applies to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Every token of the chunk that is in the right state for the change.
+    Whole,
+    /// These tokens, in order.
+    Runs(Vec<TokenRun>),
+}
+
+/// One change of a timeline.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// New tokens at the end.
+    /// Adds tokens at the end.
     Append(Append),
-    /// New brightness for tokens, and what it was made of.
+    /// Sets the brightness of tokens and adds to the tallies of chunks.
     Score(Score),
-    /// Live tokens leave the window.
-    Prune(Vec<Leave>),
-    /// Dead tokens come back to their own place.
-    Resurrect(Vec<Return>),
-    /// A chunk becomes immune to pruning, or stops being so.
+    /// Takes live tokens out of the context window.
+    Prune(Vec<Pruned>),
+    /// Puts pruned tokens back into the context window, at their own positions.
+    Resurrect(Vec<Resurrected>),
+    /// Protects a chunk from pruning, or removes the protection.
     Pin {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
-        /// From now on.
+        /// True to pin, false to unpin.
         pinned: bool,
     },
-    /// Tokens are deleted: out of the window and out of search, and still on the timeline.
-    Withdraw {
-        /// Which.
-        parts: Vec<Part>,
-        /// Who asked for it, and for what.
+    /// Deletes tokens: out of the window and out of search, still on the timeline.
+    Delete {
+        /// The tokens, by chunk.
+        chunks: Vec<ChunkSelection>,
+        /// Why they are deleted.
         reason: DeleteReason,
     },
-    /// Deleted tokens are no longer so; whether they are live or pruned is as it was before.
-    Restore(Vec<Part>),
-    /// A chunk joins the nearest earlier chunk of its turn. Both must agree on being pinned.
+    /// Clears the deletion of tokens, which are live or pruned again as they were before.
+    Undelete(Vec<ChunkSelection>),
+    /// Moves the tokens of a chunk to the nearest earlier chunk of its turn. Both must be pinned or both
+    /// unpinned.
     Merge {
-        /// The later of the two.
+        /// The later of the two chunks.
         chunk: ChunkId,
-        /// Whether its name may be used again: only to undo a split. What the user merges keeps its name for
-        /// itself, for the record.
-        frees_name: bool,
+        /// Whether the id of the later chunk may be used again; only for the inverse of a split. The log names
+        /// chunks by their ids, so the id of a chunk that the user merges is never used again.
+        frees_id: bool,
     },
-    /// The tail of a chunk becomes a chunk of its own.
+    /// Moves the tail of a chunk to a chunk of its own.
     Split {
         /// The chunk that keeps the head.
         chunk: ChunkId,
         /// The first token of the tail.
         at: Position,
-        /// The tail's number in the turn: the next new one, or one that a merge set free here.
-        sentence: u32,
-        /// What the tail takes with it of the chunk's tally.
-        tally: Tally,
+        /// The index of the tail in its turn: a new one, or that of an empty row that a merge has left there.
+        tail_index: u32,
+        /// The part of the tally that the tail takes.
+        tally: AttentionTally,
     },
-    /// Several, in order, all or none.
+    /// Several changes in order; either all are performed or none.
     Batch(Vec<Change>),
 }
 
 impl Change {
-    /// The chunks that the change names, in order of birth and each once, but for those that it only scores or
-    /// adds tokens to: what a chunk's history is made of.
+    /// The ids of the chunks that the change names, except those that it only scores or appends to: the log
+    /// indexes its entries by these.
     #[must_use]
-    pub fn names(&self) -> BTreeSet<ChunkId> {
+    pub fn named_chunks(&self) -> BTreeSet<ChunkId> {
         match self {
             Change::Append(_) | Change::Score(_) => BTreeSet::new(),
-            Change::Prune(leaves) => leaves.iter().map(|l| l.chunk).collect(),
-            Change::Resurrect(returns) => returns.iter().map(|r| r.chunk).collect(),
+            Change::Prune(pruned) => pruned.iter().map(|p| p.chunk).collect(),
+            Change::Resurrect(resurrected) => resurrected.iter().map(|r| r.chunk).collect(),
             Change::Pin { chunk, .. } | Change::Merge { chunk, .. } => [*chunk].into(),
-            Change::Withdraw { parts, .. } | Change::Restore(parts) => {
-                parts.iter().map(|p| p.chunk).collect()
+            Change::Delete { chunks, .. } | Change::Undelete(chunks) => {
+                chunks.iter().map(|c| c.chunk).collect()
             }
-            Change::Split { chunk, sentence, .. } => {
-                [*chunk, ChunkId { sentence: *sentence, ..*chunk }].into()
+            Change::Split { chunk, tail_index, .. } => {
+                [*chunk, ChunkId { index: *tail_index, ..*chunk }].into()
             }
-            Change::Batch(changes) => changes.iter().flat_map(Change::names).collect(),
+            Change::Batch(changes) => changes.iter().flat_map(Change::named_chunks).collect(),
         }
     }
 
-    /// The changes that it is made of, batches taken apart, in order.
+    /// The changes without batches, in order.
     #[must_use]
-    pub fn parts(&self) -> Vec<&Change> {
+    pub fn flatten(&self) -> Vec<&Change> {
         match self {
-            Change::Batch(changes) => changes.iter().flat_map(Change::parts).collect(),
+            Change::Batch(changes) => changes.iter().flat_map(Change::flatten).collect(),
             one => vec![one],
         }
     }
@@ -113,226 +121,235 @@ impl Change {
 /// New tokens at the end of the timeline, all of one turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Append {
-    /// Where the first of them stands: the timeline's next position.
+    /// The position of the first token: the next position of the timeline.
     pub at: Position,
-    /// The last turn, or a later one, which this begins.
+    /// The last turn, or a new one with a higher id.
     pub turn: TurnId,
-    /// Who speaks in that turn.
+    /// Who writes the message of that turn.
     pub role: Role,
-    /// The tokens; none is allowed and begins an empty turn.
+    /// The tokens. Without any, the change begins an empty turn.
     pub tokens: Vec<NewToken>,
 }
 
-/// A token that is being born.
+/// A token that is appended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewToken {
-    /// Its number in the vocabulary.
+    /// Its number in the vocabulary of the model.
     pub id: TokenId,
-    /// What it adds to the text; empty while a character is incomplete.
+    /// The text that it adds; empty while a character is incomplete.
     pub text: String,
-    /// The chunk of the turn: the turn's last one, or a later one, which this begins.
-    pub sentence: u32,
-    /// What it starts with.
+    /// The index of its chunk in the turn: that of the last chunk, or a higher one, which begins a new chunk.
+    pub chunk_index: u32,
+    /// Its initial brightness.
     pub brightness: Brightness,
-    /// Whose words it is.
-    pub voice: Voice,
+    /// Message text, tool result or chat template.
+    pub kind: ContentKind,
 }
 
-/// What a generation has taught about the tokens that it looked at.
+/// The result of scoring the attention of one generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// New brightness, by neighbouring tokens.
-    pub runs: Vec<Scored>,
+    /// The new brightness of tokens.
+    pub runs: Vec<BrightnessRun>,
     /// What is added to the tally of each chunk.
-    pub tallies: Vec<(ChunkId, TallyChange)>,
+    pub tallies: Vec<(ChunkId, TallyDelta)>,
 }
 
-/// New brightness of neighbouring tokens.
+/// The new brightness of neighbouring tokens, which may lie in several chunks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
-    /// The first of them.
+pub struct BrightnessRun {
+    /// The position of the first token.
     pub start: Position,
-    /// One for each.
+    /// One value per token.
     pub brightness: Vec<Brightness>,
 }
 
-/// What a chunk has gathered in its life, beside the brightness of its tokens.
+/// The attention that a chunk has received so far.
 ///
-/// Whole numbers, so that merging and splitting chunks is exact and can be undone.
+/// Integers, so that merging and splitting chunks is exact and can be undone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// How often one of its tokens was attended to above the step's threshold.
+pub struct AttentionTally {
+    /// How often one of its tokens received attention above the threshold of a step.
     pub votes: u64,
-    /// Attention received in all, in units of 2⁻³².
+    /// The sum of the attention that its tokens received, in units of 2⁻³².
     pub mass: u64,
-    /// How often one of its tokens could have been attended to: steps times tokens.
-    pub looks: u64,
+    /// How often one of its tokens could have received attention: the sum over steps of its tokens in the
+    /// window.
+    pub exposures: u64,
 }
 
-/// What is added to a [`Tally`]; negative only to undo.
+/// An addition to an [`AttentionTally`]; negative only to undo one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TallyChange {
-    /// Votes.
+pub struct TallyDelta {
+    /// Change of the votes.
     pub votes: i64,
-    /// Attention, in units of 2⁻³².
+    /// Change of the attention, in units of 2⁻³².
     pub mass: i64,
-    /// Looks.
-    pub looks: i64,
+    /// Change of the exposures.
+    pub exposures: i64,
 }
 
-impl Tally {
-    /// One whole unit of attention in [`Tally::mass`].
-    pub const UNIT: f64 = 4_294_967_296.0;
+impl AttentionTally {
+    /// [`mass`](Self::mass) for an attention of 1.
+    pub const MASS_UNIT: f64 = 4_294_967_296.0;
 
-    /// The attention that a token received at a step, on average; none where nothing could have looked at one yet.
+    /// The mean attention per token and step; none without exposures.
     #[must_use]
     pub fn share(self) -> Option<f64> {
-        (self.looks > 0).then(|| self.mass as f64 / Self::UNIT / self.looks as f64)
+        (self.exposures > 0).then(|| self.mass as f64 / Self::MASS_UNIT / self.exposures as f64)
     }
 
-    /// The tally after `change`, or nothing where it would fall below zero or overflow.
+    /// The tally with `delta` added; none where it would fall below zero or overflow.
     #[must_use]
-    pub fn plus(self, change: TallyChange) -> Option<Self> {
-        // The one number whose inverse does not exist.
-        if [change.votes, change.mass, change.looks].contains(&i64::MIN) {
+    pub fn checked_add_delta(self, delta: TallyDelta) -> Option<Self> {
+        // `i64::MIN` has no inverse, so it could not be undone.
+        if [delta.votes, delta.mass, delta.exposures].contains(&i64::MIN) {
             return None;
         }
         Some(Self {
-            votes: self.votes.checked_add_signed(change.votes)?,
-            mass: self.mass.checked_add_signed(change.mass)?,
-            looks: self.looks.checked_add_signed(change.looks)?,
+            votes: self.votes.checked_add_signed(delta.votes)?,
+            mass: self.mass.checked_add_signed(delta.mass)?,
+            exposures: self.exposures.checked_add_signed(delta.exposures)?,
         })
     }
 
-    /// Both together, or nothing where that overflows.
-    pub(crate) fn join(self, other: Self) -> Option<Self> {
+    /// The sum of two tallies; none where it overflows.
+    pub(crate) fn checked_add(self, other: Self) -> Option<Self> {
         Some(Self {
             votes: self.votes.checked_add(other.votes)?,
             mass: self.mass.checked_add(other.mass)?,
-            looks: self.looks.checked_add(other.looks)?,
+            exposures: self.exposures.checked_add(other.exposures)?,
         })
     }
 
-    /// What is left when `other` goes.
-    pub(crate) fn without(self, other: Self) -> Option<Self> {
+    /// The difference of two tallies; none where it would fall below zero.
+    pub(crate) fn checked_sub(self, other: Self) -> Option<Self> {
         Some(Self {
             votes: self.votes.checked_sub(other.votes)?,
             mass: self.mass.checked_sub(other.mass)?,
-            looks: self.looks.checked_sub(other.looks)?,
+            exposures: self.exposures.checked_sub(other.exposures)?,
         })
     }
 }
 
-impl TallyChange {
-    /// What undoes this.
+impl TallyDelta {
+    /// The delta that leads from an empty tally to `tally`; a number that an `i64` cannot hold is cut to its maximum.
+    pub(crate) fn from_zero_to(tally: AttentionTally) -> Self {
+        let AttentionTally { votes, mass, exposures } = tally;
+        let [votes, mass, exposures] = [votes, mass, exposures].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+        Self { votes, mass, exposures }
+    }
+    /// The delta that undoes this one.
     #[must_use]
     pub fn inverse(self) -> Self {
-        let [votes, mass, looks] = [self.votes, self.mass, self.looks].map(i64::wrapping_neg);
-        Self { votes, mass, looks }
+        let [votes, mass, exposures] = [self.votes, self.mass, self.exposures].map(i64::wrapping_neg);
+        Self { votes, mass, exposures }
     }
 }
 
-/// A chunk, or some of it.
+/// Some or all tokens of a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Which chunk.
+pub struct ChunkSelection {
+    /// The chunk.
     pub chunk: ChunkId,
-    /// How much of it.
+    /// Which of its tokens.
     pub extent: Extent,
 }
 
-/// A chunk that leaves the window.
+/// A chunk that is taken out of the context window.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leave {
-    /// Which chunk.
+pub struct Pruned {
+    /// The chunk.
     pub chunk: ChunkId,
-    /// How much of it.
+    /// Which of its tokens.
     pub extent: Extent,
-    /// Why.
-    pub why: WhyLeft,
+    /// Why it was chosen.
+    pub reason: PruneReason,
 }
 
-/// A chunk that comes back.
+/// A chunk that is put back into the context window.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Return {
-    /// Which chunk.
+pub struct Resurrected {
+    /// The chunk.
     pub chunk: ChunkId,
-    /// How much of it.
+    /// Which of its tokens.
     pub extent: Extent,
-    /// What its tokens come back with; nothing: what they left with.
+    /// The new brightness of its tokens; without it, they keep the brightness that they were pruned with.
     pub brightness: Option<Brightness>,
-    /// Why.
-    pub why: WhyReturned,
+    /// Why it was chosen.
+    pub reason: ResurrectReason,
 }
 
-/// What chunks are ranked by.
+/// The value that chunks were ranked by for pruning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// The brightest token.
+    /// Brightness of the brightest token.
     Peak,
-    /// The mean of all tokens.
+    /// Mean brightness of all tokens.
     Mean,
-    /// The mean of the four brightest tokens.
+    /// Mean brightness of the four brightest tokens.
     Top4,
-    /// How often its tokens were attended to above the threshold.
+    /// How often its tokens received attention above the threshold.
     Votes,
-    /// The attention that its tokens received, summed.
+    /// Sum of the attention that its tokens received.
     Attention,
-    /// The attention that a token of it received at a step, on average.
+    /// Mean attention per token and step.
     Share,
-    /// Its place in the conversation.
+    /// Position in the conversation: the oldest is pruned first.
     Age,
-    /// A lot.
-    Lot,
+    /// A random number from a seed and the chunk's id.
+    Random,
 }
 
-/// Whether a chunk left alone.
+/// Whether a chunk was pruned together with another. The first chunks of a question and of its answer are
+/// pruned as a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pair {
-    /// It did.
+pub enum PrunePairing {
+    /// The chunk was pruned alone.
     Alone,
-    /// It was next to go, and took its partner along.
-    Takes(ChunkId),
-    /// Its partner was next to go.
-    With(ChunkId),
+    /// The chunk ranked lowest; this partner was pruned with it.
+    TookPartner(ChunkId),
+    /// This partner ranked lowest; the chunk was pruned with it.
+    WithPartner(ChunkId),
 }
 
-/// Why a chunk left the window.
+/// Why a chunk was pruned.
 #[derive(Clone, Debug, PartialEq)]
-pub enum WhyLeft {
-    /// The window was over its budget, and this was next to go.
+pub enum PruneReason {
+    /// The window exceeded its budget, and the chunk ranked lowest.
     Ranked {
-        /// Which of the turn's departures this was, counted from 0.
+        /// The number of this chunk among those of one pruning, counted from 0.
         order: u32,
-        /// What chunks were ranked by.
-        by: Measure,
-        /// Its own value by that measure.
+        /// The value that chunks were ranked by.
+        measure: Measure,
+        /// The value of this chunk.
         value: f64,
-        /// Its brightest token.
+        /// The brightness of its brightest token.
         peak: Brightness,
-        /// Tokens in the window before it left; for both halves of a pair, before either left.
+        /// Tokens in the window before it was pruned; for both chunks of a pair, before either was.
         live: usize,
         /// Tokens that the window may hold.
         budget: usize,
-        /// Whether it left as one half of a pair of anchors.
-        pair: Pair,
+        /// Whether it was pruned as part of a pair.
+        pairing: PrunePairing,
     },
-    /// One of the dimmest tokens of a full window (v0).
+    /// It was among the dimmest tokens of a full window ([`ttl`](crate::ttl) scoring).
     Culled {
         /// Tokens in the window before.
         live: usize,
         /// Tokens that the window should hold.
         target: usize,
     },
-    /// The user said so.
+    /// The user pruned it.
     Manual,
-    /// It hangs on a chunk that the user sent away.
-    ManualWith(ChunkId),
-    /// A client that keeps its own history no longer sends it.
+    /// It depends on this chunk, which the user pruned.
+    ManualDependent(ChunkId),
+    /// A client that keeps the chat history itself no longer sends it.
     Client,
-    /// It had left before it came here: in another program, or in a log that was lost.
-    Before,
-    /// A return was undone.
+    /// It was pruned before this log begins: in another program, in the conversation that this is a copy of, or
+    /// in a log that was lost.
+    BeforeImport,
+    /// Its resurrection was undone.
     Undo,
 }
 
@@ -342,21 +359,21 @@ pub enum DeleteReason {
     /// The user deleted it.
     #[default]
     User,
-    /// The user asked for another answer; this one is kept as a variant.
+    /// The user asked for another answer; this one is a variant.
     UserRegenerated,
-    /// The user edited the message; this version and its answer are kept as a variant.
+    /// The user edited the message; this version and its answer are a variant.
     UserEdited,
-    /// A client sent the same history again and asked for another answer; this one is kept as a variant.
+    /// A client sent the same history again and asked for another answer; this one is a variant.
     ClientRegenerated,
-    /// A client sent an edited message in its place; this version and its answer are kept as a variant.
+    /// A client sent an edited message in its place; this version and its answer are a variant.
     ClientEdited,
-    /// Another variant was chosen in its place.
+    /// The user chose another variant in its place.
     VariantChosen,
     /// The answer ended before its first token.
     NoAnswer,
-    /// It is to be forgotten.
+    /// Its text is about to be erased for good.
     Forget,
-    /// What had added or restored it was undone.
+    /// The append or undelete that had made it live was undone.
     Undo,
 }
 
@@ -371,87 +388,91 @@ impl fmt::Display for DeleteReason {
             DeleteReason::VariantChosen => "another variant was chosen",
             DeleteReason::NoAnswer => "the answer ended before its first token",
             DeleteReason::Forget => "waiting to be forgotten",
-            DeleteReason::Undo => "what had added it was undone",
+            DeleteReason::Undo => "the change that had added it was undone",
         })
     }
 }
 
-/// Why a chunk came back.
+/// Why a chunk was resurrected.
 #[derive(Clone, Debug, PartialEq)]
-pub enum WhyReturned {
-    /// Search found it.
-    Found {
-        /// Its place among the hits, counted from 0.
+pub enum ResurrectReason {
+    /// Search found it for the user's message.
+    SearchHit {
+        /// Its rank among the hits, counted from 0.
         rank: u32,
-        /// Its score.
+        /// Its search score.
         score: f64,
     },
-    /// It opens the turn of a chunk that came back.
+    /// It is the first chunk of the turn of this chunk, which was resurrected.
     OpensTurnOf(ChunkId),
-    /// It is the question that a chunk that came back answers, or the answer to it.
+    /// It is the first chunk of the question or answer that this chunk, which was resurrected, is paired with.
     PairOf(ChunkId),
-    /// The user said so.
+    /// The user resurrected it.
     Manual,
-    /// It is being merged with a live chunk.
+    /// It is merged with a live chunk.
     Merged,
-    /// A departure was undone.
+    /// Its pruning was undone.
     Undo,
 }
 
-impl fmt::Display for WhyLeft {
+impl fmt::Display for PruneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyLeft::Ranked { order, by, value, peak, live, budget, pair } => {
+            PruneReason::Ranked { order, measure, value, peak, live, budget, pairing } => {
                 write!(f, "{live} tokens live, {budget} allowed; ")?;
-                if let Pair::With(partner) = pair {
-                    write!(f, "leaves as a pair with {partner}; ")?;
+                if let PrunePairing::WithPartner(partner) = pairing {
+                    write!(f, "pruned as the pair of {partner}; ")?;
                 } else {
-                    let left = if *order == 0 { "" } else { " of those left" };
-                    write!(f, "{}{left}; ", if *by == Measure::Age { "oldest" } else { "lowest" })?;
+                    let of = if *order == 0 { "" } else { " of the rest" };
+                    write!(f, "{}{of}; ", if *measure == Measure::Age { "oldest" } else { "lowest" })?;
                 }
-                match by {
+                match measure {
                     Measure::Peak => write!(f, "its brightest token {peak}")?,
                     Measure::Mean => write!(f, "mean of its tokens {value:.2}, brightest {peak}")?,
                     Measure::Top4 => write!(f, "its four brightest tokens {value:.2}, brightest {peak}")?,
                     Measure::Votes => write!(f, "votes {value}, brightest token {peak}")?,
                     Measure::Attention => write!(f, "attention received {value:.3}, brightest token {peak}")?,
-                    // Among a thousand tokens, an even share is one in a thousand.
+                    // Per mille: with a thousand tokens in the window, an even share is 1 ‰.
                     Measure::Share if value.is_finite() => write!(
                         f,
                         "a token of it received {:.3} ‰ of the attention, brightest {peak}",
                         value * 1000.0
                     )?,
-                    Measure::Share => write!(f, "nothing has looked at it yet, brightest {peak}")?,
-                    Measure::Age => write!(f, "policy goes by age")?,
-                    Measure::Lot => write!(f, "drawn by lot")?,
+                    Measure::Share => write!(f, "no attention measured yet, brightest {peak}")?,
+                    Measure::Age => write!(f, "the policy prunes by age")?,
+                    Measure::Random => write!(f, "chosen at random")?,
                 }
-                if let Pair::Takes(partner) = pair {
-                    write!(f, "; takes {partner}, its pair")
+                if let PrunePairing::TookPartner(partner) = pairing {
+                    write!(f, "; pruned with its pair {partner}")
                 } else {
                     Ok(())
                 }
             }
-            WhyLeft::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
-            WhyLeft::Manual => f.write_str("sent away by the user"),
-            WhyLeft::ManualWith(chunk) => write!(f, "hangs on {chunk}, which the user sent away"),
-            WhyLeft::Client => f.write_str("the client no longer sends it"),
-            WhyLeft::Before => f.write_str("had left before it came here"),
-            WhyLeft::Undo => f.write_str("its return was undone"),
+            PruneReason::Culled { live, target } => write!(f, "dimmest of {live} tokens, target {target}"),
+            PruneReason::Manual => f.write_str("pruned by the user"),
+            PruneReason::ManualDependent(chunk) => write!(f, "depends on {chunk}, which the user pruned"),
+            PruneReason::Client => f.write_str("the client no longer sends it"),
+            PruneReason::BeforeImport => f.write_str("before this log begins"),
+            PruneReason::Undo => f.write_str("its resurrection was undone"),
         }
     }
 }
 
-impl fmt::Display for WhyReturned {
+impl fmt::Display for ResurrectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WhyReturned::Found { rank, score } => {
+            ResurrectReason::SearchHit { rank, score } => {
                 write!(f, "found by search, hit {} at {score:.3}", rank + 1)
             }
-            WhyReturned::OpensTurnOf(chunk) => write!(f, "opens the turn of {chunk}, which came back"),
-            WhyReturned::PairOf(chunk) => write!(f, "question or answer to {chunk}, which came back"),
-            WhyReturned::Manual => f.write_str("called back by the user"),
-            WhyReturned::Merged => f.write_str("merged with a live chunk"),
-            WhyReturned::Undo => f.write_str("its departure was undone"),
+            ResurrectReason::OpensTurnOf(chunk) => {
+                write!(f, "opens the turn of {chunk}, which was resurrected")
+            }
+            ResurrectReason::PairOf(chunk) => {
+                write!(f, "question or answer to {chunk}, which was resurrected")
+            }
+            ResurrectReason::Manual => f.write_str("resurrected by the user"),
+            ResurrectReason::Merged => f.write_str("merged with a live chunk"),
+            ResurrectReason::Undo => f.write_str("its pruning was undone"),
         }
     }
 }

@@ -1,34 +1,43 @@
 //! The timeline of a conversation and every rule about it.
 //!
-//! Pure and synchronous: no clock, file, network, database, thread or random number (`clippy.toml` holds the
-//! fence). Planners read a [`Timeline`](timeline::Timeline) and return a [`Change`](change::Change); only
-//! `apply` mutates. See ARCHITECTURE.md for the map.
+//! Pure and synchronous: no clock, file, network, database, thread or random number (`clippy.toml` enforces
+//! this). Planners read a [`Timeline`](timeline::Timeline) and return a [`Change`](change::Change); only
+//! [`apply`] changes a timeline. ARCHITECTURE.md is the map.
+
+#![warn(missing_docs)]
 
 pub mod apply;
 pub mod attention;
-pub mod body;
 pub mod brightness;
 pub mod budget;
 pub mod change;
-pub mod chunk;
-pub mod live;
+pub mod chunk_body;
+pub mod chunker;
+pub mod context_window;
+pub mod conversation_copy;
+pub mod dirty_rows;
+pub mod embedder;
+pub mod error;
+mod live_index;
+pub mod manual_edit;
+pub mod model;
 pub mod notation;
-mod order;
-pub mod parts;
-pub mod past;
 pub mod prune;
+mod rebuild_log;
 pub mod replay;
 pub mod resurrect;
-mod retell;
+pub mod row_store;
+pub mod rules;
 pub mod salience;
 pub mod scorer;
-pub mod seams;
-pub mod signals;
+pub mod sliding_window;
+pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod timeline;
+pub mod timeline_builder;
 pub mod token;
-pub mod told;
-pub mod touch;
 pub mod ttl;
-pub mod window;
+pub mod turn_end;
+
+pub use error::{Error, ErrorKind};

@@ -1,54 +1,58 @@
-//! A timeline in one line of text, for tests, logs and questions to the maintainers.
+//! A timeline in one line of text, for tests, logs and bug reports.
 //!
 //! ```text
 //! u0.0:5*900! a1.0:3*7 ~a1.1[9,8,~3] xu2.0^4
 //! ```
-//! Each word is a chunk: `~` dead or `x` deleted, the name, `:5` how many tokens (1 if not said), `*900` how
-//! bright each is (10000 if not said) or `[9,8,~3]` token by token, `^4` its votes, `$0.5` the attention it
-//! received, `!` pinned.
+//! Each word is a chunk:
+//! - `~` for pruned or `x` for deleted, then the chunk id
+//! - `:5`, the number of tokens (default 1)
+//! - `*900`, the brightness of each (default 10000), or `[9,8,~3]` token by token
+//! - `^4`, the votes, and `$0.5`, the sum of the attention received
+//! - `!` for pinned
 
 use crate::change::{
-    Append, Change, DeleteReason, Extent, Leave, NewToken, Part, Run, Score, Tally, TallyChange, WhyLeft,
+    Append, AttentionTally, Change, ChunkSelection, DeleteReason, Extent, NewToken, PruneReason, Pruned,
+    Score, TallyDelta, TokenRun,
 };
-use crate::timeline::{ChunkRef, Timeline};
-use crate::token::{Brightness, ChunkId, Flags, TokenId, Voice};
+use crate::timeline::{ChunkRef, Timeline, TokenRef};
+use crate::token::{Brightness, ChunkId, ContentKind, TokenFlags, TokenId};
 use std::fmt::Write;
 
-/// Why a text is not a timeline.
+/// Why a text is not the notation of a timeline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{word}' is not a chunk of a timeline: {why}")]
-pub struct BadNotation {
+#[error("cannot read the chunk '{word}': {reason}")]
+pub struct NotationError {
     word: String,
-    why: String,
+    reason: String,
 }
 
-/// What one word says.
-struct Word {
+/// One word of the notation, parsed.
+struct NotationChunk {
     chunk: ChunkId,
     /// Brightness and flags of each token.
-    tokens: Vec<(f32, Flags)>,
+    tokens: Vec<(f32, TokenFlags)>,
     votes: i64,
     mass: f64,
     pinned: bool,
 }
 
-/// Reads a timeline. Its tokens are all the word `w` with a space, and their ids count from 0.
+/// Parses a timeline. The text of each token is `w` and a space; the vocabulary ids count from 0.
 ///
 /// # Errors
-/// When a word is none, or the chunks are out of order.
-pub fn read(text: &str) -> Result<Timeline, BadNotation> {
+/// When a word is not a chunk, or the chunks are out of order.
+pub fn read(text: &str) -> Result<Timeline, NotationError> {
     let mut timeline = Timeline::new();
     for word in text.split_whitespace() {
-        let bad = |why: String| BadNotation { word: word.to_owned(), why };
-        let parsed = parse(word).map_err(|why| bad(why.to_owned()))?;
-        let changes = build(&timeline, &parsed);
+        let bad = |reason: String| NotationError { word: word.to_owned(), reason };
+        let parsed = parse_chunk(word).map_err(|reason| bad(reason.to_owned()))?;
+        let changes = build_change(&timeline, &parsed);
         timeline.apply(&changes).map_err(|e| bad(e.to_string()))?;
     }
     Ok(timeline)
 }
 
-/// Writes a timeline; [`read`] gives it back, but for what a line cannot hold: the tokens' text and ids, whether
-/// they are a tool's, whether a withdrawn one was dead before, and how often a chunk could have been looked at.
+/// Writes a timeline so that [`read`] restores it, except for what the notation does not have: text and ids of
+/// tokens, content kinds, whether a deleted token was pruned before, and exposures.
 #[must_use]
 pub fn write(timeline: &Timeline) -> String {
     timeline.chunks().map(|c| write_chunk(timeline, c)).collect::<Vec<_>>().join(" ")
@@ -56,7 +60,7 @@ pub fn write(timeline: &Timeline) -> String {
 
 fn write_chunk(timeline: &Timeline, chunk: ChunkRef<'_>) -> String {
     let tokens: Vec<_> = chunk.run().positions().filter_map(|p| timeline.token(p)).collect();
-    let state = |f: Flags| match (f.has(Flags::WITHDRAWN), f.has(Flags::DEAD)) {
+    let state = |f: TokenFlags| match (f.contains(TokenFlags::DELETED), f.contains(TokenFlags::PRUNED)) {
         (true, _) => "x",
         (false, true) => "~",
         (false, false) => "",
@@ -71,21 +75,20 @@ fn write_chunk(timeline: &Timeline, chunk: ChunkRef<'_>) -> String {
         if tokens.len() > 1 {
             let _ = write!(out, ":{}", tokens.len());
         }
-        if tokens[0].brightness.0 != DEFAULT {
+        if tokens[0].brightness.0 != DEFAULT_BRIGHTNESS {
             let _ = write!(out, "*{}", tokens[0].brightness);
         }
     } else {
-        let part = |t: &crate::timeline::TokenRef<'_>| {
-            format!("{}{}", if uniform { "" } else { state(t.flags) }, t.brightness)
-        };
-        let _ = write!(out, "[{}]", tokens.iter().map(part).collect::<Vec<_>>().join(","));
+        let write_token =
+            |t: &TokenRef<'_>| format!("{}{}", if uniform { "" } else { state(t.flags) }, t.brightness);
+        let _ = write!(out, "[{}]", tokens.iter().map(write_token).collect::<Vec<_>>().join(","));
     }
     let tally = chunk.tally();
     if tally.votes > 0 {
         let _ = write!(out, "^{}", tally.votes);
     }
     if tally.mass > 0 {
-        let _ = write!(out, "${}", tally.mass as f64 / Tally::UNIT);
+        let _ = write!(out, "${}", tally.mass as f64 / AttentionTally::MASS_UNIT);
     }
     if chunk.is_pinned() {
         out.push('!');
@@ -93,14 +96,20 @@ fn write_chunk(timeline: &Timeline, chunk: ChunkRef<'_>) -> String {
     out
 }
 
-const DEFAULT: f32 = 10_000.0;
+const DEFAULT_BRIGHTNESS: f32 = 10_000.0;
 
-fn parse(word: &str) -> Result<Word, &'static str> {
+fn parse_chunk(word: &str) -> Result<NotationChunk, &'static str> {
     let (state, rest) = split_state(word);
     let end = rest.find([':', '*', '[', '^', '$', '!']).unwrap_or(rest.len());
-    let chunk = rest[..end].parse().map_err(|_| "write role, turn and sentence, such as u4.0")?;
+    let chunk = rest[..end].parse().map_err(|_| "write role, turn and index, such as u4.0")?;
     let mut rest = &rest[end..];
-    let mut parsed = Word { chunk, tokens: vec![(DEFAULT, state)], votes: 0, mass: 0.0, pinned: false };
+    let mut parsed = NotationChunk {
+        chunk,
+        tokens: vec![(DEFAULT_BRIGHTNESS, state)],
+        votes: 0,
+        mass: 0.0,
+        pinned: false,
+    };
     while let Some(mark) = rest.chars().next() {
         rest = &rest[mark.len_utf8()..];
         if mark == '!' {
@@ -109,7 +118,7 @@ fn parse(word: &str) -> Result<Word, &'static str> {
         }
         if mark == '[' {
             let (list, after) = rest.split_once(']').ok_or("a list of brightness ends with ]")?;
-            parsed.tokens = list.split(',').map(|t| token(t, state)).collect::<Result<_, _>>()?;
+            parsed.tokens = list.split(',').map(|t| parse_token(t, state)).collect::<Result<_, _>>()?;
             rest = after;
             continue;
         }
@@ -134,52 +143,56 @@ fn parse(word: &str) -> Result<Word, &'static str> {
     if parsed.tokens.is_empty() { Err("a chunk has at least one token") } else { Ok(parsed) }
 }
 
-fn split_state(word: &str) -> (Flags, &str) {
+fn split_state(word: &str) -> (TokenFlags, &str) {
     if let Some(rest) = word.strip_prefix('~') {
-        (Flags::DEAD, rest)
+        (TokenFlags::PRUNED, rest)
     } else if let Some(rest) = word.strip_prefix('x') {
-        (Flags::WITHDRAWN, rest)
+        (TokenFlags::DELETED, rest)
     } else {
-        (Flags::default(), word)
+        (TokenFlags::default(), word)
     }
 }
 
-fn token(text: &str, whole: Flags) -> Result<(f32, Flags), &'static str> {
+fn parse_token(text: &str, chunk_state: TokenFlags) -> Result<(f32, TokenFlags), &'static str> {
     let (state, number) = split_state(text.trim());
-    let flags = if state == Flags::default() { whole } else { state };
+    let flags = if state == TokenFlags::default() { chunk_state } else { state };
     Ok((number.parse().map_err(|_| "a list holds brightness, with ~ or x before it")?, flags))
 }
 
-fn build(timeline: &Timeline, word: &Word) -> Change {
+fn build_change(timeline: &Timeline, word: &NotationChunk) -> Change {
     let (chunk, start) = (word.chunk, timeline.next_position());
-    let new = |(i, &(b, _)): (usize, &(f32, Flags))| NewToken {
+    let new_token = |(i, &(b, _)): (usize, &(f32, TokenFlags))| NewToken {
         id: TokenId(start.plus(i).0 as u32),
         text: "w ".into(),
-        sentence: chunk.sentence,
+        chunk_index: chunk.index,
         brightness: Brightness(b),
-        voice: Voice::Speaker,
+        kind: ContentKind::Message,
     };
-    let tokens = word.tokens.iter().enumerate().map(new).collect();
+    let tokens = word.tokens.iter().enumerate().map(new_token).collect();
     let mut changes = vec![Change::Append(Append { at: start, turn: chunk.turn, role: chunk.role, tokens })];
-    let with = |flag: Flags| -> Vec<Run> {
-        let of = word.tokens.iter().enumerate().filter(|(_, t)| t.1.has(flag));
-        of.map(|(i, _)| Run { start: start.plus(i), len: 1 }).collect()
+    let runs_with = |flag: TokenFlags| -> Vec<TokenRun> {
+        let flagged = word.tokens.iter().enumerate().filter(|(_, t)| t.1.contains(flag));
+        flagged.map(|(i, _)| TokenRun { start: start.plus(i), len: 1 }).collect()
     };
-    let (dead, gone) = (with(Flags::DEAD), with(Flags::WITHDRAWN));
-    if !dead.is_empty() {
-        changes.push(Change::Prune(vec![Leave { chunk, extent: Extent::Runs(dead), why: WhyLeft::Manual }]));
+    let (pruned, deleted) = (runs_with(TokenFlags::PRUNED), runs_with(TokenFlags::DELETED));
+    if !pruned.is_empty() {
+        changes.push(Change::Prune(vec![Pruned {
+            chunk,
+            extent: Extent::Runs(pruned),
+            reason: PruneReason::Manual,
+        }]));
     }
-    if !gone.is_empty() {
-        changes.push(Change::Withdraw {
-            parts: vec![Part { chunk, extent: Extent::Runs(gone) }],
+    if !deleted.is_empty() {
+        changes.push(Change::Delete {
+            chunks: vec![ChunkSelection { chunk, extent: Extent::Runs(deleted) }],
             reason: DeleteReason::User,
         });
     }
     if word.votes != 0 || word.mass != 0.0 {
-        let mass = (word.mass * Tally::UNIT) as i64;
-        // As if one step had looked at it.
-        let looks = if mass == 0 { 0 } else { word.tokens.len() as i64 };
-        let tally = TallyChange { votes: word.votes, mass, looks };
+        let mass = (word.mass * AttentionTally::MASS_UNIT) as i64;
+        // The notation has no exposures: attention counts as that of one step.
+        let exposures = if mass == 0 { 0 } else { word.tokens.len() as i64 };
+        let tally = TallyDelta { votes: word.votes, mass, exposures };
         changes.push(Change::Score(Score { runs: Vec::new(), tallies: vec![(chunk, tally)] }));
     }
     if word.pinned {

@@ -1,104 +1,114 @@
-//! Which chunks leave the window, and why.
+//! Which chunks are pruned, and why.
 //!
-//! Planned once, at the end of a turn: the lowest chunk goes first, until what is live fits the budget. The
-//! openings of a question and of its answer are anchors. An anchor stays while anything else of the pair's
-//! turns is live, and then the two leave together: so whatever survives keeps the opening of its turn and the
-//! question that it answers. Some chunks never leave: the system prompt, the first tokens of the context, the
-//! recent window, the running turn and its question, and what is pinned. If they alone exceed the budget, the
-//! plan says so.
+//! Planned once, at the end of a turn: the lowest-ranked chunk is pruned first, until the window fits its
+//! budget. The first chunk of a question and the first chunk of its answer are anchors. An anchor is pruned
+//! only when it and its partner are all that is live of their two turns, and then both are pruned. So a chunk
+//! in the window always has the beginning of its turn and the question that it answers with it.
+//!
+//! The system prompt, the attention sinks, the recent window, the running turn and its question, and pinned
+//! chunks are never pruned. If they alone exceed the budget, the plan reports it.
 
-use crate::change::{Change, Extent, Leave, Measure, Pair, Tally, WhyLeft};
-use crate::live::LiveView;
+use crate::change::{AttentionTally, Change, Extent, Measure, PrunePairing, PruneReason, Pruned};
+use crate::context_window::ContextWindow;
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{ChunkId, Role, TurnId};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 
-/// How the chunks that leave are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// By what the model has looked at.
+/// How the chunks to prune are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumDiscriminants)]
+#[strum_discriminants(
+    name(PrunePolicyKind),
+    derive(strum::Display, strum::EnumString, strum::VariantNames),
+    strum(serialize_all = "snake_case"),
+    doc = "A [`PrunePolicy`] without its parameters."
+)]
+pub enum PrunePolicy {
+    /// By the attention that they have received.
     Brightness {
-        /// What makes a chunk bright.
-        rank: Rank,
-        /// Who goes first among equals.
-        ties: Ties,
+        /// The value that chunks are ranked by.
+        rank: RankBy,
+        /// The order of chunks with the same value.
+        ties: TieBreak,
     },
     /// The oldest first.
     Fifo,
-    /// The first tokens and the latest that fit, as StreamingLLM does: the oldest first, anchors or not.
+    /// The oldest first, without regard to anchors: a sliding window with sinks, as StreamingLLM has.
     Window,
-    /// By lot, the same for the same seed.
+    /// At random; the same seed gives the same choice.
     Random {
         /// The seed.
         seed: u64,
     },
 }
 
-/// What makes a chunk bright.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rank {
-    /// Its brightest token.
+/// The value that chunks are ranked by; the lowest is pruned first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum RankBy {
+    /// Brightness of the brightest token.
     Peak,
-    /// The mean of its tokens.
+    /// Mean brightness of the tokens.
     Mean,
-    /// The mean of its four brightest tokens.
+    /// Mean brightness of the four brightest tokens.
     Top4,
-    /// How often its tokens were attended to above the threshold.
+    /// How often its tokens received attention above the threshold.
     Votes,
-    /// The attention that its tokens received, summed.
+    /// Sum of the attention that its tokens received.
     Sum,
-    /// The attention that a token of it received at a step, on average. What nothing has looked at yet is brightest.
+    /// Mean attention per token and step. A chunk without exposures ranks highest.
     Share,
 }
 
-impl Policy {
-    /// How bright chunks are, as this policy sees it; where it does not look at that, by their brightest token.
+impl PrunePolicy {
+    /// The value that shows how bright chunks are; for a policy that does not rank by brightness, the peak.
     #[must_use]
-    pub fn rank(self) -> Rank {
+    pub fn rank(self) -> RankBy {
         match self {
-            Policy::Brightness { rank, .. } => rank,
-            Policy::Fifo | Policy::Window | Policy::Random { .. } => Rank::Peak,
+            PrunePolicy::Brightness { rank, .. } => rank,
+            PrunePolicy::Fifo | PrunePolicy::Window | PrunePolicy::Random { .. } => RankBy::Peak,
         }
     }
 
-    /// What chunks are ranked by.
+    /// The value that chunks are ranked by, as [`PruneReason`] records it.
     #[must_use]
     pub fn measure(self) -> Measure {
         match self {
-            Policy::Fifo | Policy::Window => Measure::Age,
-            Policy::Random { .. } => Measure::Lot,
-            Policy::Brightness { rank: Rank::Peak, .. } => Measure::Peak,
-            Policy::Brightness { rank: Rank::Mean, .. } => Measure::Mean,
-            Policy::Brightness { rank: Rank::Top4, .. } => Measure::Top4,
-            Policy::Brightness { rank: Rank::Votes, .. } => Measure::Votes,
-            Policy::Brightness { rank: Rank::Sum, .. } => Measure::Attention,
-            Policy::Brightness { rank: Rank::Share, .. } => Measure::Share,
+            PrunePolicy::Fifo | PrunePolicy::Window => Measure::Age,
+            PrunePolicy::Random { .. } => Measure::Random,
+            PrunePolicy::Brightness { rank: RankBy::Peak, .. } => Measure::Peak,
+            PrunePolicy::Brightness { rank: RankBy::Mean, .. } => Measure::Mean,
+            PrunePolicy::Brightness { rank: RankBy::Top4, .. } => Measure::Top4,
+            PrunePolicy::Brightness { rank: RankBy::Votes, .. } => Measure::Votes,
+            PrunePolicy::Brightness { rank: RankBy::Sum, .. } => Measure::Attention,
+            PrunePolicy::Brightness { rank: RankBy::Share, .. } => Measure::Share,
         }
     }
 }
 
-/// Who goes first among chunks that rank alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ties {
-    /// The one whose four brightest tokens are dimmer, then whose mean is, then the older.
+/// The order of chunks with the same value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum TieBreak {
+    /// The one with the lower mean of its four brightest tokens first, then with the lower mean of all tokens,
+    /// then the older.
     Dimmer,
-    /// The older.
+    /// The older first.
     Older,
 }
 
-impl Rank {
-    /// How bright a chunk is.
+impl RankBy {
+    /// The value of a chunk.
     #[must_use]
-    pub fn of(self, chunk: ChunkRef<'_>) -> f64 {
+    pub fn value_of(self, chunk: ChunkRef<'_>) -> f64 {
         match self {
-            Rank::Peak => f64::from(chunk.peak().0),
-            Rank::Mean => Shape::of(chunk).mean,
-            Rank::Top4 => Shape::of(chunk).top4,
-            Rank::Votes => chunk.tally().votes as f64,
-            Rank::Sum => chunk.tally().mass as f64 / Tally::UNIT,
-            Rank::Share => chunk.tally().share().unwrap_or(f64::INFINITY),
+            RankBy::Peak => f64::from(chunk.peak().0),
+            RankBy::Mean => BrightnessStats::of_chunk(chunk).mean,
+            RankBy::Top4 => BrightnessStats::of_chunk(chunk).top4,
+            RankBy::Votes => chunk.tally().votes as f64,
+            RankBy::Sum => chunk.tally().mass as f64 / AttentionTally::MASS_UNIT,
+            RankBy::Share => chunk.tally().share().unwrap_or(f64::INFINITY),
         }
     }
 }
@@ -106,285 +116,307 @@ impl Rank {
 /// The rules of one pruning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PruneRules {
-    /// How chunks are chosen.
-    pub policy: Policy,
-    /// How many tokens the window may hold, the prefix included.
+    /// How the chunks are chosen.
+    pub policy: PrunePolicy,
+    /// How many tokens the window may hold, including the prefix.
     pub budget: usize,
-    /// How many of the first tokens of the context never leave, the prefix included.
+    /// How many tokens at the beginning of the window, including the prefix, are never pruned: attention sinks.
     pub sinks: usize,
-    /// How many of the latest tokens never leave.
+    /// How many of the latest tokens are never pruned.
     pub recent: usize,
-    /// Whether the brightest of what was to leave stays where there is room for it after all: the last to leave may have
-    /// been long. What goes by age leaves no holes.
+    /// Whether chosen chunks stay after all, the highest-ranked first, where the window has room for them: the
+    /// last chunk chosen may have been long. Has no effect on policies by age, which would leave gaps.
     pub fill: bool,
     /// The running turn.
     pub current: Option<TurnId>,
 }
 
-/// What leaves, and whether that is enough.
+/// The chunks to prune, and whether the window then fits its budget.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrunePlan {
-    /// The chunks that leave, in the order in which they were chosen.
-    pub leaves: Vec<Leave>,
+    /// The chunks, in the order in which they were chosen.
+    pub pruned: Vec<Pruned>,
     /// Tokens in the window before.
     pub before: usize,
     /// Tokens in the window after.
     pub after: usize,
-    /// The budget cannot be kept: nothing more may leave.
-    pub exceeded: Option<Exceeded>,
+    /// Set where the window exceeds its budget and no more chunk may be pruned.
+    pub exceeded: Option<BudgetExceeded>,
 }
 
-/// The window stays over its budget: nothing that is left may leave.
+/// The window exceeds its budget, and no more chunk may be pruned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exceeded {
+pub struct BudgetExceeded {
     /// By how many tokens.
     pub by: usize,
-    /// What holds the window's tokens there, and how many each holds. The first reason counts.
-    pub held: Vec<(Held, usize)>,
+    /// Why the tokens of the window are not pruned, and how many for each reason. A chunk with several reasons
+    /// counts for the first.
+    pub kept_by: Vec<(KeepReason, usize)>,
 }
 
-/// What keeps a chunk in the window.
+/// Why a chunk is not pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Held {
-    /// It stands before the timeline, or is the system's first words.
+pub enum KeepReason {
+    /// It is part of the system prompt, on the timeline or before it.
     SystemPrompt,
-    /// The first tokens of the context.
+    /// It is at the beginning of the window, where the attention sinks are.
     Sink,
-    /// The user pinned it.
+    /// It is pinned.
     Pinned,
-    /// The running turn, or its question.
-    Running,
-    /// The latest tokens.
+    /// It is part of the running turn or of its question.
+    CurrentTurn,
+    /// It is among the latest tokens.
     Recent,
-    /// It opens a turn, or asks the question, of something that is held.
+    /// It is the anchor of a chunk that is not pruned.
     Anchor,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for KeepReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Held::SystemPrompt => "system prompt",
-            Held::Sink => "first tokens",
-            Held::Pinned => "pinned",
-            Held::Running => "running turn and its question",
-            Held::Recent => "recent window",
-            Held::Anchor => "anchors of these",
+            KeepReason::SystemPrompt => "system prompt",
+            KeepReason::Sink => "first tokens",
+            KeepReason::Pinned => "pinned",
+            KeepReason::CurrentTurn => "running turn and its question",
+            KeepReason::Recent => "recent window",
+            KeepReason::Anchor => "anchors of these",
         })
     }
 }
 
-impl fmt::Display for Exceeded {
+impl fmt::Display for BudgetExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let held: Vec<_> = self.held.iter().map(|(held, tokens)| format!("{held} {tokens}")).collect();
-        write!(f, "over budget by {}, and nothing that is left may leave: {}", self.by, held.join(", "))
+        let kept: Vec<_> = self.kept_by.iter().map(|(reason, tokens)| format!("{reason} {tokens}")).collect();
+        write!(f, "over budget by {} tokens, and no more may be pruned: {}", self.by, kept.join(", "))
     }
 }
 
 impl PrunePlan {
-    /// The plan as a change; none where nothing leaves.
+    /// The plan as a change; none where no chunk is pruned.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
-        (!self.leaves.is_empty()).then(|| Change::Prune(self.leaves.clone()))
+        (!self.pruned.is_empty()).then(|| Change::Prune(self.pruned.clone()))
     }
 }
 
-/// Chooses what leaves the window so that it fits the budget.
+/// Plans which chunks to prune so that the window fits its budget.
 #[must_use]
-pub fn plan_prune(view: LiveView<'_>, rules: &PruneRules) -> PrunePlan {
-    let before = view.len();
-    let mut planner = Planner::new(view, rules);
-    let mut leaves: Vec<Leave> = Vec::new();
+pub fn plan_prune(window: ContextWindow<'_>, rules: &PruneRules) -> PrunePlan {
+    let before = window.len();
+    let mut planner = PrunePlanner::new(window, rules);
+    let mut pruned: Vec<Pruned> = Vec::new();
     while planner.live > rules.budget {
-        let Some(chunk) = planner.next() else { break };
-        let partner = planner.pair_of(chunk);
+        let Some(chunk) = planner.pop_candidate() else { break };
+        let partner = planner.live_partner(chunk);
         let live = planner.live;
-        let taken = partner.map(|p| (p, Pair::With(chunk.id())));
-        let pair = partner.map_or(Pair::Alone, |p| Pair::Takes(p.id()));
-        for (chunk, pair) in [Some((chunk, pair)), taken].into_iter().flatten() {
-            let why = WhyLeft::Ranked {
-                order: leaves.len() as u32,
-                by: rules.policy.measure(),
-                value: planner.key(chunk).value,
+        let second = partner.map(|p| (p, PrunePairing::WithPartner(chunk.id())));
+        let pairing = partner.map_or(PrunePairing::Alone, |p| PrunePairing::TookPartner(p.id()));
+        for (chunk, pairing) in [Some((chunk, pairing)), second].into_iter().flatten() {
+            let reason = PruneReason::Ranked {
+                order: pruned.len() as u32,
+                measure: rules.policy.measure(),
+                value: planner.candidate(chunk).value,
                 peak: chunk.peak(),
                 live,
                 budget: rules.budget,
-                pair,
+                pairing,
             };
-            leaves.push(Leave { chunk: chunk.id(), extent: Extent::Whole, why });
-            planner.remove(chunk);
+            pruned.push(Pruned { chunk: chunk.id(), extent: Extent::Whole, reason });
+            planner.mark_pruned(chunk);
         }
     }
-    if rules.fill && matches!(rules.policy, Policy::Brightness { .. } | Policy::Random { .. }) {
-        planner.fill(&mut leaves);
+    if rules.fill && matches!(rules.policy, PrunePolicy::Brightness { .. } | PrunePolicy::Random { .. }) {
+        planner.refill(&mut pruned);
     }
     let after = planner.live;
-    let exceeded =
-        (after > rules.budget).then(|| Exceeded { by: after - rules.budget, held: planner.held(view) });
-    PrunePlan { leaves, before, after, exceeded }
+    let exceeded = (after > rules.budget)
+        .then(|| BudgetExceeded { by: after - rules.budget, kept_by: planner.kept_tokens(window) });
+    PrunePlan { pruned, before, after, exceeded }
 }
 
-/// A candidate's place in the queue: the smallest leaves first.
+/// A chunk in the priority queue; the smallest is pruned first.
 ///
-/// Most candidates are never looked at twice, so what breaks ties is worked out only when a candidate comes
-/// to the head of the queue; it then goes back behind all of its value that have not had their turn yet.
+/// The values that break ties cost a pass over the tokens and are needed for few candidates. So they are
+/// computed only when a candidate reaches the head of the queue; the candidate is then inserted again, behind
+/// all candidates of the same value that have not been there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
+struct PruneCandidate {
     value: f64,
-    /// Four brightest, then mean.
-    ties: Option<[f64; 2]>,
-    index: usize,
+    /// Mean of the four brightest tokens, then mean of all.
+    tie_break: Option<[f64; 2]>,
+    row_index: usize,
 }
 
-impl Eq for Key {}
+impl Eq for PruneCandidate {}
 
-impl Ord for Key {
+impl Ord for PruneCandidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        let ties = match (self.ties, other.ties) {
+        let ties = match (self.tie_break, other.tie_break) {
             (Some(a), Some(b)) => a[0].total_cmp(&b[0]).then_with(|| a[1].total_cmp(&b[1])),
             (a, b) => a.is_some().cmp(&b.is_some()),
         };
-        self.value.total_cmp(&other.value).then(ties).then_with(|| self.index.cmp(&other.index))
+        self.value.total_cmp(&other.value).then(ties).then_with(|| self.row_index.cmp(&other.row_index))
     }
 }
 
-impl PartialOrd for Key {
+impl PartialOrd for PruneCandidate {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-/// The state of one planning: what would be live if all that was chosen so far had left.
-struct Planner<'a> {
+/// The state of the planning: the window as it is without the chunks chosen so far.
+struct PrunePlanner<'a> {
     timeline: &'a Timeline,
     rules: &'a PruneRules,
     live: usize,
-    /// Live chunks by turn, by the turn's place.
+    /// Live chunks by turn index.
     live_by_turn: Vec<u32>,
-    /// By the chunk's place: it has been chosen.
-    gone: Vec<bool>,
-    /// By the chunk's place: what holds it, whatever happens.
-    kept: Vec<Option<Held>>,
-    queue: BinaryHeap<Reverse<Key>>,
+    /// By row: the chunk has been chosen.
+    pruned: Vec<bool>,
+    /// By row: why the chunk is not pruned, anchors aside.
+    kept_by: Vec<Option<KeepReason>>,
+    queue: BinaryHeap<Reverse<PruneCandidate>>,
 }
 
-impl<'a> Planner<'a> {
-    fn new(view: LiveView<'a>, rules: &'a PruneRules) -> Self {
-        let timeline = view.timeline();
+impl<'a> PrunePlanner<'a> {
+    fn new(window: ContextWindow<'a>, rules: &'a PruneRules) -> Self {
+        let timeline = window.timeline();
         let mut planner = Self {
             timeline,
             rules,
-            live: view.len(),
+            live: window.len(),
             live_by_turn: vec![0; timeline.turns().len()],
-            gone: vec![false; timeline.chunks.len()],
-            kept: vec![None; timeline.chunks.len()],
+            pruned: vec![false; timeline.chunks.len()],
+            kept_by: vec![None; timeline.chunks.len()],
             queue: BinaryHeap::new(),
         };
         if planner.live <= rules.budget {
             return planner;
         }
-        let question = rules.current.and_then(|turn| timeline.question_of(turn));
-        let recent_from = view.len().saturating_sub(rules.recent);
-        let mut slot = view.prefix();
-        let mut turn = 0;
-        let chunks: Vec<_> = view.chunks().collect();
-        for chunk in &chunks {
-            while planner.timeline.turns()[turn].id != chunk.id().turn {
-                turn += 1;
-            }
-            planner.live_by_turn[turn] += 1;
-            let end = slot + chunk.live_len();
-            let id = chunk.id();
-            planner.kept[chunk.index()] = match () {
-                () if timeline.is_system_prompt(id) => Some(Held::SystemPrompt),
-                () if slot < rules.sinks => Some(Held::Sink),
-                () if chunk.is_pinned() => Some(Held::Pinned),
-                () if Some(id.turn) == rules.current || Some(id.turn) == question => Some(Held::Running),
-                () if end > recent_from => Some(Held::Recent),
-                () => None,
-            };
-            slot = end;
-        }
-        let keys = chunks.iter().filter(|c| planner.may_leave(**c)).map(|&c| Reverse(planner.key(c)));
-        planner.queue = keys.collect();
+        let chunks: Vec<_> = window.chunks().collect();
+        planner.collect_kept(window, &chunks);
+        let candidates =
+            chunks.iter().filter(|c| planner.is_prunable(**c)).map(|&c| Reverse(planner.candidate(c)));
+        planner.queue = candidates.collect();
         planner
     }
 
-    fn key(&self, chunk: ChunkRef<'_>) -> Key {
-        let (value, dimmer) = match self.rules.policy {
-            Policy::Fifo | Policy::Window => (chunk.index() as f64, false),
-            Policy::Random { seed } => (lot(seed, chunk.id()), false),
-            Policy::Brightness { rank, ties } => (self.brightness(chunk, rank), ties == Ties::Dimmer),
-        };
-        Key { value, ties: (!dimmer).then_some([0.0; 2]), index: chunk.index() }
-    }
-
-    /// How bright a chunk is. What leaves as a pair shares what both have received, where that can be told.
-    fn brightness(&self, chunk: ChunkRef<'_>, rank: Rank) -> f64 {
-        let pair = self.pair_of(chunk).filter(|_| rank == Rank::Share);
-        let both = pair.and_then(|pair| chunk.tally().join(pair.tally())).and_then(Tally::share);
-        both.unwrap_or_else(|| rank.of(chunk))
-    }
-
-    /// Lets stay what fits after all, the brightest first: with its pair, and never where what opens its turn or the question
-    /// that it answers leaves.
-    fn fill(&mut self, leaves: &mut Vec<Leave>) {
-        let mut stays = vec![false; leaves.len()];
-        for last in (0..leaves.len()).rev() {
-            // Of a pair, the first has chosen the second.
-            let paired = matches!(leaves[last].why, WhyLeft::Ranked { pair: Pair::With(_), .. });
-            if matches!(leaves[last].why, WhyLeft::Ranked { pair: Pair::Takes(_), .. }) {
-                continue;
+    /// Fills `live_by_turn` and `kept_by` from the live chunks.
+    fn collect_kept(&mut self, window: ContextWindow<'a>, chunks: &[ChunkRef<'a>]) {
+        let (timeline, rules) = (self.timeline, self.rules);
+        let question = rules.current.and_then(|turn| timeline.question_of(turn));
+        let recent_from = window.len().saturating_sub(rules.recent);
+        let mut slot = window.prefix();
+        let mut turn_index = 0;
+        for chunk in chunks {
+            let id = chunk.id();
+            while timeline.turns()[turn_index].id != id.turn {
+                turn_index += 1;
             }
-            let group = if paired { last - 1..last + 1 } else { last..last + 1 };
-            let chunks: Vec<_> =
-                leaves[group.clone()].iter().filter_map(|l| self.timeline.chunk(l.chunk)).collect();
-            let len: usize = chunks.iter().map(|chunk| chunk.live_len()).sum();
-            let opened = |chunk: &ChunkRef<'_>| {
-                let leaves =
-                    |id: ChunkId| self.timeline.chunk(id).is_some_and(|anchor| self.gone[anchor.index()]);
-                let opening = ChunkId { sentence: 0, ..chunk.id() };
-                let question = self.timeline.question_of(chunk.id().turn);
-                let question = question.map(|turn| ChunkId { turn, sentence: 0, role: Role::User });
-                let without = |id: ChunkId| chunks.iter().all(|c| c.id() != id) && leaves(id);
-                !without(opening) && !question.is_some_and(without)
+            self.live_by_turn[turn_index] += 1;
+            let end = slot + chunk.live_len();
+            self.kept_by[chunk.row_index()] = if timeline.is_system_prompt(id) {
+                Some(KeepReason::SystemPrompt)
+            } else if slot < rules.sinks {
+                Some(KeepReason::Sink)
+            } else if chunk.is_pinned() {
+                Some(KeepReason::Pinned)
+            } else if Some(id.turn) == rules.current || Some(id.turn) == question {
+                Some(KeepReason::CurrentTurn)
+            } else if end > recent_from {
+                Some(KeepReason::Recent)
+            } else {
+                None
             };
-            if self.live + len <= self.rules.budget && chunks.iter().all(opened) {
+            slot = end;
+        }
+    }
+
+    fn candidate(&self, chunk: ChunkRef<'_>) -> PruneCandidate {
+        let (value, breaks_ties) = match self.rules.policy {
+            PrunePolicy::Fifo | PrunePolicy::Window => (chunk.row_index() as f64, false),
+            PrunePolicy::Random { seed } => (random_rank(seed, chunk.id()), false),
+            PrunePolicy::Brightness { rank, ties } => {
+                (self.rank_value(chunk, rank), ties == TieBreak::Dimmer)
+            }
+        };
+        PruneCandidate { value, tie_break: (!breaks_ties).then_some([0.0; 2]), row_index: chunk.row_index() }
+    }
+
+    /// The value of a chunk. A pair is pruned together, so both have the share of their common tally.
+    fn rank_value(&self, chunk: ChunkRef<'_>, rank: RankBy) -> f64 {
+        let partner = self.live_partner(chunk).filter(|_| rank == RankBy::Share);
+        let pair_tally = partner.and_then(|partner| chunk.tally().checked_add(partner.tally()));
+        pair_tally.and_then(AttentionTally::share).unwrap_or_else(|| rank.value_of(chunk))
+    }
+
+    /// Removes chosen chunks from the plan where the window has room for them, the highest-ranked first. A pair
+    /// stays or goes as one, and a chunk does not stay without the first chunk of its turn or the question that
+    /// it answers.
+    fn refill(&mut self, pruned: &mut Vec<Pruned>) {
+        let mut stays = vec![false; pruned.len()];
+        for last in (0..pruned.len()).rev() {
+            // The two chunks of a pair follow each other; the second handles both.
+            let group = match pruned[last].reason {
+                PruneReason::Ranked { pairing: PrunePairing::TookPartner(_), .. } => continue,
+                PruneReason::Ranked { pairing: PrunePairing::WithPartner(_), .. } => last - 1..last + 1,
+                _ => last..last + 1,
+            };
+            let chunks: Vec<_> =
+                pruned[group.clone()].iter().filter_map(|p| self.timeline.chunk(p.chunk)).collect();
+            let len: usize = chunks.iter().map(|chunk| chunk.live_len()).sum();
+            if self.live + len <= self.rules.budget
+                && chunks.iter().all(|c| self.has_anchors_with(*c, &chunks))
+            {
                 self.live += len;
-                chunks.iter().for_each(|chunk| self.gone[chunk.index()] = false);
+                chunks.iter().for_each(|chunk| self.pruned[chunk.row_index()] = false);
                 stays[group].fill(true);
             }
         }
         let mut stays = stays.into_iter();
-        leaves.retain(|_| !stays.next().unwrap_or(false));
-        for (place, leave) in leaves.iter_mut().enumerate() {
-            if let WhyLeft::Ranked { order, .. } = &mut leave.why {
-                *order = place as u32;
+        pruned.retain(|_| !stays.next().unwrap_or(false));
+        for (index, pruned) in pruned.iter_mut().enumerate() {
+            if let PruneReason::Ranked { order, .. } = &mut pruned.reason {
+                *order = index as u32;
             }
         }
     }
 
-    /// What holds the tokens that are left, in the order of [`Held`].
-    fn held(&self, view: LiveView<'_>) -> Vec<(Held, usize)> {
-        let mut held = BTreeMap::new();
-        if view.prefix() > 0 {
-            held.insert(Held::SystemPrompt, view.prefix());
-        }
-        for chunk in view.chunks().filter(|c| !self.gone[c.index()]) {
-            *held.entry(self.kept[chunk.index()].unwrap_or(Held::Anchor)).or_default() += chunk.live_len();
-        }
-        held.into_iter().collect()
+    /// Whether a chunk would have the first chunk of its turn and its question in the window if `group` stayed.
+    fn has_anchors_with(&self, chunk: ChunkRef<'_>, group: &[ChunkRef<'_>]) -> bool {
+        let is_pruned =
+            |id: ChunkId| self.timeline.chunk(id).is_some_and(|anchor| self.pruned[anchor.row_index()]);
+        let is_missing = |id: ChunkId| group.iter().all(|c| c.id() != id) && is_pruned(id);
+        let first = ChunkId { index: 0, ..chunk.id() };
+        let question = self.timeline.question_of(chunk.id().turn);
+        let question = question.map(|turn| ChunkId { turn, index: 0, role: Role::User });
+        !is_missing(first) && !question.is_some_and(is_missing)
     }
 
-    /// The next chunk to leave.
-    fn next(&mut self) -> Option<ChunkRef<'a>> {
-        while let Some(Reverse(key)) = self.queue.pop() {
-            let chunk = self.timeline.chunk_at(key.index);
-            match key.ties {
-                _ if !self.may_leave(chunk) => {}
+    /// How many of the remaining tokens each reason keeps, in the order of [`KeepReason`].
+    fn kept_tokens(&self, window: ContextWindow<'_>) -> Vec<(KeepReason, usize)> {
+        let mut tokens_by_reason = BTreeMap::new();
+        if window.prefix() > 0 {
+            tokens_by_reason.insert(KeepReason::SystemPrompt, window.prefix());
+        }
+        for chunk in window.chunks().filter(|c| !self.pruned[c.row_index()]) {
+            let reason = self.kept_by[chunk.row_index()].unwrap_or(KeepReason::Anchor);
+            *tokens_by_reason.entry(reason).or_default() += chunk.live_len();
+        }
+        tokens_by_reason.into_iter().collect()
+    }
+
+    /// The next chunk to prune.
+    fn pop_candidate(&mut self) -> Option<ChunkRef<'a>> {
+        while let Some(Reverse(candidate)) = self.queue.pop() {
+            let chunk = self.timeline.chunk_ref(candidate.row_index);
+            match candidate.tie_break {
+                _ if !self.is_prunable(chunk) => {}
                 Some(_) => return Some(chunk),
                 None => {
-                    let shape = Shape::of(chunk);
-                    self.queue.push(Reverse(Key { ties: Some([shape.top4, shape.mean]), ..key }));
+                    let BrightnessStats { top4, mean } = BrightnessStats::of_chunk(chunk);
+                    self.queue.push(Reverse(PruneCandidate { tie_break: Some([top4, mean]), ..candidate }));
                 }
             }
         }
@@ -392,95 +424,95 @@ impl<'a> Planner<'a> {
     }
 
     fn has_anchors(&self) -> bool {
-        self.rules.policy != Policy::Window
+        self.rules.policy != PrunePolicy::Window
     }
 
-    /// Whether the rules let the chunk leave as things stand.
-    fn may_leave(&self, chunk: ChunkRef<'_>) -> bool {
-        let free = |c: ChunkRef<'_>| !self.gone[c.index()] && self.kept[c.index()].is_none();
+    /// Whether the chunk may be pruned in the current state.
+    fn is_prunable(&self, chunk: ChunkRef<'_>) -> bool {
+        let free = |c: ChunkRef<'_>| !self.pruned[c.row_index()] && self.kept_by[c.row_index()].is_none();
         if !free(chunk) || !self.has_anchors() || !chunk.id().is_anchor() {
             return free(chunk);
         }
-        self.is_alone(chunk.id())
-            && match self.pair_of(chunk) {
-                Some(partner) => free(partner) && self.is_alone(partner.id()),
-                // Without a live partner, an answer may still hang on: its opening can be gone, not its rest.
+        self.is_last_of_turn(chunk.id())
+            && match self.live_partner(chunk) {
+                Some(partner) => free(partner) && self.is_last_of_turn(partner.id()),
+                // The first chunk of the answer can be pruned while later chunks of it are live.
                 None => self.is_unanswered(chunk.id()),
             }
     }
 
-    /// Whether a chunk is all that is live of its turn.
-    fn is_alone(&self, chunk: ChunkId) -> bool {
+    /// Whether no other chunk of its turn is live.
+    fn is_last_of_turn(&self, chunk: ChunkId) -> bool {
         self.timeline.turn_index(chunk.turn).is_some_and(|t| self.live_by_turn[t] == 1)
     }
 
-    /// Whether nothing is live of the answer to a question.
+    /// Whether no chunk of the answer to a question is live.
     fn is_unanswered(&self, chunk: ChunkId) -> bool {
         let turn = self.timeline.turn_index(chunk.turn).filter(|_| chunk.role == Role::User);
         let answer = turn.and_then(|t| self.timeline.paired_turn(t));
         answer.is_none_or(|answer| self.live_by_turn[answer] == 0)
     }
 
-    /// The live anchor that leaves together with this one.
-    fn pair_of(&self, chunk: ChunkRef<'_>) -> Option<ChunkRef<'a>> {
+    /// The live anchor that is pruned together with this one.
+    fn live_partner(&self, chunk: ChunkRef<'_>) -> Option<ChunkRef<'a>> {
         if !self.has_anchors() || !chunk.id().is_anchor() {
             return None;
         }
-        self.timeline.partner(chunk.id()).filter(|p| p.is_live() && !self.gone[p.index()])
+        self.timeline.partner(chunk.id()).filter(|p| p.is_live() && !self.pruned[p.row_index()])
     }
 
-    /// The chunk has left; its turn's anchors may have become free.
-    fn remove(&mut self, chunk: ChunkRef<'a>) {
-        self.gone[chunk.index()] = true;
+    /// Marks a chunk as pruned, and queues the anchors that may be pruned now.
+    fn mark_pruned(&mut self, chunk: ChunkRef<'a>) {
+        self.pruned[chunk.row_index()] = true;
         self.live -= chunk.live_len();
         let Some(turn) = self.timeline.turn_index(chunk.id().turn) else { return };
         self.live_by_turn[turn] -= 1;
         if !self.has_anchors() {
             return;
         }
-        let own = self.timeline.chunk(ChunkId { sentence: 0, ..chunk.id() });
+        let own = self.timeline.chunk(ChunkId { index: 0, ..chunk.id() });
         let other = self.timeline.partner(chunk.id());
         for anchor in [own, other].into_iter().flatten() {
-            if anchor.is_live() && self.may_leave(anchor) {
-                self.queue.push(Reverse(self.key(anchor)));
+            if anchor.is_live() && self.is_prunable(anchor) {
+                self.queue.push(Reverse(self.candidate(anchor)));
             }
         }
     }
 }
 
-/// Two of the figures that chunks are ranked by.
-struct Shape {
+/// Two of the values that chunks are ranked by.
+struct BrightnessStats {
     top4: f64,
     mean: f64,
 }
 
-impl Shape {
-    fn of(chunk: ChunkRef<'_>) -> Self {
+impl BrightnessStats {
+    fn of_chunk(chunk: ChunkRef<'_>) -> Self {
         let mut top = [f32::NEG_INFINITY; 4];
         let mut sums = [0.0f64; 8];
         let mut n = 0;
-        for lights in chunk.lights() {
-            n += lights.len();
-            for block in lights.chunks(8) {
+        for brightness in chunk.brightness_runs() {
+            n += brightness.len();
+            for block in brightness.chunks(8) {
                 sums.iter_mut().zip(block).for_each(|(sum, b)| *sum += f64::from(b.0));
             }
-            for light in lights.iter().map(|b| b.0) {
-                if light > top[3] {
-                    let at = top.iter().position(|&t| light > t).unwrap_or(3);
+            for value in brightness.iter().map(|b| b.0) {
+                if value > top[3] {
+                    let at = top.iter().position(|&t| value > t).unwrap_or(3);
                     top[at..].rotate_right(1);
-                    top[at] = light;
+                    top[at] = value;
                 }
             }
         }
-        let best = &top[..n.min(4)];
-        let top4 = best.iter().map(|&t| f64::from(t)).sum::<f64>() / best.len() as f64;
+        let top = &top[..n.min(4)];
+        let top4 = top.iter().map(|&t| f64::from(t)).sum::<f64>() / top.len() as f64;
         Self { top4, mean: sums.iter().sum::<f64>() / n as f64 }
     }
 }
 
-/// A lot drawn for a chunk: the same seed and chunk draw the same.
-fn lot(seed: u64, chunk: ChunkId) -> f64 {
-    let name = (u64::from(chunk.turn.0) << 32) | u64::from(chunk.sentence);
-    let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&name.to_le_bytes(), seed);
+/// A random number from 0 to 1, the same for the same seed and chunk.
+fn random_rank(seed: u64, chunk: ChunkId) -> f64 {
+    let key = (u64::from(chunk.turn.0) << 32) | u64::from(chunk.index);
+    let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&key.to_le_bytes(), seed);
     (hash >> 11) as f64 / (1u64 << 53) as f64
 }

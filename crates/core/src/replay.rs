@@ -1,176 +1,189 @@
-//! A recorded conversation, run again through scoring and pruning without a model.
+//! A recorded conversation (a capture), scored and pruned again without a model.
 //!
-//! The same capture and the same rules give the same outcome, always: this is how every change to scoring is
-//! checked. It does what a turn does (append, score each step, prune once at the end), and nothing else.
+//! The same capture and the same rules always give the same outcome; changes to scoring are checked with it. A
+//! replay does what a turn does: it appends tokens, scores each step, and prunes once at the end of each
+//! answer.
 
-use crate::attention::{AttentionStats, Fault, check_probabilities, is_traced};
-use crate::brightness::{Mass, Strategy};
-use crate::change::{Append, Change, Extent, Leave, NewToken, Tally};
-use crate::chunk::{ChunkSize, Chunker};
-use crate::prune::{Policy, PruneRules, plan_prune};
+use crate::apply::ApplyError;
+use crate::attention::{AttentionError, AttentionStats, check_probabilities, is_traced};
+use crate::brightness::ScoringStrategy;
+use crate::change::{Append, AttentionTally, Change, Extent, NewToken, Pruned};
+use crate::chunker::Chunker;
+use crate::prune::plan_prune;
+use crate::rules::ContextRules;
 use crate::scorer::Scorer;
 use crate::timeline::Timeline;
-use crate::token::{Brightness, ChunkId, Flags, Position, Role, Source, TokenId, TurnId, Voice};
+use crate::token::{
+    Brightness, ChunkId, ContentKind, Position, Role, TokenFlags, TokenId, TokenSource, TurnId,
+};
+use std::borrow::Cow;
+use std::fmt;
 
-/// The rules of a conversation, as far as scoring and pruning go.
+/// A token of the recorded prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rules {
-    /// How attention becomes brightness.
-    pub strategy: Strategy,
-    /// How messages are cut.
-    pub chunks: ChunkSize,
-    /// How the chunks that leave are chosen.
-    pub policy: Policy,
-    /// How many tokens the window may hold; 0 is no limit.
-    pub max_tokens: usize,
-    /// How many of the first tokens never leave.
-    pub sinks: usize,
-    /// How many of the latest tokens never leave.
-    pub recent: usize,
-    /// Whether what fits after all stays.
-    pub fill: bool,
-    /// Every how many steps the shape of the attention is kept; 0 is never.
-    pub trace_interval: u64,
-}
-
-impl Rules {
-    /// The rules of one pruning, down to `budget` tokens.
-    #[must_use]
-    pub fn prune(&self, budget: usize, current: Option<TurnId>) -> PruneRules {
-        let Self { policy, sinks, recent, fill, .. } = *self;
-        PruneRules { policy, budget, sinks, recent, fill, current }
-    }
-
-    /// v0: whether a token may leave while an answer is being spoken, behind `prefix` slots of standing instructions. The
-    /// running turn may, or an answer without end could not be held.
-    #[must_use]
-    pub fn may_cull(&self, timeline: &Timeline, prefix: usize, position: Position) -> bool {
-        let sinks = self.sinks.saturating_sub(prefix) as u64;
-        let recent = timeline.len().saturating_sub(self.recent) as u64;
-        let chunk = timeline.chunk_of(position);
-        let free = chunk.is_some_and(|c| !c.is_pinned() && !timeline.is_system_prompt(c.id()));
-        (sinks..recent).contains(&position.0) && free
-    }
-}
-
-/// A token of the prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
-    /// Its number in the vocabulary.
+pub struct RecordedToken {
+    /// Its number in the vocabulary of the model.
     pub id: TokenId,
-    /// What it says.
+    /// The text that it adds.
     pub text: String,
-    /// Its birth index; gaps are tokens that were dead.
+    /// Its position. Positions that are left out belong to tokens that were pruned.
     pub position: u64,
     /// Its chunk.
     pub chunk: ChunkId,
-    /// What it shone with, if known.
+    /// Its brightness, if it was recorded.
     pub brightness: Option<Brightness>,
-    /// Whether it was pinned.
+    /// Whether its chunk was pinned.
     pub pinned: bool,
-    /// Whose words it is.
-    pub voice: Voice,
+    /// Message text, tool result or chat template.
+    pub kind: ContentKind,
 }
 
-/// A token that came after the prompt, and the attention of the pass that made it.
+/// A recorded token behind the prompt, and the attention row of the forward pass that produced it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// Its number in the vocabulary.
+pub struct RecordedStep {
+    /// Its number in the vocabulary of the model.
     pub id: TokenId,
-    /// What it says.
+    /// The text that it adds.
     pub text: String,
-    /// Its birth index, if recorded.
+    /// Its position, if it was recorded.
     pub position: Option<u64>,
-    /// Its turn and role, if recorded: captures of several turns say so.
+    /// Its turn and role, if they were recorded. Without them, it continues the answer or begins one.
     pub turn: Option<(TurnId, Role)>,
-    /// Its chunk of that turn, if recorded.
-    pub sentence: Option<u32>,
-    /// Whether it is part of a tool's result.
-    pub tool: bool,
-    /// By slot; or why it cannot be read; or nothing where there was none.
+    /// The index of its chunk in the turn, if it was recorded. Without it, the chunker decides.
+    pub chunk_index: Option<u32>,
+    /// Whether it is part of a tool result.
+    pub tool_result: bool,
+    /// The attention row by slot; or why the recorded row cannot be read; or none where no row was recorded.
     pub attention: Option<Result<Vec<f32>, String>>,
 }
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// The conversation at the end.
+pub struct ReplayOutcome {
+    /// The timeline at the end.
     pub timeline: Timeline,
-    /// The recorded birth index of each of its tokens.
+    /// The recorded position of each token of the timeline.
     pub positions: Vec<u64>,
-    /// One for each answer.
-    pub rounds: Vec<Round>,
-    /// Mean brightness as the last step found it; none where no step could be scored.
+    /// One entry per answer.
+    pub rounds: Vec<ReplayRound>,
+    /// The mean brightness before the last scored step; none where no step was scored.
     pub mean: Option<f64>,
 }
 
-/// One answer.
+/// The replay of one answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Round {
-    /// The turn.
+pub struct ReplayRound {
+    /// The turn of the answer.
     pub turn: TurnId,
-    /// Its steps.
+    /// How many steps it has.
     pub steps: u64,
-    /// Votes in all.
+    /// Votes of all its steps.
     pub votes: usize,
-    /// Steps whose attention could not be used, and why. Steps are counted from 1, over the whole capture.
-    pub faults: Vec<(u64, String)>,
-    /// Steps whose attention is scored but sums to something else than 1, and to what.
-    pub sums: Vec<(u64, f64)>,
-    /// Steps whose attention was padded.
-    pub padded: u64,
-    /// The shape of the attention, every so many steps.
+    /// Steps whose attention could not be scored, with the reason. Steps count from 1 over the whole capture.
+    pub attention_errors: Vec<(u64, String)>,
+    /// Steps whose attention was scored but does not sum to 1, with the sum.
+    pub off_sums: Vec<(u64, f64)>,
+    /// How many attention rows were padded with zeros.
+    pub padded_rows: u64,
+    /// Statistics of attention rows, by step; see [`ContextRules::trace_interval`].
     pub traces: Vec<(u64, AttentionStats)>,
-    /// What left, in order.
-    pub left: Vec<Left>,
-    /// Tokens in the window at the end.
+    /// The chunks that were pruned, in order.
+    pub pruned: Vec<ReplayedPrune>,
+    /// Tokens in the window at the end, without the prefix.
     pub live: usize,
-    /// The budget could not be kept, in words.
+    /// Why the window exceeds its budget, as text.
     pub exceeded: Option<String>,
 }
 
-/// A chunk that left the window, or some of it.
+/// A chunk that a replay has pruned, completely or in part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct ReplayedPrune {
     /// The chunk.
     pub chunk: ChunkId,
-    /// How many of its tokens.
+    /// How many of its tokens were pruned.
     pub tokens: usize,
-    /// Why.
-    pub why: String,
+    /// Why, as text.
+    pub reason: String,
 }
 
-/// Why a capture cannot be replayed.
+/// A record of a capture that contradicts those before it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place} does not fit what was recorded before it: {why}")]
+#[error("{place} does not fit what was recorded before it: {reason}")]
 pub struct ReplayError {
-    place: String,
-    why: String,
+    /// The record that does not fit.
+    pub place: ReplayPlace,
+    /// Why it does not fit.
+    pub reason: ReplayMismatch,
 }
 
-/// A capture that is being run, step by step.
+/// A record of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayPlace {
+    /// A token of the prompt, counted from 1.
+    PromptToken(usize),
+    /// A step, counted from 1 over the whole capture.
+    Step(u64),
+    /// The end of the capture, where the last answer is scored and pruned.
+    End,
+}
+
+impl fmt::Display for ReplayPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplayPlace::PromptToken(number) => write!(f, "token {number} of the prompt"),
+            ReplayPlace::Step(number) => write!(f, "step {number}"),
+            ReplayPlace::End => f.write_str("the end"),
+        }
+    }
+}
+
+/// Why a record does not fit those before it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayMismatch {
+    /// Positions must ascend.
+    #[error("its position {position} does not follow {last}")]
+    PositionOrder {
+        /// The recorded position.
+        position: u64,
+        /// The recorded position before it.
+        last: u64,
+    },
+    /// The chunker splits a chunk at a position that no chunk holds.
+    #[error("there is no chunk to split at position {}", .0.0)]
+    NothingToSplit(Position),
+    /// The timeline refuses the change.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+}
+
+/// A running replay.
 #[derive(Debug)]
 pub struct Replay<'a> {
-    rules: &'a Rules,
-    /// Slots before the timeline's own.
+    rules: &'a ContextRules,
+    /// Slots of the system prompt, which is not on the timeline.
     prefix: usize,
     timeline: Timeline,
     positions: Vec<u64>,
     chunker: Chunker,
-    round: Option<(Scorer, Round)>,
-    rounds: Vec<Round>,
+    round: Option<(Scorer, ReplayRound)>,
+    rounds: Vec<ReplayRound>,
     mean: Option<f64>,
     steps: u64,
-    /// The chunker has not followed the last tokens, because those were recorded with their chunks.
-    behind: bool,
+    /// The chunker has not read the last tokens: they were recorded with their chunk indices, or another turn
+    /// has begun.
+    chunker_stale: bool,
 }
 
 impl<'a> Replay<'a> {
-    /// Begins with what the model was given, behind `prefix` slots of standing instructions.
+    /// Begins with the recorded prompt, behind a system prompt of `prefix` tokens.
     ///
     /// # Errors
     /// When the recorded tokens contradict each other.
-    pub fn begin(prefix: usize, prompt: &[Recorded], rules: &'a Rules) -> Result<Self, ReplayError> {
+    pub fn begin(
+        prefix: usize,
+        prompt: &[RecordedToken],
+        rules: &'a ContextRules,
+    ) -> Result<Self, ReplayError> {
         let mut replay = Self {
             rules,
             prefix,
@@ -181,47 +194,52 @@ impl<'a> Replay<'a> {
             rounds: Vec::new(),
             mean: None,
             steps: 0,
-            behind: true,
+            chunker_stale: true,
         };
         for (i, token) in prompt.iter().enumerate() {
-            replay
-                .prompt(token)
-                .map_err(|why| ReplayError { place: format!("token {} of the prompt", i + 1), why })?;
+            let place = ReplayPlace::PromptToken(i + 1);
+            replay.append_prompt_token(token).map_err(|reason| ReplayError { place, reason })?;
         }
         Ok(replay)
     }
 
-    /// One more step.
+    /// Replays one step.
     ///
     /// # Errors
-    /// When it contradicts what was recorded before it.
-    pub fn step(&mut self, step: &Step) -> Result<(), ReplayError> {
+    /// When the step contradicts the records before it.
+    pub fn step(&mut self, step: &RecordedStep) -> Result<(), ReplayError> {
         self.steps += 1;
-        let place = format!("step {}", self.steps);
-        self.take(step).map_err(|why| ReplayError { place, why })
+        let place = ReplayPlace::Step(self.steps);
+        self.apply_step(step).map_err(|reason| ReplayError { place, reason })
     }
 
-    /// The capture is at its end.
+    /// Ends the replay: scores and prunes the last answer.
     ///
     /// # Errors
-    /// When what was recorded last contradicts what came before it.
-    pub fn finish(mut self) -> Result<Outcome, ReplayError> {
-        self.end_round().map_err(|why| ReplayError { place: "the end".into(), why })?;
+    /// When the last answer contradicts the records before it.
+    pub fn finish(mut self) -> Result<ReplayOutcome, ReplayError> {
+        self.end_round().map_err(|reason| ReplayError { place: ReplayPlace::End, reason })?;
         let Self { timeline, positions, rounds, mean, .. } = self;
-        Ok(Outcome { timeline, positions, rounds, mean })
+        Ok(ReplayOutcome { timeline, positions, rounds, mean })
     }
 
-    fn prompt(&mut self, token: &Recorded) -> Result<(), String> {
-        let birth = self.rules.strategy.birth(Source::of(token.chunk.role, token.voice == Voice::Tool));
-        let brightness = token.brightness.unwrap_or(birth);
-        self.append(token.chunk, token.id, &token.text, token.position, brightness, token.voice)?;
+    fn append_prompt_token(&mut self, token: &RecordedToken) -> Result<(), ReplayMismatch> {
+        let source = TokenSource::from_role(token.chunk.role, token.kind == ContentKind::ToolResult);
+        let new_token = NewToken {
+            id: token.id,
+            text: token.text.clone(),
+            chunk_index: token.chunk.index,
+            brightness: token.brightness.unwrap_or(self.rules.strategy.initial_brightness(source)),
+            kind: token.kind,
+        };
+        self.append(token.chunk, new_token, token.position)?;
         if token.pinned && self.timeline.chunk(token.chunk).is_some_and(|c| !c.is_pinned()) {
             self.apply(&Change::Pin { chunk: token.chunk, pinned: true })?;
         }
         Ok(())
     }
 
-    fn take(&mut self, step: &Step) -> Result<(), String> {
+    fn apply_step(&mut self, step: &RecordedStep) -> Result<(), ReplayMismatch> {
         let last = self.timeline.turns().last().map(|t| (t.id, t.role));
         let (turn, role) = step.turn.unwrap_or_else(|| match last {
             Some((turn, Role::Assistant)) => (turn, Role::Assistant),
@@ -234,62 +252,60 @@ impl<'a> Replay<'a> {
         if role == Role::Assistant && self.round.is_none() {
             self.begin_round(turn);
         }
-        let sentence = match step.sentence {
-            Some(sentence) => {
-                self.behind = true;
-                sentence
+        let chunk_index = match step.chunk_index {
+            Some(chunk_index) => {
+                self.chunker_stale = true;
+                chunk_index
             }
-            None => self.place(turn, role, step)?,
+            None => self.assign_chunk(turn, role, step)?,
         };
-        let chunk = ChunkId::new(role, turn, sentence);
-        let next = self.positions.last().map_or(0, |p| p.saturating_add(1));
-        let brightness = self.rules.strategy.birth(Source::of(role, step.tool));
-        let place = self.timeline.next_position();
-        let voice = if step.tool { Voice::Tool } else { Voice::Speaker };
-        self.append(chunk, step.id, &step.text, step.position.unwrap_or(next), brightness, voice)?;
+        let chunk = ChunkId::new(role, turn, chunk_index);
+        let next_recorded = self.positions.last().map_or(0, |p| p.saturating_add(1));
+        let brightness =
+            self.rules.strategy.initial_brightness(TokenSource::from_role(role, step.tool_result));
+        let position = self.timeline.next_position();
+        let kind = if step.tool_result { ContentKind::ToolResult } else { ContentKind::Message };
+        let token = NewToken { id: step.id, text: step.text.clone(), chunk_index, brightness, kind };
+        self.append(chunk, token, step.position.unwrap_or(next_recorded))?;
         if role == Role::Assistant {
-            self.score(chunk, place, brightness, step.attention.as_ref())?;
+            self.score(chunk, position, brightness, step.attention.as_ref())?;
         }
         Ok(())
     }
 
-    /// The chunk that the next token of a turn goes to. One that outgrows the limit is cut.
-    fn place(&mut self, turn: TurnId, role: Role, step: &Step) -> Result<u32, String> {
-        if self.behind || self.timeline.turns().last().is_none_or(|t| t.id != turn) {
+    /// The index of the chunk that the next token of a turn goes to. Splits a chunk that exceeds its maximum
+    /// size.
+    fn assign_chunk(&mut self, turn: TurnId, role: Role, step: &RecordedStep) -> Result<u32, ReplayMismatch> {
+        if self.chunker_stale || self.timeline.turns().last().is_none_or(|t| t.id != turn) {
             let tokens = self.timeline.turn_chunks(turn).flat_map(|c| c.run().positions());
-            let tokens = tokens.filter_map(|p| self.timeline.token(p)).filter(|t| !t.flags.has(Flags::FRAME));
-            let tokens = tokens.map(|t| (t.chunk.sentence, t.text, t.flags.has(Flags::TOOL)));
-            self.chunker = Chunker::resume(self.rules.chunks, tokens, self.timeline.next_sentence(turn));
-            self.behind = false;
+            let tokens = tokens
+                .filter_map(|p| self.timeline.token(p))
+                .filter(|t| !t.flags.contains(TokenFlags::TEMPLATE));
+            let tokens = tokens.map(|t| (t.chunk.index, t.text, t.flags.contains(TokenFlags::TOOL_RESULT)));
+            self.chunker = Chunker::resume(self.rules.chunks, tokens, self.timeline.next_chunk_index(turn));
+            self.chunker_stale = false;
         }
-        let placed = if step.tool { self.chunker.push_result() } else { self.chunker.push(&step.text) };
-        // The token that is one too many is not on the timeline yet; those that move with it are.
-        let tail = placed.moved.map_or(0, |moved| moved as u64 - 1);
-        if tail > 0 {
-            let sentence = placed.sentence;
-            let at = Position(self.timeline.next_position().0 - tail);
-            let chunk = self.timeline.chunk_of(at).ok_or("nothing is there to be cut")?.id();
-            self.apply(&Change::Split { chunk, at, sentence, tally: Tally::default() })?;
+        let assigned =
+            if step.tool_result { self.chunker.push_result() } else { self.chunker.push(&step.text) };
+        // The newest of the moved tokens is not on the timeline yet.
+        let moved = assigned.moved_tokens.map_or(0, |moved| u64::from(moved) - 1);
+        if moved > 0 {
+            let tail_index = assigned.chunk_index;
+            let at = Position(self.timeline.next_position().0 - moved);
+            let chunk = self.timeline.chunk_of(at).ok_or(ReplayMismatch::NothingToSplit(at))?.id();
+            self.apply(&Change::Split { chunk, at, tail_index, tally: AttentionTally::default() })?;
             if let Some((scorer, _)) = &mut self.round {
-                scorer.split(at, ChunkId::new(role, turn, sentence));
+                scorer.split_chunk(at, ChunkId::new(role, turn, tail_index));
             }
         }
-        Ok(placed.sentence)
+        Ok(assigned.chunk_index)
     }
 
-    fn append(
-        &mut self,
-        chunk: ChunkId,
-        id: TokenId,
-        text: &str,
-        position: u64,
-        brightness: Brightness,
-        voice: Voice,
-    ) -> Result<(), String> {
-        if let Some(last) = self.positions.last().filter(|&&last| position <= last) {
-            return Err(format!("its position {position} does not follow {last}"));
+    /// Appends a token that was recorded at `position`.
+    fn append(&mut self, chunk: ChunkId, token: NewToken, position: u64) -> Result<(), ReplayMismatch> {
+        if let Some(&last) = self.positions.last().filter(|&&last| position <= last) {
+            return Err(ReplayMismatch::PositionOrder { position, last });
         }
-        let token = NewToken { id, text: text.to_owned(), sentence: chunk.sentence, brightness, voice };
         let (at, turn, role) = (self.timeline.next_position(), chunk.turn, chunk.role);
         self.apply(&Change::Append(Append { at, turn, role, tokens: vec![token] }))?;
         self.positions.push(position);
@@ -297,44 +313,45 @@ impl<'a> Replay<'a> {
     }
 
     fn begin_round(&mut self, turn: TurnId) {
-        let scorer = Scorer::new(self.rules.strategy.clone(), self.timeline.view(self.prefix), Some(turn));
-        let round = Round {
+        let scorer =
+            Scorer::new(self.rules.strategy.clone(), self.timeline.context_window(self.prefix), Some(turn));
+        let round = ReplayRound {
             turn,
             steps: 0,
             votes: 0,
-            faults: Vec::new(),
-            sums: Vec::new(),
-            padded: 0,
+            attention_errors: Vec::new(),
+            off_sums: Vec::new(),
+            padded_rows: 0,
             traces: Vec::new(),
-            left: Vec::new(),
+            pruned: Vec::new(),
             live: 0,
             exceeded: None,
         };
         self.round = Some((scorer, round));
     }
 
-    /// A recorded row as the window of this replay would have it; none where it is that already. Where tokens
-    /// have left that the recorded model still saw, their attention is shared among the rest: what it would have
-    /// been cannot be known.
-    fn project(&self, row: &[f32]) -> Result<Option<Vec<f32>>, String> {
+    /// A recorded row reduced to the window of this replay; none where it covers that window already. The recorded
+    /// model also saw tokens that the replay has pruned. Their attention is distributed over the other tokens in
+    /// proportion: where it would have gone is unknown.
+    fn project_row(&self, row: &[f32]) -> Result<Option<Vec<f32>>, AttentionError> {
         let (recorded, live) = (self.prefix + self.timeline.len(), self.prefix + self.timeline.live_len());
-        // Without the zeros that may pad it, a row over all recorded tokens ends with the last or the one before.
-        let seen = row.iter().rposition(|&a| a != 0.0).map_or(0, |last| last + 1);
-        if live == recorded || seen > recorded || seen + 1 < recorded {
+        // Without padding, a row over all recorded tokens ends with the last token or the one before it.
+        let covered = row.iter().rposition(|&a| a != 0.0).map_or(0, |last| last + 1);
+        if live == recorded || covered > recorded || covered + 1 < recorded {
             return Ok(None);
         }
-        check_probabilities(row).map_err(|fault| fault.to_string())?;
-        let positions = self.timeline.view(self.prefix).positions();
+        check_probabilities(row)?;
+        let positions = self.timeline.context_window(self.prefix).positions();
         let slots = (0..self.prefix).chain(positions.iter().map(|p| self.prefix + p.index()));
-        let mut kept: Vec<f32> = slots.filter_map(|slot| row.get(slot).copied()).collect();
-        let (all, rest) = (sum(row), sum(&kept));
-        if rest == 0.0 {
-            return Err("all its attention lies on tokens that have left".into());
+        let mut projected: Vec<f32> = slots.filter_map(|slot| row.get(slot).copied()).collect();
+        let (row_total, projected_total) = (row_sum(row), row_sum(&projected));
+        if projected_total == 0.0 {
+            return Err(AttentionError::AllOnPruned);
         }
-        if self.rules.shares_one() {
-            kept.iter_mut().for_each(|a| *a = (f64::from(*a) * all / rest) as f32);
+        if self.rules.rows_sum_to_one() {
+            projected.iter_mut().for_each(|a| *a = (f64::from(*a) * row_total / projected_total) as f32);
         }
-        Ok(Some(kept))
+        Ok(Some(projected))
     }
 
     fn score(
@@ -343,67 +360,67 @@ impl<'a> Replay<'a> {
         position: Position,
         brightness: Brightness,
         attention: Option<&Result<Vec<f32>, String>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ReplayMismatch> {
         let step = self.steps;
-        let projected = match attention {
-            Some(Ok(row)) => self.project(row),
-            _ => Ok(None),
+        let (row, unusable) = match attention {
+            None => (None, None),
+            Some(Err(reason)) => (None, Some(reason.clone())),
+            Some(Ok(row)) => match self.project_row(row) {
+                Err(error) => (None, Some(error.to_string())),
+                Ok(Some(projected)) => (Some(Cow::Owned(projected)), None),
+                Ok(None) => (Some(Cow::Borrowed(row.as_slice())), None),
+            },
         };
-        let (row, damage) = match (&projected, attention) {
-            (Err(why), _) | (_, Some(Err(why))) => (None, Some(why)),
-            (Ok(Some(row)), _) | (Ok(None), Some(Ok(row))) => (Some(row.as_slice()), None),
-            (Ok(None), None) => (None, None),
-        };
+        let row = row.as_deref();
         let Some((scorer, round)) = &mut self.round else { return Ok(()) };
         scorer.push(chunk, position, brightness);
         match scorer.observe(row) {
-            // The first token comes out of the prompt's own batch: that it has no attention is no fault.
-            Err(Fault::Missing) if round.steps == 0 && damage.is_none() => {}
-            Err(fault) => round.faults.push((step, damage.map_or_else(|| fault.to_string(), Clone::clone))),
-            Ok(observed) => {
-                round.votes += observed.votes;
-                round.padded += u64::from(observed.padding > 0);
-                let sum = row.map_or(1.0, sum);
-                if self.rules.shares_one() && (sum - 1.0).abs() > OFF {
-                    round.sums.push((step, sum));
+            // The first token comes from the last forward pass of the prefill, which may have no attention row.
+            Err(AttentionError::Missing) if round.steps == 0 && unusable.is_none() => {}
+            Err(error) => round.attention_errors.push((step, unusable.unwrap_or_else(|| error.to_string()))),
+            Ok(scored) => {
+                round.votes += scored.votes;
+                round.padded_rows += u64::from(scored.padding > 0);
+                let sum = row.map_or(1.0, row_sum);
+                if self.rules.rows_sum_to_one() && (sum - 1.0).abs() > ROW_SUM_TOLERANCE {
+                    round.off_sums.push((step, sum));
                 }
             }
         }
         if is_traced(round.steps, self.rules.trace_interval) {
-            round.traces.extend(row.and_then(AttentionStats::of).map(|stats| (step, stats)));
+            round.traces.extend(row.and_then(AttentionStats::from_row).map(|stats| (step, stats)));
         }
         round.steps += 1;
         let timeline = &self.timeline;
         let (rules, prefix) = (self.rules, self.prefix);
         if let Some(culled) = scorer.cull(|p| p != position && rules.may_cull(timeline, prefix, p)) {
-            if let Change::Batch(parts) = &culled {
-                round.left.extend(parts.iter().flat_map(|part| left(timeline, part)));
-            }
+            let prunes = culled.flatten().into_iter().flat_map(|change| replayed_prunes(timeline, change));
+            round.pruned.extend(prunes);
             self.apply(&culled)?;
         }
         Ok(())
     }
 
-    fn end_round(&mut self) -> Result<(), String> {
+    fn end_round(&mut self) -> Result<(), ReplayMismatch> {
         let Some((scorer, mut round)) = self.round.take() else { return Ok(()) };
-        self.behind = true;
+        self.chunker_stale = true;
         if scorer.steps() > 0 {
             self.mean = Some(scorer.mean());
         }
         let score = scorer.finish();
         self.apply(&score)?;
         match &self.rules.strategy {
-            Strategy::Ttl(ttl) => {
+            ScoringStrategy::Ttl(ttl) => {
                 let over = self.timeline.live_len().saturating_sub(ttl.target);
-                let why = "at most two tokens leave at each step";
-                round.exceeded = (over > 0).then(|| format!("over the target by {over}: {why}"));
+                let reason = "at most two tokens are culled per step";
+                round.exceeded = (over > 0).then(|| format!("over the target by {over}: {reason}"));
             }
-            Strategy::Magnitude(_) if self.rules.max_tokens == 0 => {}
-            Strategy::Magnitude(_) => {
-                let rules = self.rules.prune(self.rules.max_tokens, Some(round.turn));
-                let plan = plan_prune(self.timeline.view(self.prefix), &rules);
+            ScoringStrategy::Magnitude(_) if self.rules.max_tokens == 0 => {}
+            ScoringStrategy::Magnitude(_) => {
+                let rules = self.rules.prune_rules(self.rules.max_tokens, Some(round.turn));
+                let plan = plan_prune(self.timeline.context_window(self.prefix), &rules);
                 if let Some(change) = plan.change() {
-                    round.left.extend(left(&self.timeline, &change));
+                    round.pruned.extend(replayed_prunes(&self.timeline, &change));
                     self.apply(&change)?;
                 }
                 round.exceeded = plan.exceeded.map(|e| e.to_string());
@@ -414,31 +431,28 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    fn apply(&mut self, change: &Change) -> Result<(), String> {
-        self.timeline.apply(change).map(drop).map_err(|e| e.to_string())
+    fn apply(&mut self, change: &Change) -> Result<(), ReplayMismatch> {
+        self.timeline.apply(change)?;
+        Ok(())
     }
 }
 
-/// How far from 1 a row may sum before it is worth telling: captures round their numbers.
-const OFF: f64 = 0.1;
+/// How far the sum of a row may be from 1 before the replay reports it: captures round their numbers.
+const ROW_SUM_TOLERANCE: f64 = 0.1;
 
-fn sum(row: &[f32]) -> f64 {
+fn row_sum(row: &[f32]) -> f64 {
     row.iter().map(|&a| f64::from(a)).sum()
 }
 
-/// What leaves by a change, with the reason.
-fn left(timeline: &Timeline, change: &Change) -> Vec<Left> {
-    let Change::Prune(leaves) = change else { return Vec::new() };
-    let tokens = |leave: &Leave| match &leave.extent {
-        Extent::Whole => timeline.chunk(leave.chunk).map_or(0, |c| c.live_len()),
+/// The chunks that a change prunes; `timeline` is the state before the change.
+fn replayed_prunes(timeline: &Timeline, change: &Change) -> Vec<ReplayedPrune> {
+    let Change::Prune(pruned) = change else { return Vec::new() };
+    let tokens = |pruned: &Pruned| match &pruned.extent {
+        Extent::Whole => timeline.chunk(pruned.chunk).map_or(0, |c| c.live_len()),
         Extent::Runs(runs) => runs.iter().map(|r| r.len as usize).sum(),
     };
-    leaves.iter().map(|l| Left { chunk: l.chunk, tokens: tokens(l), why: l.why.to_string() }).collect()
-}
-
-impl Rules {
-    /// Whether rows of attention are shares of one whole under these rules.
-    fn shares_one(&self) -> bool {
-        !matches!(&self.strategy, Strategy::Magnitude(m) if m.mass == Mass::Sum)
-    }
+    pruned
+        .iter()
+        .map(|p| ReplayedPrune { chunk: p.chunk, tokens: tokens(p), reason: p.reason.to_string() })
+        .collect()
 }

@@ -1,102 +1,103 @@
-//! Which dead chunks come back, with what, and why.
+//! Which pruned chunks are resurrected, with which brightness, and why.
 //!
-//! A chunk is embedded together with the opening of its turn and the opening of the turn that it is paired
-//! with, and it comes back with exactly those. Hits are taken greedily by score; one that does not fit is
-//! passed over. Each chunk is charged once, however many hits need it.
+//! A chunk is embedded together with the first chunk of its turn and the first chunk of the turn that it is
+//! paired with, and it is resurrected together with these. Hits are taken greedily by score; a hit that does
+//! not fit the budget is skipped. A chunk that several hits need is counted once.
 
-use crate::change::{Change, Extent, Return, WhyReturned};
+use crate::change::{Change, Extent, ResurrectReason, Resurrected};
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{Brightness, ChunkId, Role};
 use std::collections::BTreeSet;
 
-/// Something that search found.
+/// A search result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
     /// The chunk.
     pub chunk: ChunkId,
-    /// How well it matches; larger is better.
+    /// How well it matches the query; larger is better.
     pub score: f64,
 }
 
 impl Hit {
-    /// The same, raised by `user_boost` if they are the user's own words.
+    /// The hit with its score multiplied by `user_boost` if the chunk is of a user message and the score is
+    /// positive.
     #[must_use]
-    pub fn raised(self, user_boost: f64) -> Self {
-        // What is no number matches nothing, and a boost must never push a poor match further down.
+    pub fn boosted(self, user_boost: f64) -> Self {
+        // NaN counts as no match. A negative score is not multiplied: that would lower it.
         let score = if self.score.is_nan() { f64::NEG_INFINITY } else { self.score };
-        let raises = self.chunk.role == Role::User && score > 0.0;
-        Self { score: if raises { score * user_boost } else { score }, ..self }
+        let is_boosted = self.chunk.role == Role::User && score > 0.0;
+        Self { score: if is_boosted { score * user_boost } else { score }, ..self }
     }
 }
 
-/// What a chunk that search brings back shines with.
+/// The brightness of chunks that search resurrects.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ReturnsWith {
-    /// What it left with: no gifts.
+pub enum ResurrectedBrightness {
+    /// The brightness that they were pruned with.
     Earned,
-    /// This much: the mean of what is live, or all there is.
+    /// This brightness for each token: the mean of the live tokens, or the maximum.
     Fixed(Brightness),
 }
 
-/// What comes back, and what does not.
+/// The chunks to resurrect, and the hits that are skipped.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ReturnPlan {
-    /// In the order in which they were chosen, each behind what it brings along.
-    pub returns: Vec<Return>,
-    /// Hits that stay where they are.
-    pub skipped: Vec<(ChunkId, Skipped)>,
-    /// Tokens that come back.
+pub struct ResurrectPlan {
+    /// The chunks, in the order in which they were chosen; each follows its companions.
+    pub resurrected: Vec<Resurrected>,
+    /// Hits that are not resurrected, with the reason.
+    pub skipped: Vec<(ChunkId, ResurrectSkipReason)>,
+    /// How many tokens become live.
     pub tokens: usize,
 }
 
-/// Why a hit does not come back.
+/// Why a hit is not resurrected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Skipped {
-    /// It is live, or comes back already as part of another hit.
-    Live,
-    /// The user has taken it back.
-    Withdrawn,
-    /// No such chunk.
-    Unknown,
-    /// It and what comes with it need more than is left.
+pub enum ResurrectSkipReason {
+    /// It is live, or is resurrected already as part of another hit.
+    AlreadyLive,
+    /// It is deleted.
+    Deleted,
+    /// No chunk with this id holds a token.
+    UnknownChunk,
+    /// The chunk and its companions exceed the rest of the budget.
     TooLarge {
-        /// Tokens needed.
+        /// Tokens that they need.
         cost: usize,
-        /// Tokens left.
+        /// Tokens that are left of the budget.
         left: usize,
     },
 }
 
-impl ReturnPlan {
-    /// The plan as a change; none where nothing comes back.
+impl ResurrectPlan {
+    /// The plan as a change; none where no chunk is resurrected.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
-        (!self.returns.is_empty()).then(|| Change::Resurrect(self.returns.clone()))
+        (!self.resurrected.is_empty()).then(|| Change::Resurrect(self.resurrected.clone()))
     }
 }
 
-/// The chunks that a chunk is embedded and comes back with: first the opening of the turn that it is paired
-/// with, then the opening of its own turn unless it is that itself.
+/// The chunks that a chunk is embedded and resurrected with: the first chunk of the turn that it is paired
+/// with, then the first chunk of its own turn unless it is that chunk.
 #[must_use]
-pub fn companions(timeline: &Timeline, chunk: ChunkId) -> Vec<(ChunkRef<'_>, WhyReturned)> {
+pub fn companions(timeline: &Timeline, chunk: ChunkId) -> Vec<(ChunkRef<'_>, ResurrectReason)> {
     if chunk.role == Role::System {
         return Vec::new();
     }
-    let pair = timeline.partner(chunk).map(|c| (c, WhyReturned::PairOf(chunk)));
-    let own = (!chunk.is_anchor()).then(|| timeline.chunk(ChunkId { sentence: 0, ..chunk })).flatten();
-    pair.into_iter().chain(own.map(|c| (c, WhyReturned::OpensTurnOf(chunk)))).collect()
+    let partner = timeline.partner(chunk).map(|c| (c, ResurrectReason::PairOf(chunk)));
+    let first = (!chunk.is_anchor()).then(|| timeline.chunk(ChunkId { index: 0, ..chunk })).flatten();
+    partner.into_iter().chain(first.map(|c| (c, ResurrectReason::OpensTurnOf(chunk)))).collect()
 }
 
-/// The chunks whose text is embedded for `chunk`, in the order in which they are read, within `limit` tokens:
-/// the target first of all, then the other turn's opening, then its own. The target is always there; if it
-/// alone exceeds the limit the embedder cuts it.
+/// The chunks whose text is embedded for `chunk`, in order of position, within `limit` tokens. The chunk itself
+/// is always included, then its companions as far as they fit. If the chunk alone exceeds the limit, the
+/// embedder truncates it.
 #[must_use]
 pub fn embedding_context(timeline: &Timeline, chunk: ChunkId, limit: usize) -> Vec<ChunkId> {
     let Some(target) = timeline.chunk(chunk) else { return Vec::new() };
     let mut used = target.len();
     let mut chosen = vec![target];
     for (companion, _) in companions(timeline, chunk) {
-        if !companion.is_withdrawn() && used + companion.len() <= limit {
+        if !companion.is_deleted() && used + companion.len() <= limit {
             used += companion.len();
             chosen.push(companion);
         }
@@ -105,55 +106,70 @@ pub fn embedding_context(timeline: &Timeline, chunk: ChunkId, limit: usize) -> V
     chosen.into_iter().map(ChunkRef::id).collect()
 }
 
-/// Chooses among hits, the best first, what comes back within `budget` tokens.
+/// Plans which chunks to resurrect within `budget` tokens. `hits` are ordered by score, the best first.
 #[must_use]
-pub fn plan_returns(timeline: &Timeline, hits: &[Hit], budget: usize, with: ReturnsWith) -> ReturnPlan {
-    let mut plan = ReturnPlan { returns: Vec::new(), skipped: Vec::new(), tokens: 0 };
+pub fn plan_resurrection(
+    timeline: &Timeline,
+    hits: &[Hit],
+    budget: usize,
+    brightness: ResurrectedBrightness,
+) -> ResurrectPlan {
+    let mut plan = ResurrectPlan { resurrected: Vec::new(), skipped: Vec::new(), tokens: 0 };
     let mut chosen = BTreeSet::new();
-    let brightness = match with {
-        ReturnsWith::Earned => None,
-        ReturnsWith::Fixed(brightness) => Some(brightness),
+    let brightness = match brightness {
+        ResurrectedBrightness::Earned => None,
+        ResurrectedBrightness::Fixed(brightness) => Some(brightness),
     };
     for (rank, hit) in hits.iter().enumerate() {
-        let target = match timeline.chunk(hit.chunk) {
-            None => Err(Skipped::Unknown),
-            Some(c) if c.is_withdrawn() => Err(Skipped::Withdrawn),
-            Some(c) if c.dead_len() == 0 || chosen.contains(&c.id()) => Err(Skipped::Live),
-            Some(c) => Ok(c),
-        };
-        let target = match target {
+        let target = match find_pruned(timeline, hit.chunk, &chosen) {
             Ok(target) => target,
-            Err(why) => {
-                plan.skipped.push((hit.chunk, why));
+            Err(reason) => {
+                plan.skipped.push((hit.chunk, reason));
                 continue;
             }
         };
-        let why = WhyReturned::Found { rank: rank as u32, score: hit.score };
-        let group = returning(timeline, target, why, &chosen);
-        let cost: usize = group.iter().map(|(c, _)| c.dead_len()).sum();
+        let reason = ResurrectReason::SearchHit { rank: rank as u32, score: hit.score };
+        let group = resurrection_group(timeline, target, reason, &chosen);
+        let cost: usize = group.iter().map(|(c, _)| c.pruned_len()).sum();
         let left = budget - plan.tokens;
         if cost > left {
-            plan.skipped.push((hit.chunk, Skipped::TooLarge { cost, left }));
+            plan.skipped.push((hit.chunk, ResurrectSkipReason::TooLarge { cost, left }));
             continue;
         }
         plan.tokens += cost;
-        for (chunk, why) in group {
+        for (chunk, reason) in group {
             chosen.insert(chunk.id());
-            plan.returns.push(Return { chunk: chunk.id(), extent: Extent::Whole, brightness, why });
+            let chunk = chunk.id();
+            plan.resurrected.push(Resurrected { chunk, extent: Extent::Whole, brightness, reason });
         }
     }
     plan
 }
 
-/// What comes back when `target` does: its companions that are dead, then itself.
-pub(crate) fn returning<'a>(
+/// The chunk of a hit, if it is pruned and not already `chosen`.
+fn find_pruned<'a>(
+    timeline: &'a Timeline,
+    chunk: ChunkId,
+    chosen: &BTreeSet<ChunkId>,
+) -> Result<ChunkRef<'a>, ResurrectSkipReason> {
+    match timeline.chunk(chunk) {
+        None => Err(ResurrectSkipReason::UnknownChunk),
+        Some(c) if c.is_deleted() => Err(ResurrectSkipReason::Deleted),
+        Some(c) if c.pruned_len() == 0 || chosen.contains(&chunk) => Err(ResurrectSkipReason::AlreadyLive),
+        Some(c) => Ok(c),
+    }
+}
+
+/// The chunks that are resurrected with `target`: its companions, then itself; without those that are not
+/// pruned or already `chosen`.
+pub(crate) fn resurrection_group<'a>(
     timeline: &'a Timeline,
     target: ChunkRef<'a>,
-    why: WhyReturned,
-    already: &BTreeSet<ChunkId>,
-) -> Vec<(ChunkRef<'a>, WhyReturned)> {
+    reason: ResurrectReason,
+    chosen: &BTreeSet<ChunkId>,
+) -> Vec<(ChunkRef<'a>, ResurrectReason)> {
     let mut group = companions(timeline, target.id());
-    group.push((target, why));
-    group.retain(|(c, _)| c.dead_len() > 0 && !already.contains(&c.id()));
+    group.push((target, reason));
+    group.retain(|(c, _)| c.pruned_len() > 0 && !chosen.contains(&c.id()));
     group
 }

@@ -1,47 +1,45 @@
-//! How much a piece of text matters, judged from the text alone: for models that give no attention, and for
-//! agents' memories.
+//! How important a text is, judged from the text alone: for models without attention, and for agents' memories.
 
-/// What counts, and how much. The weights of a perfect score sum to 1.
+/// The weights of the parts of a salience score. They should sum to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weights {
-    /// Newer matters more.
+pub struct SalienceWeights {
+    /// A newer text is more important.
     pub recency: f64,
-    /// It names something known.
+    /// The text names a registered entity.
     pub entity: f64,
-    /// It speaks of the user or to them.
+    /// The text refers to the user, or is addressed to them.
     pub user_reference: f64,
-    /// It is a heading or code, and no mere separator.
+    /// The text is a heading or code, and not a mere separator.
     pub structural: f64,
 }
 
-impl Default for Weights {
+impl Default for SalienceWeights {
     fn default() -> Self {
         Self { recency: 0.3, entity: 0.3, user_reference: 0.2, structural: 0.2 }
     }
 }
 
-/// Recency where the position is unknown.
+/// The recency of a text whose position is unknown.
 pub const UNKNOWN_RECENCY: f64 = 0.5;
 
 const USER_MARKERS: [&str; 4] = ["you asked", "your", "user:", "human:"];
 
-/// Scores text from 0 (may go) to 1 (must stay).
+/// Scores texts from 0 (may be dropped) to 1 (should stay).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Salience {
-    weights: Weights,
+pub struct SalienceScorer {
+    weights: SalienceWeights,
     /// In lower case.
     entities: Vec<String>,
 }
 
-impl Salience {
-    /// A scorer that knows no names yet.
+impl SalienceScorer {
+    /// A scorer without entities.
     #[must_use]
-    pub fn new(weights: Weights) -> Self {
+    pub fn new(weights: SalienceWeights) -> Self {
         Self { weights, entities: Vec::new() }
     }
 
-    /// From now on, text that names `entity` matters more. Blank names are passed over: they would be
-    /// found in everything.
+    /// Adds a name that makes a text more important. A blank name is ignored: every text would contain it.
     pub fn register_entity(&mut self, entity: &str) {
         let entity = entity.trim().to_lowercase();
         if !entity.is_empty() && !self.entities.contains(&entity) {
@@ -49,22 +47,21 @@ impl Salience {
         }
     }
 
-    /// The score of a text; `recency` goes from 0, the oldest, to 1, the newest.
+    /// The score of a text; `recency` is 0 for the oldest text and 1 for the newest.
     #[must_use]
     pub fn score(&self, text: &str, recency: f64) -> f64 {
-        let Weights { recency: r, entity, user_reference, structural } = self.weights;
         let lower = text.to_lowercase();
-        let names = self.entities.iter().any(|e| lower.contains(e));
-        let speaks = USER_MARKERS.iter().any(|m| lower.contains(m));
-        r * recency.clamp(0.0, 1.0)
-            + entity * f64::from(u8::from(names))
-            + user_reference * f64::from(u8::from(speaks))
-            + structural * structure(text)
+        let names_entity = self.entities.iter().any(|e| lower.contains(e));
+        let refers_to_user = USER_MARKERS.iter().any(|m| lower.contains(m));
+        self.weights.recency * recency.clamp(0.0, 1.0)
+            + self.weights.entity * f64::from(u8::from(names_entity))
+            + self.weights.user_reference * f64::from(u8::from(refers_to_user))
+            + self.weights.structural * structure_score(text)
     }
 }
 
 /// 1 for a heading or a code fence, 0 for a separator, else 0.3.
-fn structure(text: &str) -> f64 {
+fn structure_score(text: &str) -> f64 {
     match text.trim() {
         _ if text.starts_with('#') || text.starts_with("```") => 1.0,
         "" | "---" | "***" => 0.0,
@@ -72,7 +69,7 @@ fn structure(text: &str) -> f64 {
     }
 }
 
-/// The recency of the `index`-th of `count` pieces, from 0 for the first to 1 for the last.
+/// The recency of the `index`-th of `count` texts: 0 for the first, 1 for the last.
 #[must_use]
 pub fn recency(index: usize, count: usize) -> f64 {
     if count < 2 { 1.0 } else { index as f64 / (count - 1) as f64 }

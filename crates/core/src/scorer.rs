@@ -1,66 +1,68 @@
-//! The window's brightness while a model generates.
+//! Scores the attention of a generation.
 //!
-//! A [`Scorer`] holds the brightness of the window in one contiguous row by slot and scores each step in
-//! place; when the generation ends it hands over one [`Score`], which the timeline applies. So a step costs a
-//! few passes over short arrays, and no half-scored state is ever stored.
+//! A [`Scorer`] holds the brightness of the window in one contiguous array by slot and updates it at each step.
+//! At the end of the generation it returns one [`Score`], which the timeline applies. So a step costs a few
+//! passes over short arrays, and no intermediate state is stored.
 
-use crate::attention::{Fault, Observed, check_probabilities, covered};
-use crate::brightness::{Magnitude, Sink, Strategy};
-use crate::change::{Change, Extent, Leave, Run, Score, Scored, Tally, TallyChange, WhyLeft};
-use crate::live::LiveView;
+use crate::attention::{AttentionError, StepScore, check_probabilities, covered_slots};
+use crate::brightness::{AttentionSink, MagnitudeRules, ScoringStrategy};
+use crate::change::{
+    AttentionTally, BrightnessRun, Change, Extent, PruneReason, Pruned, Score, TallyDelta, TokenRun,
+};
+use crate::context_window::ContextWindow;
 use crate::token::{Brightness, ChunkId, Position, TurnId};
 use std::ops::Range;
 
-/// The brightness of a window while a model generates.
+/// The brightness of a window during a generation. The arrays are indexed by slot, without the prefix.
 #[derive(Clone, Debug)]
 pub struct Scorer {
-    strategy: Strategy,
-    /// Slots before the timeline's own.
+    strategy: ScoringStrategy,
+    /// Slots of the system prompt, which is not on the timeline.
     prefix: usize,
-    /// By slot, without the prefix. All scored tokens decay alike at every step, so that is one number,
-    /// `decayed`: what is stored for a token of `scored` is its brightness plus that.
+    /// All scored tokens decay alike at every step. So the decay is one number, `pending_decay`, and the value
+    /// here is the brightness of a scored token plus that number.
     brightness: Vec<f32>,
-    decayed: f32,
+    pending_decay: f32,
     votes: Vec<u32>,
     mass: Vec<f32>,
     steps: u64,
-    /// How many rows of attention ended before each slot, without the prefix, and behind the last; they all began at the
-    /// first that is scored.
-    ends: Vec<u32>,
-    /// The first slot, without the prefix, of the running turn.
-    current: usize,
-    /// Which tokens the slots are, by runs of neighbours in one chunk: chunk, first position, length.
+    /// How many attention rows ended before each slot, and behind the last one. All rows begin at the first
+    /// scored slot.
+    rows_ended: Vec<u32>,
+    /// The first slot of the running turn.
+    current_start: usize,
+    /// The tokens of the slots, as runs of neighbours in one chunk: chunk, first position, length.
     spans: Vec<(ChunkId, Position, usize)>,
     mean: f64,
-    /// Votes since the last carry.
+    /// Votes since they were last added to `votes`. Bytes, so that a step touches less memory.
     new_votes: Vec<u8>,
-    /// Scratch: 1 for each slot that is voted for in a step.
+    /// Buffer: 1 for each slot that receives a vote in the current step, else 0.
     above: Vec<u8>,
 }
 
 impl Scorer {
-    /// The window as it stands. Tokens of the turn `current` are the running turn's.
+    /// The state before the first step. `current` is the running turn.
     #[must_use]
-    pub fn new(strategy: Strategy, view: LiveView<'_>, current: Option<TurnId>) -> Self {
-        let n = view.timeline().live_len();
+    pub fn new(strategy: ScoringStrategy, window: ContextWindow<'_>, current: Option<TurnId>) -> Self {
+        let n = window.timeline().live_len();
         let mut scorer = Self {
             strategy,
-            prefix: view.prefix(),
+            prefix: window.prefix(),
             brightness: Vec::with_capacity(n),
-            decayed: 0.0,
+            pending_decay: 0.0,
             votes: vec![0; n],
             mass: vec![0.0; n],
             steps: 0,
-            ends: vec![0; n + 1],
-            current: n,
+            rows_ended: vec![0; n + 1],
+            current_start: n,
             spans: Vec::new(),
             mean: f64::NAN,
             new_votes: vec![0; n],
             above: Vec::new(),
         };
-        for chunk in view.chunks() {
+        for chunk in window.chunks() {
             if Some(chunk.id().turn) == current {
-                scorer.current = scorer.current.min(scorer.brightness.len());
+                scorer.current_start = scorer.current_start.min(scorer.brightness.len());
             }
             for run in chunk.live_runs() {
                 scorer.spans.push((chunk.id(), run.start, run.len as usize));
@@ -76,34 +78,34 @@ impl Scorer {
         self.steps
     }
 
-    /// How many slots the window has now, the prefix included.
+    /// How many slots the window has now, including the prefix.
     #[must_use]
     pub fn len(&self) -> usize {
         self.prefix + self.brightness.len()
     }
 
-    /// Whether the window is empty.
+    /// Whether the window has no slots.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A token of the running turn joins the window at its end.
+    /// Adds a token of the running turn at the end of the window.
     pub fn push(&mut self, chunk: ChunkId, position: Position, brightness: Brightness) {
         match self.spans.last_mut() {
             Some((c, start, len)) if *c == chunk && start.plus(*len) == position => *len += 1,
             _ => self.spans.push((chunk, position, 1)),
         }
-        let scored = self.scored().end > self.brightness.len();
-        self.brightness.push(brightness.0 + if scored { self.decayed } else { 0.0 });
+        let scored = self.scored_slots().end > self.brightness.len();
+        self.brightness.push(brightness.0 + if scored { self.pending_decay } else { 0.0 });
         self.votes.push(0);
         self.new_votes.push(0);
         self.mass.push(0.0);
-        self.ends.push(0);
+        self.rows_ended.push(0);
     }
 
-    /// The tokens from `position` on belong to `chunk` now: the chunk that held them was cut.
-    pub fn split(&mut self, position: Position, chunk: ChunkId) {
+    /// Assigns the tokens from `position` on to `chunk`, after their chunk was split.
+    pub fn split_chunk(&mut self, position: Position, chunk: ChunkId) {
         if let Some(at) = self.spans.iter().rposition(|s| s.1 <= position) {
             let (_, start, len) = self.spans[at];
             let head = (position.0 - start.0) as usize;
@@ -115,57 +117,63 @@ impl Scorer {
         self.spans.iter_mut().filter(|s| s.1 >= position).for_each(|s| s.0 = chunk);
     }
 
-    /// The brightness of the window's tokens as it stands, by slot, without the prefix.
+    /// The current brightness of the tokens by slot, without the prefix.
     pub fn brightness(&mut self) -> &[f32] {
-        self.settle();
+        self.apply_decay();
         &self.brightness
     }
 
-    /// Mean brightness as the last step found it; before any step, of the window as it stands.
+    /// The mean brightness before the last step; before any step, the current mean.
     #[must_use]
     pub fn mean(&self) -> f64 {
-        if self.mean.is_nan() { self.mean_now() } else { self.mean }
+        if self.mean.is_nan() { self.current_mean() } else { self.mean }
     }
 
-    /// Scores one step. `row` is the attention by slot, the prefix included, of the forward pass that made
-    /// the newest token: it covers the window with that token or without it.
+    /// Scores one step. `row` is the attention by slot, including the prefix, of the forward pass that produced
+    /// the newest token. It covers the window with that token or without it.
     ///
     /// # Errors
-    /// When the row cannot be used; then nothing has changed.
-    pub fn observe(&mut self, row: Option<&[f32]>) -> Result<Observed, Fault> {
-        let row = row.ok_or(Fault::Missing)?;
-        let (used, padding) = covered(row, self.len())?;
-        self.score(row, used, self.len(), padding)
+    /// When the row cannot be scored; the state is then unchanged.
+    pub fn observe(&mut self, row: Option<&[f32]>) -> Result<StepScore, AttentionError> {
+        let row = row.ok_or(AttentionError::Missing)?;
+        let (used, padding) = covered_slots(row, self.len())?;
+        self.score_row(row, used, self.len(), padding)
     }
 
-    /// Scores a row of the prompt's own attention: that of the token in its last slot, which saw the slots up
-    /// to itself and none behind.
+    /// Scores an attention row of the prompt: that of the token in the last slot of the row, which sees the
+    /// slots up to itself.
     ///
     /// # Errors
-    /// When the row cannot be used; then nothing has changed.
-    pub fn observe_prompt(&mut self, row: &[f32]) -> Result<Observed, Fault> {
+    /// When the row cannot be scored; the state is then unchanged.
+    pub fn observe_prompt(&mut self, row: &[f32]) -> Result<StepScore, AttentionError> {
         if row.is_empty() {
-            return Err(Fault::Missing);
+            return Err(AttentionError::Missing);
         }
         if row.len() > self.len() {
-            return Err(Fault::TooLong { got: row.len(), expected: self.len() });
+            return Err(AttentionError::TooLong { got: row.len(), expected: self.len() });
         }
         check_probabilities(row)?;
-        self.score(row, row, row.len(), 0)
+        self.score_row(row, row, row.len(), 0)
     }
 
-    /// Scores a row of which `used` is what covers the window, which had `live` slots.
-    fn score(&mut self, row: &[f32], used: &[f32], live: usize, padding: usize) -> Result<Observed, Fault> {
-        let mean = self.mean_now();
+    /// Scores a row. `used` is the part that covers the window, which had `live` slots.
+    fn score_row(
+        &mut self,
+        row: &[f32],
+        used: &[f32],
+        live: usize,
+        padding: usize,
+    ) -> Result<StepScore, AttentionError> {
+        let mean = self.current_mean();
         let (threshold, votes) = match &self.strategy {
-            Strategy::Magnitude(m) => {
-                let row = if m.sink == Sink::Max { &row[..row.len().min(live)] } else { used };
+            ScoringStrategy::Magnitude(m) => {
+                let row = if m.sink == AttentionSink::Max { &row[..row.len().min(live)] } else { used };
                 let threshold = m.threshold(row, live)?;
                 (threshold, self.vote(row, threshold))
             }
-            Strategy::Ttl(ttl) => {
-                let own = used.get(self.prefix..).unwrap_or_default();
-                ttl.update(&mut self.brightness[..own.len()], own);
+            ScoringStrategy::Ttl(ttl) => {
+                let row = used.get(self.prefix..).unwrap_or_default();
+                ttl.update(&mut self.brightness[..row.len()], row);
                 (0.0, 0)
             }
         };
@@ -174,57 +182,58 @@ impl Scorer {
         if self.steps.is_multiple_of(u64::from(u8::MAX)) {
             self.carry_votes();
         }
-        Ok(Observed { threshold, mean, votes, padding })
+        Ok(StepScore { threshold, mean, votes, padding })
     }
 
-    /// v0 only: the dimmest tokens of a full window leave it, at most two a step. Tokens for which
-    /// `may_go` is false stay. The change scores them as they leave and prunes them.
-    pub fn cull(&mut self, may_go: impl Fn(Position) -> bool) -> Option<Change> {
-        let Strategy::Ttl(ttl) = &self.strategy else { return None };
+    /// For [`ttl`](crate::ttl) scoring only: takes the dimmest tokens out of a full window, at most two per
+    /// step, except those for which `may_cull` is false. Returns the change that sets their final brightness
+    /// and prunes them.
+    pub fn cull(&mut self, may_cull: impl Fn(Position) -> bool) -> Option<Change> {
+        let ScoringStrategy::Ttl(ttl) = &self.strategy else { return None };
         let live = self.brightness.len();
         let target = ttl.target;
-        let token =
+        let span_tokens =
             |&(chunk, start, len): &(ChunkId, Position, usize)| (0..len).map(move |i| (chunk, start.plus(i)));
-        let tokens: Vec<(ChunkId, Position)> = self.spans.iter().flat_map(token).collect();
-        let going = ttl.cull(&self.brightness, |slot| may_go(tokens[slot].1));
+        let tokens: Vec<(ChunkId, Position)> = self.spans.iter().flat_map(span_tokens).collect();
+        let culled = ttl.cull(&self.brightness, |slot| may_cull(tokens[slot].1));
         let mut score = Score::default();
-        let mut leaves: Vec<Leave> = Vec::new();
-        for &slot in &going {
+        let mut pruned: Vec<Pruned> = Vec::new();
+        for &slot in &culled {
             let (chunk, start) = tokens[slot];
-            score.runs.push(Scored { start, brightness: vec![Brightness(self.brightness[slot])] });
-            let run = Run { start, len: 1 };
-            match leaves.iter_mut().find(|l| l.chunk == chunk) {
-                Some(Leave { extent: Extent::Runs(runs), .. }) => runs.push(run),
+            score.runs.push(BrightnessRun { start, brightness: vec![Brightness(self.brightness[slot])] });
+            let run = TokenRun { start, len: 1 };
+            match pruned.iter_mut().find(|p| p.chunk == chunk) {
+                Some(Pruned { extent: Extent::Runs(runs), .. }) => runs.push(run),
                 _ => {
-                    let why = WhyLeft::Culled { live, target };
-                    leaves.push(Leave { chunk, extent: Extent::Runs(vec![run]), why });
+                    let reason = PruneReason::Culled { live, target };
+                    pruned.push(Pruned { chunk, extent: Extent::Runs(vec![run]), reason });
                 }
             }
         }
-        for &slot in going.iter().rev() {
-            self.remove(slot);
+        for &slot in culled.iter().rev() {
+            self.remove_slot(slot);
         }
-        (!going.is_empty()).then(|| Change::Batch(vec![Change::Score(score), Change::Prune(leaves)]))
+        (!culled.is_empty()).then(|| Change::Batch(vec![Change::Score(score), Change::Prune(pruned)]))
     }
 
-    /// The token at a slot is no longer in the window.
-    fn remove(&mut self, slot: usize) {
+    /// Removes the token at a slot from the window.
+    fn remove_slot(&mut self, slot: usize) {
         self.brightness.remove(slot);
         self.votes.remove(slot);
         self.new_votes.remove(slot);
         self.mass.remove(slot);
-        let ended = self.ends.remove(slot);
-        self.ends[slot] += ended;
-        if slot < self.current {
-            self.current -= 1;
+        let ended = self.rows_ended.remove(slot);
+        self.rows_ended[slot] += ended;
+        if slot < self.current_start {
+            self.current_start -= 1;
         }
         let mut before = 0;
         for i in 0..self.spans.len() {
             let (chunk, start, len) = self.spans[i];
             if slot < before + len {
-                let inside = slot - before;
-                let tail = (chunk, start.plus(inside + 1), len - inside - 1);
-                self.spans[i].2 = inside;
+                let offset = slot - before;
+                let tail = (chunk, start.plus(offset + 1), len - offset - 1);
+                self.spans[i].2 = offset;
                 self.spans.insert(i + 1, tail);
                 self.spans.retain(|s| s.2 > 0);
                 return;
@@ -233,145 +242,144 @@ impl Scorer {
         }
     }
 
-    /// What has been learned since the start, as a change.
+    /// The score of all steps, as a change.
     #[must_use]
     pub fn finish(mut self) -> Change {
-        self.settle();
+        self.apply_decay();
         self.carry_votes();
         let mut score = Score::default();
         if self.steps == 0 {
             return Change::Score(score);
         }
-        let looks = self.looks();
+        let exposures = self.exposures();
         let mut slot = 0;
         for (chunk, start, len) in self.spans {
-            let part = slot..slot + len;
+            let slots = slot..slot + len;
             slot += len;
-            score.runs.push(Scored {
+            score.runs.push(BrightnessRun {
                 start,
-                brightness: self.brightness[part.clone()].iter().map(|&b| Brightness(b)).collect(),
+                brightness: self.brightness[slots.clone()].iter().map(|&b| Brightness(b)).collect(),
             });
-            let votes: i64 = self.votes[part.clone()].iter().map(|&v| i64::from(v)).sum();
-            let looks: i64 = looks[part.clone()].iter().map(|&n| i64::from(n)).sum();
-            let mass: f64 = self.mass[part].iter().map(|&m| f64::from(m)).sum();
+            let votes: i64 = self.votes[slots.clone()].iter().map(|&v| i64::from(v)).sum();
+            let exposures: i64 = exposures[slots.clone()].iter().map(|&n| i64::from(n)).sum();
+            let mass: f64 = self.mass[slots].iter().map(|&m| f64::from(m)).sum();
+            let mass = (mass * AttentionTally::MASS_UNIT) as i64;
             match score.tallies.last_mut() {
-                Some((c, t)) if *c == chunk => {
-                    t.votes += votes;
-                    t.mass += (mass * Tally::UNIT) as i64;
-                    t.looks += looks;
+                Some((c, delta)) if *c == chunk => {
+                    delta.votes += votes;
+                    delta.mass += mass;
+                    delta.exposures += exposures;
                 }
-                _ => {
-                    let mass = (mass * Tally::UNIT) as i64;
-                    score.tallies.push((chunk, TallyChange { votes, mass, looks }));
-                }
+                _ => score.tallies.push((chunk, TallyDelta { votes, mass, exposures })),
             }
         }
         Change::Score(score)
     }
 
-    /// How many rows could have looked at each slot, without the prefix.
-    fn looks(&self) -> Vec<u32> {
-        let first = self.scored().start;
-        let mut rows = self.ends.iter().sum::<u32>();
-        let slots = self.ends.iter().enumerate().take(self.brightness.len());
-        let looks = slots.map(|(slot, ended)| {
+    /// How many rows cover each slot.
+    fn exposures(&self) -> Vec<u32> {
+        let first = self.scored_slots().start;
+        let mut rows = self.rows_ended.iter().sum::<u32>();
+        let slots = self.rows_ended.iter().enumerate().take(self.brightness.len());
+        let exposures = slots.map(|(slot, ended)| {
             rows -= ended;
             if slot < first { 0 } else { rows }
         });
-        looks.collect()
+        exposures.collect()
     }
 
-    /// The slots, without the prefix, that are scored: never the sink where that is the first slot, and the
-    /// running turn's only where that is asked for.
-    fn scored(&self) -> Range<usize> {
+    /// The slots that are scored: without the sink where that is the first slot, and without the running turn
+    /// unless the rules include it.
+    fn scored_slots(&self) -> Range<usize> {
         match &self.strategy {
-            Strategy::Magnitude(m) => {
-                let sink = usize::from(m.sink == Sink::First && self.prefix == 0);
-                let end = if m.score_current_turn { usize::MAX } else { self.current };
+            ScoringStrategy::Magnitude(m) => {
+                let sink = usize::from(m.sink == AttentionSink::First && self.prefix == 0);
+                let end = if m.score_current_turn { usize::MAX } else { self.current_start };
                 sink.min(end)..end
             }
-            Strategy::Ttl(_) => 0..0,
+            ScoringStrategy::Ttl(_) => 0..0,
         }
     }
 
-    /// How many tokens the mean is of: all but the running turn's, unless those are scored too.
-    fn averaged(&self) -> usize {
+    /// How many tokens the mean is taken of: all but those of the running turn, unless the rules include them.
+    fn averaged_len(&self) -> usize {
         match &self.strategy {
-            Strategy::Magnitude(m) if !m.score_current_turn => self.current,
+            ScoringStrategy::Magnitude(m) if !m.score_current_turn => self.current_start,
             _ => self.brightness.len(),
         }
     }
 
-    fn mean_now(&self) -> f64 {
-        let n = self.averaged();
-        let scored = self.scored();
+    fn current_mean(&self) -> f64 {
+        let n = self.averaged_len();
+        let scored = self.scored_slots();
         let decaying = scored.end.min(n).saturating_sub(scored.start) as f64;
-        let total = sum(&self.brightness[..n]) - decaying * f64::from(self.decayed);
+        let total = sum_f64(&self.brightness[..n]) - decaying * f64::from(self.pending_decay);
         if n == 0 { 0.0 } else { (total / n as f64).floor() }
     }
 
-    /// Takes what has decayed off the scored tokens.
-    fn settle(&mut self) {
-        let decayed = std::mem::take(&mut self.decayed);
-        if decayed != 0.0 {
-            let scored = self.scored();
+    /// Subtracts the pending decay from the scored tokens.
+    fn apply_decay(&mut self) {
+        let decay = std::mem::take(&mut self.pending_decay);
+        if decay != 0.0 {
+            let scored = self.scored_slots();
             let end = scored.end.min(self.brightness.len());
-            self.brightness[scored.start..end].iter_mut().for_each(|b| *b -= decayed);
+            self.brightness[scored.start..end].iter_mut().for_each(|b| *b -= decay);
         }
     }
 
-    /// Votes for the scored tokens whose attention exceeds the threshold; the others decay. Returns how many
-    /// were voted for.
+    /// Raises the scored tokens whose attention exceeds the threshold and lets the others decay. Returns how
+    /// many exceed it.
     ///
-    /// Few tokens are voted for, so the work is split: simple passes over the row, which run in wide
-    /// registers, and one that divides, for the few.
+    /// Few tokens do. So the work is split into simple passes over the row, which the compiler vectorizes, and
+    /// one pass with a division over the few.
     fn vote(&mut self, row: &[f32], threshold: f64) -> usize {
-        let Strategy::Magnitude(Magnitude { cap, decay, .. }) = self.strategy else { return 0 };
-        let scored = self.scored();
+        let ScoringStrategy::Magnitude(MagnitudeRules { cap, decay, .. }) = self.strategy else { return 0 };
+        let scored = self.scored_slots();
         let row = row.get(self.prefix..).unwrap_or_default();
-        let own = scored.start.min(row.len())..scored.end.min(row.len());
-        let row = &row[own.clone()];
-        self.ends[own.end] += 1;
-        let limit = not_above(threshold);
-        if self.decayed > 1e4 {
-            self.settle();
+        let covered = scored.start.min(row.len())..scored.end.min(row.len());
+        let row = &row[covered.clone()];
+        self.rows_ended[covered.end] += 1;
+        let limit = floor_to_f32(threshold);
+        if self.pending_decay > 1e4 {
+            self.apply_decay();
         }
-        self.decayed += decay;
-        // A token that came after the row was made neither gains nor decays.
-        let unseen = own.end..scored.end.min(self.brightness.len()).max(own.end);
-        self.brightness[unseen].iter_mut().for_each(|b| *b += decay);
-        let top = cap.0 + self.decayed;
+        self.pending_decay += decay;
+        // A token that the row does not cover neither gains nor decays.
+        let uncovered = covered.end..scored.end.min(self.brightness.len()).max(covered.end);
+        self.brightness[uncovered].iter_mut().for_each(|b| *b += decay);
+        let top = cap.0 + self.pending_decay;
         self.above.resize(row.len(), 0);
         mark_above(row, limit, &mut self.above);
-        for (mass, attention) in self.mass[own.clone()].iter_mut().zip(row) {
+        for (mass, attention) in self.mass[covered.clone()].iter_mut().zip(row) {
             *mass += attention;
         }
-        let brightness = &mut self.brightness[own.clone()];
-        for (votes, above) in self.new_votes[own].iter_mut().zip(&self.above) {
+        let brightness = &mut self.brightness[covered.clone()];
+        for (votes, above) in self.new_votes[covered].iter_mut().zip(&self.above) {
             *votes += above;
         }
         let mut count = 0;
-        let mut raise = |light: &mut f32, attention: f32| {
-            let raised = *light + decay + (f64::from(attention) / threshold) as i32 as f32;
-            *light = if raised > top { top } else { raised };
+        let mut raise = |brightness: &mut f32, attention: f32| {
+            let raised = *brightness + decay + (f64::from(attention) / threshold) as i32 as f32;
+            *brightness = if raised > top { top } else { raised };
             count += 1;
         };
-        let (marks, _) = self.above.as_chunks::<64>();
-        let (blocks, rest) = row.as_chunks::<64>();
-        let (lights, last) = brightness.as_chunks_mut::<64>();
-        for ((marks, row), lights) in marks.iter().zip(blocks).zip(lights) {
-            let mut above = bits(marks);
+        let (mark_blocks, _) = self.above.as_chunks::<64>();
+        let (row_blocks, row_rest) = row.as_chunks::<64>();
+        let (brightness_blocks, brightness_rest) = brightness.as_chunks_mut::<64>();
+        for ((marks, row), brightness) in mark_blocks.iter().zip(row_blocks).zip(brightness_blocks) {
+            let mut above = pack_bits(marks);
             while above != 0 {
                 let i = above.trailing_zeros() as usize;
                 above &= above - 1;
-                raise(&mut lights[i], row[i]);
+                raise(&mut brightness[i], row[i]);
             }
         }
-        last.iter_mut().zip(rest).filter(|(_, a)| **a > limit).for_each(|(light, &a)| raise(light, a));
+        let rest = brightness_rest.iter_mut().zip(row_rest).filter(|(_, a)| **a > limit);
+        rest.for_each(|(brightness, &a)| raise(brightness, a));
         count
     }
 
-    /// Votes are counted in bytes and carried over before those are full.
+    /// Adds the byte counters to `votes` before they can overflow.
     fn carry_votes(&mut self) {
         for (votes, new) in self.votes.iter_mut().zip(&mut self.new_votes) {
             *votes += u32::from(std::mem::take(new));
@@ -379,21 +387,21 @@ impl Scorer {
     }
 }
 
-/// Marks with 1 what exceeds the limit, and the rest with 0.
+/// Sets a mark to 1 where the value exceeds the limit, else to 0.
 fn mark_above(row: &[f32], limit: f32, marks: &mut [u8]) {
-    let (blocks, rest) = row.as_chunks::<16>();
-    let (marked, last) = marks.as_chunks_mut::<16>();
-    for (marks, block) in marked.iter_mut().zip(blocks) {
-        // Whole numbers of the floats' own width first: those the compiler packs sixteen at a time.
+    let (row_blocks, row_rest) = row.as_chunks::<16>();
+    let (mark_blocks, mark_rest) = marks.as_chunks_mut::<16>();
+    for (marks, block) in mark_blocks.iter_mut().zip(row_blocks) {
+        // Integers as wide as the floats first: these the compiler can narrow to bytes sixteen at a time.
         let above: [i32; 16] = std::array::from_fn(|i| i32::from(block[i] > limit));
         *marks = std::array::from_fn(|i| above[i] as u8);
     }
-    last.iter_mut().zip(rest).for_each(|(mark, &a)| *mark = u8::from(a > limit));
+    mark_rest.iter_mut().zip(row_rest).for_each(|(mark, &a)| *mark = u8::from(a > limit));
 }
 
-/// Sixty-four marks, each 0 or 1, as the bits of one word.
-fn bits(marks: &[u8; 64]) -> u64 {
-    // The product gathers the eight lowest bits of eight bytes in its highest byte.
+/// Packs sixty-four marks, each 0 or 1, into the bits of one word.
+fn pack_bits(marks: &[u8; 64]) -> u64 {
+    // The multiplication gathers the lowest bits of eight bytes in its highest byte.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let byte = |i: usize| {
         let eight: [u8; 8] = std::array::from_fn(|j| marks[i * 8 + j]);
@@ -402,18 +410,20 @@ fn bits(marks: &[u8; 64]) -> u64 {
     (0..8).fold(0, |word, i| word | byte(i) << (i * 8))
 }
 
-/// The largest `f32` that is not above `threshold`: then `a > threshold` in full precision is `a > limit`.
-fn not_above(threshold: f64) -> f32 {
-    let near = threshold as f32;
-    if f64::from(near) > threshold { near.next_down() } else { near }
+/// The largest `f32` that is not above `threshold`. Then `a > limit` in single precision equals `a > threshold`
+/// in double precision.
+fn floor_to_f32(threshold: f64) -> f32 {
+    let rounded = threshold as f32;
+    if f64::from(rounded) > threshold { rounded.next_down() } else { rounded }
 }
 
-/// The sum of many values: in wide registers for a stretch that keeps whole numbers exact, then in `f64`.
-fn sum(values: &[f32]) -> f64 {
+/// The sum of many values. Single precision in wide registers for 1,024 values at a time, which keeps integers
+/// exact, then double precision.
+fn sum_f64(values: &[f32]) -> f64 {
     let mut total = 0.0;
-    for stretch in values.chunks(1024) {
+    for part in values.chunks(1024) {
         let mut lanes = [0.0f32; 16];
-        let (blocks, rest) = stretch.as_chunks::<16>();
+        let (blocks, rest) = part.as_chunks::<16>();
         total += rest.iter().map(|&b| f64::from(b)).sum::<f64>();
         for block in blocks {
             lanes.iter_mut().zip(block).for_each(|(lane, b)| *lane += b);

@@ -1,46 +1,46 @@
-//! The numbers and names that a timeline is made of, each its own type, so that mixing two up does
-//! not compile. Nothing here knows about windows, scores or files.
+//! The ids and numbers of a timeline, each with its own type, so that a mix-up does not compile. Nothing here
+//! depends on windows, scores or files.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A token's birth index on the timeline. It never changes and is never given to another token.
+/// The index of a token on the timeline. It never changes and is never used for another token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
-/// A token's index in what the model sees now. Attention comes back by slot; only the
-/// [live view](crate::live::LiveView) turns a slot into a position or back.
+/// The index of a token in what the model sees now. Attention rows are indexed by slot; only the [context
+/// window](crate::context_window::ContextWindow) converts between slots and positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// One message. Turn ids count upward for ever.
+/// The id of a message. Ids ascend along the timeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TurnId(pub u32);
 
-/// A token's number in the vocabulary of the model that speaks it.
+/// The number of a token in the vocabulary of its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub u32);
 
 impl TokenId {
-    /// What stands where something was forgotten for good. No model has a token of this number.
+    /// Takes the place of a token whose text was erased for good. No vocabulary has this number.
     pub const FORGOTTEN: TokenId = TokenId(u32::MAX - 1);
 }
 
 impl Position {
-    /// The position `n` places further on.
+    /// The position `n` tokens further on.
     #[must_use]
     pub fn plus(self, n: usize) -> Self {
         Self(self.0 + n as u64)
     }
 
-    /// As an index into the timeline's columns. Positions are dense, so this is the identity.
+    /// The index in an array of all tokens.
     pub(crate) fn index(self) -> usize {
         usize::try_from(self.0).expect("a position addresses a token that is in memory")
     }
 }
 
 impl Slot {
-    /// As an index into an attention row.
+    /// The index in an attention row.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -48,18 +48,17 @@ impl Slot {
 }
 
 impl TurnId {
-    /// The turn after this one. The very last number has none: it is then itself, and is refused as taken.
+    /// The id of the next turn. The largest id gives itself, which an append then refuses.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// How much the model has looked at a token.
+/// A score of how much attention a token has received.
 ///
-/// A float, because the v0 engine may decay by fractions. Magnitude voting keeps whole numbers, which an
-/// `f32` holds exactly down to −16,777,216: a token would have to go unnoticed for sixteen million steps
-/// before its decay stands still.
+/// A float, because time-to-live scoring may decay by fractions. Magnitude voting uses integers, which an `f32`
+/// holds exactly down to −16,777,216: enough for sixteen million steps without attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Brightness(pub f32);
 
@@ -69,19 +68,19 @@ impl fmt::Display for Brightness {
     }
 }
 
-/// Who speaks.
+/// Who wrote a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Standing instructions.
+    /// The system prompt, or a later system message.
     System,
-    /// The person, or whoever writes to the model.
+    /// The user.
     User,
     /// The model.
     Assistant,
 }
 
 impl Role {
-    /// The letter that chunk names begin with.
+    /// The letter that chunk ids begin with.
     #[must_use]
     pub fn letter(self) -> char {
         match self {
@@ -91,13 +90,13 @@ impl Role {
         }
     }
 
-    /// The role whose chunk names begin with `letter`.
+    /// The role whose chunk ids begin with `letter`.
     #[must_use]
     pub fn from_letter(letter: char) -> Option<Self> {
         [Role::System, Role::User, Role::Assistant].into_iter().find(|r| r.letter() == letter)
     }
 
-    /// The word that captures, exports and chat templates use.
+    /// The name in captures, exports and chat templates.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -107,171 +106,172 @@ impl Role {
         }
     }
 
-    /// The role of that name.
+    /// The role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Role::System, Role::User, Role::Assistant].into_iter().find(|r| r.name() == name)
     }
 }
 
-/// Where a token came from, as far as its first brightness is concerned.
+/// The origin of a token, which its initial brightness depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The user's words.
+pub enum TokenSource {
+    /// A message of the user.
     User,
-    /// Standing instructions.
+    /// A system message.
     System,
-    /// A tool's result.
+    /// A tool result.
     Tool,
-    /// The model's words.
+    /// An answer of the model.
     Llm,
     /// Anything else.
     Other,
 }
 
-impl Source {
-    /// The source of a token by its role, or that it is part of a tool's result.
+impl TokenSource {
+    /// The origin of a token in a message of `role`; `tool` for a tool result.
     #[must_use]
-    pub fn of(role: Role, tool: bool) -> Self {
+    pub fn from_role(role: Role, tool: bool) -> Self {
         match role {
-            _ if tool => Source::Tool,
-            Role::User => Source::User,
-            Role::System => Source::System,
-            Role::Assistant => Source::Llm,
+            _ if tool => TokenSource::Tool,
+            Role::User => TokenSource::User,
+            Role::System => TokenSource::System,
+            Role::Assistant => TokenSource::Llm,
         }
     }
 }
 
-/// A paragraph or code block of one turn, written `u4.0`, `a5.2`, `s0.0` (role, turn, sentence).
-/// Sentence 0 is the turn's opening, its *anchor*.
+/// The id of a chunk: a paragraph or code block of one message. Written as role, turn and index: `u4.0`,
+/// `a5.2`, `s0.0`. The first chunk of a turn, with the index 0, is its *anchor*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
-    /// The message it belongs to.
+    /// The message that it belongs to.
     pub turn: TurnId,
-    /// Its number in the message, counted from 0.
-    pub sentence: u32,
-    /// Who speaks.
+    /// Its index in the message, counted from 0.
+    pub index: u32,
+    /// Who wrote the message.
     pub role: Role,
 }
 
 impl ChunkId {
-    /// The chunk `sentence` of `turn`, spoken by `role`.
+    /// The id of the chunk `index` of a turn.
     #[must_use]
-    pub fn new(role: Role, turn: TurnId, sentence: u32) -> Self {
-        Self { turn, sentence, role }
+    pub fn new(role: Role, turn: TurnId, index: u32) -> Self {
+        Self { turn, index, role }
     }
 
-    /// Whether this is the opening of its turn.
+    /// Whether this is the first chunk of its turn.
     #[must_use]
     pub fn is_anchor(self) -> bool {
-        self.sentence == 0
+        self.index == 0
     }
 }
 
 impl fmt::Display for ChunkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}.{}", self.role.letter(), self.turn.0, self.sentence)
+        write!(f, "{}{}.{}", self.role.letter(), self.turn.0, self.index)
     }
 }
 
-/// Why a text is not the name of a chunk.
+/// Why a text is not a chunk id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not the name of a chunk: write role, turn and sentence, such as u4.0, a5.2 or s0.0")]
-pub struct BadChunkId(String);
+#[error("'{0}' is not a chunk id: write role, turn and index, such as u4.0, a5.2 or s0.0")]
+pub struct ParseChunkIdError(String);
 
 impl FromStr for ChunkId {
-    type Err = BadChunkId;
+    type Err = ParseChunkIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let role = Role::from_letter(text.chars().next()?)?;
-            let (turn, sentence) = text[1..].split_once('.')?;
+            let (turn, index) = text[1..].split_once('.')?;
             let number = |s: &str| s.bytes().all(|b| b.is_ascii_digit()).then(|| s.parse().ok())?;
-            Some(Self::new(role, TurnId(number(turn)?), number(sentence)?))
+            Some(Self::new(role, TurnId(number(turn)?), number(index)?))
         };
-        parse().ok_or_else(|| BadChunkId(text.to_owned()))
+        parse().ok_or_else(|| ParseChunkIdError(text.to_owned()))
     }
 }
 
-/// Whose words a token is, within its turn.
+/// What kind of content a token is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Voice {
-    /// Those of whoever speaks in the turn.
+pub enum ContentKind {
+    /// Text of the message, by the role of the turn.
     #[default]
-    Speaker,
-    /// A tool's: its result.
-    Tool,
-    /// Nobody's: what the model's template puts around messages.
-    Frame,
+    Message,
+    /// Part of a tool result.
+    ToolResult,
+    /// Part of the chat template around messages; nobody wrote it.
+    Template,
 }
 
-impl Voice {
-    /// The flags that a token of this voice is born with.
+impl ContentKind {
+    /// The flags of a new token of this kind.
     #[must_use]
-    pub fn flags(self) -> Flags {
+    pub fn flags(self) -> TokenFlags {
         match self {
-            Voice::Speaker => Flags::default(),
-            Voice::Tool => Flags::TOOL,
-            Voice::Frame => Flags::FRAME,
+            ContentKind::Message => TokenFlags::default(),
+            ContentKind::ToolResult => TokenFlags::TOOL_RESULT,
+            ContentKind::Template => TokenFlags::TEMPLATE,
         }
     }
 }
 
-/// What is true of one token beside its text and brightness.
+/// The flags of a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flags(u8);
+pub struct TokenFlags(u8);
 
-impl Flags {
-    /// Pruned: out of the window, still searchable, can return.
-    pub const DEAD: Flags = Flags(1);
-    /// Taken back by the user: out of the window and out of search, returns only by undo.
-    pub const WITHDRAWN: Flags = Flags(2);
-    /// Part of a tool's result.
-    pub const TOOL: Flags = Flags(4);
-    /// What the model's template puts around messages: nobody has said it.
-    pub const FRAME: Flags = Flags(8);
+impl TokenFlags {
+    /// Out of the context window; still found by search; can be resurrected.
+    pub const PRUNED: TokenFlags = TokenFlags(1);
+    /// Out of the context window and out of search until it is undeleted.
+    pub const DELETED: TokenFlags = TokenFlags(2);
+    /// Part of a tool result.
+    pub const TOOL_RESULT: TokenFlags = TokenFlags(4);
+    /// Part of the chat template around messages.
+    pub const TEMPLATE: TokenFlags = TokenFlags(8);
 
-    /// Whose words the token is.
+    /// What kind of content the token is.
     #[must_use]
-    pub fn voice(self) -> Voice {
-        if self.has(Flags::TOOL) {
-            Voice::Tool
-        } else if self.has(Flags::FRAME) {
-            Voice::Frame
+    pub fn kind(self) -> ContentKind {
+        if self.contains(TokenFlags::TOOL_RESULT) {
+            ContentKind::ToolResult
+        } else if self.contains(TokenFlags::TEMPLATE) {
+            ContentKind::Template
         } else {
-            Voice::Speaker
+            ContentKind::Message
         }
     }
 
-    /// Neither dead nor withdrawn: the model sees it.
+    /// Whether the token is in the context window: neither pruned nor deleted.
     #[must_use]
     pub fn is_live(self) -> bool {
-        self.0 & (Self::DEAD.0 | Self::WITHDRAWN.0) == 0
+        self.0 & (Self::PRUNED.0 | Self::DELETED.0) == 0
     }
 
-    /// Whether all of `other` is set.
+    /// Whether all flags of `other` are set.
     #[must_use]
-    pub fn has(self, other: Flags) -> bool {
+    pub fn contains(self, other: TokenFlags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These flags with `other` set or cleared.
+    /// These flags with those of `other` set or cleared.
     #[must_use]
-    pub fn with(self, other: Flags, on: bool) -> Self {
-        if on { Flags(self.0 | other.0) } else { Flags(self.0 & !other.0) }
+    pub fn with(self, other: TokenFlags, on: bool) -> Self {
+        if on { TokenFlags(self.0 | other.0) } else { TokenFlags(self.0 & !other.0) }
     }
 
-    /// The byte that a store keeps.
+    /// The byte that stores write.
     #[must_use]
     pub fn bits(self) -> u8 {
         self.0
     }
 
-    /// The flags of a stored byte; bits that mean nothing are refused.
+    /// The flags of a stored byte; none for unknown bits and for contradictory ones.
     #[must_use]
     pub fn from_bits(bits: u8) -> Option<Self> {
-        let known = Self::DEAD.0 | Self::WITHDRAWN.0 | Self::TOOL.0 | Self::FRAME.0;
-        (bits & !known == 0 && bits & (Self::TOOL.0 | Self::FRAME.0) != Self::TOOL.0 | Self::FRAME.0)
-            .then_some(Flags(bits))
+        let known = Self::PRUNED.0 | Self::DELETED.0 | Self::TOOL_RESULT.0 | Self::TEMPLATE.0;
+        (bits & !known == 0
+            && bits & (Self::TOOL_RESULT.0 | Self::TEMPLATE.0) != Self::TOOL_RESULT.0 | Self::TEMPLATE.0)
+            .then_some(TokenFlags(bits))
     }
 }

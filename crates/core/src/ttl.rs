@@ -1,30 +1,30 @@
-//! The v0 engine: every token has a time to live. It is born with a brightness that depends on its source,
-//! loses some at every step, gains by attention, and the dimmest tokens of a full window are culled one
-//! step at a time.
+//! Time-to-live scoring (v0, the first engine). A token starts with a brightness that depends on its origin,
+//! loses some at every step and gains by attention. The dimmest tokens of a full window are culled, one or two
+//! per step.
 
-use crate::token::{Brightness, Source};
+use crate::token::{Brightness, TokenSource};
 
-/// The settings of the v0 engine.
+/// The settings of time-to-live scoring.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ttl {
-    /// What a token is born with.
-    pub seeds: Seeds,
-    /// No token is brighter; none is dimmer than 0.
+pub struct TtlRules {
+    /// The brightness of a new token.
+    pub initial: InitialBrightness,
+    /// The highest brightness; the lowest is 0.
     pub max: Brightness,
-    /// Lost at every step.
+    /// What each token loses per step.
     pub decay: f32,
-    /// Brightness for one whole unit of attention.
+    /// What a token gains for an attention of 1.
     pub gain: f32,
-    /// Whether a gain is cut to a whole number.
+    /// Whether gains are truncated to integers.
     pub whole_gain: bool,
     /// How many tokens the window should hold.
     pub target: usize,
 }
 
-impl Default for Ttl {
+impl Default for TtlRules {
     fn default() -> Self {
         Self {
-            seeds: Seeds::default(),
+            initial: InitialBrightness::default(),
             max: Brightness(255.0),
             decay: 2.0,
             gain: 10.0,
@@ -34,45 +34,45 @@ impl Default for Ttl {
     }
 }
 
-/// What tokens are born with, by source.
+/// The brightness of new tokens, by origin.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seeds {
-    /// The user's words.
+pub struct InitialBrightness {
+    /// For messages of the user.
     pub user: Brightness,
-    /// Standing instructions.
+    /// For system messages.
     pub system: Brightness,
-    /// A tool's result.
+    /// For tool results.
     pub tool: Brightness,
-    /// The model's words.
+    /// For answers of the model.
     pub llm: Brightness,
-    /// Anything else.
+    /// For anything else.
     pub other: Brightness,
 }
 
-impl Default for Seeds {
+impl Default for InitialBrightness {
     fn default() -> Self {
         let [full, model] = [Brightness(255.0), Brightness(200.0)];
         Self { user: full, system: full, tool: full, llm: model, other: model }
     }
 }
 
-impl Seeds {
-    /// The seed of a source.
+impl InitialBrightness {
+    /// The initial brightness for an origin.
     #[must_use]
-    pub fn of(&self, source: Source) -> Brightness {
+    pub fn for_source(&self, source: TokenSource) -> Brightness {
         match source {
-            Source::User => self.user,
-            Source::System => self.system,
-            Source::Tool => self.tool,
-            Source::Llm => self.llm,
-            Source::Other => self.other,
+            TokenSource::User => self.user,
+            TokenSource::System => self.system,
+            TokenSource::Tool => self.tool,
+            TokenSource::Llm => self.llm,
+            TokenSource::Other => self.other,
         }
     }
 }
 
-impl Ttl {
-    /// One step: every token decays, and gains by the attention that it received. Tokens that the row does
-    /// not cover stay as they are.
+impl TtlRules {
+    /// Scores one step: each token decays and gains by its attention. Tokens that the row does not cover are
+    /// unchanged.
     pub fn update(&self, brightness: &mut [f32], attention: &[f32]) {
         for (b, &a) in brightness.iter_mut().zip(attention) {
             let gain = a * self.gain;
@@ -81,7 +81,8 @@ impl Ttl {
         }
     }
 
-    /// How many tokens leave a window of `len`: none below the target, one at it, at most two above it.
+    /// How many tokens of a window of `len` are culled: none below the target, one at the target, at most two
+    /// above it.
     #[must_use]
     pub fn cull_count(&self, len: usize) -> usize {
         match len {
@@ -91,14 +92,16 @@ impl Ttl {
         }
     }
 
-    /// The tokens that leave a window of this brightness: the dimmest, and of equals the first. Those for
-    /// which `may_go` is false stay.
+    /// The slots of the tokens to cull: the dimmest ones, and of equal ones the first. Slots for which
+    /// `may_cull` is false are not culled.
     #[must_use]
-    pub fn cull(&self, brightness: &[f32], may_go: impl Fn(usize) -> bool) -> Vec<usize> {
+    pub fn cull(&self, brightness: &[f32], may_cull: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut dimmest: Vec<usize> = Vec::new();
         for _ in 0..self.cull_count(brightness.len()) {
-            let free = (0..brightness.len()).filter(|&i| may_go(i) && !dimmest.contains(&i));
-            let Some(next) = free.min_by(|&a, &b| brightness[a].total_cmp(&brightness[b])) else { break };
+            let candidates = (0..brightness.len()).filter(|&i| may_cull(i) && !dimmest.contains(&i));
+            let Some(next) = candidates.min_by(|&a, &b| brightness[a].total_cmp(&brightness[b])) else {
+                break;
+            };
             dimmest.push(next);
         }
         dimmest.sort_unstable();

@@ -1,105 +1,116 @@
-//! A model as an agent: what wraps agents wraps this too.
+//! A model as an [`Agent`], so that the wrappers of `halo-agents` apply to it.
 
-use crate::frame::Frame;
+use crate::chat_format::ChatFormatter;
 use halo_agents::agent::Agent;
-use halo_agents::content::{Said, Whose};
-use halo_core::attention::Watch;
-use halo_core::seams::{Flow, Message, Model, ModelStep, Prompt, Sampling, SeamError, Seen};
+use halo_agents::content::{AuthoredMessage, TextAuthor};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{Model, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, WindowToken};
 use halo_core::token::{Position, Role};
 use std::borrow::BorrowMut;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// A model that is asked and answers, and remembers nothing of it. It blocks while it does: whoever needs to go on meanwhile
-/// gives it a thread.
-pub struct Speaker<M> {
+/// A model that answers without a history. It blocks while it generates: callers that must not block run it on a thread.
+pub struct CompletionAgent<M> {
     model: Mutex<M>,
-    /// What stands before everything; empty: nothing.
-    pub system: String,
-    /// How answers are drawn.
+    pub system_prompt: String,
     pub sampling: Sampling,
-    /// Beside which conversation it is asked: what a model has of that in memory stays there.
-    pub beside: String,
+    /// The KV key of the conversation that it runs beside: the KV cells of that conversation stay in the model.
+    pub conversation: String,
 }
 
-impl<M: BorrowMut<dyn Model + Send>> Speaker<M> {
-    /// A model, here or far away.
-    pub fn new(model: M, system: impl Into<String>, sampling: Sampling) -> Self {
-        Self { model: Mutex::new(model), system: system.into(), sampling, beside: ASIDE.to_owned() }
+impl<M: BorrowMut<dyn Model + Send>> CompletionAgent<M> {
+    pub fn new(model: M, system_prompt: impl Into<String>, sampling: Sampling) -> Self {
+        Self {
+            model: Mutex::new(model),
+            system_prompt: system_prompt.into(),
+            sampling,
+            conversation: NO_CONVERSATION.to_owned(),
+        }
     }
 
-    fn ask(&self, said: &[Said]) -> Result<String, SeamError> {
+    fn complete(&self, history: &[AuthoredMessage]) -> Result<String, Error> {
         let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
         let model: &mut (dyn Model + Send) = (*model).borrow_mut();
         let template = model.info().template.clone();
-        let frame = Frame {
+        let format = ChatFormatter {
             template,
-            system: self.system.clone(),
-            dates: false,
-            names: crate::frame::Names::default(),
+            system_prompt: self.system_prompt.clone(),
+            show_dates: false,
+            names: crate::chat_format::SpeakerNames::default(),
         };
-        let role = |said: &Said| if said.whose == Whose::User { Role::User } else { Role::Assistant };
-        let mut pieces = model.tokenize(&frame.before_all(), true)?;
+        let role = |message: &AuthoredMessage| {
+            if message.author == TextAuthor::User { Role::User } else { Role::Assistant }
+        };
+        let mut tokens = model.tokenize(&format.preamble(), true)?;
         let mut before = None;
-        for one in said {
-            pieces.extend(model.tokenize(&frame.opening(role(one), before, None), true)?);
-            pieces.extend(model.tokenize(&one.text, false)?);
-            before = Some(role(one));
+        for message in history {
+            tokens.extend(model.tokenize(&format.turn_header(role(message), before, None), true)?);
+            tokens.extend(model.tokenize(&message.text, false)?);
+            before = Some(role(message));
         }
-        pieces.extend(model.tokenize(&frame.opening(Role::Assistant, before, None), true)?);
-        let seen = |(n, piece): (usize, &halo_core::seams::Piece)| Seen {
+        tokens.extend(model.tokenize(&format.turn_header(Role::Assistant, before, None), true)?);
+        let window_token = |(n, token): (usize, &halo_core::model::ModelToken)| WindowToken {
             position: Some(Position(n as u64)),
-            behind: 0,
-            id: piece.id,
-            begins: n == 0,
+            offset: 0,
+            id: token.id,
+            chunk_start: n == 0,
         };
-        let window: Vec<Seen> = pieces.iter().enumerate().map(seen).collect();
+        let window: Vec<WindowToken> = tokens.iter().enumerate().map(window_token).collect();
         let messages = || {
-            let system =
-                (!self.system.is_empty()).then(|| Message { role: Role::System, text: self.system.clone() });
-            let said = said.iter().map(|one| Message { role: role(one), text: one.text.clone() });
-            system.into_iter().chain(said).collect()
+            let system = (!self.system_prompt.is_empty())
+                .then(|| PromptMessage { role: Role::System, text: self.system_prompt.clone() });
+            let messages = history
+                .iter()
+                .map(|message| PromptMessage { role: role(message), text: message.text.clone() });
+            system.into_iter().chain(messages).collect()
         };
         let next = Position(window.len() as u64);
-        let prompt =
-            Prompt { conversation: &self.beside, window: &window, messages: &messages, next, aside: true };
+        let prompt = Prompt {
+            conversation: &self.conversation,
+            window: &window,
+            messages: &messages,
+            next_position: next,
+            ephemeral: true,
+        };
         let mut text = String::new();
-        model.generate(&prompt, &self.sampling, &Watch::nothing(), &mut |step| {
-            if let ModelStep::Token(piece, _) = step {
-                text.push_str(&piece.text);
+        model.generate(&prompt, &self.sampling, &AttentionRequest::none(), &mut |step| {
+            if let ModelStep::Token(token, _) = step {
+                text.push_str(&token.text);
             }
-            Flow::Continue
+            StepFlow::Continue
         })?;
         Ok(text.trim().to_owned())
     }
 }
 
-/// What belongs to no conversation.
-const ASIDE: &str = "\0aside";
+/// The KV key of requests without a conversation.
+const NO_CONVERSATION: &str = "\0aside";
 
-impl<M: BorrowMut<dyn Model + Send> + Send> Agent<Vec<Said>> for Speaker<M> {
+impl<M: BorrowMut<dyn Model + Send> + Send> Agent<Vec<AuthoredMessage>> for CompletionAgent<M> {
     type Out = String;
 
-    async fn invoke(&self, said: Vec<Said>) -> Result<String, SeamError> {
-        self.ask(&said)
+    async fn invoke(&self, history: Vec<AuthoredMessage>) -> Result<String, Error> {
+        self.complete(&history)
     }
 }
 
-impl<M: BorrowMut<dyn Model + Send> + Send> Agent<String> for Speaker<M> {
+impl<M: BorrowMut<dyn Model + Send> + Send> Agent<String> for CompletionAgent<M> {
     type Out = String;
 
-    async fn invoke(&self, asked: String) -> Result<String, SeamError> {
-        self.ask(&[Said::user(asked)])
+    async fn invoke(&self, message: String) -> Result<String, Error> {
+        self.complete(&[AuthoredMessage::user(message)])
     }
 }
 
-/// What comes of agents that never wait for anything: those of this crate block instead.
-///
-/// # Errors
-/// As the agent's own; also when it waits after all.
-pub(crate) fn at_once<T>(agent: impl Future<Output = Result<T, SeamError>>) -> Result<T, SeamError> {
+/// The result of an agent that never awaits: those of this crate block instead.
+pub(crate) fn poll_ready<T>(agent: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     match std::pin::pin!(agent).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(done) => done,
-        Poll::Pending => Err(SeamError::new("asking an agent", "it waits for something that never comes")),
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(Error::internal(
+            "running an agent",
+            "internal error: an agent that must not await did, please report it",
+        )),
     }
 }

@@ -1,85 +1,91 @@
-//! Branches: a new conversation that shares the beginning of another. Both live on.
+//! Branches: a new conversation that shares the first messages of another. Both can be continued.
 //!
-//! The shared messages keep their positions, so the KV cells behind them serve both: the branch notes whose they are, and
-//! nothing is read again.
+//! The shared messages keep their positions, so their KV cells serve both: the branch records its parent's key, and nothing
+//! is prefilled again.
 
-use crate::memory;
-use crate::{grace, session};
-use halo_core::seams::{Kind, SeamError, Store};
+use crate::conversation::kv_cache_key;
+use crate::forget::pending;
+use crate::memory::record::delete_memories_after;
+use halo_core::Error;
+use halo_core::store::{RecordKind, Store};
 use halo_core::token::TurnId;
 use serde_json::{Value, json};
 
-/// Where a branch departs.
+/// Where a branch begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchPoint {
-    /// The last turn that stands in both.
-    pub through: TurnId,
-    /// Turns behind it that were set aside in the other, and stand in the branch.
-    pub chosen: Vec<TurnId>,
+    /// The last turn of both conversations.
+    pub last_shared_turn: TurnId,
+    /// Later turns that are a variant in the parent and part of the branch.
+    pub chosen_turns: Vec<TurnId>,
 }
 
-/// Whose KV cells a branch shares.
+/// The conversation whose KV cells a branch shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Parent {
-    /// What the model keeps them under.
-    pub key: String,
-    /// Up to which position.
-    pub tokens: u64,
+pub(crate) struct BranchParent {
+    pub kv_key: String,
+    /// The number of shared positions.
+    pub shared_tokens: u64,
 }
 
-/// Where that is kept.
-const PARENT: &str = "branch.parent";
+/// Setting: the parent of a branch.
+const PARENT_KEY: &str = "branch.parent";
 
-/// Makes a branch of a conversation. Returns how many messages they share. The other conversation is only read, so somebody
-/// may be writing there.
-///
-/// # Errors
-/// When there is a conversation of that name, or the store fails.
-pub fn create(store: &mut dyn Store, from: &str, to: &str, at: &BranchPoint) -> Result<usize, SeamError> {
-    let missing = || SeamError::asked("branching", format!("there is no conversation '{from}'"));
-    let known = store.find(from)?.ok_or_else(missing)?;
-    let last = at.chosen.iter().copied().chain([at.through]).max().unwrap_or(at.through);
+/// Creates a branch of a conversation. Returns how many messages they share. The parent is only read, so another process may
+/// hold its lease.
+pub fn create_branch(store: &mut dyn Store, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
+    let missing = || Error::not_found("branching", format!("there is no conversation '{from}'"));
+    let parent = store.find_conversation(from)?.ok_or_else(missing)?;
+    let last =
+        at.chosen_turns.iter().copied().chain([at.last_shared_turn]).max().unwrap_or(at.last_shared_turn);
     let (mut shared, mut tokens) = (0, 0);
-    store.retell(from, to, &known.model, &mut |mut told| {
-        if told.turn > last {
+    store.copy_conversation(from, to, &parent.model, &mut |mut copy| {
+        if copy.turn > last {
             return Ok(None);
         }
-        tokens += told.tokens.len() as u64;
-        if told.turn > at.through {
-            // What stands in the other behind that turn is a variant here.
-            let chosen = at.chosen.contains(&told.turn);
-            told.tokens.iter_mut().for_each(|token| token.withdrawn = !chosen);
+        tokens += copy.tokens.len() as u64;
+        if copy.turn > at.last_shared_turn {
+            // The parent's turns after the branch point are a variant in the branch.
+            let chosen = at.chosen_turns.contains(&copy.turn);
+            copy.tokens.iter_mut().for_each(|token| token.deleted = !chosen);
         }
-        shared += usize::from(told.tokens.iter().any(|token| !token.withdrawn));
-        Ok(Some(told))
+        shared += usize::from(copy.tokens.iter().any(|token| !token.deleted));
+        Ok(Some(copy))
     })?;
-    memory::forget_later(store, to, last.0)?;
-    grace::cut(store, to, last.0)?;
-    for record in store.records(to, Kind::Variant)? {
-        // Turns behind the last one that is shared get their numbers again here.
+    delete_memories_after(store, to, last.0)?;
+    pending::truncate_pending(store, to, last.0)?;
+    for record in store.records(to, RecordKind::Variant)? {
+        // The branch uses the numbers of later turns again, so its variants must not name them.
         let mut value: Value = serde_json::from_str(&record.value).unwrap_or_default();
         let turns = value["turns"].as_array().cloned().unwrap_or_default();
         let shared: Vec<Value> = turns
             .into_iter()
             .filter(|turn| turn.as_u64().is_some_and(|turn| turn <= u64::from(last.0)))
             .collect();
-        let kept = (!shared.is_empty()).then(|| {
+        let value = (!shared.is_empty()).then(|| {
             value["turns"] = json!(shared);
             value.to_string()
         });
-        store.put_record(to, Kind::Variant, &record.key, kept.as_deref())?;
+        store.put_record(to, RecordKind::Variant, &record.key, value.as_deref())?;
     }
-    let parent = json!({ "key": session::key(store, &known)?, "tokens": tokens });
-    store.put_record(to, Kind::Setting, PARENT, Some(&parent.to_string()))?;
+    let parent = json!({ "key": kv_cache_key(store, &parent)?, "tokens": tokens });
+    store.put_record(to, RecordKind::Setting, PARENT_KEY, Some(&parent.to_string()))?;
     Ok(shared)
 }
 
-/// Whose KV cells a conversation shares, if it is a branch.
-pub(crate) fn parent(store: &mut dyn Store, conversation: &str) -> Result<Option<Parent>, SeamError> {
-    let records = store.records(conversation, Kind::Setting)?;
-    let Some(record) = records.iter().find(|record| record.key == PARENT) else { return Ok(None) };
+/// The parent of a branch; none where the conversation is none.
+pub(crate) fn load_branch_parent(
+    store: &mut dyn Store,
+    conversation: &str,
+) -> Result<Option<BranchParent>, Error> {
+    let records = store.records(conversation, RecordKind::Setting)?;
+    let Some(record) = records.iter().find(|record| record.key == PARENT_KEY) else { return Ok(None) };
     let value: Value = serde_json::from_str(&record.value).unwrap_or_default();
-    let parent =
-        || Some(Parent { key: value["key"].as_str()?.to_owned(), tokens: value["tokens"].as_u64()? });
+    let parent = || {
+        Some(BranchParent {
+            kv_key: value["key"].as_str()?.to_owned(),
+            shared_tokens: value["tokens"].as_u64()?,
+        })
+    };
     Ok(parent())
 }

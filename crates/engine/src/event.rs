@@ -1,203 +1,211 @@
-//! What happens in a turn, told as it happens: one stream for the terminal, the page and the tests.
+//! The events of a turn, as they happen: one stream for the terminal, the page and the tests.
 
-use crate::tools::Done;
+use crate::tools::ToolCallResult;
 use halo_core::attention::AttentionStats;
-use halo_core::seams::{Finish, Upkeep};
+use halo_core::model::{CacheStats, FinishReason};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
 
-/// One thing that happened.
+/// Something that happened in a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The model is busy; so many are ahead.
-    Waiting {
-        /// How many.
-        ahead: usize,
-    },
-    /// A message was stored: from here on it cannot be lost.
-    Said {
-        /// Its turn.
-        turn: TurnId,
-        /// Whose.
-        role: Role,
-        /// Its length.
-        tokens: usize,
-    },
-    /// What the model would begin to say, in a fork, and what search is asked with beside the message.
-    Previewed {
-        /// The text.
-        text: String,
-    },
-    /// A chunk came back to its own place.
-    Returned {
-        /// Which.
-        chunk: ChunkId,
-        /// Its tokens.
-        tokens: usize,
-        /// Why.
-        why: String,
-    },
-    /// A chunk left the window.
-    Left {
-        /// Which.
-        chunk: ChunkId,
-        /// Its tokens.
-        tokens: usize,
-        /// Why.
-        why: String,
-    },
-    /// So much of the window has been read; of how much, where that is known.
-    Reading {
-        /// Tokens read.
+    /// The model is busy: this many requests are ahead.
+    Queued { ahead: usize },
+    /// A message was committed: it cannot be lost any more.
+    MessageStored { turn: TurnId, role: Role, tokens: usize },
+    /// The beginning of an answer, generated in a fork: search uses it beside the message.
+    Previewed { text: String },
+    /// A chunk was resurrected at its own position.
+    Resurrected { chunk: ChunkId, tokens: usize, reason: String },
+    /// A chunk was pruned from the context window.
+    Pruned { chunk: ChunkId, tokens: usize, reason: String },
+    /// Progress of the prefill.
+    Prefilling {
         done: usize,
-        /// Tokens to read; 0: unknown.
-        of: usize,
+        /// Tokens to prefill; 0: unknown.
+        total: usize,
     },
-    /// The window is in the model's memory: what that took.
-    Ready(Upkeep),
-    /// A token of the answer; the text is empty while a character is incomplete.
-    Token {
-        /// Its chunk.
-        chunk: ChunkId,
-        /// Its birth index.
-        position: Position,
-        /// What it adds to the text.
-        text: String,
-    },
-    /// What the answer's attention came to.
+    /// The context window is in the KV cache.
+    Prefilled(CacheStats),
+    /// A token of the answer; its text is empty while a character is incomplete.
+    Token { chunk: ChunkId, position: Position, text: String },
+    /// The scores of the answer.
     Scored {
         /// Steps that were scored.
         steps: u64,
-        /// Votes in all.
         votes: usize,
         /// Mean brightness at the end.
         mean: f64,
-        /// Steps whose attention could not be used, and why the first of them.
-        faults: Option<(u64, String)>,
+        /// How many steps had attention that could not be used, and the first error.
+        errors: Option<(u64, String)>,
     },
-    /// The model has called a tool, and this is what came of it.
-    Tool(Done),
-    /// More is in the window than may be, and nothing that is left may leave.
-    Exceeded(String),
+    /// The model called a tool.
+    ToolCalled(ToolCallResult),
+    /// The context window exceeds its budget, and nothing more can be pruned.
+    BudgetExceeded(String),
     /// Something that the user should know.
     Notice(String),
-    /// A part of the turn is over.
-    Stage(Stage, Duration),
-    /// The answer is complete, stored and searchable.
-    Done(Summary),
-    /// There is no answer, or no more of it: why. What was told before stands.
+    /// A stage of the turn ended.
+    StageFinished(TurnStage, Duration),
+    /// The answer is complete, committed and indexed.
+    Done(TurnSummary),
+    /// The turn failed with this error. Earlier events remain true.
     Failed(String),
-    /// The message takes something for granted that was said not to be so. It is answered all the same.
-    Premise {
-        /// What.
-        premise: String,
-        /// Why it is not so.
-        reason: String,
-        /// What to do.
-        suggestion: String,
-    },
+    /// The message has a premise that the conversation contradicts. It is answered all the same.
+    FalsePremise { premise: String, reason: String, suggestion: String },
     /// Something happened to a memory.
-    Memory {
-        /// Which.
-        id: u64,
-        /// What.
-        what: &'static str,
-    },
-    /// Something was done to chunks by hand.
-    Changed {
-        /// What.
-        what: &'static str,
-        /// To which.
-        chunks: Vec<ChunkId>,
-    },
+    MemoryChanged { id: u64, action: MemoryAction },
+    /// The conversation changed outside of a turn: readers load its state again.
+    Changed { action: ChangeAction, chunks: Vec<ChunkId> },
 }
 
-/// The parts of a turn, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// The message is stored.
-    Store,
-    /// The beginning of an answer, in a fork.
-    Preview,
-    /// What of the past matters is found and brought back.
-    Recall,
-    /// The model's memory is brought in line with the window, and the window is read.
-    Read,
-    /// The answer, the model's own share.
-    Speak,
-    /// What is done for every token of the answer.
-    Attend,
-    /// Scores, departures, and the commit of both.
-    Prune,
-    /// The index is brought in line.
-    Index,
-    /// The model's memory is saved.
-    Settle,
+/// What happened to a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryAction {
+    Formed,
+    /// It was placed in the context window.
+    Placed,
 }
 
-impl Stage {
-    /// All of them, in order.
-    pub const ALL: [Stage; 9] = [
-        Stage::Store,
-        Stage::Preview,
-        Stage::Recall,
-        Stage::Read,
-        Stage::Speak,
-        Stage::Attend,
-        Stage::Prune,
-        Stage::Index,
-        Stage::Settle,
-    ];
-
-    /// Its word.
+impl MemoryAction {
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Stage::Preview => "preview",
-            Stage::Recall => "recall",
-            Stage::Store => "store",
-            Stage::Read => "read",
-            Stage::Speak => "speak",
-            Stage::Attend => "attend",
-            Stage::Prune => "prune",
-            Stage::Index => "index",
-            Stage::Settle => "settle",
+            MemoryAction::Formed => "formed",
+            MemoryAction::Placed => "placed",
         }
     }
 }
 
-/// A turn that is over.
+/// What changed a conversation outside of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeAction {
+    Pinned,
+    Unpinned,
+    Pruned,
+    Resurrected,
+    Deleted,
+    Undeleted,
+    Merged,
+    /// A manual edit was undone.
+    Undone,
+    /// The last exchange was deleted, because another one takes its place.
+    Replaced,
+    VariantChosen,
+    Renamed,
+    NotesWritten,
+    MemoryEdited,
+    RecordingChanged,
+    /// A client sent messages that the conversation did not have.
+    MessagesAppended,
+    /// Another program changed the conversation in the store.
+    ChangedElsewhere,
+}
+
+impl ChangeAction {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ChangeAction::Pinned => "pinned",
+            ChangeAction::Unpinned => "unpinned",
+            ChangeAction::Pruned => "pruned",
+            ChangeAction::Resurrected => "resurrected",
+            ChangeAction::Deleted => "deleted",
+            ChangeAction::Undeleted => "undeleted",
+            ChangeAction::Merged => "merged",
+            ChangeAction::Undone => "undone",
+            ChangeAction::Replaced => "replaced",
+            ChangeAction::VariantChosen => "variant_chosen",
+            ChangeAction::Renamed => "renamed",
+            ChangeAction::NotesWritten => "notes_written",
+            ChangeAction::MemoryEdited => "memory_edited",
+            ChangeAction::RecordingChanged => "recording_changed",
+            ChangeAction::MessagesAppended => "messages_appended",
+            ChangeAction::ChangedElsewhere => "changed_elsewhere",
+        }
+    }
+}
+
+/// The stages of a turn, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TurnStage {
+    Store,
+    /// Generates the beginning of an answer in a fork.
+    Preview,
+    /// Searches the timeline and resurrects chunks.
+    Recall,
+    /// Brings the KV cache in line with the context window.
+    Prefill,
+    /// Generates the answer: the time of the model alone.
+    Generate,
+    /// Commits and scores the tokens of the answer.
+    Score,
+    /// Prunes the context window.
+    Prune,
+    /// Updates the search index.
+    Index,
+    /// Saves the KV cache.
+    PersistKv,
+}
+
+impl TurnStage {
+    pub const ALL: [TurnStage; 9] = [
+        TurnStage::Store,
+        TurnStage::Preview,
+        TurnStage::Recall,
+        TurnStage::Prefill,
+        TurnStage::Generate,
+        TurnStage::Score,
+        TurnStage::Prune,
+        TurnStage::Index,
+        TurnStage::PersistKv,
+    ];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            TurnStage::Preview => "preview",
+            TurnStage::Recall => "recall",
+            TurnStage::Store => "store",
+            TurnStage::Prefill => "read",
+            TurnStage::Generate => "speak",
+            TurnStage::Score => "attend",
+            TurnStage::Prune => "prune",
+            TurnStage::Index => "index",
+            TurnStage::PersistKv => "settle",
+        }
+    }
+}
+
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
-    /// The answer's turn.
+pub struct TurnSummary {
     pub turn: TurnId,
-    /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Tokens of the answer.
     pub tokens: usize,
-    /// Chunks that came back.
-    pub returned: usize,
-    /// Chunks that left.
-    pub left: usize,
-    /// Tokens in the window now, the system prompt included.
-    pub live: usize,
-    /// How long each part took.
-    pub stages: Vec<(Stage, Duration)>,
-    /// The shape of what the answer looked at, every so many tokens.
+    /// Chunks that were resurrected.
+    pub resurrected: usize,
+    pub pruned: usize,
+    /// Tokens in the context window, including the system prompt.
+    pub live_tokens: usize,
+    /// The duration of each stage.
+    pub stages: Vec<(TurnStage, Duration)>,
+    /// Statistics of the attention rows, at the trace interval.
     pub traces: Vec<(u64, AttentionStats)>,
 }
 
-impl Summary {
-    /// How long a part took.
+impl TurnSummary {
+    /// The total duration of a stage.
     #[must_use]
-    pub fn took(&self, stage: Stage) -> Duration {
+    pub fn stage_duration(&self, stage: TurnStage) -> Duration {
         self.stages.iter().filter(|(s, _)| *s == stage).map(|(_, took)| *took).sum()
     }
 
-    /// Tokens a second, while it spoke.
+    /// Tokens per second of generation.
     #[must_use]
-    pub fn pace(&self) -> f64 {
-        let spoke = self.took(Stage::Speak) + self.took(Stage::Attend);
-        if spoke.is_zero() { 0.0 } else { self.tokens as f64 / spoke.as_secs_f64() }
+    pub fn tokens_per_second(&self) -> f64 {
+        let duration = self.stage_duration(TurnStage::Generate) + self.stage_duration(TurnStage::Score);
+        if duration.is_zero() { 0.0 } else { self.tokens as f64 / duration.as_secs_f64() }
     }
 }

@@ -1,74 +1,117 @@
 //! What happened to a chunk, as the log tells it.
 
+use halo_core::Error;
 use halo_core::change::Change;
-use halo_core::seams::{Entry, SeamError, Store};
+use halo_core::store::{LogEntry, Store};
 use halo_core::token::ChunkId;
 
 /// Something that happened to a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happened {
+pub struct ChunkHistoryEntry {
     /// When, in milliseconds since 1970.
     pub at: i64,
     /// The entry of the log that tells it.
     pub seq: u64,
-    /// What.
-    pub what: &'static str,
-    /// Why; empty where there is nothing to say.
-    pub why: String,
+    pub action: ChunkAction,
+    /// Empty where the log has none.
+    pub reason: String,
 }
 
-impl Happened {
-    /// What, and why.
+/// What happened to a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkAction {
+    Pruned,
+    Resurrected,
+    Pinned,
+    Unpinned,
+    Deleted,
+    Undeleted,
+    Merged,
+    Split,
+}
+
+impl ChunkAction {
     #[must_use]
-    pub fn text(&self) -> String {
-        if self.why.is_empty() { self.what.to_owned() } else { format!("{}: {}", self.what, self.why) }
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ChunkAction::Pruned => "pruned",
+            ChunkAction::Resurrected => "resurrected",
+            ChunkAction::Pinned => "pinned",
+            ChunkAction::Unpinned => "unpinned",
+            ChunkAction::Deleted => "deleted",
+            ChunkAction::Undeleted => "undeleted",
+            ChunkAction::Merged => "merged",
+            ChunkAction::Split => "split",
+        }
+    }
+}
+
+impl ChunkHistoryEntry {
+    #[must_use]
+    pub fn describe(&self) -> String {
+        if self.reason.is_empty() {
+            self.action.as_str().to_owned()
+        } else {
+            format!("{}: {}", self.action.as_str(), self.reason)
+        }
     }
 }
 
 /// What happened to a chunk, the oldest first.
-///
-/// # Errors
-/// When the store cannot be read.
-pub fn of(store: &mut dyn Store, conversation: &str, chunk: ChunkId) -> Result<Vec<Happened>, SeamError> {
-    Ok(store.history(conversation, chunk)?.iter().flat_map(|entry| told(entry, chunk)).collect())
+pub fn chunk_history(
+    store: &mut dyn Store,
+    conversation: &str,
+    chunk: ChunkId,
+) -> Result<Vec<ChunkHistoryEntry>, Error> {
+    Ok(store
+        .chunk_history(conversation, chunk)?
+        .iter()
+        .flat_map(|entry| entries_for_chunk(entry, chunk))
+        .collect())
 }
 
 /// What an entry of the log tells of a chunk.
 #[must_use]
-pub fn told(entry: &Entry, chunk: ChunkId) -> Vec<Happened> {
-    let mut told = Vec::new();
-    let mut add =
-        |what: &'static str, why: String| told.push(Happened { at: entry.at, seq: entry.seq, what, why });
-    for change in entry.change.parts() {
+pub fn entries_for_chunk(entry: &LogEntry, chunk: ChunkId) -> Vec<ChunkHistoryEntry> {
+    let mut entries = Vec::new();
+    let mut add = |action: ChunkAction, reason: String| {
+        entries.push(ChunkHistoryEntry { at: entry.committed_at, seq: entry.seq, action, reason });
+    };
+    for change in entry.change.flatten() {
         match change {
-            Change::Prune(leaves) => {
-                leaves.iter().filter(|l| l.chunk == chunk).for_each(|l| add("left", l.why.to_string()));
+            Change::Prune(pruned) => {
+                let of_chunk = pruned.iter().filter(|p| p.chunk == chunk);
+                of_chunk.for_each(|p| add(ChunkAction::Pruned, p.reason.to_string()));
             }
-            Change::Resurrect(returns) => {
-                returns.iter().filter(|r| r.chunk == chunk).for_each(|r| add("returned", r.why.to_string()));
+            Change::Resurrect(resurrected) => {
+                let of_chunk = resurrected.iter().filter(|r| r.chunk == chunk);
+                of_chunk.for_each(|r| add(ChunkAction::Resurrected, r.reason.to_string()));
             }
             Change::Pin { chunk: c, pinned } if *c == chunk => {
-                add(if *pinned { "pinned" } else { "unpinned" }, String::new());
+                add(if *pinned { ChunkAction::Pinned } else { ChunkAction::Unpinned }, String::new());
             }
-            Change::Withdraw { parts, reason } if parts.iter().any(|p| p.chunk == chunk) => {
-                add("deleted", reason.to_string());
+            Change::Delete { chunks: parts, reason } if parts.iter().any(|p| p.chunk == chunk) => {
+                add(ChunkAction::Deleted, reason.to_string());
             }
-            Change::Restore(parts) if parts.iter().any(|p| p.chunk == chunk) => {
-                add("restored", "its deletion was taken back".into());
+            Change::Undelete(parts) if parts.iter().any(|p| p.chunk == chunk) => {
+                add(ChunkAction::Undeleted, "the deletion was undone".into());
             }
             Change::Merge { chunk: c, .. } if *c == chunk => {
-                add("merged", "joined the chunk before it in its turn".into());
+                add(ChunkAction::Merged, "merged into the chunk before it in its turn".into());
             }
             Change::Split { chunk: c, at, .. } if *c == chunk => {
-                add("cut", format!("from position {} on it is a chunk of its own", at.0));
+                add(
+                    ChunkAction::Split,
+                    format!("the tokens from position {} on became a chunk of their own", at.0),
+                );
             }
-            Change::Split { chunk: c, sentence, .. }
-                if *sentence == chunk.sentence && c.turn == chunk.turn =>
+            Change::Split { chunk: c, tail_index, .. }
+                if *tail_index == chunk.index && c.turn == chunk.turn =>
             {
-                add("cut", format!("it was the tail of {c}"));
+                add(ChunkAction::Split, format!("it was the tail of {c}"));
             }
             _ => {}
         }
     }
-    told
+    entries
 }

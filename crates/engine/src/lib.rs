@@ -1,30 +1,35 @@
-//! The conversation: one message in, one answer out, and everything between that keeps the window small and the past
-//! within reach.
+//! Conversations: turns, the scheduler, memories, premises, forgetting and history.
 //!
-//! Models, stores and embedders are seen through their seams only, so the same turn runs on all of them, and on their
-//! test doubles. [`turn`] is the flow; [`session`] holds what it works on; [`host`] has many of them, for many who ask.
+//! Models, stores and embedders are traits of `halo-core`, so the same turn runs on all of them and on their test doubles.
+//! [`turn`] is the flow of a turn; [`conversation`] owns the timeline and commits; [`session`] composes the parts of an open
+//! conversation; [`host`] runs many sessions on one model.
 
 pub mod agent;
 pub mod align;
-mod anew;
-pub mod board;
+mod answer_stream;
 pub mod branch;
+pub mod chat_format;
+mod chat_model;
+mod client_history;
+pub mod conversation;
 pub mod event;
-pub mod find;
-pub mod frame;
-pub mod gate;
-pub mod grace;
+pub mod forget;
+mod generation;
 pub mod history;
 pub mod host;
+pub mod lookup;
+pub mod manual_edit;
 pub mod memory;
+mod opening;
+mod parts;
 pub mod premise;
-pub mod record;
+pub mod recorder;
+mod retokenize;
 pub mod rules;
+pub mod scheduler;
 pub mod session;
-pub mod signal;
-mod speech;
-mod tell;
+pub mod snapshot;
 pub mod tools;
 pub mod turn;
+mod turn_progress;
 pub mod variant;
-pub mod world;

@@ -1,61 +1,88 @@
-//! Mu in a conversation: what a question takes for granted is held against what was said, as recall finds it. Whoever asked is
-//! told, and answered all the same.
+//! Mu: checks whether a question presupposes something that the conversation contradicts. The user is told, and the question
+//! is answered all the same.
 
-use crate::agent::{Speaker, at_once};
-use crate::session::Session;
+use crate::agent::{CompletionAgent, poll_ready};
+use crate::chat_model::ChatModel;
+use crate::conversation::{Conversation, unloaded_chunks};
 use halo_agents::agent::Agent;
-use halo_agents::judge::{ModelContradict, ModelJudge, RuleContradict, RuleJudge};
-use halo_agents::mu::{ModelPremises, PremiseResult, check_premises, premises};
-use halo_core::seams::{Model, Sampling, SeamError};
+use halo_agents::judge::{ModelContradictionDetector, ModelJudge, RuleContradictionDetector, RuleJudge};
+use halo_agents::mu::{ModelPremiseExtractor, PremiseResult, check_premises, extract_premises};
+use halo_core::Error;
+use halo_core::model::{Model, Sampling};
 use halo_core::token::ChunkId;
+use halo_recall::recall::{Recall, SearchOptions};
+use std::sync::Arc;
 
-/// Who holds premises against what is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Premises {
-    /// Rules, which go by words.
+/// What compares the premises of a question with the conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum PremiseMethod {
+    /// Rules over words: no model is asked.
     Rules,
-    /// The model itself.
     Model,
 }
 
-/// How much of what was said is taken for known, at most.
-const FACTS: usize = 12;
+/// The most chunks that a premise is compared with.
+const MAX_FACTS: usize = 12;
 
-impl Session {
-    /// Whether a question takes something for granted that was said not to be so.
-    ///
-    /// # Errors
-    /// When a part fails.
-    pub fn check_premise(&mut self, question: &str, by: Premises) -> Result<PremiseResult, SeamError> {
-        let drawn = premises(question);
-        // A model may see more in a question than its form tells; in what is no question there is nothing to see.
-        if drawn.is_empty() && (by == Premises::Rules || !question.contains('?')) {
+/// Checks the premises of questions in one conversation.
+pub(crate) struct PremiseChecker {
+    /// How messages are checked; none: they are not.
+    pub method: Option<PremiseMethod>,
+    pub search_options: SearchOptions,
+}
+
+impl PremiseChecker {
+    /// Compares the premises of a question with the chunks that search finds for it.
+    pub fn check(
+        &self,
+        question: &str,
+        method: PremiseMethod,
+        conversation: &mut Conversation,
+        recall: &mut Recall,
+        model: &mut ChatModel,
+    ) -> Result<PremiseResult, Error> {
+        let premises = extract_premises(question);
+        // A model may find premises that the form of a question does not show; a statement has none to look for.
+        if premises.is_empty() && (method == PremiseMethod::Rules || !question.contains('?')) {
             return Ok(PremiseResult::valid());
         }
-        let found = self.recall.search(question, None, self.rules.recall)?;
-        let chunks: Vec<ChunkId> = found.iter().map(|found| found.hit.chunk).take(FACTS).collect();
-        let away = chunks.iter().copied().filter(|&id| self.timeline.chunk(id).is_some_and(|c| !c.is_here()));
-        let away: Vec<ChunkId> = away.collect();
-        self.store.bring(&self.name, &mut self.timeline, &away)?;
-        let said = |&id: &ChunkId| self.timeline.chunk(id).map(|chunk| chunk.text().trim().to_owned());
-        // What is asked now is not known by being asked.
-        let facts: Vec<String> =
-            chunks.iter().filter_map(said).filter(|text| text != question.trim()).collect();
-        self.timeline.release_dead();
-        match by {
-            Premises::Rules => at_once(check_premises(drawn, &facts, &RuleContradict, &RuleJudge)),
-            Premises::Model => {
+        let facts = self.find_facts(question, conversation, recall)?;
+        match method {
+            PremiseMethod::Rules => {
+                poll_ready(check_premises(premises, &facts, &RuleContradictionDetector, &RuleJudge))
+            }
+            PremiseMethod::Model => {
                 let sampling = Sampling { max_tokens: 48, temperature: 0.0, ..Sampling::default() };
-                let model: &mut (dyn Model + Send) = &mut *self.model;
-                let mut speaker = Speaker::new(model, "", sampling);
-                speaker.beside.clone_from(&self.key);
-                let speaker = std::sync::Arc::new(speaker);
-                let asks = || std::sync::Arc::clone(&speaker);
-                at_once(async {
-                    let drawn = ModelPremises(asks()).invoke(question.to_owned()).await?;
-                    check_premises(drawn, &facts, &ModelContradict(asks()), &ModelJudge(asks())).await
+                let model: &mut (dyn Model + Send) = &mut *model.model;
+                let mut agent = CompletionAgent::new(model, "", sampling);
+                agent.conversation = conversation.kv_key().to_owned();
+                let agent = Arc::new(agent);
+                poll_ready(async {
+                    let extractor = ModelPremiseExtractor(Arc::clone(&agent));
+                    let premises = extractor.invoke(question.to_owned()).await?;
+                    let detector = ModelContradictionDetector(Arc::clone(&agent));
+                    check_premises(premises, &facts, &detector, &ModelJudge(Arc::clone(&agent))).await
                 })
             }
         }
+    }
+
+    /// The chunks that search finds for a question, as text. The question itself is on the timeline already, and is no fact.
+    fn find_facts(
+        &self,
+        question: &str,
+        conversation: &mut Conversation,
+        recall: &mut Recall,
+    ) -> Result<Vec<String>, Error> {
+        let hits = recall.search(question, None, self.search_options)?;
+        let chunks: Vec<ChunkId> = hits.iter().map(|found| found.hit.chunk).take(MAX_FACTS).collect();
+        let unloaded = unloaded_chunks(conversation.timeline(), &chunks);
+        conversation.load_bodies(&unloaded)?;
+        let text =
+            |&id: &ChunkId| conversation.timeline().chunk(id).map(|chunk| chunk.text().trim().to_owned());
+        let facts = chunks.iter().filter_map(text).filter(|text| text != question.trim()).collect();
+        conversation.unload_pruned();
+        Ok(facts)
     }
 }

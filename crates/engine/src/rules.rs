@@ -1,62 +1,70 @@
-//! What a conversation goes by.
+//! The rules of a conversation: budgets, sampling, search, memories, tools.
 
-use crate::frame::Names;
-use crate::memory::MemoryRules;
-use crate::premise::Premises;
-use crate::tools::jq::Runner;
-use halo_core::attention::Watch;
-use halo_core::replay;
-use halo_core::seams::Sampling;
-use halo_recall::recall::Manner;
+use crate::chat_format::SpeakerNames;
+use crate::memory::rules::MemoryRules;
+use crate::premise::PremiseMethod;
+use crate::tools::jq::JqRunner;
+use halo_core::attention::AttentionRequest;
+use halo_core::brightness::ScoringStrategy;
+use halo_core::model::Sampling;
+use halo_core::rules::ContextRules;
+use halo_recall::recall::SearchOptions;
 
-/// What a conversation goes by.
+/// The rules of a conversation, as the settings have them when it is opened.
 #[derive(Clone, Debug)]
-pub struct Rules {
-    /// Scoring and pruning.
-    pub context: replay::Rules,
-    /// Tokens that pruning leaves free for what comes back with the next message, beside those of its answer; 0 leaves
-    /// nothing free.
-    pub room: usize,
-    /// What is watched of the model.
-    pub watch: Watch,
-    /// How answers are drawn.
+pub struct ConversationRules {
+    pub context: ContextRules,
+    /// Tokens that pruning leaves free for chunks that are resurrected with the next message, beside those of its answer;
+    /// 0: nothing is left free.
+    pub reserved_tokens: usize,
+    /// Which attention the model reports.
+    pub watch: AttentionRequest,
     pub sampling: Sampling,
-    /// How the past is searched, and how many hits are considered.
-    pub recall: Manner,
-    /// What a chunk that search brings back shines with.
-    pub returns: ReturnLight,
-    /// How many tokens of its answer the model begins, in a fork, to search with; 0: none.
-    pub preview: usize,
-    /// How the model's tools run; none: it has no tools.
-    pub tools: Option<Runner>,
-    /// The standing instructions.
-    pub system: String,
-    /// Whether the model is told the day at the first message of a day.
-    pub dates: bool,
-    /// What the user and the model are called.
-    pub names: Names,
-    /// Who holds what a question takes for granted against what was said; none: nobody.
-    pub premises: Option<Premises>,
+    /// How the timeline is searched, and how many hits are considered.
+    pub recall: SearchOptions,
+    pub resurrect_brightness: ResurrectBrightness,
+    /// Tokens of the answer that the model generates in a fork, to search with; 0: none.
+    pub preview_tokens: usize,
+    /// Runs the model's tools; none: it has no tools.
+    pub tools: Option<JqRunner>,
+    pub system_prompt: String,
+    /// Whether the first user message of a day carries the date.
+    pub show_dates: bool,
+    pub speaker_names: SpeakerNames,
+    /// How the premises of a question are checked; none: they are not.
+    pub premise_method: Option<PremiseMethod>,
     /// How memories are formed; none: they are not.
     pub memory: Option<MemoryRules>,
 }
 
-/// What a chunk that search brings back shines with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReturnLight {
-    /// What it left with.
-    Earned,
-    /// The mean of what is live.
+/// The brightness of a chunk that search resurrects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum ResurrectBrightness {
+    /// The brightness that it was pruned with.
+    #[strum(serialize = "earned")]
+    Previous,
+    /// The mean of the live tokens.
     Mean,
-    /// All there is.
-    Full,
+    #[strum(serialize = "full")]
+    Max,
 }
 
-impl Rules {
-    /// Tokens that the window may hold after a turn; none: as many as the model can see.
+impl ConversationRules {
+    /// Tokens that the context window may hold after a turn; none: as many as the model's context.
     #[must_use]
-    pub fn budget(&self) -> Option<usize> {
-        let free = if self.room == 0 { 0 } else { self.room + self.sampling.max_tokens };
+    pub fn token_budget(&self) -> Option<usize> {
+        let free =
+            if self.reserved_tokens == 0 { 0 } else { self.reserved_tokens + self.sampling.max_tokens };
         (self.context.max_tokens > 0).then(|| self.context.max_tokens.saturating_sub(free))
+    }
+
+    /// The memory rules, if memories are used here. A memory takes the place of pruned chunks, so it needs a window that
+    /// prunes, and one that prunes whole chunks.
+    #[must_use]
+    pub fn active_memory_rules(&self) -> Option<MemoryRules> {
+        let prunes = self.context.max_tokens > 0;
+        let whole_chunks = matches!(self.context.strategy, ScoringStrategy::Magnitude(_));
+        self.memory.filter(|_| prunes && whole_chunks)
     }
 }

@@ -1,266 +1,276 @@
-//! What the model looks at, taken from the graph while it is computed, and reduced on the spot to one number a cell.
+//! Attention rows, read from llama.cpp's compute graph while it runs, and reduced at once to one number per cell.
 //!
-//! The softmax of every layer passes by as a node. For each it is decided before the graph runs whether it is wanted;
-//! with nothing wanted, the graph runs in one piece and this costs nothing. Rows come out by *cell*; what token a cell
-//! holds is for the cell table to say, which is kept from the same graph.
+//! llama.cpp offers every node of the graph to an evaluation callback. The tap asks for the softmax (`kq_soft_max-N`) of
+//! the layers that it needs. If it asks for none, the graph runs in one piece, and the tap costs nothing.
+//!
+//! Rows are indexed by *cell*. The tap does not know which token is in a cell:
+//! [`SequenceTable`](crate::cells::SequenceTable) does, and learns it from the same graph.
 
-use crate::ffi::Node;
-use halo_core::attention::Layers;
+use crate::ffi::node::GraphNode;
+use halo_core::attention::LayerReduction;
 
-/// Which rows of a batch are wanted.
+/// The tokens of a batch whose attention rows are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rows {
-    /// None: nothing is looked at.
+pub enum TapRows {
     None,
-    /// That of the last token.
     Last,
-    /// All.
     All,
 }
 
-/// What is wanted of the graph.
+/// What the tap records of the next batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
-    /// Which rows.
-    pub rows: Rows,
-    /// How layers are made one.
-    pub layers: Layers,
-    /// Whether the largest head of each layer is wanted beside their mean.
+pub struct TapConfig {
+    pub rows: TapRows,
+    /// How the rows of all layers become one.
+    pub layers: LayerReduction,
+    /// Record the largest head of each layer beside the mean of all heads.
     pub max: bool,
-    /// Whether every head of every layer is kept as well.
+    /// Record every head of every layer as well.
     pub full: bool,
-    /// Whether the cells that the tokens go to are wanted.
+    /// Record the cells that the tokens of the batch are written to.
     pub cells: bool,
-    /// Whether the cells that the last token could see are wanted.
-    pub seen: bool,
+    /// Record the cells that the mask lets the last token attend to.
+    pub visible_cells: bool,
 }
 
-impl Want {
-    /// Nothing.
+impl TapConfig {
     #[must_use]
-    pub fn nothing() -> Self {
-        Self { rows: Rows::None, layers: Layers::Mean, max: false, full: false, cells: false, seen: false }
+    pub fn off() -> Self {
+        Self {
+            rows: TapRows::None,
+            layers: LayerReduction::Mean,
+            max: false,
+            full: false,
+            cells: false,
+            visible_cells: false,
+        }
     }
 }
 
-/// What one token looked at, by cell.
+/// The attention row of one token, by cell, or by slot after [`SequenceTable::by_slot`](crate::cells::SequenceTable).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
-    /// The mean over heads, of the layers as wanted.
+pub struct ReducedAttention {
+    /// The mean over heads, reduced over layers as configured.
     pub mean: Vec<f32>,
-    /// The largest head of each layer instead; empty where it was not wanted.
+    /// The largest head instead of the mean; empty unless [`TapConfig::max`].
     pub max: Vec<f32>,
 }
 
-/// One layer, every head of it: `heads × cells` numbers.
+/// All heads of one layer for one token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Heads {
-    /// Which layer.
+pub struct LayerHeads {
     pub layer: usize,
-    /// Which token of the batch.
+    /// The index of the token in its batch.
     pub token: usize,
-    /// How many cells a row has.
+    /// The length of a row.
     pub cells: usize,
-    /// Its heads one after the other.
+    /// `heads × cells` numbers, head after head.
     pub values: Vec<f32>,
 }
 
-/// What looks at the graph.
+/// Records attention in the evaluation callback of [`LlamaContext`](crate::ffi::LlamaContext).
 #[derive(Debug)]
-pub struct Tap {
+pub struct AttentionTap {
     layers: usize,
-    want: Want,
-    looks: Vec<Row>,
-    full: Vec<Heads>,
+    config: TapConfig,
+    rows: Vec<ReducedAttention>,
+    heads: Vec<LayerHeads>,
     cells: Vec<i64>,
     visible: Vec<u32>,
-    seen: usize,
-    sum: Vec<f32>,
-    largest: Vec<f32>,
+    layers_reduced: usize,
+    head_sum: Vec<f32>,
+    head_max: Vec<f32>,
     scratch: Vec<f32>,
 }
 
-impl Tap {
+impl AttentionTap {
     pub(crate) fn new(layers: usize) -> Self {
         Self {
             layers,
-            want: Want::nothing(),
-            looks: Vec::new(),
-            full: Vec::new(),
+            config: TapConfig::off(),
+            rows: Vec::new(),
+            heads: Vec::new(),
             cells: Vec::new(),
             visible: Vec::new(),
-            seen: 0,
-            sum: Vec::new(),
-            largest: Vec::new(),
+            layers_reduced: 0,
+            head_sum: Vec::new(),
+            head_max: Vec::new(),
             scratch: Vec::new(),
         }
     }
 
-    /// Forgets what was seen, and says what is wanted of the next batch.
-    pub fn want(&mut self, want: Want) {
-        self.want = want;
-        self.looks.clear();
-        self.full.clear();
+    /// Drops what was recorded, and sets what is recorded of the next batch.
+    pub fn configure(&mut self, config: TapConfig) {
+        self.config = config;
+        self.rows.clear();
+        self.heads.clear();
         self.cells.clear();
         self.visible.clear();
-        self.seen = 0;
+        self.layers_reduced = 0;
     }
 
-    /// The cells that the last token of the batch could see, its own among them, in order.
+    /// The cells that the last token of the batch could attend to, including its own, in ascending order.
     #[must_use]
-    pub fn visible(&self) -> &[u32] {
+    pub fn visible_cells(&self) -> &[u32] {
         &self.visible
     }
 
-    /// The cells that the tokens of the batch went to, in order.
+    /// The cells that the tokens of the batch were written to, in batch order.
     #[must_use]
-    pub fn cells(&self) -> &[i64] {
+    pub fn batch_cells(&self) -> &[i64] {
         &self.cells
     }
 
-    /// What the tokens looked at: of the last one, or of all in order, as was wanted. Nothing where the graph did not
-    /// show it, as with a kind of model that has no such nodes.
+    /// The recorded rows, in batch order. Empty for an architecture whose graph has no softmax nodes.
     #[must_use]
-    pub fn looks(&mut self) -> Vec<Row> {
-        let seen = std::mem::take(&mut self.seen);
-        let mut looks = std::mem::take(&mut self.looks);
-        if seen == 0 {
+    pub fn take_rows(&mut self) -> Vec<ReducedAttention> {
+        let layer_count = std::mem::take(&mut self.layers_reduced);
+        let mut rows = std::mem::take(&mut self.rows);
+        if layer_count == 0 {
             return Vec::new();
         }
-        if !matches!(self.want.layers, Layers::Max) {
-            let share = 1.0 / seen as f32;
-            for look in &mut looks {
-                look.mean.iter_mut().chain(&mut look.max).for_each(|a| *a *= share);
+        if !matches!(self.config.layers, LayerReduction::Max) {
+            let share = 1.0 / layer_count as f32;
+            for row in &mut rows {
+                row.mean.iter_mut().chain(&mut row.max).for_each(|a| *a *= share);
             }
         }
-        looks
+        rows
     }
 
-    /// Every head of every layer that was seen.
+    /// The recorded heads of every layer; see [`TapConfig::full`].
     #[must_use]
-    pub fn full(&mut self) -> Vec<Heads> {
-        std::mem::take(&mut self.full)
+    pub fn take_heads(&mut self) -> Vec<LayerHeads> {
+        std::mem::take(&mut self.heads)
     }
 
     fn wants_layer(&self, layer: usize) -> bool {
-        self.want.rows != Rows::None && (self.want.full || self.counts(layer))
+        self.config.rows != TapRows::None && (self.config.full || self.reduces_layer(layer))
     }
 
-    /// Whether a layer counts for the row, and is not only kept whole.
-    fn counts(&self, layer: usize) -> bool {
-        match &self.want.layers {
-            Layers::Mean | Layers::Max => true,
-            Layers::Last => layer + 1 == self.layers,
-            Layers::These(these) => these.contains(&layer),
+    /// Whether a layer is part of the reduced row.
+    fn reduces_layer(&self, layer: usize) -> bool {
+        match &self.config.layers {
+            LayerReduction::Mean | LayerReduction::Max => true,
+            LayerReduction::Last => layer + 1 == self.layers,
+            LayerReduction::Selected(these) => these.contains(&layer),
         }
     }
 
-    pub(crate) fn wants(&self, node: &Node<'_>) -> bool {
-        match kind(node) {
-            // What can be seen is the same in every layer.
-            Kind::Softmax(layer) => self.wants_layer(layer) || (self.want.seen && self.visible.is_empty()),
-            // So are the cells of the batch.
-            Kind::Keys => self.want.cells && self.cells.is_empty(),
-            Kind::Other => false,
+    pub(crate) fn wants_node(&self, node: &GraphNode<'_>) -> bool {
+        match node_kind(node) {
+            // The mask is the same in every layer, so one is enough.
+            GraphNodeKind::Softmax(layer) => {
+                self.wants_layer(layer) || (self.config.visible_cells && self.visible.is_empty())
+            }
+            // The cells of a token are the same in every layer, so one is enough.
+            GraphNodeKind::KeyWrite => self.config.cells && self.cells.is_empty(),
+            GraphNodeKind::Other => false,
         }
     }
 
-    pub(crate) fn see(&mut self, node: &Node<'_>) {
-        match kind(node) {
-            Kind::Softmax(layer) => {
-                if self.want.seen && self.visible.is_empty() {
-                    self.see_mask(node);
+    pub(crate) fn observe(&mut self, node: &GraphNode<'_>) {
+        match node_kind(node) {
+            GraphNodeKind::Softmax(layer) => {
+                if self.config.visible_cells && self.visible.is_empty() {
+                    self.observe_mask(node);
                 }
                 if self.wants_layer(layer) {
-                    self.see_softmax(layer, node);
+                    self.observe_softmax(layer, node);
                 }
             }
-            Kind::Keys => {
+            GraphNodeKind::KeyWrite => {
                 if self.cells.is_empty()
                     && let Some(rows) = node.source(1)
-                    && !rows.integers(&mut self.cells)
+                    && !rows.read_i64(&mut self.cells)
                 {
                     self.cells.clear();
                 }
             }
-            Kind::Other => {}
+            GraphNodeKind::Other => {}
         }
     }
 
-    /// The mask tells what can be seen: nothing is taken from a cell that can, minus infinity from one that cannot.
-    fn see_mask(&mut self, node: &Node<'_>) {
-        let [_, tokens, _, _] = node.extent();
+    /// The mask adds 0 to the score of a cell that can be attended to, and minus infinity to all others.
+    fn observe_mask(&mut self, node: &GraphNode<'_>) {
+        let [_, tokens, _, _] = node.dims();
         if let Some(mask) = node.source(1)
-            && let Some(row) = mask.row(tokens.wrapping_sub(1), 0, &mut self.scratch)
+            && let Some(row) = mask.f32_row(tokens.wrapping_sub(1), 0, &mut self.scratch)
         {
-            let open = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
-            self.visible.extend(open.map(|(cell, _)| cell as u32));
+            let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
+            self.visible.extend(visible.map(|(cell, _)| cell as u32));
         }
     }
 
-    fn see_softmax(&mut self, layer: usize, node: &Node<'_>) {
-        let [cells, tokens, heads, streams] = node.extent();
+    fn observe_softmax(&mut self, layer: usize, node: &GraphNode<'_>) {
+        let [cells, tokens, heads, streams] = node.dims();
         if streams != 1 || tokens == 0 || heads == 0 || cells == 0 {
             return;
         }
-        let wanted = if self.want.rows == Rows::All { 0..tokens } else { tokens - 1..tokens };
-        let (counts, first) = (self.counts(layer), wanted.start);
-        if counts && self.looks.len() != wanted.len() {
-            self.looks = vec![Row::default(); wanted.len()];
+        let recorded = if self.config.rows == TapRows::All { 0..tokens } else { tokens - 1..tokens };
+        let (reduced, first) = (self.reduces_layer(layer), recorded.start);
+        if reduced && self.rows.len() != recorded.len() {
+            self.rows = vec![ReducedAttention::default(); recorded.len()];
         }
-        for token in wanted {
-            // The heads of this layer, added up; the largest of each cell, if it is wanted; and all of them, if they are.
-            self.sum.clear();
-            self.sum.resize(cells, 0.0);
-            self.largest.clear();
-            self.largest.resize(if self.want.max { cells } else { 0 }, 0.0);
-            let mut whole = Vec::new();
+        for token in recorded {
+            self.head_sum.clear();
+            self.head_sum.resize(cells, 0.0);
+            self.head_max.clear();
+            self.head_max.resize(if self.config.max { cells } else { 0 }, 0.0);
+            let mut all_heads = Vec::new();
             for head in 0..heads {
-                let Some(row) = node.row(token, head, &mut self.scratch) else { return };
-                if self.want.full {
-                    whole.extend_from_slice(row);
+                let Some(row) = node.f32_row(token, head, &mut self.scratch) else { return };
+                if self.config.full {
+                    all_heads.extend_from_slice(row);
                 }
-                self.sum.iter_mut().zip(row).for_each(|(sum, a)| *sum += a);
-                largest(&mut self.largest, row);
+                self.head_sum.iter_mut().zip(row).for_each(|(sum, a)| *sum += a);
+                max_into(&mut self.head_max, row);
             }
-            if counts {
-                let share = 1.0 / heads as f32;
-                let look = &mut self.looks[token - first];
-                look.mean.resize(cells, 0.0);
-                look.max.resize(self.largest.len(), 0.0);
-                if self.want.layers == Layers::Max {
-                    look.mean.iter_mut().zip(&self.sum).for_each(|(most, a)| *most = most.max(a * share));
-                    largest(&mut look.max, &self.largest);
-                } else {
-                    look.mean.iter_mut().zip(&self.sum).for_each(|(mean, a)| *mean += a * share);
-                    look.max.iter_mut().zip(&self.largest).for_each(|(sum, a)| *sum += a);
-                }
+            if reduced {
+                self.add_layer(token - first, heads);
             }
-            if self.want.full {
-                self.full.push(Heads { layer, token, cells, values: whole });
+            if self.config.full {
+                self.heads.push(LayerHeads { layer, token, cells, values: all_heads });
             }
         }
-        self.seen += usize::from(counts);
+        self.layers_reduced += usize::from(reduced);
+    }
+
+    /// Adds the heads of one layer, summed in `head_sum` and `head_max`, to the `n`-th row.
+    fn add_layer(&mut self, n: usize, heads: usize) {
+        let share = 1.0 / heads as f32;
+        let row = &mut self.rows[n];
+        row.mean.resize(self.head_sum.len(), 0.0);
+        row.max.resize(self.head_max.len(), 0.0);
+        if self.config.layers == LayerReduction::Max {
+            row.mean.iter_mut().zip(&self.head_sum).for_each(|(max, a)| *max = max.max(a * share));
+            max_into(&mut row.max, &self.head_max);
+        } else {
+            row.mean.iter_mut().zip(&self.head_sum).for_each(|(sum, a)| *sum += a * share);
+            row.max.iter_mut().zip(&self.head_max).for_each(|(sum, a)| *sum += a);
+        }
     }
 }
 
-fn largest(into: &mut [f32], row: &[f32]) {
-    into.iter_mut().zip(row).for_each(|(most, a)| *most = most.max(*a));
+fn max_into(into: &mut [f32], row: &[f32]) {
+    into.iter_mut().zip(row).for_each(|(max, a)| *max = max.max(*a));
 }
 
-enum Kind {
+enum GraphNodeKind {
+    /// The attention probabilities of a layer.
     Softmax(usize),
-    Keys,
+    /// Keys of the batch being written to their cells.
+    KeyWrite,
     Other,
 }
 
-fn kind(node: &Node<'_>) -> Kind {
+fn node_kind(node: &GraphNode<'_>) -> GraphNodeKind {
     if let Some(layer) = node.name().strip_prefix(b"kq_soft_max-") {
         let layer = str::from_utf8(layer).ok().and_then(|l| l.parse().ok());
-        return layer.map_or(Kind::Other, Kind::Softmax);
+        return layer.map_or(GraphNodeKind::Other, GraphNodeKind::Softmax);
     }
-    if node.sets_rows() && node.view_of().is_some_and(|table| table.name().starts_with(b"cache_k")) {
-        return Kind::Keys;
+    if node.is_set_rows() && node.view_source().is_some_and(|tensor| tensor.name().starts_with(b"cache_k")) {
+        return GraphNodeKind::KeyWrite;
     }
-    Kind::Other
+    GraphNodeKind::Other
 }

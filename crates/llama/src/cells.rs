@@ -1,79 +1,74 @@
-//! Which token is in which cell. llama.cpp hands cells out as it likes and uses freed ones again, so this is never
-//! assumed: it is taken from the graph, token by token, or from the mask and the head of a saved state together.
+//! Which token is in which KV cell.
+//!
+//! llama.cpp chooses cells freely and reuses freed ones, so the table is never assumed: a cell is read from the graph
+//! when its token is decoded, or, after a restore, from the attention mask together with the header of a saved state.
 
-use crate::ffi::{Pos, Seq, Token};
-use crate::key::Key;
+use crate::ffi::types::{LlamaPos, LlamaToken, SeqId};
+use crate::token_key::TokenKey;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A token whose key and value are in the model's memory.
+/// A token whose key and value are in the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cached {
-    /// Its name.
-    pub key: Key,
-    /// What it is.
-    pub token: Token,
-    /// Whether a chunk begins with it.
-    pub begins: bool,
-    /// The model's position.
-    pub position: Pos,
-    /// The cell, once it is known.
+pub struct CellEntry {
+    pub key: TokenKey,
+    pub token: LlamaToken,
+    /// Whether it is the first token of a chunk.
+    pub chunk_start: bool,
+    pub position: LlamaPos,
+    /// None after a restore, until the next decode resolves it.
     pub cell: Option<u32>,
 }
 
-/// The tokens of one sequence, in the order of the window: the n-th is the one in slot n.
+/// The tokens of one sequence in window order: entry `n` is the token in slot `n`.
 #[derive(Clone, Debug)]
-pub struct Line {
-    /// The sequence.
-    pub seq: Seq,
-    /// Its tokens. Names and positions rise.
-    pub tokens: Vec<Cached>,
+pub struct SequenceTable {
+    pub seq: SeqId,
+    /// Keys and positions are strictly ascending.
+    pub entries: Vec<CellEntry>,
 }
 
-impl Line {
-    /// An empty sequence.
+impl SequenceTable {
     #[must_use]
-    pub fn new(seq: Seq) -> Self {
-        Self { seq, tokens: Vec::new() }
+    pub fn new(seq: SeqId) -> Self {
+        Self { seq, entries: Vec::new() }
     }
 
-    /// The position behind the last token.
+    /// The position that follows the last token.
     #[must_use]
-    pub fn end(&self) -> Pos {
-        self.tokens.last().map_or(0, |t| t.position + 1)
+    pub fn next_position(&self) -> LlamaPos {
+        self.entries.last().map_or(0, |t| t.position + 1)
     }
 
-    /// Takes in tokens at their place.
-    pub fn insert(&mut self, tokens: &[Cached]) {
-        let Some(first) = tokens.first() else { return };
-        let at = self.tokens.partition_point(|t| t.key < first.key);
-        self.tokens.splice(at..at, tokens.iter().copied());
+    /// Inserts consecutive tokens in key order.
+    pub fn insert(&mut self, entries: &[CellEntry]) {
+        let Some(first) = entries.first() else { return };
+        let at = self.entries.partition_point(|t| t.key < first.key);
+        self.entries.splice(at..at, entries.iter().copied());
     }
 
-    /// Whether every cell is known.
     #[must_use]
-    pub fn is_known(&self) -> bool {
-        self.tokens.iter().all(|t| t.cell.is_some())
+    pub fn all_cells_known(&self) -> bool {
+        self.entries.iter().all(|t| t.cell.is_some())
     }
 
-    /// Learns the cells from what the last token could see and from the positions in order of the cells. Says what is
-    /// wrong if they do not agree with each other, or with what was known.
-    ///
-    /// # Errors
-    /// A sentence for the log.
-    pub fn learn(&mut self, visible: &[u32], positions: &[Pos]) -> Result<(), String> {
-        if visible.len() != self.tokens.len() || positions.len() != visible.len() {
-            let (seen, told, known) = (visible.len(), positions.len(), self.tokens.len());
+    /// Resolves the cell of every token from the cells that the last token can attend to (`visible`) and the positions
+    /// of the sequence's cells in cell order. The error says how they contradict each other or the table.
+    pub fn resolve_cells(&mut self, visible: &[u32], positions: &[LlamaPos]) -> Result<(), String> {
+        if visible.len() != self.entries.len() || positions.len() != visible.len() {
             return Err(format!(
-                "{seen} cells can be seen and {told} have positions, but {known} tokens are known"
+                "{} cells are visible and {} have positions, but the table has {} tokens",
+                visible.len(),
+                positions.len(),
+                self.entries.len()
             ));
         }
-        let cells: BTreeMap<Pos, u32> = positions.iter().copied().zip(visible.iter().copied()).collect();
-        for token in &mut self.tokens {
+        let cells: BTreeMap<LlamaPos, u32> = positions.iter().copied().zip(visible.iter().copied()).collect();
+        for token in &mut self.entries {
             let cell = cells.get(&token.position).copied();
             match (cell, token.cell) {
-                (None, _) => return Err(format!("no cell has the position {}", token.position)),
-                (Some(cell), Some(known)) if cell != known => {
-                    return Err(format!("position {} is in cell {cell}, not in {known}", token.position));
+                (None, _) => return Err(format!("no cell has position {}", token.position)),
+                (Some(cell), Some(tabled)) if cell != tabled => {
+                    return Err(format!("position {} is in cell {cell}, not in {tabled}", token.position));
                 }
                 (Some(cell), _) => token.cell = Some(cell),
             }
@@ -81,24 +76,24 @@ impl Line {
         Ok(())
     }
 
-    /// Whether a row that came by cell has exactly nothing on cells that are not of this line.
+    /// Whether a row by cell is exactly 0 on all cells of other sequences.
     #[must_use]
-    pub fn is_blind_to_others(&self, row: &[f32]) -> bool {
-        let own: BTreeSet<u32> = self.tokens.iter().filter_map(|t| t.cell).collect();
+    pub fn attends_only_own_cells(&self, row: &[f32]) -> bool {
+        let own: BTreeSet<u32> = self.entries.iter().filter_map(|t| t.cell).collect();
         row.iter().enumerate().all(|(cell, &a)| a == 0.0 || own.contains(&(cell as u32)))
     }
 
-    /// Puts a row that came by cell in order of slots, up to a token; none while a cell is unknown.
+    /// Reorders a row by cell into slots, up to slot `last`. None while a cell is not resolved.
     #[must_use]
-    pub fn by_slot(&self, row: &[f32], up_to: usize) -> Option<Vec<f32>> {
-        let cell = |t: &Cached| row.get(t.cell? as usize).copied();
-        self.tokens.get(..=up_to)?.iter().map(cell).collect()
+    pub fn by_slot(&self, row: &[f32], last: usize) -> Option<Vec<f32>> {
+        let value = |t: &CellEntry| row.get(t.cell? as usize).copied();
+        self.entries.get(..=last)?.iter().map(value).collect()
     }
 }
 
-/// Runs of tokens whose names and positions follow each other directly, as ranges.
+/// Ranges of tokens with consecutive keys and consecutive positions.
 #[must_use]
-pub fn runs(tokens: &[Cached]) -> Vec<std::ops::Range<usize>> {
+pub fn contiguous_runs(tokens: &[CellEntry]) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (n, token) in tokens.iter().enumerate() {
         let follows = n > 0 && {
@@ -113,71 +108,71 @@ pub fn runs(tokens: &[Cached]) -> Vec<std::ops::Range<usize>> {
     runs
 }
 
-/// The same, cut where chunks begin and where a run is longer than `most`: what is saved together.
+/// The ranges that the KV archive saves as one entry each: contiguous runs, split at chunk starts and at `max_len`.
 #[must_use]
-pub fn pieces(tokens: &[Cached], most: usize) -> Vec<std::ops::Range<usize>> {
-    let mut pieces: Vec<std::ops::Range<usize>> = Vec::new();
-    for run in runs(tokens) {
+pub fn archive_ranges(tokens: &[CellEntry], max_len: usize) -> Vec<std::ops::Range<usize>> {
+    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+    for run in contiguous_runs(tokens) {
         let mut start = run.start;
         for n in run.clone() {
-            if n > start && (tokens[n].begins || n - start == most) {
-                pieces.push(start..n);
+            if n > start && (tokens[n].chunk_start || n - start == max_len) {
+                ranges.push(start..n);
                 start = n;
             }
         }
-        pieces.push(start..run.end);
+        ranges.push(start..run.end);
     }
-    pieces
+    ranges
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn token(key: i64, position: Pos, begins: bool) -> Cached {
-        Cached { key: Key::said(key), token: 0, begins, position, cell: None }
+    fn entry(key: i64, position: LlamaPos, chunk_start: bool) -> CellEntry {
+        CellEntry { key: TokenKey::at_position(key), token: 0, chunk_start, position, cell: None }
     }
 
     #[test]
-    fn runs_and_pieces() {
+    fn cells_split_into_runs_and_archive_ranges() {
         let tokens = [
-            token(0, 0, true),
-            token(1, 1, false),
-            token(2, 2, true),
-            token(3, 9, false),
-            token(5, 10, false),
-            token(6, 11, false),
-            token(7, 12, false),
+            entry(0, 0, true),
+            entry(1, 1, false),
+            entry(2, 2, true),
+            entry(3, 9, false),
+            entry(5, 10, false),
+            entry(6, 11, false),
+            entry(7, 12, false),
         ];
-        assert_eq!(runs(&tokens), [0..3, 3..4, 4..7]);
-        assert_eq!(pieces(&tokens, 2), [0..2, 2..3, 3..4, 4..6, 6..7]);
-        assert!(runs(&[]).is_empty() && pieces(&[], 2).is_empty());
+        assert_eq!(contiguous_runs(&tokens), [0..3, 3..4, 4..7]);
+        assert_eq!(archive_ranges(&tokens, 2), [0..2, 2..3, 3..4, 4..6, 6..7]);
+        assert!(contiguous_runs(&[]).is_empty() && archive_ranges(&[], 2).is_empty());
     }
 
     #[test]
-    fn cells_are_learned_and_doubted() {
-        let mut line = Line::new(Seq(0));
-        line.insert(&[token(5, 10, false)]);
-        line.insert(&[token(0, 0, true), token(1, 1, false)]);
+    fn cells_resolved_from_mask_and_mismatch_is_an_error() {
+        let mut table = SequenceTable::new(SeqId(0));
+        table.insert(&[entry(5, 10, false)]);
+        table.insert(&[entry(0, 0, true), entry(1, 1, false)]);
         assert_eq!(
-            (line.end(), line.tokens.iter().map(|t| t.key.at).collect::<Vec<_>>()),
+            (table.next_position(), table.entries.iter().map(|t| t.key.timeline_pos).collect::<Vec<_>>()),
             (11, vec![0, 1, 5])
         );
-        assert!(line.learn(&[3, 4, 8], &[10, 0, 1]).is_ok() && line.is_known());
+        assert!(table.resolve_cells(&[3, 4, 8], &[10, 0, 1]).is_ok() && table.all_cells_known());
         let row = [0.0, 0.0, 0.0, 0.5, 0.2, 0.0, 0.0, 0.0, 0.3];
         assert_eq!(
-            (line.by_slot(&row, 2), line.by_slot(&row, 0)),
+            (table.by_slot(&row, 2), table.by_slot(&row, 0)),
             (Some(vec![0.2, 0.3, 0.5]), Some(vec![0.2]))
         );
-        assert_eq!((line.by_slot(&row[..4], 2), line.by_slot(&row, 3)), (None, None));
-        let wrong: [(&[u32], &[Pos]); 4] = [
+        assert_eq!((table.by_slot(&row[..4], 2), table.by_slot(&row, 3)), (None, None));
+        let mismatches: [(&[u32], &[LlamaPos]); 4] = [
             (&[3, 4], &[10, 0, 1]),
             (&[3, 4, 8], &[10, 0]),
             (&[3, 4, 8], &[10, 0, 2]),
             (&[3, 4, 9], &[10, 0, 1]),
         ];
-        for (visible, positions) in wrong {
-            assert!(line.learn(visible, positions).is_err(), "{visible:?} {positions:?}");
+        for (visible, positions) in mismatches {
+            assert!(table.resolve_cells(visible, positions).is_err(), "{visible:?} {positions:?}");
         }
     }
 }

@@ -1,159 +1,162 @@
-//! What a GGUF file says of itself, read before llama.cpp is let near it.
+//! Reads and checks the header of a GGUF file before llama.cpp opens it.
 //!
-//! llama.cpp trusts a file more than it should: some lies abort the process. So every length, type and offset of
-//! the header is checked here first, against the size of the file. What is refused here is told in words; what
-//! passes can still be no model that this program can run, and llama.cpp says so without harm.
+//! llama.cpp trusts the header: some invalid values make it abort the process. So every length, type and offset is
+//! checked here first, against the size of the file. A header that passes may still be of a model that llama.cpp does
+//! not support; then llama.cpp returns an error. Tensor data is not read.
 
+use halo_core::ErrorKind;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-/// A value of the header, as far as anyone asks for it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Any whole number, or a truth value.
+pub enum GgufValue {
+    /// An integer of any width, or a boolean.
     Int(i128),
-    /// A number with a fraction.
     Float(f64),
-    /// Text.
     Text(String),
-    /// A list, of which only the length is kept: vocabularies are long.
-    List(u64),
+    /// The length of an array. The elements are not stored, because vocabularies are long.
+    Array(u64),
 }
 
-impl Value {
-    /// It as a number, if it is one.
+impl GgufValue {
     #[must_use]
-    pub fn number(&self) -> Option<f64> {
+    pub fn as_f64(&self) -> Option<f64> {
         match self {
-            Value::Int(n) => Some(*n as f64),
-            Value::Float(n) => Some(*n),
-            Value::Text(_) | Value::List(_) => None,
+            GgufValue::Int(n) => Some(*n as f64),
+            GgufValue::Float(n) => Some(*n),
+            GgufValue::Text(_) | GgufValue::Array(_) => None,
         }
     }
 }
 
-/// The header of a model file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Header {
-    /// The version of the format.
+pub struct GgufHeader {
     pub version: u32,
-    /// What the file says of the model, by key.
-    pub values: BTreeMap<String, Value>,
-    /// How many tensors it holds.
-    pub tensors: u64,
-    /// Bytes in all.
-    pub size: u64,
+    pub metadata: BTreeMap<String, GgufValue>,
+    pub tensor_count: u64,
+    pub file_bytes: u64,
 }
 
-impl Header {
-    /// The value of a key that belongs to the model's kind, such as `context_length`.
+impl GgufHeader {
+    /// The value of an architecture's key: `context_length` is looked up as `llama.context_length` for a llama.
     #[must_use]
-    pub fn of_kind(&self, key: &str) -> Option<&Value> {
-        self.values.get(&format!("{}.{key}", self.architecture()?))
+    pub fn arch_value(&self, key: &str) -> Option<&GgufValue> {
+        self.metadata.get(&format!("{}.{key}", self.architecture()?))
     }
 
-    /// What kind of model it is.
     #[must_use]
     pub fn architecture(&self) -> Option<&str> {
-        match self.values.get("general.architecture") {
-            Some(Value::Text(name)) => Some(name),
+        match self.metadata.get("general.architecture") {
+            Some(GgufValue::Text(name)) => Some(name),
             _ => None,
         }
     }
 
-    /// Why the cells of such a model cannot be taken out and put back, as far as its header tells.
+    /// The reason why KV cells of this model cannot be removed and restored one by one, as far as the header tells.
     #[must_use]
-    pub fn no_surgery(&self) -> Option<&'static str> {
-        /// Kinds that have no cells, or only in some layers.
-        const RECURRENT: [&str; 19] = [
-            "mamba",
-            "rwkv",
-            "arwkv",
-            "jamba",
-            "bamba",
-            "lfm2",
-            "granitehybrid",
-            "falcon-h1",
-            "plamo2",
-            "nemotron_h",
-            "qwen3next",
-            "qwen35",
-            "qwen4exp",
-            "deepseek4",
-            "minimax-01",
-            "bailingmoe3",
-            "kimi-linear",
-            "kimi-k3",
-            "glm5-next",
-        ];
-        const ENCODERS: [&str; 9] = [
-            "bert",
-            "nomic-bert",
-            "jina-bert",
-            "neo-bert",
-            "modern-bert",
-            "eurobert",
-            "gemma-embedding",
-            "llama-embed",
-            "t5",
-        ];
-        /// Kinds whose attention slides though the header may not say so.
-        const SLIDING: [&str; 3] = ["gemma2", "llama4", "step35"];
-        let kind = self.architecture().unwrap_or_default();
-        let positive = |key: &str| matches!(self.of_kind(key), Some(Value::Int(n)) if *n > 0);
+    pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
+        let arch = self.architecture().unwrap_or_default();
+        let positive = |key: &str| matches!(self.arch_value(key), Some(GgufValue::Int(n)) if *n > 0);
+        let recurrent = RECURRENT_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix));
+        // Phi 3 has the key, but llama.cpp runs it without a sliding window.
+        let sliding_window = positive("attention.sliding_window") && arch != "phi3";
         match () {
-            () if RECURRENT.iter().any(|r| kind.starts_with(r))
-                || self.of_kind("ssm.state_size").is_some() =>
-            {
-                Some("it is recurrent: at least some of its layers have no cells")
+            () if recurrent || self.arch_value("ssm.state_size").is_some() => {
+                Some("it is recurrent: at least some of its layers have no KV cells")
             }
-            () if ENCODERS.iter().any(|e| kind.starts_with(e)) => Some("it reads with an encoder"),
-            // Phi 3 says how far it would slide; llama.cpp does not let it.
-            () if (positive("attention.sliding_window") && kind != "phi3") || SLIDING.contains(&kind) => {
-                Some("its attention slides: a cell is not seen from afar")
+            () if ENCODER_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix)) => Some(ENCODER_REASON),
+            () if sliding_window || SLIDING_WINDOW_ARCHITECTURES.contains(&arch) => {
+                Some(SLIDING_WINDOW_REASON)
             }
-            () if self.of_kind("attention.kv_lora_rank").is_some() => {
-                Some("its cells are compressed (MLA): they cannot be looked into")
+            () if self.arch_value("attention.kv_lora_rank").is_some() => {
+                Some("its KV cells are compressed (MLA): attention cannot be read by cell")
             }
-            () if self.of_kind("rope.dimension_sections").is_some() => {
-                Some("its positions have several parts (M-RoPE)")
-            }
+            () if self.arch_value("rope.dimension_sections").is_some() => Some(MULTI_ROPE_REASON),
             () => None,
         }
     }
 }
 
-/// Why a file is no model.
+pub(crate) const SLIDING_WINDOW_REASON: &str =
+    "its attention slides over a window (SWA): distant cells are masked, whatever the context window holds";
+pub(crate) const MULTI_ROPE_REASON: &str = "its positions have several parts (M-RoPE)";
+pub(crate) const ENCODER_REASON: &str = "it has an encoder";
+
+/// Prefixes of architectures without KV cells in some or all layers.
+const RECURRENT_ARCHITECTURES: [&str; 19] = [
+    "mamba",
+    "rwkv",
+    "arwkv",
+    "jamba",
+    "bamba",
+    "lfm2",
+    "granitehybrid",
+    "falcon-h1",
+    "plamo2",
+    "nemotron_h",
+    "qwen3next",
+    "qwen35",
+    "qwen4exp",
+    "deepseek4",
+    "minimax-01",
+    "bailingmoe3",
+    "kimi-linear",
+    "kimi-k3",
+    "glm5-next",
+];
+
+const ENCODER_ARCHITECTURES: [&str; 9] = [
+    "bert",
+    "nomic-bert",
+    "jina-bert",
+    "neo-bert",
+    "modern-bert",
+    "eurobert",
+    "gemma-embedding",
+    "llama-embed",
+    "t5",
+];
+
+/// Architectures with sliding-window attention whose header may not have the key for it.
+const SLIDING_WINDOW_ARCHITECTURES: [&str; 3] = ["gemma2", "llama4", "step35"];
+
+/// The messages have the file as their subject; callers put its path before them.
 #[derive(Debug, thiserror::Error)]
-pub enum BadGguf {
-    /// It cannot be read.
+pub enum GgufError {
     #[error("it cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    /// It is something else.
     #[error("it is not a GGUF file")]
     NotGguf,
-    /// Of a version that is not known.
-    #[error("it is GGUF of version {0}; versions 2 and 3 can be read")]
+    #[error("it has GGUF version {0}; only versions 2 and 3 are supported")]
     Version(u32),
-    /// It ends too early.
-    #[error("it is cut short: {0} lies behind its end; fetch it again")]
-    Short(String),
-    /// It contradicts itself.
-    #[error("it is damaged: {0}; fetch it again")]
+    #[error("it is cut short: {0} is beyond the end of the file; download it again")]
+    Truncated(String),
+    #[error("it is damaged: {0}; download it again")]
     Damaged(String),
 }
 
-/// More than any model has, and less than would fill memory.
-const MOST_VALUES: u64 = 1 << 16;
-const MOST_TENSORS: u64 = 1 << 16;
-const LONGEST_TEXT: u64 = 1 << 24;
-const LONGEST_LIST: u64 = 1 << 26;
+impl GgufError {
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Io(error) if error.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            Self::Io(_) => ErrorKind::Unavailable,
+            Self::NotGguf | Self::Version(_) => ErrorKind::InvalidInput,
+            Self::Truncated(_) | Self::Damaged(_) => ErrorKind::Damaged,
+        }
+    }
+}
 
-/// Elements to a block and bytes to a block, by the number of the tensor's type; nothing where a number means nothing
-/// any more or yet.
-const TYPES: [Option<(u64, u64)>; 43] = [
+// No model has more than these, and headers within them do not exhaust memory.
+const MAX_METADATA_VALUES: u64 = 1 << 16;
+const MAX_TENSORS: u64 = 1 << 16;
+const MAX_STRING_BYTES: u64 = 1 << 24;
+const MAX_ARRAY_LEN: u64 = 1 << 26;
+
+/// Elements and bytes per block of each `ggml_type`; None for removed and unassigned numbers.
+const TENSOR_TYPES: [Option<(u64, u64)>; 43] = [
     Some((1, 4)),   // F32
     Some((1, 2)),   // F16
     Some((32, 18)), // Q4_0
@@ -199,183 +202,186 @@ const TYPES: [Option<(u64, u64)>; 43] = [
     Some((64, 18)),  // Q2_0
 ];
 
-/// Reads and checks the header of a file.
-///
-/// # Errors
-/// When it is no model, or not a whole one.
-pub fn read(path: &Path) -> Result<Header, BadGguf> {
+pub fn read_header(path: &Path) -> Result<GgufHeader, GgufError> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
-    let mut input = Input { inner: BufReader::with_capacity(1 << 16, file), at: 0, size };
-    header(&mut input)
+    let mut input = GgufReader { inner: BufReader::with_capacity(1 << 16, file), offset: 0, size };
+    parse_header(&mut input)
 }
 
-struct Input<R> {
+struct GgufReader<R> {
     inner: R,
-    at: u64,
+    offset: u64,
     size: u64,
 }
 
-impl<R: Read> Input<R> {
-    fn take<const N: usize>(&mut self, what: &str) -> Result<[u8; N], BadGguf> {
-        self.fits(N as u64, what)?;
+impl<R: Read> GgufReader<R> {
+    fn read_bytes<const N: usize>(&mut self, what: &str) -> Result<[u8; N], GgufError> {
+        self.check_remaining(N as u64, what)?;
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;
-        self.at += N as u64;
+        self.offset += N as u64;
         Ok(bytes)
     }
 
-    fn fits(&self, len: u64, what: &str) -> Result<(), BadGguf> {
-        if len > self.size - self.at { Err(BadGguf::Short(what.to_owned())) } else { Ok(()) }
+    fn check_remaining(&self, len: u64, what: &str) -> Result<(), GgufError> {
+        if len > self.size - self.offset { Err(GgufError::Truncated(what.to_owned())) } else { Ok(()) }
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32, BadGguf> {
-        self.take(what).map(u32::from_le_bytes)
+    fn read_u32(&mut self, what: &str) -> Result<u32, GgufError> {
+        self.read_bytes(what).map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64, BadGguf> {
-        self.take(what).map(u64::from_le_bytes)
+    fn read_u64(&mut self, what: &str) -> Result<u64, GgufError> {
+        self.read_bytes(what).map(u64::from_le_bytes)
     }
 
-    fn text(&mut self, what: &str) -> Result<String, BadGguf> {
-        let len = self.u64(what)?;
-        if len > LONGEST_TEXT {
-            return Err(BadGguf::Damaged(format!("{what} is {len} bytes long")));
+    fn read_string(&mut self, what: &str) -> Result<String, GgufError> {
+        let len = self.read_u64(what)?;
+        if len > MAX_STRING_BYTES {
+            return Err(GgufError::Damaged(format!("{what} is {len} bytes long")));
         }
-        self.fits(len, what)?;
+        self.check_remaining(len, what)?;
         let mut bytes = vec![0; len as usize];
         self.inner.read_exact(&mut bytes)?;
-        self.at += len;
-        // Vocabularies hold bytes that are no text; keys and names must be.
+        self.offset += len;
+        // Tokens of a vocabulary may be invalid UTF-8; keys with invalid UTF-8 match no known key.
         Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
     }
 
-    fn skip(&mut self, len: u64, what: &str) -> Result<(), BadGguf> {
-        self.fits(len, what)?;
+    fn skip(&mut self, len: u64, what: &str) -> Result<(), GgufError> {
+        self.check_remaining(len, what)?;
         std::io::copy(&mut (&mut self.inner).take(len), &mut std::io::sink())?;
-        self.at += len;
+        self.offset += len;
         Ok(())
     }
 }
 
-fn header<R: Read>(input: &mut Input<R>) -> Result<Header, BadGguf> {
-    if input.size < 4 || &input.take::<4>("its mark")? != b"GGUF" {
-        return Err(BadGguf::NotGguf);
+fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufError> {
+    if input.size < 4 || &input.read_bytes::<4>("the magic number")? != b"GGUF" {
+        return Err(GgufError::NotGguf);
     }
-    let version = input.u32("its version")?;
+    let version = input.read_u32("the version")?;
     if !(2..=3).contains(&version) {
-        return Err(BadGguf::Version(version));
+        return Err(GgufError::Version(version));
     }
-    let (tensors, count) = (input.u64("the number of tensors")?, input.u64("the number of values")?);
-    if tensors > MOST_TENSORS || count > MOST_VALUES {
-        return Err(BadGguf::Damaged(format!("it claims {tensors} tensors and {count} values")));
+    let (tensors, count) = (input.read_u64("the tensor count")?, input.read_u64("the metadata count")?);
+    if tensors > MAX_TENSORS || count > MAX_METADATA_VALUES {
+        return Err(GgufError::Damaged(format!(
+            "the header has {tensors} tensors and {count} metadata values"
+        )));
     }
-    let mut values = BTreeMap::new();
+    let mut metadata = BTreeMap::new();
     for n in 0..count {
-        let key = input.text(&format!("the name of value {n}"))?;
-        let kind = input.u32(&key)?;
-        let value = value(input, kind, &key, 0)?;
-        if values.insert(key.clone(), value).is_some() {
-            return Err(BadGguf::Damaged(format!("{key} stands in it twice")));
+        let key = input.read_string(&format!("the key of metadata value {n}"))?;
+        let kind = input.read_u32(&key)?;
+        let value = parse_value(input, kind, &key, 0)?;
+        if metadata.insert(key.clone(), value).is_some() {
+            return Err(GgufError::Damaged(format!("the key {key} is duplicated")));
         }
     }
-    let align = match values.get("general.alignment") {
+    let align = match metadata.get("general.alignment") {
         None => 32,
-        Some(Value::Int(n)) if (8..=1 << 16).contains(n) && (*n as u64).is_power_of_two() => *n as u64,
-        Some(other) => return Err(BadGguf::Damaged(format!("its alignment is {other:?}"))),
+        Some(GgufValue::Int(n)) if (8..=1 << 16).contains(n) && (*n as u64).is_power_of_two() => *n as u64,
+        Some(other) => return Err(GgufError::Damaged(format!("general.alignment is {other:?}"))),
     };
     let mut end = 0u64;
     let mut names = std::collections::BTreeSet::new();
     for n in 0..tensors {
-        let name = input.text(&format!("the name of tensor {n}"))?;
-        let last = tensor(input, &name, align)?;
-        end = end.max(last);
+        let name = input.read_string(&format!("the name of tensor {n}"))?;
+        end = end.max(parse_tensor(input, &name, align)?);
         if !names.insert(name.clone()) {
-            return Err(BadGguf::Damaged(format!("the tensor {name} stands in it twice")));
+            return Err(GgufError::Damaged(format!("the tensor {name} is duplicated")));
         }
     }
-    let data = input.at.next_multiple_of(align);
-    if data.checked_add(end).is_none_or(|last| last > input.size) {
-        return Err(BadGguf::Short("the end of its tensors".into()));
+    let data = input.offset.next_multiple_of(align);
+    if data.checked_add(end).is_none_or(|end| end > input.size) {
+        return Err(GgufError::Truncated("the end of the tensor data".into()));
     }
-    let header = Header { version, values, tensors, size: input.size };
-    match lie(&header) {
-        Some(lie) => Err(BadGguf::Damaged(lie)),
+    let header = GgufHeader { version, metadata, tensor_count: tensors, file_bytes: input.size };
+    match find_invalid_value(&header) {
+        Some(why) => Err(GgufError::Damaged(why)),
         None => Ok(header),
     }
 }
 
-/// What the header claims that cannot be, of all that llama.cpp would stop the process for.
-fn lie(header: &Header) -> Option<String> {
-    let number = |key: &str| match header.of_kind(key) {
-        Some(Value::Int(n)) => Some(*n),
+/// Finds a metadata value for which llama.cpp would abort the process.
+fn find_invalid_value(header: &GgufHeader) -> Option<String> {
+    let number = |key: &str| match header.arch_value(key) {
+        Some(GgufValue::Int(n)) => Some(*n),
         _ => None,
     };
-    let within = |key: &str, least: i128, most: i128| {
-        let n = number(key).filter(|n| !(least..=most).contains(n))?;
-        Some(format!("its {key} is {n}"))
+    let outside = |key: &str, min: i128, max: i128| {
+        let n = number(key).filter(|n| !(min..=max).contains(n))?;
+        Some(format!("{key} is {n}"))
     };
     let prefix = format!("{}.", header.architecture()?);
-    let own = header.values.iter().filter(|(key, _)| key.starts_with(&prefix));
-    let numbers = own.clone().find_map(|(key, value)| match value {
-        Value::Float(n) if !n.is_finite() || (*n < 0.0 && key.ends_with("epsilon")) => {
+    let arch_values = header.metadata.iter().filter(|(key, _)| key.starts_with(&prefix));
+    let float = arch_values.clone().find_map(|(key, value)| match value {
+        GgufValue::Float(n) if !n.is_finite() || (*n < 0.0 && key.ends_with("epsilon")) => {
             Some(format!("{key} is {n}"))
         }
         _ => None,
     });
-    let vocabulary = match header.values.get("tokenizer.ggml.model") {
-        Some(Value::Text(name)) if name == "none" || name == "no_vocab" => {
+    let vocabulary = match header.metadata.get("tokenizer.ggml.model") {
+        Some(GgufValue::Text(name)) if name == "none" || name == "no_vocab" => {
             Some("it has no vocabulary".to_owned())
         }
         _ => None,
     };
     let experts = number("expert_count").unwrap_or(0);
     let groups = number("expert_group_count").unwrap_or(0);
-    let scaling = match header.of_kind("rope.scaling.type") {
-        Some(Value::Text(name)) if !["none", "linear", "yarn", "longrope"].contains(&name.as_str()) => {
-            Some(format!("its positions are scaled by '{name}', which is not known"))
+    let scaling = match header.arch_value("rope.scaling.type") {
+        Some(GgufValue::Text(name)) if !["none", "linear", "yarn", "longrope"].contains(&name.as_str()) => {
+            Some(format!("rope.scaling.type is '{name}', which is unknown"))
         }
         _ => None,
     };
-    numbers
+    float
         .or(scaling)
         .or(vocabulary)
-        .or_else(|| within("block_count", 1, 512))
-        .or_else(|| within("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
-        .or_else(|| within("context_length", 64, 1 << 30))
-        .or_else(|| within("expert_count", 0, 1024))
-        .or_else(|| within("expert_used_count", i128::from(experts > 0), experts))
-        .or_else(|| within("expert_group_count", 0, (experts - 1).max(0)))
-        .or_else(|| within("expert_group_used_count", i128::from(groups > 0), (groups - 1).max(0)))
+        .or_else(|| outside("block_count", 1, 512))
+        .or_else(|| outside("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
+        .or_else(|| outside("context_length", 64, 1 << 30))
+        .or_else(|| outside("expert_count", 0, 1024))
+        .or_else(|| outside("expert_used_count", i128::from(experts > 0), experts))
+        .or_else(|| outside("expert_group_count", 0, (experts - 1).max(0)))
+        .or_else(|| outside("expert_group_used_count", i128::from(groups > 0), (groups - 1).max(0)))
         .or_else(|| {
-            (groups > 0 && experts % groups != 0).then(|| format!("{experts} experts are in {groups} groups"))
+            (groups > 0 && experts % groups != 0)
+                .then(|| format!("{experts} experts cannot be divided into {groups} groups"))
         })
 }
 
-fn value<R: Read>(input: &mut Input<R>, kind: u32, key: &str, depth: u32) -> Result<Value, BadGguf> {
+fn parse_value<R: Read>(
+    input: &mut GgufReader<R>,
+    kind: u32,
+    key: &str,
+    depth: u32,
+) -> Result<GgufValue, GgufError> {
     Ok(match kind {
-        0 => Value::Int(i128::from(u8::from_le_bytes(input.take(key)?))),
-        1 => Value::Int(i128::from(i8::from_le_bytes(input.take(key)?))),
-        2 => Value::Int(i128::from(u16::from_le_bytes(input.take(key)?))),
-        3 => Value::Int(i128::from(i16::from_le_bytes(input.take(key)?))),
-        4 => Value::Int(i128::from(input.u32(key)?)),
-        5 => Value::Int(i128::from(i32::from_le_bytes(input.take(key)?))),
-        6 => Value::Float(f64::from(f32::from_le_bytes(input.take(key)?))),
-        7 => Value::Int(i128::from(u8::from_le_bytes(input.take(key)?) != 0)),
-        8 => Value::Text(input.text(key)?),
-        9 => return list(input, key, depth),
-        10 => Value::Int(i128::from(input.u64(key)?)),
-        11 => Value::Int(i128::from(i64::from_le_bytes(input.take(key)?))),
-        12 => Value::Float(f64::from_le_bytes(input.take(key)?)),
-        other => return Err(BadGguf::Damaged(format!("{key} is of the unknown type {other}"))),
+        0 => GgufValue::Int(i128::from(u8::from_le_bytes(input.read_bytes(key)?))),
+        1 => GgufValue::Int(i128::from(i8::from_le_bytes(input.read_bytes(key)?))),
+        2 => GgufValue::Int(i128::from(u16::from_le_bytes(input.read_bytes(key)?))),
+        3 => GgufValue::Int(i128::from(i16::from_le_bytes(input.read_bytes(key)?))),
+        4 => GgufValue::Int(i128::from(input.read_u32(key)?)),
+        5 => GgufValue::Int(i128::from(i32::from_le_bytes(input.read_bytes(key)?))),
+        6 => GgufValue::Float(f64::from(f32::from_le_bytes(input.read_bytes(key)?))),
+        7 => GgufValue::Int(i128::from(u8::from_le_bytes(input.read_bytes(key)?) != 0)),
+        8 => GgufValue::Text(input.read_string(key)?),
+        9 => return parse_array(input, key, depth),
+        10 => GgufValue::Int(i128::from(input.read_u64(key)?)),
+        11 => GgufValue::Int(i128::from(i64::from_le_bytes(input.read_bytes(key)?))),
+        12 => GgufValue::Float(f64::from_le_bytes(input.read_bytes(key)?)),
+        other => return Err(GgufError::Damaged(format!("{key} has the unknown type {other}"))),
     })
 }
 
-/// A list; its elements are looked at and not kept.
-fn list<R: Read>(input: &mut Input<R>, key: &str, depth: u32) -> Result<Value, BadGguf> {
-    let (kind, len) = (input.u32(key)?, input.u64(key)?);
-    if len > LONGEST_LIST || depth > 0 {
-        return Err(BadGguf::Damaged(format!("{key} is a list of {len} elements, or of lists")));
+/// Checks the elements of an array and returns its length.
+fn parse_array<R: Read>(input: &mut GgufReader<R>, key: &str, depth: u32) -> Result<GgufValue, GgufError> {
+    let (kind, len) = (input.read_u32(key)?, input.read_u64(key)?);
+    if len > MAX_ARRAY_LEN || depth > 0 {
+        return Err(GgufError::Damaged(format!("{key} is an array of {len} elements, or of arrays")));
     }
     let width = match kind {
         0 | 1 | 7 => 1,
@@ -387,49 +393,51 @@ fn list<R: Read>(input: &mut Input<R>, key: &str, depth: u32) -> Result<Value, B
     if width > 0 {
         input.skip(len * width, key)?;
     } else if kind == 8 {
-        // Of words that a vocabulary has twice, llama.cpp would not say which is meant, and stop.
-        let mut words = std::collections::HashSet::new();
+        // llama.cpp aborts on a vocabulary with duplicate tokens.
+        let mut tokens = std::collections::HashSet::new();
         for _ in 0..len {
-            let word = input.text(key)?;
-            if key == "tokenizer.ggml.tokens" && !words.insert(word.clone()) {
-                return Err(BadGguf::Damaged(format!("{word:?} stands in its vocabulary twice")));
+            let token = input.read_string(key)?;
+            if key == "tokenizer.ggml.tokens" && !tokens.insert(token.clone()) {
+                return Err(GgufError::Damaged(format!(
+                    "the token {token:?} is duplicated in the vocabulary"
+                )));
             }
         }
     } else {
         for _ in 0..len {
-            value(input, kind, key, depth + 1)?;
+            parse_value(input, kind, key, depth + 1)?;
         }
     }
-    Ok(Value::List(len))
+    Ok(GgufValue::Array(len))
 }
 
-/// Checks what is said of a tensor; returns where it ends, from the start of the data.
-fn tensor<R: Read>(input: &mut Input<R>, name: &str, align: u64) -> Result<u64, BadGguf> {
-    let wrong = |why: String| BadGguf::Damaged(format!("the tensor {name} {why}"));
-    let dimensions = input.u32(name)?;
+/// Checks the description of a tensor; returns the offset of its end in the tensor data.
+fn parse_tensor<R: Read>(input: &mut GgufReader<R>, name: &str, align: u64) -> Result<u64, GgufError> {
+    let invalid = |why: String| GgufError::Damaged(format!("the tensor {name} {why}"));
+    let dimensions = input.read_u32(name)?;
     if !(1..=4).contains(&dimensions) {
-        return Err(wrong(format!("has {dimensions} dimensions")));
+        return Err(invalid(format!("has {dimensions} dimensions")));
     }
     let mut elements = 1u64;
     let mut row = 0;
     for d in 0..dimensions {
-        let n = input.u64(name)?;
+        let n = input.read_u64(name)?;
         row = if d == 0 { n } else { row };
         let product = elements.checked_mul(n).filter(|&p| n > 0 && p < 1 << 48);
-        elements = product.ok_or_else(|| wrong("has a size that cannot be".into()))?;
+        elements = product.ok_or_else(|| invalid("has an impossible size".into()))?;
     }
-    let kind = input.u32(name)?;
-    let known = TYPES.get(kind as usize).copied().flatten();
-    let (block, bytes) = known.ok_or_else(|| wrong(format!("is of the unknown type {kind}")))?;
+    let kind = input.read_u32(name)?;
+    let block_size = TENSOR_TYPES.get(kind as usize).copied().flatten();
+    let (block, bytes) = block_size.ok_or_else(|| invalid(format!("has the unknown type {kind}")))?;
     if !row.is_multiple_of(block) {
-        return Err(wrong(format!("has rows of {row} that do not fill blocks of {block}")));
+        return Err(invalid(format!("has rows of {row} elements, not a multiple of the block size {block}")));
     }
     if dimensions == 1 && kind != 0 {
-        return Err(wrong("is a list of numbers that are not whole 32-bit ones, which cannot be run".into()));
+        return Err(invalid("has one dimension and is not F32, which llama.cpp cannot run".into()));
     }
-    let offset = input.u64(name)?;
+    let offset = input.read_u64(name)?;
     if !offset.is_multiple_of(align) {
-        return Err(wrong("does not stand where one can".into()));
+        return Err(invalid("has an unaligned offset".into()));
     }
-    offset.checked_add(elements / block * bytes).ok_or_else(|| wrong("ends nowhere".into()))
+    offset.checked_add(elements / block * bytes).ok_or_else(|| invalid("ends beyond 64 bits".into()))
 }

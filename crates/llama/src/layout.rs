@@ -1,79 +1,81 @@
-//! Where runs of tokens stand among the model's positions, of which it knows only so many.
+//! Assigns RoPE positions to the runs of tokens of a window.
 //!
-//! What stays wants to stay where it is, and what returns wants its own place back: then nothing is moved and nothing
-//! changes, to the last bit. Holes are left open. Only where there is no room something moves, as little as can be; and
-//! when the end would pass the last position that the model knows, all holes are closed at once.
+//! A resident run keeps its position, and an archived run gets the position back that it was saved at: then no key is
+//! rotated, and the result is the same to the last bit. Holes that pruned chunks leave stay open. A run is shifted only
+//! where there is no room for it. If the window with the answer would pass the last position that the model was trained
+//! for, all holes are closed at once: compaction.
+//!
+//! This module only plans; [`kv_cache`](crate::kv_cache) shifts the cells (K-shift).
 
-use crate::ffi::Pos;
+use crate::ffi::types::LlamaPos;
 
-/// A run of tokens that stand one behind the other.
+/// A run of tokens with consecutive positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// How many.
+pub struct PositionRun {
     pub len: usize,
-    /// What is known of its place.
-    pub place: Place,
+    pub placement: RunPlacement,
 }
 
-/// What is known of a run's place.
+/// Where the cells of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It stands here.
-    Here(Pos),
-    /// It stood here when it left.
-    Was(Pos),
-    /// It is to be computed, right behind what stands before it.
-    New,
+pub enum RunPlacement {
+    /// In the KV cache, from this position on.
+    Resident(LlamaPos),
+    /// In the KV archive, saved from this position on.
+    Archived(LlamaPos),
+    /// Nowhere. They are recomputed, directly after the run before.
+    Missing,
 }
 
-/// The first position of each run, in order, so that `ahead` more tokens fit behind them and all positions lie below
-/// `limit`; none if they do not fit whatever is done.
+/// The first position of each run, so that `ahead` more tokens fit after the last run and all positions are below
+/// `limit`. None if they do not fit even without holes.
 #[must_use]
-pub fn arrange(runs: &[Run], ahead: usize, limit: Pos) -> Option<Vec<Pos>> {
+pub fn assign_positions(runs: &[PositionRun], ahead: usize, limit: LlamaPos) -> Option<Vec<LlamaPos>> {
     let fits = |end: i64| end + ahead as i64 <= i64::from(limit);
-    let (starts, end) = sparing(runs);
+    let (starts, end) = keep_positions(runs);
     if fits(end) {
         return Some(starts);
     }
-    let (starts, end) = dense(runs);
+    let (starts, end) = compact_positions(runs);
     fits(end).then_some(starts)
 }
 
-/// Everything where it stands or stood, as far as there is room.
-fn sparing(runs: &[Run]) -> (Vec<Pos>, i64) {
+/// Every run at its own position, as far as there is room.
+fn keep_positions(runs: &[PositionRun]) -> (Vec<LlamaPos>, i64) {
     let mut starts = Vec::with_capacity(runs.len());
     let mut free = 0i64;
     for (n, run) in runs.iter().enumerate() {
-        let start = match run.place {
-            Place::New => free,
-            Place::Here(own) => free.max(own.into()),
-            Place::Was(own) => {
-                // What returns before the next run that stands must leave room for what returns behind it.
-                let next = runs[n + 1..].iter().position(|r| matches!(r.place, Place::Here(_)));
+        let start = match run.placement {
+            RunPlacement::Missing => free,
+            RunPlacement::Resident(position) => free.max(position.into()),
+            RunPlacement::Archived(position) => {
+                // All runs before the next resident run must fit below its position.
+                let next =
+                    runs[n + 1..].iter().position(|r| matches!(r.placement, RunPlacement::Resident(_)));
                 let between = next.map_or(&runs[n..], |next| &runs[n..n + 1 + next]);
                 let need: usize = between.iter().map(|r| r.len).sum();
-                let latest = match next.map(|next| runs[n + 1 + next].place) {
-                    Some(Place::Here(wall)) => i64::from(wall) - need as i64,
+                let latest = match next.map(|next| runs[n + 1 + next].placement) {
+                    Some(RunPlacement::Resident(end)) => i64::from(end) - need as i64,
                     _ => i64::MAX,
                 };
-                i64::from(own).min(latest).max(free)
+                i64::from(position).min(latest).max(free)
             }
         };
-        starts.push(start as Pos);
+        starts.push(start as LlamaPos);
         free = start + run.len as i64;
     }
     (starts, free)
 }
 
-/// One behind the other.
-fn dense(runs: &[Run]) -> (Vec<Pos>, i64) {
+/// Every run directly after the one before: no holes.
+fn compact_positions(runs: &[PositionRun]) -> (Vec<LlamaPos>, i64) {
     let mut free = 0i64;
-    let place = |run: &Run| {
+    let assign = |run: &PositionRun| {
         let start = free;
         free += run.len as i64;
-        start as Pos
+        start as LlamaPos
     };
-    let starts = runs.iter().map(place).collect();
+    let starts = runs.iter().map(assign).collect();
     (starts, free)
 }
 
@@ -81,93 +83,99 @@ fn dense(runs: &[Run]) -> (Vec<Pos>, i64) {
 mod tests {
     use super::*;
 
-    fn run(len: usize, place: Place) -> Run {
-        Run { len, place }
+    fn run(len: usize, placement: RunPlacement) -> PositionRun {
+        PositionRun { len, placement }
     }
 
     #[test]
-    fn runs_find_their_places() {
-        use Place::{Here, New, Was};
-        type Case<'a> = (&'a str, &'a [(usize, Place)], usize, Pos, Option<&'a [Pos]>);
-        let cases: &[Case<'_>] = &[
-            ("nothing", &[], 5, 8, Some(&[])),
-            ("holes stay open", &[(4, Here(0)), (4, Here(20))], 4, 100, Some(&[0, 20])),
+    fn layout_assigns_positions_and_compacts_at_limit() {
+        use RunPlacement::{Archived, Missing, Resident};
+        type LayoutCase<'a> = (&'a str, &'a [(usize, RunPlacement)], usize, LlamaPos, Option<&'a [LlamaPos]>);
+        let cases: &[LayoutCase<'_>] = &[
+            ("no runs", &[], 5, 8, Some(&[])),
+            ("holes stay open", &[(4, Resident(0)), (4, Resident(20))], 4, 100, Some(&[0, 20])),
             (
-                "what returns, returns to its place",
-                &[(4, Here(0)), (3, Was(10)), (4, Here(20))],
+                "an archived run gets its position back",
+                &[(4, Resident(0)), (3, Archived(10)), (4, Resident(20))],
                 1,
                 99,
                 Some(&[0, 10, 20]),
             ),
             (
-                "two in one hole",
-                &[(4, Here(0)), (3, Was(10)), (7, Was(13)), (4, Here(20))],
+                "two archived runs in one hole",
+                &[(4, Resident(0)), (3, Archived(10)), (7, Archived(13)), (4, Resident(20))],
                 1,
                 99,
                 Some(&[0, 10, 13, 20]),
             ),
             (
-                "too late: as late as can be",
-                &[(4, Here(0)), (3, Was(30)), (4, Here(20))],
+                "own position too high: as high as possible",
+                &[(4, Resident(0)), (3, Archived(30)), (4, Resident(20))],
                 1,
                 99,
                 Some(&[0, 17, 20]),
             ),
             (
-                "too early: as early as can be",
-                &[(4, Here(8)), (3, Was(2)), (4, Here(20))],
+                "own position too low: as low as possible",
+                &[(4, Resident(8)), (3, Archived(2)), (4, Resident(20))],
                 1,
                 99,
                 Some(&[8, 12, 20]),
             ),
             (
-                "no room: what stands behind moves",
-                &[(4, Here(0)), (3, Was(9)), (4, Here(5)), (1, Here(9))],
+                "no room: the runs after it shift",
+                &[(4, Resident(0)), (3, Archived(9)), (4, Resident(5)), (1, Resident(9))],
                 1,
                 99,
                 Some(&[0, 4, 7, 11]),
             ),
             (
-                "a hole behind takes the move up",
-                &[(4, Here(0)), (3, Was(9)), (4, Here(5)), (1, Here(30))],
+                "a later hole absorbs the shift",
+                &[(4, Resident(0)), (3, Archived(9)), (4, Resident(5)), (1, Resident(30))],
                 1,
                 99,
                 Some(&[0, 4, 7, 30]),
             ),
             (
-                "what is computed follows directly",
-                &[(4, Here(0)), (3, New), (4, Here(20))],
+                "a missing run follows directly",
+                &[(4, Resident(0)), (3, Missing), (4, Resident(20))],
                 1,
                 99,
                 Some(&[0, 4, 20]),
             ),
             (
-                "near the limit all holes close",
-                &[(4, Here(0)), (3, Was(10)), (4, Here(20))],
+                "at the limit: compaction",
+                &[(4, Resident(0)), (3, Archived(10)), (4, Resident(20))],
                 10,
                 33,
                 Some(&[0, 4, 7]),
             ),
             (
-                "just below it they stay",
-                &[(4, Here(0)), (3, Was(10)), (4, Here(20))],
+                "just below the limit: no compaction",
+                &[(4, Resident(0)), (3, Archived(10)), (4, Resident(20))],
                 9,
                 33,
                 Some(&[0, 10, 20]),
             ),
-            ("what does not fit", &[(4, Here(0)), (4, Here(20))], 10, 17, None),
-            ("a restart: all return", &[(4, Was(0)), (3, Was(10)), (2, Was(30))], 1, 99, Some(&[0, 10, 30])),
+            ("too large even without holes", &[(4, Resident(0)), (4, Resident(20))], 10, 17, None),
             (
-                "a restart after a compaction",
-                &[(4, Was(0)), (3, Was(50)), (2, Was(7))],
+                "restart: all runs are archived",
+                &[(4, Archived(0)), (3, Archived(10)), (2, Archived(30))],
+                1,
+                99,
+                Some(&[0, 10, 30]),
+            ),
+            (
+                "restart after a compaction",
+                &[(4, Archived(0)), (3, Archived(50)), (2, Archived(7))],
                 1,
                 99,
                 Some(&[0, 50, 53]),
             ),
         ];
         for (name, runs, ahead, limit, expected) in cases {
-            let runs: Vec<Run> = runs.iter().map(|&(len, place)| run(len, place)).collect();
-            assert_eq!(arrange(&runs, *ahead, *limit).as_deref(), *expected, "{name}");
+            let runs: Vec<PositionRun> = runs.iter().map(|&(len, placement)| run(len, placement)).collect();
+            assert_eq!(assign_positions(&runs, *ahead, *limit).as_deref(), *expected, "{name}");
         }
     }
 }

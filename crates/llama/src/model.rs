@@ -1,233 +1,260 @@
-//! The local model behind the seam. One thread owns the model's memory; everything else talks to it by messages, so that
-//! any number of callers may ask at once, each in its turn, and cutting text into tokens never waits.
+//! [`Llama`] implements `halo_core`'s [`Model`] trait.
+//!
+//! One thread owns the context with its KV cache and runs one job after the other; clones of [`Llama`] send it jobs over
+//! a channel. Tokenizing needs only the weights, which are shared, so it never waits for a job.
 
-use crate::ffi::{Context, Halt, LlamaError, Shape, Weights};
-use crate::graveyard::{Graveyard, Room};
-use crate::mirror::{Mirror, MirrorError, Mode, SEQUENCES};
-use crate::schema::Forms;
-use crate::speak::{Ask, speak};
-use crate::{template, text};
-use halo_core::attention::Watch;
-use halo_core::seams::{
-    Breaker, Finish, Flow, Look, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Seen,
-    Template, Upkeep,
+use crate::ffi::{ContextParams, JobCanceller, LlamaContext, LlamaError, ModelWeights};
+use crate::generate::{GenerateRequest, generate};
+use crate::grammar::{GrammarCompiler, GrammarMatcher};
+use crate::kv_archive::{KvArchive, KvArchiveLimits};
+use crate::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
+use crate::{chat_template, token_text};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{
+    AttentionRow, CacheStats, CancelHandle, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep,
+    ModelToken, OutputConstraint, Prompt, Sampling, StepFlow, WindowToken,
 };
 use halo_core::token::TokenId;
+use parking_lot::Mutex;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use xxhash_rust::xxh3::Xxh3;
 
-/// How a model is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Tokens that it holds; none: as many as it was trained for, up to 8,192.
+pub struct LlamaOptions {
+    /// Cells of the KV cache. None: what the model was trained for, up to 8,192.
     pub context: Option<u32>,
-    /// Tokens that are read at once.
+    /// The most tokens of one prefill batch.
     pub batch: u32,
-    /// Threads.
     pub threads: u32,
-    /// Layers that go to a graphics card, if the program was built for one.
+    /// Layers that are offloaded, if the program was built for a GPU.
     pub gpu_layers: u32,
-    /// What happens when the window changes.
-    pub mode: Mode,
-    /// What is kept of what has left.
-    pub room: Room,
+    pub kv_mode: KvCacheMode,
+    pub kv_archive: KvArchiveLimits,
 }
 
-impl Default for Options {
+impl Default for LlamaOptions {
     fn default() -> Self {
-        Self { context: None, batch: 256, threads: 1, gpu_layers: 0, mode: Mode::Keep, room: Room::none() }
+        Self {
+            context: None,
+            batch: 256,
+            threads: 1,
+            gpu_layers: 0,
+            kv_mode: KvCacheMode::EditCells,
+            kv_archive: KvArchiveLimits::disabled(),
+        }
     }
 }
 
-/// The most tokens that are held unless more are asked for.
-const USUAL_CONTEXT: u32 = 8192;
+const DEFAULT_MAX_CONTEXT: u32 = 8192;
 
-/// A local model. Clones talk to the same one.
+/// A local model. Clones share one context.
 #[derive(Clone)]
 pub struct Llama {
-    thread: Arc<Engine>,
-    weights: Arc<Weights>,
+    worker: Arc<LlamaThread>,
+    weights: Arc<ModelWeights>,
     info: ModelInfo,
-    /// Why cells cannot be kept, if they cannot.
-    reread: Option<&'static str>,
+    /// The reason why KV cells cannot be edited, if there is one.
+    kv_edit_unsupported: Option<&'static str>,
 }
 
-/// The thread that owns the model's memory, and the way to it.
-struct Engine {
-    jobs: Mutex<Option<Sender<Job>>>,
-    halt: Arc<Halt>,
-    next: AtomicU64,
-    /// The job that is done while nobody waits for it, and may be ended by anybody; 0: none.
-    idle: AtomicU64,
+/// A handle to the thread that owns the context.
+struct LlamaThread {
+    /// None once the thread is being shut down.
+    jobs: Mutex<Option<Sender<LlamaJob>>>,
+    canceller: Arc<JobCanceller>,
+    next_job: AtomicU64,
+    /// The latest background job, which [`Model::cancel_handle`] cancels; 0 before the first.
+    idle_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-enum Job {
-    Speak { number: u64, ask: Box<Ask>, steps: SyncSender<Step> },
-    Settle { conversation: String, window: Vec<Seen>, done: SyncSender<Result<(), SeamError>> },
-    Compare { conversation: String, window: Vec<Seen>, done: SyncSender<Option<String>> },
+enum LlamaJob {
+    Generate { job_id: u64, request: Box<GenerateRequest>, steps: SyncSender<LlamaStep> },
+    Persist { conversation: String, window: Vec<WindowToken>, done: SyncSender<Result<(), Error>> },
+    CheckWindow { conversation: String, window: Vec<WindowToken>, done: SyncSender<Option<String>> },
     Forget { conversation: String, done: SyncSender<()> },
-    Inherit { conversation: String, parent: String, positions: u64 },
+    LinkBranch { conversation: String, parent: String, positions: u64 },
     Flush { done: SyncSender<()> },
 }
 
-/// A step on its way to the listener.
-enum Step {
-    Reading(usize, usize),
-    Prompt(Owned),
-    Ready(Upkeep),
-    Token(Piece, Option<Owned>),
-    End(Result<Finish, SeamError>),
+/// A [`ModelStep`] that is sent from the thread to the caller.
+enum LlamaStep {
+    Prefill { done: usize, total: usize },
+    PromptAttention(OwnedAttentionRow),
+    PrefillDone(CacheStats),
+    Token(ModelToken, Option<OwnedAttentionRow>),
+    End(Result<FinishReason, Error>),
 }
 
-struct Owned {
+struct OwnedAttentionRow {
     mean: Vec<f32>,
     max: Vec<f32>,
-    full: Vec<f32>,
+    per_head: Vec<f32>,
 }
 
-impl Owned {
-    fn new(look: &Look<'_>) -> Self {
-        Self { mean: look.mean.to_vec(), max: look.max.to_vec(), full: look.full.to_vec() }
+impl OwnedAttentionRow {
+    fn new(row: &AttentionRow<'_>) -> Self {
+        Self { mean: row.mean.to_vec(), max: row.max.to_vec(), per_head: row.per_head.to_vec() }
     }
 
-    fn look(&self) -> Look<'_> {
-        Look { mean: &self.mean, max: &self.max, full: &self.full }
+    fn as_row(&self) -> AttentionRow<'_> {
+        AttentionRow { mean: &self.mean, max: &self.max, per_head: &self.per_head }
     }
 }
 
 impl Llama {
-    /// Loads a model.
-    ///
-    /// # Errors
-    /// When the file is no model, or there is no room for what is asked.
-    pub fn open(path: &Path, options: &Options) -> Result<Self, SeamError> {
-        let failed = |why: LlamaError| SeamError::new("loading the model", why.to_string());
-        let weights = Arc::new(Weights::load(path, options.gpu_layers.cast_signed()).map_err(failed)?);
-        let trained = weights.trained_context();
-        let tokens = options.context.unwrap_or_else(|| trained.min(USUAL_CONTEXT));
-        let shape = Shape {
+    /// Loads a GGUF file and starts the thread that runs it.
+    pub fn open(path: &Path, options: &LlamaOptions) -> Result<Self, Error> {
+        let load_error = |error: LlamaError| {
+            Error::new(error.kind(), "loading the model", error.to_string()).with_source(error)
+        };
+        let weights = ModelWeights::load(path, options.gpu_layers.cast_signed()).map_err(load_error)?;
+        let weights = Arc::new(weights);
+        let tokens = options.context.unwrap_or_else(|| weights.trained_context().min(DEFAULT_MAX_CONTEXT));
+        let params = ContextParams {
             tokens,
             batch: options.batch.clamp(1, tokens.max(1)),
             threads: options.threads.max(1).cast_signed(),
-            sequences: SEQUENCES,
+            sequences: SEQUENCE_COUNT,
         };
-        let context = Context::new(&weights, shape).map_err(failed)?;
-        let reread = weights.no_surgery();
+        let context = LlamaContext::new(&weights, params).map_err(load_error)?;
         let name = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        if let Some(why) = reread.filter(|_| options.mode == Mode::Keep) {
-            tracing::warn!("{name}: what leaves the window is read again when it returns, because {why}");
+        let kv_edit_unsupported = weights.kv_edit_unsupported();
+        let mode = options.kv_mode;
+        if let Some(why) = kv_edit_unsupported.filter(|_| mode == KvCacheMode::EditCells) {
+            tracing::warn!(
+                "{name}: after every prune the rest of the window is prefilled again, because {why}"
+            );
         }
-        let info =
-            ModelInfo { name, context: tokens as usize, attention: true, template: template_of(&weights) };
-        let room =
-            if options.mode == Mode::Keep && reread.is_none() { options.room.clone() } else { Room::none() };
-        let mark = mark(path, &weights).map_err(|e| SeamError::new("loading the model", e.to_string()))?;
-        let halt = Arc::clone(context.halt());
-        let (jobs, todo) = channel();
-        let mode = options.mode;
-        let work = move || run(Mirror::new(context, Graveyard::open(room, mark), mode), &todo);
-        // Schemas are read by going down into them.
-        let thread = std::thread::Builder::new().name("halo-model".into()).stack_size(64 << 20).spawn(work);
-        let thread = thread.map_err(|e| SeamError::new("starting the model's thread", e.to_string()))?;
-        let thread = Arc::new(Engine {
-            jobs: Mutex::new(Some(jobs)),
-            halt,
-            next: AtomicU64::new(1),
-            idle: AtomicU64::new(0),
-            thread: Mutex::new(Some(thread)),
-        });
-        Ok(Self { thread, weights, info, reread })
+        let limits = if mode == KvCacheMode::EditCells && kv_edit_unsupported.is_none() {
+            options.kv_archive.clone()
+        } else {
+            KvArchiveLimits::disabled()
+        };
+        let fingerprint = model_fingerprint(path, &weights).map_err(|error| {
+            Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
+        })?;
+        let template = load_chat_template(&weights);
+        let info = ModelInfo { name, context: tokens as usize, attention: true, template };
+        let worker = LlamaThread::spawn(context, limits, fingerprint, mode)?;
+        Ok(Self { worker: Arc::new(worker), weights, info, kv_edit_unsupported })
     }
 
-    /// Why the cells of this model cannot be kept, if they cannot: then everything behind a change is read again.
+    /// The reason why KV cells of this model cannot be edited, if there is one: then everything after a change of the
+    /// window is prefilled again.
     #[must_use]
-    pub fn rereads(&self) -> Option<&'static str> {
-        self.reread
+    pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
+        self.kv_edit_unsupported
     }
 
-    /// The model itself: its vocabulary can be asked at any time.
     #[must_use]
-    pub fn weights(&self) -> &Arc<Weights> {
+    pub fn weights(&self) -> &Arc<ModelWeights> {
         &self.weights
     }
 
-    /// Waits until what is to be kept on disk is there.
-    ///
-    /// # Errors
-    /// When the model's thread is gone.
-    pub fn flush(&self) -> Result<(), SeamError> {
-        let (done, wait) = sync_channel(1);
-        self.thread.send(Job::Flush { done })?;
-        wait.recv().map_err(|_| gone())
+    /// Waits until all saved KV cells are on disk.
+    pub fn flush(&self) -> Result<(), Error> {
+        let (done, result) = sync_channel(1);
+        self.worker.send(LlamaJob::Flush { done })?;
+        result.recv().map_err(|_| thread_ended_error())
     }
 }
 
-fn gone() -> SeamError {
-    SeamError::new("asking the model", "its thread has ended; start the program again")
+fn thread_ended_error() -> Error {
+    Error::internal("running the model", "the thread of the model has ended; restart the program")
 }
 
-impl Engine {
-    fn send(&self, job: Job) -> Result<(), SeamError> {
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())
+impl LlamaThread {
+    fn spawn(
+        context: LlamaContext,
+        limits: KvArchiveLimits,
+        fingerprint: u128,
+        mode: KvCacheMode,
+    ) -> Result<Self, Error> {
+        let canceller = Arc::clone(context.canceller());
+        let (jobs, receiver) = channel();
+        let run = move || {
+            let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
+            run_jobs(cache, &receiver);
+        };
+        // The parser of JSON schemas recurses.
+        let thread = std::thread::Builder::new().name("halo-model".into()).stack_size(64 << 20).spawn(run);
+        let thread = thread.map_err(|error| {
+            Error::internal("starting the thread of the model", error.to_string()).with_source(error)
+        })?;
+        Ok(Self {
+            jobs: Mutex::new(Some(jobs)),
+            canceller,
+            next_job: AtomicU64::new(1),
+            idle_job: AtomicU64::new(0),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    fn send(&self, job: LlamaJob) -> Result<(), Error> {
+        let jobs = self.jobs.lock();
+        jobs.as_ref().ok_or_else(thread_ended_error)?.send(job).map_err(|_| thread_ended_error())
     }
 }
 
-impl Drop for Engine {
-    /// What is kept is written before the program ends.
+impl Drop for LlamaThread {
+    /// Waits for the thread, which saves the cached KV cells before it ends.
     fn drop(&mut self) {
-        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        *self.jobs.lock() = None;
+        if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }
 }
 
 impl Llama {
-    /// Asks the thread, and tells `listen` of each step. Where it is `idle`, anybody may end it.
-    fn ask(
+    /// Runs a job on the thread and calls `listener` for each step. A `background` job can be cancelled by anyone who has
+    /// the [`Model::cancel_handle`].
+    fn run_generate_job(
         &self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        watch: &Watch,
-        idle: bool,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
-        let ask = Box::new(Ask {
+        attention: &AttentionRequest,
+        background: bool,
+        listener: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        let request = Box::new(GenerateRequest {
             conversation: prompt.conversation.to_owned(),
             window: prompt.window.to_vec(),
-            next: prompt.next,
-            aside: prompt.aside,
+            next_position: prompt.next_position,
+            ephemeral: prompt.ephemeral,
             sampling: sampling.clone(),
-            watch: watch.clone(),
+            attention: attention.clone(),
         });
-        let number = self.thread.next.fetch_add(1, Ordering::SeqCst);
-        if idle {
-            self.thread.idle.store(number, Ordering::SeqCst);
+        let job_id = self.worker.next_job.fetch_add(1, Ordering::SeqCst);
+        if background {
+            self.worker.idle_job.store(job_id, Ordering::SeqCst);
         }
-        // A step in hand and one under way: whoever listens slowly slows the model down, and nothing piles up.
-        let (steps, heard) = sync_channel(1);
-        self.thread.send(Job::Speak { number, ask, steps })?;
+        // The channel holds one step, so a slow listener slows generation down instead of filling memory.
+        let (steps, received) = sync_channel(1);
+        self.worker.send(LlamaJob::Generate { job_id, request, steps })?;
         let mut stopped = false;
         loop {
-            let flow = match heard.recv().map_err(|_| gone())? {
-                Step::End(Ok(_)) if stopped => return Ok(Finish::Aborted),
-                Step::End(end) => return end,
-                // What was said after the listener had heard enough was never said.
-                _ if stopped => Flow::Stop,
-                Step::Reading(done, of) => listen(ModelStep::Reading { done, of }),
-                Step::Prompt(look) => listen(ModelStep::Prompt(look.look())),
-                Step::Ready(upkeep) => listen(ModelStep::Ready(upkeep)),
-                Step::Token(piece, look) => listen(ModelStep::Token(&piece, look.as_ref().map(Owned::look))),
+            let flow = match received.recv().map_err(|_| thread_ended_error())? {
+                LlamaStep::End(Ok(_)) if stopped => return Ok(FinishReason::Cancelled),
+                LlamaStep::End(end) => return end,
+                // Steps that were on their way when the listener stopped are dropped.
+                _ if stopped => StepFlow::Stop,
+                LlamaStep::Prefill { done, total } => listener(ModelStep::Prefill { done, total }),
+                LlamaStep::PromptAttention(row) => listener(ModelStep::PromptAttention(row.as_row())),
+                LlamaStep::PrefillDone(stats) => listener(ModelStep::PrefillDone(stats)),
+                LlamaStep::Token(token, row) => {
+                    listener(ModelStep::Token(&token, row.as_ref().map(OwnedAttentionRow::as_row)))
+                }
             };
-            if flow == Flow::Stop {
+            if flow == StepFlow::Stop {
                 stopped = true;
-                self.thread.halt.halt(number);
+                self.worker.canceller.cancel(job_id);
             }
         }
     }
@@ -238,215 +265,229 @@ impl Model for Llama {
         &self.info
     }
 
-    fn forget(&mut self, conversation: &str) -> Result<(), SeamError> {
-        let (done, wait) = sync_channel(1);
-        self.thread.send(Job::Forget { conversation: conversation.to_owned(), done })?;
-        wait.recv().map_err(|_| gone())
+    fn delete_kv(&mut self, conversation: &str) -> Result<(), Error> {
+        let (done, result) = sync_channel(1);
+        self.worker.send(LlamaJob::Forget { conversation: conversation.to_owned(), done })?;
+        result.recv().map_err(|_| thread_ended_error())
     }
 
-    fn inherit(&mut self, conversation: &str, parent: &str, positions: u64) {
+    fn inherit_kv(&mut self, conversation: &str, parent: &str, positions: u64) {
         let (conversation, parent) = (conversation.to_owned(), parent.to_owned());
-        // Where the thread is gone, the next answer says so.
-        let _ = self.thread.send(Job::Inherit { conversation, parent, positions });
+        // If the thread has ended, the next job returns the error.
+        let _ = self.worker.send(LlamaJob::LinkBranch { conversation, parent, positions });
     }
 
-    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
-        Ok(text::pieces(&self.weights, text, special))
+    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
+        Ok(token_text::tokenize_with_text(&self.weights, text, special))
     }
 
-    fn count(&mut self, text: &str) -> Result<usize, SeamError> {
+    fn count_tokens(&mut self, text: &str) -> Result<usize, Error> {
         Ok(self.weights.tokenize(text, false).len())
     }
 
-    fn text(&mut self, ids: &[TokenId]) -> Result<String, SeamError> {
-        let known = self.weights.vocabulary();
-        let mut letters = text::Letters::default();
-        let mut said = String::new();
+    fn detokenize(&mut self, ids: &[TokenId]) -> Result<String, Error> {
+        let vocab_size = self.weights.vocab_size();
+        let mut decoder = token_text::Utf8Decoder::default();
+        let mut text = String::new();
         for id in ids {
             let token = id.0.cast_signed();
-            if token < 0 || token as usize >= known {
-                return Err(SeamError::new(
-                    "reading tokens",
-                    format!("{} is no token of this model: it has {known}", id.0),
+            if token < 0 || token as usize >= vocab_size {
+                return Err(Error::invalid_input(
+                    "detokenizing",
+                    format!("token {} is not in the vocabulary of {vocab_size} tokens", id.0),
                 ));
             }
-            said.push_str(&letters.push(&self.weights.bytes(token, true)));
+            text.push_str(&decoder.push(&self.weights.token_bytes(token, true)));
         }
-        Ok(said + &letters.end())
+        Ok(text + &decoder.finish())
     }
 
     fn generate(
         &mut self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        watch: &Watch,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
-        self.ask(prompt, sampling, watch, prompt.aside, listen)
+        attention: &AttentionRequest,
+        listener: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        self.run_generate_job(prompt, sampling, attention, prompt.ephemeral, listener)
     }
 
-    fn read_in(
+    fn prefill(
         &mut self,
         prompt: &Prompt<'_>,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
-        let nothing = Sampling { max_tokens: 0, ..Sampling::default() };
-        self.ask(prompt, &nothing, &Watch::nothing(), true, listen)
+        listener: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        let no_answer = Sampling { max_tokens: 0, ..Sampling::default() };
+        self.run_generate_job(prompt, &no_answer, &AttentionRequest::none(), true, listener)
     }
 
-    fn breaker(&self) -> Option<Breaker> {
-        let thread = Arc::clone(&self.thread);
+    fn cancel_handle(&self) -> Option<CancelHandle> {
+        let worker = Arc::clone(&self.worker);
         Some(Arc::new(move || {
-            let job = thread.idle.load(Ordering::SeqCst);
+            let job = worker.idle_job.load(Ordering::SeqCst);
             if job != 0 {
-                thread.halt.halt(job);
+                worker.canceller.cancel(job);
             }
         }))
     }
 
-    fn settle(&mut self, conversation: &str, window: &[Seen]) -> Result<(), SeamError> {
-        let (done, wait) = sync_channel(1);
-        let job = Job::Settle { conversation: conversation.to_owned(), window: window.to_vec(), done };
-        self.thread.send(job)?;
-        wait.recv().map_err(|_| gone())?
+    fn persist_kv(&mut self, conversation: &str, window: &[WindowToken]) -> Result<(), Error> {
+        let (done, result) = sync_channel(1);
+        let job = LlamaJob::Persist { conversation: conversation.to_owned(), window: window.to_vec(), done };
+        self.worker.send(job)?;
+        result.recv().map_err(|_| thread_ended_error())?
     }
 
-    fn disagreement(&mut self, conversation: &str, window: &[Seen]) -> Result<Option<String>, SeamError> {
-        let (done, wait) = sync_channel(1);
-        let job = Job::Compare { conversation: conversation.to_owned(), window: window.to_vec(), done };
-        self.thread.send(job)?;
-        wait.recv().map_err(|_| gone())
+    fn verify_kv(&mut self, conversation: &str, window: &[WindowToken]) -> Result<Option<String>, Error> {
+        let (done, result) = sync_channel(1);
+        let job =
+            LlamaJob::CheckWindow { conversation: conversation.to_owned(), window: window.to_vec(), done };
+        self.worker.send(job)?;
+        result.recv().map_err(|_| thread_ended_error())
     }
 }
 
-/// The thread: one job after the other, until nobody is left to send one.
-fn run(mut mirror: Mirror, jobs: &Receiver<Job>) {
-    let mut forms: Option<Forms> = None;
+/// Runs jobs until all handles are dropped, then saves the cached KV cells.
+fn run_jobs(mut cache: KvCache, jobs: &Receiver<LlamaJob>) {
+    let mut compiler: Option<GrammarCompiler> = None;
     for job in jobs {
         match job {
-            Job::Speak { number, ask, steps } => {
-                mirror.context().halt().begin(number);
-                let end = survive(&mut mirror, |mirror| answer(mirror, &ask, &mut forms, &steps));
-                mirror.context().halt().begin(0);
-                let _ = steps.send(Step::End(end));
+            LlamaJob::Generate { job_id, request, steps } => {
+                cache.context().canceller().begin_job(job_id);
+                let end =
+                    catch_panic(&mut cache, |cache| generate_for_job(cache, &request, &mut compiler, &steps));
+                cache.context().canceller().begin_job(0);
+                let _ = steps.send(LlamaStep::End(end));
             }
-            Job::Settle { conversation, window, done } => {
-                let settle = |mirror: &mut Mirror| mirror.settle(&conversation, &window).map(|_| ());
-                let settled = survive(&mut mirror, |mirror| settle(mirror).map_err(|why| failed(&why)));
-                let _ = done.send(settled);
+            LlamaJob::Persist { conversation, window, done } => {
+                let persisted = catch_panic(&mut cache, |cache| {
+                    cache.persist(&conversation, &window).map(|_| ()).map_err(cache_error)
+                });
+                let _ = done.send(persisted);
             }
-            Job::Compare { conversation, window, done } => {
-                let _ = done.send(mirror.disagreement(&conversation, &window));
+            LlamaJob::CheckWindow { conversation, window, done } => {
+                let _ = done.send(cache.find_mismatch(&conversation, &window));
             }
-            Job::Forget { conversation, done } => {
-                mirror.forget(&conversation);
+            LlamaJob::Forget { conversation, done } => {
+                cache.forget(&conversation);
                 let _ = done.send(());
             }
-            Job::Inherit { conversation, parent, positions } => {
-                mirror.graveyard().inherit(&conversation, &parent, positions);
+            LlamaJob::LinkBranch { conversation, parent, positions } => {
+                cache.archive().link_branch(&conversation, &parent, positions);
             }
-            Job::Flush { done } => {
-                mirror.graveyard().flush();
+            LlamaJob::Flush { done } => {
+                cache.archive().flush();
                 let _ = done.send(());
             }
         }
     }
-    // What is in memory is saved, so that the next start need not read it again.
-    mirror.clear();
+    cache.save_and_clear();
 }
 
-/// A mistake of this program in one job is no reason to answer no other: its memory is thrown away, and that is all.
-fn survive<T>(
-    mirror: &mut Mirror,
-    job: impl FnOnce(&mut Mirror) -> Result<T, SeamError>,
-) -> Result<T, SeamError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(mirror))).unwrap_or_else(|_| {
-        mirror.abandon();
-        let why =
-            "a mistake in this program; its memory was thrown away, and what is asked next is read again";
-        Err(SeamError::new("running the model", why))
+/// Turns a panic in one job into an error, so that the thread lives on. The KV cache is discarded, because its table may
+/// be wrong.
+fn catch_panic<T>(
+    cache: &mut KvCache,
+    job: impl FnOnce(&mut KvCache) -> Result<T, Error>,
+) -> Result<T, Error> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(cache))).unwrap_or_else(|_| {
+        cache.discard_cells();
+        let why = "internal error (a bug): the job panicked; the KV cache was discarded, and the next prompt is prefilled again";
+        Err(Error::internal("running the model", why))
     })
 }
 
-fn failed(why: &MirrorError) -> SeamError {
-    SeamError::new("running the model", why.to_string())
+fn cache_error(error: KvCacheError) -> Error {
+    Error::new(error.kind(), "running the model", error.to_string()).with_source(error)
 }
 
-fn answer(
-    mirror: &mut Mirror,
-    ask: &Ask,
-    forms: &mut Option<Forms>,
-    steps: &SyncSender<Step>,
-) -> Result<Finish, SeamError> {
-    let form = match &ask.sampling.form {
+fn generate_for_job(
+    cache: &mut KvCache,
+    request: &GenerateRequest,
+    compiler: &mut Option<GrammarCompiler>,
+    steps: &SyncSender<LlamaStep>,
+) -> Result<FinishReason, Error> {
+    let grammar = match &request.sampling.constraint {
         None => None,
-        Some(wanted) => {
-            let wrong = |why: String| SeamError::new("keeping to the schema", why);
-            if forms.is_none() {
-                *forms = Some(Forms::new(mirror.context().weights()).map_err(wrong)?);
-            }
-            forms.as_ref().map(|forms| forms.form(wanted)).transpose().map_err(wrong)?
-        }
+        Some(constraint) => Some(compile_constraint(cache, constraint, compiler)?),
     };
-    let halt = Arc::clone(mirror.context().halt());
-    let mut tell = |step: ModelStep<'_>| {
+    let canceller = Arc::clone(cache.context().canceller());
+    let mut listener = |step: ModelStep<'_>| {
         let step = match step {
-            ModelStep::Reading { done, of } => Step::Reading(done, of),
-            ModelStep::Prompt(look) => Step::Prompt(Owned::new(&look)),
-            ModelStep::Ready(upkeep) => Step::Ready(upkeep),
-            ModelStep::Token(piece, look) => Step::Token(piece.clone(), look.as_ref().map(Owned::new)),
+            ModelStep::Prefill { done, total } => LlamaStep::Prefill { done, total },
+            ModelStep::PromptAttention(row) => LlamaStep::PromptAttention(OwnedAttentionRow::new(&row)),
+            ModelStep::PrefillDone(stats) => LlamaStep::PrefillDone(stats),
+            ModelStep::Token(token, row) => {
+                LlamaStep::Token(token.clone(), row.as_ref().map(OwnedAttentionRow::new))
+            }
         };
-        // Nobody listens any more, or somebody has heard enough.
-        if steps.send(step).is_err() || halt.is_halted() { Flow::Stop } else { Flow::Continue }
+        // Sending fails when the caller is gone.
+        if steps.send(step).is_err() || canceller.is_cancelled() {
+            StepFlow::Stop
+        } else {
+            StepFlow::Continue
+        }
     };
-    speak(mirror, ask, form, &mut tell).map_err(|why| failed(&why))
+    generate(cache, request, grammar, &mut listener).map_err(cache_error)
 }
 
-/// How messages are written for a model: as its file says, or as most models know it, or plainly.
-fn template_of(weights: &Weights) -> Template {
-    let text = |token| String::from_utf8_lossy(&weights.bytes(token, true)).into_owned();
-    let first = weights.first().map(text).unwrap_or_default();
-    let size = weights.vocabulary() as i32;
-    let ends: Vec<String> = (0..size).filter(|&t| weights.ends(t)).map(text).collect();
-    let learned = match weights.template() {
-        None => Err("it has none".to_owned()),
-        Some(source) => template::learn(&source, &first, &ends),
+/// Compiles a constraint. The compiler is created on first use, because most conversations need none.
+fn compile_constraint(
+    cache: &mut KvCache,
+    constraint: &OutputConstraint,
+    compiler: &mut Option<GrammarCompiler>,
+) -> Result<GrammarMatcher, Error> {
+    const OPERATION: &str = "compiling the output constraint";
+    if compiler.is_none() {
+        let created = GrammarCompiler::new(cache.context().weights());
+        *compiler = Some(created.map_err(|why| Error::internal(OPERATION, why))?);
+    }
+    let compiler = compiler.as_ref().expect("created above");
+    compiler.compile(constraint).map_err(|why| Error::invalid_input(OPERATION, why))
+}
+
+/// The chat template of the file; where it has none that can be used, ChatML if the vocabulary has its tokens, else plain
+/// text.
+fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
+    let text = |token| String::from_utf8_lossy(&weights.token_bytes(token, true)).into_owned();
+    let bos = weights.bos_token().map(text).unwrap_or_default();
+    let vocab_size = weights.vocab_size() as i32;
+    let end_tokens: Vec<String> =
+        (0..vocab_size).filter(|&t| weights.is_end_of_generation(t)).map(text).collect();
+    let inferred = match weights.chat_template() {
+        None => Err("the file has none".to_owned()),
+        Some(source) => chat_template::infer_template(&source, &bos, &end_tokens),
     };
-    match learned {
-        // What every text begins with is part of it, whether or not the template says so.
-        Ok(template) => Template {
-            start: if template.start.is_empty() { first } else { template.start.clone() },
-            ..template
-        },
+    match inferred {
+        // The model wants the BOS token, whether or not the template writes it.
+        Ok(template) if template.start.is_empty() => ChatTemplate { start: bos, ..template },
+        Ok(template) => template,
         Err(why) => {
-            tracing::warn!("the model's template for messages cannot be used: {why}");
-            let chatml = weights.tokenize("<|im_start|>", true).len() == 1;
-            if chatml {
-                Template { start: first, ..Template::chatml() }
-            } else {
-                Template { start: first, ..Template::plain() }
-            }
+            tracing::warn!("the chat template of the model cannot be used: {why}");
+            let is_chatml = weights.tokenize("<|im_start|>", true).len() == 1;
+            let fallback = if is_chatml { ChatTemplate::chatml() } else { ChatTemplate::plain() };
+            ChatTemplate { start: bos, ..fallback }
         }
     }
 }
 
-/// What saved cells belong to: the file, as far as reading it would not take minutes, and how it is run.
-fn mark(path: &Path, weights: &Weights) -> std::io::Result<u128> {
+/// Identifies the model and the format of its KV cells: saved cells are restored only for the same fingerprint. It is a
+/// hash over samples of the file, because hashing gigabytes would take minutes.
+fn model_fingerprint(path: &Path, weights: &ModelWeights) -> std::io::Result<u128> {
     use std::io::{Read, Seek, SeekFrom};
-    /// How many places are looked at, and how much at each.
-    const PLACES: u64 = 64;
-    const BYTES: u64 = 1 << 16;
+    const SAMPLES: u64 = 64;
+    const SAMPLE_BYTES: u64 = 1 << 16;
     let mut file = std::fs::File::open(path)?;
-    let size = weights.header.size;
-    let mut sum = Xxh3::new();
-    sum.update(&size.to_le_bytes());
-    // The layout of the cells, as this version of llama.cpp writes them.
-    sum.update(b"llama-cpp-sys-2 0.1.160, f16, no flash attention");
-    for place in 0..PLACES {
-        file.seek(SeekFrom::Start(size.saturating_sub(BYTES) / PLACES * place))?;
+    let size = weights.header.file_bytes;
+    let mut hash = Xxh3::new();
+    hash.update(&size.to_le_bytes());
+    // The state format depends on the version of llama.cpp and on how the context is created.
+    hash.update(b"llama-cpp-sys-2 0.1.160, f16, no flash attention");
+    for n in 0..SAMPLES {
+        file.seek(SeekFrom::Start(size.saturating_sub(SAMPLE_BYTES) / SAMPLES * n))?;
         let mut bytes = Vec::new();
-        (&mut file).take(BYTES).read_to_end(&mut bytes)?;
-        sum.update(&bytes);
+        (&mut file).take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
+        hash.update(&bytes);
     }
-    Ok(sum.digest128())
+    Ok(hash.digest128())
 }

@@ -1,20 +1,22 @@
-//! The index of one conversation: a mirror of its timeline that can be searched.
+//! The search index of one conversation: texts, terms and vectors of all chunks.
 //!
-//! It is given the timeline, not changes: what it holds of each chunk is compared with what is there, and only what
-//! differs is taken in anew. So whatever happened meanwhile, and whoever did it, it is the index that would be built
-//! from nothing. Chunks are found while they have tokens that nobody took back, live or dead.
+//! [`RecallIndex::sync`] takes the timeline, not changes: it compares each chunk with the index and updates those that
+//! differ. So the index equals one built from scratch, whatever changed the timeline meanwhile. All chunks with tokens
+//! that are not deleted are indexed, live or pruned.
 //!
-//! Two vectors stand for a chunk. One is of what it says *alone*. The other is of what it says *in its place*: with the
-//! opening of its turn and of the turn that it is paired with, which are what it comes back with. Which text a vector
-//! is of is told by a sum; one of what a chunk no longer says counts as missing until it is made again.
+//! A chunk has two vectors. One is of its own text. The other is of its text *in context*: with the opening of its turn
+//! and of the turn that it is paired with, which are resurrected with it. A checksum states which text a vector is of; a
+//! vector of an older text counts as missing until it is computed again.
 
-use crate::form::Form;
-use crate::lexical::Lexical;
-use crate::order::Order;
-use crate::vectors::{Refused, Vectors};
-use halo_core::body::Body;
+use crate::lexical::LexicalIndex;
+use crate::row_order::RowOrder;
+use crate::text_features::TextFeatures;
+use crate::vector_index::{VectorError, VectorIndex};
+use halo_core::Error;
+use halo_core::chunk_body::ChunkBody;
+use halo_core::embedder::EmbedderInfo;
 use halo_core::resurrect::embedding_context;
-use halo_core::seams::{EmbedderInfo, Embedding, SeamError};
+use halo_core::store::Embedding;
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use jiff::civil::Date;
@@ -22,352 +24,357 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How many chunks are asked of the store at once.
-const FETCH: usize = 1024;
+/// Chunks whose bodies are fetched from the store at once.
+const FETCH_BATCH: usize = 1024;
 
-/// What is known of a turn beside its words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Who spoke, by name.
+pub struct TurnMeta {
+    /// The name of the speaker.
     pub speaker: Option<String>,
-    /// On which day.
     pub day: Option<Date>,
 }
 
-/// Which of a chunk's two vectors.
+/// Which of the two vectors of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum View {
-    /// Of what it says.
-    Alone,
-    /// Of that, and what it belongs to.
-    InPlace,
+pub enum EmbeddingView {
+    ChunkOnly,
+    /// With the chunks that it is resurrected with.
+    InContext,
 }
 
-impl View {
-    /// Both.
-    pub const ALL: [View; 2] = [View::Alone, View::InPlace];
+impl EmbeddingView {
+    pub const ALL: [EmbeddingView; 2] = [EmbeddingView::ChunkOnly, EmbeddingView::InContext];
 
-    /// The name under which its vectors are kept.
+    /// The name under which the store has these vectors.
     #[must_use]
-    pub fn kept_as(self, embedder: &str) -> String {
+    pub fn storage_name(self, embedder: &str) -> String {
         match self {
-            View::Alone => embedder.to_owned(),
-            View::InPlace => format!("{embedder}/in-place"),
+            EmbeddingView::ChunkOnly => embedder.to_owned(),
+            EmbeddingView::InContext => format!("{embedder}/in-place"),
         }
     }
 }
 
-/// A text that is to be embedded, and whose vector that will be.
+/// A text to embed, and the vectors that it gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The text, as a passage.
+pub struct EmbedJob {
+    /// Without the passage prefix of the embedder.
     pub text: String,
-    /// Its sum.
-    pub of: u64,
-    /// Which chunks' vector it is; more than one where a question and its answer are all that is said.
-    pub targets: Vec<(View, ChunkId)>,
+    pub checksum: u64,
+    /// The vectors that it is for. A question and its answer share their text in context, so there may be several.
+    pub targets: Vec<(EmbeddingView, ChunkId)>,
 }
 
-/// A conversation that can be searched.
-pub struct Index {
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) lexical: Lexical,
-    pub(crate) order: Order,
-    /// Who speaks, each once.
+/// The search index of one conversation. Row numbers are those of the timeline.
+pub struct RecallIndex {
+    pub(crate) entries: Vec<IndexedChunk>,
+    pub(crate) lexical: LexicalIndex,
+    pub(crate) order: RowOrder,
     pub(crate) speakers: BTreeSet<String>,
-    pub(crate) dense: Option<Dense>,
+    pub(crate) dense: Option<DenseIndex>,
 }
 
-/// What is known of a chunk.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct IndexedChunk {
     pub(crate) id: ChunkId,
     start: Position,
     len: usize,
-    withdrawn: usize,
-    /// What it says; empty where there is nothing to find.
+    deleted: usize,
+    /// Empty for a deleted chunk.
     pub(crate) text: Box<str>,
-    pub(crate) told: Told,
-    pub(crate) form: Form,
-    sum: u64,
+    pub(crate) turn_meta: TurnMeta,
+    pub(crate) features: TextFeatures,
+    checksum: u64,
 }
 
-/// Vectors of all chunks, by row.
-pub(crate) struct Dense {
+/// The vectors of all chunks, by row.
+pub(crate) struct DenseIndex {
     embedder: EmbedderInfo,
-    pub(crate) alone: Vectors,
-    pub(crate) in_place: Vectors,
-    /// By row and view: what its vector should be of, and what it is of; 0 is nothing.
-    sums: Vec<[Sums; 2]>,
+    pub(crate) chunk_only: VectorIndex,
+    pub(crate) in_context: VectorIndex,
+    /// By row and view.
+    checksums: Vec<[VectorChecksums; 2]>,
 }
 
+/// Checksums of texts; 0 stands for no text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sums {
-    wanted: u64,
-    kept: u64,
+struct VectorChecksums {
+    /// The text that the vector should be of.
+    expected: u64,
+    /// The text that the vector is of.
+    stored: u64,
 }
 
-/// Where the text of what is not in memory comes from.
-pub type Fetch<'a> = dyn FnMut(&[ChunkId]) -> Result<Vec<Body>, SeamError> + 'a;
+/// Fetches the bodies of unloaded chunks from the store.
+pub type FetchBodies<'a> = dyn FnMut(&[ChunkId]) -> Result<Vec<ChunkBody>, Error> + 'a;
 
-impl Index {
-    /// An index that goes by words, and if there is an embedder, by meaning too.
+impl RecallIndex {
+    /// An empty index. Without an embedder it has no vectors.
     #[must_use]
     pub fn new(embedder: Option<EmbedderInfo>) -> Self {
         let dense = embedder.and_then(|embedder| {
             let dimensions = NonZero::new(u16::try_from(embedder.dimensions).ok()?)?;
-            let vectors = || Vectors::new(dimensions);
-            Some(Dense { embedder, alone: vectors(), in_place: vectors(), sums: Vec::new() })
+            let vectors = || VectorIndex::new(dimensions);
+            Some(DenseIndex { embedder, chunk_only: vectors(), in_context: vectors(), checksums: Vec::new() })
         });
-        let (lexical, order, speakers) = (Lexical::default(), Order::default(), BTreeSet::new());
+        let (lexical, order, speakers) = (LexicalIndex::default(), RowOrder::default(), BTreeSet::new());
         Self { entries: Vec::new(), lexical, order, speakers, dense }
     }
 
-    /// How many chunks can be found.
+    /// The number of chunks that can be found.
     #[must_use]
     pub fn len(&self) -> usize {
         self.order.rows().len()
     }
 
-    /// Whether there is nothing to find.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a chunk says; empty where there is nothing to find.
+    /// The indexed text of a chunk; empty for a deleted chunk.
     #[must_use]
     pub fn text(&self, timeline: &Timeline, id: ChunkId) -> &str {
-        timeline.chunk(id).and_then(|c| self.entries.get(c.index())).map_or("", |entry| &entry.text)
+        timeline.chunk(id).and_then(|c| self.entries.get(c.row_index())).map_or("", |entry| &entry.text)
     }
 
-    /// Bytes in memory.
     #[must_use]
-    pub fn memory(&self) -> usize {
-        let texts: usize = self.entries.iter().map(|e| e.text.len() + size_of::<Entry>()).sum();
-        let dense =
-            self.dense.as_ref().map_or(0, |d| d.alone.bytes() + d.in_place.bytes() + d.sums.len() * 32);
-        texts + self.lexical.memory() + dense
+    pub fn memory_bytes(&self) -> usize {
+        let texts: usize = self.entries.iter().map(|e| e.text.len() + size_of::<IndexedChunk>()).sum();
+        let dense = self.dense.as_ref().map_or(0, |d| {
+            d.chunk_only.memory_bytes() + d.in_context.memory_bytes() + d.checksums.len() * 32
+        });
+        texts + self.lexical.memory_bytes() + dense
     }
 
-    /// Becomes the index of that timeline. What is known of a turn beside its words is asked when one of its chunks is
-    /// taken in. Returns how many chunks were.
-    ///
-    /// # Errors
-    /// When a text cannot be fetched; then it is as if this had not been asked.
-    pub fn follow(
+    /// Makes the index equal to a timeline; returns how many chunks changed. `turn_meta` is called for the turns of
+    /// changed chunks.
+    pub fn sync(
         &mut self,
         timeline: &Timeline,
-        told: &dyn Fn(TurnId) -> Told,
-        fetch: &mut Fetch<'_>,
-    ) -> Result<usize, SeamError> {
-        let changed: Vec<ChunkRef<'_>> = timeline.chunks().filter(|&chunk| self.differs(chunk)).collect();
+        turn_meta: &dyn Fn(TurnId) -> TurnMeta,
+        fetch: &mut FetchBodies<'_>,
+    ) -> Result<usize, Error> {
+        let changed: Vec<ChunkRef<'_>> = timeline.chunks().filter(|&chunk| self.is_stale(chunk)).collect();
         let mut texts: BTreeMap<ChunkId, String> = BTreeMap::new();
-        let away: Vec<ChunkId> =
-            changed.iter().filter(|c| !c.is_here() && !c.is_withdrawn()).map(|c| c.id()).collect();
-        for some in away.chunks(FETCH) {
-            let bodies = fetch(some)?;
-            texts.extend(some.iter().zip(&bodies).map(|(&id, body)| (id, body.said_text().into_owned())));
+        let unloaded: Vec<ChunkId> =
+            changed.iter().filter(|c| !c.is_loaded() && !c.is_deleted()).map(|c| c.id()).collect();
+        for batch in unloaded.chunks(FETCH_BATCH) {
+            let bodies = fetch(batch)?;
+            texts.extend(batch.iter().zip(&bodies).map(|(&id, body)| (id, body.message_text().into_owned())));
         }
-        let places = timeline.places();
-        let gone = |row: usize| row >= places || timeline.chunk_at_place(row).is_none();
-        let emptied: Vec<usize> =
-            (0..self.entries.len()).filter(|&row| !self.entries[row].is_empty() && gone(row)).collect();
-        if changed.is_empty() && emptied.is_empty() && places >= self.entries.len() {
+        let row_count = timeline.row_count();
+        let has_no_chunk = |row: usize| row >= row_count || timeline.chunk_at_row(row).is_none();
+        let emptied: Vec<usize> = (0..self.entries.len())
+            .filter(|&row| !self.entries[row].is_empty() && has_no_chunk(row))
+            .collect();
+        if changed.is_empty() && emptied.is_empty() && row_count >= self.entries.len() {
             return Ok(0);
         }
         for &chunk in &changed {
             let text = match texts.remove(&chunk.id()) {
                 Some(text) => text,
-                None if chunk.is_withdrawn() => String::new(),
+                None if chunk.is_deleted() => String::new(),
                 None => chunk.text().into_owned(),
             };
-            self.take_in(chunk, &text, told(chunk.id().turn));
+            self.index_chunk(chunk, &text, turn_meta(chunk.id().turn));
         }
-        emptied.iter().for_each(|&row| self.clear(row));
-        self.entries.truncate(places);
+        emptied.iter().for_each(|&row| self.clear_row(row));
+        self.entries.truncate(row_count);
         let filled = (0..).zip(&self.entries).filter(|(_, e)| !e.is_empty()).map(|(row, _)| row);
-        self.order = Order::new(filled);
+        self.order = RowOrder::new(filled);
         self.speakers.clear();
-        for name in self.entries.iter().filter_map(|e| e.told.speaker.as_deref()) {
+        for name in self.entries.iter().filter_map(|e| e.turn_meta.speaker.as_deref()) {
             if !self.speakers.contains(name) {
                 self.speakers.insert(name.to_owned());
             }
         }
-        self.expect(timeline);
+        self.update_checksums(timeline);
         Ok(changed.len() + emptied.len())
     }
 
-    /// Whether what is known of a chunk may not be what it is. Tokens never change, so where it lies tells what it says,
-    /// unless some were taken back.
-    fn differs(&self, chunk: ChunkRef<'_>) -> bool {
-        let Some(entry) = self.entries.get(chunk.index()) else { return true };
-        let same = (entry.id, entry.start, entry.len, entry.withdrawn)
-            == (chunk.id(), chunk.start(), chunk.len(), chunk.withdrawn_len());
-        let partly = chunk.withdrawn_len() > 0 && !chunk.is_withdrawn();
-        !same || partly && !(chunk.is_here() && *entry.text == *chunk.text())
+    /// Whether the entry of a chunk may differ from it. Tokens never change, so the same range has the same text, unless
+    /// some of its tokens are deleted.
+    fn is_stale(&self, chunk: ChunkRef<'_>) -> bool {
+        let Some(entry) = self.entries.get(chunk.row_index()) else { return true };
+        let same = (entry.id, entry.start, entry.len, entry.deleted)
+            == (chunk.id(), chunk.start(), chunk.len(), chunk.deleted_len());
+        let partly_deleted = chunk.deleted_len() > 0 && !chunk.is_deleted();
+        !same || partly_deleted && !(chunk.is_loaded() && *entry.text == *chunk.text())
     }
 
-    fn take_in(&mut self, chunk: ChunkRef<'_>, text: &str, told: Told) {
-        let row = chunk.index();
+    fn index_chunk(&mut self, chunk: ChunkRef<'_>, text: &str, turn_meta: TurnMeta) {
+        let row = chunk.row_index();
         while self.entries.len() <= row {
-            self.entries.push(Entry::nothing());
+            self.entries.push(IndexedChunk::empty());
         }
-        let (start, len, withdrawn) = (chunk.start(), chunk.len(), chunk.withdrawn_len());
-        let form = Form::of(text);
-        let mut entry =
-            Entry { id: chunk.id(), start, len, withdrawn, text: text.into(), told, form, sum: 0 };
-        let spoken = entry.spoken();
-        self.lexical.put(row as u32, &spoken);
-        entry.sum = xxh3_64(spoken.as_bytes());
+        let mut entry = IndexedChunk {
+            id: chunk.id(),
+            start: chunk.start(),
+            len: chunk.len(),
+            deleted: chunk.deleted_len(),
+            text: text.into(),
+            turn_meta,
+            features: TextFeatures::extract(text),
+            checksum: 0,
+        };
+        let text = entry.text_with_speaker();
+        self.lexical.insert(row as u32, &text);
+        entry.checksum = xxh3_64(text.as_bytes());
         self.entries[row] = entry;
     }
 
-    fn clear(&mut self, row: usize) {
+    fn clear_row(&mut self, row: usize) {
         self.lexical.remove(row as u32);
-        self.entries[row] = Entry::nothing();
+        self.entries[row] = IndexedChunk::empty();
     }
 
-    /// Notes of what each vector should be, and lets go of those that are of something else.
-    fn expect(&mut self, timeline: &Timeline) {
+    /// Computes which text each vector should be of, and removes the vectors of other texts.
+    fn update_checksums(&mut self, timeline: &Timeline) {
         let Some(dense) = &mut self.dense else { return };
-        let sum = |id: ChunkId| {
-            let entry = timeline.chunk(id).and_then(|c| self.entries.get(c.index()));
-            entry.filter(|e| !e.is_empty()).map_or(0, |e| e.sum)
+        let checksum = |id: ChunkId| {
+            let entry = timeline.chunk(id).and_then(|c| self.entries.get(c.row_index()));
+            entry.filter(|e| !e.is_empty()).map_or(0, |e| e.checksum)
         };
-        dense.sums.resize(self.entries.len().max(dense.alone.pushed()), <[Sums; 2]>::default());
-        for (row, sums) in dense.sums.iter_mut().enumerate() {
+        dense
+            .checksums
+            .resize(self.entries.len().max(dense.chunk_only.row_count()), <[VectorChecksums; 2]>::default());
+        for (row, checksums) in dense.checksums.iter_mut().enumerate() {
             let entry = self.entries.get(row).filter(|e| !e.is_empty());
-            let [alone, in_place] = entry.map_or([0, 0], |entry| {
+            let [chunk_only, in_context] = entry.map_or([0, 0], |entry| {
                 let context = embedding_context(timeline, entry.id, dense.embedder.max_tokens);
-                let parts: Vec<u64> = context.into_iter().map(sum).filter(|&sum| sum != 0).collect();
+                let parts: Vec<u64> = context.into_iter().map(checksum).filter(|&sum| sum != 0).collect();
                 let bytes: Vec<u8> = parts.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-                // What stands alone is one text, and needs one vector only.
-                [entry.sum, if parts.len() == 1 { entry.sum } else { xxh3_64(&bytes) }]
+                // A chunk without context has one text, which is embedded once.
+                [entry.checksum, if parts.len() == 1 { entry.checksum } else { xxh3_64(&bytes) }]
             });
-            for (sums, wanted) in sums.iter_mut().zip([alone, in_place]) {
-                *sums = Sums { wanted, kept: if sums.kept == wanted { sums.kept } else { 0 } };
+            for (checksums, expected) in checksums.iter_mut().zip([chunk_only, in_context]) {
+                let stored = if checksums.stored == expected { checksums.stored } else { 0 };
+                *checksums = VectorChecksums { expected, stored };
             }
         }
-        for row in 0..dense.alone.pushed() {
-            for view in View::ALL {
-                if dense.sums[row][view as usize].kept == 0 {
-                    // It exists, since it was pushed.
-                    let _ = dense.of(view).remove(row as u32);
+        for row in 0..dense.chunk_only.row_count() {
+            for view in EmbeddingView::ALL {
+                if dense.checksums[row][view as usize].stored == 0 {
+                    // The row exists: it is below `row_count`.
+                    let _ = dense.vectors_mut(view).remove(row as u32);
                 }
             }
         }
     }
 
-    /// Takes vectors in that were made before. Those of something else than what is said now are passed over.
-    ///
-    /// # Errors
-    /// When a vector is of other dimensions than the embedder's, or no vector at all.
-    pub fn admit(
+    /// Inserts stored vectors; returns how many. Vectors of older texts are skipped.
+    pub fn insert_embeddings(
         &mut self,
-        view: View,
+        view: EmbeddingView,
         embeddings: &[Embedding],
         timeline: &Timeline,
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, VectorError> {
         let Some(dense) = &mut self.dense else { return Ok(0) };
-        let mut taken = 0;
+        let mut inserted = 0;
         for embedding in embeddings {
-            let Some(row) = timeline.chunk(embedding.chunk).map(ChunkRef::index) else { continue };
-            let Some(sums) = dense.sums.get(row).map(|sums| sums[view as usize]) else { continue };
-            if sums.wanted != 0 && sums.wanted == embedding.of {
-                dense.put(row, view, &embedding.vector)?;
-                dense.sums[row][view as usize].kept = embedding.of;
-                taken += 1;
+            let Some(row) = timeline.chunk(embedding.chunk).map(ChunkRef::row_index) else { continue };
+            let Some(checksums) = dense.checksums.get(row).map(|both| both[view as usize]) else { continue };
+            if checksums.expected != 0 && checksums.expected == embedding.text_hash {
+                dense.set_vector(row, view, &embedding.vector)?;
+                dense.checksums[row][view as usize].stored = embedding.text_hash;
+                inserted += 1;
             }
         }
-        Ok(taken)
+        Ok(inserted)
     }
 
-    /// How many vectors are missing.
     #[must_use]
-    pub fn missing(&self) -> usize {
-        let missing = |sums: &[Sums; 2]| sums.iter().filter(|s| s.wanted != s.kept).count();
-        self.dense.as_ref().map_or(0, |dense| dense.sums.iter().map(missing).sum())
+    pub fn missing_vectors(&self) -> usize {
+        let missing = |both: &[VectorChecksums; 2]| both.iter().filter(|c| c.expected != c.stored).count();
+        self.dense.as_ref().map_or(0, |dense| dense.checksums.iter().map(missing).sum())
     }
 
-    /// What is to be embedded next: the texts of up to `most` chunks whose vectors are missing, in order.
+    /// The texts of up to `max_chunks` chunks whose vectors are missing, in timeline order.
     #[must_use]
-    pub fn wanted(&self, timeline: &Timeline, most: usize) -> Vec<Wanted> {
+    pub fn pending_embed_jobs(&self, timeline: &Timeline, max_chunks: usize) -> Vec<EmbedJob> {
         let Some(dense) = &self.dense else { return Vec::new() };
-        let mut wanted: Vec<Wanted> = Vec::new();
-        let mut places: BTreeMap<u64, usize> = BTreeMap::new();
-        let lacks = |row: &usize| dense.sums[*row].iter().any(|s| s.wanted != s.kept);
-        for row in (0..dense.sums.len()).filter(lacks).take(most) {
-            for view in View::ALL {
-                let Sums { wanted: of, kept } = dense.sums[row][view as usize];
-                if of == kept {
+        let mut jobs: Vec<EmbedJob> = Vec::new();
+        let mut job_by_checksum: BTreeMap<u64, usize> = BTreeMap::new();
+        let is_missing = |row: &usize| dense.checksums[*row].iter().any(|c| c.expected != c.stored);
+        for row in (0..dense.checksums.len()).filter(is_missing).take(max_chunks) {
+            for view in EmbeddingView::ALL {
+                let VectorChecksums { expected, stored } = dense.checksums[row][view as usize];
+                if expected == stored {
                     continue;
                 }
                 let id = self.entries[row].id;
-                let place = *places.entry(of).or_insert_with(|| {
-                    let text = self.passage(timeline, id, view, dense.embedder.max_tokens);
-                    wanted.push(Wanted { text, of, targets: Vec::new() });
-                    wanted.len() - 1
+                let job = *job_by_checksum.entry(expected).or_insert_with(|| {
+                    let text = self.passage_text(timeline, id, view, dense.embedder.max_tokens);
+                    jobs.push(EmbedJob { text, checksum: expected, targets: Vec::new() });
+                    jobs.len() - 1
                 });
-                wanted[place].targets.push((view, id));
+                jobs[job].targets.push((view, id));
             }
         }
-        wanted
+        jobs
     }
 
-    fn passage(&self, timeline: &Timeline, id: ChunkId, view: View, limit: usize) -> String {
+    fn passage_text(
+        &self,
+        timeline: &Timeline,
+        id: ChunkId,
+        view: EmbeddingView,
+        max_tokens: usize,
+    ) -> String {
         let context = match view {
-            View::Alone => vec![id],
-            View::InPlace => embedding_context(timeline, id, limit),
+            EmbeddingView::ChunkOnly => vec![id],
+            EmbeddingView::InContext => embedding_context(timeline, id, max_tokens),
         };
-        let entries = context.into_iter().filter_map(|id| self.entries.get(timeline.chunk(id)?.index()));
-        let texts: Vec<String> = entries.filter(|e| !e.is_empty()).map(Entry::spoken).collect();
+        let entries = context.into_iter().filter_map(|id| self.entries.get(timeline.chunk(id)?.row_index()));
+        let texts: Vec<String> =
+            entries.filter(|e| !e.is_empty()).map(IndexedChunk::text_with_speaker).collect();
         texts.join("\n")
     }
 }
 
-impl Dense {
-    fn of(&mut self, view: View) -> &mut Vectors {
+impl DenseIndex {
+    fn vectors_mut(&mut self, view: EmbeddingView) -> &mut VectorIndex {
         match view {
-            View::Alone => &mut self.alone,
-            View::InPlace => &mut self.in_place,
+            EmbeddingView::ChunkOnly => &mut self.chunk_only,
+            EmbeddingView::InContext => &mut self.in_context,
         }
     }
 
-    fn put(&mut self, row: usize, view: View, vector: &[f32]) -> Result<(), Refused> {
+    fn set_vector(&mut self, row: usize, view: EmbeddingView, vector: &[f32]) -> Result<(), VectorError> {
         let dimensions = self.embedder.dimensions;
-        for vectors in [&mut self.alone, &mut self.in_place] {
-            while vectors.pushed() <= row {
-                let made = vectors.push(&vec![0.0; dimensions])?;
-                vectors.remove(made)?;
+        for vectors in [&mut self.chunk_only, &mut self.in_context] {
+            while vectors.row_count() <= row {
+                let empty_row = vectors.push(&vec![0.0; dimensions])?;
+                vectors.remove(empty_row)?;
             }
         }
-        self.of(view).replace(row as u32, vector)
+        self.vectors_mut(view).replace(row as u32, vector)
     }
 }
 
-impl Entry {
-    fn nothing() -> Self {
+impl IndexedChunk {
+    fn empty() -> Self {
         Self {
-            id: ChunkId { turn: TurnId(0), sentence: 0, role: Role::System },
+            id: ChunkId { turn: TurnId(0), index: 0, role: Role::System },
             start: Position(0),
             len: 0,
-            withdrawn: 0,
+            deleted: 0,
             text: "".into(),
-            told: Told::default(),
-            form: Form::default(),
-            sum: 0,
+            turn_meta: TurnMeta::default(),
+            features: TextFeatures::default(),
+            checksum: 0,
         }
     }
 
-    /// Whether there is nothing to find.
+    /// Whether the row has no text, because the chunk is deleted or blank.
     pub(crate) fn is_empty(&self) -> bool {
         self.text.trim().is_empty()
     }
 
-    /// What it says, and who.
-    fn spoken(&self) -> String {
-        match &self.told.speaker {
+    /// The text with the name of the speaker before it, where one is known.
+    fn text_with_speaker(&self) -> String {
+        match &self.turn_meta.speaker {
             Some(name) if !self.is_empty() => format!("{name}: {}", self.text),
             _ => self.text.clone().into(),
         }

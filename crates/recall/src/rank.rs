@@ -1,321 +1,315 @@
-//! What is found, in which order, and why.
+//! Scores chunks for a query and explains the scores.
 //!
-//! Every chunk gets points on a few scales, and the sum decides. The scales that measure (words and meaning, each of
-//! the chunk and of what stands around it) are in deviations from the mean of the conversation, so that none of them
-//! drowns another; the others say what form an answer has. What each is worth was fitted to questions about real chats
-//! (see LOG.md); nothing here knows of any particular conversation.
+//! The score is a weighted sum of features. Similarity features (words and meaning, of the chunk and of its neighbours)
+//! are z-scores over the conversation, so that none outweighs the others by its scale. Form features (person, question,
+//! time, name) describe what an answer looks like. The weights were fitted to questions about real chats (LOG.md).
 
-use crate::form::{Asked, Form};
-use crate::index::{Dense, Entry, Index};
-use crate::lexical::Query;
-use crate::vectors::{Refused, Vectors};
-use crate::when::When;
+use crate::index::{DenseIndex, IndexedChunk, RecallIndex};
+use crate::lexical::LexicalQuery;
+use crate::query_dates::QueryDates;
+use crate::text_features::{QueryIntent, TextFeatures};
+use crate::vector_index::{VectorError, VectorIndex};
 use halo_core::resurrect::Hit;
 use halo_core::token::Role;
 use jiff::civil::Date;
 
-/// As many chunks, spread over the conversation, tell what is usual in it; and in as many as this all are looked at.
-const SAMPLE: usize = 4096;
-/// In longer conversations, as many of the best of each scale are looked at.
-const BEST: usize = 1024;
-/// How far the surroundings reach that are counted in part, and those that are counted in full.
-const NEAR: usize = 1;
-const AROUND: usize = 4;
-/// Of what stands around a chunk, as many of the nearest in meaning count.
-const NEAREST: usize = 3;
-/// With how much of their voice neighbours are heard.
-const SHARE: f32 = 0.5;
-/// More words than this make a text no better.
-const LONG: u32 = 40;
-/// The logarithm of how many chunks a conversation has in which form has its full weight: some four hundred.
-const FORMED: f32 = 6.0;
+/// Means and deviations are computed over this many chunks, spread over the conversation. In a shorter conversation all
+/// chunks are scored.
+const SAMPLE_CHUNKS: usize = 4096;
+/// In a longer conversation, this many of the best by each similarity are scored.
+const CANDIDATES_PER_FEATURE: usize = 1024;
+/// Neighbours within this distance count for [`RankFeature::Lexical`], times [`NEIGHBOUR_WEIGHT`].
+const NEAR_RADIUS: usize = 1;
+/// Neighbours within this distance count for the features of the surroundings.
+const CONTEXT_RADIUS: usize = 4;
+/// Of the neighbours, this many of the most similar count for [`RankFeature::SemanticNearby`].
+const NEAREST_COUNTED: usize = 3;
+const NEIGHBOUR_WEIGHT: f32 = 0.5;
+/// More terms than this do not raise [`RankFeature::Length`].
+const MAX_COUNTED_TERMS: u32 = 40;
+/// The logarithm of the number of chunks (about 400) from which on form features have their full weight.
+const FULL_WEIGHT_LOG_CHUNKS: f32 = 6.0;
 
-/// What is searched with.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
-    /// The query.
+pub struct SearchQuery<'a> {
     pub text: &'a str,
-    /// Its vector, if there is an embedder.
+    /// The embedding of the text, if there is an embedder.
     pub vector: Option<&'a [f32]>,
-    /// The day on which it is asked.
+    /// Dates in the query ("yesterday") are relative to this day.
     pub today: Option<Date>,
-    /// By what.
-    pub mode: Mode,
-    /// How much the user's own words are raised: 1 is not at all.
+    pub mode: SearchMode,
+    /// The factor on scores of the user's chunks; 1 changes nothing.
     pub user_boost: f64,
-    /// How much being like what was found already counts against a chunk, from 0 to 1.
+    /// The weight of similarity to better hits (MMR), from 0 to 1.
     pub diversity: f64,
-    /// How many are found.
-    pub most: usize,
+    /// The largest number of hits.
+    pub limit: usize,
 }
 
-/// By what is searched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Words and meaning.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum SearchMode {
     #[default]
     Hybrid,
-    /// Meaning alone, as far as there are vectors.
+    /// Meaning alone, if there are vectors.
     Dense,
-    /// Words alone.
     Lexical,
 }
 
-/// A chunk that was found, and why.
+/// A hit, and how its score came about.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// Which, and its points in all.
+pub struct RankedChunk {
     pub hit: Hit,
-    /// Where its points come from, the most first; what gave none is left out.
-    pub points: Vec<(Scale, f32)>,
-    /// The words of the query that it has, stemmed, the most telling first.
-    pub words: Vec<String>,
-    /// How near it is in meaning, from −1 to 1: alone, and in its place.
-    pub near: [Option<f32>; 2],
-    /// Its place by words and by meaning alone, from 0; none where it has none of the words, or no vector.
+    /// The summands of the score, the largest first, without those that are 0.
+    pub feature_scores: Vec<(RankFeature, f32)>,
+    /// The stemmed terms of the query that it has, the rarest first.
+    pub matched_terms: Vec<String>,
+    /// The cosine similarity of its two vectors: alone, and in context.
+    pub similarity: [Option<f32>; 2],
+    /// Its rank by words alone and by meaning alone, from 0. None if it has none of the words, or no vector.
     pub ranks: [Option<usize>; 2],
 }
 
-impl Found {
-    /// Why it was found, in words: so many of the scales that gave it most, and its words.
+impl RankedChunk {
+    /// The `max_features` largest summands and the matched terms, as one line.
     #[must_use]
-    pub fn because(&self, most: usize) -> String {
-        let points = self.points.iter().take(most);
-        let mut why: Vec<String> =
-            points.map(|(scale, points)| format!("{} {points:+.2}", scale.name())).collect();
-        if !self.words.is_empty() {
-            why.push(format!("words: {}", self.words.join(", ")));
+    pub fn explain(&self, max_features: usize) -> String {
+        let features = self.feature_scores.iter().take(max_features);
+        let mut parts: Vec<String> =
+            features.map(|(feature, score)| format!("{} {score:+.2}", feature.name())).collect();
+        if !self.matched_terms.is_empty() {
+            parts.push(format!("words: {}", self.matched_terms.join(", ")));
         }
-        why.join(" · ")
+        parts.join(" · ")
     }
 }
 
-macro_rules! scales {
+macro_rules! rank_features {
     ($($(#[$doc:meta])* $name:ident $word:literal $hybrid:literal $dense:literal $lexical:literal),* $(,)?) => {
-        /// Where points come from.
+        /// A summand of the score.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Scale { $($(#[$doc])* $name),* }
+        pub enum RankFeature { $($(#[$doc])* $name),* }
 
-        impl Scale {
-            /// All of them.
-            pub const ALL: [Scale; [$(Scale::$name),*].len()] = [$(Scale::$name),*];
+        impl RankFeature {
+            pub const ALL: [RankFeature; [$(RankFeature::$name),*].len()] = [$(RankFeature::$name),*];
 
-            /// In a word or two.
+            /// The name that users see.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $(Scale::$name => $word),* }
+                match self { $(RankFeature::$name => $word),* }
             }
 
-            /// What a deviation, or a form, is worth.
+            /// The weight of one standard deviation, or of a form feature that holds.
             #[must_use]
-            pub fn weight(self, mode: Mode) -> f32 {
-                let [hybrid, dense, lexical] = match self { $(Scale::$name => [$hybrid, $dense, $lexical]),* };
+            pub fn weight(self, mode: SearchMode) -> f32 {
+                let [hybrid, dense, lexical] = match self { $(RankFeature::$name => [$hybrid, $dense, $lexical]),* };
                 match mode {
-                    Mode::Hybrid => hybrid,
-                    Mode::Dense => dense,
-                    Mode::Lexical => lexical,
+                    SearchMode::Hybrid => hybrid,
+                    SearchMode::Dense => dense,
+                    SearchMode::Lexical => lexical,
                 }
             }
         }
     };
 }
 
-impl Scale {
-    /// Whether it measures words or meaning; the others are about form.
-    fn measures(self) -> bool {
-        use Scale::{Meaning, MeaningAround, MeaningInPlace, Words, WordsAround};
-        matches!(self, Words | WordsAround | Meaning | MeaningInPlace | MeaningAround)
+impl RankFeature {
+    /// Whether it is a similarity feature, not a form feature.
+    fn is_similarity(self) -> bool {
+        use RankFeature::{Lexical, LexicalNearby, Semantic, SemanticInContext, SemanticNearby};
+        matches!(self, Lexical | LexicalNearby | Semantic | SemanticInContext | SemanticNearby)
     }
 }
 
-scales! {
-    /// The words of the query, here and next to it.
-    Words "words" 0.17 0.0 0.33,
-    /// The words of the query, around it.
-    WordsAround "words around" 0.25 0.0 0.3,
-    /// Its meaning.
-    Meaning "meaning" 0.65 0.88 0.0,
-    /// Its meaning with what it belongs to.
-    MeaningInPlace "meaning in place" 0.28 0.49 0.0,
-    /// The meaning of what stands around it.
-    MeaningAround "meaning around" 0.31 0.59 0.0,
-    /// It says something.
+rank_features! {
+    /// BM25 of the chunk and its direct neighbours.
+    Lexical "words" 0.17 0.0 0.33,
+    /// BM25 of the surroundings.
+    LexicalNearby "words nearby" 0.25 0.0 0.3,
+    /// Similarity of the chunk's own vector.
+    Semantic "meaning" 0.65 0.88 0.0,
+    /// Similarity of the chunk's vector in context.
+    SemanticInContext "meaning in context" 0.28 0.49 0.0,
+    /// Similarity of the surroundings.
+    SemanticNearby "meaning nearby" 0.31 0.59 0.0,
     Length "length" 0.74 1.04 0.51,
-    /// The one who is asked about speaks.
+    /// The speaker is the one that the query is about; negative for others.
     Speaker "speaker" 0.4 0.25 0.73,
-    /// It asks, and so does not answer.
-    Asks "asks" -0.16 -0.18 -0.1,
-    /// Somebody tells of themselves.
-    Own "first person" 0.67 0.8 0.61,
-    /// Somebody is spoken to.
-    You "second person" -0.24 -0.24 -0.28,
-    /// It names a time.
-    Time "a time" 0.34 0.36 0.39,
-    /// It names a time, which is asked for.
-    TimeAsked "the time asked for" 0.32 0.36 0.4,
-    /// It names a number, which is asked for.
-    NumberAsked "a number asked for" 0.03 0.03 0.05,
-    /// It names a name.
-    Name "a name" 0.19 0.18 0.25,
-    /// It names a name, which is asked for.
-    NameAsked "a name asked for" 0.04 0.03 0.07,
-    /// It was said at the time that the query names.
-    Said "said at that time" 0.11 0.16 0.1,
+    /// A question does not answer one.
+    IsQuestion "is a question" -0.16 -0.18 -0.1,
+    FirstPerson "first person" 0.67 0.8 0.61,
+    SecondPerson "second person" -0.24 -0.24 -0.28,
+    MentionsTime "mentions a time" 0.34 0.36 0.39,
+    /// It mentions a time, and the query asks for one.
+    AnswersTime "answers when" 0.32 0.36 0.4,
+    /// It mentions a number, and the query asks for one.
+    AnswersNumber "answers how many" 0.03 0.03 0.05,
+    MentionsName "mentions a name" 0.19 0.18 0.25,
+    /// It mentions a name, and the query asks for one.
+    AnswersName "answers who or where" 0.04 0.03 0.07,
+    /// Its turn began at the date that the query names.
+    DateMatch "date" 0.11 0.16 0.1,
 }
 
-/// A candidate with its points.
-struct Ranked {
-    place: usize,
+struct RankedCandidate {
+    ordinal: usize,
     hit: Hit,
-    points: Vec<(Scale, f32)>,
+    feature_scores: Vec<(RankFeature, f32)>,
 }
 
-impl Index {
-    /// What answers best, the best first.
-    ///
-    /// # Errors
-    /// When the query's vector is of other dimensions than the embedder's.
-    pub fn search(&self, ask: &Ask<'_>) -> Result<Vec<Found>, Refused> {
-        let query = self.lexical.query(ask.text);
-        let seen = Seen::new(self, ask, &query)?;
-        let question = Question::new(self, ask);
-        let rank = |&place: &usize| {
-            let entry = self.entry(place);
-            let points = seen.points(place, &question, entry);
-            let score = points.iter().map(|&(_, points)| f64::from(points)).sum();
-            let hit = Hit { chunk: entry.id, score }.raised(ask.user_boost);
-            Ranked { place, hit, points }
+impl RecallIndex {
+    /// The best hits of a query, the best first.
+    pub fn search(&self, query: &SearchQuery<'_>) -> Result<Vec<RankedChunk>, VectorError> {
+        let lexical_query = self.lexical.parse_query(query.text);
+        let scores = QueryScores::new(self, query, &lexical_query)?;
+        let analysis = QueryAnalysis::new(self, query);
+        let rank = |&ordinal: &usize| {
+            let entry = self.entry(ordinal);
+            let feature_scores = scores.feature_scores(ordinal, &analysis, entry);
+            let score = feature_scores.iter().map(|&(_, score)| f64::from(score)).sum();
+            let hit = Hit { chunk: entry.id, score }.boosted(query.user_boost);
+            RankedCandidate { ordinal, hit, feature_scores }
         };
-        let mut ranked: Vec<Ranked> = seen.candidates.iter().map(rank).collect();
-        ranked.sort_by(|a, b| b.hit.score.total_cmp(&a.hit.score).then(a.place.cmp(&b.place)));
-        if ask.diversity > 0.0 {
-            ranked = self.diverse(ranked, ask);
+        let mut ranked: Vec<RankedCandidate> = scores.candidates.iter().map(rank).collect();
+        ranked.sort_by(|a, b| b.hit.score.total_cmp(&a.hit.score).then(a.ordinal.cmp(&b.ordinal)));
+        if query.diversity > 0.0 {
+            ranked = self.rerank_mmr(ranked, query);
         }
-        ranked.truncate(ask.most);
-        let near = |place: usize| seen.meaning.as_ref().map_or(f32::NAN, |m| m.alone[place]);
-        let ranks = [seen.ranks(|place| seen.words[place]), seen.ranks(near)];
-        let explain = |Ranked { place, hit, mut points }: Ranked| {
-            points.retain(|&(_, points)| points != 0.0);
-            points.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
-            let row = self.order.rows()[place];
-            Found {
+        ranked.truncate(query.limit);
+        let similarity =
+            |ordinal: usize| scores.semantic.as_ref().map_or(f32::NAN, |m| m.chunk_only[ordinal]);
+        let ranks = [scores.rank_by(|ordinal| scores.lexical[ordinal]), scores.rank_by(similarity)];
+        let explain = |candidate: RankedCandidate| {
+            let RankedCandidate { ordinal, hit, mut feature_scores } = candidate;
+            feature_scores.retain(|&(_, score)| score != 0.0);
+            feature_scores.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
+            let matched_terms = self.lexical.matched_terms(&lexical_query, self.order.rows()[ordinal]);
+            RankedChunk {
                 hit,
-                points,
-                words: self.lexical.matched(&query, row).into_iter().map(str::to_owned).collect(),
-                near: seen.near(place),
-                ranks: [0, 1].map(|n| ranks[n].iter().position(|&p| p == place)),
+                feature_scores,
+                matched_terms: matched_terms.into_iter().map(str::to_owned).collect(),
+                similarity: scores.similarity(ordinal),
+                ranks: [0, 1].map(|n| ranks[n].iter().position(|&other| other == ordinal)),
             }
         };
         Ok(ranked.into_iter().map(explain).collect())
     }
 
-    fn entry(&self, place: usize) -> &Entry {
-        &self.entries[self.order.rows()[place] as usize]
+    fn entry(&self, ordinal: usize) -> &IndexedChunk {
+        &self.entries[self.order.rows()[ordinal] as usize]
     }
 
-    /// Takes one after the other, what is like those before it later: λ·score − (1−λ)·likeness.
-    fn diverse(&self, mut ranked: Vec<Ranked>, ask: &Ask<'_>) -> Vec<Ranked> {
-        /// An unlikeness from 1 to 0 weighs as much as so many points.
-        const POINTS: f64 = 10.0;
+    /// Maximal marginal relevance: takes one hit after the other, each by its score minus its largest similarity to those
+    /// before it.
+    fn rerank_mmr(&self, mut ranked: Vec<RankedCandidate>, query: &SearchQuery<'_>) -> Vec<RankedCandidate> {
+        /// A similarity of 1 weighs as much as a score of this.
+        const SIMILARITY_WEIGHT: f64 = 10.0;
         let Some(dense) = &self.dense else { return ranked };
-        ranked.truncate(ask.most.saturating_mul(2).max(64));
-        let vector = |one: &Ranked| dense.alone.vector(self.order.rows()[one.place]).unwrap_or_default();
+        ranked.truncate(query.limit.saturating_mul(2).max(64));
+        let vector = |candidate: &RankedCandidate| {
+            dense.chunk_only.vector(self.order.rows()[candidate.ordinal]).unwrap_or_default()
+        };
         let mut vectors: Vec<Vec<f32>> = ranked.iter().map(vector).collect();
-        let mut likeness = vec![0.0; ranked.len()];
+        let mut similarity_to_chosen = vec![0.0; ranked.len()];
         let mut chosen = Vec::new();
-        while chosen.len() < ask.most && !ranked.is_empty() {
-            let value =
-                |n: usize| (1.0 - ask.diversity) * ranked[n].hit.score - ask.diversity * POINTS * likeness[n];
+        while chosen.len() < query.limit && !ranked.is_empty() {
+            let value = |n: usize| {
+                (1.0 - query.diversity) * ranked[n].hit.score
+                    - query.diversity * SIMILARITY_WEIGHT * similarity_to_chosen[n]
+            };
             let best = (1..ranked.len()).fold(0, |best, n| if value(n) > value(best) { n } else { best });
             chosen.push(ranked.remove(best));
-            likeness.remove(best);
-            let taken = vectors.remove(best);
-            for (other, like) in vectors.iter().zip(&mut likeness) {
-                let dot: f32 = other.iter().zip(&taken).map(|(a, b)| a * b).sum();
-                *like = f64::max(*like, f64::from(dot));
+            similarity_to_chosen.remove(best);
+            let chosen_vector = vectors.remove(best);
+            for (other, similarity) in vectors.iter().zip(&mut similarity_to_chosen) {
+                let dot: f32 = other.iter().zip(&chosen_vector).map(|(a, b)| a * b).sum();
+                *similarity = f64::max(*similarity, f64::from(dot));
             }
         }
         chosen
     }
 }
 
-/// What the query is about, beside its words.
-struct Question {
-    asked: Asked,
-    when: When,
-    about: About,
+/// What the query asks for, apart from words and meaning.
+struct QueryAnalysis {
+    intent: QueryIntent,
+    dates: QueryDates,
+    subject: QuerySubject,
 }
 
-/// Who is asked about.
-enum About {
-    Nobody,
+/// Whose statements the query asks for.
+enum QuerySubject {
+    Unspecified,
     Speaker(String),
     Role(Role),
 }
 
-impl Question {
-    fn new(index: &Index, ask: &Ask<'_>) -> Self {
-        let asked = Asked::of(ask.text);
-        let when = ask.today.map_or(When::default(), |today| When::of(ask.text, today));
-        let words: Vec<String> = crate::lexical::words(ask.text).map(str::to_lowercase).collect();
-        let called = |name: &&String| words.iter().any(|word| is_called(name, word));
-        let named: Vec<&String> = index.speakers.iter().filter(called).collect();
-        let about = match named.as_slice() {
-            [name] => About::Speaker((*name).clone()),
-            [] if asked.i && !asked.you => About::Role(Role::User),
-            [] if asked.you && !asked.i => About::Role(Role::Assistant),
-            _ => About::Nobody,
+impl QueryAnalysis {
+    fn new(index: &RecallIndex, query: &SearchQuery<'_>) -> Self {
+        let intent = QueryIntent::parse(query.text);
+        let dates = query.today.map_or(QueryDates::default(), |today| QueryDates::parse(query.text, today));
+        let words: Vec<String> = crate::lexical::words(query.text).map(str::to_lowercase).collect();
+        let is_named = |name: &&String| words.iter().any(|word| matches_name(name, word));
+        let named: Vec<&String> = index.speakers.iter().filter(is_named).collect();
+        let subject = match named.as_slice() {
+            [name] => QuerySubject::Speaker((*name).clone()),
+            [] if intent.first_person && !intent.second_person => QuerySubject::Role(Role::User),
+            [] if intent.second_person && !intent.first_person => QuerySubject::Role(Role::Assistant),
+            _ => QuerySubject::Unspecified,
         };
-        Self { asked, when, about }
+        Self { intent, dates, subject }
     }
 
-    fn speaker(&self, entry: &Entry) -> f32 {
-        let spoken = match &self.about {
-            About::Nobody => return 0.0,
-            About::Speaker(name) => entry.told.speaker.as_deref() == Some(name.as_str()),
-            About::Role(role) => entry.id.role == *role,
+    fn speaker_match(&self, entry: &IndexedChunk) -> f32 {
+        let matches = match &self.subject {
+            QuerySubject::Unspecified => return 0.0,
+            QuerySubject::Speaker(name) => entry.turn_meta.speaker.as_deref() == Some(name.as_str()),
+            QuerySubject::Role(role) => entry.id.role == *role,
         };
-        if spoken { 1.0 } else { -1.0 }
+        if matches { 1.0 } else { -1.0 }
     }
 }
 
-/// Whether a speaker is called by a word: by the whole name, or the first of several.
-fn is_called(name: &str, word: &str) -> bool {
+/// Whether a word is the name of a speaker, or the first of several names.
+fn matches_name(name: &str, word: &str) -> bool {
     let name = name.to_lowercase();
     name == word || name.split_whitespace().next() == Some(word)
 }
 
-/// What was looked at, and what is usual here.
-struct Seen {
+/// The similarities of a query to all chunks, by ordinal.
+struct QueryScores {
+    /// Ordinals of the chunks that are scored.
     candidates: Vec<usize>,
-    words: Vec<f32>,
-    around: Vec<f32>,
-    usual: [Usual; 2],
-    meaning: Option<Meaning>,
+    lexical: Vec<f32>,
+    lexical_nearby: Vec<f32>,
+    lexical_stats: [MeanDeviation; 2],
+    semantic: Option<SemanticScores>,
     lengths: Vec<f32>,
-    usual_length: f32,
-    /// What form is worth here.
-    form: f32,
-    mode: Mode,
+    mean_length: f32,
+    /// The factor on form features.
+    form_weight: f32,
+    mode: SearchMode,
 }
 
-/// Nearness in meaning, by place; no number where it was not looked at or there is no vector.
-struct Meaning {
-    alone: Vec<f32>,
-    in_place: Vec<f32>,
-    around: Vec<f32>,
-    usual: [Usual; 3],
+/// Cosine similarities by ordinal; NaN where there is no vector, or it was not needed.
+struct SemanticScores {
+    chunk_only: Vec<f32>,
+    in_context: Vec<f32>,
+    nearby: Vec<f32>,
+    stats: [MeanDeviation; 3],
 }
 
-/// A mean, and how far from it things usually are.
+/// Mean and standard deviation.
 #[derive(Clone, Copy)]
-struct Usual {
+struct MeanDeviation {
     mean: f32,
     deviation: f32,
 }
 
-impl Usual {
-    fn of(values: impl Iterator<Item = f32> + Clone) -> Self {
+impl MeanDeviation {
+    fn from_values(values: impl Iterator<Item = f32> + Clone) -> Self {
         let (mut n, mut sum, mut squares) = (0.0_f64, 0.0_f64, 0.0_f64);
         for value in values.filter(|v| !v.is_nan()).map(f64::from) {
             (n, sum, squares) = (n + 1.0, sum + value, squares + value * value);
@@ -325,141 +319,174 @@ impl Usual {
         Self { mean: mean as f32, deviation: if deviation > 1e-9 { deviation as f32 } else { 1.0 } }
     }
 
-    /// How unusual a value is. What is unknown is usual.
-    fn deviations(self, value: f32) -> f32 {
+    /// The distance from the mean in standard deviations; 0 for NaN.
+    fn z_score(self, value: f32) -> f32 {
         if value.is_nan() { 0.0 } else { (value - self.mean) / self.deviation }
     }
 }
 
-impl Seen {
-    fn new(index: &Index, ask: &Ask<'_>, query: &Query) -> Result<Self, Refused> {
+impl QueryScores {
+    fn new(
+        index: &RecallIndex,
+        query: &SearchQuery<'_>,
+        lexical_query: &LexicalQuery,
+    ) -> Result<Self, VectorError> {
         let order = &index.order;
-        let (words, around) = (
-            index.lexical.scores(query, order, NEAR, SHARE),
-            index.lexical.scores(query, order, AROUND, 1.0),
-        );
-        let usual = [&words, &around].map(|scores| Usual::of(scores.iter().copied()));
-        let places = order.rows().len();
-        let sample: Vec<usize> = (0..places).step_by(places.div_ceil(SAMPLE).max(1)).collect();
+        let lexical = index.lexical.scores(lexical_query, order, NEAR_RADIUS, NEIGHBOUR_WEIGHT);
+        let lexical_nearby = index.lexical.scores(lexical_query, order, CONTEXT_RADIUS, 1.0);
+        let lexical_stats =
+            [&lexical, &lexical_nearby].map(|scores| MeanDeviation::from_values(scores.iter().copied()));
+        let count = order.rows().len();
+        let sample: Vec<usize> = (0..count).step_by(count.div_ceil(SAMPLE_CHUNKS).max(1)).collect();
         let mut candidates = sample.clone();
-        let dense = index.dense.as_ref().zip(ask.vector).filter(|_| ask.mode != Mode::Lexical);
-        if sample.len() < places {
-            candidates = best(&words).chain(best(&around)).collect();
+        let dense = index.dense.as_ref().zip(query.vector).filter(|_| query.mode != SearchMode::Lexical);
+        if sample.len() < count {
+            candidates = top_candidates(&lexical).chain(top_candidates(&lexical_nearby)).collect();
             if let Some((dense, vector)) = dense {
-                for vectors in [&dense.alone, &dense.in_place] {
-                    let nearest = vectors.search(vector, BEST, |_| true)?;
-                    candidates.extend(nearest.iter().filter_map(|&(row, _)| order.place(row)));
+                for vectors in [&dense.chunk_only, &dense.in_context] {
+                    let nearest = vectors.search(vector, CANDIDATES_PER_FEATURE, |_| true)?;
+                    candidates.extend(nearest.iter().filter_map(|&(row, _)| order.index_of(row)));
                 }
             }
             candidates.sort_unstable();
             candidates.dedup();
         }
-        let meaning = match dense {
-            Some((dense, vector)) => Some(Meaning::new(index, dense, vector, &sample, &candidates)?),
+        let semantic = match dense {
+            Some((dense, vector)) => Some(SemanticScores::new(index, dense, vector, &sample, &candidates)?),
             None => None,
         };
-        let length = |&row: &u32| (index.lexical.length(row).min(LONG) as f32).ln_1p();
+        let length = |&row: &u32| (index.lexical.term_count(row).min(MAX_COUNTED_TERMS) as f32).ln_1p();
         let lengths: Vec<f32> = order.rows().iter().map(length).collect();
-        // Without vectors there is no meaning to go by.
-        let blind = meaning.as_ref().is_none_or(|m| sample.iter().all(|&p| m.alone[p].is_nan()));
-        let mode = if blind { Mode::Lexical } else { ask.mode };
-        // In a short conversation nothing can be far from what is usual, and form must not drown it.
-        let form = ((places as f32).ln_1p() / FORMED).min(1.0);
-        let usual_length = Usual::of(lengths.iter().copied()).mean;
-        Ok(Self { candidates, words, around, usual, meaning, lengths, usual_length, form, mode })
+        let no_vectors = semantic
+            .as_ref()
+            .is_none_or(|m: &SemanticScores| sample.iter().all(|&ordinal| m.chunk_only[ordinal].is_nan()));
+        let mode = if no_vectors { SearchMode::Lexical } else { query.mode };
+        // In a short conversation z-scores are small, and form features must not outweigh them.
+        let form_weight = ((count as f32).ln_1p() / FULL_WEIGHT_LOG_CHUNKS).min(1.0);
+        let mean_length = MeanDeviation::from_values(lengths.iter().copied()).mean;
+        Ok(Self {
+            candidates,
+            lexical,
+            lexical_nearby,
+            lexical_stats,
+            semantic,
+            lengths,
+            mean_length,
+            form_weight,
+            mode,
+        })
     }
 
-    fn points(&self, place: usize, question: &Question, entry: &Entry) -> Vec<(Scale, f32)> {
-        let Form { asks, i, you, time, number, name } = entry.form;
-        let is = |yes: bool| f32::from(u8::from(yes));
-        let Asked { time: when, number: how_many, name: who, .. } = question.asked;
-        let meaning = |n: usize| {
-            self.meaning
-                .as_ref()
-                .map_or(0.0, |m| m.usual[n].deviations([&m.alone, &m.in_place, &m.around][n][place]))
+    fn feature_scores(
+        &self,
+        ordinal: usize,
+        analysis: &QueryAnalysis,
+        entry: &IndexedChunk,
+    ) -> Vec<(RankFeature, f32)> {
+        let TextFeatures {
+            is_question,
+            first_person,
+            second_person,
+            mentions_time,
+            mentions_number,
+            mentions_name,
+        } = entry.features;
+        let QueryIntent { wants_time, wants_number, wants_name, .. } = analysis.intent;
+        let flag = |holds: bool| f32::from(u8::from(holds));
+        let semantic = |n: usize| {
+            self.semantic.as_ref().map_or(0.0, |m| {
+                let values = [&m.chunk_only, &m.in_context, &m.nearby][n];
+                m.stats[n].z_score(values[ordinal])
+            })
         };
-        let value = |scale| match scale {
-            Scale::Words => self.usual[0].deviations(self.words[place]),
-            Scale::WordsAround => self.usual[1].deviations(self.around[place]),
-            Scale::Meaning => meaning(0),
-            Scale::MeaningInPlace => meaning(1),
-            Scale::MeaningAround => meaning(2),
-            Scale::Length => self.lengths[place] - self.usual_length,
-            Scale::Speaker => question.speaker(entry),
-            Scale::Asks => is(asks),
-            Scale::Own => is(i),
-            Scale::You => is(you),
-            Scale::Time => is(time),
-            Scale::TimeAsked => is(time && when),
-            Scale::NumberAsked => is(number && how_many),
-            Scale::Name => is(name),
-            Scale::NameAsked => is(name && who),
-            Scale::Said => entry.told.day.map_or(0.0, |day| question.when.fit(day)),
+        let value = |feature| match feature {
+            RankFeature::Lexical => self.lexical_stats[0].z_score(self.lexical[ordinal]),
+            RankFeature::LexicalNearby => self.lexical_stats[1].z_score(self.lexical_nearby[ordinal]),
+            RankFeature::Semantic => semantic(0),
+            RankFeature::SemanticInContext => semantic(1),
+            RankFeature::SemanticNearby => semantic(2),
+            RankFeature::Length => self.lengths[ordinal] - self.mean_length,
+            RankFeature::Speaker => analysis.speaker_match(entry),
+            RankFeature::IsQuestion => flag(is_question),
+            RankFeature::FirstPerson => flag(first_person),
+            RankFeature::SecondPerson => flag(second_person),
+            RankFeature::MentionsTime => flag(mentions_time),
+            RankFeature::AnswersTime => flag(mentions_time && wants_time),
+            RankFeature::AnswersNumber => flag(mentions_number && wants_number),
+            RankFeature::MentionsName => flag(mentions_name),
+            RankFeature::AnswersName => flag(mentions_name && wants_name),
+            RankFeature::DateMatch => entry.turn_meta.day.map_or(0.0, |day| analysis.dates.match_score(day)),
         };
-        let worth = |scale: Scale| scale.weight(self.mode) * if scale.measures() { 1.0 } else { self.form };
-        Scale::ALL.into_iter().map(|scale| (scale, worth(scale) * value(scale))).collect()
+        let weight = |feature: RankFeature| {
+            feature.weight(self.mode) * if feature.is_similarity() { 1.0 } else { self.form_weight }
+        };
+        RankFeature::ALL.into_iter().map(|feature| (feature, weight(feature) * value(feature))).collect()
     }
 
-    fn near(&self, place: usize) -> [Option<f32>; 2] {
-        let known = |x: f32| (!x.is_nan()).then_some(x);
-        self.meaning.as_ref().map_or([None; 2], |m| [known(m.alone[place]), known(m.in_place[place])])
+    fn similarity(&self, ordinal: usize) -> [Option<f32>; 2] {
+        let number = |x: f32| (!x.is_nan()).then_some(x);
+        self.semantic
+            .as_ref()
+            .map_or([None; 2], |m| [number(m.chunk_only[ordinal]), number(m.in_context[ordinal])])
     }
 
-    /// The candidates that have a score on one scale, the best first.
-    fn ranks(&self, score: impl Fn(usize) -> f32) -> Vec<usize> {
-        let mut places: Vec<usize> =
-            self.candidates.iter().copied().filter(|&p| !score(p).is_nan() && score(p) != 0.0).collect();
-        places.sort_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
-        places
+    /// The candidates with a score other than 0 and NaN, the best first.
+    fn rank_by(&self, score: impl Fn(usize) -> f32) -> Vec<usize> {
+        let mut ordinals: Vec<usize> =
+            self.candidates.iter().copied().filter(|&o| !score(o).is_nan() && score(o) != 0.0).collect();
+        ordinals.sort_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
+        ordinals
     }
 }
 
-/// The places with the best scores above 0.
-fn best(scores: &[f32]) -> impl Iterator<Item = usize> {
-    let mut places: Vec<usize> = (0..scores.len()).filter(|&p| scores[p] > 0.0).collect();
-    let by = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
-    if places.len() > BEST {
-        places.select_nth_unstable_by(BEST, by);
-        places.truncate(BEST);
+/// The ordinals of the best scores above 0.
+fn top_candidates(scores: &[f32]) -> impl Iterator<Item = usize> {
+    let mut ordinals: Vec<usize> = (0..scores.len()).filter(|&o| scores[o] > 0.0).collect();
+    let best_first = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if ordinals.len() > CANDIDATES_PER_FEATURE {
+        ordinals.select_nth_unstable_by(CANDIDATES_PER_FEATURE, best_first);
+        ordinals.truncate(CANDIDATES_PER_FEATURE);
     }
-    places.into_iter()
+    ordinals.into_iter()
 }
 
-impl Meaning {
+impl SemanticScores {
     fn new(
-        index: &Index,
-        dense: &Dense,
+        index: &RecallIndex,
+        dense: &DenseIndex,
         vector: &[f32],
         sample: &[usize],
         candidates: &[usize],
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, VectorError> {
         let rows = index.order.rows();
-        let near = |vectors: &Vectors, known: &mut Vec<f32>, place: usize| -> Result<(), Refused> {
-            if known[place].is_nan() {
-                known[place] = vectors.score(rows[place], vector)?.unwrap_or(f32::NAN);
+        let fill = |vectors: &VectorIndex, scores: &mut [f32], ordinal: usize| -> Result<(), VectorError> {
+            if scores[ordinal].is_nan() {
+                scores[ordinal] = vectors.score(rows[ordinal], vector)?.unwrap_or(f32::NAN);
             }
             Ok(())
         };
-        let mut alone = vec![f32::NAN; rows.len()];
-        let mut in_place = alone.clone();
-        let mut around = alone.clone();
-        for &place in sample.iter().chain(candidates) {
-            near(&dense.in_place, &mut in_place, place)?;
-            let reach = place.saturating_sub(AROUND)..(place + AROUND + 1).min(rows.len());
-            for other in reach.clone() {
-                near(&dense.alone, &mut alone, other)?;
+        let mut chunk_only = vec![f32::NAN; rows.len()];
+        let mut in_context = chunk_only.clone();
+        let mut nearby = chunk_only.clone();
+        for &ordinal in sample.iter().chain(candidates) {
+            fill(&dense.in_context, &mut in_context, ordinal)?;
+            let end = (ordinal + CONTEXT_RADIUS + 1).min(rows.len());
+            let neighbours = ordinal.saturating_sub(CONTEXT_RADIUS)..end;
+            for neighbour in neighbours.clone() {
+                fill(&dense.chunk_only, &mut chunk_only, neighbour)?;
             }
-            around[place] = nearest(&alone[reach]);
+            nearby[ordinal] = mean_of_nearest(&chunk_only[neighbours]);
         }
-        let usual = [&alone, &in_place, &around].map(|known| Usual::of(sample.iter().map(|&p| known[p])));
-        Ok(Self { alone, in_place, around, usual })
+        let stats = [&chunk_only, &in_context, &nearby]
+            .map(|scores| MeanDeviation::from_values(sample.iter().map(|&ordinal| scores[ordinal])));
+        Ok(Self { chunk_only, in_context, nearby, stats })
     }
 }
 
-/// The mean of the nearest few.
-fn nearest(known: &[f32]) -> f32 {
-    let mut known: Vec<f32> = known.iter().copied().filter(|x| !x.is_nan()).collect();
-    known.sort_unstable_by(|a, b| b.total_cmp(a));
-    known.truncate(NEAREST);
-    known.iter().sum::<f32>() / known.len() as f32
+/// The mean of the [`NEAREST_COUNTED`] largest similarities.
+fn mean_of_nearest(similarities: &[f32]) -> f32 {
+    let mut nearest: Vec<f32> = similarities.iter().copied().filter(|x| !x.is_nan()).collect();
+    nearest.sort_unstable_by(|a, b| b.total_cmp(a));
+    nearest.truncate(NEAREST_COUNTED);
+    nearest.iter().sum::<f32>() / nearest.len() as f32
 }

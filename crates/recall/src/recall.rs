@@ -1,64 +1,66 @@
-//! The memory of one conversation: its index, the embedder behind it, and the store that both come from.
+//! Search in one conversation: its index, its embedder, and the vectors in the store.
 //!
-//! Opening it reads texts and vectors; nothing is embedded then. What has no vector yet is found by its words, and gets
-//! one when there is time: [`Recall::embed_some`] takes a bite, keeps it, and says what is left, so that whoever calls
-//! can show progress, stop at any time, and go on another day where it was.
+//! Opening loads texts and stored vectors; it embeds nothing. A chunk without vector is found by its words.
+//! [`Recall::embed_pending`] computes missing vectors in steps and stores them, so that the caller can show progress,
+//! stop at any time, and continue later.
 
-use crate::index::{Fetch, Index, Told, View, Wanted};
-use crate::rank::{Ask, Found, Mode};
-use halo_core::seams::{Embedder, EmbedderInfo, Embedding, Flow, Kind, SeamError, Store};
+use crate::index::{EmbedJob, EmbeddingView, FetchBodies, RecallIndex, TurnMeta};
+use crate::rank::{RankedChunk, SearchMode, SearchQuery};
+use crate::vector_index::VectorError;
+use halo_core::Error;
+use halo_core::embedder::{Embedder, EmbedderInfo};
+use halo_core::model::StepFlow;
+use halo_core::store::{Embedding, RecordKind, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::TurnId;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
-/// A conversation that can be asked what was said.
+/// An index that other threads can search while [`Recall`] updates it.
+pub type SharedIndex = Arc<RwLock<RecallIndex>>;
+
+/// Search in one conversation.
 pub struct Recall {
     conversation: String,
-    /// Others may search it meanwhile; only this changes it.
-    index: Arc<RwLock<Index>>,
+    index: SharedIndex,
     embedder: Option<(Box<dyn Embedder + Send>, EmbedderInfo)>,
     speakers: BTreeMap<TurnId, String>,
-    days: BTreeMap<TurnId, Date>,
+    turn_dates: BTreeMap<TurnId, Date>,
 }
 
-/// How a search is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Manner {
-    /// By what.
-    pub mode: Mode,
-    /// How much the user's own words are raised: 1 is not at all.
+pub struct SearchOptions {
+    pub mode: SearchMode,
+    /// The factor on scores of the user's chunks; 1 changes nothing.
     pub user_boost: f64,
-    /// How much being like what was found already counts against a chunk, from 0 to 1.
+    /// The weight of similarity to better hits (MMR), from 0 to 1.
     pub diversity: f64,
-    /// How many are found.
-    pub most: usize,
+    /// The largest number of hits.
+    pub limit: usize,
 }
 
-/// How far embedding has come.
+/// The progress of [`Recall::embed_pending`], in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Vectors that were made now.
-    pub made: usize,
-    /// Vectors that are still missing.
+pub struct EmbedProgress {
+    /// Computed by this call.
+    pub embedded: usize,
+    /// Still missing in the whole conversation.
     pub missing: usize,
 }
 
 impl Recall {
-    /// Opens the memory of a conversation. An embedder that cannot be loaded is an error, here and not later; without
-    /// one, search goes by words.
-    ///
-    /// # Errors
-    /// When the store cannot be read or the embedder not loaded.
+    /// Opens the index of a conversation. The embedder is loaded now, so that an error shows here. Without embedder, search
+    /// is lexical.
     pub fn open(
         store: &mut dyn Store,
         conversation: &str,
         timeline: &Timeline,
         embedder: Option<Box<dyn Embedder + Send>>,
-    ) -> Result<Self, SeamError> {
+    ) -> Result<Self, Error> {
         let embedder = match embedder {
             Some(mut embedder) => {
                 let info = embedder.info()?;
@@ -66,167 +68,166 @@ impl Recall {
             }
             None => None,
         };
-        let index = Arc::new(RwLock::new(Index::new(embedder.as_ref().map(|(_, info)| info.clone()))));
-        let (speakers, days) = (BTreeMap::new(), BTreeMap::new());
-        let mut recall = Self { conversation: conversation.to_owned(), index, embedder, speakers, days };
-        recall.follow(store, timeline)?;
+        let index = Arc::new(RwLock::new(RecallIndex::new(embedder.as_ref().map(|(_, info)| info.clone()))));
+        let (speakers, turn_dates) = (BTreeMap::new(), BTreeMap::new());
+        let mut recall =
+            Self { conversation: conversation.to_owned(), index, embedder, speakers, turn_dates };
+        recall.sync(store, timeline)?;
         if let Some((_, info)) = &recall.embedder {
-            for view in View::ALL {
-                let kept = store.embeddings(conversation, &view.kept_as(&info.name))?;
-                // A vector of other dimensions cannot be of this embedder; it is made again.
-                let kept: Vec<Embedding> =
-                    kept.into_iter().filter(|e| e.vector.len() == info.dimensions).collect();
-                recall.index_mut().admit(view, &kept, timeline).map_err(refused)?;
+            for view in EmbeddingView::ALL {
+                let stored = store.embeddings(conversation, &view.storage_name(&info.name))?;
+                // A vector with other dimensions is not of this embedder; it is computed again.
+                let stored: Vec<Embedding> =
+                    stored.into_iter().filter(|e| e.vector.len() == info.dimensions).collect();
+                recall.index_mut().insert_embeddings(view, &stored, timeline).map_err(stored_vector_error)?;
             }
         }
         Ok(recall)
     }
 
-    /// Becomes the memory of the conversation as it is now. Returns how many chunks were taken in.
-    ///
-    /// # Errors
-    /// When the store cannot be read.
-    pub fn follow(&mut self, store: &mut dyn Store, timeline: &Timeline) -> Result<usize, SeamError> {
+    /// Makes the index equal to the timeline; returns how many chunks changed.
+    pub fn sync(&mut self, store: &mut dyn Store, timeline: &Timeline) -> Result<usize, Error> {
         let newest = timeline.turns().last().map(|turn| turn.id);
-        if newest.is_some_and(|turn| !self.days.contains_key(&turn)) {
-            let known = self.days.last_key_value().map(|(&turn, _)| turn);
-            match known {
-                // What has come since it was opened was said just now.
-                Some(known) => {
+        if newest.is_some_and(|turn| !self.turn_dates.contains_key(&turn)) {
+            let last_dated = self.turn_dates.last_key_value().map(|(&turn, _)| turn);
+            match last_dated {
+                // Turns that were added since the index was opened are of today.
+                Some(last_dated) => {
                     let today = Timestamp::now().to_zoned(TimeZone::system()).date();
-                    let new =
-                        timeline.turns().iter().rev().map(|turn| turn.id).take_while(|&turn| turn > known);
-                    self.days.extend(new.map(|turn| (turn, today)));
+                    let turns = timeline.turns().iter().rev().map(|turn| turn.id);
+                    let new_turns = turns.take_while(|&turn| turn > last_dated);
+                    self.turn_dates.extend(new_turns.map(|turn| (turn, today)));
                 }
                 None => {
                     let zone = TimeZone::system();
                     let day =
                         |at| Timestamp::from_millisecond(at).ok().map(|at| at.to_zoned(zone.clone()).date());
-                    let times = store.times(&self.conversation)?;
-                    self.days = times.into_iter().filter_map(|(turn, at)| Some((turn, day(at)?))).collect();
-                    self.speakers = speakers(store, &self.conversation)?;
+                    let times = store.turn_times(&self.conversation)?;
+                    self.turn_dates =
+                        times.into_iter().filter_map(|(turn, at)| Some((turn, day(at)?))).collect();
+                    self.speakers = load_speakers(store, &self.conversation)?;
                 }
             }
         }
-        let told = |turn: TurnId| Told {
+        let turn_meta = |turn: TurnId| TurnMeta {
             speaker: self.speakers.get(&turn).cloned(),
-            day: self.days.get(&turn).copied(),
+            day: self.turn_dates.get(&turn).copied(),
         };
         let conversation = self.conversation.clone();
-        let fetch: &mut Fetch<'_> = &mut |chunks| store.fetch(&conversation, chunks);
-        self.index_mut().follow(timeline, &told, fetch)
+        let fetch: &mut FetchBodies<'_> = &mut |chunks| store.fetch_bodies(&conversation, chunks);
+        self.index_mut().sync(timeline, &turn_meta, fetch)
     }
 
-    /// The day on which a turn began, if it is known.
+    /// The day on which a turn began, if the store has it.
     #[must_use]
-    pub fn day(&self, turn: TurnId) -> Option<Date> {
-        self.days.get(&turn).copied()
+    pub fn turn_date(&self, turn: TurnId) -> Option<Date> {
+        self.turn_dates.get(&turn).copied()
     }
 
-    /// The index itself.
-    pub fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn index(&self) -> RwLockReadGuard<'_, RecallIndex> {
+        self.index.read()
     }
 
-    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    fn index_mut(&self) -> RwLockWriteGuard<'_, RecallIndex> {
+        self.index.write()
     }
 
-    /// The index, for those who search while the conversation goes on.
+    /// The index for other threads; see [`search`].
     #[must_use]
-    pub fn shared(&self) -> Arc<RwLock<Index>> {
+    pub fn shared_index(&self) -> SharedIndex {
         Arc::clone(&self.index)
     }
 
-    /// Whether there is an embedder.
     #[must_use]
-    pub fn has_meaning(&self) -> bool {
+    pub fn has_embedder(&self) -> bool {
         self.embedder.is_some()
     }
 
-    /// Makes the vectors of up to `most` chunks, and keeps them. `listen` hears of each text, and can stop it: then
-    /// those that were made are kept.
-    ///
-    /// # Errors
-    /// When the embedder fails or the store cannot be written; what was kept before stays.
-    pub fn embed_some(
+    /// Computes and stores the missing vectors of up to `max_chunks` chunks. `listener` is called for each text with the
+    /// number of vectors that it gives, and can stop; vectors computed until then are stored.
+    pub fn embed_pending(
         &mut self,
         store: &mut dyn Store,
         timeline: &Timeline,
-        most: usize,
-        listen: &mut dyn FnMut(usize) -> Flow,
-    ) -> Result<Left, SeamError> {
-        let Some((embedder, info)) = &mut self.embedder else { return Ok(Left { made: 0, missing: 0 }) };
-        let index = || self.index.write().unwrap_or_else(PoisonError::into_inner);
-        let wanted = index().wanted(timeline, most);
-        let texts = wanted.iter().map(|w| format!("{}{}", info.passage, w.text)).collect();
-        let mut made: [Vec<Embedding>; 2] = [Vec::new(), Vec::new()];
-        let done = embedder.embed_behind(texts, &mut |number, vector| {
-            let Wanted { of, targets, .. } = &wanted[number];
+        max_chunks: usize,
+        listener: &mut dyn FnMut(usize) -> StepFlow,
+    ) -> Result<EmbedProgress, Error> {
+        let Some((embedder, info)) = &mut self.embedder else {
+            return Ok(EmbedProgress { embedded: 0, missing: 0 });
+        };
+        let index = || self.index.write();
+        let jobs = index().pending_embed_jobs(timeline, max_chunks);
+        let texts = jobs.iter().map(|job| format!("{}{}", info.passage_prefix, job.text)).collect();
+        let mut embeddings: [Vec<Embedding>; 2] = [Vec::new(), Vec::new()];
+        let result = embedder.embed_in_background(texts, &mut |n, vector| {
+            let EmbedJob { checksum, targets, .. } = &jobs[n];
             for &(view, chunk) in targets {
-                made[view as usize].push(Embedding { chunk, of: *of, vector: vector.clone() });
+                embeddings[view as usize].push(Embedding {
+                    chunk,
+                    text_hash: *checksum,
+                    vector: vector.clone(),
+                });
             }
-            listen(targets.len())
+            listener(targets.len())
         });
-        let mut count = 0;
-        for (view, made) in View::ALL.into_iter().zip(&made) {
-            store.put_embeddings(&self.conversation, &view.kept_as(&info.name), made)?;
-            count += index().admit(view, made, timeline).map_err(refused)?;
+        let mut embedded = 0;
+        for (view, vectors) in EmbeddingView::ALL.into_iter().zip(&embeddings) {
+            store.put_embeddings(&self.conversation, &view.storage_name(&info.name), vectors)?;
+            embedded += index().insert_embeddings(view, vectors, timeline).map_err(embedder_error)?;
         }
-        done?;
-        Ok(Left { made: count, missing: self.index().missing() })
+        result?;
+        Ok(EmbedProgress { embedded, missing: self.index().missing_vectors() })
     }
 
-    /// What answers a query best, the best first.
-    ///
-    /// # Errors
-    /// When the embedder fails.
+    /// The best hits of a query, the best first.
     pub fn search(
         &mut self,
         text: &str,
         today: Option<Date>,
-        manner: Manner,
-    ) -> Result<Vec<Found>, SeamError> {
+        options: SearchOptions,
+    ) -> Result<Vec<RankedChunk>, Error> {
         let embedder = self.embedder.as_mut().map(|(embedder, _)| &mut **embedder as &mut dyn Embedder);
-        search(&self.index, embedder, text, today, manner)
+        search(&self.index, embedder, text, today, options)
     }
 }
 
-/// Asks an index, and the embedder that it was made with: what answers a query best, the best first. The index is held
-/// only while it is looked through, not while the query is turned into a vector.
-///
-/// # Errors
-/// When the embedder fails.
+/// Searches a shared index with the embedder that it was built with; the best hit is first. The index is locked during
+/// the search only, not while the query is embedded.
 pub fn search(
-    index: &RwLock<Index>,
+    index: &RwLock<RecallIndex>,
     embedder: Option<&mut dyn Embedder>,
     text: &str,
     today: Option<Date>,
-    manner: Manner,
-) -> Result<Vec<Found>, SeamError> {
-    let Manner { mode, user_boost, diversity, most } = manner;
-    let vector = match embedder.filter(|_| mode != Mode::Lexical) {
+    options: SearchOptions,
+) -> Result<Vec<RankedChunk>, Error> {
+    let SearchOptions { mode, user_boost, diversity, limit } = options;
+    let vector = match embedder.filter(|_| mode != SearchMode::Lexical) {
         Some(embedder) => {
-            let query = embedder.info()?.query;
-            embedder.embed(&[&format!("{query}{text}")])?.pop()
+            let prefix = embedder.info()?.query_prefix;
+            embedder.embed(&[&format!("{prefix}{text}")])?.pop()
         }
         None => None,
     };
-    let ask = Ask { text, vector: vector.as_deref(), today, mode, user_boost, diversity, most };
-    index.read().unwrap_or_else(PoisonError::into_inner).search(&ask).map_err(refused)
+    let query = SearchQuery { text, vector: vector.as_deref(), today, mode, user_boost, diversity, limit };
+    index.read().search(&query).map_err(embedder_error)
 }
 
-/// Who spoke, by turn, where names were told.
-fn speakers(store: &mut dyn Store, conversation: &str) -> Result<BTreeMap<TurnId, String>, SeamError> {
-    let records = store.records(conversation, Kind::Setting)?;
+/// The names of speakers by turn, from a record that imports write.
+fn load_speakers(store: &mut dyn Store, conversation: &str) -> Result<BTreeMap<TurnId, String>, Error> {
+    let records = store.records(conversation, RecordKind::Setting)?;
     let Some(record) = records.into_iter().find(|record| record.key == "speakers") else {
         return Ok(BTreeMap::new());
     };
-    // Somebody else's mistake in this must not keep anyone from searching.
+    // A malformed record must not prevent searching.
     let names: BTreeMap<String, String> = serde_json::from_str(&record.value).unwrap_or_default();
     Ok(names.into_iter().filter_map(|(turn, name)| Some((TurnId(turn.parse().ok()?), name))).collect())
 }
 
-fn refused(error: crate::vectors::Refused) -> SeamError {
-    SeamError::new("comparing vectors", format!("{error}; another embedder made it, or it was damaged"))
+fn stored_vector_error(error: VectorError) -> Error {
+    Error::damaged("loading embeddings", format!("{error}; embed the conversation again")).with_source(error)
+}
+
+fn embedder_error(error: VectorError) -> Error {
+    Error::internal("running the embedder", format!("it returned an invalid vector: {error}"))
+        .with_source(error)
 }

@@ -1,426 +1,492 @@
-//! Questions over HTTP/1.1: one connection each, which is closed as soon as the answer is dropped. That is what stops
-//! a server that is still at work, so no connection is kept for later, and none outlives its answer.
+//! HTTP requests. Each one has its own connection, which is closed as soon as the response is dropped: a server that is
+//! still generating stops when its client disconnects. So idle connections are not pooled.
 
-use crate::Options;
-use crate::address::Base;
-use crate::sse::Sse;
-use crate::stream::{Halt, Teller};
-use crate::wire::{Answer, Trouble, exchange};
-use halo_core::seams::{Flow, SeamError};
-use http_body_util::Full;
-use hyper::Method;
-use hyper::body::Bytes;
-use hyper::header::{self, HeaderName, HeaderValue};
+use crate::address::{BaseUrl, redact_password};
+use crate::error_text::{error_code_kind, error_message, not_json_message, redact_key, sanitize};
+use crate::options::RemoteOptions;
+use crate::sse::SseParser;
+use crate::stream_listener::{StreamEnd, StreamListener};
+use halo_core::model::{ModelStep, StepFlow};
+use halo_core::{Error, ErrorKind};
+use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::Future;
+use std::io;
+use std::ops::Deref;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
-/// How often a question is asked that nobody has begun to answer, and how long to wait before each new attempt: the
-/// same every time, so that what happens can be told beforehand.
-const DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
-/// The longest that a server may ask us to wait before we ask again.
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
-/// How much of an answer that is no stream is read, and how much of an error.
-const MOST: usize = 64 << 20;
-const MOST_ERROR: usize = 64 << 10;
-/// How many characters of an error are shown.
-const SHOWN: usize = 300;
+/// The wait before each retry of a request that has no response yet. The waits are fixed, so that tests can count them.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_millis(500)];
+/// The longest `Retry-After` that is waited for.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
+const MAX_BODY_BYTES: usize = 64 << 20;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// What is asked.
-pub(crate) struct Request<'a> {
-    /// What that is for, as errors say it.
-    pub what: &'a str,
-    pub method: Method,
-    pub base: &'a Base,
-    /// What stands behind the base's own path.
-    pub path: &'a str,
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    pub body: Vec<u8>,
-    /// How long all of it may take; none: as long as the listener likes.
-    pub limit: Option<Duration>,
+pub(crate) struct RemoteRequest<'a> {
+    /// The operation that error messages name.
+    pub operation: &'a str,
+    method: Method,
+    base: &'a BaseUrl,
+    path: &'a str,
+    headers: HeaderMap,
+    body: Vec<u8>,
+    /// The limit for the whole exchange; `None` where only the listener may end it.
+    timeout: Option<Duration>,
 }
 
-impl<'a> Request<'a> {
-    pub fn get(what: &'a str, base: &'a Base, path: &'a str) -> Self {
-        let (headers, body) = (Vec::new(), Vec::new());
-        Self { what, method: Method::GET, base, path, headers, body, limit: None }
+impl<'a> RemoteRequest<'a> {
+    pub fn get(operation: &'a str, base: &'a BaseUrl, path: &'a str) -> Self {
+        let (headers, body) = (HeaderMap::new(), Vec::new());
+        Self { operation, method: Method::GET, base, path, headers, body, timeout: None }
     }
 
-    pub fn post(what: &'a str, base: &'a Base, path: &'a str, body: &Value) -> Self {
-        let body = body.to_string().into_bytes();
-        let headers = vec![(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        Self { what, method: Method::POST, base, path, headers, body, limit: None }
+    pub fn post(operation: &'a str, base: &'a BaseUrl, path: &'a str, body: &Value) -> Self {
+        let request = Self::get(operation, base, path)
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Self { method: Method::POST, body: body.to_string().into_bytes(), ..request }
     }
 
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.retain(|(n, _)| *n != name);
-        self.headers.push((name, value));
+        self.headers.insert(name, value);
         self
     }
 
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.limit = Some(limit);
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.timeout = Some(limit);
         self
     }
 
-    fn error(&self, why: impl std::fmt::Display) -> SeamError {
-        SeamError::new(format!("{} at {}", self.what, self.base), why.to_string())
-    }
-
-    fn build(&self) -> Result<hyper::Request<Full<Bytes>>, SeamError> {
-        let mut request = hyper::Request::builder()
-            .method(self.method.clone())
-            .uri(format!("{}{}", self.base.path, self.path))
-            .header(header::HOST, self.base.authority())
-            .header(header::USER_AGENT, concat!("halo/", env!("CARGO_PKG_VERSION")))
-            .header(header::CONNECTION, "close");
-        for (name, value) in &self.headers {
-            request = request.header(name, value);
-        }
-        request.body(Full::new(Bytes::from(self.body.clone()))).map_err(|e| self.error(e))
+    pub fn error(&self, why: impl std::fmt::Display) -> Error {
+        Error::unavailable(format!("{} at {}", self.operation, self.base), why.to_string())
     }
 }
 
-/// Asks, and waits for answers while it keeps the listener informed.
-pub(crate) struct Client {
-    /// Always there until this is dropped.
+/// Sends requests, and calls the listener while it waits for responses.
+pub(crate) struct RemoteClient {
+    /// `None` only while this is dropped.
     runtime: Option<Runtime>,
-    tls: OnceLock<TlsConnector>,
-    connect: Duration,
-    idle: Duration,
+    http: Client,
+    connect_timeout: Duration,
+    idle_timeout: Duration,
 }
 
-impl Drop for Client {
+impl Drop for RemoteClient {
     fn drop(&mut self) {
-        // Looking up a name cannot be interrupted; nobody should have to wait for it.
+        // A name lookup cannot be interrupted; the caller does not wait for it.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for RemoteClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").finish_non_exhaustive()
+        f.debug_struct("RemoteClient").finish_non_exhaustive()
     }
 }
 
-impl Client {
-    pub fn new(options: &Options) -> Result<Self, SeamError> {
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| SeamError::new("preparing to use the network", e.to_string()))?;
-        let (connect, idle) = (options.connect, options.idle);
-        Ok(Self { runtime: Some(runtime), tls: OnceLock::new(), connect, idle })
+impl RemoteClient {
+    /// A client for one server. It follows no redirects, so a key is never sent to another host.
+    pub fn new(base: &BaseUrl, options: &RemoteOptions) -> Result<Self, Error> {
+        Self::build(base, options, Policy::none(), base.is_https())
     }
 
-    /// Waits for something, and tells the listener so now and then. The runtime runs only within `block_on`: the
-    /// listener is outside of it, and may have one of its own.
-    fn wait<T>(
+    /// A client that follows redirects by a policy. A redirect may lead to https.
+    pub fn for_downloads(base: &BaseUrl, options: &RemoteOptions, redirects: Policy) -> Result<Self, Error> {
+        Self::build(base, options, redirects, true)
+    }
+
+    fn build(
+        base: &BaseUrl,
+        options: &RemoteOptions,
+        redirects: Policy,
+        load_roots: bool,
+    ) -> Result<Self, Error> {
+        let operation = "preparing the HTTP client";
+        // The worker thread closes connections while no call waits.
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(|e| Error::internal(operation, e.to_string()))?;
+        let mut http = Client::builder()
+            .user_agent(concat!("halo/", env!("CARGO_PKG_VERSION")))
+            .use_preconfigured_tls(tls_config(load_roots, base.is_https())?)
+            .redirect(redirects)
+            .referer(false)
+            .connect_timeout(options.connect_timeout)
+            .pool_max_idle_per_host(0);
+        if base.is_loopback() {
+            // A proxy cannot reach this machine's own servers, and must not see their keys.
+            http = http.no_proxy();
+        }
+        let http = http.build().map_err(|e| Error::internal(operation, error_chain(&e)))?;
+        let (connect_timeout, idle_timeout) = (options.connect_timeout, options.idle_timeout);
+        Ok(Self { runtime: Some(runtime), http, connect_timeout, idle_timeout })
+    }
+
+    /// Waits for a future and calls the listener in between. The listener runs outside of `block_on`, so it may use a
+    /// runtime of its own.
+    fn wait_with_listener<T>(
         &self,
         mut future: Pin<&mut dyn Future<Output = T>>,
-        teller: &mut Teller<'_>,
-    ) -> Result<T, Halt> {
-        let runtime = self.runtime.as_ref().expect("it is only taken when this is dropped");
+        listener: &mut StreamListener<'_>,
+    ) -> Result<T, StreamEnd> {
+        let runtime = self.runtime.as_ref().expect("the runtime is only taken by drop");
         loop {
-            if teller.rest().is_zero() {
-                teller.waiting()?;
+            if listener.until_next_call().is_zero() {
+                listener.report_waiting()?;
             }
-            let rest = teller.rest();
+            let rest = listener.until_next_call();
             if let Ok(value) = runtime.block_on(async { timeout(rest, future.as_mut()).await }) {
                 return Ok(value);
             }
         }
     }
 
-    /// Asks, as often as is worth it, until an answer begins. Its status may be anything.
-    pub fn open(&self, request: &Request<'_>, teller: &mut Teller<'_>) -> Result<Answer, Halt> {
-        let mut delays = DELAYS.iter();
+    /// Sends a request, with retries, until a response begins. The response may have any status.
+    pub fn send(
+        &self,
+        request: &RemoteRequest<'_>,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<RemoteResponse, StreamEnd> {
+        let mut delays = RETRY_DELAYS.iter();
         loop {
             let delay = delays.next();
-            let wait = match self.attempt(request, teller)? {
-                Ok(answer) => match delay.filter(|_| answer.asks_for_patience()) {
-                    None => return Ok(answer),
-                    Some(&usual) => match answer.retry_after() {
-                        // Asking sooner than that would be rude, and waiting that long of no use to anyone.
-                        Some(long) if long > LONGEST_DELAY => return Ok(answer),
-                        asked => asked.unwrap_or(usual),
+            let wait = match self.attempt(request, listener)? {
+                Ok(response) => match delay.filter(|_| response.is_retryable()) {
+                    None => return Ok(response),
+                    Some(&usual) => match response.retry_after() {
+                        Some(long) if long > MAX_RETRY_DELAY => return Ok(response),
+                        requested => requested.unwrap_or(usual),
                     },
                 },
-                Err(Trouble::Unreachable(why)) => match delay {
-                    Some(&usual) => {
-                        tracing::debug!(why, "no connection; trying again");
-                        usual
+                Err(error) => {
+                    let (why, retryable) = self.attempt_error(request, &error);
+                    match delay.filter(|_| retryable) {
+                        Some(&usual) => {
+                            tracing::debug!(why, "no connection; trying again");
+                            usual
+                        }
+                        None => return Err(request.error(why).into()),
                     }
-                    None => return Err(request.error(why).into()),
-                },
-                Err(Trouble::Hopeless(why)) => return Err(request.error(why).into()),
+                }
             };
-            // The sleep is made within the runtime, whose clock it needs.
-            self.wait(pin!(async { tokio::time::sleep(wait).await }), teller)?;
+            // The sleep is created within the runtime, whose timer it needs.
+            self.wait_with_listener(pin!(async { tokio::time::sleep(wait).await }), listener)?;
         }
     }
 
     fn attempt(
         &self,
-        request: &Request<'_>,
-        teller: &mut Teller<'_>,
-    ) -> Result<Result<Answer, Trouble>, Halt> {
-        let message = request.build()?;
-        let tls = if request.base.https { Some(self.tls(request)?) } else { None };
-        let deadline = request.limit.map(|limit| Instant::now() + limit);
-        let exchange = exchange(request.base, tls, self.connect, message, deadline);
-        let exchange: Pin<Box<dyn Future<Output = _>>> = match request.limit {
-            None => Box::pin(exchange),
-            Some(limit) => Box::pin(async move {
-                timeout(limit, exchange).await.unwrap_or_else(|_| Err(Trouble::Hopeless(late(limit))))
-            }),
-        };
-        let mut exchange = exchange;
-        self.wait(exchange.as_mut(), teller)
+        request: &RemoteRequest<'_>,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Result<RemoteResponse, reqwest::Error>, StreamEnd> {
+        let mut builder = self
+            .http
+            .request(request.method.clone(), request.base.join(request.path))
+            .headers(request.headers.clone())
+            .body(request.body.clone());
+        if let Some(limit) = request.timeout {
+            builder = builder.timeout(limit);
+        }
+        let response = self.wait_with_listener(pin!(async { builder.send().await }), listener)?;
+        Ok(response.map(|response| RemoteResponse { response, body_started: false }))
     }
 
-    fn tls(&self, request: &Request<'_>) -> Result<TlsConnector, SeamError> {
-        if let Some(tls) = self.tls.get() {
-            return Ok(tls.clone());
+    /// Why an attempt failed, and whether another one may succeed.
+    fn attempt_error(&self, request: &RemoteRequest<'_>, error: &reqwest::Error) -> (String, bool) {
+        let reason = error_chain(error);
+        if error.is_redirect() {
+            return (reason, false);
         }
-        let mut roots = RootCertStore::empty();
-        let native = rustls_native_certs::load_native_certs();
-        let (known, _) = roots.add_parsable_certificates(native.certs);
-        if known == 0 {
-            let why = "this system has no certificates to check the server's with; install its package of them \
-                       (ca-certificates), or name a file of them in SSL_CERT_FILE";
-            return Err(request.error(why));
+        if error.is_connect() {
+            let hint = "check the address, and that the server runs";
+            if is_tls_error(error) {
+                let hint = "check that the server speaks https, and its certificate";
+                return (format!("no secure connection ({reason}); {hint}"), false);
+            }
+            if error.is_timeout() {
+                let seconds = self.connect_timeout.as_secs_f32();
+                return (format!("no connection within {seconds} s; {hint}"), true);
+            }
+            return (format!("no connection ({reason}); {hint}"), true);
         }
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|e| request.error(e))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(self.tls.get_or_init(|| TlsConnector::from(Arc::new(config))).clone())
+        match request.timeout.filter(|_| error.is_timeout()) {
+            Some(limit) => (timeout_message(limit), false),
+            None => (format!("the connection broke ({reason})"), true),
+        }
     }
 
-    /// The next bytes of an answer; none at its end.
-    pub fn chunk(
+    /// The next bytes of a body; `None` at its end.
+    pub fn next_bytes(
         &self,
-        request: &Request<'_>,
-        answer: &mut Answer,
-        teller: &mut Teller<'_>,
-    ) -> Result<Option<Bytes>, Halt> {
-        // Until something has come there is no limit but the request's own.
-        let idle = answer.begun.then_some(self.idle);
-        let left = answer.deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        let limit = idle.into_iter().chain(left).min();
+        request: &RemoteRequest<'_>,
+        response: &mut RemoteResponse,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Option<impl Deref<Target = [u8]> + use<>>, StreamEnd> {
+        // A long prompt takes as long as it takes: the idle timeout starts with the first bytes.
+        let idle = response.body_started.then_some(self.idle_timeout);
         let next = async {
-            let next = poll_fn(|cx| answer.poll_chunk(cx));
-            match limit {
-                None => Ok(next.await),
-                Some(limit) => timeout(limit, next).await.map_err(|_| limit),
+            match idle {
+                None => Ok(response.response.chunk().await),
+                Some(limit) => timeout(limit, response.response.chunk()).await.map_err(|_| limit),
             }
         };
-        let next = self.wait(pin!(next), teller)?;
-        match next {
+        match self.wait_with_listener(pin!(next), listener)? {
             Err(limit) => {
-                let why =
-                    format!("nothing came for {} s; look whether the server still runs", limit.as_secs_f32());
-                Err(request.error(why).into())
+                let seconds = limit.as_secs_f32();
+                Err(request
+                    .error(format!("no data for {seconds} s; check that the server still runs"))
+                    .into())
             }
-            Ok(Err(why)) => {
-                let why = format!("the connection broke before the answer was whole ({why}); try again");
-                Err(request.error(why).into())
-            }
-            Ok(Ok(chunk)) => {
-                answer.begun |= chunk.is_some();
-                Ok(chunk)
+            Ok(Err(error)) => Err(request
+                .error(match request.timeout.filter(|_| error.is_timeout()) {
+                    Some(limit) => timeout_message(limit),
+                    None => {
+                        let reason = error_chain(&error);
+                        format!("the connection broke before the response was complete ({reason}); try again")
+                    }
+                })
+                .into()),
+            Ok(Ok(bytes)) => {
+                response.body_started |= bytes.is_some();
+                Ok(bytes)
             }
         }
     }
 
-    /// The whole of an answer, as long as it is no longer than that.
-    fn whole(
+    fn read_body(
         &self,
-        request: &Request<'_>,
-        answer: &mut Answer,
-        most: usize,
-        teller: &mut Teller<'_>,
-    ) -> Result<Vec<u8>, Halt> {
-        let mut whole = Vec::new();
-        while let Some(chunk) = self.chunk(request, answer, teller)? {
-            if whole.len() + chunk.len() > most {
-                let why = format!("the answer is longer than {most} bytes; is that the right server?");
+        request: &RemoteRequest<'_>,
+        response: &mut RemoteResponse,
+        max_bytes: usize,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Vec<u8>, StreamEnd> {
+        let mut body = Vec::new();
+        while let Some(bytes) = self.next_bytes(request, response, listener)? {
+            if body.len() + bytes.len() > max_bytes {
+                let why = format!("the response is longer than {max_bytes} bytes; check the address");
                 return Err(request.error(why).into());
             }
-            whole.extend_from_slice(&chunk);
+            body.extend_from_slice(&bytes);
         }
-        Ok(whole)
+        Ok(body)
     }
 
-    /// An answer that must be JSON; none where the server has no such thing (404 and its kin).
-    pub fn json(&self, request: &Request<'_>, teller: &mut Teller<'_>) -> Result<Option<Value>, Halt> {
-        let mut answer = self.open(request, teller)?;
-        if matches!(answer.status.as_u16(), 404 | 405 | 501) {
+    /// A response that must be JSON; `None` where the server does not have the path (404, 405, 501).
+    pub fn fetch_json(
+        &self,
+        request: &RemoteRequest<'_>,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Option<Value>, StreamEnd> {
+        let mut response = self.send(request, listener)?;
+        if matches!(response.status().as_u16(), 404 | 405 | 501) {
             return Ok(None);
         }
-        if !answer.status.is_success() {
-            return Err(self.refusal(request, answer, teller));
+        if !response.status().is_success() {
+            return Err(self.status_error(request, response, listener));
         }
-        let body = self.whole(request, &mut answer, MOST, teller)?;
-        let value = serde_json::from_slice(&body).map_err(|_| request.error(no_json(&body)))?;
+        let body = self.read_body(request, &mut response, MAX_BODY_BYTES, listener)?;
+        let value = serde_json::from_slice(&body).map_err(|_| request.error(not_json_message(&body)))?;
         Ok(Some(value))
     }
 
-    /// As [`Self::json`], for what every server of the kind has.
-    pub fn must(&self, request: &Request<'_>, teller: &mut Teller<'_>) -> Result<Value, Halt> {
-        self.json(request, teller)?.ok_or_else(|| {
-            let why =
-                format!("the server does not know {}{}; check the address", request.base.path, request.path);
-            request.error(why).into()
+    /// Like [`Self::fetch_json`], for a path that every server of the kind has.
+    pub fn require_json(
+        &self,
+        request: &RemoteRequest<'_>,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Value, StreamEnd> {
+        self.fetch_json(request, listener)?.ok_or_else(|| {
+            let path = request.base.join(request.path).path().to_owned();
+            request.error(format!("the server does not know {path}; check the address")).into()
         })
     }
 
-    /// An answer that must be a stream of events.
-    pub fn events<'a>(
+    /// A response that must be a stream of server-sent events.
+    pub fn open_events<'a>(
         &'a self,
-        request: &'a Request<'a>,
-        teller: &mut Teller<'_>,
-    ) -> Result<Events<'a>, Halt> {
-        let mut answer = self.open(request, teller)?;
-        if !answer.status.is_success() {
-            return Err(self.refusal(request, answer, teller));
+        request: &'a RemoteRequest<'a>,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<RemoteEventStream<'a>, StreamEnd> {
+        let mut response = self.send(request, listener)?;
+        if !response.status().is_success() {
+            return Err(self.status_error(request, response, listener));
         }
-        let kind = answer.header(&header::CONTENT_TYPE).to_ascii_lowercase();
-        if !kind.is_empty() && !kind.starts_with("text/event-stream") {
-            let body = self.whole(request, &mut answer, MOST_ERROR, teller).unwrap_or_default();
-            let kind = printable(&kind);
-            let why = format!("a stream of events was expected, but {kind} came: {}", message(&body));
-            return Err(request.error(redacted(why, request)).into());
+        let content_type = response.header(&header::CONTENT_TYPE).to_ascii_lowercase();
+        if !content_type.is_empty() && !content_type.starts_with("text/event-stream") {
+            let body = self.read_body(request, &mut response, MAX_ERROR_BYTES, listener).unwrap_or_default();
+            let (content_type, message) = (sanitize(&content_type), error_message(&body));
+            let why = format!("an event stream was expected, but {content_type} came: {message}");
+            return Err(request.error(redact_key(why, &request.headers)).into());
         }
-        Ok(Events { client: self, request, answer, sse: Sse::default(), ready: VecDeque::new(), over: false })
+        Ok(RemoteEventStream {
+            client: self,
+            request,
+            response,
+            sse: SseParser::default(),
+            queued: VecDeque::new(),
+            ended: false,
+        })
     }
 
-    /// What a server says when it does not do what it is asked, and what to do about it.
-    pub fn refusal(&self, request: &Request<'_>, mut answer: Answer, teller: &mut Teller<'_>) -> Halt {
-        let (status, location) = (answer.status, answer.header(&header::LOCATION).to_owned());
-        let patience = answer.retry_after();
-        let body = match self.whole(request, &mut answer, MOST_ERROR, teller) {
-            Err(Halt::Ended(finish)) => return Halt::Ended(finish),
+    /// The error for a response whose status is not a success.
+    pub fn status_error(
+        &self,
+        request: &RemoteRequest<'_>,
+        mut response: RemoteResponse,
+        listener: &mut StreamListener<'_>,
+    ) -> StreamEnd {
+        let (status, location) =
+            (response.status().as_u16(), sanitize(&redact_password(response.header(&header::LOCATION))));
+        let retry_after = response.retry_after();
+        let body = match self.read_body(request, &mut response, MAX_ERROR_BYTES, listener) {
+            Err(StreamEnd::Finished(finish)) => return StreamEnd::Finished(finish),
             body => body.unwrap_or_default(),
         };
-        let mut why = format!("the server answered {}", status.as_u16());
-        let said = message(&body);
-        if !said.is_empty() {
-            why.push_str(": ");
-            why.push_str(&said);
-        }
-        why.push_str("; ");
-        match status.as_u16() {
-            300..=399 => {
-                why.push_str("it points to ");
-                why.push_str(&printable(&location));
-                why.push_str(": use that address, if you trust it");
-            }
-            401 | 403 => why.push_str("check the key"),
-            404 | 405 => why.push_str("check the address, and the model's name"),
-            429 => match patience {
-                Some(wait) => why.push_str(&format!("it asks to wait {} s", wait.as_secs())),
-                None => why.push_str("wait a while and try again"),
+        let message = error_message(&body);
+        let separator = if message.is_empty() { "" } else { ": " };
+        let hint = match status {
+            300..=399 => format!("it redirects to {location}: use that address if you trust it"),
+            401 | 403 => "check the key".into(),
+            404 | 405 => "check the address, and the model's name".into(),
+            429 => match retry_after {
+                Some(wait) => format!("wait {} s, as the server asks", wait.as_secs()),
+                None => "wait a while and try again".into(),
             },
-            500.. => why.push_str("look at what the server says, and try again"),
-            _ => why.push_str("check the address, and what was asked"),
-        }
-        Halt::Failed(request.error(redacted(why, request)))
+            500.. => "read the server's log, and try again".into(),
+            _ => "check the address and the request".into(),
+        };
+        let why = format!("the server answered {status}{separator}{message}; {hint}");
+        let kind = match status {
+            429 | 503 => ErrorKind::Busy,
+            _ => error_code_kind(&body),
+        };
+        request.error(redact_key(why, &request.headers)).with_kind(kind).into()
     }
 }
 
-/// A key that a server repeats in its errors is not repeated in ours.
-fn redacted(mut text: String, request: &Request<'_>) -> String {
-    for (name, value) in &request.headers {
-        if *name == header::AUTHORIZATION
-            && let Ok(value) = value.to_str()
-        {
-            let key = value.strip_prefix("Bearer ").unwrap_or(value);
-            text = text.replace(key, "…");
-        }
+/// Trusts the system's root certificates. A client that only speaks http has none: reading them takes milliseconds.
+fn tls_config(load_roots: bool, require_roots: bool) -> Result<ClientConfig, Error> {
+    let operation = "preparing TLS";
+    let mut roots = RootCertStore::empty();
+    if load_roots {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
-    text
+    if require_roots && roots.is_empty() {
+        let why = "this system has no root certificates; install its package of them (ca-certificates), or name a \
+                   file of them in SSL_CERT_FILE";
+        return Err(Error::unavailable(operation, why));
+    }
+    Ok(ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| Error::internal(operation, e.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
 }
 
-fn late(limit: Duration) -> String {
-    format!("no answer within {} s; the server may be busy: try again when it is not", limit.as_secs_f32())
+fn timeout_message(limit: Duration) -> String {
+    format!("no answer within {} s; the server may be busy, try again later", limit.as_secs_f32())
 }
 
-/// A stream of events.
-pub(crate) struct Events<'a> {
-    client: &'a Client,
-    request: &'a Request<'a>,
-    answer: Answer,
-    sse: Sse,
-    ready: VecDeque<Vec<u8>>,
-    over: bool,
+/// The causes of an error. The error itself is left out: its text names the URL, whose query may hold a secret.
+fn error_chain(error: &reqwest::Error) -> String {
+    let mut causes = Vec::new();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        causes.push(cause.to_string());
+        source = cause.source();
+    }
+    causes.join(": ")
 }
 
-impl Events<'_> {
-    /// The data of the next event; none at the end.
-    pub fn next(&mut self, teller: &mut Teller<'_>) -> Result<Option<Vec<u8>>, Halt> {
-        while self.ready.is_empty() && !self.over {
-            let ready = &mut self.ready;
-            match self.client.chunk(self.request, &mut self.answer, teller)? {
-                Some(bytes) => self.sse.read(&bytes, &mut |event| ready.push_back(event)).map_err(|e| {
-                    let why = format!("it sent a line of more than {} bytes; is that the right server?", e.0);
-                    self.request.error(why)
+/// Whether TLS failed, such as for a certificate that is not valid: then a retry cannot succeed.
+fn is_tls_error(error: &reqwest::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        // The TLS error is wrapped in I/O errors, whose `source` skips it.
+        let mut inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        while let Some(error) = inner {
+            if error.is::<rustls::Error>() {
+                return true;
+            }
+            inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// A response whose body is not read yet. Dropping it closes the connection.
+pub(crate) struct RemoteResponse {
+    response: reqwest::Response,
+    body_started: bool,
+}
+
+impl RemoteResponse {
+    pub fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    /// A header as text; empty where there is none.
+    pub fn header(&self, name: &HeaderName) -> &str {
+        self.response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self.status().as_u16(), 429 | 502 | 503 | 504)
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        self.header(&header::RETRY_AFTER).trim().parse().ok().map(Duration::from_secs)
+    }
+}
+
+pub(crate) struct RemoteEventStream<'a> {
+    client: &'a RemoteClient,
+    request: &'a RemoteRequest<'a>,
+    response: RemoteResponse,
+    sse: SseParser,
+    queued: VecDeque<Vec<u8>>,
+    ended: bool,
+}
+
+impl RemoteEventStream<'_> {
+    /// The data of the next event; `None` at the end.
+    pub fn next(&mut self, listener: &mut StreamListener<'_>) -> Result<Option<Vec<u8>>, StreamEnd> {
+        while self.queued.is_empty() && !self.ended {
+            let queued = &mut self.queued;
+            match self.client.next_bytes(self.request, &mut self.response, listener)? {
+                Some(bytes) => self.sse.push(&bytes, &mut |event| queued.push_back(event)).map_err(|e| {
+                    self.request
+                        .error(format!("it sent a line of more than {} bytes; check the address", e.0))
                 })?,
                 None => {
-                    self.sse.finish(&mut |event| ready.push_back(event));
-                    self.over = true;
+                    self.sse.finish(&mut |event| queued.push_back(event));
+                    self.ended = true;
                 }
             }
         }
-        Ok(self.ready.pop_front())
+        Ok(self.queued.pop_front())
     }
 
-    /// As [`Self::next`], read as JSON.
-    pub fn value(&self, event: &[u8]) -> Result<Value, SeamError> {
-        serde_json::from_slice(event).map_err(|_| self.error(&no_json(event)))
+    pub fn parse_json(&self, event: &[u8]) -> Result<Value, Error> {
+        serde_json::from_slice(event).map_err(|_| self.error(&not_json_message(event)))
     }
 
-    /// An error of this stream.
-    pub fn error(&self, why: &str) -> SeamError {
-        self.request.error(redacted(why.to_owned(), self.request))
+    pub fn error(&self, why: &str) -> Error {
+        self.request.error(redact_key(why.to_owned(), &self.request.headers))
     }
 }
 
-/// The listener of questions that nobody stops.
-pub(crate) fn nobody(_: halo_core::seams::ModelStep<'_>) -> Flow {
-    Flow::Continue
-}
-
-fn no_json(body: &[u8]) -> String {
-    let page = body.trim_ascii_start().starts_with(b"<");
-    let hint = if page { "that is a web page: check the address" } else { "check the address" };
-    format!("JSON was expected, but this came: '{}'; {hint}", printable(&String::from_utf8_lossy(body)))
-}
-
-/// What an error says of itself, in whichever of the usual places.
-pub(crate) fn message(body: &[u8]) -> String {
-    let value: Value = serde_json::from_slice(body).unwrap_or_default();
-    let places = ["/error/message", "/error", "/detail/msg", "/detail", "/message", "/msg"];
-    let said = places.iter().find_map(|place| value.pointer(place).and_then(Value::as_str));
-    said.map_or_else(|| printable(&String::from_utf8_lossy(body)), printable)
-}
-
-/// What can be shown of what a server said: a line, not too long, without anything that a terminal would obey.
-pub(crate) fn printable(text: &str) -> String {
-    let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || c.is_control()).collect();
-    let line = words.iter().filter(|w| !w.is_empty()).copied().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
-    }
+/// The listener of requests that cannot be cancelled.
+pub(crate) fn ignore_steps(_: ModelStep<'_>) -> StepFlow {
+    StepFlow::Continue
 }

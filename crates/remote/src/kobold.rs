@@ -1,109 +1,130 @@
-//! KoboldCPP. The fork that streams attention is sent ids and tells ids; any other is sent and tells text.
+//! KoboldCPP. The fork that streams attention gets and sends token ids; all other versions get and send text.
 
-use crate::Options;
-use crate::address::Base;
-use crate::attention::{Rows, decode};
-use crate::http::{Client, Events, Request, nobody, printable};
-use crate::stream::{Halt, Teller};
-use crate::tokens::{Tokens, UNKNOWN, id};
-use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Template};
+use crate::address::BaseUrl;
+use crate::attention::{DecodedAttention, decode_attention};
+use crate::error_text::sanitize;
+use crate::http::{RemoteClient, RemoteEventStream, RemoteRequest, ignore_steps};
+use crate::kobold_tokenizer::{KoboldTokenizer, UNKNOWN_TOKEN, parse_token_id};
+use crate::options::RemoteOptions;
+use crate::schema::parse_schema;
+use crate::stream_listener::{StreamEnd, StreamListener};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{
+    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow,
+};
 use halo_core::token::TokenId;
-use hyper::header::{self, HeaderValue};
+use reqwest::header::{self, HeaderValue};
 use serde_json::{Value, json};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_128;
 
-const STREAM: &str = "/api/extra/generate/stream";
-/// How long the first few tokens may take that show what a server can do.
-const TRIAL: Duration = Duration::from_secs(10);
+const STREAM_PATH: &str = "/api/extra/generate/stream";
+/// The limit for the few tokens that show what a server streams.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A KoboldCPP server.
 #[derive(Debug)]
-pub(crate) struct Kobold {
-    client: Client,
-    base: Base,
+pub(crate) struct KoboldModel {
+    client: RemoteClient,
+    base: BaseUrl,
     info: ModelInfo,
-    tokens: Tokens,
-    /// Whether it is sent ids. Otherwise it is sent text, in which it takes special names for special tokens.
-    by_ids: bool,
-    /// The tokens that end an answer, which are no part of it.
-    ends: Vec<u32>,
-    limit: Duration,
-    asked: u64,
+    tokenizer: KoboldTokenizer,
+    /// Whether the server gets token ids. Otherwise it gets text, in which it turns names into special tokens.
+    sends_ids: bool,
+    /// The tokens that end an answer. They are not part of it.
+    end_tokens: Vec<u32>,
+    timeout: Duration,
+    request_count: u64,
 }
 
-/// What the trial showed.
+/// What the server streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trial {
+enum KoboldProbe {
     Attention,
     Ids,
     Text,
-    /// It could not be made.
-    Nothing,
+    /// The probe failed, or produced too few tokens.
+    Inconclusive,
 }
 
-impl Kobold {
-    pub fn connect(base: Base, options: &Options) -> Result<Self, SeamError> {
-        let client = Client::new(options)?;
-        let mut listen = nobody;
-        Self::meet(client, base, options, &mut Teller::nobody(&mut listen)).map_err(Halt::error)
+impl KoboldModel {
+    pub fn connect(base: BaseUrl, options: &RemoteOptions) -> Result<Self, Error> {
+        let client = RemoteClient::new(&base, options)?;
+        let mut listen = ignore_steps;
+        Self::handshake(client, base, options, &mut StreamListener::without_listener(&mut listen))
+            .map_err(StreamEnd::into_error)
     }
 
-    fn meet(client: Client, base: Base, options: &Options, teller: &mut Teller<'_>) -> Result<Self, Halt> {
-        let request = Request::get("asking about the model", &base, "/api/v1/model").within(options.quick);
-        let model = client.must(&request, teller)?;
-        let named = |field: &str| model[field].as_str().filter(|name| !name.is_empty());
-        let told = model["max_context_length"].as_u64().filter(|n| *n > 0);
-        let extended = named("model_name").is_some() && told.is_some();
-        let Some(name) = named("model_name").or(named("result")) else {
-            let why = "it does not say which model it has; is that KoboldCPP?";
-            return Err(SeamError::new(format!("asking about the model at {base}"), why).into());
+    fn handshake(
+        client: RemoteClient,
+        base: BaseUrl,
+        options: &RemoteOptions,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Self, StreamEnd> {
+        let request = RemoteRequest::get("requesting the model's name", &base, "/api/v1/model")
+            .with_timeout(options.request_timeout);
+        let model = client.require_json(&request, listener)?;
+        let name_field = |field: &str| model[field].as_str().filter(|name| !name.is_empty());
+        let reported = model["max_context_length"].as_u64().filter(|n| *n > 0);
+        let extended = name_field("model_name").is_some() && reported.is_some();
+        let Some(name) = name_field("model_name").or(name_field("result")) else {
+            let why = "its response has no model name; check that the server is KoboldCPP";
+            return Err(Error::unavailable(format!("requesting the model's name at {base}"), why).into());
         };
-        let name = printable(name);
-        let ends = ["eos_token_id", "eot_token_id"].iter().filter_map(|end| id(&model[end])).collect();
-        let tokens = Tokens::find(&client, &base, options.quick, extended, teller)?;
-        let template = Template::chatml();
+        let name = sanitize(name);
+        let end_tokens =
+            ["eos_token_id", "eot_token_id"].iter().filter_map(|end| parse_token_id(&model[end])).collect();
+        let tokenizer = KoboldTokenizer::probe(&client, &base, options.request_timeout, extended, listener)?;
+        let template = ChatTemplate::chatml();
         let info = ModelInfo { name, context: 0, attention: false, template };
-        let (limit, told) = (options.quick, told.and_then(|n| usize::try_from(n).ok()));
-        let mut kobold = Self { client, base, info, tokens, by_ids: false, ends, limit, asked: 0 };
-        let context = match told {
-            Some(told) => told,
-            None => kobold.ask_context(teller)?,
+        let mut kobold = Self {
+            client,
+            base,
+            info,
+            tokenizer,
+            sends_ids: false,
+            end_tokens,
+            timeout: options.request_timeout,
+            request_count: 0,
         };
-        kobold.info.context = options.context.map_or(context, |wanted| wanted.min(context));
-        if extended && kobold.tokens.are_told() {
-            let trial = kobold.try_out(teller)?;
-            if trial == Trial::Nothing {
+        let context = match reported.and_then(|n| usize::try_from(n).ok()) {
+            Some(context) => context,
+            None => kobold.fetch_context_length(listener)?,
+        };
+        kobold.info.context = options.context.map_or(context, |limit| limit.min(context));
+        if extended && kobold.tokenizer.has_token_texts() {
+            let probe = kobold.probe_stream(listener)?;
+            if probe == KoboldProbe::Inconclusive {
                 tracing::warn!(
-                    "the server could not show whether it streams attention; it says what one says that does"
+                    "the probe for attention failed; the server has the fork's endpoints, so attention is assumed"
                 );
             }
-            kobold.by_ids = trial != Trial::Text;
-            kobold.info.attention = matches!(trial, Trial::Attention | Trial::Nothing);
+            kobold.sends_ids = probe != KoboldProbe::Text;
+            kobold.info.attention = matches!(probe, KoboldProbe::Attention | KoboldProbe::Inconclusive);
         }
         Ok(kobold)
     }
 
-    fn ask_context(&self, teller: &mut Teller<'_>) -> Result<usize, Halt> {
+    fn fetch_context_length(&self, listener: &mut StreamListener<'_>) -> Result<usize, StreamEnd> {
         for path in ["/api/extra/true_max_context_length", "/api/v1/config/max_context_length"] {
-            let request = Request::get("asking for the context's size", &self.base, path).within(self.limit);
-            let value = self.client.json(&request, teller)?.unwrap_or_default();
+            let request = RemoteRequest::get("requesting the context length", &self.base, path)
+                .with_timeout(self.timeout);
+            let value = self.client.fetch_json(&request, listener)?.unwrap_or_default();
             if let Some(context) =
                 value["value"].as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0)
             {
                 return Ok(context);
             }
         }
-        let why = "it does not say how much it can see; is that KoboldCPP?";
-        Err(SeamError::new(format!("asking for the context's size at {}", self.base), why).into())
+        let why = "its response has no context length; check that the server is KoboldCPP";
+        Err(Error::unavailable(format!("requesting the context length at {}", self.base), why).into())
     }
 
-    /// Has a few tokens made, to see what comes with them.
-    fn try_out(&mut self, teller: &mut Teller<'_>) -> Result<Trial, Halt> {
-        let start = self.tokens.cut(&self.client, &self.base, "Once upon a time", true, teller)?;
+    /// Generates a few tokens to see what the server streams with them.
+    fn probe_stream(&mut self, listener: &mut StreamListener<'_>) -> Result<KoboldProbe, StreamEnd> {
+        let prompt = self.tokenizer.tokenize(&self.client, &self.base, "Once upon a time", true, listener)?;
         let body = json!({
-            "input_ids": start.iter().map(|p| p.id.0).collect::<Vec<_>>(),
+            "input_ids": prompt.iter().map(|token| token.id.0).collect::<Vec<_>>(),
             "max_length": 3,
             "temperature": 0.1,
             "ban_eos_token": true,
@@ -111,30 +132,33 @@ impl Kobold {
             "request_id": self.request_id("", 0),
             "sampler_seed": 1,
         });
-        let request = streaming(&self.base, "trying the model", &body).within(TRIAL.min(self.limit * 2));
-        let look = |teller: &mut Teller<'_>| {
-            let mut events = self.client.events(&request, teller)?;
-            let mut seen = Trial::Nothing;
-            let mut made = 0;
-            while let Some(event) = events.next(teller)? {
-                let event = events.value(&event)?;
+        let request = stream_request(&self.base, "probing the model", &body)
+            .with_timeout(PROBE_TIMEOUT.min(self.timeout * 2));
+        let probe = |listener: &mut StreamListener<'_>| {
+            let mut events = self.client.open_events(&request, listener)?;
+            let mut result = KoboldProbe::Inconclusive;
+            let mut token_count = 0;
+            while let Some(event) = events.next(listener)? {
+                let event = events.parse_json(&event)?;
                 if event["attention"].is_object() {
-                    return Ok(Trial::Attention);
+                    return Ok(KoboldProbe::Attention);
                 }
                 if event["token"].is_object() {
-                    made += 1;
-                    // The first one comes out of the prompt, and mostly without.
-                    seen = if made > 1 { Trial::Ids } else { seen };
+                    token_count += 1;
+                    // The first token comes out of the prefill, which mostly has no attention.
+                    if token_count > 1 {
+                        result = KoboldProbe::Ids;
+                    }
                 } else if event["token"].as_str().is_some_and(|text| !text.is_empty()) {
-                    return Ok(Trial::Text);
+                    return Ok(KoboldProbe::Text);
                 }
             }
-            Ok(seen)
+            Ok(result)
         };
-        match look(teller) {
-            Err(Halt::Failed(error)) => {
-                tracing::debug!(%error, "the trial failed");
-                Ok(Trial::Nothing)
+        match probe(listener) {
+            Err(StreamEnd::Failed(error)) => {
+                tracing::debug!(%error, "the probe failed");
+                Ok(KoboldProbe::Inconclusive)
             }
             other => other,
         }
@@ -144,45 +168,47 @@ impl Kobold {
         &self.info
     }
 
-    pub fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
-        let mut listen = nobody;
-        let mut teller = Teller::nobody(&mut listen);
-        self.tokens.cut(&self.client, &self.base, text, special, &mut teller).map_err(Halt::error)
+    pub fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
+        let mut listen = ignore_steps;
+        let mut listener = StreamListener::without_listener(&mut listen);
+        self.tokenizer
+            .tokenize(&self.client, &self.base, text, special, &mut listener)
+            .map_err(StreamEnd::into_error)
     }
 
     pub fn generate(
         &mut self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        watch: &Watch,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
-        let (window, most) = (prompt.window.len(), sampling.max_tokens);
-        if window + most > self.info.context {
-            // The server would silently leave out the beginning.
+        watch: &AttentionRequest,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        let (window, max_tokens) = (prompt.window.len(), sampling.max_tokens);
+        if window + max_tokens > self.info.context {
+            // The server would silently cut off the beginning.
             let why = format!(
-                "{window} tokens and an answer of {most} do not fit the {} that the model can see; make one less",
+                "{window} tokens and an answer of {max_tokens} do not fit in {}; shorten the prompt or the answer",
                 self.info.context
             );
-            return Err(SeamError::new(format!("generating at {}", self.base), why));
+            return Err(Error::context_length_exceeded(format!("generating at {}", self.base), why));
         }
-        if most == 0 {
-            return Ok(Finish::Length);
+        if max_tokens == 0 {
+            return Ok(FinishReason::Length);
         }
-        let mut teller = Teller::new(listen, &sampling.stop, most);
-        match self.answer(prompt, sampling, watch, &mut teller) {
-            Ok(finish) | Err(Halt::Ended(finish)) => Ok(finish),
-            Err(Halt::Failed(error)) => Err(error),
+        let mut listener = StreamListener::new(listen, &sampling.stop, max_tokens);
+        match self.stream_answer(prompt, sampling, watch, &mut listener) {
+            Ok(finish) | Err(StreamEnd::Finished(finish)) => Ok(finish),
+            Err(StreamEnd::Failed(error)) => Err(error),
         }
     }
 
-    fn answer(
+    fn stream_answer(
         &mut self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        watch: &Watch,
-        teller: &mut Teller<'_>,
-    ) -> Result<Finish, Halt> {
+        watch: &AttentionRequest,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<FinishReason, StreamEnd> {
         let attention = watch.answer && self.info.attention;
         let mut body = json!({
             "max_length": sampling.max_tokens,
@@ -191,213 +217,225 @@ impl Kobold {
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
-            "rep_pen": sampling.repetition,
-            // Nothing below 1 is a seed to KoboldCPP.
+            "rep_pen": sampling.repetition_penalty,
+            // KoboldCPP takes a seed below 1 as a request for a random one.
             "sampler_seed": sampling.seed % 0x7fff_ffff + 1,
             "stop_sequence": sampling.stop,
             "trim_stop": false,
-            "request_id": self.request_id(prompt.conversation, prompt.next.0),
+            "request_id": self.request_id(prompt.conversation, prompt.next_position.0),
         });
-        if self.by_ids {
-            body["input_ids"] = prompt.window.iter().map(|seen| seen.id.0).collect();
+        if self.sends_ids {
+            body["input_ids"] = prompt.window.iter().map(|token| token.id.0).collect();
             body["output_attentions"] = attention.into();
         } else {
             let texts: Vec<String> = (prompt.messages)().into_iter().map(|m| m.text).collect();
             body["prompt"] = texts.concat().into();
         }
-        if let Some(form) = &sampling.form {
-            body["grammar"] = self.grammar(crate::schema(form)?, teller)?.into();
+        if let Some(constraint) = &sampling.constraint {
+            body["grammar"] = self.schema_to_grammar(&parse_schema(constraint)?, listener)?.into();
         }
-        let request = streaming(&self.base, "generating", &body);
-        let events = self.client.events(&request, teller)?;
-        let slots = if attention { Some(prompt.window.len()) } else { None };
-        let mut answering = Answering {
+        let request = stream_request(&self.base, "generating", &body);
+        let events = self.client.open_events(&request, listener)?;
+        let mut answer = KoboldAnswerStream {
             client: &self.client,
             base: &self.base,
-            tokens: &mut self.tokens,
-            ends: &self.ends,
+            tokenizer: &mut self.tokenizer,
+            end_tokens: &self.end_tokens,
             events,
-            slots,
+            window_slots: attention.then_some(prompt.window.len()),
             watch,
-            faults: Faults::default(),
-            hidden: 0,
-            asks: true,
+            warnings: AttentionWarnings::default(),
+            hidden_tokens: 0,
+            tokenizer_available: true,
         };
-        answering.run(teller)
+        answer.run(listener)
     }
 
-    /// A schema in the notation that KoboldCPP keeps to; it translates that itself.
-    fn grammar(&self, schema: &str, teller: &mut Teller<'_>) -> Result<String, Halt> {
-        let what = "translating the schema";
-        let schema: Value = serde_json::from_str(schema)
-            .map_err(|e| SeamError::new(what, format!("it is no JSON ({e}); correct it")))?;
+    /// A JSON schema as a GBNF grammar, which is what KoboldCPP accepts; the server translates it.
+    fn schema_to_grammar(
+        &self,
+        schema: &Value,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<String, StreamEnd> {
+        let operation = "translating the schema";
         let body = json!({"schema": schema});
-        let request = Request::post(what, &self.base, "/api/extra/json_to_grammar", &body).within(self.limit);
-        let value = self.client.json(&request, teller)?.unwrap_or_default();
+        let request = RemoteRequest::post(operation, &self.base, "/api/extra/json_to_grammar", &body)
+            .with_timeout(self.timeout);
+        let value = self.client.fetch_json(&request, listener)?.unwrap_or_default();
         match value["result"].as_str().filter(|grammar| !grammar.is_empty()) {
             Some(grammar) if value["success"] != json!(false) => Ok(grammar.to_owned()),
             _ => {
-                let why = "this server cannot keep to a schema; a newer version of KoboldCPP can";
-                Err(SeamError::new(format!("{what} at {}", self.base), why).into())
+                let why = "this server does not support schemas; install a newer version of KoboldCPP";
+                Err(Error::unavailable(format!("{operation} at {}", self.base), why).into())
             }
         }
     }
 
-    /// A name for a request, in the form that servers expect: made of what is asked, not of chance.
+    /// A request id in the form of a UUID, derived from the request so that it needs no random numbers.
     fn request_id(&mut self, conversation: &str, next: u64) -> String {
-        self.asked += 1;
-        let seed = format!("{conversation}\0{next}\0{}\0{}", self.asked, std::process::id());
+        self.request_count += 1;
+        let seed = format!("{conversation}\0{next}\0{}\0{}", self.request_count, std::process::id());
         let hex = format!("{:032x}", xxh3_128(seed.as_bytes()));
         format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
     }
 }
 
-fn streaming<'a>(base: &'a Base, what: &'a str, body: &Value) -> Request<'a> {
-    let kind = HeaderValue::from_static("text/event-stream");
-    Request::post(what, base, STREAM, body).header(header::ACCEPT, kind)
+fn stream_request<'a>(base: &'a BaseUrl, operation: &'a str, body: &Value) -> RemoteRequest<'a> {
+    let accept = HeaderValue::from_static("text/event-stream");
+    RemoteRequest::post(operation, base, STREAM_PATH, body).header(header::ACCEPT, accept)
 }
 
-/// What was wrong with the attention of an answer: said once when it begins, and counted when it ends.
+/// Warnings about unusable attention in one answer: the first one is logged, and the count at the end.
 #[derive(Default)]
-struct Faults {
+struct AttentionWarnings {
     count: usize,
-    of: usize,
+    total: usize,
 }
 
-impl Faults {
-    fn note(&mut self, token: usize, why: &str) {
+impl AttentionWarnings {
+    fn record(&mut self, token: usize, why: &str) {
         self.count += 1;
         if self.count == 1 {
-            tracing::warn!(token, why, "attention that cannot be used; the token is told without it");
+            tracing::warn!(token, why, "attention is not usable; the token is reported without it");
         }
     }
 }
 
-impl Drop for Faults {
+impl Drop for AttentionWarnings {
     fn drop(&mut self) {
         if self.count > 0 {
-            tracing::warn!(count = self.count, of = self.of, "tokens were told without attention");
+            tracing::warn!(count = self.count, of = self.total, "tokens were reported without attention");
         }
     }
 }
 
-/// An answer, while it comes.
-struct Answering<'a> {
-    client: &'a Client,
-    base: &'a Base,
-    tokens: &'a mut Tokens,
-    ends: &'a [u32],
-    events: Events<'a>,
-    /// How many tokens the window has, where attention is wanted.
-    slots: Option<usize>,
-    watch: &'a Watch,
-    faults: Faults,
-    /// How many tokens the server may have made without naming them.
-    hidden: usize,
-    /// Whether the tokenizer answers while an answer streams.
-    asks: bool,
+struct KoboldAnswerStream<'a> {
+    client: &'a RemoteClient,
+    base: &'a BaseUrl,
+    tokenizer: &'a mut KoboldTokenizer,
+    end_tokens: &'a [u32],
+    events: RemoteEventStream<'a>,
+    /// The number of tokens in the window; `None` where attention is not requested.
+    window_slots: Option<usize>,
+    watch: &'a AttentionRequest,
+    warnings: AttentionWarnings,
+    /// How many tokens the server may have generated without reporting them.
+    hidden_tokens: usize,
+    /// Whether the tokenizer responds during generation.
+    tokenizer_available: bool,
 }
 
-impl Answering<'_> {
-    fn run(&mut self, teller: &mut Teller<'_>) -> Result<Finish, Halt> {
-        // A server that speaks of the end at all has died if it does not say so. Old ones never do.
-        let mut speaks = false;
-        while let Some(event) = self.events.next(teller)? {
+impl KoboldAnswerStream<'_> {
+    fn run(&mut self, listener: &mut StreamListener<'_>) -> Result<FinishReason, StreamEnd> {
+        // A server that has the field `finish_reason` or `type` also reports the end. Old versions have neither.
+        let mut reports_end = false;
+        while let Some(event) = self.events.next(listener)? {
             if event.trim_ascii() == b"[DONE]" {
-                return Ok(Finish::End);
+                return Ok(FinishReason::EndOfText);
             }
-            let mut event = self.events.value(&event)?;
+            let mut event = self.events.parse_json(&event)?;
             if let Some(error) = event.get("error").filter(|e| !e.is_null()) {
-                let said = printable(error.as_str().unwrap_or(&error.to_string()));
-                return Err(self.events.error(&format!("the server broke off: {said}; try again")).into());
+                let message = sanitize(error.as_str().unwrap_or(&error.to_string()));
+                let why = format!("the server stopped with an error: {message}; try again");
+                return Err(self.events.error(&why).into());
             }
-            speaks |= event.get("finish_reason").is_some() || event.get("type").is_some();
-            self.token(&event["token"].take(), &event["attention"].take(), teller)?;
+            reports_end |= event.get("finish_reason").is_some() || event.get("type").is_some();
+            self.handle_token(&event["token"].take(), &event["attention"].take(), listener)?;
             if let Some(reason) = event["finish_reason"].as_str() {
-                return Ok(Teller::finish(reason));
+                return Ok(StreamListener::finish_from_reason(reason));
             }
         }
-        if speaks {
-            let why = "the connection ended before the answer did; what was said stays, try again";
+        if reports_end {
+            let why = "the connection ended before the answer was complete; try again";
             return Err(self.events.error(why).into());
         }
-        Ok(Finish::End)
+        Ok(FinishReason::EndOfText)
     }
 
-    fn token(&mut self, token: &Value, attention: &Value, teller: &mut Teller<'_>) -> Result<(), Halt> {
-        let (number, text) = match token {
+    fn handle_token(
+        &mut self,
+        token: &Value,
+        attention: &Value,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<(), StreamEnd> {
+        let (id, text) = match token {
             Value::String(text) => (None, text.as_str()),
-            token => (id(&token["token_id"]), token["text"].as_str().unwrap_or("")),
+            token => (parse_token_id(&token["token_id"]), token["text"].as_str().unwrap_or("")),
         };
-        let mut pieces = match number {
+        let mut tokens = match id {
             None if text.is_empty() => return Ok(()),
-            // The end is not part of the answer; whoever goes on writes it.
-            Some(number) if text.is_empty() && self.ends.contains(&number) => return Ok(()),
-            None => {
-                self.ask(text, teller)?.unwrap_or_else(|| vec![Piece { id: UNKNOWN, text: text.to_owned() }])
-            }
-            Some(number) => self.with_fragments(number, text, teller)?,
+            Some(id) if text.is_empty() && self.end_tokens.contains(&id) => return Ok(()),
+            None => self
+                .tokenize_streamed(text, listener)?
+                .unwrap_or_else(|| vec![ModelToken { id: UNKNOWN_TOKEN, text: text.to_owned() }]),
+            Some(id) => self.token_with_fragments(id, text, listener)?,
         };
-        let last = pieces.pop();
-        for piece in pieces {
-            teller.token(&piece, None)?;
+        let last = tokens.pop();
+        for token in tokens {
+            listener.report_token(&token, None)?;
         }
-        let rows = self.rows(attention, teller.count());
+        let row = self.decode_row(attention, listener.token_count());
         match last {
-            Some(last) => teller.token(&last, rows.as_ref().map(Rows::look)),
+            Some(last) => listener.report_token(&last, row.as_ref().map(DecodedAttention::as_row)),
             None => Ok(()),
         }
     }
 
-    /// A token, with the parts of characters that came before it. The fork makes one character of several tokens and
-    /// then names only the last of them; without the others the next window would be damaged.
-    fn with_fragments(
+    /// A token, with the tokens of the same character before it. Where a character has several tokens, the fork reports
+    /// only the last one; without the others the next prompt would be damaged.
+    fn token_with_fragments(
         &mut self,
-        number: u32,
+        id: u32,
         text: &str,
-        teller: &mut Teller<'_>,
-    ) -> Result<Vec<Piece>, Halt> {
-        let alone = vec![Piece { id: TokenId(number), text: text.to_owned() }];
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Vec<ModelToken>, StreamEnd> {
+        let single = vec![ModelToken { id: TokenId(id), text: text.to_owned() }];
         if text.is_ascii() {
-            return Ok(alone);
+            return Ok(single);
         }
-        match self.ask(text, teller)? {
-            Some(pieces) if pieces.last().is_some_and(|last| last.id.0 == number) => Ok(pieces),
+        match self.tokenize_streamed(text, listener)? {
+            Some(tokens) if tokens.last().is_some_and(|last| last.id.0 == id) => Ok(tokens),
             _ => {
-                self.hidden += text.len() - text.chars().count();
-                Ok(alone)
+                self.hidden_tokens += text.len() - text.chars().count();
+                Ok(single)
             }
         }
     }
 
-    /// The tokens of a streamed text; none where the server does not say. Then it is not asked again in this answer:
-    /// some cannot while they generate, and every attempt would hold up the answer.
-    fn ask(&mut self, text: &str, teller: &mut Teller<'_>) -> Result<Option<Vec<Piece>>, Halt> {
-        if !self.asks {
+    /// The tokens of a streamed text; `None` where the request fails. It is then not sent again for this answer: some
+    /// servers cannot tokenize while they generate, and every attempt would delay the answer.
+    fn tokenize_streamed(
+        &mut self,
+        text: &str,
+        listener: &mut StreamListener<'_>,
+    ) -> Result<Option<Vec<ModelToken>>, StreamEnd> {
+        if !self.tokenizer_available {
             return Ok(None);
         }
-        match self.tokens.streamed(self.client, self.base, text, teller) {
-            Ok(pieces) => Ok(Some(pieces)),
-            Err(Halt::Failed(error)) => {
-                self.asks = false;
-                tracing::warn!(%error, "the ids of streamed tokens are not known from here on");
+        match self.tokenizer.tokenize_streamed(self.client, self.base, text, listener) {
+            Ok(tokens) => Ok(Some(tokens)),
+            Err(StreamEnd::Failed(error)) => {
+                self.tokenizer_available = false;
+                tracing::warn!(%error, "tokenizing a streamed text failed; the rest of the answer has no token ids");
                 Ok(None)
             }
-            Err(ended) => Err(ended),
+            Err(end) => Err(end),
         }
     }
 
-    /// What the pass that made a token looked at: the window, and what was made before.
-    fn rows(&mut self, attention: &Value, made: usize) -> Option<Rows> {
-        let slots = self.slots? + made;
-        self.faults.of = made + 1;
-        // The first token comes out of the pass that read the prompt, of which the fork captures nothing.
+    /// The attention of the decode step that generated a token: over the window and the tokens generated before.
+    fn decode_row(&mut self, attention: &Value, generated: usize) -> Option<DecodedAttention> {
+        let slots = self.window_slots? + generated;
+        self.warnings.total = generated + 1;
+        // The first token comes out of the prefill, whose attention the fork does not capture.
         if attention.is_null() {
-            if made > 0 {
-                self.faults.note(made, "there is none");
+            if generated > 0 {
+                self.warnings.record(generated, "it is missing");
             }
             return None;
         }
-        decode(attention, slots, self.hidden, self.watch).map_err(|why| self.faults.note(made, &why)).ok()
+        decode_attention(attention, slots, self.hidden_tokens, self.watch)
+            .map_err(|why| self.warnings.record(generated, &why))
+            .ok()
     }
 }

@@ -1,104 +1,87 @@
-//! Models behind HTTP, through the same seam as the one in this process: KoboldCPP (with attention, where the server is
-//! the fork that streams it) and whatever speaks as OpenAI does. And downloads, for model files.
+//! Models behind HTTP, with the same trait as the local one: KoboldCPP (with attention, where the server is the fork that
+//! streams it) and OpenAI-compatible servers. Also downloads of model files.
 //!
-//! Everything blocks; sockets are asynchronous inside, on a small runtime of each model's own, which runs only within
-//! a call and never while a listener does. So a listener may do what it likes, a database with a runtime of its own
-//! included; but a model must not be called from within an asynchronous task.
+//! All calls block. Each model has a small tokio runtime for its sockets. The listener is never called inside of that
+//! runtime, so it may use one of its own, such as a database client's; but a model must not be called from within an
+//! asynchronous task. Proxies are taken from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`; servers on this
+//! machine are always reached directly.
 
 mod address;
 mod align;
+mod approx_tokenizer;
 mod attention;
-mod fetch;
+mod download;
+mod error_text;
 mod http;
+mod json_post;
 mod kobold;
+mod kobold_tokenizer;
 mod openai;
-mod pieces;
-mod post;
+mod options;
+mod schema;
 mod sse;
-mod stream;
-mod tokens;
-mod wire;
+mod stream_listener;
 
-pub use address::may_carry_key;
-pub use fetch::{Fetched, fetch};
-pub use openai::{Key, key_from_environment};
-pub use pieces::cut;
-pub use post::Poster;
-pub use sse::{Sse, TooLong};
+pub use address::may_send_key;
+pub use approx_tokenizer::approximate_tokens;
+pub use download::{DownloadedFile, download_file};
+pub use json_post::JsonPoster;
+pub use openai::{OpenAiKey, openai_key_from_env};
+pub use options::RemoteOptions;
+pub use sse::{SseParser, SseTooLong};
 
-use address::{Address, Protocol};
-use halo_core::attention::Watch;
-use halo_core::seams::{Finish, Flow, Form, Model, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError};
-use kobold::Kobold;
-use openai::OpenAi;
-use std::time::Duration;
+use address::{RemoteAddress, RemoteProtocol};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
+use kobold::KoboldModel;
+use openai::OpenAiModel;
 
-/// What may be chosen about a model behind HTTP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// How many tokens it can see. A server that speaks as OpenAI does may not tell, and is then taken to see 8192;
-    /// what is said here goes before what it tells. KoboldCPP knows, so here it can only be made less.
-    pub context: Option<usize>,
-    /// How long a connection may take to stand.
-    pub connect: Duration,
-    /// How long a small question (about the model, or for tokens) may take.
-    pub quick: Duration,
-    /// How long nothing may arrive within an answer that has begun. Until it begins there is no limit: a long prompt
-    /// takes as long as it takes, and the listener is asked meanwhile.
-    pub idle: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let seconds = Duration::from_secs;
-        Self { context: None, connect: seconds(5), quick: seconds(5), idle: seconds(120) }
-    }
-}
-
-/// A model behind HTTP.
+/// A model on an HTTP server.
 #[derive(Debug)]
-pub struct Remote(Speaker);
+pub struct RemoteModel(RemoteBackend);
 
 #[derive(Debug)]
-enum Speaker {
-    Kobold(Box<Kobold>),
-    OpenAi(Box<OpenAi>),
+enum RemoteBackend {
+    Kobold(Box<KoboldModel>),
+    OpenAi(Box<OpenAiModel>),
 }
 
-impl Remote {
-    /// Whether that is the address of such a model: `kobold+http://HOST:PORT` or `openai+https://HOST/v1#MODEL`.
+impl RemoteModel {
+    /// Whether this is the address of a remote model: `kobold+http://HOST:PORT` or `openai+https://HOST/v1#MODEL`.
     #[must_use]
     pub fn is_address(address: &str) -> bool {
-        address::protocol(address).is_some()
+        address::parse_protocol(address).is_some()
     }
 
-    /// Asks the server what it is, and is then ready to speak.
-    ///
-    /// # Errors
-    /// When the address cannot be read, the server cannot be reached, or it is not what the address says.
-    pub fn connect(address: &str, options: &Options) -> Result<Self, SeamError> {
-        let address = Address::parse(address)?;
+    /// Connects to a server and asks for the model's name, context length and capabilities.
+    pub fn connect(address: &str, options: &RemoteOptions) -> Result<Self, Error> {
+        let address = RemoteAddress::parse(address)?;
         Ok(Self(match address.protocol {
-            Protocol::Kobold => Speaker::Kobold(Box::new(Kobold::connect(address.base, options)?)),
-            Protocol::OpenAi => {
-                Speaker::OpenAi(Box::new(OpenAi::connect(address, key_from_environment(), options)?))
+            RemoteProtocol::Kobold => {
+                RemoteBackend::Kobold(Box::new(KoboldModel::connect(address.base, options)?))
             }
+            RemoteProtocol::OpenAi => RemoteBackend::OpenAi(Box::new(OpenAiModel::connect(
+                address,
+                openai_key_from_env(),
+                options,
+            )?)),
         }))
     }
 }
 
-impl Model for Remote {
+impl Model for RemoteModel {
     fn info(&self) -> &ModelInfo {
         match &self.0 {
-            Speaker::Kobold(kobold) => kobold.info(),
-            Speaker::OpenAi(openai) => openai.info(),
+            RemoteBackend::Kobold(kobold) => kobold.info(),
+            RemoteBackend::OpenAi(openai) => openai.info(),
         }
     }
 
-    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<Piece>, SeamError> {
+    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
         match &mut self.0 {
-            Speaker::Kobold(kobold) => kobold.tokenize(text, special),
-            Speaker::OpenAi(_) => Ok(cut(text)),
+            RemoteBackend::Kobold(kobold) => kobold.tokenize(text, special),
+            RemoteBackend::OpenAi(_) => Ok(approximate_tokens(text)),
         }
     }
 
@@ -106,26 +89,12 @@ impl Model for Remote {
         &mut self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        watch: &Watch,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
+        watch: &AttentionRequest,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
         match &mut self.0 {
-            Speaker::Kobold(kobold) => kobold.generate(prompt, sampling, watch, listen),
-            Speaker::OpenAi(openai) => openai.generate(prompt, sampling, listen),
+            RemoteBackend::Kobold(kobold) => kobold.generate(prompt, sampling, watch, listen),
+            RemoteBackend::OpenAi(openai) => openai.generate(prompt, sampling, listen),
         }
-    }
-}
-
-/// The schema that an answer is to keep to.
-///
-/// # Errors
-/// When it is another form, which no server far away knows.
-pub(crate) fn schema(form: &Form) -> Result<&str, SeamError> {
-    match form {
-        Form::Schema(schema) => Ok(schema),
-        Form::Grammar(_) => Err(SeamError::asked(
-            "generating",
-            "a model far away keeps to JSON schemas, and to no other grammar",
-        )),
     }
 }

@@ -1,82 +1,90 @@
-//! A server that speaks as OpenAI does: it is sent messages, and streams text. It tells neither tokens nor attention,
-//! so text is cut here ([`crate::cut`]), and what a model's template would do is the server's business.
+//! OpenAI-compatible servers: they get messages and stream text. They report neither tokens nor attention, so the text is
+//! split here ([`crate::approx_tokenizer`]), and the chat template is the server's business.
 
-use crate::Options;
-use crate::address::{Address, Base};
-use crate::http::{Client, Request, message, nobody, printable};
-use crate::pieces::Cutter;
-use crate::stream::{Halt, Teller};
-use halo_core::seams::{
-    Finish, Flow, Message, ModelInfo, ModelStep, Piece, Prompt, Sampling, SeamError, Template,
+use crate::address::{BaseUrl, RemoteAddress};
+use crate::approx_tokenizer::ApproxTokenizer;
+use crate::error_text::{error_code_kind, error_message, sanitize};
+use crate::http::{RemoteClient, RemoteRequest, ignore_steps};
+use crate::options::RemoteOptions;
+use crate::schema::parse_schema;
+use crate::stream_listener::{StreamEnd, StreamListener};
+use halo_core::Error;
+use halo_core::model::{
+    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow,
 };
 use halo_core::token::Role;
-use hyper::header::{self, HeaderValue};
+use reqwest::header::{self, HeaderValue};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// What a server is taken to see if nobody says.
-const CONTEXT: usize = 8192;
-/// How many stop sequences OpenAI accepts.
-const STOPS: usize = 4;
+/// The context length where neither the server nor the options name one.
+const DEFAULT_CONTEXT: usize = 8192;
+/// The most stop sequences that OpenAI accepts.
+const MAX_STOP_SEQUENCES: usize = 4;
 
-/// A key, which nobody gets to see.
-pub struct Key(HeaderValue);
+/// An API key. Its `Debug` form does not show it.
+pub struct OpenAiKey(HeaderValue);
 
-impl fmt::Debug for Key {
+impl fmt::Debug for OpenAiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(…)")
+        f.write_str("OpenAiKey(…)")
     }
 }
 
-/// The key for servers that speak as OpenAI does: `HALO_OPENAI_KEY`, or else `OPENAI_API_KEY`. There is no other way to
-/// give one, so that it stands in no file and no list of processes. Nothing where it is unset, empty, or cannot be
-/// sent.
+/// The API key in `HALO_OPENAI_KEY`, or else in `OPENAI_API_KEY`. A key comes only from the environment, so that it is in
+/// no configuration file and no process list. `None` where it is unset, empty, or not valid in a header.
 #[must_use]
-pub fn key_from_environment() -> Option<Key> {
+pub fn openai_key_from_env() -> Option<OpenAiKey> {
     ["HALO_OPENAI_KEY", "OPENAI_API_KEY"].iter().find_map(|name| {
         let key = std::env::var(name).ok()?;
         let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim())).ok()?;
         value.set_sensitive(true);
-        (!key.trim().is_empty()).then_some(Key(value))
+        (!key.trim().is_empty()).then_some(OpenAiKey(value))
     })
 }
 
-/// A model of such a server.
 #[derive(Debug)]
-pub(crate) struct OpenAi {
-    client: Client,
-    base: Base,
-    key: Option<Key>,
+pub(crate) struct OpenAiModel {
+    client: RemoteClient,
+    base: BaseUrl,
+    key: Option<OpenAiKey>,
     info: ModelInfo,
 }
 
-impl OpenAi {
-    pub fn connect(address: Address, key: Option<Key>, options: &Options) -> Result<Self, SeamError> {
-        let Address { base, model, .. } = address;
-        if key.is_some() && !base.may_carry_key() {
-            let why = "a key is set (HALO_OPENAI_KEY or OPENAI_API_KEY), and anyone on the way could read it; use \
+impl OpenAiModel {
+    pub fn connect(
+        address: RemoteAddress,
+        key: Option<OpenAiKey>,
+        options: &RemoteOptions,
+    ) -> Result<Self, Error> {
+        let RemoteAddress { base, model, .. } = address;
+        if key.is_some() && !base.may_send_key() {
+            let why = "an API key is set (HALO_OPENAI_KEY or OPENAI_API_KEY), and plain http would expose it; use \
                        https, or unset the key if the server needs none";
-            return Err(SeamError::new(format!("connecting to {base}"), why));
+            return Err(Error::invalid_input(format!("connecting to {base}"), why));
         }
-        let client = Client::new(options)?;
-        let template = Template::default();
-        let info = ModelInfo { name: String::new(), context: CONTEXT, attention: false, template };
+        let client = RemoteClient::new(&base, options)?;
+        let template = ChatTemplate::default();
+        let info = ModelInfo { name: String::new(), context: DEFAULT_CONTEXT, attention: false, template };
         let mut openai = Self { client, base, key, info };
-        let mut listen = nobody;
-        let request = openai.with_key(Request::get("asking for the models", &openai.base, "/models"));
-        let models = openai.client.json(&request.within(options.quick), &mut Teller::nobody(&mut listen));
-        // Some servers have no list; then the address must say everything.
-        let models = models.map_err(Halt::error)?.unwrap_or_default();
-        openai.info.name = openai.choose(model, &models)?;
-        let known = models["data"]
+        let mut listen = ignore_steps;
+        let request = openai.with_key(RemoteRequest::get("asking for the models", &openai.base, "/models"));
+        let models = openai.client.fetch_json(
+            &request.with_timeout(options.request_timeout),
+            &mut StreamListener::without_listener(&mut listen),
+        );
+        // Some servers have no list of models; then the address must name the model.
+        let models = models.map_err(StreamEnd::into_error)?.unwrap_or_default();
+        openai.info.name = openai.choose_model(model, &models)?;
+        let entry = models["data"]
             .as_array()
             .and_then(|all| all.iter().find(|m| m["id"] == openai.info.name.as_str()));
-        let told = known.and_then(|model| {
+        let reported = entry.and_then(|model| {
             let fields = ["context_length", "max_model_len", "context_window"];
             fields.iter().find_map(|field| model[field].as_u64()).filter(|n| *n > 0)
         });
-        let told = told.and_then(|n| usize::try_from(n).ok());
-        openai.info.context = options.context.or(told).unwrap_or(CONTEXT);
+        let reported = reported.and_then(|n| usize::try_from(n).ok());
+        openai.info.context = options.context.or(reported).unwrap_or(DEFAULT_CONTEXT);
         Ok(openai)
     }
 
@@ -84,7 +92,7 @@ impl OpenAi {
         &self.info
     }
 
-    fn choose(&self, model: Option<String>, models: &Value) -> Result<String, SeamError> {
+    fn choose_model(&self, model: Option<String>, models: &Value) -> Result<String, Error> {
         if let Some(model) = model {
             return Ok(model);
         }
@@ -94,16 +102,16 @@ impl OpenAi {
             [only] => Ok((*only).to_owned()),
             names => {
                 let names =
-                    if names.is_empty() { "no list of them".into() } else { printable(&names.join(", ")) };
-                let why = format!("write which model behind a # in the address; the server has {names}");
-                Err(SeamError::new(format!("connecting to {}", self.base), why))
+                    if names.is_empty() { "no list of models".into() } else { sanitize(&names.join(", ")) };
+                let why = format!("name the model behind a # in the address; the server has {names}");
+                Err(Error::invalid_input(format!("connecting to {}", self.base), why))
             }
         }
     }
 
-    fn with_key<'a>(&self, request: Request<'a>) -> Request<'a> {
+    fn with_key<'a>(&self, request: RemoteRequest<'a>) -> RemoteRequest<'a> {
         match &self.key {
-            Some(Key(value)) => request.header(header::AUTHORIZATION, value.clone()),
+            Some(OpenAiKey(value)) => request.header(header::AUTHORIZATION, value.clone()),
             None => request,
         }
     }
@@ -112,29 +120,28 @@ impl OpenAi {
         &self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> Flow,
-    ) -> Result<Finish, SeamError> {
+        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
         if sampling.max_tokens == 0 {
-            return Ok(Finish::Length);
+            return Ok(FinishReason::Length);
         }
-        let body = self.body(&(prompt.messages)(), sampling)?;
+        let body = self.request_body(&(prompt.messages)(), sampling)?;
         let request = self
-            .with_key(Request::post("generating", &self.base, "/chat/completions", &body))
+            .with_key(RemoteRequest::post("generating", &self.base, "/chat/completions", &body))
             .header(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
-        let mut teller = Teller::new(listen, &sampling.stop, sampling.max_tokens);
-        match self.stream(&request, sampling, &mut teller) {
-            Ok(finish) | Err(Halt::Ended(finish)) => Ok(finish),
-            Err(Halt::Failed(error)) => Err(error),
+        let mut listener = StreamListener::new(listen, &sampling.stop, sampling.max_tokens);
+        match self.stream_answer(&request, sampling, &mut listener) {
+            Ok(finish) | Err(StreamEnd::Finished(finish)) => Ok(finish),
+            Err(StreamEnd::Failed(error)) => Err(error),
         }
     }
 
-    fn body(&self, messages: &[Message], sampling: &Sampling) -> Result<Value, SeamError> {
-        // A last message of the assistant's own is one to go on with: many servers do, and those that do not take it
-        // as said and answer anew. One that says nothing yet would only confuse them.
-        let begun = messages.len() - usize::from(messages.last().is_some_and(is_unsaid));
+    fn request_body(&self, messages: &[PromptMessage], sampling: &Sampling) -> Result<Value, Error> {
+        // Many servers continue a last message of the assistant; the others answer after it. An empty one is left out.
+        let count = messages.len() - usize::from(messages.last().is_some_and(is_empty_answer));
         let messages: Vec<Value> =
-            messages[..begun].iter().map(|m| json!({"role": role(m.role), "content": m.text})).collect();
-        // What OpenAI does not know (top_k, min_p, repetition) it would refuse, so it is not sent.
+            messages[..count].iter().map(|m| json!({"role": role_name(m.role), "content": m.text})).collect();
+        // OpenAI refuses parameters that it does not know: top_k, min_p and the repetition penalty are not sent.
         let mut body = json!({
             "model": self.info.name,
             "messages": messages,
@@ -144,14 +151,13 @@ impl OpenAi {
             "top_p": sampling.top_p,
             "seed": sampling.seed & (i64::MAX as u64),
         });
-        let stops: Vec<&String> = sampling.stop.iter().filter(|s| !s.is_empty()).take(STOPS).collect();
+        let stops: Vec<&String> =
+            sampling.stop.iter().filter(|s| !s.is_empty()).take(MAX_STOP_SEQUENCES).collect();
         if !stops.is_empty() {
             body["stop"] = json!(stops);
         }
-        if let Some(form) = &sampling.form {
-            let schema: Value = serde_json::from_str(crate::schema(form)?).map_err(|e| {
-                SeamError::new("generating", format!("the schema is no JSON ({e}); correct it"))
-            })?;
+        if let Some(constraint) = &sampling.constraint {
+            let schema = parse_schema(constraint)?;
             body["response_format"] = json!({
                 "type": "json_schema",
                 "json_schema": {"name": "answer", "strict": true, "schema": schema},
@@ -160,59 +166,59 @@ impl OpenAi {
         Ok(body)
     }
 
-    fn stream(
+    fn stream_answer(
         &self,
-        request: &Request<'_>,
+        request: &RemoteRequest<'_>,
         sampling: &Sampling,
-        teller: &mut Teller<'_>,
-    ) -> Result<Finish, Halt> {
-        let mut events = self.client.events(request, teller)?;
-        let mut cutter = Cutter::default();
-        let mut whole: Vec<Piece> = Vec::new();
+        listener: &mut StreamListener<'_>,
+    ) -> Result<FinishReason, StreamEnd> {
+        let mut events = self.client.open_events(request, listener)?;
+        let mut tokenizer = ApproxTokenizer::default();
+        let mut tokens: Vec<ModelToken> = Vec::new();
         let mut finish = None;
-        while let Some(event) = events.next(teller)? {
+        while let Some(event) = events.next(listener)? {
             if event.trim_ascii() == b"[DONE]" {
-                finish = finish.or(Some(Finish::End));
+                finish = finish.or(Some(FinishReason::EndOfText));
                 break;
             }
-            let value = events.value(&event)?;
+            let value = events.parse_json(&event)?;
             if !value["error"].is_null() {
-                let why = format!("the server broke off: {}; try again", message(&event));
-                return Err(events.error(&why).into());
+                let why = format!("the server stopped with an error: {}; try again", error_message(&event));
+                return Err(events.error(&why).with_kind(error_code_kind(&event)).into());
             }
             let choice = &value["choices"][0];
             if let Some(text) = choice["delta"]["content"].as_str() {
-                cutter.read(text, &mut |piece| whole.push(piece));
+                tokenizer.push(text, &mut |token| tokens.push(token));
             }
             if let Some(reason) = choice["finish_reason"].as_str() {
-                // Some servers say which stop sequence they have cut off; it belongs to the answer.
+                // vLLM reports the stop sequence that it has cut off; it belongs to the answer.
                 if let Some(stop) =
                     choice["stop_reason"].as_str().filter(|s| sampling.stop.iter().any(|t| t == s))
                 {
-                    cutter.read(stop, &mut |piece| whole.push(piece));
+                    tokenizer.push(stop, &mut |token| tokens.push(token));
                 }
-                cutter.finish(&mut |piece| whole.push(piece));
-                finish = Some(Teller::finish(reason));
+                tokenizer.finish(&mut |token| tokens.push(token));
+                finish = Some(StreamListener::finish_from_reason(reason));
             }
-            for piece in whole.drain(..) {
-                teller.token(&piece, None)?;
+            for token in tokens.drain(..) {
+                listener.report_token(&token, None)?;
             }
         }
-        cutter.finish(&mut |piece| whole.push(piece));
-        for piece in whole.drain(..) {
-            teller.token(&piece, None)?;
+        tokenizer.finish(&mut |token| tokens.push(token));
+        for token in tokens.drain(..) {
+            listener.report_token(&token, None)?;
         }
         finish.ok_or_else(|| {
-            events.error("the connection ended before the answer did; what was said stays, try again").into()
+            events.error("the connection ended before the answer was complete; try again").into()
         })
     }
 }
 
-fn is_unsaid(message: &Message) -> bool {
+fn is_empty_answer(message: &PromptMessage) -> bool {
     message.role == Role::Assistant && message.text.is_empty()
 }
 
-fn role(role: Role) -> &'static str {
+fn role_name(role: Role) -> &'static str {
     match role {
         Role::System => "system",
         Role::User => "user",

@@ -1,19 +1,19 @@
 //! KoboldCPP's API, with attention: as the fork speaks it that streams what the model looks at, and as any KoboldCPP does for
 //! those who do not ask for that.
 
-use crate::answer::{Answer, Body, Refusal, aside};
 use crate::app::App;
-use crate::raw::{self, Ask};
-use crate::stops::Held;
-use crate::stream::{Out, streamed};
+use crate::completion::{self, CompletionRequest};
+use crate::error::{ApiResult, ErrorResponse, JsonBody, spawn_blocking};
+use crate::sse::{SseSender, spawn_sse_stream};
+use crate::stop_sequences::StopSequenceFilter;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use halo_core::attention::{PromptRows, Watch};
-use halo_core::seams::{Finish, Flow, ModelStep, Piece, Sampling};
+use halo_core::attention::{AttentionRequest, PromptRows};
+use halo_core::model::{FinishReason, ModelStep, ModelToken, Sampling, StepFlow};
 use halo_core::token::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -30,31 +30,31 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             .route("/generate", post(generate))
             .route("/generate/preview", post(preview))
             .route("/info/version", get(|| async { Json(json!({ "result": "1.2.5" })) }))
-            .route("/config/max_context_length", get(context))
-            .route("/config/max_length", get(longest));
+            .route("/config/max_context_length", get(max_context_length))
+            .route("/config/max_length", get(max_length));
         router = router.nest(version, of_version);
     }
     router
         .route("/api/extra/detokenize", post(detokenize_extra))
-        .route("/api/extra/tokencount", post(count))
-        .route("/api/extra/generate/stream", post(stream))
-        .route("/api/extra/generate/check", get(check).post(check))
+        .route("/api/extra/tokencount", post(count_tokens))
+        .route("/api/extra/generate/stream", post(generate_stream))
+        .route("/api/extra/generate/check", get(generation_progress).post(generation_progress))
         .route("/api/extra/abort", post(abort))
         .route("/api/extra/version", get(version))
-        .route("/api/extra/true_max_context_length", get(context))
+        .route("/api/extra/true_max_context_length", get(max_context_length))
         .route("/api/extra/perf", get(perf))
 }
 
 async fn model(State(app): State<Arc<App>>) -> Json<Value> {
-    let (info, facts) = (app.parts.info(), app.parts.facts());
+    let (info, facts) = (app.backend.model_info(), app.backend.model_details());
     Json(json!({
         "result": format!("koboldcpp/{}", info.name),
         "model_name": info.name,
-        "vocab_size": facts.vocabulary,
+        "vocab_size": facts.vocab_size,
         "num_layers": facts.layers,
         "num_attention_heads": facts.heads,
         "num_key_value_heads": facts.kv_heads,
-        "embedding_size": facts.embedding,
+        "embedding_size": facts.embedding_size,
         "max_context_length": info.context,
         "max_trained_context": facts.trained_context,
         "bos_token_id": facts.bos,
@@ -85,73 +85,90 @@ async fn version() -> Json<Value> {
     }))
 }
 
-async fn context(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "value": app.parts.info().context }))
+async fn max_context_length(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "value": app.backend.model_info().context }))
 }
 
-async fn longest(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "value": app.parts.rules().sampling.max_tokens }))
+async fn max_length(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "value": app.backend.rules().sampling.max_tokens }))
 }
 
 async fn perf(State(app): State<Arc<App>>) -> Json<Value> {
-    let gate = app.host.gate();
+    let gate = app.host.scheduler();
     Json(
-        json!({ "idle": u8::from(!gate.is_busy()), "queue": gate.waiting(), "last_token_count": 0, "stop_reason": -1 }),
+        json!({ "idle": u8::from(!gate.is_busy()), "queue": gate.queue_len(), "last_token_count": 0, "stop_reason": -1 }),
     )
 }
 
 #[derive(Deserialize)]
-struct Text {
+struct KoboldText {
     #[serde(alias = "content", alias = "prompt")]
     text: String,
 }
 
 /// Cuts a text into tokens. The names of special tokens in it are those tokens: clients put messages together as text.
-async fn pieces(app: Arc<App>, text: String) -> Answer<Vec<Piece>> {
-    aside(move || Ok(app.parts.model()?.tokenize(&text, true)?)).await
+async fn tokenize_text(app: Arc<App>, text: String) -> ApiResult<Vec<ModelToken>> {
+    spawn_blocking(move || Ok(app.backend.model()?.tokenize(&text, true)?)).await
 }
 
-async fn tokenize(State(app): State<Arc<App>>, Body(Text { text }): Body<Text>) -> Answer<Json<Value>> {
-    let cut = pieces(Arc::clone(&app), text).await?;
+async fn tokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(KoboldText { text }): JsonBody<KoboldText>,
+) -> ApiResult<Json<Value>> {
+    let cut = tokenize_text(Arc::clone(&app), text).await?;
     let ids: Vec<u32> = cut.iter().map(|piece| piece.id.0).collect();
-    let tokens: Vec<Value> =
-        cut.iter().map(|piece| json!({ "token_id": piece.id.0, "text": shown(&app, piece) })).collect();
+    let tokens: Vec<Value> = cut
+        .iter()
+        .map(|piece| json!({ "token_id": piece.id.0, "text": visible_text(&app, piece) }))
+        .collect();
     Ok(Json(json!({ "tokens": tokens, "token_count": ids.len(), "token_ids": ids })))
 }
 
 /// What a client is told that a token says: special ones say nothing.
-fn shown<'a>(app: &App, piece: &'a Piece) -> &'a str {
-    if app.parts.is_special(piece.id) { "" } else { &piece.text }
+fn visible_text<'a>(app: &App, piece: &'a ModelToken) -> &'a str {
+    if app.backend.is_special_token(piece.id) { "" } else { &piece.text }
 }
 
-async fn count(State(app): State<Arc<App>>, Body(Text { text }): Body<Text>) -> Answer<Json<Value>> {
-    let cut = pieces(app, text).await?;
+async fn count_tokens(
+    State(app): State<Arc<App>>,
+    JsonBody(KoboldText { text }): JsonBody<KoboldText>,
+) -> ApiResult<Json<Value>> {
+    let cut = tokenize_text(app, text).await?;
     let ids: Vec<u32> = cut.iter().map(|piece| piece.id.0).collect();
     Ok(Json(json!({ "value": ids.len(), "ids": ids })))
 }
 
 #[derive(Deserialize)]
-struct Ids {
+struct KoboldTokenIds {
     #[serde(alias = "ids")]
     token_ids: Vec<u32>,
 }
 
-async fn text_of(app: Arc<App>, ids: Ids) -> Answer<String> {
+async fn decode_tokens(app: Arc<App>, ids: KoboldTokenIds) -> ApiResult<String> {
     let ids: Vec<TokenId> = ids.token_ids.into_iter().map(TokenId).collect();
-    aside(move || app.parts.model()?.text(&ids).map_err(|why| Refusal::bad(why.to_string()))).await
+    spawn_blocking(move || {
+        app.backend.model()?.detokenize(&ids).map_err(|why| ErrorResponse::bad_request(why.to_string()))
+    })
+    .await
 }
 
-async fn detokenize(State(app): State<Arc<App>>, Body(ids): Body<Ids>) -> Answer<Json<Value>> {
-    Ok(Json(json!({ "text": text_of(app, ids).await? })))
+async fn detokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(ids): JsonBody<KoboldTokenIds>,
+) -> ApiResult<Json<Value>> {
+    Ok(Json(json!({ "text": decode_tokens(app, ids).await? })))
 }
 
-async fn detokenize_extra(State(app): State<Arc<App>>, Body(ids): Body<Ids>) -> Answer<Json<Value>> {
-    Ok(Json(json!({ "result": text_of(app, ids).await?, "success": true })))
+async fn detokenize_extra(
+    State(app): State<Arc<App>>,
+    JsonBody(ids): JsonBody<KoboldTokenIds>,
+) -> ApiResult<Json<Value>> {
+    Ok(Json(json!({ "result": decode_tokens(app, ids).await?, "success": true })))
 }
 
 /// What is asked for, as clients send it; they send much more, which is left alone.
 #[derive(Deserialize)]
-struct Wanted {
+struct KoboldGenerateRequest {
     #[serde(default)]
     prompt: String,
     #[serde(default)]
@@ -177,85 +194,101 @@ fn yes() -> bool {
     true
 }
 
-impl Wanted {
-    fn sampling(&self, usual: &Sampling) -> Answer<Sampling> {
+impl KoboldGenerateRequest {
+    fn sampling(&self, usual: &Sampling) -> ApiResult<Sampling> {
         let max_tokens = self.max_length.unwrap_or(usual.max_tokens as i64);
         let max_tokens = usize::try_from(max_tokens).ok().filter(|&n| n > 0);
         let temperature = self.temperature.unwrap_or(usual.temperature);
         if !(0.0..=100.0).contains(&temperature) {
-            return Err(Refusal::bad(format!("temperature cannot be {temperature}: it is from 0 to 100")));
+            return Err(ErrorResponse::bad_request(format!(
+                "temperature cannot be {temperature}: it is from 0 to 100"
+            )));
         }
         Ok(Sampling {
-            max_tokens: max_tokens.ok_or_else(|| Refusal::bad("max_length must be at least 1"))?,
+            max_tokens: max_tokens
+                .ok_or_else(|| ErrorResponse::bad_request("max_length must be at least 1"))?,
             temperature,
             top_p: self.top_p.filter(|p| (0.0..=1.0).contains(p)).unwrap_or(usual.top_p),
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(usual.top_k),
             min_p: self.min_p.filter(|p| (0.0..=1.0).contains(p)).unwrap_or(usual.min_p),
-            repetition: self.rep_pen.filter(|r| *r >= 1.0).unwrap_or(1.0),
-            seed: seed(self.sampler_seed),
+            repetition_penalty: self.rep_pen.filter(|r| *r >= 1.0).unwrap_or(1.0),
+            seed: seed_or_random(self.sampler_seed),
             stop: self.stop_sequence.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
-            form: None,
+            constraint: None,
         })
     }
 }
 
 /// A seed, or another one each time.
-pub(crate) fn seed(wanted: Option<i64>) -> u64 {
+pub(crate) fn seed_or_random(wanted: Option<i64>) -> u64 {
     let wanted = wanted.filter(|&seed| seed >= 0).and_then(|seed| u64::try_from(seed).ok());
     wanted.unwrap_or_else(|| jiff::Timestamp::now().as_nanosecond() as u64)
 }
 
 /// What is asked of the model for that; the prompt is cut where it came as text.
-async fn asked(app: &Arc<App>, wanted: &Wanted) -> Answer<Ask> {
-    let sampling = wanted.sampling(&app.parts.rules().sampling)?;
+async fn completion_request(app: &Arc<App>, wanted: &KoboldGenerateRequest) -> ApiResult<CompletionRequest> {
+    let sampling = wanted.sampling(&app.backend.rules().sampling)?;
     let ids = if wanted.input_ids.is_empty() {
-        pieces(Arc::clone(app), wanted.prompt.clone()).await?.iter().map(|piece| piece.id).collect()
+        tokenize_text(Arc::clone(app), wanted.prompt.clone()).await?.iter().map(|piece| piece.id).collect()
     } else {
-        let vocabulary = app.parts.facts().vocabulary;
+        let vocabulary = app.backend.model_details().vocab_size;
         if let Some(wrong) = wanted.input_ids.iter().find(|&&id| vocabulary > 0 && id as usize >= vocabulary)
         {
-            return Err(Refusal::bad(format!("{wrong} is no token of this model: it has {vocabulary}")));
+            return Err(ErrorResponse::bad_request(format!(
+                "{wrong} is no token of this model: it has {vocabulary}"
+            )));
         }
         wanted.input_ids.iter().map(|&id| TokenId(id)).collect()
     };
-    let watch = Watch { answer: wanted.output_attentions, prompt: PromptRows::Off, ..Watch::default() };
-    Ok(Ask {
+    let watch = AttentionRequest {
+        answer: wanted.output_attentions,
+        prompt: PromptRows::Off,
+        ..AttentionRequest::default()
+    };
+    Ok(CompletionRequest {
         ids,
         text: wanted.prompt.clone(),
         messages: Vec::new(),
         sampling,
-        watch,
-        who: "kobold".into(),
-        aside: false,
+        attention: watch,
+        client: "kobold".into(),
+        ephemeral: false,
     })
 }
 
-async fn generate(State(app): State<Arc<App>>, Body(wanted): Body<Wanted>) -> Answer<Json<Value>> {
-    let ask = asked(&app, &wanted).await?;
-    let (text, finish, tokens) = whole(app, ask, wanted.trim_stop).await?;
-    let finish = if finish == Finish::Length { "length" } else { "stop" };
+async fn generate(
+    State(app): State<Arc<App>>,
+    JsonBody(wanted): JsonBody<KoboldGenerateRequest>,
+) -> ApiResult<Json<Value>> {
+    let ask = completion_request(&app, &wanted).await?;
+    let (text, finish, tokens) = complete_text(app, ask, wanted.trim_stop).await?;
+    let finish = if finish == FinishReason::Length { "length" } else { "stop" };
     Ok(Json(json!({ "results": [{ "text": text, "finish_reason": finish, "completion_tokens": tokens }] })))
 }
 
 /// All that the model says; who goes away stops it.
-pub(crate) async fn whole(app: Arc<App>, ask: Ask, trim: bool) -> Answer<(String, Finish, usize)> {
+pub(crate) async fn complete_text(
+    app: Arc<App>,
+    ask: CompletionRequest,
+    trim: bool,
+) -> ApiResult<(String, FinishReason, usize)> {
     // Dropped with the request, when whoever asked has gone.
     let (alive, gone) = tokio::sync::oneshot::channel::<()>();
-    let done = aside(move || {
+    let done = spawn_blocking(move || {
         let mut gone = gone;
         let mut left =
             move || matches!(gone.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
-        let mut held = Held::new(if trim { &ask.sampling.stop } else { &[] });
+        let mut held = StopSequenceFilter::new(if trim { &ask.sampling.stop } else { &[] });
         let (mut text, mut tokens) = (String::new(), 0);
-        let flow = std::cell::RefCell::new(move || if left() { Flow::Stop } else { Flow::Continue });
-        let finish = raw::ask(&app, &ask, &mut |_| (flow.borrow_mut())(), &mut |step| {
+        let flow = std::cell::RefCell::new(move || if left() { StepFlow::Stop } else { StepFlow::Continue });
+        let finish = completion::complete(&app, &ask, &mut |_| (flow.borrow_mut())(), &mut |step| {
             if let ModelStep::Token(piece, _) = step {
                 text.push_str(&held.push(&piece.text));
                 tokens += 1;
             }
             (flow.borrow_mut())()
         })?;
-        text.push_str(&held.end());
+        text.push_str(&held.finish());
         Ok((text, finish, tokens))
     })
     .await;
@@ -263,29 +296,38 @@ pub(crate) async fn whole(app: Arc<App>, ask: Ask, trim: bool) -> Answer<(String
     done
 }
 
-async fn stream(State(app): State<Arc<App>>, Body(wanted): Body<Wanted>) -> Answer<Response> {
-    let ask = asked(&app, &wanted).await?;
-    streamed(failed, move |out| {
+async fn generate_stream(
+    State(app): State<Arc<App>>,
+    JsonBody(wanted): JsonBody<KoboldGenerateRequest>,
+) -> ApiResult<Response> {
+    let ask = completion_request(&app, &wanted).await?;
+    spawn_sse_stream(error_event, move |out| {
         let count = ask.ids.len();
         if wanted.output_attentions {
-            with_attention(&app, &ask, count, &wanted.request_id, out)
+            stream_with_attention(&app, &ask, count, &wanted.request_id, out)
         } else {
-            plain(&app, &ask, wanted.trim_stop, out)
+            stream_text(&app, &ask, wanted.trim_stop, out)
         }
     })
     .await
 }
 
 /// An answer that broke off, as an event of its stream.
-fn failed(why: &Refusal) -> (Option<&'static str>, Value) {
-    let error = json!({ "type": "error", "error": why.what(), "token": "", "finish_reason": "error" });
+fn error_event(why: &ErrorResponse) -> (Option<&'static str>, Value) {
+    let error = json!({ "type": "error", "error": why.message(), "token": "", "finish_reason": "error" });
     (Some("error"), error)
 }
 
 /// Tokens with what the model looked at, each id by itself; a stop sequence is passed on, for clients look for it.
-fn with_attention(app: &App, ask: &Ask, prompt: usize, request: &Value, out: &Out) -> Answer<()> {
+fn stream_with_attention(
+    app: &App,
+    ask: &CompletionRequest,
+    prompt: usize,
+    request: &Value,
+    out: &SseSender,
+) -> ApiResult<()> {
     let mut tokens = 0;
-    let finish = raw::ask(app, ask, &mut |_| out.flow(), &mut |step| {
+    let finish = completion::complete(app, ask, &mut |_| out.flow(), &mut |step| {
         if let ModelStep::Token(piece, look) = step {
             tokens += 1;
             let attention = look.map(|look| {
@@ -299,28 +341,28 @@ fn with_attention(app: &App, ask: &Ask, prompt: usize, request: &Value, out: &Ou
                     "data": BASE64_STANDARD.encode(bytes),
                 })
             });
-            let token = json!({ "token_id": piece.id.0, "text": shown(app, piece) });
+            let token = json!({ "token_id": piece.id.0, "text": visible_text(app, piece) });
             let event =
                 json!({ "type": "token", "token": token, "request_id": request, "attention": attention });
-            return out.event(Some("message"), &event);
+            return out.send_json(Some("message"), &event);
         }
         out.flow()
     })?;
-    let reason = if finish == Finish::Length { "length" } else { "stop" };
+    let reason = if finish == FinishReason::Length { "length" } else { "stop" };
     let total = prompt + tokens;
     let done =
         json!({ "type": "done", "finish_reason": reason, "total_tokens": total, "request_id": request });
-    out.event(Some("message"), &done);
+    out.send_json(Some("message"), &done);
     Ok(())
 }
 
 /// As any KoboldCPP streams.
-fn plain(app: &App, ask: &Ask, trim: bool, out: &Out) -> Answer<()> {
-    let mut held = Held::new(if trim { &ask.sampling.stop } else { &[] });
+fn stream_text(app: &App, ask: &CompletionRequest, trim: bool, out: &SseSender) -> ApiResult<()> {
+    let mut held = StopSequenceFilter::new(if trim { &ask.sampling.stop } else { &[] });
     let told = |text: &str, finish: Option<&str>| {
-        out.event(Some("message"), &json!({ "token": text, "finish_reason": finish }))
+        out.send_json(Some("message"), &json!({ "token": text, "finish_reason": finish }))
     };
-    let finish = raw::ask(app, ask, &mut |_| out.flow(), &mut |step| {
+    let finish = completion::complete(app, ask, &mut |_| out.flow(), &mut |step| {
         if let ModelStep::Token(piece, _) = step {
             let text = held.push(&piece.text);
             if !text.is_empty() {
@@ -329,25 +371,25 @@ fn plain(app: &App, ask: &Ask, trim: bool, out: &Out) -> Answer<()> {
         }
         out.flow()
     })?;
-    told(&held.end(), Some(if finish == Finish::Length { "length" } else { "stop" }));
+    told(&held.finish(), Some(if finish == FinishReason::Length { "length" } else { "stop" }));
     Ok(())
 }
 
-async fn check(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "results": [{ "text": app.threads.text() }] }))
+async fn generation_progress(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "results": [{ "text": app.completion_histories.last_text() }] }))
 }
 
 /// Stops what is being said. Clients expect words and not truth values.
 async fn abort(State(app): State<Arc<App>>) -> Json<Value> {
-    let busy = app.host.gate().is_busy();
-    app.threads.stop();
+    let busy = app.host.scheduler().is_busy();
+    app.completion_histories.stop();
     Json(json!({ "success": if busy { "true" } else { "false" }, "done": "true" }))
 }
 
 #[derive(Deserialize)]
-struct Previewed {
+struct KoboldPreviewRequest {
     #[serde(default)]
-    append_tokens: Vec<Appended>,
+    append_tokens: Vec<KoboldAppendedToken>,
     #[serde(default = "fifty")]
     max_tokens: usize,
     temperature: Option<f32>,
@@ -355,7 +397,7 @@ struct Previewed {
 }
 
 #[derive(Deserialize)]
-struct Appended {
+struct KoboldAppendedToken {
     token_id: u32,
 }
 
@@ -364,10 +406,16 @@ fn fifty() -> usize {
 }
 
 /// What the model would go on with from where it last was, forgotten at once.
-async fn preview(State(app): State<Arc<App>>, Body(wanted): Body<Previewed>) -> Answer<Json<Value>> {
-    let mut ids = app.threads.last().ok_or_else(|| Refusal::bad("No cached context available"))?;
+async fn preview(
+    State(app): State<Arc<App>>,
+    JsonBody(wanted): JsonBody<KoboldPreviewRequest>,
+) -> ApiResult<Json<Value>> {
+    let mut ids = app
+        .completion_histories
+        .last_window()
+        .ok_or_else(|| ErrorResponse::bad_request("No cached context available"))?;
     ids.extend(wanted.append_tokens.iter().map(|token| TokenId(token.token_id)));
-    let usual = app.parts.rules().sampling;
+    let usual = app.backend.rules().sampling;
     let sampling = Sampling {
         max_tokens: wanted.max_tokens.clamp(1, 256),
         temperature: wanted.temperature.filter(|t| (0.0..=100.0).contains(t)).unwrap_or(usual.temperature),
@@ -375,20 +423,20 @@ async fn preview(State(app): State<Arc<App>>, Body(wanted): Body<Previewed>) -> 
         ..usual
     };
     let begun = std::time::Instant::now();
-    let ask = Ask {
+    let ask = CompletionRequest {
         ids,
         text: String::new(),
         messages: Vec::new(),
         sampling,
-        watch: Watch::nothing(),
-        who: "kobold".into(),
-        aside: true,
+        attention: AttentionRequest::none(),
+        client: "kobold".into(),
+        ephemeral: true,
     };
-    let (text, finish, tokens) = whole(app, ask, false).await?;
+    let (text, finish, tokens) = complete_text(app, ask, false).await?;
     Ok(Json(json!({
         "text": text,
         "token_count": tokens,
-        "stopped_reason": if finish == Finish::Length { "max_tokens" } else { "stop" },
+        "stopped_reason": if finish == FinishReason::Length { "max_tokens" } else { "stop" },
         "cache_hit": true,
         "generation_time_ms": begun.elapsed().as_millis(),
     })))

@@ -1,33 +1,35 @@
 //! Halo over HTTP: the page, Halo's own API, and the APIs that other programs speak already. The only place with async web
 //! code and with types of the wire; everything that is done is done by the engine, on threads of its own.
 
-mod answer;
+mod access_control;
 mod app;
+mod attention_cache;
+mod backend;
+mod completion;
+mod error;
 mod events;
-mod guard;
 mod halo;
 mod kobold;
 mod listen;
-mod looks;
 mod mcp;
 mod metrics;
 mod openai;
+mod otlp;
 mod page;
-mod parts;
-mod raw;
-mod shown;
-mod stops;
-mod stream;
+mod sse;
+mod state_cache;
+mod stop_sequences;
 mod tls;
-mod traces;
 mod worlds;
 
 pub use app::App;
-pub use listen::{Address, serve};
-pub use mcp::speak_mcp;
-pub use parts::{Captured, CapturedPart, CapturedStep, Limits, ModelFacts, Parts, Setting};
-pub use tls::Tls;
-pub use traces::Export;
+pub use backend::{
+    AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
+};
+pub use listen::{ListenOptions, serve};
+pub use mcp::serve_mcp_stdio;
+pub use otlp::TraceExporter;
+pub use tls::TlsConfig;
 
 use axum::Router;
 use std::sync::Arc;
@@ -41,8 +43,8 @@ pub fn routes(app: &Arc<App>) -> Router {
         .merge(openai::routes())
         .merge(mcp::routes(app))
         .merge(metrics::routes())
-        .fallback(answer::nothing_here)
-        .method_not_allowed_fallback(answer::not_so)
+        .fallback(error::route_not_found)
+        .method_not_allowed_fallback(error::method_not_allowed)
         .with_state(Arc::clone(app));
-    guard::around(router, app)
+    access_control::wrap_router(router, app)
 }

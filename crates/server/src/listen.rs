@@ -1,11 +1,11 @@
 //! The socket: connections come in, and end when the program does.
 
+use crate::access_control::PeerIp;
 use crate::app::App;
-use crate::guard::Peer;
 use crate::routes;
-use crate::tls::Tls;
+use crate::tls::TlsConfig;
 use axum::Router;
-use halo_core::seams::SeamError;
+use halo_core::Error;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,29 +18,26 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 /// Where to listen, and what to tell when it does.
-pub struct Address {
+pub struct ListenOptions {
     /// The address; port 0 takes any that is free.
-    pub listen: SocketAddr,
+    pub address: SocketAddr,
     /// How to speak so that nobody else understands it.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsConfig>,
     /// Hears where it really listens.
-    pub ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    pub on_ready: Box<dyn FnOnce(SocketAddr) + Send>,
 }
 
 /// How long a client may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(20);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long those who are being answered may take to hear the end of it.
-const FAREWELL: Duration = Duration::from_secs(3);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How many connections there may be.
-const CONNECTIONS: usize = 2048;
+const MAX_CONNECTIONS: usize = 2048;
 
 /// Serves until the program is told to end; then the answers that are being given end, and are stored.
-///
-/// # Errors
-/// When it cannot listen there.
-pub fn serve(app: &Arc<App>, address: Address) -> Result<(), SeamError> {
+pub fn serve(app: &Arc<App>, address: ListenOptions) -> Result<(), Error> {
     let failed = |e: std::io::Error| {
         let why = match e.kind() {
             std::io::ErrorKind::AddrInUse => {
@@ -51,28 +48,28 @@ pub fn serve(app: &Arc<App>, address: Address) -> Result<(), SeamError> {
             }
             _ => e.to_string(),
         };
-        SeamError::new(format!("listening on {}", address.listen), why)
+        Error::unavailable(format!("listening on {}", address.address), why)
     };
     // One thread is enough to pass things on: whatever takes long is done elsewhere, and the model wants the processors.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(failed)?;
-    let listener = runtime.block_on(TcpListener::bind(address.listen)).map_err(failed)?;
+    let listener = runtime.block_on(TcpListener::bind(address.address)).map_err(failed)?;
     let here = listener.local_addr().map_err(failed)?;
-    (address.ready)(here);
+    (address.on_ready)(here);
     let router = routes(app);
     runtime.block_on(async {
         let (end, ended) = watch::channel(false);
         tokio::select! {
-            () = accept(&listener, address.tls.as_ref(), &router, &ended) => {}
-            () = told_to_end() => {}
+            () = accept_connections(&listener, address.tls.as_ref(), &router, &ended) => {}
+            () = shutdown_signal() => {}
         }
         drop(listener);
         // Whoever asked hears the end of their answer, and what was said is stored before anything else.
         let closing = Arc::clone(app);
-        let closed = tokio::task::spawn_blocking(move || closing.close());
+        let closed = tokio::task::spawn_blocking(move || closing.shutdown());
         let _ = closed.await;
         let _ = end.send(true);
-        let _ = timeout(FAREWELL, async {
+        let _ = timeout(SHUTDOWN_TIMEOUT, async {
             while end.receiver_count() > 1 {
                 sleep(Duration::from_millis(20)).await;
             }
@@ -83,8 +80,13 @@ pub fn serve(app: &Arc<App>, address: Address) -> Result<(), SeamError> {
     Ok(())
 }
 
-async fn accept(listener: &TcpListener, tls: Option<&Tls>, router: &Router, ended: &watch::Receiver<bool>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+async fn accept_connections(
+    listener: &TcpListener,
+    tls: Option<&TlsConfig>,
+    router: &Router,
+    ended: &watch::Receiver<bool>,
+) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
@@ -93,12 +95,14 @@ async fn accept(listener: &TcpListener, tls: Option<&Tls>, router: &Router, ende
                 tokio::spawn(async move {
                     let _ = stream.set_nodelay(true);
                     match tls {
-                        None => converse(stream, peer, router, ended).await,
-                        Some(Tls(acceptor)) => match timeout(PATIENCE, acceptor.accept(stream)).await {
-                            Ok(Ok(stream)) => converse(stream, peer, router, ended).await,
-                            Ok(Err(why)) => tracing::debug!("{peer} speaks no TLS: {why}"),
-                            Err(_) => tracing::debug!("{peer} said nothing"),
-                        },
+                        None => serve_connection(stream, peer, router, ended).await,
+                        Some(TlsConfig(acceptor)) => {
+                            match timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await {
+                                Ok(Ok(stream)) => serve_connection(stream, peer, router, ended).await,
+                                Ok(Err(why)) => tracing::debug!("{peer} speaks no TLS: {why}"),
+                                Err(_) => tracing::debug!("{peer} said nothing"),
+                            }
+                        }
                     }
                     drop(place);
                 });
@@ -112,21 +116,21 @@ async fn accept(listener: &TcpListener, tls: Option<&Tls>, router: &Router, ende
     }
 }
 
-async fn converse(
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
     router: Router,
     mut ended: watch::Receiver<bool>,
 ) {
     let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer.ip()));
+        request.extensions_mut().insert(PeerIp(peer.ip()));
         let router = router.clone();
         async move { tower::ServiceExt::oneshot(router, request).await }
     });
     let mut connection = std::pin::pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
+            .header_read_timeout(HEADER_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service)
     );
     tokio::select! {
@@ -137,13 +141,13 @@ async fn converse(
         }
         () = async { drop(ended.wait_for(|ended| *ended).await) } => {
             connection.as_mut().graceful_shutdown();
-            let _ = timeout(FAREWELL, connection).await;
+            let _ = timeout(SHUTDOWN_TIMEOUT, connection).await;
         }
     }
 }
 
 /// Ctrl-C, or whatever else ends programs here.
-async fn told_to_end() {
+async fn shutdown_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -1,12 +1,15 @@
 //! The Model Context Protocol: other programs' models remember and recall through Halo, over HTTP or standard input and output.
 
-use crate::answer::{Answer, Refusal};
 use crate::app::App;
-use crate::halo::{find, texts_of, within};
+use crate::error::{ApiResult, ErrorResponse};
+use crate::halo::{chunk_texts, run_in_session, search_index};
 use axum::Router;
-use halo_core::seams::{Flow, Kind, SeamError};
+use halo_core::Error;
+use halo_core::model::StepFlow;
+use halo_core::store::RecordKind;
 use halo_core::token::{ChunkId, Role};
-use halo_engine::signal::Signal;
+use halo_engine::event::ChangeAction;
+use halo_engine::manual_edit::ManualEdit;
 use halo_engine::tools::notes;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, InitializeResult,
@@ -21,16 +24,16 @@ use std::sync::Arc;
 
 /// What a client of the protocol talks to.
 #[derive(Clone)]
-struct Memory {
+struct McpServer {
     app: Arc<App>,
 }
 
 pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
-    let memory = Memory { app: Arc::clone(app) };
+    let memory = McpServer { app: Arc::clone(app) };
     // Hosts and origins are looked at before anything comes here.
     let config = StreamableHttpServerConfig::default()
         .disable_allowed_hosts()
-        .with_max_request_body_bytes(app.limits.body)
+        .with_max_request_body_bytes(app.limits.max_body_bytes)
         .with_json_response(true)
         .with_legacy_session_mode(false);
     let sessions = Arc::new(LocalSessionManager::default());
@@ -39,25 +42,22 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
 }
 
 /// Speaks the protocol on standard input and output, until the other side has heard enough.
-///
-/// # Errors
-/// When the other side does not speak it.
-pub fn speak_mcp(app: &Arc<App>) -> Result<(), SeamError> {
-    let failed = |what: &str, why: String| SeamError::new(what, why);
+pub fn serve_mcp_stdio(app: &Arc<App>) -> Result<(), Error> {
+    let failed = |what: &str, why: String| Error::internal(what, why);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|e| failed("starting", e.to_string()))?;
     let done = runtime.block_on(async {
-        let memory = Memory { app: Arc::clone(app) };
+        let memory = McpServer { app: Arc::clone(app) };
         let served = memory.serve(rmcp::transport::stdio()).await.map_err(|e| e.to_string())?;
         served.waiting().await.map_err(|e| e.to_string()).map(drop)
     });
-    app.close();
+    app.shutdown();
     runtime.shutdown_background();
     done.map_err(|why| failed("speaking the Model Context Protocol", why))
 }
 
 /// The tools: name, what it does, whether it only looks, and what it takes, with which of that must be there.
-type Described = (
+type McpToolSpec = (
     &'static str,
     &'static str,
     bool,
@@ -65,17 +65,17 @@ type Described = (
     &'static [&'static str],
 );
 
-const CONVERSATION: (&str, &str, &str) =
+const CONVERSATION_ARGUMENT: (&str, &str, &str) =
     ("conversation", "string", "Which conversation; 'main' if none is named");
 
-const TOOLS: [Described; 5] = [
+const TOOLS: [McpToolSpec; 5] = [
     (
         "recall",
         "Finds what was said in a conversation, by meaning and by words, however long ago, and says why it was found.",
         true,
         &[
             ("query", "string", "What to look for"),
-            CONVERSATION,
+            CONVERSATION_ARGUMENT,
             ("most", "integer", "How many paragraphs at most, 1 to 50; 5 if it is not said"),
         ],
         &["query"],
@@ -84,34 +84,34 @@ const TOOLS: [Described; 5] = [
         "remember",
         "Keeps a text in a conversation, word for word, so that it can be recalled and comes back when it matters.",
         false,
-        &[("text", "string", "What to keep"), CONVERSATION],
+        &[("text", "string", "What to keep"), CONVERSATION_ARGUMENT],
         &["text"],
     ),
     (
         "pin",
         "Makes a paragraph as bright as can be, so that it never leaves the window of the conversation.",
         false,
-        &[("chunk", "string", "Its name, such as u4.0, as recall tells it"), CONVERSATION],
+        &[("chunk", "string", "Its name, such as u4.0, as recall tells it"), CONVERSATION_ARGUMENT],
         &["chunk"],
     ),
     (
         "resurrect",
         "Calls a paragraph that has left the window back to its own place, pinned, with what it belongs to.",
         false,
-        &[("chunk", "string", "Its name, such as u4.0, as recall tells it"), CONVERSATION],
+        &[("chunk", "string", "Its name, such as u4.0, as recall tells it"), CONVERSATION_ARGUMENT],
         &["chunk"],
     ),
     (
         "notes",
         "Reads the notes of a conversation, a JSON document; with 'text', writes them.",
         false,
-        &[("text", "string", "The new notes, as JSON"), CONVERSATION],
+        &[("text", "string", "The new notes, as JSON"), CONVERSATION_ARGUMENT],
         &[],
     ),
 ];
 
-fn tools() -> Vec<Tool> {
-    let described = |(name, about, looks, takes, must): &Described| {
+fn tool_list() -> Vec<Tool> {
+    let described = |(name, about, looks, takes, must): &McpToolSpec| {
         let properties: JsonObject = takes
             .iter()
             .map(|(name, kind, about)| ((*name).to_owned(), json!({ "type": kind, "description": about })))
@@ -129,7 +129,7 @@ fn tools() -> Vec<Tool> {
     TOOLS.iter().map(described).collect()
 }
 
-impl ServerHandler for Memory {
+impl ServerHandler for McpServer {
     fn get_info(&self) -> InitializeResult {
         InitializeResult::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("halo", env!("CARGO_PKG_VERSION")))
@@ -144,7 +144,7 @@ impl ServerHandler for Memory {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools()))
+        Ok(ListToolsResult::with_all_items(tool_list()))
     }
 
     async fn call_tool(
@@ -163,16 +163,16 @@ impl ServerHandler for Memory {
         {
             return Err(ErrorData::invalid_params(format!("{name} needs '{missing}', a text"), None));
         }
-        let done = match self.call(name, &values).await {
+        let done = match self.run_tool(name, &values).await {
             Ok(told) => CallToolResult::success(vec![ContentBlock::text(told)]),
-            Err(why) => CallToolResult::error(vec![ContentBlock::text(why.what())]),
+            Err(why) => CallToolResult::error(vec![ContentBlock::text(why.message())]),
         };
         Ok(done.into())
     }
 }
 
-impl Memory {
-    async fn call(&self, tool: &str, values: &JsonObject) -> Answer<String> {
+impl McpServer {
+    async fn run_tool(&self, tool: &str, values: &JsonObject) -> ApiResult<String> {
         let text = |key: &str| values.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let name =
             Some(text("conversation")).filter(|name| !name.is_empty()).unwrap_or_else(|| "main".into());
@@ -181,23 +181,26 @@ impl Memory {
                 let most = values.get("most").and_then(Value::as_u64).unwrap_or(5).clamp(1, 50) as usize;
                 self.recall(name, text("query"), most).await
             }
-            "remember" => self.remember(name, text("text")).await,
-            "pin" => self.signal(name, Signal::Pin, &text("chunk")).await,
-            "resurrect" => self.signal(name, Signal::Resurrect, &text("chunk")).await,
-            _ => self.notes(name, values.get("text").and_then(Value::as_str).map(str::to_owned)).await,
+            "remember" => self.append_text(name, text("text")).await,
+            "pin" => self.edit_chunk(name, ManualEdit::Pin, &text("chunk")).await,
+            "resurrect" => self.edit_chunk(name, ManualEdit::Resurrect, &text("chunk")).await,
+            _ => {
+                self.read_or_write_notes(name, values.get("text").and_then(Value::as_str).map(str::to_owned))
+                    .await
+            }
         }
     }
 
-    async fn recall(&self, name: String, query: String, most: usize) -> Answer<String> {
+    async fn recall(&self, name: String, query: String, most: usize) -> ApiResult<String> {
         let app = Arc::clone(&self.app);
-        crate::answer::aside(move || {
+        crate::error::spawn_blocking(move || {
             if query.trim().is_empty() {
-                return Err(Refusal::bad("say what to look for"));
+                return Err(ErrorResponse::bad_request("say what to look for"));
             }
-            let standing = app.look(&name)?.seen.standing;
-            let found = find(&app, &standing, &query, most)?;
+            let standing = app.view_conversation(&name)?.snapshot.state;
+            let found = search_index(&app, &standing, &query, most)?;
             let chunks: Vec<ChunkId> = found.iter().map(|found| found.hit.chunk).collect();
-            let texts = texts_of(&app, &name, &standing.timeline, &chunks)?;
+            let texts = chunk_texts(&app, &name, &standing.timeline, &chunks)?;
             let told: Vec<Value> = (found.iter().zip(texts))
                 .map(|(found, (text, live))| {
                     json!({
@@ -214,51 +217,51 @@ impl Memory {
         .await
     }
 
-    async fn remember(&self, name: String, text: String) -> Answer<String> {
+    async fn append_text(&self, name: String, text: String) -> ApiResult<String> {
         let app = Arc::clone(&self.app);
-        let desk = crate::answer::aside(move || app.desk_or_new(&name)).await?;
-        within(&desk, move |session| {
+        let desk = crate::error::spawn_blocking(move || app.open_or_create_conversation(&name)).await?;
+        run_in_session(&desk, move |session| {
             if text.trim().is_empty() {
-                return Err(Refusal::bad("the text is empty: say what to keep"));
+                return Err(ErrorResponse::bad_request("the text is empty: say what to keep"));
             }
-            session.tell(&[(Role::User, text)], &mut || Flow::Continue)?;
+            session.append_messages(&[(Role::User, text)], &mut || StepFlow::Continue)?;
             let turn = session.timeline().turns().last().map_or(0, |turn| turn.id.0);
-            Ok((format!("kept, in turn {turn}"), Some(("told", Vec::new()))))
+            Ok((format!("kept, in turn {turn}"), Some((ChangeAction::MessagesAppended, Vec::new()))))
         })
         .await
     }
 
-    async fn signal(&self, name: String, signal: Signal, chunk: &str) -> Answer<String> {
-        let chunk: ChunkId = chunk.parse().map_err(|e| Refusal::bad(format!("{e}")))?;
+    async fn edit_chunk(&self, name: String, signal: ManualEdit, chunk: &str) -> ApiResult<String> {
+        let chunk: ChunkId = chunk.parse().map_err(|e| ErrorResponse::bad_request(format!("{e}")))?;
         let app = Arc::clone(&self.app);
-        let desk = crate::answer::aside(move || app.desk(&name)).await?;
-        within(&desk, move |session| {
-            let sent = session.signal(signal, &[chunk])?;
-            let chunks: Vec<ChunkId> = sent.done.names().into_iter().collect();
+        let desk = crate::error::spawn_blocking(move || app.open_conversation(&name)).await?;
+        run_in_session(&desk, move |session| {
+            let sent = session.apply_edit(signal, &[chunk])?;
+            let chunks: Vec<ChunkId> = sent.change.named_chunks().into_iter().collect();
             let names: Vec<String> = chunks.iter().map(ToString::to_string).collect();
-            Ok((format!("{}: {}", signal.done(), names.join(" ")), Some((signal.done(), chunks))))
+            Ok((format!("{}: {}", signal.result_text(), names.join(" ")), Some((signal.action(), chunks))))
         })
         .await
     }
 
-    async fn notes(&self, name: String, text: Option<String>) -> Answer<String> {
+    async fn read_or_write_notes(&self, name: String, text: Option<String>) -> ApiResult<String> {
         if let Some(why) = text.as_ref().and_then(|text| serde_json::from_str::<Value>(text).err()) {
-            return Err(Refusal::bad(format!("the notes are no JSON: {why}")));
+            return Err(ErrorResponse::bad_request(format!("the notes are no JSON: {why}")));
         }
         let (app, named) = (Arc::clone(&self.app), name.clone());
         let Some(text) = text else {
-            return crate::answer::aside(move || {
-                app.look(&named)?;
-                let kept = app.read(|store| store.records(&named, Kind::Note))?;
-                let note = kept.into_iter().find(|note| note.key == notes::FILE);
+            return crate::error::spawn_blocking(move || {
+                app.view_conversation(&named)?;
+                let kept = app.with_reader(|store| store.records(&named, RecordKind::Note))?;
+                let note = kept.into_iter().find(|note| note.key == notes::NOTES_FILE);
                 Ok(note.map_or_else(|| "{}".to_owned(), |note| note.value))
             })
             .await;
         };
-        let desk = crate::answer::aside(move || app.desk(&named)).await?;
-        within(&desk, move |session| {
-            session.store().put_record(&name, Kind::Note, notes::FILE, Some(&text))?;
-            Ok(("noted".to_owned(), Some(("noted", Vec::new()))))
+        let desk = crate::error::spawn_blocking(move || app.open_conversation(&named)).await?;
+        run_in_session(&desk, move |session| {
+            session.store().put_record(&name, RecordKind::Note, notes::NOTES_FILE, Some(&text))?;
+            Ok(("noted".to_owned(), Some((ChangeAction::NotesWritten, Vec::new()))))
         })
         .await
     }

@@ -10,14 +10,14 @@ use axum::routing::get;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-macro_rules! files {
+macro_rules! embedded_files {
     ($($path:literal),* $(,)?) => {
         &[$(($path, include_str!(concat!("../../../web/", $path)))),*]
     };
 }
 
 /// The files of the page.
-const FILES: &[(&str, &str)] = files![
+const PAGE_FILES: &[(&str, &str)] = embedded_files![
     "index.html",
     "halo.css",
     "rooms.css",
@@ -40,13 +40,13 @@ const FILES: &[(&str, &str)] = files![
 ];
 
 /// Nothing from elsewhere, nothing that is written into the page, and no page around it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     let mut router = Router::new();
-    for &(path, content) in FILES {
-        let serve = move |headers: HeaderMap| async move { file(path, content, &headers) };
+    for &(path, content) in PAGE_FILES {
+        let serve = move |headers: HeaderMap| async move { serve_file(path, content, &headers) };
         router = router.route(&format!("/{path}"), get(serve));
         if path == "index.html" {
             router = router.route("/", get(serve));
@@ -55,7 +55,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
     router
 }
 
-fn file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
+fn serve_file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
     let kind = match path.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
@@ -68,7 +68,7 @@ fn file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(CSP));
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         headers.insert(ETAG, tag);
     }

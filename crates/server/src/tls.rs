@@ -1,6 +1,6 @@
 //! TLS, for those who listen beyond this machine.
 
-use halo_core::seams::SeamError;
+use halo_core::Error;
 use std::path::Path;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
@@ -11,16 +11,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// A certificate, and the key to it.
 #[derive(Clone)]
-pub struct Tls(pub(crate) TlsAcceptor);
+pub struct TlsConfig(pub(crate) TlsAcceptor);
 
-impl Tls {
+impl TlsConfig {
     /// Reads a certificate with those that vouch for it, and its key: two files in PEM.
-    ///
-    /// # Errors
-    /// When they cannot be read, or do not fit each other.
-    pub fn read(certificate: &Path, key: &Path) -> Result<Self, SeamError> {
-        let failed =
-            |path: &Path, why: String| SeamError::new(format!("reading {} for TLS", path.display()), why);
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, Error> {
+        let failed = |path: &Path, why: String| {
+            Error::invalid_input(format!("reading {} for TLS", path.display()), why)
+        };
         let chain =
             CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let chain = chain.map_err(|e| failed(certificate, e.to_string()))?;

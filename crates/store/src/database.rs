@@ -4,23 +4,25 @@
 //! written anew. Opening reads the blocks and the bodies of what is live, nothing else. Whoever commits must
 //! have seen the last entry of the log: a second writer is refused, whatever the locks say.
 
-use crate::block::{self, BLOCK};
-use crate::compact;
-use crate::messages;
+use crate::block::{self, CHUNKS_PER_BLOCK};
+use crate::log_compaction;
+use crate::message_keys;
 use crate::postgres::Postgres;
-use crate::rows::{self, key};
-use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
-use crate::sqlite::{Mode, Sqlite};
-use crate::worlds;
-use halo_core::body::Body;
+use crate::row_store;
+use crate::rows::{self, row_key};
+use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
+use crate::sqlite::{OpenMode, Sqlite};
+use halo_core::Error;
 use halo_core::change::{Append, Change};
-use halo_core::seams::{
-    Access, Durability, Embedding, Entry, Kind, MessageKey, MessageLookup, Record, SeamError, Store, Summary,
+use halo_core::chunk_body::ChunkBody;
+use halo_core::conversation_copy::TurnCopy;
+use halo_core::dirty_rows::DirtyRows;
+use halo_core::store::{
+    Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
+    RecordKind, Store,
 };
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
-use halo_core::told::Told;
-use halo_core::touch::Touched;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,47 +30,45 @@ use std::str::FromStr;
 
 /// Where a store is: `sqlite:PATH` or `postgres://…`.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Location {
-    /// A file.
+pub enum StoreLocation {
     Sqlite(PathBuf),
     /// A server; the address may hold a password.
     Postgres(String),
 }
 
-impl FromStr for Location {
-    type Err = SeamError;
+impl FromStr for StoreLocation {
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, SeamError> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(path) = text.strip_prefix("sqlite:").filter(|p| !p.is_empty()) {
             if path.starts_with('~') {
                 let why = format!(
                     "'{text}': the shell writes ~ out only at the start of a word; write $HOME instead"
                 );
-                return Err(SeamError::new("opening the store", why));
+                return Err(Error::invalid_input("opening the store", why));
             }
             // SQLite takes some names for more than names (:memory:, file:…); a whole path is only a path.
-            let path =
-                std::path::absolute(path).map_err(|e| SeamError::new("opening the store", e.to_string()))?;
-            return Ok(Location::Sqlite(path));
+            let path = std::path::absolute(path)
+                .map_err(|e| Error::unavailable("opening the store", e.to_string()))?;
+            return Ok(StoreLocation::Sqlite(path));
         }
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            return Ok(Location::Postgres(text.to_owned()));
+            return Ok(StoreLocation::Postgres(text.to_owned()));
         }
         // It may hold a password.
         let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
         let why = format!(
             "'{scheme}:…' is not the address of a store: write sqlite:PATH or postgres://USER@HOST/DATABASE"
         );
-        Err(SeamError::new("opening the store", why))
+        Err(Error::invalid_input("opening the store", why))
     }
 }
 
-impl fmt::Display for Location {
-    /// Without a password.
+impl fmt::Display for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Location::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            Location::Postgres(url) => {
+            StoreLocation::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreLocation::Postgres(url) => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", ""));
                 let rest = rest.split('?').next().unwrap_or_default();
                 let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
@@ -78,7 +78,7 @@ impl fmt::Display for Location {
     }
 }
 
-impl fmt::Debug for Location {
+impl fmt::Debug for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -86,83 +86,76 @@ impl fmt::Debug for Location {
 
 /// Conversations in a database.
 pub struct Database {
-    pub(crate) sql: Box<dyn Sql + Send>,
-    location: Location,
-    open: BTreeMap<String, Open>,
+    pub(crate) sql: Box<dyn SqlConnection + Send>,
+    location: StoreLocation,
+    open_conversations: BTreeMap<String, OpenConversation>,
 }
 
 /// What is remembered of a conversation that is being written.
 #[derive(Clone, Debug)]
-struct Open {
+struct OpenConversation {
     id: i64,
     seq: i64,
     tokens: u64,
-    places: usize,
-    blocks: usize,
+    chunk_count: usize,
+    block_count: usize,
     /// What streamed in last: the first and the last entry of it, and all of it.
-    tail: Option<(i64, i64, Append)>,
+    streamed_tail: Option<(i64, i64, Append)>,
     /// The last entry that scored, if it was seen.
-    scored: Option<(i64, Change)>,
+    last_score: Option<(i64, Change)>,
     /// Whether tokens have moved from chunk to chunk since, as far as is known.
-    restructured: bool,
+    tokens_moved: bool,
 }
 
 impl Database {
     /// Opens a store to read and write, and makes it where there is none.
-    ///
-    /// # Errors
-    /// When it cannot be reached or written, is damaged, or is newer than this program.
-    pub fn open(location: &Location) -> Result<Self, SeamError> {
-        Self::open_as(location, Mode::Write)
+    pub fn open(location: &StoreLocation) -> Result<Self, Error> {
+        Self::open_with_mode(location, OpenMode::Write)
     }
 
     /// Opens a store to read. A file that cannot be written is fine.
-    ///
-    /// # Errors
-    /// When it cannot be reached, is damaged, or is newer than this program.
-    pub fn open_to_read(location: &Location) -> Result<Self, SeamError> {
-        Self::open_as(location, Mode::Read)
+    pub fn open_read_only(location: &StoreLocation) -> Result<Self, Error> {
+        Self::open_with_mode(location, OpenMode::Read)
     }
 
-    fn open_as(location: &Location, mode: Mode) -> Result<Self, SeamError> {
+    fn open_with_mode(location: &StoreLocation, mode: OpenMode) -> Result<Self, Error> {
         let what = || format!("opening the store {location}");
-        let sql: Box<dyn Sql + Send> = match location {
-            Location::Sqlite(path) => Box::new(Sqlite::open(path, mode, None).map_err(|e| e.doing(what()))?),
-            Location::Postgres(url) => {
-                Box::new(Postgres::connect(url, mode == Mode::Write).map_err(|e| e.doing(what()))?)
+        let sql: Box<dyn SqlConnection + Send> = match location {
+            StoreLocation::Sqlite(path) => {
+                Box::new(Sqlite::open(path, mode, None).map_err(|e| e.with_context(what()))?)
+            }
+            StoreLocation::Postgres(url) => {
+                Box::new(Postgres::connect(url, mode == OpenMode::Write).map_err(|e| e.with_context(what()))?)
             }
         };
-        Ok(Self { sql, location: location.clone(), open: BTreeMap::new() })
+        Ok(Self { sql, location: location.clone(), open_conversations: BTreeMap::new() })
     }
 
     /// Opens a file through a layer that SQLite knows by that name: for tests that break disks.
-    ///
-    /// # Errors
-    /// As [`Database::open`].
-    pub fn open_through(path: &Path, vfs: &str) -> Result<Self, SeamError> {
-        let sql = Sqlite::open(path, Mode::Write, Some(vfs)).map_err(|e| e.doing("opening the store"))?;
-        Ok(Self { sql: Box::new(sql), location: Location::Sqlite(path.to_owned()), open: BTreeMap::new() })
+    pub fn open_with_vfs(path: &Path, vfs: &str) -> Result<Self, Error> {
+        let sql = Sqlite::open(path, OpenMode::Write, Some(vfs))
+            .map_err(|e| e.with_context("opening the store"))?;
+        Ok(Self {
+            sql: Box::new(sql),
+            location: StoreLocation::Sqlite(path.to_owned()),
+            open_conversations: BTreeMap::new(),
+        })
     }
 
-    /// Where it is.
     #[must_use]
-    pub fn location(&self) -> &Location {
+    pub fn location(&self) -> &StoreLocation {
         &self.location
     }
 
-    /// Bytes on disk.
-    ///
-    /// # Errors
-    /// When it cannot be asked.
-    pub fn bytes(&mut self) -> Result<u64, SeamError> {
-        self.sql.bytes().map_err(|e| e.doing("measuring the store"))
+    pub fn size_on_disk(&mut self) -> Result<u64, Error> {
+        self.sql.size_on_disk().map_err(|e| e.with_context("measuring the store"))
     }
 
     /// Does `work` in one transaction.
-    pub(crate) fn within<T>(
+    pub(crate) fn in_transaction<T>(
         &mut self,
         writes: Option<Durability>,
-        work: impl FnOnce(&mut dyn Sql) -> Result<T, SqlError>,
+        work: impl FnOnce(&mut dyn SqlConnection) -> Result<T, SqlError>,
     ) -> Result<T, SqlError> {
         self.sql.begin(writes)?;
         let done = work(&mut *self.sql).and_then(|value| self.sql.commit().map(|()| value));
@@ -172,33 +165,33 @@ impl Database {
         done
     }
 
-    pub(crate) fn claim(&mut self, conversation: &str) -> Result<(), SqlError> {
-        self.sql.claim(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
+    pub(crate) fn lock_conversation(&mut self, conversation: &str) -> Result<(), SqlError> {
+        self.sql.lock(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
     }
 
-    pub(crate) fn is_claimed(&mut self, conversation: &str) -> Result<bool, SqlError> {
-        self.sql.is_claimed(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
+    pub(crate) fn is_locked_elsewhere(&mut self, conversation: &str) -> Result<bool, SqlError> {
+        self.sql.is_locked_elsewhere(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()))
     }
 
-    pub(crate) fn release_claim(&mut self, conversation: &str) {
-        self.sql.release_one(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()));
+    pub(crate) fn unlock_conversation(&mut self, conversation: &str) {
+        self.sql.unlock(xxhash_rust::xxh3::xxh3_64(conversation.as_bytes()));
     }
 
     /// Forgets what is remembered of a conversation that something else has rewritten.
-    pub(crate) fn forget_open(&mut self, conversation: &str) {
-        self.open.remove(conversation);
+    pub(crate) fn drop_open_state(&mut self, conversation: &str) {
+        self.open_conversations.remove(conversation);
     }
 
     fn load_inner(&mut self, conversation: &str, access: Access) -> Result<Timeline, SqlError> {
-        rows::check_name(conversation)?;
-        worlds::check(conversation)?;
+        rows::check_conversation_name(conversation)?;
+        row_store::check_conversation_name(conversation)?;
         if access == Access::Write {
-            self.claim(conversation)?;
+            self.lock_conversation(conversation)?;
         }
-        let (open, mut timeline) = self.within(None, |sql| load(sql, conversation))?;
+        let (open, mut timeline) = self.in_transaction(None, |sql| load_conversation(sql, conversation))?;
         timeline.set_revision(open.seq.cast_unsigned());
         if access == Access::Write {
-            self.open.insert(conversation.to_owned(), open);
+            self.open_conversations.insert(conversation.to_owned(), open);
         }
         Ok(timeline)
     }
@@ -210,352 +203,371 @@ impl Database {
         after: &Timeline,
         durability: Durability,
     ) -> Result<(), SqlError> {
-        let refused = || SqlError::refused("it was not opened to be written");
-        let mut open = self.open.remove(conversation).ok_or_else(refused)?;
-        let done = self.within(Some(durability), |sql| open.write(sql, conversation, change, after));
+        let refused = || SqlError::invalid_input("it was not opened to be written");
+        let mut open = self.open_conversations.remove(conversation).ok_or_else(refused)?;
+        let done =
+            self.in_transaction(Some(durability), |sql| open.write_change(sql, conversation, change, after));
         match &done {
-            Ok(written) => open.remember(written.clone(), change, after),
+            Ok(written) => open.advance_to(written.clone(), change, after),
             // What was only in memory is only as good as the commit.
-            Err(_) => (open.tail, open.scored, open.restructured) = (None, None, true),
+            Err(_) => (open.streamed_tail, open.last_score, open.tokens_moved) = (None, None, true),
         }
-        self.open.insert(conversation.to_owned(), open);
+        self.open_conversations.insert(conversation.to_owned(), open);
         done.map(drop)
     }
 
-    /// [`Store::transact_all`].
-    fn commit_all(
+    fn commit_batch(
         &mut self,
         conversation: &str,
         timeline: &mut Timeline,
         changes: &[Change],
-    ) -> Result<(), SeamError> {
+    ) -> Result<(), Error> {
         let all = Change::Batch(changes.to_vec());
-        let away = timeline.away(&all);
-        self.bring(conversation, timeline, &away)?;
+        let away = timeline.missing_bodies(&all);
+        self.load_bodies(conversation, timeline, &away)?;
         let mut draft = timeline.clone();
         for change in changes {
             draft.apply(change)?;
         }
-        let refused = || SqlError::refused("it was not opened to be written");
-        let done = self.open.remove(conversation).ok_or_else(refused).and_then(|mut open| {
+        let refused = || SqlError::invalid_input("it was not opened to be written");
+        let done = self.open_conversations.remove(conversation).ok_or_else(refused).and_then(|mut open| {
             let mut next = open.clone();
-            let done = self.within(Some(Durability::Now), |sql| {
-                next.write_all(sql, conversation, changes, &all, &draft)
+            let done = self.in_transaction(Some(Durability::Immediate), |sql| {
+                next.write_changes(sql, conversation, changes, &all, &draft)
             });
             match &done {
                 Ok(()) => open = next,
-                Err(_) => (open.tail, open.scored, open.restructured) = (None, None, true),
+                Err(_) => (open.streamed_tail, open.last_score, open.tokens_moved) = (None, None, true),
             }
             let seq = open.seq;
-            self.open.insert(conversation.to_owned(), open);
+            self.open_conversations.insert(conversation.to_owned(), open);
             done.map(|()| seq)
         });
-        let seq = done.map_err(|e| e.doing(format!("saving '{conversation}'")))?;
+        let seq = done.map_err(|e| e.with_context(format!("saving '{conversation}'")))?;
         draft.set_revision(seq.cast_unsigned());
         *timeline = draft;
         Ok(())
     }
 
-    /// [`Store::hold`].
-    fn hold_again(&mut self, conversation: &str, revision: u64) -> Result<bool, SqlError> {
-        self.claim(conversation)?;
+    fn relock_if_unchanged(&mut self, conversation: &str, revision: u64) -> Result<bool, SqlError> {
+        self.lock_conversation(conversation)?;
         let mut seq = 0;
         let select = "SELECT seq FROM conversation WHERE name = $1";
-        self.sql.query(select, &[Cell::Text(conversation)], &mut |row| {
+        self.sql.query(select, &[SqlValue::Text(conversation)], &mut |row| {
             seq = row.count(0)?;
             Ok(())
         })?;
-        let same = seq == revision && self.open.contains_key(conversation);
+        let same = seq == revision && self.open_conversations.contains_key(conversation);
         if !same {
-            self.release_claim(conversation);
+            self.unlock_conversation(conversation);
         }
         Ok(same)
     }
 
-    /// [`Store::rename`].
-    fn rename_to(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
-        let named = rows::check_name(to).and_then(|()| worlds::check(to));
-        let done = named.and_then(|()| self.id(from)).and_then(|id| {
-            self.claim(from)?;
-            self.claim(to)?;
-            self.open.remove(from);
-            self.within(Some(Durability::Now), |sql| {
-                if rows::find(sql, to)?.is_some() {
-                    return Err(SqlError::refused(format!("there is a conversation '{to}' already")));
+    fn rename_inner(&mut self, from: &str, to: &str) -> Result<(), Error> {
+        let named = rows::check_conversation_name(to).and_then(|()| row_store::check_conversation_name(to));
+        let done = named.and_then(|()| self.conversation_id(from)).and_then(|id| {
+            self.lock_conversation(from)?;
+            self.lock_conversation(to)?;
+            self.open_conversations.remove(from);
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                if rows::find_conversation_id(sql, to)?.is_some() {
+                    return Err(SqlError::conflict(format!("there is a conversation '{to}' already")));
                 }
                 let rename = "UPDATE conversation SET name = $1 WHERE id = $2";
-                sql.run(rename, &[Cell::Text(to), Cell::Int(id)]).map(drop)
+                sql.execute(rename, &[SqlValue::Text(to), SqlValue::Int(id)]).map(drop)
             })
         });
-        done.map_err(|e| e.doing(format!("renaming '{from}'")))
+        done.map_err(|e| e.with_context(format!("renaming '{from}'")))
     }
 
     /// The last entry of the log that names each chunk: why it stands as it does.
-    ///
-    /// # Errors
-    /// When there is no such conversation, or its log is damaged.
-    pub fn last_mentions(&mut self, conversation: &str) -> Result<BTreeMap<ChunkId, Entry>, SeamError> {
-        let found =
-            self.id(conversation).and_then(|id| self.within(None, |sql| rows::last_mentions(sql, id)));
-        found.map_err(|e| e.doing(format!("reading the history of '{conversation}'")))
+    pub fn last_mentions(&mut self, conversation: &str) -> Result<BTreeMap<ChunkId, LogEntry>, Error> {
+        let found = self
+            .conversation_id(conversation)
+            .and_then(|id| self.in_transaction(None, |sql| rows::last_mentions(sql, id)));
+        found.map_err(|e| e.with_context(format!("reading the history of '{conversation}'")))
     }
 
     /// The conversation as its log alone tells it: what it should be, whatever else is damaged.
-    ///
-    /// # Errors
-    /// When the log cannot be read or does not fit itself.
-    pub fn replay(&mut self, conversation: &str) -> Result<Timeline, SeamError> {
-        let replayed = self.id(conversation).and_then(|id| self.within(None, |sql| rows::replay(sql, id)));
-        replayed.map_err(|e| e.doing(format!("replaying the log of '{conversation}'")))
+    pub fn replay_log(&mut self, conversation: &str) -> Result<Timeline, Error> {
+        let replayed = self
+            .conversation_id(conversation)
+            .and_then(|id| self.in_transaction(None, |sql| rows::replay_log(sql, id)));
+        replayed.map_err(|e| e.with_context(format!("replaying the log of '{conversation}'")))
     }
 
     /// The number of a conversation that exists.
-    pub(crate) fn id(&mut self, conversation: &str) -> Result<i64, SqlError> {
-        rows::find(&mut *self.sql, conversation)?.ok_or_else(|| rows::no_conversation(conversation))
+    pub(crate) fn conversation_id(&mut self, conversation: &str) -> Result<i64, SqlError> {
+        rows::find_conversation_id(&mut *self.sql, conversation)?
+            .ok_or_else(|| rows::no_such_conversation(conversation))
     }
 
     /// The number of a conversation, which is made where there is none.
-    pub(crate) fn id_or_new(&mut self, conversation: &str) -> Result<i64, SqlError> {
-        rows::check_name(conversation)?;
-        worlds::check(conversation)?;
-        match rows::find(&mut *self.sql, conversation)? {
+    pub(crate) fn find_or_create_id(&mut self, conversation: &str) -> Result<i64, SqlError> {
+        rows::check_conversation_name(conversation)?;
+        row_store::check_conversation_name(conversation)?;
+        match rows::find_conversation_id(&mut *self.sql, conversation)? {
             Some(id) => Ok(id),
-            None => self.within(Some(Durability::Now), |sql| rows::create(sql, conversation, rows::now())),
+            None => self.in_transaction(Some(Durability::Immediate), |sql| {
+                rows::create_conversation(sql, conversation, rows::now_ms())
+            }),
         }
     }
 }
 
 /// A conversation as it stands, and what is worth remembering of it.
-fn load(sql: &mut dyn Sql, conversation: &str) -> Result<(Open, Timeline), SqlError> {
+fn load_conversation(
+    sql: &mut dyn SqlConnection,
+    conversation: &str,
+) -> Result<(OpenConversation, Timeline), SqlError> {
     let mut found = None;
     let select = "SELECT id, seq, tokens, places, live, turns FROM conversation WHERE name = $1";
-    sql.query(select, &[Cell::Text(conversation)], &mut |row| {
+    sql.query(select, &[SqlValue::Text(conversation)], &mut |row| {
         let counts = [row.count(2)?, row.count(3)?, row.count(4)?, row.count(5)?];
         found = Some((row.int(0)?, row.int(1)?, counts));
         Ok(())
     })?;
     let Some((id, seq, counts)) = found else {
-        return Ok((Open::new(0, 0, &Timeline::new()), Timeline::new()));
+        return Ok((OpenConversation::new(0, 0, &Timeline::new()), Timeline::new()));
     };
     let timeline = rows::read_state(sql, id, (counts[3] as usize, counts[1] as usize))?;
-    let state = [timeline.len(), timeline.places(), timeline.live_len(), timeline.turns().len()];
+    let state = [timeline.len(), timeline.row_count(), timeline.live_len(), timeline.turns().len()];
     if state.map(|n| n as u64) != counts {
         return Err(SqlError::damaged("its counts are not those of its chunks"));
     }
-    Ok((Open::new(id, seq, &timeline), timeline))
+    Ok((OpenConversation::new(id, seq, &timeline), timeline))
 }
 
 /// What a commit has put into the log.
 #[derive(Clone, Debug)]
-struct Written {
+struct WrittenLogEntry {
     id: i64,
     seq: i64,
     /// The entry as it stands in the log, if it scores.
-    scored: Option<Change>,
+    score_entry: Option<Change>,
 }
 
-impl Open {
+impl OpenConversation {
     fn new(id: i64, seq: i64, timeline: &Timeline) -> Self {
         Self {
             id,
             seq,
             tokens: timeline.len() as u64,
-            places: timeline.places(),
-            blocks: block::blocks(timeline),
-            tail: None,
-            scored: None,
-            restructured: true,
+            chunk_count: timeline.row_count(),
+            block_count: block::block_count(timeline),
+            streamed_tail: None,
+            last_score: None,
+            tokens_moved: true,
         }
     }
 
     /// Writes a change and what it touched.
-    fn write(
+    fn write_change(
         &self,
-        sql: &mut dyn Sql,
+        sql: &mut dyn SqlConnection,
         conversation: &str,
         change: &Change,
         after: &Timeline,
-    ) -> Result<Written, SqlError> {
-        self.check(after.revision(), after)?;
-        let at = rows::now();
-        let id = self.id_or_new(sql, conversation, at)?;
+    ) -> Result<WrittenLogEntry, SqlError> {
+        self.check_revision(after.revision(), after)?;
+        let at = rows::now_ms();
+        let id = self.find_or_create_id(sql, conversation, at)?;
         let seq = self.seq + 1;
-        self.write_head(sql, id, seq, at, after)?;
-        let scored = self.write_log(sql, id, seq, at, change)?;
-        self.write_state(sql, id, &after.touched(change), after)?;
-        Ok(Written { id, seq, scored })
+        self.update_conversation_row(sql, id, seq, at, after)?;
+        let scored = self.append_log_entry(sql, id, seq, at, change)?;
+        self.write_touched_rows(sql, id, &after.dirty_rows(change), after)?;
+        Ok(WrittenLogEntry { id, seq, score_entry: scored })
     }
 
     /// Writes changes, each with an entry of its own, and what all of them touched. `after` is the state that they lead to.
-    fn write_all(
+    fn write_changes(
         &mut self,
-        sql: &mut dyn Sql,
+        sql: &mut dyn SqlConnection,
         conversation: &str,
         changes: &[Change],
         all: &Change,
         after: &Timeline,
     ) -> Result<(), SqlError> {
-        self.check(after.revision(), after)?;
-        let at = rows::now();
-        let id = self.id_or_new(sql, conversation, at)?;
-        self.write_head(sql, id, self.seq + changes.len() as i64, at, after)?;
+        self.check_revision(after.revision(), after)?;
+        let at = rows::now_ms();
+        let id = self.find_or_create_id(sql, conversation, at)?;
+        self.update_conversation_row(sql, id, self.seq + changes.len() as i64, at, after)?;
         let before = self.clone();
         for change in changes {
             let seq = self.seq + 1;
-            let scored = self.write_log(sql, id, seq, at, change)?;
-            self.remember(Written { id, seq, scored }, change, after);
+            let scored = self.append_log_entry(sql, id, seq, at, change)?;
+            self.advance_to(WrittenLogEntry { id, seq, score_entry: scored }, change, after);
         }
         // What was there before all of them tells which rows are gone.
-        before.write_state(sql, id, &after.touched(all), after)
+        before.write_touched_rows(sql, id, &after.dirty_rows(all), after)
     }
 
     /// Whether a change may be written that was planned on the state of that revision.
-    fn check(&self, revision: u64, after: &Timeline) -> Result<(), SqlError> {
+    fn check_revision(&self, revision: u64, after: &Timeline) -> Result<(), SqlError> {
         if revision != self.seq.cast_unsigned() {
             let why = "it has changed since this was loaded: open it again";
-            return Err(SqlError::new(Trouble::Busy, why));
+            return Err(SqlError::new(SqlErrorKind::Busy, why));
         }
         if self.seq >= i64::from(u32::MAX) - 1 {
-            return Err(SqlError::refused("its log is full: export it, and import it under another name"));
+            return Err(SqlError::invalid_input(
+                "its log is full: export it, and import it under another name",
+            ));
         }
         if (after.len() as u64) < self.tokens {
-            return Err(SqlError::refused("a position that was given away cannot be taken back"));
+            return Err(SqlError::conflict("a position that was given away cannot be taken back"));
         }
         Ok(())
     }
 
     /// The number of the conversation. Something may have been kept beside it before a word was said.
-    fn id_or_new(&self, sql: &mut dyn Sql, conversation: &str, at: i64) -> Result<i64, SqlError> {
+    fn find_or_create_id(
+        &self,
+        sql: &mut dyn SqlConnection,
+        conversation: &str,
+        at: i64,
+    ) -> Result<i64, SqlError> {
         match self.id {
-            0 => match rows::find(sql, conversation)? {
+            0 => match rows::find_conversation_id(sql, conversation)? {
                 Some(id) => Ok(id),
-                None => rows::create(sql, conversation, at),
+                None => rows::create_conversation(sql, conversation, at),
             },
             id => Ok(id),
         }
     }
 
     /// Writes the row of the conversation, if nobody else has since it was opened.
-    fn write_head(
+    fn update_conversation_row(
         &self,
-        sql: &mut dyn Sql,
+        sql: &mut dyn SqlConnection,
         id: i64,
         seq: i64,
         at: i64,
         after: &Timeline,
     ) -> Result<(), SqlError> {
-        let counts =
-            [after.turns().len(), after.places(), after.len(), after.live_len()].map(|n| Cell::Int(n as i64));
+        let counts = [after.turns().len(), after.row_count(), after.len(), after.live_len()]
+            .map(|n| SqlValue::Int(n as i64));
         let [turns, places, tokens, live] = counts;
         let update = "UPDATE conversation SET used = $1, seq = $2, turns = $3, places = $4, tokens = $5, live = $6 \
                       WHERE id = $7 AND seq = $8";
-        let args =
-            [Cell::Int(at), Cell::Int(seq), turns, places, tokens, live, Cell::Int(id), Cell::Int(self.seq)];
-        if sql.run(update, &args)? != 1 {
+        let args = [
+            SqlValue::Int(at),
+            SqlValue::Int(seq),
+            turns,
+            places,
+            tokens,
+            live,
+            SqlValue::Int(id),
+            SqlValue::Int(self.seq),
+        ];
+        if sql.execute(update, &args)? != 1 {
             let why = "somebody else has changed it since it was opened: open it again";
-            return Err(SqlError::new(Trouble::Busy, why));
+            return Err(SqlError::new(SqlErrorKind::Busy, why));
         }
         Ok(())
     }
 
     /// Puts a change into the log, and shortens what it makes superfluous. Returns the entry if it scores.
-    fn write_log(
+    fn append_log_entry(
         &self,
-        sql: &mut dyn Sql,
+        sql: &mut dyn SqlConnection,
         id: i64,
         seq: i64,
         at: i64,
         change: &Change,
     ) -> Result<Option<Change>, SqlError> {
-        if let Some((first, last, tail)) = &self.tail
+        if let Some((first, last, tail)) = &self.streamed_tail
             && first < last
-            && !matches!(change, Change::Append(next) if compact::goes_on(tail, next))
+            && !matches!(change, Change::Append(next) if log_compaction::continues(tail, next))
         {
-            rows::rewrite_entry(sql, key(id, *first as usize), Some(&Change::Append(tail.clone())))?;
-            let streamed = [Cell::Int(key(id, *first as usize + 1)), Cell::Int(key(id, *last as usize))];
-            sql.run("DELETE FROM log WHERE key BETWEEN $1 AND $2", &streamed)?;
+            rows::rewrite_log_entry(sql, row_key(id, *first as usize), Some(&Change::Append(tail.clone())))?;
+            let streamed =
+                [SqlValue::Int(row_key(id, *first as usize + 1)), SqlValue::Int(row_key(id, *last as usize))];
+            sql.execute("DELETE FROM log WHERE key BETWEEN $1 AND $2", &streamed)?;
         }
         let mut scored = None;
-        if compact::scores(change) {
+        if log_compaction::has_score(change) {
             let mut entry = change.clone();
             let read;
-            let last = match &self.scored {
-                Some((seq, last)) => Some((key(id, *seq as usize), last)),
+            let last = match &self.last_score {
+                Some((seq, last)) => Some((row_key(id, *seq as usize), last)),
                 None => {
-                    read = rows::last_scored(sql, id)?;
+                    read = rows::last_score_entry(sql, id)?;
                     read.as_ref().map(|(key, last)| (*key, last))
                 }
             };
             if let Some((key, last)) = last {
-                let carry = !self.restructured && !compact::restructures(change);
-                let left = compact::supersede(last, &mut entry, carry);
+                let carry = !self.tokens_moved && !log_compaction::moves_tokens_between_chunks(change);
+                let left = log_compaction::supersede(last, &mut entry, carry);
                 if left.as_ref() != Some(last) {
-                    rows::rewrite_entry(sql, key, left.as_ref())?;
+                    rows::rewrite_log_entry(sql, key, left.as_ref())?;
                 }
             }
             scored = Some(entry);
         }
-        rows::insert_entry(sql, key(id, seq as usize), at, scored.as_ref().unwrap_or(change))?;
+        rows::insert_log_entry(sql, row_key(id, seq as usize), at, scored.as_ref().unwrap_or(change))?;
         rows::insert_mentions(sql, id, seq, change)?;
         Ok(scored)
     }
 
     /// Writes the rows that a change has touched.
-    fn write_state(
+    fn write_touched_rows(
         &self,
-        sql: &mut dyn Sql,
+        sql: &mut dyn SqlConnection,
         id: i64,
-        touched: &Touched,
+        touched: &DirtyRows,
         after: &Timeline,
     ) -> Result<(), SqlError> {
-        if after.places() < self.places {
-            let gone = [Cell::Int(key(id, after.places())), Cell::Int(key(id, self.places))];
-            sql.run("DELETE FROM chunk WHERE key BETWEEN $1 AND $2", &gone)?;
+        if after.row_count() < self.chunk_count {
+            let gone =
+                [SqlValue::Int(row_key(id, after.row_count())), SqlValue::Int(row_key(id, self.chunk_count))];
+            sql.execute("DELETE FROM chunk WHERE key BETWEEN $1 AND $2", &gone)?;
         }
         // Where only brightness has changed, no index has.
         let (named, scored): (BTreeSet<usize>, BTreeSet<usize>) =
-            touched.bodies.iter().partition(|place| touched.heads.contains(place));
+            touched.bodies.iter().partition(|place| touched.headers.contains(place));
         rows::upsert_bodies(sql, id, &named, after)?;
         rows::update_bodies(sql, id, &scored, after)?;
-        let blocks = block::blocks(after);
-        let mut changed: BTreeSet<usize> = touched.heads.iter().map(|place| place / BLOCK).collect();
-        if after.places() != self.places {
-            changed.extend(self.places.min(after.places()) / BLOCK..blocks);
+        let blocks = block::block_count(after);
+        let mut changed: BTreeSet<usize> =
+            touched.headers.iter().map(|place| place / CHUNKS_PER_BLOCK).collect();
+        if after.row_count() != self.chunk_count {
+            changed.extend(self.chunk_count.min(after.row_count()) / CHUNKS_PER_BLOCK..blocks);
         }
-        if blocks < self.blocks {
-            let gone = [Cell::Int(key(id, blocks)), Cell::Int(key(id, self.blocks))];
-            sql.run("DELETE FROM block WHERE key BETWEEN $1 AND $2", &gone)?;
+        if blocks < self.block_count {
+            let gone = [SqlValue::Int(row_key(id, blocks)), SqlValue::Int(row_key(id, self.block_count))];
+            sql.execute("DELETE FROM block WHERE key BETWEEN $1 AND $2", &gone)?;
         }
         rows::upsert_blocks(sql, id, changed.into_iter().filter(|&b| b < blocks), after)
     }
 
-    /// After the commit.
-    fn remember(&mut self, written: Written, change: &Change, after: &Timeline) {
-        let Written { id, seq, scored } = written;
-        match (change, &mut self.tail) {
-            (Change::Append(next), Some((_, last, tail))) if compact::goes_on(tail, next) => {
+    fn advance_to(&mut self, written: WrittenLogEntry, change: &Change, after: &Timeline) {
+        let WrittenLogEntry { id, seq, score_entry: scored } = written;
+        match (change, &mut self.streamed_tail) {
+            (Change::Append(next), Some((_, last, tail))) if log_compaction::continues(tail, next) => {
                 tail.tokens.extend_from_slice(&next.tokens);
                 *last = seq;
             }
             (Change::Append(next), tail) => *tail = Some((seq, seq, next.clone())),
             (_, tail) => *tail = None,
         }
-        self.restructured |= compact::restructures(change);
+        self.tokens_moved |= log_compaction::moves_tokens_between_chunks(change);
         if let Some(entry) = scored {
-            (self.scored, self.restructured) = (Some((seq, entry)), compact::restructures(change));
+            (self.last_score, self.tokens_moved) =
+                (Some((seq, entry)), log_compaction::moves_tokens_between_chunks(change));
         }
         (self.id, self.seq, self.tokens) = (id, seq, after.len() as u64);
-        (self.places, self.blocks) = (after.places(), block::blocks(after));
+        (self.chunk_count, self.block_count) = (after.row_count(), block::block_count(after));
     }
 }
 
 /// A row of the table of conversations.
-fn summary(row: &Row<'_>) -> Result<Summary, SqlError> {
-    Ok(Summary {
+fn read_summary(row: &SqlRow<'_>) -> Result<ConversationSummary, SqlError> {
+    Ok(ConversationSummary {
         name: row.text(0)?.to_owned(),
         model: row.text(1)?.to_owned(),
         created: row.int(2)?,
-        used: row.int(3)?,
+        updated: row.int(3)?,
         changes: row.count(4)?,
         turns: row.count(5)?,
         tokens: row.count(6)?,
@@ -564,39 +576,39 @@ fn summary(row: &Row<'_>) -> Result<Summary, SqlError> {
 }
 
 impl Store for Database {
-    fn conversations(&mut self) -> Result<Vec<Summary>, SeamError> {
+    fn list_conversations(&mut self) -> Result<Vec<ConversationSummary>, Error> {
         let mut all = Vec::new();
         let select = "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation";
         let listed = self.sql.query(select, &[], &mut |row| {
-            all.push(summary(&row)?);
+            all.push(read_summary(&row)?);
             Ok(())
         });
-        listed.map_err(|e| e.doing("listing the conversations"))?;
-        all.retain(|known: &Summary| !worlds::is_world(&known.name));
+        listed.map_err(|e| e.with_context("listing the conversations"))?;
+        all.retain(|known: &ConversationSummary| !row_store::is_namespace(&known.name));
         // The databases sort text differently.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
 
-    fn load(&mut self, conversation: &str, access: Access) -> Result<Timeline, SeamError> {
-        self.load_inner(conversation, access).map_err(|e| e.doing(format!("opening '{conversation}'")))
+    fn load(&mut self, conversation: &str, access: Access) -> Result<Timeline, Error> {
+        self.load_inner(conversation, access).map_err(|e| e.with_context(format!("opening '{conversation}'")))
     }
 
-    fn fetch(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<Body>, SeamError> {
-        let fetched = self.id(conversation).and_then(|id| {
+    fn fetch_bodies(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<ChunkBody>, Error> {
+        let fetched = self.conversation_id(conversation).and_then(|id| {
             let fetch = |&chunk: &ChunkId| {
-                let [turn, sentence, role] = rows::name_cells(chunk);
+                let [turn, sentence, role] = rows::chunk_id_values(chunk);
                 let select = "SELECT sum, body FROM chunk WHERE conversation = $1 AND turn = $2 AND sentence = $3 AND role = $4";
                 let mut body = None;
-                self.sql.query(select, &[Cell::Int(id), turn, sentence, role], &mut |row| {
-                    body = Some(rows::body_of(&chunk, row.int(0)?, row.blob(1)?)?);
+                self.sql.query(select, &[SqlValue::Int(id), turn, sentence, role], &mut |row| {
+                    body = Some(rows::decode_body(&chunk, row.int(0)?, row.blob(1)?)?);
                     Ok(())
                 })?;
                 body.ok_or_else(|| SqlError::damaged(format!("the tokens of {chunk} are missing")))
             };
             chunks.iter().map(fetch).collect()
         });
-        fetched.map_err(|e| e.doing(format!("reading '{conversation}'")))
+        fetched.map_err(|e| e.with_context(format!("reading '{conversation}'")))
     }
 
     fn commit(
@@ -605,79 +617,82 @@ impl Store for Database {
         change: &Change,
         after: &Timeline,
         durability: Durability,
-    ) -> Result<(), SeamError> {
+    ) -> Result<(), Error> {
         let done = self.commit_inner(conversation, change, after, durability);
-        done.map_err(|e| e.doing(format!("saving '{conversation}'")))
+        done.map_err(|e| e.with_context(format!("saving '{conversation}'")))
     }
 
-    fn history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<Entry>, SeamError> {
+    fn chunk_history(&mut self, conversation: &str, chunk: ChunkId) -> Result<Vec<LogEntry>, Error> {
         let mut entries = Vec::new();
-        let done = self.id(conversation).and_then(|id| {
-            let [turn, sentence, role] = rows::name_cells(chunk);
+        let done = self.conversation_id(conversation).and_then(|id| {
+            let [turn, sentence, role] = rows::chunk_id_values(chunk);
             let select = "SELECT l.key, l.at, l.sum, l.change FROM mention m JOIN log l ON l.key = $1 + m.seq \
                           WHERE m.conversation = $2 AND m.turn = $3 AND m.sentence = $4 AND m.role = $5 ORDER BY m.seq";
-            let args = [Cell::Int(key(id, 0)), Cell::Int(id), turn, sentence, role];
+            let args = [SqlValue::Int(row_key(id, 0)), SqlValue::Int(id), turn, sentence, role];
             self.sql.query(select, &args, &mut |row| {
-                entries.push(rows::entry_of(&row)?);
+                entries.push(rows::read_log_entry(&row)?);
                 Ok(())
             })
         });
-        done.map_err(|e| e.doing(format!("reading the history of {chunk} in '{conversation}'")))?;
+        done.map_err(|e| e.with_context(format!("reading the history of {chunk} in '{conversation}'")))?;
         Ok(entries)
     }
 
-    fn as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, SeamError> {
-        let past =
-            self.id(conversation).and_then(|id| self.within(None, |sql| rows::replay_through(sql, id, turn)));
-        past.map_err(|e| e.doing(format!("looking at turn {} of '{conversation}'", turn.0)))
+    fn load_as_of(&mut self, conversation: &str, turn: TurnId) -> Result<Timeline, Error> {
+        let past = self
+            .conversation_id(conversation)
+            .and_then(|id| self.in_transaction(None, |sql| rows::replay_log_through_turn(sql, id, turn)));
+        past.map_err(|e| e.with_context(format!("looking at turn {} of '{conversation}'", turn.0)))
     }
 
-    fn times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, SeamError> {
+    fn turn_times(&mut self, conversation: &str) -> Result<Vec<(TurnId, i64)>, Error> {
         let mut times = Vec::new();
-        let done = self.id(conversation).and_then(|id| {
-            rows::appends(&mut *self.sql, id, &mut |turn, at| {
+        let done = self.conversation_id(conversation).and_then(|id| {
+            rows::for_each_append(&mut *self.sql, id, &mut |turn, at| {
                 if times.last().is_none_or(|(last, _)| *last < turn) {
                     times.push((turn, at));
                 }
             })
         });
-        done.map_err(|e| e.doing(format!("reading when the turns of '{conversation}' began")))?;
+        done.map_err(|e| e.with_context(format!("reading when the turns of '{conversation}' began")))?;
         Ok(times)
     }
 
-    fn records(&mut self, conversation: &str, kind: Kind) -> Result<Vec<Record>, SeamError> {
-        let found = rows::find(&mut *self.sql, conversation);
+    fn records(&mut self, conversation: &str, kind: RecordKind) -> Result<Vec<Record>, Error> {
+        let found = rows::find_conversation_id(&mut *self.sql, conversation);
         let records =
-            found.and_then(|id| id.map_or(Ok(vec![]), |id| rows::records(&mut *self.sql, id, kind)));
-        records.map_err(|e| e.doing(format!("reading a {} of '{conversation}'", kind.name())))
+            found.and_then(|id| id.map_or(Ok(vec![]), |id| rows::records(&mut *self.sql, id, kind.name())));
+        records.map_err(|e| e.with_context(format!("reading a {} of '{conversation}'", kind.name())))
     }
 
     fn put_record(
         &mut self,
         conversation: &str,
-        kind: Kind,
+        kind: RecordKind,
         key: &str,
         value: Option<&str>,
-    ) -> Result<(), SeamError> {
+    ) -> Result<(), Error> {
         let zero = key.contains('\0') || value.is_some_and(|v| v.contains('\0'));
         let fits =
-            if zero { Err(SqlError::refused("a record cannot hold a zero character")) } else { Ok(()) };
-        let done = fits.and_then(|()| self.id_or_new(conversation)).and_then(|id| {
-            self.within(Some(Durability::Now), |sql| rows::put_record(sql, id, kind, key, value, rows::now()))
+            if zero { Err(SqlError::invalid_input("a record cannot hold a zero character")) } else { Ok(()) };
+        let done = fits.and_then(|()| self.find_or_create_id(conversation)).and_then(|id| {
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                rows::put_record(sql, id, kind.name(), key, value, rows::now_ms())
+            })
         });
-        done.map_err(|e| e.doing(format!("saving a {} of '{conversation}'", kind.name())))
+        done.map_err(|e| e.with_context(format!("saving a {} of '{conversation}'", kind.name())))
     }
 
-    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, SeamError> {
+    fn embeddings(&mut self, conversation: &str, embedder: &str) -> Result<Vec<Embedding>, Error> {
         let mut all = Vec::new();
-        let done = rows::find(&mut *self.sql, conversation).and_then(|id| match id {
+        let done = rows::find_conversation_id(&mut *self.sql, conversation).and_then(|id| match id {
             None => Ok(()),
-            Some(id) => rows::embeddings(&mut *self.sql, id, embedder, &mut |embedding, _| {
+            Some(id) => rows::for_each_embedding(&mut *self.sql, id, embedder, &mut |embedding, _| {
                 all.push(embedding);
                 Ok(())
             }),
         });
-        done.map_err(|e| e.doing(format!("reading the embeddings of '{conversation}'")))?;
+        done.map_err(|e| e.with_context(format!("reading the embeddings of '{conversation}'")))?;
         Ok(all)
     }
 
@@ -686,71 +701,68 @@ impl Store for Database {
         conversation: &str,
         embedder: &str,
         embeddings: &[Embedding],
-    ) -> Result<(), SeamError> {
-        let done = self.id_or_new(conversation).and_then(|id| {
-            let put = |sql: &mut dyn Sql| {
-                embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now()))
+    ) -> Result<(), Error> {
+        let done = self.find_or_create_id(conversation).and_then(|id| {
+            let put = |sql: &mut dyn SqlConnection| {
+                embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now_ms()))
             };
-            self.within(Some(Durability::Now), put)
+            self.in_transaction(Some(Durability::Immediate), put)
         });
-        done.map_err(|e| e.doing(format!("saving embeddings of '{conversation}'")))
+        done.map_err(|e| e.with_context(format!("saving embeddings of '{conversation}'")))
     }
 
-    fn retell(
+    fn copy_conversation(
         &mut self,
         from: &str,
         to: &str,
         model: &str,
-        tell: &mut dyn FnMut(Told) -> Result<Option<Told>, SeamError>,
-    ) -> Result<(), SeamError> {
-        self.retell_as(from, to, model, tell)
+        tell: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        self.copy_inner(from, to, model, tell)
     }
 
-    fn rename(&mut self, from: &str, to: &str) -> Result<(), SeamError> {
-        self.rename_to(from, to)
+    fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
+        self.rename_inner(from, to)
     }
 
-    fn find(&mut self, conversation: &str) -> Result<Option<Summary>, SeamError> {
+    fn find_conversation(&mut self, conversation: &str) -> Result<Option<ConversationSummary>, Error> {
         let mut found = None;
         let select =
             "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation WHERE name = $1";
-        let done = self.sql.query(select, &[Cell::Text(conversation)], &mut |row| {
-            found = Some(summary(&row)?);
+        let done = self.sql.query(select, &[SqlValue::Text(conversation)], &mut |row| {
+            found = Some(read_summary(&row)?);
             Ok(())
         });
-        done.map_err(|e| e.doing(format!("looking for '{conversation}'")))?;
-        Ok(found.filter(|known| !worlds::is_world(&known.name)))
+        done.map_err(|e| e.with_context(format!("looking for '{conversation}'")))?;
+        Ok(found.filter(|known| !row_store::is_namespace(&known.name)))
     }
 
-    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, SeamError> {
-        let found = rows::find(&mut *self.sql, conversation);
-        let keys =
-            found.and_then(|id| id.map_or(Ok(Vec::new()), |id| messages::last(&mut *self.sql, id, last)));
-        keys.map_err(|e| e.doing(format!("reading the messages of '{conversation}'")))
+    fn message_keys(&mut self, conversation: &str, last: usize) -> Result<Vec<MessageKey>, Error> {
+        let found = rows::find_conversation_id(&mut *self.sql, conversation);
+        let keys = found
+            .and_then(|id| id.map_or(Ok(Vec::new()), |id| message_keys::last_keys(&mut *self.sql, id, last)));
+        keys.map_err(|e| e.with_context(format!("reading the messages of '{conversation}'")))
     }
 
-    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), SeamError> {
-        let done = self
-            .id_or_new(conversation)
-            .and_then(|id| self.within(Some(Durability::Behind), |sql| messages::put(sql, id, keys)));
-        done.map_err(|e| e.doing(format!("saving the messages of '{conversation}'")))
+    fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), Error> {
+        let done = self.find_or_create_id(conversation).and_then(|id| {
+            self.in_transaction(Some(Durability::Deferred), |sql| message_keys::put_keys(sql, id, keys))
+        });
+        done.map_err(|e| e.with_context(format!("saving the messages of '{conversation}'")))
     }
 
-    fn find_messages(
-        &mut self,
-        lookup: MessageLookup,
-        most: usize,
-    ) -> Result<Vec<(String, TurnId)>, SeamError> {
-        messages::find(&mut *self.sql, lookup, most).map_err(|e| e.doing("looking for a message"))
+    fn find_messages(&mut self, lookup: MessageLookup, most: usize) -> Result<Vec<(String, TurnId)>, Error> {
+        message_keys::find_conversations(&mut *self.sql, lookup, most)
+            .map_err(|e| e.with_context("looking for a message"))
     }
 
-    fn release(&mut self, conversation: &str) {
-        self.release_claim(conversation);
+    fn release_lease(&mut self, conversation: &str) {
+        self.unlock_conversation(conversation);
     }
 
-    fn hold(&mut self, conversation: &str, revision: u64) -> Result<bool, SeamError> {
-        let held = self.hold_again(conversation, revision);
-        held.map_err(|e| e.doing(format!("opening '{conversation}'")))
+    fn reacquire_lease(&mut self, conversation: &str, revision: u64) -> Result<bool, Error> {
+        let held = self.relock_if_unchanged(conversation, revision);
+        held.map_err(|e| e.with_context(format!("opening '{conversation}'")))
     }
 
     fn transact_all(
@@ -758,14 +770,14 @@ impl Store for Database {
         conversation: &str,
         timeline: &mut Timeline,
         changes: &[Change],
-    ) -> Result<(), SeamError> {
-        self.commit_all(conversation, timeline, changes)
+    ) -> Result<(), Error> {
+        self.commit_batch(conversation, timeline, changes)
     }
 
-    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), SeamError> {
-        let done = self
-            .id_or_new(conversation)
-            .and_then(|id| self.within(Some(Durability::Now), |sql| rows::set_model(sql, id, model)));
-        done.map_err(|e| e.doing(format!("noting the model of '{conversation}'")))
+    fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), Error> {
+        let done = self.find_or_create_id(conversation).and_then(|id| {
+            self.in_transaction(Some(Durability::Immediate), |sql| rows::set_model(sql, id, model))
+        });
+        done.map_err(|e| e.with_context(format!("noting the model of '{conversation}'")))
     }
 }

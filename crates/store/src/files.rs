@@ -1,6 +1,6 @@
 //! Database files and what lies beside them: locks, copies, and who may read them.
 
-use crate::sql::{SqlError, Trouble};
+use crate::sql::{SqlError, SqlErrorKind};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -14,41 +14,41 @@ pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
     match options.open(path) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(io(&error, path)),
+        Err(error) => Err(io_error(&error, path)),
     }
 }
 
-pub(crate) fn io(error: &std::io::Error, path: &Path) -> SqlError {
+pub(crate) fn io_error(error: &std::io::Error, path: &Path) -> SqlError {
     use std::io::ErrorKind as Kind;
     let trouble = match error.kind() {
-        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Trouble::ReadOnly,
-        Kind::StorageFull | Kind::QuotaExceeded => Trouble::Full,
-        _ => Trouble::Unreachable,
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => SqlErrorKind::ReadOnly,
+        Kind::StorageFull | Kind::QuotaExceeded => SqlErrorKind::DiskFull,
+        _ => SqlErrorKind::Unavailable,
     };
     SqlError::new(trouble, format!("{}: {error}", path.display()))
 }
 
 /// One of the locks of a database: files in a folder beside it.
-pub(crate) fn lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
+pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
     let mut folder = OsString::from(path);
     folder.push("-locks");
     let folder = PathBuf::from(folder);
     let opened = fs::create_dir_all(&folder).and_then(|()| {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(folder.join(name))
     });
-    opened.map_err(|e| io(&e, &folder))
+    opened.map_err(|e| io_error(&e, &folder))
 }
 
 /// Keeps everybody from claiming anything of a file while another takes its place.
-pub(crate) fn lock_out(path: &Path) -> Result<File, SqlError> {
-    let file = lock_file(path, "in-use")?;
+pub(crate) fn lock_exclusive(path: &Path) -> Result<File, SqlError> {
+    let file = open_lock_file(path, "in-use")?;
     let why = "another Halo is using the store: close it first, so that it can be mended";
-    file.try_lock().map_err(|_| SqlError::new(Trouble::Busy, why))?;
+    file.try_lock().map_err(|_| SqlError::new(SqlErrorKind::Busy, why))?;
     Ok(file)
 }
 
 /// Takes a database file and all that lies with it away.
-pub(crate) fn remove(path: &Path) {
+pub(crate) fn remove_database_files(path: &Path) {
     for end in ["", "-wal", "-shm", "-journal"] {
         let _ = fs::remove_file(format!("{}{end}", path.display()));
     }
@@ -57,7 +57,7 @@ pub(crate) fn remove(path: &Path) {
 }
 
 /// A name beside a file that nothing has yet.
-pub(crate) fn beside(path: &Path, what: &str) -> PathBuf {
+pub(crate) fn unused_sibling_path(path: &Path, what: &str) -> PathBuf {
     let named = |n: u32| PathBuf::from(format!("{}.{what}-{n}", path.display()));
     (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))
 }

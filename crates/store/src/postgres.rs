@@ -3,9 +3,9 @@
 //! The client is asynchronous, the seam is not: each call runs on a small runtime of this connection's own.
 //! Statements that go together are sent together, without waiting for each answer.
 
-use crate::sql::{Cell, Row, Sql, SqlError, Trouble};
+use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
 use futures_util::{StreamExt, future::try_join_all, pin_mut};
-use halo_core::seams::Durability;
+use halo_core::store::Durability;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -23,28 +23,31 @@ const MIGRATIONS: [&str; 3] = [
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
 const TABLES: [&str; 8] =
     ["conversation", "chunk", "block", "log", "mention", "record", "embedding", "message"];
-const PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A connection to a server.
 pub(crate) struct Postgres {
     runtime: Runtime,
     client: Client,
     statements: BTreeMap<&'static str, Statement>,
-    claims: Vec<u64>,
+    locks: Vec<u64>,
     config: Config,
     /// Whether a schema is made where there is none.
-    makes: bool,
+    creates_schema: bool,
     /// A connection that breaks within a transaction takes it along; between them a new one does as well.
-    within: bool,
+    in_transaction: bool,
     /// What was claimed is not ours any more.
-    broken: bool,
+    locks_lost: bool,
 }
 
 impl Postgres {
     /// Connects, and brings the schema to this version; `makes` it where there is none.
     pub(crate) fn connect(url: &str, makes: bool) -> Result<Self, SqlError> {
         let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
-            SqlError::refused(format!("the address of the PostgreSQL server cannot be read: {}", reason(&e)))
+            SqlError::invalid_input(format!(
+                "the address of the PostgreSQL server cannot be read: {}",
+                error_message(&e)
+            ))
         })?;
         if let Ok(password) = std::env::var("PGPASSWORD")
             && config.get_password().is_none()
@@ -55,38 +58,46 @@ impl Postgres {
             config.connect_timeout(Duration::from_secs(10));
         }
         let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| SqlError::new(Trouble::Unreachable, e.to_string()))?;
-        let client = dial(&runtime, &config)?;
+        let runtime = runtime.map_err(|e| SqlError::new(SqlErrorKind::Unavailable, e.to_string()))?;
+        let client = open_client(&runtime, &config)?;
         let (statements, claims) = (BTreeMap::new(), Vec::new());
-        let mut postgres =
-            Self { runtime, client, statements, claims, config, makes, within: false, broken: false };
+        let mut postgres = Self {
+            runtime,
+            client,
+            statements,
+            locks: claims,
+            config,
+            creates_schema: makes,
+            in_transaction: false,
+            locks_lost: false,
+        };
         postgres.migrate()?;
         Ok(postgres)
     }
 
     /// Connects anew, and takes again what was claimed; somebody else may have been faster. Until all of it is ours
     /// again, nothing can be done.
-    fn redial(&mut self) -> Result<(), SqlError> {
-        self.broken = true;
-        self.client = dial(&self.runtime, &self.config)?;
+    fn reconnect(&mut self) -> Result<(), SqlError> {
+        self.locks_lost = true;
+        self.client = open_client(&self.runtime, &self.config)?;
         self.statements.clear();
         self.migrate()?;
-        let claims = std::mem::take(&mut self.claims);
-        let taken = claims.iter().try_for_each(|&key| self.claim(key));
-        self.claims = claims;
+        let claims = std::mem::take(&mut self.locks);
+        let taken = claims.iter().try_for_each(|&key| self.lock(key));
+        self.locks = claims;
         taken?;
-        self.broken = false;
+        self.locks_lost = false;
         Ok(())
     }
 
-    fn batch(&mut self, sql: &str) -> Result<(), SqlError> {
-        self.runtime.block_on(self.client.batch_execute(sql)).map_err(|e| explain(&e))
+    fn batch_execute(&mut self, sql: &str) -> Result<(), SqlError> {
+        self.runtime.block_on(self.client.batch_execute(sql)).map_err(|e| classify_error(&e))
     }
 
     fn migrate(&mut self) -> Result<(), SqlError> {
-        self.batch("BEGIN")?;
-        self.within = true;
-        let done = self.migrate_within();
+        self.batch_execute("BEGIN")?;
+        self.in_transaction = true;
+        let done = self.migrate_in_transaction();
         match done {
             Ok(()) => self.commit(),
             Err(error) => {
@@ -96,8 +107,8 @@ impl Postgres {
         }
     }
 
-    fn migrate_within(&mut self) -> Result<(), SqlError> {
-        self.run("SELECT pg_advisory_xact_lock($1)", &[Cell::Int(MIGRATION_LOCK)])?;
+    fn migrate_in_transaction(&mut self) -> Result<(), SqlError> {
+        self.execute("SELECT pg_advisory_xact_lock($1)", &[SqlValue::Int(MIGRATION_LOCK)])?;
         let (mut schemas, mut tables) = (0, 0);
         let select = "SELECT (SELECT count(*) FROM information_schema.schemata WHERE schema_name = 'halo'), (SELECT \
                       count(*) FROM information_schema.tables WHERE table_schema = 'halo' AND table_name = 'version')";
@@ -105,19 +116,19 @@ impl Postgres {
             (schemas, tables) = (row.int(0)?, row.int(1)?);
             Ok(())
         })?;
-        if tables == 0 && !self.makes {
-            return Err(SqlError::refused("nothing of Halo's is kept there yet"));
+        if tables == 0 && !self.creates_schema {
+            return Err(SqlError::not_found("nothing of Halo's is kept there yet"));
         }
         // An administrator may have made the schema for a role that may not.
         if schemas == 0 {
-            self.batch("CREATE SCHEMA halo")?;
+            self.batch_execute("CREATE SCHEMA halo")?;
         }
         if tables == 0 {
-            self.batch(
+            self.batch_execute(
                 "CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)",
             )?;
         }
-        self.batch("SET search_path TO halo")?;
+        self.batch_execute("SET search_path TO halo")?;
         let mut version = 0;
         self.query("SELECT version FROM version", &[], &mut |row| {
             version = row.int(0)?;
@@ -129,13 +140,13 @@ impl Postgres {
                 "the database was written by a newer Halo (its schema is {version}, this program knows \
                  {newest}); it was left untouched: use that Halo"
             );
-            return Err(SqlError::new(Trouble::Newer, why));
+            return Err(SqlError::new(SqlErrorKind::NewerSchema, why));
         }
         for sql in MIGRATIONS.iter().skip(version as usize) {
-            self.batch(sql)?;
+            self.batch_execute(sql)?;
         }
         if version < newest {
-            self.run("UPDATE version SET version = $1", &[Cell::Int(newest)])?;
+            self.execute("UPDATE version SET version = $1", &[SqlValue::Int(newest)])?;
         }
         Ok(())
     }
@@ -144,39 +155,42 @@ impl Postgres {
         if let Some(statement) = self.statements.get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.runtime.block_on(self.client.prepare(sql)).map_err(|e| explain(&e))?;
+        let statement = self.runtime.block_on(self.client.prepare(sql)).map_err(|e| classify_error(&e))?;
         self.statements.insert(sql, statement.clone());
         Ok(statement)
     }
 }
 
-fn dial(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
+fn open_client(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
     let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(|e| {
         let how = if e.as_db_error().is_some() { "refuses" } else { "cannot be reached" };
-        SqlError::new(Trouble::Unreachable, format!("the PostgreSQL server {how}: {}", reason(&e)))
+        SqlError::new(
+            SqlErrorKind::Unavailable,
+            format!("the PostgreSQL server {how}: {}", error_message(&e)),
+        )
     })?;
     runtime.spawn(connection);
     Ok(client)
 }
 
 /// The arguments as the client wants them.
-fn params<'a>(args: &'a [Cell<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
+fn params<'a>(args: &'a [SqlValue<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
     args.iter().map(|cell| cell as &(dyn ToSql + Sync)).collect()
 }
 
-impl Sql for Postgres {
-    fn run(&mut self, sql: &'static str, args: &[Cell<'_>]) -> Result<u64, SqlError> {
+impl SqlConnection for Postgres {
+    fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError> {
         let statement = self.prepare(sql)?;
-        self.runtime.block_on(self.client.execute(&statement, &params(args))).map_err(|e| explain(&e))
+        self.runtime.block_on(self.client.execute(&statement, &params(args))).map_err(|e| classify_error(&e))
     }
 
-    fn run_many(&mut self, sql: &'static str, rows: &[Vec<Cell<'_>>]) -> Result<(), SqlError> {
+    fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError> {
         let statement = self.prepare(sql)?;
         // A few hundred at a time: enough that the way there and back is paid once, little enough to hold.
         for rows in rows.chunks(256) {
             let params: Vec<_> = rows.iter().map(|row| params(row)).collect();
             let all = params.iter().map(|params| self.client.execute(&statement, params));
-            self.runtime.block_on(try_join_all(all)).map_err(|e| explain(&e))?;
+            self.runtime.block_on(try_join_all(all)).map_err(|e| classify_error(&e))?;
         }
         Ok(())
     }
@@ -184,30 +198,31 @@ impl Sql for Postgres {
     fn query(
         &mut self,
         sql: &'static str,
-        args: &[Cell<'_>],
-        each: &mut dyn FnMut(Row<'_>) -> Result<(), SqlError>,
+        args: &[SqlValue<'_>],
+        each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError> {
         // The server is asked whether it is there: a statement that is known already would be sent blindly.
-        if !self.within && self.batch("").is_err_and(|e| e.trouble == Trouble::Unreachable) {
-            self.redial()?;
+        if !self.in_transaction && self.batch_execute("").is_err_and(|e| e.kind == SqlErrorKind::Unavailable)
+        {
+            self.reconnect()?;
         }
         let statement = self.prepare(sql)?;
         let client = &self.client;
         self.runtime.block_on(async {
-            let rows = client.query_raw(&statement, params(args)).await.map_err(|e| explain(&e))?;
+            let rows = client.query_raw(&statement, params(args)).await.map_err(|e| classify_error(&e))?;
             pin_mut!(rows);
             while let Some(row) = rows.next().await {
-                let row = row.map_err(|e| explain(&e))?;
+                let row = row.map_err(|e| classify_error(&e))?;
                 let cell = |(i, column): (usize, &tokio_postgres::Column)| {
                     let value = match *column.type_() {
-                        Type::INT8 => row.try_get(i).map(Cell::Int),
-                        Type::TEXT => row.try_get(i).map(Cell::Text),
-                        _ => row.try_get(i).map(Cell::Blob),
+                        Type::INT8 => row.try_get(i).map(SqlValue::Int),
+                        Type::TEXT => row.try_get(i).map(SqlValue::Text),
+                        _ => row.try_get(i).map(SqlValue::Blob),
                     };
-                    value.map_err(|e| SqlError::damaged(reason(&e)))
+                    value.map_err(|e| SqlError::damaged(error_message(&e)))
                 };
                 let cells: Vec<_> = row.columns().iter().enumerate().map(cell).collect::<Result<_, _>>()?;
-                each(Row(&cells))?;
+                each(SqlRow(&cells))?;
             }
             Ok(())
         })
@@ -216,75 +231,75 @@ impl Sql for Postgres {
     fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
         let begin = match writes {
             None => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Some(Durability::Now) => "BEGIN; SET LOCAL synchronous_commit = on",
-            Some(Durability::Behind) => "BEGIN; SET LOCAL synchronous_commit = off",
+            Some(Durability::Immediate) => "BEGIN; SET LOCAL synchronous_commit = on",
+            Some(Durability::Deferred) => "BEGIN; SET LOCAL synchronous_commit = off",
         };
-        if self.broken {
-            self.redial()?;
+        if self.locks_lost {
+            self.reconnect()?;
         }
-        match self.batch(begin) {
-            Err(error) if error.trouble == Trouble::Unreachable => {
-                self.redial()?;
-                self.batch(begin)?;
+        match self.batch_execute(begin) {
+            Err(error) if error.kind == SqlErrorKind::Unavailable => {
+                self.reconnect()?;
+                self.batch_execute(begin)?;
             }
             begun => begun?,
         }
-        self.within = true;
+        self.in_transaction = true;
         Ok(())
     }
 
     fn commit(&mut self) -> Result<(), SqlError> {
-        self.batch("COMMIT")?;
-        self.within = false;
+        self.batch_execute("COMMIT")?;
+        self.in_transaction = false;
         Ok(())
     }
 
     fn rollback(&mut self) {
         // If the server is gone, so is the transaction.
-        let _ = self.batch("ROLLBACK");
-        self.within = false;
+        let _ = self.batch_execute("ROLLBACK");
+        self.in_transaction = false;
     }
 
-    fn claim(&mut self, key: u64) -> Result<(), SqlError> {
-        if self.claims.contains(&key) {
+    fn lock(&mut self, key: u64) -> Result<(), SqlError> {
+        if self.locks.contains(&key) {
             return Ok(());
         }
         let asked = Instant::now();
         loop {
             let mut mine = 0;
             let sql = "SELECT (CASE WHEN pg_try_advisory_lock($1) THEN 1 ELSE 0 END)::BIGINT";
-            self.query(sql, &[Cell::Int(key.cast_signed())], &mut |row| {
+            self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
                 mine = row.int(0)?;
                 Ok(())
             })?;
             if mine == 1 {
-                self.claims.push(key);
+                self.locks.push(key);
                 return Ok(());
             }
-            if asked.elapsed() > PATIENCE {
+            if asked.elapsed() > LOCK_TIMEOUT {
                 let why = "another Halo is using it: close that one, or wait until it is done";
-                return Err(SqlError::new(Trouble::Busy, why));
+                return Err(SqlError::new(SqlErrorKind::Busy, why));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn is_claimed(&mut self, key: u64) -> Result<bool, SqlError> {
-        if self.claims.contains(&key) {
+    fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
+        if self.locks.contains(&key) {
             return Ok(false);
         }
         // Let go of at once: whoever claims it meanwhile tries again.
         let sql = "SELECT (CASE WHEN pg_try_advisory_lock_shared($1) THEN \
                    (CASE WHEN pg_advisory_unlock_shared($1) THEN 0 ELSE 0 END) ELSE 1 END)::BIGINT";
         let mut theirs = 0;
-        self.query(sql, &[Cell::Int(key.cast_signed())], &mut |row| {
+        self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
             theirs = row.int(0)?;
             Ok(())
         })?;
         Ok(theirs == 1)
     }
 
-    fn schema_is_whole(&mut self) -> Result<bool, SqlError> {
+    fn has_current_schema(&mut self) -> Result<bool, SqlError> {
         let mut there = Vec::new();
         let select = "SELECT table_name::TEXT FROM information_schema.tables WHERE table_schema = 'halo'";
         self.query(select, &[], &mut |row| {
@@ -294,7 +309,7 @@ impl Sql for Postgres {
         Ok(TABLES.iter().all(|table| there.iter().any(|t| t == table)))
     }
 
-    fn inspect(&mut self) -> Result<Vec<String>, SqlError> {
+    fn integrity_check(&mut self) -> Result<Vec<String>, SqlError> {
         // The server looks after its own files.
         Ok(Vec::new())
     }
@@ -310,35 +325,36 @@ impl Sql for Postgres {
         let name = format!("halo_backup_{}", last + 1);
         let copies: String =
             TABLES.iter().map(|t| format!("CREATE TABLE {name}.{t} AS TABLE halo.{t};")).collect();
-        self.begin(Some(Durability::Now))?;
-        let copied = self.batch(&format!("CREATE SCHEMA {name}; {copies}")).and_then(|()| self.commit());
+        self.begin(Some(Durability::Immediate))?;
+        let copied =
+            self.batch_execute(&format!("CREATE SCHEMA {name}; {copies}")).and_then(|()| self.commit());
         if copied.is_err() {
             self.rollback();
         }
         copied.map(|()| format!("schema {name}"))
     }
 
-    fn shred(&mut self, _on: bool) -> Result<(), SqlError> {
+    fn set_secure_delete(&mut self, _on: bool) -> Result<(), SqlError> {
         Ok(())
     }
 
-    fn scrub(&mut self) -> Result<(), SqlError> {
-        TABLES.iter().try_for_each(|table| self.batch(&format!("VACUUM FULL halo.{table}")))
+    fn vacuum(&mut self) -> Result<(), SqlError> {
+        TABLES.iter().try_for_each(|table| self.batch_execute(&format!("VACUUM FULL halo.{table}")))
     }
 
     fn close(&mut self) {}
 
-    fn release(&mut self) {}
+    fn unlock_all(&mut self) {}
 
-    fn release_one(&mut self, key: u64) {
-        if let Some(at) = self.claims.iter().position(|&claimed| claimed == key) {
-            self.claims.swap_remove(at);
+    fn unlock(&mut self, key: u64) {
+        if let Some(at) = self.locks.iter().position(|&claimed| claimed == key) {
+            self.locks.swap_remove(at);
             // A connection that is gone has released it.
-            let _ = self.run("SELECT pg_advisory_unlock($1)", &[Cell::Int(key.cast_signed())]);
+            let _ = self.execute("SELECT pg_advisory_unlock($1)", &[SqlValue::Int(key.cast_signed())]);
         }
     }
 
-    fn bytes(&mut self) -> Result<u64, SqlError> {
+    fn size_on_disk(&mut self) -> Result<u64, SqlError> {
         let mut bytes = 0;
         let sql = "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::BIGINT FROM pg_class c \
                    JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'halo' AND c.relkind = 'r'";
@@ -350,12 +366,12 @@ impl Sql for Postgres {
     }
 }
 
-impl ToSql for Cell<'_> {
+impl ToSql for SqlValue<'_> {
     fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         match self {
-            Cell::Int(n) => n.to_sql(ty, out),
-            Cell::Text(text) => text.to_sql(ty, out),
-            Cell::Blob(blob) => blob.to_sql(ty, out),
+            SqlValue::Int(n) => n.to_sql(ty, out),
+            SqlValue::Text(text) => text.to_sql(ty, out),
+            SqlValue::Blob(blob) => blob.to_sql(ty, out),
         }
     }
 
@@ -367,7 +383,7 @@ impl ToSql for Cell<'_> {
 }
 
 /// The innermost reason: what the server said, or the system.
-fn reason(error: &tokio_postgres::Error) -> String {
+fn error_message(error: &tokio_postgres::Error) -> String {
     if let Some(server) = error.as_db_error() {
         return server.message().to_owned();
     }
@@ -378,22 +394,22 @@ fn reason(error: &tokio_postgres::Error) -> String {
 }
 
 /// What PostgreSQL's error means to a person.
-fn explain(error: &tokio_postgres::Error) -> SqlError {
+fn classify_error(error: &tokio_postgres::Error) -> SqlError {
     let trouble = match error.code() {
-        Some(code) if *code == SqlState::DISK_FULL => Trouble::Full,
-        Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => Trouble::ReadOnly,
+        Some(code) if *code == SqlState::DISK_FULL => SqlErrorKind::DiskFull,
+        Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => SqlErrorKind::ReadOnly,
         Some(code) if [SqlState::DATA_CORRUPTED, SqlState::INDEX_CORRUPTED].contains(code) => {
-            Trouble::Damaged
+            SqlErrorKind::Damaged
         }
         Some(code) if [SqlState::LOCK_NOT_AVAILABLE, SqlState::T_R_SERIALIZATION_FAILURE].contains(code) => {
-            Trouble::Busy
+            SqlErrorKind::Busy
         }
         Some(code) if [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code) => {
-            Trouble::Unreachable
+            SqlErrorKind::Unavailable
         }
         // Not the server's word: the way to it is broken.
-        None => Trouble::Unreachable,
-        _ => Trouble::Other,
+        None => SqlErrorKind::Unavailable,
+        _ => SqlErrorKind::Other,
     };
-    SqlError::new(trouble, format!("PostgreSQL: {}", reason(error)))
+    SqlError::new(trouble, format!("PostgreSQL: {}", error_message(error)))
 }

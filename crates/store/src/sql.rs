@@ -4,23 +4,24 @@
 //! Statements number their parameters `$1`, `$2`, … in the order in which they first appear: then both databases
 //! read the same text.
 
-use halo_core::seams::{Durability, Fault, SeamError};
+use halo_core::store::Durability;
+use halo_core::{Error, ErrorKind};
 
 /// One value of a row or of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cell<'a> {
+pub(crate) enum SqlValue<'a> {
     Int(i64),
     Text(&'a str),
     Blob(&'a [u8]),
 }
 
 /// One row of an answer.
-pub(crate) struct Row<'a>(pub &'a [Cell<'a>]);
+pub(crate) struct SqlRow<'a>(pub &'a [SqlValue<'a>]);
 
-impl<'a> Row<'a> {
+impl<'a> SqlRow<'a> {
     pub(crate) fn int(&self, column: usize) -> Result<i64, SqlError> {
         match self.0.get(column) {
-            Some(Cell::Int(n)) => Ok(*n),
+            Some(SqlValue::Int(n)) => Ok(*n),
             other => Err(wrong_type(column, other)),
         }
     }
@@ -32,98 +33,122 @@ impl<'a> Row<'a> {
 
     pub(crate) fn text(&self, column: usize) -> Result<&'a str, SqlError> {
         match self.0.get(column) {
-            Some(Cell::Text(text)) => Ok(text),
+            Some(SqlValue::Text(text)) => Ok(text),
             other => Err(wrong_type(column, other)),
         }
     }
 
     pub(crate) fn blob(&self, column: usize) -> Result<&'a [u8], SqlError> {
         match self.0.get(column) {
-            Some(Cell::Blob(blob)) => Ok(blob),
+            Some(SqlValue::Blob(blob)) => Ok(blob),
             other => Err(wrong_type(column, other)),
         }
     }
 }
 
-fn wrong_type(column: usize, got: Option<&Cell<'_>>) -> SqlError {
+fn wrong_type(column: usize, got: Option<&SqlValue<'_>>) -> SqlError {
     let got = got.map_or("nothing", |cell| match cell {
-        Cell::Int(_) => "a number",
-        Cell::Text(_) => "text",
-        Cell::Blob(_) => "bytes",
+        SqlValue::Int(_) => "a number",
+        SqlValue::Text(_) => "text",
+        SqlValue::Blob(_) => "bytes",
     });
     SqlError::damaged(format!("column {column} of an answer holds {got}"))
 }
 
 /// What went wrong, as far as it makes a difference to what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum SqlErrorKind {
     /// Somebody else is writing.
     Busy,
     /// No space is left.
-    Full,
+    DiskFull,
     /// It may be read but not written.
     ReadOnly,
     /// What is there is not what was written.
     Damaged,
     /// It was written by a later version of this program.
-    Newer,
+    NewerSchema,
     /// The server or the file cannot be reached.
-    Unreachable,
+    Unavailable,
+    /// The statement names a conversation or world that does not exist.
+    NotFound,
+    /// The name is taken, or the log has changed since it was read.
+    Conflict,
     /// It does not fit what the store holds.
-    Refused,
-    /// Anything else.
+    InvalidInput,
     Other,
 }
 
 /// Why a database did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
+#[error("{message}")]
 pub struct SqlError {
-    /// What kind.
-    pub trouble: Trouble,
+    pub kind: SqlErrorKind,
     /// In words: why, and what to do.
-    pub why: String,
+    pub message: String,
 }
 
 impl SqlError {
-    pub(crate) fn new(trouble: Trouble, why: impl Into<String>) -> Self {
-        Self { trouble, why: why.into() }
+    pub(crate) fn new(trouble: SqlErrorKind, why: impl Into<String>) -> Self {
+        Self { kind: trouble, message: why.into() }
     }
 
     pub(crate) fn damaged(why: impl Into<String>) -> Self {
-        Self::new(Trouble::Damaged, why)
+        Self::new(SqlErrorKind::Damaged, why)
     }
 
-    pub(crate) fn refused(why: impl Into<String>) -> Self {
-        Self::new(Trouble::Refused, why)
+    pub(crate) fn not_found(why: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::NotFound, why)
+    }
+
+    pub(crate) fn conflict(why: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::Conflict, why)
+    }
+
+    pub(crate) fn unavailable(why: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::Unavailable, why)
+    }
+
+    pub(crate) fn invalid_input(why: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::InvalidInput, why)
     }
 
     /// As the seam tells it, with what can be done.
-    pub(crate) fn doing(self, what: impl Into<String>) -> SeamError {
-        let advice = match self.trouble {
-            Trouble::Full => "; nothing was lost: free some space and try again",
-            Trouble::Damaged => "; `halo doctor` looks closer and says how to mend it",
+    pub(crate) fn with_context(self, what: impl Into<String>) -> Error {
+        let advice = match self.kind {
+            SqlErrorKind::DiskFull => "; nothing was lost: free some space and try again",
             _ => "",
         };
-        let told = SeamError::new(what, format!("{}{advice}", self.why));
-        if self.trouble == Trouble::Busy { told.by(Fault::Again) } else { told }
+        let kind = match self.kind {
+            SqlErrorKind::Busy => ErrorKind::Busy,
+            SqlErrorKind::Damaged => ErrorKind::Damaged,
+            SqlErrorKind::NotFound => ErrorKind::NotFound,
+            SqlErrorKind::Conflict => ErrorKind::Conflict,
+            SqlErrorKind::InvalidInput => ErrorKind::InvalidInput,
+            SqlErrorKind::DiskFull
+            | SqlErrorKind::ReadOnly
+            | SqlErrorKind::NewerSchema
+            | SqlErrorKind::Unavailable => ErrorKind::Unavailable,
+            SqlErrorKind::Other => ErrorKind::Internal,
+        };
+        Error::new(kind, what, format!("{}{advice}", self.message)).with_source(self)
     }
 }
 
 /// A database that speaks SQL.
-pub(crate) trait Sql {
+pub(crate) trait SqlConnection {
     /// Runs a statement; returns how many rows it changed.
-    fn run(&mut self, sql: &'static str, args: &[Cell<'_>]) -> Result<u64, SqlError>;
+    fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError>;
 
     /// Runs a statement once for each row of arguments.
-    fn run_many(&mut self, sql: &'static str, rows: &[Vec<Cell<'_>>]) -> Result<(), SqlError>;
+    fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError>;
 
     /// Asks, and gives the rows one by one.
     fn query(
         &mut self,
         sql: &'static str,
-        args: &[Cell<'_>],
-        each: &mut dyn FnMut(Row<'_>) -> Result<(), SqlError>,
+        args: &[SqlValue<'_>],
+        each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError>;
 
     /// Begins a transaction that will write, or with `None` one that sees a single state while it reads.
@@ -136,35 +161,34 @@ pub(crate) trait Sql {
     fn rollback(&mut self);
 
     /// Takes the right to write under a number, until the database is closed; fails if somebody else has it.
-    fn claim(&mut self, key: u64) -> Result<(), SqlError>;
+    fn lock(&mut self, key: u64) -> Result<(), SqlError>;
 
     /// Whether somebody else has that right.
-    fn is_claimed(&mut self, key: u64) -> Result<bool, SqlError>;
+    fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError>;
 
     /// Whether the tables are those of this version.
-    fn schema_is_whole(&mut self) -> Result<bool, SqlError>;
+    fn has_current_schema(&mut self) -> Result<bool, SqlError>;
 
     /// What the database itself finds wrong with its files, if it can look.
-    fn inspect(&mut self) -> Result<Vec<String>, SqlError>;
+    fn integrity_check(&mut self) -> Result<Vec<String>, SqlError>;
 
     /// Copies all of it beside itself; returns where to.
     fn backup(&mut self) -> Result<String, SqlError>;
 
     /// From now on, what is deleted or replaced is overwritten, or no longer.
-    fn shred(&mut self, on: bool) -> Result<(), SqlError>;
+    fn set_secure_delete(&mut self, on: bool) -> Result<(), SqlError>;
 
     /// Writes all of it anew, so that nothing is left of what was deleted, in no file of the database's own.
-    fn scrub(&mut self) -> Result<(), SqlError>;
+    fn vacuum(&mut self) -> Result<(), SqlError>;
 
     /// Lets go of the file; nothing can be asked any more.
     fn close(&mut self);
 
     /// Gives up all that was claimed.
-    fn release(&mut self);
+    fn unlock_all(&mut self);
 
     /// Gives up one claim.
-    fn release_one(&mut self, key: u64);
+    fn unlock(&mut self, key: u64);
 
-    /// Bytes on disk.
-    fn bytes(&mut self) -> Result<u64, SqlError>;
+    fn size_on_disk(&mut self) -> Result<u64, SqlError>;
 }

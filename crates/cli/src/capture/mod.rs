@@ -4,48 +4,49 @@
 //! (`metadata.json`, `token_%05d_meta.json`, `token_%05d_attn.bin`) are read too. Steps are read one at a
 //! time, so a capture may be larger than memory.
 
-mod record;
+mod recorder;
 
-pub use record::Recording;
+pub use recorder::CaptureRecorder;
 
 use crate::settings::Settings;
-use crate::settings::value::{Heads, Layers, Value as _};
+use crate::settings::value::{HeadReduction, SettingValue as _};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
-use halo_core::replay::{Recorded, Step};
-use halo_core::token::{Brightness, ChunkId, Role, TokenId, TurnId, Voice};
-use halo_server::{Captured, CapturedPart, CapturedStep};
+use halo_core::attention::LayerReduction;
+use halo_core::replay::{RecordedStep, RecordedToken};
+use halo_core::token::{Brightness, ChunkId, ContentKind, Role, TokenId, TurnId};
+use halo_server::{AttentionCapture, CaptureSegment, CaptureStep};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// The newest version of the format that this program reads and writes.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 
 /// How layers and heads are reduced, where a capture holds all of them.
 #[derive(Clone, Debug)]
-pub struct Reduction {
-    layers: Layers,
-    heads: Heads,
+pub struct AttentionReduction {
+    layers: LayerReduction,
+    heads: HeadReduction,
 }
 
-impl Default for Reduction {
+impl Default for AttentionReduction {
     fn default() -> Self {
-        Self::of(&Settings::default())
+        Self::from_settings(&Settings::default())
     }
 }
 
-impl Reduction {
+impl AttentionReduction {
     /// As the settings say.
     #[must_use]
-    pub fn of(settings: &Settings) -> Self {
-        Self { layers: settings.layers.clone(), heads: settings.heads }
+    pub fn from_settings(settings: &Settings) -> Self {
+        Self { layers: settings.brightness_layers.clone(), heads: settings.brightness_heads }
     }
 }
 
 /// What a capture folder may hold, in either format; none of it is ever overwritten.
-const FILES: [&str; 3] = ["capture.json", "steps.jsonl", "metadata.json"];
+const CAPTURE_FILES: [&str; 3] = ["capture.json", "steps.jsonl", "metadata.json"];
 
 /// A capture that is open.
 pub struct Capture {
@@ -54,24 +55,24 @@ pub struct Capture {
     /// The settings at the time, as they were written.
     pub settings: serde_json::Value,
     /// What stood before the conversation.
-    pub prefix: Vec<PrefixToken>,
+    pub prefix: Vec<CapturePrefixToken>,
     /// What the model was given.
-    pub prompt: Vec<Recorded>,
-    steps: Steps,
-    reduction: Reduction,
+    pub prompt: Vec<RecordedToken>,
+    steps: CaptureSteps,
+    reduction: AttentionReduction,
     /// What is odd about it, for the user to know.
-    pub notes: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
-enum Steps {
-    Lines { path: PathBuf, lines: std::io::Lines<BufReader<File>>, number: usize },
-    Files { folder: PathBuf, names: std::vec::IntoIter<String> },
+enum CaptureSteps {
+    Jsonl { path: PathBuf, lines: std::io::Lines<BufReader<File>>, number: usize },
+    WeaveFiles { folder: PathBuf, names: std::vec::IntoIter<String> },
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(expecting = "an object with version, model, settings and prompt")]
-struct Head {
-    #[serde(default = "first_version")]
+struct CaptureHeader {
+    #[serde(default = "default_version")]
     version: u32,
     #[serde(default)]
     model: String,
@@ -79,30 +80,31 @@ struct Head {
     settings: serde_json::Value,
     /// What stood before the conversation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    prefix: Vec<PrefixToken>,
-    prompt: Vec<PromptToken>,
+    prefix: Vec<CapturePrefixToken>,
+    prompt: Vec<CapturePromptToken>,
 }
 
 /// A token of the standing instructions.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(expecting = "an object with id and text")]
-pub struct PrefixToken {
+pub struct CapturePrefixToken {
     id: u32,
     text: String,
 }
 
-fn first_version() -> u32 {
-    VERSION
+fn default_version() -> u32 {
+    FORMAT_VERSION
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(expecting = "an object with id, text, position, turn, sentence and role")]
-struct PromptToken {
+struct CapturePromptToken {
     id: u32,
     text: String,
     position: u64,
     turn: u32,
-    sentence: u32,
+    #[serde(rename = "sentence")]
+    chunk_index: u32,
     role: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     brightness: Option<f32>,
@@ -116,8 +118,8 @@ struct PromptToken {
 
 #[derive(Serialize, Deserialize)]
 #[serde(expecting = "an object with token and attention")]
-struct StepLine {
-    token: StepToken,
+struct CaptureStepLine {
+    token: CaptureStepToken,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attention: Option<Vec<Option<f32>>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +128,7 @@ struct StepLine {
 
 #[derive(Serialize, Deserialize)]
 #[serde(expecting = "an object with id and text")]
-struct StepToken {
+struct CaptureStepToken {
     id: u32,
     text: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,7 +136,8 @@ struct StepToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    sentence: Option<u32>,
+    #[serde(rename = "sentence")]
+    chunk_index: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     role: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -149,7 +152,7 @@ impl Capture {
     pub fn open(folder: &Path) -> Result<Self> {
         let (own, weave) = (folder.join("capture.json"), folder.join("metadata.json"));
         if own.is_file() {
-            Self::open_own(&own, &folder.join("steps.jsonl"))
+            Self::open_halo(&own, &folder.join("steps.jsonl"))
         } else if weave.is_file() {
             Self::open_weave(&weave, folder)
         } else {
@@ -180,32 +183,33 @@ impl Capture {
         }
     }
 
-    fn open_own(path: &Path, steps: &Path) -> Result<Self> {
-        let text = read(path)?;
-        let head: Head = parse(path, &text)?;
+    fn open_halo(path: &Path, steps: &Path) -> Result<Self> {
+        let text = read_text_file(path)?;
+        let head: CaptureHeader = parse_json_file(path, &text)?;
         ensure!(
-            head.version <= VERSION,
-            "{} is of version {}, and this halo reads up to version {VERSION}: use a newer halo",
+            head.version <= FORMAT_VERSION,
+            "{} is of version {}, and this halo reads up to version {FORMAT_VERSION}: use a newer halo",
             path.display(),
             head.version
         );
         let table = head.settings.is_object() || head.settings.is_null();
         ensure!(table, "{}: settings must be an object of keys and values", path.display());
-        let prompt = recorded(path, head.prompt)?;
+        let prompt = prompt_to_recorded(path, head.prompt)?;
         let file = File::open(steps).with_context(|| format!("cannot open {}", steps.display()))?;
-        let steps = Steps::Lines { path: steps.to_owned(), lines: BufReader::new(file).lines(), number: 0 };
-        let (model, settings, reduction) = (head.model, head.settings, Reduction::default());
-        Ok(Self { model, settings, prefix: head.prefix, prompt, steps, reduction, notes: Vec::new() })
+        let steps =
+            CaptureSteps::Jsonl { path: steps.to_owned(), lines: BufReader::new(file).lines(), number: 0 };
+        let (model, settings, reduction) = (head.model, head.settings, AttentionReduction::default());
+        Ok(Self { model, settings, prefix: head.prefix, prompt, steps, reduction, warnings: Vec::new() })
     }
 
     /// How attention of all layers and heads is to be reduced.
-    pub fn reduce_by(&mut self, reduction: Reduction) {
+    pub fn set_reduction(&mut self, reduction: AttentionReduction) {
         self.reduction = reduction;
     }
 
     /// Whether its steps hold one row each, so that there is nothing left to reduce.
     pub fn is_reduced(&self) -> bool {
-        matches!(self.steps, Steps::Lines { .. })
+        matches!(self.steps, CaptureSteps::Jsonl { .. })
     }
 
     /// The settings at the time, key by key; tables within tables are written with dots.
@@ -232,9 +236,9 @@ impl Capture {
     ///
     /// # Errors
     /// When it cannot be read; the error says which.
-    pub fn next_step(&mut self) -> Result<Option<Step>> {
+    pub fn next_step(&mut self) -> Result<Option<RecordedStep>> {
         match &mut self.steps {
-            Steps::Lines { path, lines, number } => loop {
+            CaptureSteps::Jsonl { path, lines, number } => loop {
                 *number += 1;
                 let place = || format!("{}:{number}", path.display());
                 let Some(line) = lines.next() else { return Ok(None) };
@@ -243,16 +247,13 @@ impl Capture {
                 if line.trim().is_empty() {
                     continue;
                 }
-                let step: StepLine = serde_json::from_str(line).map_err(|e| {
-                    // It is one line, whose number stands in front already.
-                    let text = e.to_string().replace("at line 1 column", "at column");
-                    anyhow::anyhow!("{}: {text}", place())
-                })?;
-                return step.step().with_context(place).map(Some);
+                let step: CaptureStepLine =
+                    serde_json::from_str(line).map_err(|_| step_line_error(line)).with_context(place)?;
+                return step.into_step().with_context(place).map(Some);
             },
-            Steps::Files { folder, names } => {
+            CaptureSteps::WeaveFiles { folder, names } => {
                 let Some(name) = names.next() else { return Ok(None) };
-                weave_step(folder, &name, &self.reduction).map(Some)
+                read_weave_step(folder, &name, &self.reduction).map(Some)
             }
         }
     }
@@ -261,22 +262,22 @@ impl Capture {
     ///
     /// # Errors
     /// When a step cannot be read.
-    pub fn by_part(mut self) -> Result<Captured> {
+    pub fn attention_by_chunk(mut self) -> Result<AttentionCapture> {
         let instructions = self.prefix.iter().map(|token| token.text.as_str()).collect();
-        let mut parts = vec![CapturedPart { chunk: String::new(), text: instructions }];
+        let mut parts = vec![CaptureSegment { chunk: String::new(), text: instructions }];
         let mut part_of = vec![0; self.prefix.len()];
         for chunk in self.prompt.chunk_by(|one, next| one.chunk == next.chunk) {
             part_of.extend(std::iter::repeat_n(parts.len(), chunk.len()));
-            let said = chunk.iter().filter(|token| token.voice != Voice::Frame);
+            let said = chunk.iter().filter(|token| token.kind != ContentKind::Template);
             let text = said.map(|token| token.text.as_str()).collect();
-            parts.push(CapturedPart { chunk: chunk[0].chunk.to_string(), text });
+            parts.push(CaptureSegment { chunk: chunk[0].chunk.to_string(), text });
         }
         // What stands before the first word of an answer is its beginning.
         if parts.len() > 1 && parts.last().is_some_and(|part| part.text.is_empty()) {
             parts.pop();
         }
         let answer = parts.len();
-        parts.push(CapturedPart { chunk: String::new(), text: String::new() });
+        parts.push(CaptureSegment { chunk: String::new(), text: String::new() });
         let mut steps = Vec::new();
         while let Some(step) = self.next_step()? {
             let mut shares = Vec::new();
@@ -287,9 +288,9 @@ impl Capture {
                 }
             }
             parts[answer].text.push_str(&step.text);
-            steps.push(CapturedStep { text: step.text, shares });
+            steps.push(CaptureStep { text: step.text, shares });
         }
-        Ok(Captured { parts, steps })
+        Ok(AttentionCapture { segments: parts, steps })
     }
 
     /// Writes this capture, with the steps that are still to come, as a folder of Halo's own format.
@@ -298,16 +299,18 @@ impl Capture {
     /// When the folder holds a capture already, or cannot be written.
     pub fn save(mut self, folder: &Path) -> Result<usize> {
         let head_path = folder.join("capture.json");
-        check_free(folder)?;
+        ensure_no_capture(folder)?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        if let (Steps::Files { .. }, Some(settings)) = (&self.steps, self.settings.as_object_mut()) {
+        if let (CaptureSteps::WeaveFiles { .. }, Some(settings)) =
+            (&self.steps, self.settings.as_object_mut())
+        {
             // One row a step is written: how it came about is part of what was recorded.
-            settings.insert("brightness.layers".into(), self.reduction.layers.json());
-            settings.insert("brightness.heads".into(), self.reduction.heads.json());
+            settings.insert("brightness.layers".into(), self.reduction.layers.to_json());
+            settings.insert("brightness.heads".into(), self.reduction.heads.to_json());
         }
-        let prompt = self.prompt.iter().map(PromptToken::of).collect();
-        let head = Head {
-            version: VERSION,
+        let prompt = self.prompt.iter().map(CapturePromptToken::from_recorded).collect();
+        let head = CaptureHeader {
+            version: FORMAT_VERSION,
             model: self.model.clone(),
             settings: self.settings.clone(),
             prefix: self.prefix.clone(),
@@ -318,7 +321,7 @@ impl Capture {
         let mut out = BufWriter::new(File::create(&steps).with_context(wrong)?);
         let mut count = 0;
         while let Some(step) = self.next_step()? {
-            serde_json::to_writer(&mut out, &StepLine::of(&step)).with_context(wrong)?;
+            serde_json::to_writer(&mut out, &CaptureStepLine::from_step(&step)).with_context(wrong)?;
             out.write_all(b"\n").with_context(wrong)?;
             count += 1;
         }
@@ -330,21 +333,21 @@ impl Capture {
     }
 
     fn open_weave(head: &Path, folder: &Path) -> Result<Self> {
-        let text = read(head)?;
-        let meta: WeaveHead = parse(head, &text)?;
-        let token = |t: WeavePrompt| PromptToken {
+        let text = read_text_file(head)?;
+        let meta: WeaveCaptureHeader = parse_json_file(head, &text)?;
+        let token = |t: WeaveCapturePromptToken| CapturePromptToken {
             id: t.token_id,
             text: t.text,
             position: t.position,
             turn: t.turn_id,
-            sentence: t.sentence_id,
+            chunk_index: t.sentence_id,
             role: t.message_role,
             brightness: None,
             pinned: false,
             tool: false,
             frame: false,
         };
-        let prompt = recorded(head, meta.prompt_tokens.into_iter().map(token).collect())?;
+        let prompt = prompt_to_recorded(head, meta.prompt_tokens.into_iter().map(token).collect())?;
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -357,7 +360,7 @@ impl Capture {
         for gap in numbers.windows(2).filter(|w| w[1].saturating_sub(w[0]) > 1) {
             notes.push(format!("steps {} to {} are missing from the capture", gap[0] + 1, gap[1] - 1));
         }
-        let steps = Steps::Files { folder: folder.to_owned(), names: names.into_iter() };
+        let steps = CaptureSteps::WeaveFiles { folder: folder.to_owned(), names: names.into_iter() };
         let model = match meta.model {
             serde_json::Value::Null => String::new(),
             serde_json::Value::String(name) => name,
@@ -370,8 +373,8 @@ impl Capture {
             prefix: Vec::new(),
             prompt,
             steps,
-            reduction: Reduction::default(),
-            notes,
+            reduction: AttentionReduction::default(),
+            warnings: notes,
         })
     }
 }
@@ -380,59 +383,59 @@ impl Capture {
 ///
 /// # Errors
 /// When the folder holds a capture, or a part of one.
-pub fn check_free(folder: &Path) -> Result<()> {
-    for name in FILES {
+pub fn ensure_no_capture(folder: &Path) -> Result<()> {
+    for name in CAPTURE_FILES {
         let taken = folder.join(name).exists();
         ensure!(!taken, "{} holds a capture already ({name}): name another folder", folder.display());
     }
     Ok(())
 }
 
-fn recorded(path: &Path, prompt: Vec<PromptToken>) -> Result<Vec<Recorded>> {
-    let token = |(i, token): (usize, PromptToken)| {
-        token.recorded().with_context(|| format!("{}: token {} of the prompt", path.display(), i + 1))
+fn prompt_to_recorded(path: &Path, prompt: Vec<CapturePromptToken>) -> Result<Vec<RecordedToken>> {
+    let token = |(i, token): (usize, CapturePromptToken)| {
+        token.into_recorded().with_context(|| format!("{}: token {} of the prompt", path.display(), i + 1))
     };
     prompt.into_iter().enumerate().map(token).collect()
 }
 
-impl PromptToken {
-    fn recorded(self) -> Result<Recorded> {
-        let role = role(&self.role)?;
+impl CapturePromptToken {
+    fn into_recorded(self) -> Result<RecordedToken> {
+        let role = parse_role(&self.role)?;
         let finite = self.brightness.is_none_or(f32::is_finite);
         ensure!(finite, "its brightness is larger than any number that can be kept");
-        Ok(Recorded {
+        Ok(RecordedToken {
             id: TokenId(self.id),
             text: self.text,
             position: self.position,
-            chunk: ChunkId::new(role, TurnId(self.turn), self.sentence),
+            chunk: ChunkId::new(role, TurnId(self.turn), self.chunk_index),
             brightness: self.brightness.map(Brightness),
             pinned: self.pinned,
-            voice: match (self.tool, self.frame) {
-                (true, _) => Voice::Tool,
-                (_, true) => Voice::Frame,
-                _ => Voice::Speaker,
+            kind: match (self.tool, self.frame) {
+                (true, _) => ContentKind::ToolResult,
+                (_, true) => ContentKind::Template,
+                _ => ContentKind::Message,
             },
         })
     }
 
-    fn of(token: &Recorded) -> Self {
+    fn from_recorded(token: &RecordedToken) -> Self {
         Self {
             id: token.id.0,
             text: token.text.clone(),
             position: token.position,
             turn: token.chunk.turn.0,
-            sentence: token.chunk.sentence,
+            chunk_index: token.chunk.index,
             role: token.chunk.role.name().into(),
             brightness: token.brightness.map(|b| b.0),
             pinned: token.pinned,
-            tool: token.voice == Voice::Tool,
-            frame: token.voice == Voice::Frame,
+            tool: token.kind == ContentKind::ToolResult,
+            frame: token.kind == ContentKind::Template,
         }
     }
 }
 
-impl StepLine {
-    fn step(self) -> Result<Step> {
+impl CaptureStepLine {
+    fn into_step(self) -> Result<RecordedStep> {
         let attention = match (self.attention, self.attention_b64) {
             (Some(_), Some(_)) => bail!("it has both attention and attention_b64: one is enough"),
             // JSON has no way to write what is no number but null; scoring will report it.
@@ -440,48 +443,57 @@ impl StepLine {
             (None, Some(text)) => {
                 let bytes = base64::engine::general_purpose::STANDARD.decode(text);
                 let bytes = bytes.map_err(|e| format!("attention_b64 is not base64: {e}"));
-                Some(bytes.and_then(|bytes| floats(&bytes)))
+                Some(bytes.and_then(|bytes| decode_f32_le(&bytes)))
             }
             (None, None) => None,
         };
-        let StepToken { id, text, position, turn, sentence, role: name, tool } = self.token;
+        let CaptureStepToken { id, text, position, turn, chunk_index: sentence, role: name, tool } =
+            self.token;
         let turn = match (turn, name) {
-            (Some(turn), Some(name)) => Some((TurnId(turn), role(&name)?)),
+            (Some(turn), Some(name)) => Some((TurnId(turn), parse_role(&name)?)),
             (None, None) => None,
             _ => bail!("turn and role go together: give both or neither"),
         };
-        Ok(Step { id: TokenId(id), text, position, turn, sentence, tool, attention })
+        Ok(RecordedStep {
+            id: TokenId(id),
+            text,
+            position,
+            turn,
+            chunk_index: sentence,
+            tool_result: tool,
+            attention,
+        })
     }
 
-    fn of(step: &Step) -> Self {
+    fn from_step(step: &RecordedStep) -> Self {
         // What could not be read is written as a row that says so when it is scored.
         let row = step.attention.as_ref().map(|row| row.clone().unwrap_or_else(|_| vec![f32::NAN]));
         let encode = |row: Vec<f32>| {
             let bytes: Vec<u8> = row.iter().flat_map(|a| a.to_le_bytes()).collect();
             base64::engine::general_purpose::STANDARD.encode(bytes)
         };
-        let token = StepToken {
+        let token = CaptureStepToken {
             id: step.id.0,
             text: step.text.clone(),
             position: step.position,
             turn: step.turn.map(|(turn, _)| turn.0),
-            sentence: step.sentence,
+            chunk_index: step.chunk_index,
             role: step.turn.map(|(_, role)| role.name().into()),
-            tool: step.tool,
+            tool: step.tool_result,
         };
         Self { token, attention: None, attention_b64: row.map(encode) }
     }
 }
 
 #[derive(Deserialize)]
-struct WeaveHead {
+struct WeaveCaptureHeader {
     #[serde(default)]
     model: serde_json::Value,
-    prompt_tokens: Vec<WeavePrompt>,
+    prompt_tokens: Vec<WeaveCapturePromptToken>,
 }
 
 #[derive(Deserialize)]
-struct WeavePrompt {
+struct WeaveCapturePromptToken {
     token_id: u32,
     text: String,
     position: u64,
@@ -491,7 +503,7 @@ struct WeavePrompt {
 }
 
 #[derive(Deserialize)]
-struct WeaveStep {
+struct WeaveCaptureStep {
     token_id: u32,
     text: String,
     #[serde(default)]
@@ -500,24 +512,28 @@ struct WeaveStep {
     attention_shape: Option<Vec<usize>>,
 }
 
-fn weave_step(folder: &Path, number: &str, reduction: &Reduction) -> Result<Step> {
+fn read_weave_step(folder: &Path, number: &str, reduction: &AttentionReduction) -> Result<RecordedStep> {
     let path = folder.join(format!("token_{number}_meta.json"));
-    let text = read(&path)?;
-    let meta: WeaveStep = parse(&path, &text)?;
+    let text = read_text_file(&path)?;
+    let meta: WeaveCaptureStep = parse_json_file(&path, &text)?;
     let path = folder.join(format!("token_{number}_attn.bin"));
     let attention = if path.is_file() {
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let shape = meta.attention_shape.as_deref();
-        Some(floats(&bytes).and_then(|values| reduce(&values, shape, reduction)))
+        Some(decode_f32_le(&bytes).and_then(|values| reduce_attention(&values, shape, reduction)))
     } else {
         None
     };
     let (id, text, position) = (TokenId(meta.token_id), meta.text, meta.position);
-    Ok(Step { id, text, position, turn: None, sentence: None, tool: false, attention })
+    Ok(RecordedStep { id, text, position, turn: None, chunk_index: None, tool_result: false, attention })
 }
 
 /// Reduces attention of shape `[layers, heads, slots]` to one row.
-fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Result<Vec<f32>, String> {
+fn reduce_attention(
+    values: &[f32],
+    shape: Option<&[usize]>,
+    reduction: &AttentionReduction,
+) -> Result<Vec<f32>, String> {
     let (layers, heads, slots) = match shape {
         None | Some([] | [_]) => return Ok(values.to_vec()),
         Some(&[layers, heads, slots]) => (layers, heads, slots),
@@ -537,9 +553,9 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
         return Err(format!("{what} is {}, which is no probability", values[i]));
     }
     let chosen: Vec<usize> = match &reduction.layers {
-        Layers::Mean | Layers::Max => (0..layers).collect(),
-        Layers::Last => vec![layers - 1],
-        Layers::List(list) => list.iter().map(|&l| l as usize).collect(),
+        LayerReduction::Mean | LayerReduction::Max => (0..layers).collect(),
+        LayerReduction::Last => vec![layers - 1],
+        LayerReduction::Selected(layers) => layers.clone(),
     };
     if let Some(layer) = chosen.iter().find(|&&l| l >= layers) {
         return Err(format!(
@@ -548,7 +564,7 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
         ));
     }
     // Sums in single precision, in the order of the heads, then one product: the original's arithmetic.
-    let mean = reduction.heads == Heads::Mean && reduction.layers != Layers::Max;
+    let mean = reduction.heads == HeadReduction::Mean && reduction.layers != LayerReduction::Max;
     let share = (1.0 / (chosen.len() * heads) as f64) as f32;
     let row_of = |layer: usize, head: usize| &values[(layer * heads + head) * slots..][..slots];
     let mut out = vec![0.0f32; slots];
@@ -557,15 +573,15 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
         for head in 0..heads {
             for (sum, &a) in of_layer.iter_mut().zip(row_of(layer, head)) {
                 match reduction.heads {
-                    Heads::Mean => *sum += a,
-                    Heads::Max => *sum = sum.max(a),
+                    HeadReduction::Mean => *sum += a,
+                    HeadReduction::Max => *sum = sum.max(a),
                 }
             }
         }
         for (sum, a) in out.iter_mut().zip(of_layer) {
             match reduction.layers {
-                Layers::Max => {
-                    *sum = sum.max(if reduction.heads == Heads::Mean { a / heads as f32 } else { a });
+                LayerReduction::Max => {
+                    *sum = sum.max(if reduction.heads == HeadReduction::Mean { a / heads as f32 } else { a });
                 }
                 _ => *sum += a,
             }
@@ -573,19 +589,19 @@ fn reduce(values: &[f32], shape: Option<&[usize]>, reduction: &Reduction) -> Res
     }
     if mean {
         out.iter_mut().for_each(|a| *a *= share);
-    } else if reduction.layers != Layers::Max {
+    } else if reduction.layers != LayerReduction::Max {
         out.iter_mut().for_each(|a| *a /= chosen.len() as f32);
     }
     Ok(out)
 }
 
-fn role(name: &str) -> Result<Role> {
+fn parse_role(name: &str) -> Result<Role> {
     let hint = if name == "tool" { "; a tool's result is the assistant's, with \"tool\": true" } else { "" };
     Role::from_name(name)
         .with_context(|| format!("'{name}' is no role: system, user and assistant are{hint}"))
 }
 
-fn floats(bytes: &[u8]) -> Result<Vec<f32>, String> {
+fn decode_f32_le(bytes: &[u8]) -> Result<Vec<f32>, String> {
     let (values, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
         return Err(format!("{} bytes of attention are no whole number of 32-bit floats", bytes.len()));
@@ -593,11 +609,24 @@ fn floats(bytes: &[u8]) -> Result<Vec<f32>, String> {
     Ok(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }
 
-fn read(path: &Path) -> Result<String> {
+fn read_text_file(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
-fn parse<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {
+fn parse_json_file<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {
     serde_json::from_str(text).with_context(|| path.display().to_string())
+}
+
+/// Why a line of `steps.jsonl` is no step. serde_json counts lines within the text that it parses, and a step is one line:
+/// the column is the part of its position that means something in the file.
+fn step_line_error(line: &str) -> anyhow::Error {
+    match serde_json::from_str::<serde_json::Value>(line) {
+        Err(error) if error.is_eof() => anyhow::anyhow!("the line is cut short"),
+        Err(error) => anyhow::anyhow!("column {}: the line is not JSON", error.column()),
+        Ok(value) => match CaptureStepLine::deserialize(value) {
+            Err(error) => error.into(),
+            Ok(_) => anyhow::anyhow!("the line is no step"),
+        },
+    }
 }

@@ -1,31 +1,31 @@
 //! `halo config`: the settings in force; `halo config reference`: all there are.
 
-use super::{print, print_json};
-use crate::settings::{KEYS, Key, Settings, reference};
-use crate::{Common, printable};
+use crate::env::Env;
+use crate::output::{print_json, print_stdout, sanitize_terminal_text};
+use crate::settings::{KEYS, SettingKey, Settings, reference};
 use anyhow::Result;
 use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Prints the settings in force and where each came from.
-pub fn show(common: &Common) -> Result<()> {
-    let loaded = common.load(Vec::new())?;
+pub fn print_settings(env: &Env) -> Result<()> {
+    let loaded = env.load_settings()?;
     let path = |path: Option<PathBuf>| path.map_or_else(|| "none".into(), |p| p.display().to_string());
-    let (data, file) = (path(common.data_folder()), path(common.settings_file()));
-    if common.json {
-        let row = |key: &Key| {
+    let (data, file) = (path(env.data_dir()), path(env.settings_path()));
+    if env.json {
+        let row = |key: &SettingKey| {
             let (_, value) = loaded.settings.get(key.name)?;
             let mut row = json!({"value": value, "origin": loaded.origin(key.name).to_string()});
             if key.name == "context.recent_tokens" {
-                row["resolved"] = loaded.settings.recent().into();
+                row["resolved"] = loaded.settings.recent_window_tokens().into();
             }
             Some((key.name.to_owned(), row))
         };
         let settings: serde_json::Map<_, _> = KEYS.iter().filter_map(row).collect();
         return print_json(&json!({"data": data, "file": file, "settings": settings}));
     }
-    let there = common.settings_file().is_some_and(|f| f.exists());
+    let there = env.settings_path().is_some_and(|f| f.exists());
     let mut out = format!(
         "data folder    {data}\nsettings file  {file}{}\n\n",
         if there { "" } else { " (not there)" }
@@ -33,8 +33,8 @@ pub fn show(common: &Common) -> Result<()> {
     for key in KEYS {
         let Some((mut text, _)) = loaded.settings.get(key.name) else { continue };
         let auto = match key.name {
-            "context.recent_tokens" => Some(loaded.settings.recent()),
-            "context.room_tokens" => Some(loaded.settings.room()),
+            "context.recent_tokens" => Some(loaded.settings.recent_window_tokens()),
+            "context.room_tokens" => Some(loaded.settings.reserved_tokens()),
             _ => None,
         };
         if let Some(tokens) = auto.filter(|_| text == "auto") {
@@ -42,16 +42,16 @@ pub fn show(common: &Common) -> Result<()> {
         }
         let _ = writeln!(out, "{:<30} {text:<14} {}", key.name, loaded.origin(key.name));
     }
-    print(&printable(&out))
+    print_stdout(&sanitize_terminal_text(&out))
 }
 
 /// Prints all settings with type, default and range.
-pub fn reference(as_json: bool) -> Result<()> {
+pub fn print_reference(as_json: bool) -> Result<()> {
     if !as_json {
-        return print(&reference::page());
+        return print_stdout(&reference::reference_markdown());
     }
     let defaults = Settings::default();
-    let row = |key: &Key| {
+    let row = |key: &SettingKey| {
         json!({
             "key": key.name,
             "default": defaults.get(key.name).map(|(_, value)| value),

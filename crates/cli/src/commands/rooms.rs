@@ -1,24 +1,32 @@
 //! `halo rooms`: worlds of agents, made, run, watched and spoken to.
 
-use super::{count, exchange, forget, print, print_json, shorten, time};
+use super::{forget, import_export};
+use crate::env::Env;
+use crate::error::not_found;
+use crate::output::{
+    format_time, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text, truncate_line,
+};
 use crate::settings::Settings;
-use crate::settings::value::Auto;
-use crate::{Common, printable, say, wiring};
+use crate::settings::value::AutoOr;
+use crate::wiring;
 use anyhow::{Context, Result, bail};
-use halo_agents::action;
-use halo_agents::count::{Count, QuarterUp};
-use halo_agents::format::Format;
-use halo_agents::heartbeat::Millis;
-use halo_agents::prompts::{self, Prompts};
-use halo_agents::scribe::{Scribe, View};
-use halo_agents::wish::Wish;
-use halo_agents::world::{AgentId, Brain, Message, RoomId, Sender, Touched, World, check_message};
-use halo_agents::world_file::{self, WorldFile};
-use halo_core::seams::{Model, Sampling, Worlds};
-use halo_engine::world::house::{Beat, House, Next};
-use halo_engine::world::mind::{Mind, ModelCount};
-use halo_engine::world::realm::{self, Realm};
-use halo_llama::graveyard;
+use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
+use halo_core::model::{Model, Sampling};
+use halo_core::row_store::RowStore;
+use halo_llama::kv_archive;
+use halo_worlds::action;
+use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
+use halo_worlds::format::HudFormat;
+use halo_worlds::heartbeat::Millis;
+use halo_worlds::hud_renderer::{HudRenderer, HudRequest};
+use halo_worlds::prompts::{self, WorldPrompts};
+use halo_worlds::runner::{HeartbeatReport, RunnerStep, WorldRunner};
+use halo_worlds::user_command::UserCommand;
+use halo_worlds::world::{
+    AgentId, MessageSender, RoomId, RoomMessage, World, WorldChanges, WorldModelRef, check_message,
+};
+use halo_worlds::world_file::{self, WorldFile};
+use halo_worlds::world_store::{self, WorldStore};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,90 +37,90 @@ use std::time::Duration;
 
 /// What to do with worlds.
 #[derive(clap::Subcommand)]
-pub enum What {
-    /// Makes a world, from a file or as the example has it
+pub enum RoomsCommand {
+    /// Create a world from a file, or the example world
     New {
-        /// What it is called
+        /// Name of the world
         name: String,
-        /// Who lives there and which rooms they have [default: five who live at a harbour]
+        /// World file (TOML) with agents and rooms [default: the example, five agents at a harbour]
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Lists the worlds, or the agents and rooms of one
+    /// List worlds, or the agents and rooms of one
     List {
-        /// Which
+        /// Name of the world
         name: Option<String>,
     },
-    /// Lets hearts beat, and prints what is said, until Ctrl-C
+    /// Run a world and print its messages, until Ctrl-C
     Run {
-        /// Which
+        /// Name of the world
         name: String,
-        /// Ends after so many heartbeats
+        /// Stop after N heartbeats of all agents
         #[arg(long, value_name = "N")]
         beats: Option<u64>,
-        /// Lets time go by so many times as fast
-        #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = speed)]
+        /// Run time N times as fast (0.1 to 100)
+        #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_speed)]
         speed: f64,
     },
-    /// Says something in a room, as the Architect
+    /// Post a message to a room, as the Architect (you)
     Say {
-        /// In which world
+        /// Name of the world
         name: String,
-        /// In whose room: a name or a number
+        /// Owner of the room: agent name or id
         room: String,
-        /// What
+        /// Text of the message
         message: String,
     },
-    /// Prints what is said while somebody else runs the world, until Ctrl-C
+    /// Print new messages of a world that another process runs, until Ctrl-C
     Watch {
-        /// Which
+        /// Name of the world
         name: String,
-        /// Prints so many messages of each room first
+        /// Print the last N messages of each room first
         #[arg(long, value_name = "N", default_value_t = 10)]
         last: usize,
-        /// Does not wait for more
+        /// Print and exit; do not wait for new messages
         #[arg(long)]
         once: bool,
     },
-    /// Prints what an agent sees
+    /// Print the HUD: what an agent sees
     Hud {
-        /// In which world
+        /// Name of the world
         name: String,
-        /// Whose: a name or a number
+        /// Agent, by name or id
         agent: String,
-        /// json, compact_json, toon or toon_positional [default: the agent's own]
-        #[arg(long, value_name = "FORMAT", value_parser = format)]
-        format: Option<Format>,
+        /// HUD format: json, compact_json, toon or toon_positional [default: the agent's]
+        #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+        format: Option<HudFormat>,
     },
-    /// Writes a world out, with all that was said there; `halo import` takes it in
+    /// Export a world with all its messages; `halo import` reads it
     Export {
-        /// Which
+        /// Name of the world
         name: String,
-        /// The file; nothing is ever written over [default: standard output]
+        /// Output file; existing files are not overwritten [default: stdout]
         #[arg(short = 'o', long = "output", value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Prints what agents are told, to be changed and named by rooms.prompts
+    /// Print the agents' built-in prompts, as a template for rooms.prompts
     Prompts,
-    /// Ends a world for good, with all that was said there
-    End {
-        /// Which
+    /// Delete a world and all its messages permanently
+    Delete {
+        /// Name of the world
         name: String,
-        /// Does not ask
+        /// Do not ask for confirmation
         #[arg(long, short)]
         yes: bool,
     },
 }
 
 /// The example.
-pub const EXAMPLE: &str = include_str!("../../worlds/harbour.toml");
+pub const EXAMPLE_WORLD: &str = include_str!("../../worlds/harbour.toml");
 
-fn format(word: &str) -> Result<Format, String> {
-    let known = || Format::ALL.map(Format::name).join(", ");
-    Format::named(word).ok_or_else(|| format!("there is no format '{word}': there is {}", known()))
+fn parse_format(word: &str) -> Result<HudFormat, String> {
+    let known = || HudFormat::ALL.map(HudFormat::name).join(", ");
+    HudFormat::from_name(word).ok_or_else(|| format!("there is no format '{word}': there is {}", known()))
 }
 
-fn speed(text: &str) -> Result<f64, String> {
+fn parse_speed(text: &str) -> Result<f64, String> {
     let speed: f64 = text.parse().map_err(|_| "write a number, such as 2 or 0.5".to_owned())?;
     if (0.1..=100.0).contains(&speed) {
         Ok(speed)
@@ -121,76 +129,77 @@ fn speed(text: &str) -> Result<f64, String> {
     }
 }
 
-fn now() -> Millis {
+fn now_millis() -> Millis {
     jiff::Timestamp::now().as_millisecond()
 }
 
 /// Does it.
-pub fn run(what: &What, common: &Common) -> Result<()> {
+pub fn run(what: &RoomsCommand, env: &Env) -> Result<()> {
     match what {
-        What::New { name, file } => new(name, file.as_ref(), common),
-        What::List { name: None } => list(common),
-        What::List { name: Some(name) } => list_one(name, common),
-        What::Run { name, beats, speed } => run_world(name, *beats, *speed, common),
-        What::Say { name, room, message } => speak(name, room, message, common),
-        What::Watch { name, last, once } => watch(name, *last, *once, common),
-        What::Hud { name, agent, format } => hud(name, agent, *format, common),
-        What::Export { name, output } => exchange::export_world(name, output.as_deref(), common),
-        What::Prompts => print(prompts::USUAL),
-        What::End { name, yes } => end(name, *yes, common),
+        RoomsCommand::New { name, file } => create_world(name, file.as_ref(), env),
+        RoomsCommand::List { name: None } => list_worlds(env),
+        RoomsCommand::List { name: Some(name) } => show_world(name, env),
+        RoomsCommand::Run { name, beats, speed } => run_world(name, *beats, *speed, env),
+        RoomsCommand::Say { name, room, message } => post_message(name, room, message, env),
+        RoomsCommand::Watch { name, last, once } => watch_world(name, *last, *once, env),
+        RoomsCommand::Hud { name, agent, format } => print_hud(name, agent, *format, env),
+        RoomsCommand::Export { name, output } => import_export::export_world(name, output.as_deref(), env),
+        RoomsCommand::Prompts => print_stdout(prompts::DEFAULT_PROMPTS_JSON),
+        RoomsCommand::Delete { name, yes } => delete_world_if_confirmed(name, *yes, env),
     }
 }
 
-fn new(name: &str, file: Option<&PathBuf>, common: &Common) -> Result<()> {
-    realm::check_name(name)?;
+fn create_world(name: &str, file: Option<&PathBuf>, env: &Env) -> Result<()> {
+    world_store::check_world_name(name)?;
     let (text, from) = match file {
         Some(path) => {
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             (text, path.display().to_string())
         }
-        None => (EXAMPLE.to_owned(), "the example".to_owned()),
+        None => (EXAMPLE_WORLD.to_owned(), "the example".to_owned()),
     };
     let file: WorldFile = toml::from_str(&text).with_context(|| format!("{from} is no world"))?;
-    let world = file.begin(LOCAL, now()).map_err(|why| anyhow::anyhow!("{from}: {why}"))?;
-    let realm = Realm::found(Box::new(common.open_store()?), name, world, now())?;
-    if common.json {
-        return print_json(&about(name, &realm.world));
+    let world =
+        file.into_world(LOCAL_MODEL_NAME, now_millis()).map_err(|why| anyhow::anyhow!("{from}: {why}"))?;
+    let realm = WorldStore::create(Box::new(env.open_store()?), name, world, now_millis())?;
+    if env.json {
+        return print_json(&world_json(name, &realm.world));
     }
-    let agents = count(realm.world.agents().count() as u64, "agent");
-    let rooms = count(realm.world.rooms().count() as u64, "room");
-    let named = quoted(name);
-    print(&format!("{name}: {agents} in {rooms}; `halo rooms run {named}` lets their hearts beat\n"))
+    let agents = pluralize(realm.world.agents().count() as u64, "agent");
+    let rooms = pluralize(realm.world.rooms().count() as u64, "room");
+    let named = shell_quote(name);
+    print_stdout(&format!("{name}: {agents} in {rooms}; `halo rooms run {named}` lets their hearts beat\n"))
 }
 
 /// A name as a shell takes it.
-fn quoted(name: &str) -> String {
+fn shell_quote(name: &str) -> String {
     let plain = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) && !name.starts_with('-');
     if plain { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
 }
 
 /// What the program's own model is called in a world.
-const LOCAL: &str = "local";
+const LOCAL_MODEL_NAME: &str = "local";
 
-fn about(name: &str, world: &World) -> serde_json::Value {
-    let agent = |agent: &halo_agents::world::AgentState| {
+fn world_json(name: &str, world: &World) -> serde_json::Value {
+    let agent = |agent: &halo_worlds::world::AgentState| {
         json!({
             "id": agent.id,
             "name": agent.name,
             "type": agent.kind,
             "model": agent.model,
             "interval": agent.interval.seconds(),
-            "beats": agent.beats,
-            "asleep": agent.asleep,
+            "beats": agent.heartbeat_count,
+            "asleep": agent.sleep_until,
             "paused": agent.paused,
             "can_create_agents": agent.can_create_agents,
         })
     };
-    let room = |room: &halo_agents::world::Room| {
+    let room = |room: &halo_worlds::world::Room| {
         json!({
             "id": room.id,
-            "owner": world.name(room.id),
-            "members": room.members.keys().map(|id| world.name(*id)).collect::<Vec<_>>(),
+            "owner": world.display_name(room.id),
+            "members": room.members.keys().map(|id| world.display_name(*id)).collect::<Vec<_>>(),
             "billboard": room.billboard,
             "wpm": room.wpm,
             "requests": room.requests,
@@ -200,268 +209,288 @@ fn about(name: &str, world: &World) -> serde_json::Value {
         "name": name,
         "agents": world.agents().map(agent).collect::<Vec<_>>(),
         "rooms": world.rooms().map(room).collect::<Vec<_>>(),
-        "messages": world.head.next_message - 1,
+        "messages": world.header.next_message - 1,
     })
 }
 
-fn list(common: &Common) -> Result<()> {
-    let Some(mut store) = common.look_at_store()? else {
-        return if common.json {
+fn list_worlds(env: &Env) -> Result<()> {
+    let Some(mut store) = env.open_store_read_only()? else {
+        return if env.json {
             print_json(&json!([]))
         } else {
-            print("there are no worlds yet: `halo rooms new NAME` makes one\n")
+            print_stdout("there are no worlds yet: `halo rooms new NAME` makes one\n")
         };
     };
-    let worlds = store.worlds()?;
+    let worlds = store.list_namespaces()?;
     let mut all = Vec::new();
     let mut out = String::new();
     for known in &worlds {
-        let world = match realm::glance(&mut store, &known.name) {
+        let world = match world_store::load_world_preview(&mut store, &known.name) {
             Ok(world) => world,
             Err(why) => {
-                say(&format!("{why}; `halo rooms end` ends it"));
+                print_notice(&format!("{why}; `halo rooms delete` deletes it"));
                 continue;
             }
         };
-        let agents = count(world.agents().count() as u64, "agent");
-        let messages = count(world.head.next_message - 1, "message");
-        let _ =
-            writeln!(out, "{}  {agents}, {messages}, since {}", printable(&known.name), time(known.created));
-        all.push(about(&known.name, &world));
+        let agents = pluralize(world.agents().count() as u64, "agent");
+        let messages = pluralize(world.header.next_message - 1, "message");
+        let _ = writeln!(
+            out,
+            "{}  {agents}, {messages}, since {}",
+            sanitize_terminal_text(&known.name),
+            format_time(known.created)
+        );
+        all.push(world_json(&known.name, &world));
     }
-    if common.json {
+    if env.json {
         return print_json(&json!(all));
     }
-    print(if out.is_empty() { "there are no worlds yet: `halo rooms new NAME` makes one\n" } else { &out })
+    print_stdout(if out.is_empty() {
+        "there are no worlds yet: `halo rooms new NAME` makes one\n"
+    } else {
+        &out
+    })
 }
 
-fn looked_at(name: &str, common: &Common) -> Result<(halo_store::database::Database, World)> {
-    let store = common.look_at_store()?;
+fn open_world_read_only(name: &str, env: &Env) -> Result<(halo_store::database::Database, World)> {
+    let store = env.open_store_read_only()?;
     let mut store =
         store.with_context(|| format!("there is no world '{name}': `halo rooms new {name}` makes one"))?;
-    let world = realm::look(&mut store, name)?;
+    let world = world_store::load_world(&mut store, name)?;
     Ok((store, world))
 }
 
-fn list_one(name: &str, common: &Common) -> Result<()> {
-    let (_, world) = looked_at(name, common)?;
-    if common.json {
-        return print_json(&about(name, &world));
+fn show_world(name: &str, env: &Env) -> Result<()> {
+    let (_, world) = open_world_read_only(name, env)?;
+    if env.json {
+        return print_json(&world_json(name, &world));
     }
     let mut out = String::new();
     for agent in world.agents() {
-        let sleeps = agent.asleep.map(|until| format!(", asleep until {}", time(until))).unwrap_or_default();
+        let sleeps = agent
+            .sleep_until
+            .map(|until| format!(", asleep until {}", format_time(until)))
+            .unwrap_or_default();
         let _ = writeln!(
             out,
             "{:>4}  {}  {}, one each {} s, thinks with {}{sleeps}{}",
             agent.id,
-            printable(&agent.name),
-            count(agent.beats, "heartbeat"),
+            sanitize_terminal_text(&agent.name),
+            pluralize(agent.heartbeat_count, "heartbeat"),
             agent.interval.seconds(),
-            printable(&agent.model),
+            sanitize_terminal_text(&agent.model),
             if agent.paused { ", paused" } else { "" },
         );
     }
     for room in world.rooms() {
-        let members: Vec<String> = room.members.keys().map(|id| world.name(*id)).collect();
+        let members: Vec<String> = room.members.keys().map(|id| world.display_name(*id)).collect();
         let board =
-            room.billboard.as_ref().map(|text| format!(": {}", shorten(text, 60))).unwrap_or_default();
-        let _ = writeln!(out, "room {} ({}){board}", room.id, printable(&members.join(", ")));
+            room.billboard.as_ref().map(|text| format!(": {}", truncate_line(text, 60))).unwrap_or_default();
+        let _ = writeln!(out, "room {} ({}){board}", room.id, sanitize_terminal_text(&members.join(", ")));
     }
-    print(&out)
+    print_stdout(&out)
 }
 
 /// What agents are told: the user's own file, or the program's.
-pub fn prompts(settings: &Settings) -> Result<Prompts> {
+pub fn load_prompts(settings: &Settings) -> Result<WorldPrompts> {
     match &settings.rooms_prompts {
-        Auto::Auto => Ok(Prompts::default()),
-        Auto::Set(path) => {
+        AutoOr::Auto => Ok(WorldPrompts::default()),
+        AutoOr::Value(path) => {
             let text = std::fs::read_to_string(&path.0)
                 .with_context(|| format!("cannot read rooms.prompts, {}", path.0))?;
-            Prompts::read(&text).map_err(|why| anyhow::anyhow!("rooms.prompts, {}: {why}", path.0))
+            WorldPrompts::parse(&text).map_err(|why| anyhow::anyhow!("rooms.prompts, {}: {why}", path.0))
         }
     }
 }
 
 /// How agents' answers are drawn.
-pub fn sampling(settings: &Settings) -> Sampling {
+pub fn agent_sampling(settings: &Settings) -> Sampling {
     Sampling {
-        max_tokens: settings.rooms_tokens.count(),
-        repetition: settings.rooms_repetition.0 as f32,
-        ..wiring::rules(settings).sampling
+        max_tokens: settings.rooms_max_tokens.as_usize(),
+        repetition_penalty: settings.rooms_repetition.0 as f32,
+        ..wiring::engine_config(settings).sampling
     }
 }
 
 /// What thinks for the agents of a world. `own` is the program's model, each time anew.
-pub fn minds(
-    brains: &[Brain],
-    common: &Common,
+pub fn open_agent_models(
+    brains: &[WorldModelRef],
+    env: &Env,
     settings: &Settings,
     own: &mut dyn FnMut() -> Result<Box<dyn Model + Send>>,
-) -> Result<BTreeMap<String, Mind>> {
+) -> Result<BTreeMap<String, AgentModel>> {
     let mut minds = BTreeMap::new();
     for brain in brains {
-        let mut common = common.clone();
-        if let Some(at) = &brain.at {
-            common.model = Some(at.clone());
+        let mut env = env.clone();
+        if let Some(at) = &brain.address {
+            env.models.name = Some(at.clone());
         }
-        let far = wiring::is_remote(&common);
+        let far = wiring::uses_remote_model(&env);
         // A model of this machine is opened once, and thinks and counts.
-        let here = (!far && brain.at.is_some()).then(|| wiring::local(&common, settings)).transpose()?;
-        let mut model = || match (&here, &brain.at) {
+        let here = (!far && brain.address.is_some())
+            .then(|| wiring::open_local_model(&env, settings))
+            .transpose()?;
+        let mut model = || match (&here, &brain.address) {
             (Some(here), _) => Ok(Box::new(here.clone()) as Box<dyn Model + Send>),
             (None, None) => own(),
-            (None, Some(_)) => wiring::model(&common, settings),
+            (None, Some(_)) => wiring::open_model(&env, settings),
         };
         // Who is asked over a wire how long a text is would be asked a hundred times for each HUD.
-        let count: Arc<dyn Count> =
-            if far { Arc::new(QuarterUp) } else { Arc::new(ModelCount::new(model()?)) };
-        minds.insert(brain.name.clone(), Mind::new(model()?, count, sampling(settings), !far));
+        let count: Arc<dyn TokenCounter> =
+            if far { Arc::new(CeilTokenCounter) } else { Arc::new(ModelTokenCounter::new(model()?)) };
+        minds.insert(brain.name.clone(), AgentModel::new(model()?, count, agent_sampling(settings), !far));
     }
     Ok(minds)
 }
 
-fn run_world(name: &str, beats: Option<u64>, speed: f64, common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    let realm = Realm::open(Box::new(common.open_store()?), name)?;
-    let brains = realm.world.head.models.clone();
+fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    let realm = WorldStore::open(Box::new(env.open_store()?), name)?;
+    let brains = realm.world.header.models.clone();
     let llama = std::cell::OnceCell::new();
     let mut own = || -> Result<Box<dyn Model + Send>> {
-        if wiring::is_remote(common) {
-            return wiring::model(common, &settings);
+        if wiring::uses_remote_model(env) {
+            return wiring::open_model(env, &settings);
         }
         if llama.get().is_none() {
-            let _ = llama.set(wiring::local(common, &settings)?);
+            let _ = llama.set(wiring::open_local_model(env, &settings)?);
         }
         llama.get().map(|llama| Box::new(llama.clone()) as Box<dyn Model + Send>).context("there is no model")
     };
-    let minds = minds(&brains, common, &settings, &mut own)?;
-    let house = Arc::new(House::new(realm, minds, prompts(&settings)?, Box::new(now)));
+    let minds = open_agent_models(&brains, env, &settings, &mut own)?;
+    let house = Arc::new(WorldRunner::new(realm, minds, load_prompts(&settings)?, Box::new(now_millis)));
     house.set_speed(speed);
     let ends = Arc::clone(&house);
-    ctrlc::set_handler(move || ends.end()).context("cannot listen for Ctrl-C")?;
-    if !common.json {
-        let named = quoted(name);
-        say(&format!("{name} is running; `halo rooms say {named} ROOM \"…\"` speaks to it (Ctrl-C ends it)"));
+    ctrlc::set_handler(move || ends.stop()).context("cannot listen for Ctrl-C")?;
+    if !env.json {
+        let named = shell_quote(name);
+        print_notice(&format!(
+            "{name} is running; `halo rooms say {named} ROOM \"…\"` speaks to it (Ctrl-C ends it)"
+        ));
     }
-    let mut seen = house.realm().world.head.next_message - 1;
+    let mut seen = house.store().world.header.next_message - 1;
     let mut done = 0;
-    while !house.is_ending() && beats.is_none_or(|beats| done < beats) {
-        let next = house.next(None)?;
-        for why in house.take_refused() {
-            say(&format!("what was asked from outside could not be done: {why}"));
+    while !house.is_stopping() && beats.is_none_or(|beats| done < beats) {
+        let next = house.run_next(None)?;
+        for why in house.take_refusals() {
+            print_notice(&format!("what was asked from outside could not be done: {why}"));
         }
         match next {
-            Next::Wait(time) => house.wait(time),
-            Next::Broken => {}
-            Next::Changed(touched) => tell(&house, &touched, None, &mut seen, common)?,
-            Next::Beat(beat) => {
+            RunnerStep::Wait(time) => house.wait(time),
+            RunnerStep::Preempted => {}
+            RunnerStep::Changed(touched) => print_events(&house, &touched, None, &mut seen, env)?,
+            RunnerStep::Heartbeat(beat) => {
                 done += 1;
-                tell(&house, &beat.touched, Some(&beat), &mut seen, common)?;
+                print_events(&house, &beat.changes, Some(&beat), &mut seen, env)?;
             }
         }
     }
     // What came during the last heartbeat is heard too.
-    if let Some(touched) = house.catch_up()? {
-        tell(&house, &touched, None, &mut seen, common)?;
+    if let Some(touched) = house.apply_pending()? {
+        print_events(&house, &touched, None, &mut seen, env)?;
     }
-    if !common.json {
-        say(&format!("ended after {}; all of it is stored", count(done, "heartbeat")));
+    if !env.json {
+        print_notice(&format!("ended after {}; all of it is stored", pluralize(done, "heartbeat")));
     }
     Ok(())
 }
 
-fn line(world: &World, message: &Message) -> String {
+fn message_line(world: &World, message: &RoomMessage) -> String {
     let who = match message.sender {
-        Sender::System => "*".to_owned(),
-        Sender::Agent(id) => world.name(id),
+        MessageSender::System => "*".to_owned(),
+        MessageSender::Agent(id) => world.display_name(id),
     };
-    let room = world.name(message.room);
+    let room = world.display_name(message.room);
     // What goes on in another line belongs to it.
-    let content = printable(&message.content).trim_end().replace('\n', "\n    ");
-    format!("[{}] {}: {content}\n", printable(&room), printable(&who))
+    let content = sanitize_terminal_text(&message.content).trim_end().replace('\n', "\n    ");
+    format!("[{}] {}: {content}\n", sanitize_terminal_text(&room), sanitize_terminal_text(&who))
 }
 
 /// Prints what has happened, of messages those behind the last that was `seen`.
-fn tell(
-    house: &House,
-    touched: &Touched,
-    beat: Option<&Beat>,
+fn print_events(
+    house: &WorldRunner,
+    touched: &WorldChanges,
+    beat: Option<&HeartbeatReport>,
     seen: &mut u64,
-    common: &Common,
+    env: &Env,
 ) -> Result<()> {
-    let realm = house.realm();
+    let realm = house.store();
     // What somebody feels about something else is no news.
-    let said: Vec<&Message> = touched.messages.range(*seen + 1..).map(|(_, message)| message).collect();
+    let said: Vec<&RoomMessage> = touched.messages.range(*seen + 1..).map(|(_, message)| message).collect();
     *seen = said.last().map_or(*seen, |message| message.id);
-    if common.json {
-        let beat = beat.map(told);
+    if env.json {
+        let beat = beat.map(heartbeat_json);
         let value = json!({ "messages": said, "beat": beat });
-        return print(&format!("{value}\n"));
+        return print_stdout(&format!("{value}\n"));
     }
-    let mut out: String = said.iter().map(|message| line(&realm.world, message)).collect();
+    let mut out: String = said.iter().map(|message| message_line(&realm.world, message)).collect();
     if let Some(beat) = beat {
-        let who = realm.world.name(beat.who);
+        let who = realm.world.display_name(beat.agent);
         match &beat.outcome {
-            Err(why) => say(&format!("{who} could not answer: {why}")),
+            Err(why) => print_notice(&format!("{who} could not answer: {why}")),
             Ok(outcome) => {
                 for why in &outcome.refused {
-                    let _ = writeln!(out, "  ({} was refused: {})", printable(&who), printable(why));
+                    let _ = writeln!(
+                        out,
+                        "  ({} was refused: {})",
+                        sanitize_terminal_text(&who),
+                        sanitize_terminal_text(why)
+                    );
                 }
             }
         }
     }
-    print(&out)
+    print_stdout(&out)
 }
 
 /// A heartbeat as JSON.
-fn told(beat: &Beat) -> serde_json::Value {
+fn heartbeat_json(beat: &HeartbeatReport) -> serde_json::Value {
     json!({
-        "agent": beat.who,
-        "at": beat.at,
+        "agent": beat.agent,
+        "at": beat.finished_at,
         "repaired": beat.repaired,
-        "shown": beat.thought.as_ref().map(|thought| thought.shown),
-        "read": beat.thought.as_ref().map(|thought| thought.read),
-        "kept": beat.thought.as_ref().map(|thought| thought.upkeep.kept),
-        "returned": beat.thought.as_ref().map(|thought| thought.upkeep.returned),
-        "moved": beat.thought.as_ref().map(|thought| thought.upkeep.moved),
-        "answered": beat.thought.as_ref().map(|thought| thought.answered),
-        "answer": beat.thought.as_ref().map(|thought| &thought.text),
-        "said": beat.outcome.as_ref().ok().map(|outcome| outcome.said),
-        "done": beat.outcome.as_ref().ok().map(|outcome| outcome.done),
+        "shown": beat.generation.as_ref().map(|thought| thought.prompt_tokens),
+        "read": beat.generation.as_ref().map(|thought| thought.prefill_tokens),
+        "kept": beat.generation.as_ref().map(|thought| thought.cache_stats.reused),
+        "returned": beat.generation.as_ref().map(|thought| thought.cache_stats.restored),
+        "moved": beat.generation.as_ref().map(|thought| thought.cache_stats.shifted),
+        "answered": beat.generation.as_ref().map(|thought| thought.answer_tokens),
+        "answer": beat.generation.as_ref().map(|thought| &thought.text),
+        "said": beat.outcome.as_ref().ok().map(|outcome| outcome.sent),
+        "done": beat.outcome.as_ref().ok().map(|outcome| outcome.performed),
         "refused": beat.outcome.as_ref().ok().map(|outcome| &outcome.refused),
-        "failed": beat.outcome.as_ref().err(),
+        "failed": beat.outcome.as_ref().err().map(ToString::to_string),
     })
 }
 
 /// Whom a word means.
-fn find(world: &World, who: &str) -> Result<AgentId> {
-    world_file::find(world, who).with_context(|| {
+fn find_agent(world: &World, who: &str) -> Result<AgentId> {
+    world_file::find_agent(world, who).with_context(|| {
         let known: Vec<String> =
             world.agents().map(|agent| format!("{} ({})", agent.name, agent.id)).collect();
         format!("nobody is called '{who}': there is {}", known.join(", "))
     })
 }
 
-fn speak(name: &str, room: &str, message: &str, common: &Common) -> Result<()> {
-    let (_, world) = looked_at(name, common)?;
-    let room: RoomId = find(&world, room)?;
+fn post_message(name: &str, room: &str, message: &str, env: &Env) -> Result<()> {
+    let (_, world) = open_world_read_only(name, env)?;
+    let room: RoomId = find_agent(&world, room)?;
     if world.room(room).is_none() {
-        bail!("{} has no room", world.name(room));
+        bail!("{} has no room", world.display_name(room));
     }
-    check_message(message.trim()).map_err(anyhow::Error::msg)?;
-    let wish = Wish::Say { room, message: message.to_owned(), reply_to: None };
-    realm::post(&mut common.open_store()?, name, &wish, now())?;
-    if common.json {
+    check_message(message.trim()).map_err(anyhow::Error::new)?;
+    let wish = UserCommand::Say { room, message: message.to_owned(), reply_to: None };
+    world_store::post_command(&mut env.open_store()?, name, &wish, now_millis())?;
+    if env.json {
         return print_json(&json!({ "posted": true, "room": room }));
     }
-    print(&format!(
+    print_stdout(&format!(
         "left for {name}: it is said when somebody runs it, or if somebody does, when whoever thinks now is done\n"
     ))
 }
 
-fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
-    let (mut store, _) = looked_at(name, common)?;
+fn watch_world(name: &str, last: usize, once: bool, env: &Env) -> Result<()> {
+    let (mut store, _) = open_world_read_only(name, env)?;
     let ending = Arc::new(AtomicBool::new(false));
     let ends = Arc::clone(&ending);
     ctrlc::set_handler(move || ends.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
@@ -469,13 +498,13 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
     let mut before = None;
     while !ending.load(Ordering::SeqCst) {
         // Nothing is read where nothing was said.
-        let said = Some(realm::said(&mut store, name)?);
+        let said = Some(world_store::message_count(&mut store, name)?);
         if said == std::mem::replace(&mut before, said) {
             std::thread::sleep(Duration::from_millis(300));
             continue;
         }
-        let world = realm::look(&mut store, name)?;
-        let mut new: Vec<Message> = Vec::new();
+        let world = world_store::load_world(&mut store, name)?;
+        let mut new: Vec<RoomMessage> = Vec::new();
         for room in world.rooms() {
             let first = seen.insert(room.id, room.messages.back().map_or(0, |message| message.id));
             let since =
@@ -484,9 +513,9 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
         }
         new.sort_by_key(|message| message.id);
         for message in &new {
-            match common.json {
-                true => print(&format!("{}\n", json!(message)))?,
-                false => print(&line(&world, message))?,
+            match env.json {
+                true => print_stdout(&format!("{}\n", json!(message)))?,
+                false => print_stdout(&message_line(&world, message))?,
             }
         }
         if once {
@@ -496,78 +525,80 @@ fn watch(name: &str, last: usize, once: bool, common: &Common) -> Result<()> {
     Ok(())
 }
 
-fn hud(name: &str, agent: &str, format: Option<Format>, common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    let (mut store, world) = looked_at(name, common)?;
-    let who = find(&world, agent)?;
-    let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.name(who)))?;
-    let brain = world.head.models.iter().find(|known| known.name == agent.model).cloned();
-    let brain = brain.unwrap_or_else(|| Brain::here(&agent.model));
-    let mut own = || wiring::model(common, &settings);
-    let minds = minds(&[brain], common, &settings, &mut own)?;
+fn print_hud(name: &str, agent: &str, format: Option<HudFormat>, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    let (mut store, world) = open_world_read_only(name, env)?;
+    let who = find_agent(&world, agent)?;
+    let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.display_name(who)))?;
+    let brain = world.header.models.iter().find(|known| known.name == agent.model).cloned();
+    let brain = brain.unwrap_or_else(|| WorldModelRef::local(&agent.model));
+    let mut own = || wiring::open_model(env, &settings);
+    let minds = open_agent_models(&[brain], env, &settings, &mut own)?;
     let mind = minds.values().next().context("nothing thinks for it")?;
-    let (scribe, prompts): (&Scribe, Prompts) = (&mind.scribe, prompts(&settings)?);
-    let mut found: BTreeMap<RoomId, Vec<Message>> = BTreeMap::new();
+    let (scribe, prompts): (&HudRenderer, WorldPrompts) = (&mind.renderer, load_prompts(&settings)?);
+    let mut found: BTreeMap<RoomId, Vec<RoomMessage>> = BTreeMap::new();
     for room in world.rooms_of(who) {
-        let shelf = realm::shelf(&mut store, name, room.id)?;
-        found.insert(room.id, realm::recalled(&mut store, name, &world, (room.id, &shelf)));
+        let shelf = world_store::build_room_index(&mut store, name, room.id)?;
+        found.insert(room.id, world_store::recall_messages(&mut store, name, &world, (room.id, &shelf)));
     }
     let recalled = |room: RoomId| found.get(&room).cloned().unwrap_or_default();
-    let now = now().max(world.head.clock);
-    let view = View { now, prompts: &prompts, room: mind.room(), recalled: &recalled };
-    let shown = scribe.show_as(&world, agent, format.unwrap_or(agent.input), &view)?;
-    if common.json {
-        let formats: serde_json::Map<String, serde_json::Value> = Format::ALL
+    let now = now_millis().max(world.header.clock);
+    let view =
+        HudRequest { now, prompts: &prompts, token_limit: mind.hud_token_limit(), recalled: &recalled };
+    let shown = scribe.render_as(&world, agent, format.unwrap_or(agent.hud_format), &view)?;
+    if env.json {
+        let formats: serde_json::Map<String, serde_json::Value> = HudFormat::ALL
             .iter()
             .map(|&format| {
-                let tokens = scribe.show_as(&world, agent, format, &view).map(|shown| shown.spent.total);
+                let tokens =
+                    scribe.render_as(&world, agent, format, &view).map(|shown| shown.token_usage.total);
                 (format.name().to_owned(), json!(tokens.ok()))
             })
             .collect();
         return print_json(&json!({
             "hud": shown.hud,
-            "spent": shown.spent,
+            "spent": shown.token_usage,
             "budgets": shown.budgets,
             "tokens_by_format": formats,
             "recalled": shown.recalled,
-            "left_out": shown.left_out,
-            "actions": action::KINDS.len(),
+            "left_out": shown.omitted_rooms,
+            "actions": action::ACTION_TYPES.len(),
         }));
     }
-    print(&format!("{}\n", printable(&shown.text())))?;
-    say(&format!("{} of {} tokens", shown.spent.total, shown.budgets.total));
+    print_stdout(&format!("{}\n", sanitize_terminal_text(&shown.text())))?;
+    print_notice(&format!("{} of {} tokens", shown.token_usage.total, shown.budgets.total));
     Ok(())
 }
 
 /// Ends a world for good, with what models had saved of it.
-pub fn end_world(store: &mut halo_store::database::Database, name: &str, common: &Common) -> Result<()> {
-    store.hold_world(name)?;
-    if let Some(data) = common.data_folder() {
-        let keys = forget::saved_but_for(store, None, Some(name))?;
-        graveyard::keep_only(&data.join("kv"), &keys)
+pub fn delete_world(store: &mut halo_store::database::Database, name: &str, env: &Env) -> Result<()> {
+    world_store::lease_world(store, name)?;
+    if let Some(data) = env.data_dir() {
+        let keys = forget::kv_keys_except(store, None, Some(name))?;
+        kv_archive::retain_conversations(&data.join("kv"), &keys)
             .context("what the model had saved of it is still there")?;
     }
-    Ok(store.end_world(name)?)
+    Ok(world_store::delete_world(store, name)?)
 }
 
-fn end(name: &str, yes: bool, common: &Common) -> Result<()> {
-    let store = common.look_at_store()?;
+fn delete_world_if_confirmed(name: &str, yes: bool, env: &Env) -> Result<()> {
+    let store = env.open_store_read_only()?;
     let mut store = store.with_context(|| format!("there is no world '{name}'"))?;
-    if !store.worlds()?.iter().any(|known| known.name == name) {
-        bail!("there is no world '{name}': `halo rooms list` shows those that there are");
+    if !store.list_namespaces()?.iter().any(|known| known.name == name) {
+        return Err(not_found(format!("there is no world '{name}'")));
     }
     if !yes {
         // One that is damaged can be ended too.
-        let messages = realm::size(&mut store, name).map_or(0, |(_, messages)| messages);
+        let messages = world_store::world_size(&mut store, name).map_or(0, |(_, messages)| messages);
         bail!(
             "this ends {name} for good, with {}: add --yes if that is what you want",
-            count(messages, "message")
+            pluralize(messages, "message")
         );
     }
     drop(store);
-    end_world(&mut common.open_store()?, name, common)?;
-    if common.json {
+    delete_world(&mut env.open_store()?, name, env)?;
+    if env.json {
         return print_json(&json!({ "ended": name }));
     }
-    print(&format!("{name} is no more\n"))
+    print_stdout(&format!("{name} is no more\n"))
 }

@@ -1,27 +1,39 @@
 //! `halo serve`: the page, the APIs and the engine behind them.
 
-use super::{rooms, search};
-use crate::capture::{Capture, Recording, Reduction};
-use crate::settings::keep::keep;
-use crate::settings::load::Origin;
-use crate::settings::value::{Auto, RecallMode};
-use crate::settings::{KEYS, Key, Settings};
-use crate::{Common, say, wiring};
+use super::rooms;
+use crate::capture::{AttentionReduction, Capture, CaptureRecorder};
+use crate::env::{Env, create_private_dir};
+use crate::error::{error_kind, error_text};
+use crate::output::print_notice;
+use crate::settings::load::SettingOrigin;
+use crate::settings::persist::write_setting;
+use crate::settings::value::AutoOr;
+use crate::settings::{KEYS, SettingKey, Settings};
+use crate::wiring;
 use anyhow::{Context, Result, bail};
-use halo_agents::prompts::Prompts;
-use halo_agents::world::Brain;
-use halo_agents::world_file::WorldFile;
-use halo_core::seams::{Embedder, Fault, Model, ModelInfo, SeamError, Store, Worlds};
+use halo_core::embedder::Embedder;
+use halo_core::model::{Model, ModelInfo};
+use halo_core::row_store::RowStore;
+use halo_core::store::Store;
 use halo_core::token::TokenId;
+use halo_core::{Error, ErrorKind};
 use halo_engine::branch::BranchPoint;
-use halo_engine::record::Recorder;
-use halo_engine::rules::Rules;
+use halo_engine::forget::ForgetBackend;
+use halo_engine::recorder::AnswerRecorder;
+use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
-use halo_engine::world::mind::Mind;
-use halo_engine::world::realm;
-use halo_recall::embed::Embeddings;
-use halo_remote::Poster;
-use halo_server::{Address, App, Captured, Export, Limits, ModelFacts, Parts, Setting, Tls};
+use halo_recall::embed::EmbedderHandle;
+use halo_recall::rank::SearchMode;
+use halo_remote::JsonPoster;
+use halo_server::{
+    App, AttentionCapture, Backend, ListenOptions, ModelDetails, ServerLimits, Setting, TlsConfig,
+    TraceExporter,
+};
+use halo_worlds::agent_model::AgentModel;
+use halo_worlds::prompts::WorldPrompts;
+use halo_worlds::world::WorldModelRef;
+use halo_worlds::world_file::WorldFile;
+use halo_worlds::world_store;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -30,24 +42,26 @@ use std::time::Duration;
 
 /// Where to listen.
 #[derive(clap::Args)]
-pub struct Options {
-    /// Where to listen, instead of server.listen; port 0 takes any that is free
+pub struct ServeArgs {
+    /// Address and port to listen on, overrides server.listen; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
 }
 
 /// Serves, until it is told to end.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    super::forget::tidy(common, &settings);
-    let listen = address(options.listen.as_deref().unwrap_or(&settings.listen.0))?;
-    let key = match &settings.key {
-        Auto::Auto => None,
-        Auto::Set(key) => Some(key.0.clone()),
+pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    super::forget::run_scheduled_forgetting(env, &settings);
+    let listen = parse_listen_address(options.listen.as_deref().unwrap_or(&settings.server_listen.0))?;
+    let key = match &settings.server_key {
+        AutoOr::Auto => None,
+        AutoOr::Value(key) => Some(key.0.clone()),
     };
-    let tls = match (&settings.cert, &settings.cert_key) {
-        (Auto::Auto, Auto::Auto) => None,
-        (Auto::Set(cert), Auto::Set(key)) => Some(Tls::read(Path::new(&cert.0), Path::new(&key.0))?),
+    let tls = match (&settings.server_cert, &settings.server_cert_key) {
+        (AutoOr::Auto, AutoOr::Auto) => None,
+        (AutoOr::Value(cert), AutoOr::Value(key)) => {
+            Some(TlsConfig::read(Path::new(&cert.0), Path::new(&key.0))?)
+        }
         _ => bail!("server.cert and server.cert_key go together: set both, or neither"),
     };
     if !listen.ip().is_loopback() {
@@ -58,55 +72,55 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
             );
         }
         if tls.is_none() {
-            say(&format!(
+            print_notice(&format!(
                 "what goes to and from {listen} can be read on its way, the key too: set server.cert and server.cert_key, or \
                  put something that speaks TLS before it"
             ));
         }
     }
-    let traces = match &settings.otlp {
-        Auto::Auto => None,
-        Auto::Set(address) => Some(exporter(&address.0)?),
+    let traces = match &settings.server_otlp {
+        AutoOr::Auto => None,
+        AutoOr::Value(address) => Some(trace_exporter(&address.0)?),
     };
-    let limits = Limits {
-        key,
-        hosts: settings.hosts.0.clone(),
-        origins: settings.origins.0.clone(),
-        body: usize::try_from(settings.max_body.0).unwrap_or(usize::MAX),
-        rate: u32::try_from(settings.rate.0).unwrap_or(u32::MAX),
-        waiting: settings.queue.0 as usize,
-        idle: Duration::from_secs(settings.idle.count() as u64),
-        open: open_at_once(settings.max_open.count()),
-        ..Limits::default()
+    let limits = ServerLimits {
+        api_key: key,
+        hosts: settings.server_hosts.0.clone(),
+        origins: settings.server_origins.0.clone(),
+        max_body_bytes: usize::try_from(settings.server_max_body.0).unwrap_or(usize::MAX),
+        requests_per_second: u32::try_from(settings.server_rate.0).unwrap_or(u32::MAX),
+        max_queued: settings.server_queue.0 as usize,
+        idle_timeout: Duration::from_secs(settings.server_idle.as_usize() as u64),
+        max_open_conversations: max_open_conversations(settings.server_open.as_usize()),
+        ..ServerLimits::default()
     };
-    let app = App::new(Arc::new(Made::new(common, settings)?), limits, traces);
+    let app = App::new(Arc::new(CliBackend::new(env, settings)?), limits, traces);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let ready = Box::new(move |here: SocketAddr| {
         let shown =
             if here.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], here.port())) } else { here };
-        say(&format!("listening on {scheme}://{shown} (Ctrl-C ends it)"));
+        print_notice(&format!("listening on {scheme}://{shown} (Ctrl-C ends it)"));
     });
-    halo_server::serve(&app, Address { listen, tls, ready })?;
-    say("ended; all that was said is stored");
+    halo_server::serve(&app, ListenOptions { address: listen, tls, on_ready: ready })?;
+    print_notice("ended; all that was said is stored");
     Ok(())
 }
 
 /// Speaks the Model Context Protocol on standard input and output.
-pub fn mcp(common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    let app = App::new(Arc::new(Made::new(common, settings)?), Limits::default(), None);
-    Ok(halo_server::speak_mcp(&app)?)
+pub fn run_mcp(env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    let app = App::new(Arc::new(CliBackend::new(env, settings)?), ServerLimits::default(), None);
+    Ok(halo_server::serve_mcp_stdio(&app)?)
 }
 
 /// Open files that a conversation needs: its database with the files beside it, its lock, and the store's.
-const FILES_OF_A_CONVERSATION: u64 = 6;
+const FILES_PER_CONVERSATION: u64 = 6;
 
 /// Open files that everything else needs: readers of the store, the model, the cells on disk, some connections.
-const OTHER_FILES: u64 = 96;
+const RESERVED_FILES: u64 = 96;
 
 /// How many conversations may be open at once: as many as the user wants, if the system allows so many open files. The limit
 /// is raised as far as it can be.
-fn open_at_once(wanted: usize) -> usize {
+fn max_open_conversations(wanted: usize) -> usize {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, getrlimit, setrlimit};
@@ -116,124 +130,118 @@ fn open_at_once(wanted: usize) -> usize {
             tracing::debug!("the limit on open files stays as it is: {why}");
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let fits = files.saturating_sub(OTHER_FILES) / FILES_OF_A_CONVERSATION;
+        let fits = files.saturating_sub(RESERVED_FILES) / FILES_PER_CONVERSATION;
         wanted.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
     }
     #[cfg(not(unix))]
     wanted
 }
 
-/// Makes a folder that only its user can look into, as the store is.
-fn private(folder: &Path) -> std::io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true).create(folder)
-}
-
 /// Sends traces to a collector.
-fn exporter(address: &str) -> Result<Export> {
-    let poster = Poster::new(address, "/v1/traces").context("server.otlp is no address of a collector")?;
+fn trace_exporter(address: &str) -> Result<TraceExporter> {
+    let poster =
+        JsonPoster::new(address, "/v1/traces").context("server.otlp is no address of a collector")?;
     Ok(Box::new(move |trace| poster.post("sending traces", trace).map_err(|why| why.to_string())))
 }
 
-fn address(text: &str) -> Result<SocketAddr> {
+fn parse_listen_address(text: &str) -> Result<SocketAddr> {
     let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
     found.with_context(|| format!("'{text}' is no address to listen on: write one such as 127.0.0.1:5001"))
 }
 
 /// The model that speaks.
-enum Speaker {
+enum ServedModel {
     Local(halo_llama::model::Llama),
     /// Each conversation has a connection of its own; this is what the first one told.
     Remote(ModelInfo),
 }
 
-impl Speaker {
-    fn open(common: &Common, settings: &Settings) -> Result<Self> {
-        if wiring::is_remote(common) {
-            return Ok(Self::Remote(wiring::model(common, settings)?.info().clone()));
+impl ServedModel {
+    fn open(env: &Env, settings: &Settings) -> Result<Self> {
+        if wiring::uses_remote_model(env) {
+            return Ok(Self::Remote(wiring::open_model(env, settings)?.info().clone()));
         }
-        Ok(Self::Local(wiring::local(common, settings)?))
+        Ok(Self::Local(wiring::open_local_model(env, settings)?))
     }
 }
 
 /// The parts, as this program has them.
-struct Made {
-    common: Common,
-    speaker: Speaker,
-    embedder: Option<Embeddings>,
+struct CliBackend {
+    env: Env,
+    model: ServedModel,
+    embedder: Option<EmbedderHandle>,
     /// The settings that the model was started with.
-    started: Settings,
-    writing: Mutex<()>,
+    startup_settings: Settings,
+    settings_lock: Mutex<()>,
 }
 
-fn failed(what: &str) -> impl Fn(anyhow::Error) -> SeamError + '_ {
-    move |error| SeamError::new(what, format!("{error:#}"))
+fn backend_error(what: &str) -> impl Fn(anyhow::Error) -> Error + '_ {
+    move |error| Error::new(error_kind(&error).unwrap_or(ErrorKind::Internal), what, error_text(&error))
 }
 
-impl Made {
-    fn new(common: &Common, settings: Settings) -> Result<Self> {
+impl CliBackend {
+    fn new(env: &Env, settings: Settings) -> Result<Self> {
         // A store that cannot be opened is told of now, and not at the first message.
-        drop(common.open_store()?);
+        drop(env.open_store()?);
         Ok(Self {
-            common: common.clone(),
-            speaker: Speaker::open(common, &settings)?,
-            embedder: search::embedder(common, &settings)?,
-            started: settings,
-            writing: Mutex::default(),
+            env: env.clone(),
+            model: ServedModel::open(env, &settings)?,
+            embedder: wiring::open_embedder(env, &settings)?,
+            startup_settings: settings,
+            settings_lock: Mutex::default(),
         })
     }
 
     /// The settings as they are now; those of the start, where somebody has broken the file meanwhile.
-    fn settings_now(&self) -> Settings {
-        self.common.load(Vec::new()).map_or_else(|_| self.started.clone(), |loaded| loaded.settings)
+    fn current_settings(&self) -> Settings {
+        self.env.load_settings().map_or_else(|_| self.startup_settings.clone(), |loaded| loaded.settings)
     }
 
-    fn speaker(&self) -> Result<Box<dyn Model + Send>, SeamError> {
-        match &self.speaker {
-            Speaker::Local(llama) => Ok(Box::new(llama.clone())),
-            Speaker::Remote(_) => {
-                wiring::model(&self.common, &self.started).map_err(failed("reaching the model"))
-            }
+    fn connect_model(&self) -> Result<Box<dyn Model + Send>, Error> {
+        match &self.model {
+            ServedModel::Local(llama) => Ok(Box::new(llama.clone())),
+            ServedModel::Remote(_) => wiring::open_model(&self.env, &self.startup_settings)
+                .map_err(backend_error("reaching the model")),
         }
     }
 }
 
 /// Settings that nobody changes over the wire.
-const BY_HAND: [&str; 1] = ["rooms.models"];
+const FILE_ONLY_SETTINGS: [&str; 1] = ["rooms.models"];
 
-impl Parts for Made {
-    fn model(&self) -> Result<Box<dyn Model + Send>, SeamError> {
-        self.speaker()
+impl Backend for CliBackend {
+    fn model(&self) -> Result<Box<dyn Model + Send>, Error> {
+        self.connect_model()
     }
 
-    fn info(&self) -> ModelInfo {
-        match &self.speaker {
-            Speaker::Local(llama) => llama.info().clone(),
-            Speaker::Remote(info) => info.clone(),
+    fn model_info(&self) -> ModelInfo {
+        match &self.model {
+            ServedModel::Local(llama) => llama.info().clone(),
+            ServedModel::Remote(info) => info.clone(),
         }
     }
 
-    fn facts(&self) -> ModelFacts {
-        match &self.speaker {
-            Speaker::Local(llama) => wiring::facts(llama),
-            Speaker::Remote(_) => ModelFacts::default(),
+    fn model_details(&self) -> ModelDetails {
+        match &self.model {
+            ServedModel::Local(llama) => wiring::model_facts(llama),
+            ServedModel::Remote(_) => ModelDetails::default(),
         }
     }
 
-    fn is_special(&self, id: TokenId) -> bool {
-        match &self.speaker {
-            Speaker::Local(llama) => i32::try_from(id.0).is_ok_and(|token| llama.weights().is_mark(token)),
-            Speaker::Remote(_) => false,
+    fn is_special_token(&self, id: TokenId) -> bool {
+        match &self.model {
+            ServedModel::Local(llama) => {
+                i32::try_from(id.0).is_ok_and(|token| llama.weights().is_control(token))
+            }
+            ServedModel::Remote(_) => false,
         }
     }
 
-    fn store(&self) -> Result<Box<dyn Store + Send>, SeamError> {
-        let store = self.common.look_at_store().map_err(failed("opening the store"))?;
+    fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error> {
+        let store = self.env.open_store_read_only().map_err(backend_error("opening the store"))?;
         match store {
             Some(store) => Ok(Box::new(store)),
-            None => Ok(Box::new(self.common.open_store().map_err(failed("opening the store"))?)),
+            None => Ok(Box::new(self.env.open_store().map_err(backend_error("opening the store"))?)),
         }
     }
 
@@ -241,110 +249,132 @@ impl Parts for Made {
         self.embedder.clone().map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>)
     }
 
-    fn rules(&self) -> Rules {
-        wiring::rules(&self.settings_now())
+    fn rules(&self) -> ConversationRules {
+        wiring::engine_config(&self.current_settings())
     }
 
-    fn open(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, SeamError> {
-        let store = self.common.open_store().map_err(failed("opening the store"))?;
-        let settings = self.settings_now();
-        let embedder = self.embedder().filter(|_| settings.recall_mode != RecallMode::Lexical);
-        Session::open(Box::new(store), self.speaker()?, embedder, name, wiring::rules(&settings), progress)
+    fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error> {
+        let store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        let settings = self.current_settings();
+        let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
+        Session::open(
+            Box::new(store),
+            self.connect_model()?,
+            embedder,
+            name,
+            wiring::engine_config(&settings),
+            progress,
+        )
     }
 
-    fn open_to_read(&self, name: &str) -> Result<Session, SeamError> {
-        let settings = self.settings_now();
-        let embedder = self.embedder().filter(|_| settings.recall_mode != RecallMode::Lexical);
-        Session::open_to_read(self.store()?, self.speaker()?, embedder, name, wiring::rules(&settings))
+    fn open_session_read_only(&self, name: &str) -> Result<Session, Error> {
+        let settings = self.current_settings();
+        let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
+        Session::open_read_only(
+            self.open_reader()?,
+            self.connect_model()?,
+            embedder,
+            name,
+            wiring::engine_config(&settings),
+        )
     }
 
-    fn branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, SeamError> {
-        let mut store = self.common.open_store().map_err(failed("opening the store"))?;
-        halo_engine::branch::create(&mut store, from, to, at)
+    fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
+        let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        halo_engine::branch::create_branch(&mut store, from, to, at)
     }
 
-    fn recorder(&self, called: &str) -> Result<Box<dyn Recorder>, SeamError> {
-        let info = self.info();
-        let failed = |why: String| SeamError::asked("recording", why);
+    fn capture_recorder(&self, called: &str) -> Result<Box<dyn AnswerRecorder>, Error> {
+        let info = self.model_info();
+        let failed = |why: String| Error::invalid_input("recording", why);
         if !info.attention {
             return Err(failed(format!(
                 "{} does not tell what it looks at, so there is nothing to record: use a local model",
                 info.name
             )));
         }
-        let folder = self.common.data_folder();
+        let folder = self.env.data_dir();
         let folder = folder.ok_or_else(|| failed("this system names no place for data".into()))?;
         let folder = folder.join("captures").join(called);
-        private(&folder).map_err(|e| failed(format!("{}: {e}", folder.display())))?;
-        Ok(Box::new(Recording::new(&folder, &info.name, &self.settings_now())))
+        create_private_dir(&folder).map_err(|e| failed(format!("{}: {e}", folder.display())))?;
+        Ok(Box::new(CaptureRecorder::new(&folder, &info.name, &self.current_settings())))
     }
 
-    fn captured(&self, place: &str) -> Result<Captured, SeamError> {
+    fn read_capture(&self, place: &str) -> Result<AttentionCapture, Error> {
         let open = Capture::open(Path::new(place)).and_then(|mut capture| {
-            capture.reduce_by(Reduction::of(&self.started));
-            capture.by_part()
+            capture.set_reduction(AttentionReduction::from_settings(&self.startup_settings));
+            capture.attention_by_chunk()
         });
-        open.map_err(failed("reading the capture")).map_err(|why: SeamError| why.by(Fault::Asked))
+        open.map_err(backend_error("reading the capture"))
+            .map_err(|why: Error| why.with_kind(ErrorKind::InvalidInput))
     }
 
-    fn worlds(&self) -> Result<Box<dyn Worlds + Send>, SeamError> {
-        Ok(Box::new(self.common.open_store().map_err(failed("opening the store"))?))
+    fn open_worlds(&self) -> Result<Box<dyn RowStore + Send>, Error> {
+        Ok(Box::new(self.env.open_store().map_err(backend_error("opening the store"))?))
     }
 
-    fn end_world(&self, world: &str) -> Result<(), SeamError> {
-        let failed = failed("ending the world");
-        let mut store = self.common.open_store().map_err(&failed)?;
-        if let Speaker::Local(model) = &self.speaker {
-            let created = store.worlds()?.into_iter().find(|known| known.name == world);
+    fn delete_world(&self, world: &str) -> Result<(), Error> {
+        let failed = backend_error("ending the world");
+        let mut store = self.env.open_store().map_err(&failed)?;
+        if let ServedModel::Local(model) = &self.model {
+            let created = store.list_namespaces()?.into_iter().find(|known| known.name == world);
             let mut model = model.clone();
-            created.map(|known| model.forget(&realm::key(&known.name, known.created))).transpose()?;
+            created
+                .map(|known| model.delete_kv(&world_store::world_kv_key(&known.name, known.created)))
+                .transpose()?;
         }
-        rooms::end_world(&mut store, world, &self.common).map_err(failed)
+        rooms::delete_world(&mut store, world, &self.env).map_err(failed)
     }
 
-    fn may_think(&self, at: &str) -> bool {
-        self.settings_now().rooms_models.0.iter().any(|known| known == at)
+    fn is_world_model_allowed(&self, at: &str) -> bool {
+        self.current_settings().rooms_models.0.iter().any(|known| known == at)
     }
 
-    fn minds(&self, brains: &[Brain]) -> Result<BTreeMap<String, Mind>, SeamError> {
-        let mut own = || self.speaker().map_err(anyhow::Error::from);
-        rooms::minds(brains, &self.common, &self.settings_now(), &mut own)
-            .map_err(failed("waking the agents"))
+    fn agent_models(&self, brains: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
+        let mut own = || self.connect_model().map_err(anyhow::Error::from);
+        rooms::open_agent_models(brains, &self.env, &self.current_settings(), &mut own)
+            .map_err(backend_error("waking the agents"))
     }
 
-    fn prompts(&self) -> Result<Prompts, SeamError> {
-        let read = rooms::prompts(&self.settings_now());
-        read.map_err(failed("reading what agents are told")).map_err(|why| why.by(Fault::Asked))
+    fn agent_prompts(&self) -> Result<WorldPrompts, Error> {
+        let read = rooms::load_prompts(&self.current_settings());
+        read.map_err(backend_error("reading what agents are told"))
+            .map_err(|why| why.with_kind(ErrorKind::InvalidInput))
     }
 
-    fn read_world(&self, text: &str) -> Result<WorldFile, SeamError> {
-        toml::from_str(text).map_err(|why| SeamError::asked("reading the world", why.to_string()))
+    fn parse_world_file(&self, text: &str) -> Result<WorldFile, Error> {
+        toml::from_str(text).map_err(|why| Error::invalid_input("reading the world", why.to_string()))
     }
 
-    fn example(&self) -> &str {
-        rooms::EXAMPLE
+    fn example_world(&self) -> &str {
+        rooms::EXAMPLE_WORLD
+    }
+
+    fn forget_backend(&self) -> &dyn ForgetBackend {
+        &self.env
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let Ok(loaded) = self.common.load(Vec::new()) else { return Vec::new() };
+        let Ok(loaded) = self.env.load_settings() else { return Vec::new() };
         let defaults = Settings::default();
-        let text =
-            |settings: &Settings, key: &Key| settings.get(key.name).map(|(text, _)| text).unwrap_or_default();
-        let one = |key: &Key| {
+        let text = |settings: &Settings, key: &SettingKey| {
+            settings.get(key.name).map(|(text, _)| text).unwrap_or_default()
+        };
+        let one = |key: &SettingKey| {
             let origin = loaded.origin(key.name);
             Setting {
                 key: key.name.to_owned(),
                 about: key.doc.split_whitespace().collect::<Vec<_>>().join(" "),
                 allowed: (key.allowed)(),
-                words: (key.words)().into_iter().map(str::to_owned).collect(),
+                choices: (key.choices)().into_iter().map(str::to_owned).collect(),
                 default: text(&defaults, key),
                 value: text(&loaded.settings, key),
-                fixed: matches!(origin, Origin::Environment(_) | Origin::CommandLine(_)),
+                read_only: matches!(origin, SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)),
                 origin: match origin {
-                    Origin::File(..) => "settings file".into(),
+                    SettingOrigin::File(..) => "settings file".into(),
                     other => other.to_string(),
                 },
-                at_start: ["model.", "kv.", "server.", "recall.embedder"]
+                needs_restart: ["model.", "kv.", "server.", "recall.embedder"]
                     .iter()
                     .any(|start| key.name.starts_with(start)),
             }
@@ -352,32 +382,32 @@ impl Parts for Made {
         KEYS.iter().map(one).collect()
     }
 
-    fn set(&self, key: &str, value: Option<&str>) -> Result<(), SeamError> {
-        if BY_HAND.contains(&key) {
+    fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
+        if FILE_ONLY_SETTINGS.contains(&key) {
             let why =
                 format!("{key} opens a door: write it into the settings file, or start the program with it");
-            return Err(SeamError::asked("setting", why));
+            return Err(Error::invalid_input("setting", why));
         }
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = self.common.load(Vec::new()).map_err(failed("setting"))?;
-        if let origin @ (Origin::Environment(_) | Origin::CommandLine(_)) = loaded.origin(key) {
+        let _one_at_a_time = self.settings_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = self.env.load_settings().map_err(backend_error("setting"))?;
+        if let origin @ (SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) = loaded.origin(key) {
             let why =
                 format!("{key} was set by the {origin} when the program was started, and that is stronger");
-            return Err(SeamError::asked("setting", why));
+            return Err(Error::invalid_input("setting", why));
         }
-        let file = self.common.settings_file();
-        let file = file
-            .ok_or_else(|| SeamError::asked("setting", "this system names no place for a settings file"))?;
+        let file = self.env.settings_path();
+        let file = file.ok_or_else(|| {
+            Error::invalid_input("setting", "this system names no place for a settings file")
+        })?;
         // Whether it is allowed is tried beside the rest before anything is written.
-        let mut tried = self.common.clone();
-        tried.set.extend(value.map(|value| format!("{key}={value}")));
-        // Whoever sets it on a page has written no `--set`.
-        let plain =
-            |why: anyhow::Error| SeamError::asked("setting", format!("{why:#}").replace("--set: ", ""));
-        let loaded = tried.load(Vec::new()).map_err(plain)?;
-        if let Some(why) = loaded.settings.unworkable() {
-            return Err(SeamError::asked("setting", why));
+        let new_value = value.map(|value| (key.to_owned(), value.to_owned()));
+        let loaded = self
+            .env
+            .load_settings_with(new_value)
+            .map_err(|why| Error::invalid_input("setting", error_text(&why)))?;
+        if let Some(why) = loaded.settings.startup_error() {
+            return Err(Error::invalid_input("setting", why));
         }
-        keep(&file, key, value).map_err(failed("setting"))
+        write_setting(&file, key, value).map_err(backend_error("setting"))
     }
 }

@@ -1,45 +1,45 @@
 //! `halo stats`: how each turn of a conversation went.
 
-use super::show::{Which, existing};
-use super::{print, print_json};
-use crate::Common;
+use super::conversations::{ConversationArgs, open_existing};
+use crate::env::Env;
+use crate::output::{print_json, print_stdout};
 use anyhow::Result;
-use halo_core::seams::{Access, Kind, Store};
+use halo_core::store::{Access, RecordKind, Store};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Which conversation.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct StatsArgs {
     #[command(flatten)]
-    which: Which,
-    /// How many of the latest turns to show; 0: all
+    conversation: ConversationArgs,
+    /// Number of latest turns to print; 0: all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
-    most: usize,
+    limit: usize,
 }
 
 /// Shows them.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let (mut store, _) = existing(common, &options.which.name, Access::Read)?;
+pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
+    let (mut store, _) = open_existing(env, &options.conversation.name, Access::Read)?;
     let mut turns: Vec<(u64, Value)> = Vec::new();
-    for record in store.records(&options.which.name, Kind::Turn)? {
+    for record in store.records(&options.conversation.name, RecordKind::Turn)? {
         // What somebody else has written there must not keep anyone from seeing the rest.
         if let (Ok(turn), Ok(Value::Object(mut told))) =
             (record.key.parse(), serde_json::from_str(&record.value))
         {
             told.insert("turn".into(), json!(turn));
-            told.insert("at".into(), json!(record.at));
+            told.insert("at".into(), json!(record.updated_at));
             turns.push((turn, Value::Object(told)));
         }
     }
     turns.sort_by_key(|(turn, _)| *turn);
-    let skipped = if options.most == 0 { 0 } else { turns.len().saturating_sub(options.most) };
+    let skipped = if options.limit == 0 { 0 } else { turns.len().saturating_sub(options.limit) };
     let shown: Vec<&Value> = turns[skipped..].iter().map(|(_, told)| told).collect();
-    if common.json {
+    if env.json {
         return print_json(&json!(shown));
     }
     if turns.is_empty() {
-        return print("no turn has been answered yet: `halo chat` begins one\n");
+        return print_stdout("no turn has been answered yet: `halo chat` begins one\n");
     }
     let mut out = format!(
         "{:>6}  {:<12}{:>7}{:>7}{:>9}{:>6}{:>10}{:>9}{:>10}{:>9}{:>9}\n",
@@ -79,5 +79,5 @@ pub fn run(options: &Options, common: &Common) -> Result<()> {
         let _ = writeln!(out, "\n{skipped} earlier turns are not shown: -n 0 shows all");
     }
     out.push_str("\nown: all that is not the model's reading and speaking. --json tells every part, and the shape of the attention.\n");
-    print(&out)
+    print_stdout(&out)
 }

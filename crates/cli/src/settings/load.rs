@@ -1,14 +1,14 @@
 //! Where settings come from: defaults, a preset, a file, the environment, the command line. Later ones win.
 
-use super::value::{Preset, Raw};
-use super::{KEYS, Key, Settings, preset};
+use super::value::{Preset, TomlValue};
+use super::{KEYS, SettingKey, Settings, preset_values};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// Nobody set it.
     Default,
     /// A capture that recorded it.
@@ -21,192 +21,229 @@ pub enum Origin {
     Environment(String),
     /// The command line.
     CommandLine(&'static str),
+    /// A value that is about to be written to the settings file.
+    NewValue,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Default => f.write_str("default"),
-            Origin::Capture => f.write_str("recorded in the capture"),
-            Origin::Preset(preset) => write!(f, "preset {preset}"),
-            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
-            Origin::Environment(name) => write!(f, "environment {name}"),
-            Origin::CommandLine(flag) => f.write_str(flag),
+            SettingOrigin::Default => f.write_str("default"),
+            SettingOrigin::Capture => f.write_str("recorded in the capture"),
+            SettingOrigin::Preset(preset) => write!(f, "preset {preset}"),
+            SettingOrigin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            SettingOrigin::Environment(name) => write!(f, "environment {name}"),
+            SettingOrigin::CommandLine(flag) => f.write_str(flag),
+            SettingOrigin::NewValue => f.write_str("new value"),
         }
     }
 }
 
 /// What the user wrote for one key, not yet read.
 #[derive(Clone, Debug)]
-struct Written {
+struct RawSetting {
     key: String,
     text: String,
-    origin: Origin,
+    origin: SettingOrigin,
 }
 
 /// The settings in force, and where each came from.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedSettings {
     /// The settings.
     pub settings: Settings,
     /// By key; what is not here is a default.
-    origins: BTreeMap<&'static str, Origin>,
+    origins: BTreeMap<&'static str, SettingOrigin>,
     /// Recorded settings that were left out, and why.
-    pub notes: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
-impl Loaded {
+impl LoadedSettings {
     /// Where a key's value came from.
     #[must_use]
-    pub fn origin(&self, key: &str) -> Origin {
-        self.origins.get(key).cloned().unwrap_or(Origin::Default)
+    pub fn origin(&self, key: &str) -> SettingOrigin {
+        self.origins.get(key).cloned().unwrap_or(SettingOrigin::Default)
     }
 }
 
-/// What is wrong with what the user wrote: all of it, a line each.
+/// One thing that is wrong with the settings.
 #[derive(Debug, PartialEq, Eq)]
-pub struct BadSettings(pub Vec<String>);
+pub struct SettingProblem {
+    /// The source of the wrong value; none where the message names its sources itself.
+    pub origin: Option<SettingOrigin>,
+    pub message: String,
+}
 
-impl fmt::Display for BadSettings {
+impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("\n"))
+        match &self.origin {
+            // The user who sends a value knows where it came from.
+            None | Some(SettingOrigin::NewValue) => f.write_str(&self.message),
+            Some(origin) => write!(f, "{origin}: {}", self.message),
+        }
     }
 }
 
-impl std::error::Error for BadSettings {}
+/// All that is wrong with the settings, a line each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SettingsError(pub Vec<SettingProblem>);
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl std::error::Error for SettingsError {}
 
 /// What settings are made from.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub struct SettingsSources {
     /// What a capture recorded, keys and values: it stands in for the defaults.
-    pub recorded: Vec<(String, String)>,
+    pub from_capture: Vec<(String, String)>,
     /// The file, and what stands in it.
     pub file: Option<(PathBuf, String)>,
     /// The environment, names and values.
     pub environment: Vec<(String, String)>,
     /// `--set KEY=VALUE`, in order.
-    pub sets: Vec<String>,
+    pub set_flags: Vec<String>,
     /// Other flags that set a key: the flag, the key, the value.
-    pub flags: Vec<(&'static str, &'static str, String)>,
+    pub other_flags: Vec<(&'static str, &'static str, String)>,
+    /// A key and the value that is about to be written to the settings file.
+    pub new_value: Option<(String, String)>,
 }
 
 /// Reads the settings from all their sources.
 ///
 /// # Errors
 /// When a key is unknown, a value not allowed, or two contradict each other.
-pub fn load(sources: &Sources) -> Result<Loaded, BadSettings> {
+pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, SettingsError> {
     let mut errors = Vec::new();
     let mut written = Vec::new();
     if let Some((path, text)) = &sources.file {
-        match from_file(path, text) {
+        match settings_from_toml(path, text) {
             Ok(all) => written.extend(all),
-            Err(error) => errors.push(error),
+            Err(message) => errors.push(SettingProblem { origin: None, message }),
         }
     }
-    written.extend(from_environment(&sources.environment));
-    for set in &sources.sets {
+    written.extend(settings_from_environment(&sources.environment));
+    for set in &sources.set_flags {
         match set.split_once('=') {
-            Some((key, text)) => written.push(Written {
+            Some((key, text)) => written.push(RawSetting {
                 key: key.trim().to_owned(),
                 text: text.trim().to_owned(),
-                origin: Origin::CommandLine("--set"),
+                origin: SettingOrigin::CommandLine("--set"),
             }),
             None => {
-                errors.push(format!("--set {set}: write KEY=VALUE, such as --set context.max_tokens=4000"));
+                let message = format!("--set {set}: write KEY=VALUE, such as --set context.max_tokens=4000");
+                errors.push(SettingProblem { origin: None, message });
             }
         }
     }
-    for (flag, key, text) in &sources.flags {
-        written.push(Written {
+    for (flag, key, text) in &sources.other_flags {
+        written.push(RawSetting {
             key: (*key).to_owned(),
             text: text.clone(),
-            origin: Origin::CommandLine(flag),
+            origin: SettingOrigin::CommandLine(flag),
         });
     }
-    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new(), notes: Vec::new() };
-    let recorded = sources.recorded.iter().map(|(key, text)| Written {
+    written.extend(sources.new_value.iter().map(|(key, text)| RawSetting {
+        key: key.clone(),
+        text: text.trim().to_owned(),
+        origin: SettingOrigin::NewValue,
+    }));
+    let mut loaded =
+        LoadedSettings { settings: Settings::default(), origins: BTreeMap::new(), warnings: Vec::new() };
+    let recorded = sources.from_capture.iter().map(|(key, text)| RawSetting {
         key: key.clone(),
         text: text.clone(),
-        origin: Origin::Capture,
+        origin: SettingOrigin::Capture,
     });
     let mut odd = Vec::new();
     apply_all(&mut loaded, recorded.collect(), &mut odd);
     // Another version may have had other settings: what is not known here is said, and no error.
-    loaded.notes = odd.into_iter().map(|why| format!("{why}; it is left out")).collect();
+    loaded.warnings = odd.into_iter().map(|why| format!("{why}; it is left out")).collect();
     apply_all(&mut loaded, written, &mut errors);
     if errors.is_empty() {
         let of = |key: &str| {
             let (value, _) = loaded.settings.get(key).unwrap_or_default();
             format!("{key} ({value}, {})", loaded.origin(key))
         };
-        errors.extend(loaded.settings.contradiction(of));
+        let conflict = loaded.settings.conflict_error(of);
+        errors.extend(conflict.map(|message| SettingProblem { origin: None, message }));
     }
-    if errors.is_empty() { Ok(loaded) } else { Err(BadSettings(errors)) }
+    if errors.is_empty() { Ok(loaded) } else { Err(SettingsError(errors)) }
 }
 
 /// Reads a group of values, the preset first: what stands beside it still counts.
-fn apply_all(loaded: &mut Loaded, written: Vec<Written>, errors: &mut Vec<String>) {
+fn apply_all(loaded: &mut LoadedSettings, written: Vec<RawSetting>, errors: &mut Vec<SettingProblem>) {
     let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
     for set in &presets {
-        apply(loaded, set, errors);
+        apply_setting(loaded, set, errors);
     }
     if !presets.is_empty() {
         let chosen = loaded.settings.preset;
-        for (key, text) in preset(chosen) {
-            apply(loaded, &Written { key: key.into(), text, origin: Origin::Preset(chosen) }, errors);
+        for (key, text) in preset_values(chosen) {
+            apply_setting(
+                loaded,
+                &RawSetting { key: key.into(), text, origin: SettingOrigin::Preset(chosen) },
+                errors,
+            );
         }
     }
     for set in &others {
-        apply(loaded, set, errors);
+        apply_setting(loaded, set, errors);
     }
 }
 
 /// Reads one value into the settings, or says what is wrong with it.
-fn apply(loaded: &mut Loaded, written: &Written, errors: &mut Vec<String>) {
-    let Written { key, text, origin } = written;
+fn apply_setting(loaded: &mut LoadedSettings, written: &RawSetting, errors: &mut Vec<SettingProblem>) {
+    let RawSetting { key, text, origin } = written;
+    let mut report = |message| errors.push(SettingProblem { origin: Some(origin.clone()), message });
     let Some(known) = KEYS.iter().find(|k| k.name == key) else {
-        errors.push(format!("{origin}: there is no setting '{}'{}", brief(key), nearest_key(key)));
+        report(format!("there is no setting '{}'{}", truncate_for_message(key), suggest_key(key)));
         return;
     };
-    if loaded.settings.set(known.name, &raw(text)) {
+    if loaded.settings.set(known.name, &parse_toml_or_string(text)) {
         loaded.origins.insert(known.name, origin.clone());
     } else {
-        errors.push(format!("{origin}: {key} cannot be '{}': {}", brief(text), explain(known, text)));
+        report(format!("{key} cannot be '{}': {}", truncate_for_message(text), explain_allowed(known, text)));
     }
 }
 
 /// The beginning of what the user wrote: enough to find it again.
-fn brief(text: &str) -> String {
+fn truncate_for_message(text: &str) -> String {
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
 }
 
-fn explain(key: &Key, text: &str) -> String {
+fn explain_allowed(key: &SettingKey, text: &str) -> String {
     let mut out = format!("it must be {}", (key.allowed)());
-    let near = nearest(text.trim_matches('"'), (key.words)().into_iter());
+    let near = closest_match(text.trim_matches('"'), (key.choices)().into_iter());
     if let Some(word) = near {
         let _ = write!(out, "; did you mean {word}?");
     }
     out
 }
 
-fn nearest_key(key: &str) -> String {
+fn suggest_key(key: &str) -> String {
     let lower: String = key.chars().take(80).collect::<String>().to_lowercase().replace('-', "_");
     let section = format!("{lower}.");
     let inside: Vec<_> = KEYS.iter().map(|k| k.name).filter(|name| name.starts_with(&section)).collect();
     if !inside.is_empty() {
         return format!(": it is a section, with {}", inside.join(", "));
     }
-    match nearest(&lower, KEYS.iter().map(|k| k.name)) {
+    match closest_match(&lower, KEYS.iter().map(|k| k.name)) {
         Some(name) => format!("; did you mean {name}?"),
         None => ": 'halo config reference' lists all".into(),
     }
 }
 
 /// The most similar of some words, if it is similar at all.
-pub fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn closest_match<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // The last part of a dotted name counts too: people remember `top_p`, not where it lives.
     let likeness = |word: &str| {
         let last = word.rsplit('.').next().unwrap_or(word);
@@ -223,21 +260,27 @@ pub fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&
 }
 
 /// What a text means: a TOML value where it is one, else a string.
-pub(super) fn raw(text: &str) -> Raw {
+pub(super) fn parse_toml_or_string(text: &str) -> TomlValue {
     let table: Result<toml::Table, _> = toml::from_str(&format!("x = {text}"));
     let alone = |mut table: toml::Table| if table.len() == 1 { table.remove("x") } else { None };
-    table.ok().and_then(alone).unwrap_or_else(|| Raw::String(text.to_owned()))
+    table.ok().and_then(alone).unwrap_or_else(|| TomlValue::String(text.to_owned()))
 }
 
 /// The values of a file, each with its line.
-fn from_file(path: &Path, text: &str) -> Result<Vec<Written>, String> {
+fn settings_from_toml(path: &Path, text: &str) -> Result<Vec<RawSetting>, String> {
     let table = toml::de::DeTable::parse(text).map_err(|e| format!("{}: {e}", path.display()))?;
     let mut written = Vec::new();
-    flatten(path, text, "", table.get_ref(), &mut written);
+    flatten_toml_table(path, text, "", table.get_ref(), &mut written);
     Ok(written)
 }
 
-fn flatten(path: &Path, text: &str, prefix: &str, table: &toml::de::DeTable<'_>, written: &mut Vec<Written>) {
+fn flatten_toml_table(
+    path: &Path,
+    text: &str,
+    prefix: &str,
+    table: &toml::de::DeTable<'_>,
+    written: &mut Vec<RawSetting>,
+) {
     for (name, value) in table {
         let key = if prefix.is_empty() {
             name.get_ref().to_string()
@@ -247,7 +290,7 @@ fn flatten(path: &Path, text: &str, prefix: &str, table: &toml::de::DeTable<'_>,
         if let toml::de::DeValue::Table(table) = value.get_ref()
             && !table.is_empty()
         {
-            flatten(path, text, &key, table, written);
+            flatten_toml_table(path, text, &key, table, written);
         } else if KEYS.iter().any(|k| k.name.strip_prefix(&key).is_some_and(|rest| rest.starts_with('.')))
             && matches!(value.get_ref(), toml::de::DeValue::Table(_))
         {
@@ -255,21 +298,21 @@ fn flatten(path: &Path, text: &str, prefix: &str, table: &toml::de::DeTable<'_>,
         } else {
             let line = text[..value.span().start].lines().count().max(1);
             let line = if text[..value.span().start].ends_with('\n') { line + 1 } else { line };
-            let origin = Origin::File(path.to_owned(), line);
-            written.push(Written { key, text: text[value.span()].to_owned(), origin });
+            let origin = SettingOrigin::File(path.to_owned(), line);
+            written.push(RawSetting { key, text: text[value.span()].to_owned(), origin });
         }
     }
 }
 
 /// The variable that sets a key: `HALO_CONTEXT_MAX_TOKENS`.
 #[must_use]
-pub fn variable(key: &str) -> String {
+pub fn env_var_name(key: &str) -> String {
     format!("HALO_{}", key.replace('.', "_").to_uppercase())
 }
 
 /// Values of the environment. A variable that begins as one of ours does but names no key is a mistake worth
 /// telling; any other is somebody else's.
-fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
+fn settings_from_environment(environment: &[(String, String)]) -> Vec<RawSetting> {
     let sections: Vec<String> = KEYS
         .iter()
         .filter_map(|k| k.name.split_once('.'))
@@ -277,22 +320,29 @@ fn from_environment(environment: &[(String, String)]) -> Vec<Written> {
         .collect();
     let mut written = Vec::new();
     for (name, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
-        let key = match KEYS.iter().find(|k| variable(k.name) == *name) {
+        let key = match KEYS.iter().find(|k| env_var_name(k.name) == *name) {
             Some(key) => key.name.to_owned(),
-            None if sections.iter().any(|s| name.starts_with(s.as_str())) || looks_like_ours(name) => {
+            None if sections.iter().any(|s| name.starts_with(s.as_str()))
+                || resembles_setting_variable(name) =>
+            {
                 let rest = name["HALO_".len()..].to_lowercase();
                 rest.replacen('_', ".", 1)
             }
             None => continue,
         };
-        written.push(Written { key, text: text.clone(), origin: Origin::Environment(name.clone()) });
+        written.push(RawSetting {
+            key,
+            text: text.clone(),
+            origin: SettingOrigin::Environment(name.clone()),
+        });
     }
     written
 }
 
 /// Whether a variable is so near to one of ours that it is meant to be it.
-fn looks_like_ours(name: &str) -> bool {
-    let alike = |key: &Key| strsim::normalized_damerau_levenshtein(name, &variable(key.name)) >= 0.85;
+fn resembles_setting_variable(name: &str) -> bool {
+    let alike =
+        |key: &SettingKey| strsim::normalized_damerau_levenshtein(name, &env_var_name(key.name)) >= 0.85;
     name.starts_with("HALO_") && KEYS.iter().any(alike)
 }
 
@@ -300,21 +350,22 @@ fn looks_like_ours(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn sources(file: &str, environment: &[(&str, &str)], sets: &[&str]) -> Sources {
-        Sources {
+    fn test_sources(file: &str, environment: &[(&str, &str)], sets: &[&str]) -> SettingsSources {
+        SettingsSources {
             file: (!file.is_empty()).then(|| ("halo.toml".into(), file.into())),
             environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
-            sets: sets.iter().map(|s| (*s).into()).collect(),
-            ..Sources::default()
+            set_flags: sets.iter().map(|s| (*s).into()).collect(),
+            ..SettingsSources::default()
         }
     }
 
     #[test]
-    fn later_sources_win() {
+    fn settings_later_source_wins() {
         let file = "[context]\nmax_tokens = 100\nsink_tokens = 1\n[chunk]\nmin_tokens = 7\n";
         let environment =
             [("HALO_CONTEXT_MAX_TOKENS", "200"), ("HALO_CHUNK_MIN_TOKENS", "8"), ("HALO_HOME", "x")];
-        let loaded = load(&sources(file, &environment, &["context.max_tokens=300"])).expect("good settings");
+        let loaded = load_settings(&test_sources(file, &environment, &["context.max_tokens=300"]))
+            .expect("good settings");
         let all = ["context.max_tokens", "chunk.min_tokens", "context.sink_tokens", "kv.ram"];
         let shown = all.map(|key| {
             let (value, _) = loaded.settings.get(key).expect("a key");
@@ -327,16 +378,17 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_stands_below_what_is_set() {
+    fn settings_override_preset() {
         let loaded =
-            load(&sources("[brightness]\nrank = \"mean\"\n", &[], &["preset=halo_weave"])).expect("good");
-        assert_eq!(loaded.settings.rank, super::super::value::Rank::Mean);
-        assert_eq!(loaded.settings.sink_tokens.0, 0);
-        assert_eq!(loaded.origin("context.sink_tokens"), Origin::Preset(Preset::HaloWeave));
+            load_settings(&test_sources("[brightness]\nrank = \"mean\"\n", &[], &["preset=halo_weave"]))
+                .expect("good");
+        assert_eq!(loaded.settings.brightness_rank, halo_core::prune::RankBy::Mean);
+        assert_eq!(loaded.settings.context_sink_tokens.0, 0);
+        assert_eq!(loaded.origin("context.sink_tokens"), SettingOrigin::Preset(Preset::HaloWeave));
     }
 
     #[test]
-    fn what_a_capture_recorded_stands_in_for_defaults() {
+    fn settings_recorded_in_capture_replace_defaults() {
         let recorded = [
             ("context.max_tokens", "60"),
             ("brightness.rank", "mean"),
@@ -345,22 +397,25 @@ mod tests {
             ("kv.mode", "x"),
         ];
         let recorded = recorded.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec();
-        let sources = Sources { recorded, ..sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"]) };
-        let loaded = load(&sources).expect("good settings");
+        let sources = SettingsSources {
+            from_capture: recorded,
+            ..test_sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"])
+        };
+        let loaded = load_settings(&sources).expect("good settings");
         let shown = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
             .map(|key| format!("{} ({})", loaded.settings.get(key).expect("a key").0, loaded.origin(key)));
         assert_eq!(shown, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
-        assert_eq!(loaded.notes.len(), 2, "{:?}", loaded.notes);
-        assert!(loaded.notes[0].starts_with("recorded in the capture: there is no setting 'old'"));
+        assert_eq!(loaded.warnings.len(), 2, "{:?}", loaded.warnings);
+        assert!(loaded.warnings[0].starts_with("recorded in the capture: there is no setting 'old'"));
         let bad = "recorded in the capture: kv.mode cannot be 'x': it must be keep or reread; it is left out";
-        assert_eq!(loaded.notes[1], bad);
+        assert_eq!(loaded.warnings[1], bad);
     }
 
     /// What is wrong, where, what is allowed, and what was probably meant.
     #[test]
-    fn errors_name_key_value_allowed_and_nearest() {
-        type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
-        let cases: &[Case<'_>] = &[
+    fn settings_errors_name_key_value_allowed_and_suggestion() {
+        type SettingsErrorCase<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
+        let cases: &[SettingsErrorCase<'_>] = &[
             (
                 "",
                 &[],
@@ -455,23 +510,24 @@ mod tests {
             ),
         ];
         for (file, environment, sets, expected) in cases {
-            let error = load(&sources(file, environment, sets)).expect_err(expected);
+            let error = load_settings(&test_sources(file, environment, sets)).expect_err(expected);
             assert_eq!(error.to_string(), *expected);
         }
-        let broken = load(&sources("context = [", &[], &[])).expect_err("no TOML").to_string();
+        let broken = load_settings(&test_sources("context = [", &[], &[])).expect_err("no TOML").to_string();
         assert!(broken.starts_with("halo.toml: TOML parse error at line 1"), "{broken}");
     }
 
     #[test]
-    fn every_key_takes_its_default_back() {
+    fn settings_defaults_round_trip() {
         let mut settings = Settings::default();
         for key in KEYS {
             let (text, _) = settings.get(key.name).expect("a key");
-            assert!(settings.set(key.name, &raw(&text)), "{} = {text}", key.name);
+            assert!(settings.set(key.name, &parse_toml_or_string(&text)), "{} = {text}", key.name);
             assert_eq!(settings, Settings::default(), "{}", key.name);
         }
         for preset_name in [Preset::Halo, Preset::HaloWeave, Preset::HaloV0] {
-            load(&sources("", &[], &[&format!("preset={preset_name}")])).expect("presets are good settings");
+            load_settings(&test_sources("", &[], &[&format!("preset={preset_name}")]))
+                .expect("presets are good settings");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What stands in for the world, and what the timeline is held against, in tests, fuzz targets and benches.
+//! Test doubles of the traits, and naive implementations to compare with, for tests, fuzz targets and benches.
 
-pub mod chunks;
+pub mod chunker_checks;
 pub mod doubles;
-pub mod guesses;
-pub mod ops;
-pub mod record;
-pub mod shared;
-pub mod shelf;
-pub mod twin;
+pub mod logits;
+pub mod naive_timeline;
+pub mod naive_token;
+pub mod shared_store;
+pub mod stored_timeline;
+pub mod timeline_fuzz;

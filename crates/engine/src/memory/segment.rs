@@ -1,54 +1,48 @@
-//! What the model sees, in parts that know where they come from.
+//! The context window as tokens, as messages and as segments with their origin.
 //!
-//! A *frame* is a turn. What was said in it are *facets*: paragraphs, results of tools, what the model's template puts
-//! around them. What is shown of it is a *block*: a message, the standing instructions, or a memory that stands for messages.
-//! Blocks are rendered as *segments*, and segments in a row are the context. Every byte of that can be traced to its
-//! segment, block, frame and facet, and each of those to its bytes.
+//! A *frame* is a turn. Its *facets* are chunks, tool results and the text of the chat template. A *block* is a message, the
+//! system prompt, or a memory that replaces messages. Blocks are rendered as *segments*, and the segments in order are the
+//! context. Every byte of it can be traced to its segment, block, frame and facet, and each of those to its bytes.
 
-use super::stand::Stand;
-use halo_core::change::Run;
-use halo_core::seams::{Piece, Seen};
+use halo_core::change::TokenRun;
+use halo_core::model::{ModelToken, PromptMessage, WindowToken};
 use halo_core::timeline::{ChunkRef, Timeline};
-use halo_core::token::{ChunkId, Flags, Position, TurnId};
+use halo_core::token::{ChunkId, Position, Role, TokenFlags, TurnId};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
-/// What is shown together.
+/// A unit of the rendered context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Block {
-    /// The standing instructions.
-    Instructions,
-    /// A message.
+pub enum ContextBlock {
+    SystemPrompt,
     Message(TurnId),
-    /// A memory of messages.
     Memory(u64),
 }
 
-/// The smallest thing that something shown comes from.
+/// The origin of some text of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Facet {
-    /// The standing instructions.
-    Instructions,
-    /// What the model's template puts around a message: nobody said it.
-    Framing(ChunkId),
-    /// A paragraph.
-    Said(ChunkId),
-    /// What a tool answered in it.
-    Result(ChunkId),
-    /// What marks the ends of a memory.
+    SystemPrompt,
+    /// Text of the chat template around a message.
+    Template(ChunkId),
+    Chunk(ChunkId),
+    /// A tool result in a chunk.
+    ToolResult(ChunkId),
+    /// The markup around a memory.
     Boundary(u64),
-    /// What the model wrote down.
+    /// The text of a memory.
     Memory(u64),
-    /// A paragraph of a person's, quoted in a memory.
+    /// A user's chunk, quoted in a memory.
     Quote(u64, ChunkId),
 }
 
-impl fmt::Display for Block {
+impl fmt::Display for ContextBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Block::Instructions => f.write_str("instructions"),
-            Block::Message(turn) => write!(f, "turn-{}", turn.0),
-            Block::Memory(id) => write!(f, "memory-{id}"),
+            ContextBlock::SystemPrompt => f.write_str("instructions"),
+            ContextBlock::Message(turn) => write!(f, "turn-{}", turn.0),
+            ContextBlock::Memory(id) => write!(f, "memory-{id}"),
         }
     }
 }
@@ -56,10 +50,10 @@ impl fmt::Display for Block {
 impl fmt::Display for Facet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Facet::Instructions => f.write_str("instructions"),
-            Facet::Framing(chunk) => write!(f, "{chunk}/frame"),
-            Facet::Said(chunk) => write!(f, "{chunk}"),
-            Facet::Result(chunk) => write!(f, "{chunk}/result"),
+            Facet::SystemPrompt => f.write_str("instructions"),
+            Facet::Template(chunk) => write!(f, "{chunk}/frame"),
+            Facet::Chunk(chunk) => write!(f, "{chunk}"),
+            Facet::ToolResult(chunk) => write!(f, "{chunk}/result"),
             Facet::Boundary(id) => write!(f, "memory-{id}/boundary"),
             Facet::Memory(id) => write!(f, "memory-{id}"),
             Facet::Quote(id, chunk) => write!(f, "memory-{id}/{chunk}"),
@@ -67,23 +61,20 @@ impl fmt::Display for Facet {
     }
 }
 
-/// A block as it is shown.
+/// A block as text, with the origin of each part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it says.
     pub content: String,
-    /// The turns that it shows, or stands for.
+    /// The turns that it contains or, as a memory, replaces.
     pub source_frames: Vec<TurnId>,
-    /// The block.
-    pub block_ids: Vec<Block>,
-    /// Where each part of its content comes from.
+    pub block_ids: Vec<ContextBlock>,
+    /// The byte ranges of its content and their origin.
     pub facets: Vec<(Range<usize>, Facet)>,
-    /// How long it is.
     pub tokens: usize,
 }
 
 impl Segment {
-    /// The facets that it shows, each once, in order.
+    /// Its facets, each once, in order.
     #[must_use]
     pub fn facet_ids(&self) -> Vec<Facet> {
         let mut facets: Vec<Facet> = Vec::new();
@@ -95,7 +86,7 @@ impl Segment {
         facets
     }
 
-    fn new(block: Block, frames: Vec<TurnId>) -> Self {
+    fn new(block: ContextBlock, frames: Vec<TurnId>) -> Self {
         Self {
             content: String::new(),
             source_frames: frames,
@@ -116,222 +107,254 @@ impl Segment {
     }
 }
 
-/// What the model sees, as segments in a row.
+/// The context window as segments in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rendered {
-    /// The segments.
+pub struct RenderedContext {
     pub segments: Vec<Segment>,
 }
 
-/// Where a byte of the context comes from.
+/// The origin of one byte of the context.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// The segment, by its place.
+pub struct ByteOrigin {
+    /// Index of the segment.
     pub segment: usize,
-    /// The block.
-    pub block: Block,
-    /// The turns.
-    pub frames: Vec<TurnId>,
-    /// The facet.
+    pub block: ContextBlock,
+    pub turns: Vec<TurnId>,
     pub facet: Facet,
 }
 
-impl Rendered {
-    /// All of it.
+impl RenderedContext {
     #[must_use]
     pub fn text(&self) -> String {
         self.segments.iter().map(|segment| segment.content.as_str()).collect()
     }
 
-    /// How long it is.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.segments.iter().map(|segment| segment.tokens).sum()
     }
 
-    /// Where a byte of the text comes from.
+    /// The origin of a byte of the text.
     #[must_use]
-    pub fn origin(&self, at: usize) -> Option<Origin> {
+    pub fn origin_at(&self, at: usize) -> Option<ByteOrigin> {
         let mut start = 0;
         for (n, segment) in self.segments.iter().enumerate() {
             if at < start + segment.content.len() {
                 let (_, facet) = segment.facets.iter().find(|(range, _)| range.contains(&(at - start)))?;
                 let (block, frames) = (*segment.block_ids.first()?, segment.source_frames.clone());
-                return Some(Origin { segment: n, block, frames, facet: *facet });
+                return Some(ByteOrigin { segment: n, block, turns: frames, facet: *facet });
             }
             start += segment.content.len();
         }
         None
     }
 
-    /// The segments that show a turn, or stand for it.
+    /// The segments that contain a turn or replace it.
     #[must_use]
-    pub fn of_frame(&self, turn: TurnId) -> Vec<usize> {
-        self.which(|segment| segment.source_frames.contains(&turn))
+    pub fn segments_of_turn(&self, turn: TurnId) -> Vec<usize> {
+        self.find_segments(|segment| segment.source_frames.contains(&turn))
     }
 
     /// The segments of a block.
     #[must_use]
-    pub fn of_block(&self, block: Block) -> Vec<usize> {
-        self.which(|segment| segment.block_ids.contains(&block))
+    pub fn segments_of_block(&self, block: ContextBlock) -> Vec<usize> {
+        self.find_segments(|segment| segment.block_ids.contains(&block))
     }
 
     /// The bytes of the text that come from a facet.
     #[must_use]
-    pub fn of_facet(&self, facet: Facet) -> Vec<Range<usize>> {
+    pub fn ranges_of_facet(&self, facet: Facet) -> Vec<Range<usize>> {
         let mut start = 0;
-        let mut found = Vec::new();
+        let mut ranges = Vec::new();
         for segment in &self.segments {
-            let here = segment.facets.iter().filter(|(_, of)| *of == facet);
-            found.extend(here.map(|(range, _)| start + range.start..start + range.end));
+            let matching = segment.facets.iter().filter(|(_, other)| *other == facet);
+            ranges.extend(matching.map(|(range, _)| start + range.start..start + range.end));
             start += segment.content.len();
         }
-        found
+        ranges
     }
 
-    fn which(&self, wanted: impl Fn(&Segment) -> bool) -> Vec<usize> {
-        self.segments.iter().enumerate().filter(|(_, s)| wanted(s)).map(|(n, _)| n).collect()
+    fn find_segments(&self, matches: impl Fn(&Segment) -> bool) -> Vec<usize> {
+        self.segments.iter().enumerate().filter(|(_, segment)| matches(segment)).map(|(n, _)| n).collect()
     }
 }
 
-/// One thing that is shown, in its place.
-pub(crate) enum Shown<'a> {
-    /// A chunk that is live.
+/// A memory that is placed in the context window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedMemory {
+    pub id: u64,
+    pub position: Position,
+    /// The first turn that it replaces.
+    pub turn: TurnId,
+    /// All turns of its range.
+    pub turns: Vec<TurnId>,
+    /// The pruned chunks of its range, from which its text was made.
+    pub pruned_chunks: BTreeSet<ChunkId>,
+    /// Its tokens with their origin.
+    pub tokens: Vec<(ModelToken, Facet)>,
+}
+
+impl PlacedMemory {
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Never true for a memory that is placed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    pub(crate) fn window_tokens(&self) -> impl Iterator<Item = WindowToken> + '_ {
+        let window_token = |(n, (token, _)): (usize, &(ModelToken, Facet))| WindowToken {
+            position: Some(self.position),
+            offset: n as u16 + 1,
+            id: token.id,
+            chunk_start: n == 0,
+        };
+        self.tokens.iter().enumerate().map(window_token)
+    }
+
+    /// Its text without the header of the chat template.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let text = self.tokens.iter().filter(|(_, facet)| !matches!(facet, Facet::Template(_)));
+        text.map(|(token, _)| token.text.as_str()).collect()
+    }
+}
+
+/// An item of the context window, in order.
+pub(crate) enum WindowItem<'a> {
     Chunk(ChunkRef<'a>),
-    /// A memory.
-    Memory(&'a Stand),
+    Memory(&'a PlacedMemory),
 }
 
-/// What is shown, in order: all that the model sees is made from this.
-pub(crate) fn shown<'a>(timeline: &'a Timeline, stands: &'a [Stand]) -> impl Iterator<Item = Shown<'a>> {
-    let mut stands = stands.iter().peekable();
+/// The items of the context window in order. Tokens, messages and segments are all made from this, so they agree.
+pub(crate) fn window_items<'a>(
+    timeline: &'a Timeline,
+    placed: &'a [PlacedMemory],
+) -> impl Iterator<Item = WindowItem<'a>> {
+    let mut placed = placed.iter().peekable();
     let mut chunks = timeline.live_chunks().peekable();
     std::iter::from_fn(move || {
-        let before = |stand: &&Stand| chunks.peek().is_none_or(|chunk| stand.at < chunk.start());
-        match stands.next_if(before) {
-            Some(stand) => Some(Shown::Memory(stand)),
-            None => chunks.next().map(Shown::Chunk),
+        let is_next =
+            |memory: &&PlacedMemory| chunks.peek().is_none_or(|chunk| memory.position < chunk.start());
+        match placed.next_if(is_next) {
+            Some(memory) => Some(WindowItem::Memory(memory)),
+            None => chunks.next().map(WindowItem::Chunk),
         }
     })
 }
 
-/// What the model sees, as tokens.
-pub(crate) fn window(prefix: &[Piece], timeline: &Timeline, stands: &[Stand]) -> Vec<Seen> {
-    let view = timeline.view(prefix.len());
-    let mut window = Vec::with_capacity(view.len() + stands.iter().map(Stand::len).sum::<usize>());
-    let before = |piece: &Piece| Seen { position: None, behind: 0, id: piece.id, begins: false };
-    window.extend(prefix.iter().map(before));
-    for shown in shown(timeline, stands) {
-        match shown {
-            Shown::Chunk(chunk) => push_chunk(&mut window, chunk, chunk.live_runs()),
-            Shown::Memory(stand) => window.extend(stand.seen()),
+/// The context window as tokens.
+pub(crate) fn build_window(
+    system_tokens: &[ModelToken],
+    timeline: &Timeline,
+    placed: &[PlacedMemory],
+) -> Vec<WindowToken> {
+    let view = timeline.context_window(system_tokens.len());
+    let mut window = Vec::with_capacity(view.len() + placed.iter().map(PlacedMemory::len).sum::<usize>());
+    window.extend(system_tokens.iter().map(system_window_token));
+    for item in window_items(timeline, placed) {
+        match item {
+            WindowItem::Chunk(chunk) => push_chunk(&mut window, chunk, chunk.live_runs()),
+            WindowItem::Memory(memory) => window.extend(memory.window_tokens()),
         }
     }
     window
 }
 
-/// Some tokens of a chunk.
-pub(crate) fn push_chunk(window: &mut Vec<Seen>, chunk: ChunkRef<'_>, runs: impl Iterator<Item = Run>) {
-    let mut begins = true;
+/// A token of the system prompt: it has no position on the timeline.
+pub(crate) fn system_window_token(token: &ModelToken) -> WindowToken {
+    WindowToken { position: None, offset: 0, id: token.id, chunk_start: false }
+}
+
+/// Appends some runs of a chunk to a window.
+pub(crate) fn push_chunk(
+    window: &mut Vec<WindowToken>,
+    chunk: ChunkRef<'_>,
+    runs: impl Iterator<Item = TokenRun>,
+) {
+    let mut chunk_start = true;
     for run in runs {
         for (n, &id) in chunk.ids(run).iter().enumerate() {
             let position = Position(run.start.0 + n as u64);
-            window.push(Seen {
+            window.push(WindowToken {
                 position: Some(position),
-                behind: 0,
+                offset: 0,
                 id,
-                begins: std::mem::take(&mut begins),
+                chunk_start: std::mem::take(&mut chunk_start),
             });
         }
     }
 }
 
-/// What the model sees, as segments.
-pub(crate) fn render(prefix: &[Piece], timeline: &Timeline, stands: &[Stand]) -> Rendered {
+/// The context window as messages, for models behind a chat API.
+pub(crate) fn window_messages(
+    system_prompt: &str,
+    timeline: &Timeline,
+    placed: &[PlacedMemory],
+) -> Vec<PromptMessage> {
+    let mut messages: Vec<(Option<TurnId>, PromptMessage)> = Vec::new();
+    if !system_prompt.trim().is_empty() {
+        messages.push((None, PromptMessage { role: Role::System, text: system_prompt.trim().to_owned() }));
+    }
+    for item in window_items(timeline, placed) {
+        let chunk = match item {
+            WindowItem::Chunk(chunk) => chunk,
+            WindowItem::Memory(memory) => {
+                messages.push((None, PromptMessage { role: Role::System, text: memory.text() }));
+                continue;
+            }
+        };
+        let (turn, role) = (Some(chunk.id().turn), chunk.id().role);
+        if messages.last().is_none_or(|(last, _)| *last != turn) {
+            messages.push((turn, PromptMessage { role, text: String::new() }));
+        }
+        if let Some((_, message)) = messages.last_mut() {
+            message.text.push_str(&chunk.live_text());
+        }
+    }
+    messages.into_iter().map(|(_, message)| message).collect()
+}
+
+/// The context window as segments.
+pub(crate) fn render_segments(
+    system_tokens: &[ModelToken],
+    timeline: &Timeline,
+    placed: &[PlacedMemory],
+) -> RenderedContext {
     let mut segments: Vec<Segment> = Vec::new();
-    if !prefix.is_empty() {
-        let mut segment = Segment::new(Block::Instructions, Vec::new());
-        prefix.iter().for_each(|piece| segment.push(&piece.text, Facet::Instructions, 1));
+    if !system_tokens.is_empty() {
+        let mut segment = Segment::new(ContextBlock::SystemPrompt, Vec::new());
+        system_tokens.iter().for_each(|token| segment.push(&token.text, Facet::SystemPrompt, 1));
         segments.push(segment);
     }
-    for shown in shown(timeline, stands) {
-        match shown {
-            Shown::Memory(stand) => {
-                let mut segment = Segment::new(Block::Memory(stand.id), stand.frames.clone());
-                stand.pieces.iter().for_each(|(piece, facet)| segment.push(&piece.text, *facet, 1));
+    for item in window_items(timeline, placed) {
+        match item {
+            WindowItem::Memory(memory) => {
+                let mut segment = Segment::new(ContextBlock::Memory(memory.id), memory.turns.clone());
+                memory.tokens.iter().for_each(|(token, facet)| segment.push(&token.text, *facet, 1));
                 segments.push(segment);
             }
-            Shown::Chunk(chunk) => {
-                let (id, block) = (chunk.id(), Block::Message(chunk.id().turn));
+            WindowItem::Chunk(chunk) => {
+                let (id, block) = (chunk.id(), ContextBlock::Message(chunk.id().turn));
                 if segments.last().is_none_or(|last| last.block_ids != [block]) {
                     segments.push(Segment::new(block, vec![id.turn]));
                 }
                 let Some(segment) = segments.last_mut() else { continue };
-                for position in chunk.live_runs().flat_map(Run::positions) {
+                for position in chunk.live_runs().flat_map(TokenRun::positions) {
                     let Some(token) = timeline.token(position) else { continue };
                     let facet = match token.flags {
-                        flags if flags.has(Flags::FRAME) => Facet::Framing(id),
-                        flags if flags.has(Flags::TOOL) => Facet::Result(id),
-                        _ => Facet::Said(id),
+                        flags if flags.contains(TokenFlags::TEMPLATE) => Facet::Template(id),
+                        flags if flags.contains(TokenFlags::TOOL_RESULT) => Facet::ToolResult(id),
+                        _ => Facet::Chunk(id),
                     };
                     segment.push(token.text, facet, 1);
                 }
             }
         }
     }
-    Rendered { segments }
-}
-
-/// Rows of attention over a window in which memories stand, as rows over what was said: a memory is looked at, and has no
-/// brightness of its own.
-pub(crate) struct Holes(Vec<Range<usize>>);
-
-impl Holes {
-    /// Where memories stand in a window.
-    pub(crate) fn of(window: &[Seen]) -> Self {
-        let mut holes: Vec<Range<usize>> = Vec::new();
-        for (n, _) in window.iter().enumerate().filter(|(_, seen)| seen.behind > 0) {
-            match holes.last_mut() {
-                Some(last) if last.end == n => last.end += 1,
-                _ => holes.push(n..n + 1),
-            }
-        }
-        Self(holes)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// A row without them.
-    pub(crate) fn close(&self, row: &[f32]) -> Vec<f32> {
-        let mut out = Vec::with_capacity(row.len());
-        let mut at = 0;
-        for hole in &self.0 {
-            out.extend_from_slice(&row[at.min(row.len())..hole.start.min(row.len())]);
-            at = hole.end;
-        }
-        out.extend_from_slice(&row[at.min(row.len())..]);
-        out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use halo_core::token::TokenId;
-
-    /// What looks at memories is left out of every row, also of one that ends before or within them.
-    #[test]
-    fn rows_pass_memories_by() {
-        let seen = |behind| Seen { position: Some(Position(3)), behind, id: TokenId(1), begins: false };
-        let window = [0, 1, 2, 0, 0, 1, 0].map(seen);
-        let holes = Holes::of(&window);
-        assert!(!holes.is_empty() && Holes::of(&window[..1]).is_empty());
-        let row = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7];
-        assert_eq!(holes.close(&row), [0.1, 0.4, 0.5, 0.7]);
-        assert_eq!(holes.close(&row[..5]), [0.1, 0.4, 0.5]);
-        assert_eq!(holes.close(&row[..2]), [0.1]);
-        assert_eq!(holes.close(&[]), [0.0; 0]);
-    }
+    RenderedContext { segments }
 }

@@ -1,49 +1,43 @@
 //! A call of a tool, as the model writes it: `<tool>jq '.context.name = "Ada"' notes.json > output</tool>`, or
 //! `<tool>patch notes.json [{"op": "add", …}]</tool>`.
 
-/// What opens and closes a call.
-pub const OPEN: &str = "<tool>";
-/// What closes a call: an answer stops behind it.
-pub const CLOSE: &str = "</tool>";
+/// The tag before a call.
+pub const OPEN_TAG: &str = "<tool>";
+/// The tag after a call: generation stops there.
+pub const CLOSE_TAG: &str = "</tool>";
 
-/// What a call asks for.
+/// A parsed tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// A filter over a file; its result is read, or kept in the file.
+pub enum ToolCall {
+    /// A filter over a file; its result is returned, or written to the file.
     Jq {
-        /// The filter.
         filter: String,
-        /// The file.
         file: String,
-        /// Whether the result is kept.
+        /// Whether the result is written to the file.
         write: bool,
     },
     /// An RFC 6902 patch of a file.
     Patch {
-        /// The file.
         file: String,
-        /// The patch, as JSON.
+        /// The patch as JSON text.
         patch: String,
     },
 }
 
-/// The command of the call that a text ends with, if it ends with one.
+/// The command of the call at the end of a text, if there is one.
 #[must_use]
-pub fn command(text: &str) -> Option<&str> {
-    let (_, command) = text.trim_end().strip_suffix(CLOSE)?.rsplit_once(OPEN)?;
+pub fn trailing_command(text: &str) -> Option<&str> {
+    let (_, command) = text.trim_end().strip_suffix(CLOSE_TAG)?.rsplit_once(OPEN_TAG)?;
     Some(command.trim())
 }
 
-/// Reads a command; an error says what is wrong with it.
-///
-/// # Errors
-/// When it is none.
-pub fn read(command: &str) -> Result<Call, String> {
-    if let Some(rest) = word(command, "patch") {
+/// Parses a command; the error is for the model.
+pub fn parse_command(command: &str) -> Result<ToolCall, String> {
+    if let Some(rest) = strip_command_word(command, "patch") {
         let (file, patch) = rest.split_once(char::is_whitespace).ok_or("write: patch notes.json [ … ]")?;
-        return Ok(Call::Patch { file: name(file)?, patch: patch.trim().to_owned() });
+        return Ok(ToolCall::Patch { file: check_file_name(file)?, patch: patch.trim().to_owned() });
     }
-    let Some(rest) = word(command, "jq") else {
+    let Some(rest) = strip_command_word(command, "jq") else {
         return Err("there are jq and patch: jq '.topics' notes.json".into());
     };
     let (rest, write) = match rest.rsplit_once('>') {
@@ -61,16 +55,16 @@ pub fn read(command: &str) -> Result<Call, String> {
     if filter.trim().is_empty() {
         return Err("the filter is empty: . is all of the file".into());
     }
-    Ok(Call::Jq { filter: filter.to_owned(), file: name(file)?, write })
+    Ok(ToolCall::Jq { filter: filter.to_owned(), file: check_file_name(file)?, write })
 }
 
-fn word<'a>(command: &'a str, word: &str) -> Option<&'a str> {
+fn strip_command_word<'a>(command: &'a str, word: &str) -> Option<&'a str> {
     let rest = command.strip_prefix(word)?;
     rest.starts_with(char::is_whitespace).then(|| rest.trim())
 }
 
-/// A file's name: no path, nothing that could be one.
-fn name(file: &str) -> Result<String, String> {
+/// A file name that is no path.
+fn check_file_name(file: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     match file.strip_suffix(".json") {
         Some(stem) if !stem.is_empty() && stem.len() <= 60 && stem.chars().all(plain) => Ok(file.to_owned()),
@@ -83,8 +77,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_read() {
-        let jq = |filter: &str, write| Call::Jq { filter: filter.into(), file: "notes.json".into(), write };
+    fn tool_call_parses_jq_and_patch_commands() {
+        let jq =
+            |filter: &str, write| ToolCall::Jq { filter: filter.into(), file: "notes.json".into(), write };
         let cases = [
             ("jq '.' notes.json", Ok(jq(".", false))),
             ("jq . notes.json", Ok(jq(".", false))),
@@ -94,7 +89,7 @@ mod tests {
             ("jq '.a = \"it''s\"' notes.json >output", Ok(jq(".a = \"it''s\"", true))),
             (
                 "patch notes.json [{\"op\":\"remove\",\"path\":\"/a\"}]",
-                Ok(Call::Patch {
+                Ok(ToolCall::Patch {
                     file: "notes.json".into(),
                     patch: "[{\"op\":\"remove\",\"path\":\"/a\"}]".into(),
                 }),
@@ -109,7 +104,7 @@ mod tests {
             ("", Err("there are jq and patch")),
         ];
         for (command, expected) in cases {
-            match (read(command), expected) {
+            match (parse_command(command), expected) {
                 (Ok(call), Ok(expected)) => assert_eq!(call, expected, "{command}"),
                 (Err(why), Err(begins)) => assert!(why.starts_with(begins), "{command}: {why}"),
                 (read, expected) => panic!("{command}: {read:?} where {expected:?}"),
@@ -118,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_what_a_text_ends_with() {
+    fn tool_call_is_found_only_at_end_of_text() {
         for (text, expected) in [
             ("Let me see. <tool>jq . notes.json</tool>", Some("jq . notes.json")),
             ("<tool>a</tool> and <tool> b </tool>\n", Some("b")),
@@ -128,7 +123,7 @@ mod tests {
             ("<tool>a", None),
             ("", None),
         ] {
-            assert_eq!(command(text), expected, "{text}");
+            assert_eq!(trailing_command(text), expected, "{text}");
         }
     }
 }

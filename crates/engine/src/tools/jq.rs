@@ -1,8 +1,8 @@
-//! jq over a document, for a caller that nobody trusts: a language model.
+//! jq over a document, for an untrusted caller: a language model.
 //!
-//! A gate looks at the filter before it runs: no definitions, no recursion, no loops, nothing that reads or writes outside
-//! of the document, and only filters that are named here. What the gate cannot bound (a few harmless steps can multiply
-//! for ever) is bounded by where it runs: in a process of its own, with little memory and a second of time ([`Runner`]).
+//! Every filter is checked before it runs: no definitions, no recursion, no loops, no access outside of the document, and
+//! only filters of an allow-list. The check cannot bound time and memory (a few harmless steps can multiply without end), so
+//! the filter runs in a process of its own with limits on both ([`JqRunner`]).
 
 use jaq_core::load::lex::StrPart;
 use jaq_core::load::parse::{BinaryOp, Def, Term};
@@ -18,18 +18,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest filter, in bytes.
-const LONGEST: usize = 4000;
+const MAX_FILTER_BYTES: usize = 4000;
 /// The largest document, and the most that comes out, in bytes.
-pub const LARGEST: usize = 256 * 1024;
-/// The most results.
-const RESULTS: usize = 100;
-/// How long it may take.
-const TIME: Duration = Duration::from_secs(1);
-/// How deep a filter may nest.
-const DEEPEST: usize = 100;
+pub const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
+const MAX_RESULTS: usize = 100;
+/// The longest run time of a filter.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// The deepest nesting of a filter.
+const MAX_NESTING: usize = 100;
 
-/// Filters that may be called: they end, and touch nothing but the document.
-const NAMES: &[&str] = &[
+/// The filters that may be called: they terminate, and use nothing but the document.
+const ALLOWED_FILTERS: &[&str] = &[
     "abs",
     "add",
     "all",
@@ -108,39 +107,35 @@ const NAMES: &[&str] = &[
     "delpaths",
 ];
 
-/// Where filters run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Runner {
-    /// In this process: for tests, and for nobody else's filters.
-    Here,
-    /// In a process of its own: this program, told so by [`ARGUMENT`].
-    Program(PathBuf),
+pub enum JqRunner {
+    /// In this process: for tests and trusted filters only.
+    InProcess,
+    /// In a process of its own: this program with [`SUBPROCESS_ARG`].
+    Subprocess(PathBuf),
 }
 
-/// What tells a program that it is to run one filter, from standard input, and end.
-pub const ARGUMENT: &str = "__jq";
+/// The argument with which this program runs one filter from standard input and exits.
+pub const SUBPROCESS_ARG: &str = "__jq";
 
-impl Runner {
-    /// What a filter makes of a document.
-    ///
-    /// # Errors
-    /// Why it cannot be done, in words for whoever wrote the filter.
+impl JqRunner {
+    /// The results of a filter on a document.
     pub fn run(&self, filter: &str, document: &Value) -> Result<Vec<Value>, String> {
-        if filter.len() > LONGEST {
-            return Err(format!("the filter is longer than {LONGEST} characters"));
+        if filter.len() > MAX_FILTER_BYTES {
+            return Err(format!("the filter is longer than {MAX_FILTER_BYTES} characters"));
         }
         match self {
-            Runner::Here => evaluate(filter, document),
-            Runner::Program(program) => apart(program, filter, document),
+            JqRunner::InProcess => evaluate(filter, document),
+            JqRunner::Subprocess(program) => run_in_subprocess(program, filter, document),
         }
     }
 }
 
 /// Runs a filter in a process of its own.
-fn apart(program: &PathBuf, filter: &str, document: &Value) -> Result<Vec<Value>, String> {
+fn run_in_subprocess(program: &PathBuf, filter: &str, document: &Value) -> Result<Vec<Value>, String> {
     let failed = |error: std::io::Error| format!("it could not be run: {error}");
     let mut command = Command::new(program);
-    command.arg(ARGUMENT).env_clear();
+    command.arg(SUBPROCESS_ARG).env_clear();
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(failed)?;
     let job = json!({ "filter": filter, "document": document }).to_string();
@@ -148,17 +143,17 @@ fn apart(program: &PathBuf, filter: &str, document: &Value) -> Result<Vec<Value>
     let reader = std::thread::spawn(move || {
         let mut answer = Vec::new();
         if let Some(output) = output {
-            let _ = output.take(2 * LARGEST as u64).read_to_end(&mut answer);
+            let _ = output.take(2 * MAX_DOCUMENT_BYTES as u64).read_to_end(&mut answer);
         }
         answer
     });
-    // A child that does not read, or ends early, is told by what it answers.
+    // A child that does not read, or exits early, is recognized by its output.
     let writer = std::thread::spawn(move || input.map(|mut input| input.write_all(job.as_bytes())));
     let begin = Instant::now();
     let ended = loop {
         match child.try_wait().map_err(failed)? {
             Some(_) => break true,
-            None if begin.elapsed() > TIME => break false,
+            None if begin.elapsed() > TIMEOUT => break false,
             None => std::thread::sleep(Duration::from_millis(2)),
         }
     };
@@ -179,13 +174,10 @@ fn apart(program: &PathBuf, filter: &str, document: &Value) -> Result<Vec<Value>
     }
 }
 
-/// The other side of it: reads one job, and writes what came of it.
-///
-/// # Errors
-/// When it cannot be read or written.
-pub fn serve(input: &mut dyn Read, output: &mut dyn Write) -> std::io::Result<()> {
+/// The subprocess: reads one job, and writes its result.
+pub fn serve_subprocess(input: &mut dyn Read, output: &mut dyn Write) -> std::io::Result<()> {
     let mut job = Vec::new();
-    input.take(2 * LARGEST as u64).read_to_end(&mut job)?;
+    input.take(2 * MAX_DOCUMENT_BYTES as u64).read_to_end(&mut job)?;
     let job: Value = serde_json::from_slice(&job).unwrap_or_default();
     let answer = match evaluate(job["filter"].as_str().unwrap_or_default(), &job["document"]) {
         Ok(results) => json!({ "results": results }),
@@ -195,21 +187,21 @@ pub fn serve(input: &mut dyn Read, output: &mut dyn Write) -> std::io::Result<()
     output.flush()
 }
 
-/// What a filter makes of a document, here and now.
+/// The results of a filter on a document, in this process.
 fn evaluate(filter: &str, document: &Value) -> Result<Vec<Value>, String> {
-    if nesting(filter) > DEEPEST {
+    if bracket_depth(filter) > MAX_NESTING {
         return Err("it nests too deep".into());
     }
     let term = parse(filter, |parser| parser.term()).ok_or("this is no jq filter")?;
-    gate(&term, DEEPEST)?;
+    check_allowed(&term, MAX_NESTING)?;
     let mut document = document.clone();
-    for path in assigned(&term) {
-        make_parents(&mut document, &path);
+    for path in assigned_paths(&term) {
+        create_parents(&mut document, &path);
     }
-    let funs = || jaq_core::funs::<Data>().chain(jaq_std::base_funs()).chain(jaq_json::funs());
-    let native: BTreeSet<Name<'_>> = funs().map(|fun| (fun.0, fun.1.len())).collect();
+    let funs = || jaq_core::funs::<JqData>().chain(jaq_std::base_funs()).chain(jaq_json::funs());
+    let native: BTreeSet<JqSignature<'_>> = funs().map(|fun| (fun.0, fun.1.len())).collect();
     let defs = jaq_core::defs().chain(jaq_std::defs()).chain(jaq_json::defs());
-    let defs = whole(defs.collect(), &native);
+    let defs = resolvable_defs(defs.collect(), &native);
     let arena = Arena::default();
     let modules = Loader::new(defs)
         .load(&arena, File { code: filter, path: () })
@@ -218,13 +210,16 @@ fn evaluate(filter: &str, document: &Value) -> Result<Vec<Value>, String> {
     let compiled = compiled.map_err(|_| "it calls something that is not there, or with other arguments")?;
     let input =
         jaq_json::read::parse_single(document.to_string().as_bytes()).map_err(|error| error.to_string())?;
-    let context = Ctx::<Data>::new(&compiled.lut, Vars::new([]));
+    let context = Ctx::<JqData>::new(&compiled.lut, Vars::new([]));
     let (mut results, mut size) = (Vec::new(), 0);
     for result in compiled.id.run((context, input)).map(unwrap_valr) {
         let text = result.map_err(|error| error.to_string())?.to_string();
         size += text.len();
-        if size > LARGEST || results.len() == RESULTS {
-            return Err(format!("more comes out than {RESULTS} results or {} KiB", LARGEST / 1024));
+        if size > MAX_DOCUMENT_BYTES || results.len() == MAX_RESULTS {
+            return Err(format!(
+                "more comes out than {MAX_RESULTS} results or {} KiB",
+                MAX_DOCUMENT_BYTES / 1024
+            ));
         }
         results
             .push(serde_json::from_str(&text).map_err(|_| "what comes out is no JSON, or nested too deep")?);
@@ -232,10 +227,10 @@ fn evaluate(filter: &str, document: &Value) -> Result<Vec<Value>, String> {
     Ok(results)
 }
 
-type Data = data::JustLut<Val>;
+type JqData = data::JustLut<Val>;
 
-/// How deep brackets nest, those in texts among them.
-fn nesting(filter: &str) -> usize {
+/// The deepest nesting of brackets, including those in strings.
+fn bracket_depth(filter: &str) -> usize {
     let (mut deep, mut deepest) = (0usize, 0);
     for c in filter.chars() {
         match c {
@@ -248,18 +243,18 @@ fn nesting(filter: &str) -> usize {
     deepest
 }
 
-/// What is called, and with how many arguments.
-type Name<'a> = (&'a str, usize);
+/// The name of a filter and its number of arguments.
+type JqSignature<'a> = (&'a str, usize);
 
-/// The definitions that need nothing but each other and what is native: the library has more than is compiled in here.
-fn whole<'a>(mut defs: Vec<Def<&'a str>>, native: &BTreeSet<Name<'_>>) -> Vec<Def<&'a str>> {
+/// The definitions of the library that need only each other and native filters: it has more than are compiled here.
+fn resolvable_defs<'a>(mut defs: Vec<Def<&'a str>>, native: &BTreeSet<JqSignature<'_>>) -> Vec<Def<&'a str>> {
     loop {
         let known = defs.iter().map(|def| (def.name, def.args.len()));
-        let known: BTreeSet<Name<'_>> = known.chain(native.iter().copied()).collect();
+        let known: BTreeSet<JqSignature<'_>> = known.chain(native.iter().copied()).collect();
         let before = defs.len();
         defs.retain(|def| {
             let mut called = Vec::new();
-            needs(def, &mut called);
+            collect_external_calls(def, &mut called);
             called.iter().all(|name| known.contains(name))
         });
         if defs.len() == before {
@@ -268,32 +263,32 @@ fn whole<'a>(mut defs: Vec<Def<&'a str>>, native: &BTreeSet<Name<'_>>) -> Vec<De
     }
 }
 
-/// What a definition calls that is neither itself nor one of its arguments.
-fn needs<'a>(def: &Def<&'a str>, called: &mut Vec<Name<'a>>) {
+/// The filters that a definition calls, without itself and its arguments.
+fn collect_external_calls<'a>(def: &Def<&'a str>, called: &mut Vec<JqSignature<'a>>) {
     let mut inner = Vec::new();
-    calls(&def.body, &mut inner);
-    let own = |name: &Name<'_>| {
+    collect_calls(&def.body, &mut inner);
+    let own = |name: &JqSignature<'_>| {
         *name == (def.name, def.args.len())
             || def.args.iter().any(|arg| (arg.trim_start_matches('$'), 0) == *name)
     };
     called.extend(inner.into_iter().filter(|name| !own(name)));
 }
 
-/// Everything that a filter calls and does not define itself.
-fn calls<'a>(term: &Term<&'a str>, called: &mut Vec<Name<'a>>) {
-    each(term, &mut |inner| calls(inner, called));
+/// The filters that a filter calls and does not define.
+fn collect_calls<'a>(term: &Term<&'a str>, called: &mut Vec<JqSignature<'a>>) {
+    for_each_child(term, &mut |inner| collect_calls(inner, called));
     match term {
         Term::Call(name, arguments) => called.push((name, arguments.len())),
         Term::Def(defs, _) => {
-            defs.iter().for_each(|def| needs(def, called));
+            defs.iter().for_each(|def| collect_external_calls(def, called));
             called.retain(|name| !defs.iter().any(|def| (def.name, def.args.len()) == *name));
         }
         _ => {}
     }
 }
 
-/// The filters that a filter is made of, but for what it defines.
-fn each<'t, 'a>(term: &'t Term<&'a str>, tell: &mut dyn FnMut(&'t Term<&'a str>)) {
+/// The parts of a filter, without its definitions.
+fn for_each_child<'t, 'a>(term: &'t Term<&'a str>, tell: &mut dyn FnMut(&'t Term<&'a str>)) {
     match term {
         Term::Id | Term::Recurse | Term::Num(_) | Term::Break(_) | Term::Var(_) => {}
         Term::Str(_, parts) => parts.iter().for_each(|part| {
@@ -331,8 +326,8 @@ fn each<'t, 'a>(term: &'t Term<&'a str>, tell: &mut dyn FnMut(&'t Term<&'a str>)
     }
 }
 
-/// Whether a filter may run; an error says what in it may not.
-fn gate(term: &Term<&str>, deep: usize) -> Result<(), String> {
+/// Checks whether a filter may run; the error names the part that may not.
+fn check_allowed(term: &Term<&str>, deep: usize) -> Result<(), String> {
     let Some(deep) = deep.checked_sub(1) else { return Err("it nests too deep".into()) };
     match term {
         Term::Recurse => return Err(".. is not allowed here".into()),
@@ -341,50 +336,50 @@ fn gate(term: &Term<&str>, deep: usize) -> Result<(), String> {
         Term::Def(..) => return Err("def is not allowed here".into()),
         Term::Var(name) => return Err(format!("{name} is not there")),
         Term::Str(Some(format), _) => return Err(format!("{format} is not allowed here")),
-        Term::Call(name, _) if !NAMES.contains(name) => return Err(format!("{name} is not there")),
+        Term::Call(name, _) if !ALLOWED_FILTERS.contains(name) => return Err(format!("{name} is not there")),
         Term::BinOp(_, BinaryOp::Pipe(Some(_)), _) => return Err("variables are not allowed here".into()),
-        // A text times a number is that text so many times over.
+        // A string times a number repeats the string.
         Term::BinOp(_, BinaryOp::Math(ops::Math::Mul) | BinaryOp::UpdateMath(ops::Math::Mul), _) => {
             return Err("* is not allowed here".into());
         }
         _ => {}
     }
     let mut inside = Ok(());
-    each(term, &mut |inner| {
+    for_each_child(term, &mut |inner| {
         if inside.is_ok() {
-            inside = gate(inner, deep);
+            inside = check_allowed(inner, deep);
         }
     });
     inside
 }
 
-/// A step of a path that is written out.
+/// A step of a literal path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum JqPathStep {
     Key(String),
     Index(usize),
 }
 
-/// The paths that a filter assigns to, as far as they are written out: jq makes what is missing on the way there.
-fn assigned(term: &Term<&str>) -> Vec<Vec<Step>> {
+/// The literal paths that a filter assigns to: jq creates what is missing along them.
+fn assigned_paths(term: &Term<&str>) -> Vec<Vec<JqPathStep>> {
     match term {
         Term::BinOp(left, BinaryOp::Pipe(None) | BinaryOp::Comma, right) => {
-            [assigned(left), assigned(right)].concat()
+            [assigned_paths(left), assigned_paths(right)].concat()
         }
         Term::BinOp(
             left,
             BinaryOp::Assign | BinaryOp::Update | BinaryOp::UpdateMath(_) | BinaryOp::UpdateAlt,
             _,
-        ) => steps(left).into_iter().collect(),
+        ) => literal_path(left).into_iter().collect(),
         _ => Vec::new(),
     }
 }
 
-fn steps(term: &Term<&str>) -> Option<Vec<Step>> {
+fn literal_path(term: &Term<&str>) -> Option<Vec<JqPathStep>> {
     match term {
         Term::Id => Some(Vec::new()),
         Term::Path(inner, Path(parts)) => {
-            let mut all = steps(inner)?;
+            let mut all = literal_path(inner)?;
             for (part, _) in parts {
                 all.push(match part {
                     Part::Index(Term::Str(None, text)) => {
@@ -396,9 +391,9 @@ fn steps(term: &Term<&str>) -> Option<Vec<Step>> {
                                 StrPart::Term(_) => return None,
                             }
                         }
-                        Step::Key(key)
+                        JqPathStep::Key(key)
                     }
-                    Part::Index(Term::Num(number)) => Step::Index(number.parse().ok()?),
+                    Part::Index(Term::Num(number)) => JqPathStep::Index(number.parse().ok()?),
                     _ => return None,
                 });
             }
@@ -408,28 +403,28 @@ fn steps(term: &Term<&str>) -> Option<Vec<Step>> {
     }
 }
 
-/// The most places that a list is made longer by.
-const LONGER: usize = 1000;
+/// The most items that an assignment adds to a list.
+const MAX_ARRAY_GROWTH: usize = 1000;
 
-/// Makes what is missing on the way to a place: lists are filled up with null.
-fn make_parents(document: &mut Value, path: &[Step]) {
+/// Creates what is missing along a path; lists are filled with null.
+fn create_parents(document: &mut Value, path: &[JqPathStep]) {
     let mut place = document;
     for step in path {
         if place.is_null() {
             *place = match step {
-                Step::Key(_) => json!({}),
-                Step::Index(_) => json!([]),
+                JqPathStep::Key(_) => json!({}),
+                JqPathStep::Index(_) => json!([]),
             };
         }
         place = match (place, step) {
-            (Value::Object(map), Step::Key(key)) => map.entry(key.clone()).or_insert(Value::Null),
-            (Value::Array(all), Step::Index(index)) if *index < all.len() + LONGER => {
+            (Value::Object(map), JqPathStep::Key(key)) => map.entry(key.clone()).or_insert(Value::Null),
+            (Value::Array(all), JqPathStep::Index(index)) if *index < all.len() + MAX_ARRAY_GROWTH => {
                 if all.len() <= *index {
                     all.resize(index + 1, Value::Null);
                 }
                 &mut all[*index]
             }
-            // The filter itself says what is wrong with it.
+            // Running the filter reports its error.
             _ => return,
         };
     }
@@ -440,11 +435,11 @@ mod tests {
     use super::*;
 
     fn run(filter: &str, document: &Value) -> Result<Vec<Value>, String> {
-        Runner::Here.run(filter, document)
+        JqRunner::InProcess.run(filter, document)
     }
 
     #[test]
-    fn notes_are_read_and_written() {
+    fn jq_reads_and_writes_notes() {
         let notes = json!({"topics": {"rust": ["a", "b"]}, "n": 3, "flag": false, "list": [1, 2, 3]});
         let cases = [
             (".", notes.clone()),
@@ -474,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_do_harm_is_refused() {
+    fn jq_rejects_unsafe_filters() {
         let notes = json!({"s": "ab", "list": [1, 2], "flag": true});
         for filter in [
             "def f: f; f",
@@ -525,13 +520,13 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_served() {
+    fn jq_subprocess_serves_one_job() {
         let mut answer = Vec::new();
         let job = json!({"filter": ".a", "document": {"a": [1]}}).to_string();
-        serve(&mut job.as_bytes(), &mut answer).expect("written");
+        serve_subprocess(&mut job.as_bytes(), &mut answer).expect("written");
         assert_eq!(answer, br#"{"results":[[1]]}"#);
         let mut answer = Vec::new();
-        serve(&mut &b"nonsense"[..], &mut answer).expect("written");
+        serve_subprocess(&mut &b"nonsense"[..], &mut answer).expect("written");
         assert_eq!(answer, br#"{"error":"this is no jq filter"}"#);
     }
 }

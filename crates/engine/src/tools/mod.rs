@@ -1,115 +1,111 @@
-//! What the model can do beside talking: keep notes, as JSON files of its conversation, with jq and with patches. Only
-//! what it says itself can call a tool; nothing that the user, a file or a tool's result says ever does.
+//! The model's tools: it keeps notes, JSON files of its conversation, and changes them with jq and with patches. Only its
+//! own text can call a tool; text of the user, of a file or of a tool result never does.
 
 pub mod call;
 pub mod jq;
 pub mod notes;
 mod patch;
 
-use call::Call;
-use halo_core::seams::{Kind, SeamError, Store};
-use jq::Runner;
+use call::ToolCall;
+use halo_core::Error;
+use halo_core::store::{RecordKind, Store};
+use jq::JqRunner;
 use serde_json::Value;
 
 /// The most files of a conversation.
-const FILES: usize = 16;
+const MAX_FILES: usize = 16;
 
-/// What a call came to.
+/// The result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The command.
+pub struct ToolCallResult {
     pub command: String,
-    /// Whether it could be done.
     pub ok: bool,
-    /// What came of it, or why nothing did.
+    /// The result, or the error.
     pub result: String,
 }
 
-impl Done {
-    /// As it stands in the conversation: `⚙️【command】→ ✓ result`.
+impl ToolCallResult {
+    /// As it is written to the timeline: `⚙️【command】→ ✓ result`.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn to_text(&self) -> String {
         let mark = if self.ok { '✓' } else { '❌' };
-        // A result that looks like a call would be one in nobody's eyes but the model's.
-        let tame = |text: &str| text.replace(call::OPEN, "‹tool›").replace(call::CLOSE, "‹/tool›");
-        format!("\n⚙️【{}】→ {mark} {}\n", tame(&self.command), tame(&self.result))
+        // A result must not look like a call: the model would imitate it.
+        let escape = |text: &str| text.replace(call::OPEN_TAG, "‹tool›").replace(call::CLOSE_TAG, "‹/tool›");
+        format!("\n⚙️【{}】→ {mark} {}\n", escape(&self.command), escape(&self.result))
     }
 }
 
-/// Does what a command says, to the files of a conversation. `now` is in milliseconds since 1970.
-///
-/// # Errors
-/// When the store fails. What is wrong with the command is in what came of it.
-pub fn run(
+/// Runs a command on the files of a conversation. `now` is in milliseconds since 1970.
+pub fn run_command(
     command: &str,
-    runner: &Runner,
+    runner: &JqRunner,
     now: i64,
     conversation: &str,
     store: &mut dyn Store,
-) -> Result<Done, SeamError> {
-    let files = store.records(conversation, Kind::Note)?;
+) -> Result<ToolCallResult, Error> {
+    let files = store.records(conversation, RecordKind::Note)?;
     let file = |name: &str| -> Result<Value, String> {
         match files.iter().find(|record| record.key == name) {
             Some(record) => serde_json::from_str(&record.value).map_err(|_| format!("{name} is damaged")),
-            None if name == notes::FILE => Ok(notes::first(now)),
-            None if files.len() >= FILES => Err(format!("there are {FILES} files already")),
+            None if name == notes::NOTES_FILE => Ok(notes::empty_notes(now)),
+            None if files.len() >= MAX_FILES => Err(format!("there are {MAX_FILES} files already")),
             None => Ok(Value::Null),
         }
     };
     let work = || -> Result<(String, Option<(String, Value)>), String> {
-        match call::read(command)? {
-            Call::Jq { filter, file: name, write } => {
+        match call::parse_command(command)? {
+            ToolCall::Jq { filter, file: name, write } => {
                 let document = file(&name)?;
                 let mut results = runner.run(&filter, &document)?;
                 if !write {
-                    let told: Vec<String> = results.iter().map(notes::shown).collect();
-                    return Ok((if told.is_empty() { "nothing".into() } else { told.join(" ") }, None));
+                    let values: Vec<String> = results.iter().map(notes::format_value).collect();
+                    return Ok((if values.is_empty() { "nothing".into() } else { values.join(" ") }, None));
                 }
                 match results.len() {
-                    1 => kept(name, &document, results.remove(0), now),
+                    1 => prepare_write(name, &document, results.remove(0), now),
                     n => Err(format!("a file can keep one result, and there are {n}")),
                 }
             }
-            Call::Patch { file: name, patch } => {
+            ToolCall::Patch { file: name, patch } => {
                 let document = file(&name)?;
-                let patched = patch::apply(&document, &patch)?;
-                kept(name, &document, patched, now)
+                let patched = patch::apply_patch(&document, &patch)?;
+                prepare_write(name, &document, patched, now)
             }
         }
     };
-    let done = |ok, result| Done { command: command.to_owned(), ok, result };
+    let result = |ok, result| ToolCallResult { command: command.to_owned(), ok, result };
     Ok(match work() {
-        Err(why) => done(false, why),
-        Ok((told, None)) => done(true, told),
-        Ok((told, Some((name, value)))) => {
-            store.put_record(conversation, Kind::Note, &name, Some(&value.to_string()))?;
-            done(true, told)
+        Err(error) => result(false, error),
+        Ok((text, None)) => result(true, text),
+        Ok((text, Some((name, value)))) => {
+            store.put_record(conversation, RecordKind::Note, &name, Some(&value.to_string()))?;
+            result(true, text)
         }
     })
 }
 
-/// A file's new value, and what is different about it.
-fn kept(
+/// The new content of a file, and a description of its changes.
+fn prepare_write(
     name: String,
     old: &Value,
     mut new: Value,
     now: i64,
 ) -> Result<(String, Option<(String, Value)>), String> {
-    if patch::size(&new) > jq::LARGEST {
-        return Err(format!("{name} would be larger than {} KiB", jq::LARGEST / 1024));
+    if patch::estimate_bytes(&new) > jq::MAX_DOCUMENT_BYTES {
+        return Err(format!("{name} would be larger than {} KiB", jq::MAX_DOCUMENT_BYTES / 1024));
     }
-    let told = notes::difference(old, &new);
-    notes::touch(&mut new, now);
-    Ok((told, Some((name, new))))
+    let changes = notes::describe_changes(old, &new);
+    notes::set_modified_time(&mut new, now);
+    Ok((changes, Some((name, new))))
 }
 
-/// What the standing instructions say of the tools, and what is noted already.
+/// The part of the system prompt about tools, with a preview of the notes.
 #[must_use]
-pub fn instructions(noted: Option<&Value>) -> String {
-    let noted = noted.map_or_else(|| notes::preview(&notes::first(0)), notes::preview);
+pub fn tool_instructions(notes: Option<&Value>) -> String {
+    let notes = notes.map_or_else(|| notes::preview(&notes::empty_notes(0)), notes::preview);
     format!(
         "## Tool use\nYou keep notes in notes.json. To read them, write <tool>jq '.topics' notes.json</tool>. To change \
          them, write <tool>jq '.context.name = \"Ada\"' notes.json > output</tool>. The result follows your call; then go \
-         on.\nYour notes: {noted}"
+         on.\nYour notes: {notes}"
     )
 }

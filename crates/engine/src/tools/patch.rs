@@ -1,41 +1,39 @@
-//! A JSON patch (RFC 6902) of a document, for a caller that nobody trusts.
+//! A JSON patch (RFC 6902) of a document, for an untrusted caller.
 
-use super::jq::LARGEST;
+use super::jq::MAX_DOCUMENT_BYTES;
 use json_patch::{PatchOperation, patch};
 use serde_json::Value;
 
-/// The most operations.
-const MOST: usize = 100;
+const MAX_OPERATIONS: usize = 100;
 
-/// The document with a patch applied: all of it, or on an error nothing.
-///
-/// # Errors
-/// Why it cannot be done, in words for whoever wrote the patch.
-pub fn apply(document: &Value, text: &str) -> Result<Value, String> {
-    if text.len() > LARGEST {
-        return Err(format!("the patch is larger than {} KiB", LARGEST / 1024));
+/// Applies a patch: all of it, or on error nothing.
+pub fn apply_patch(document: &Value, text: &str) -> Result<Value, String> {
+    if text.len() > MAX_DOCUMENT_BYTES {
+        return Err(format!("the patch is larger than {} KiB", MAX_DOCUMENT_BYTES / 1024));
     }
     let operations: Vec<PatchOperation> =
         serde_json::from_str(text).map_err(|error| format!("this is no JSON patch: {error}"))?;
-    if operations.len() > MOST {
-        return Err(format!("the patch has more than {MOST} operations"));
+    if operations.len() > MAX_OPERATIONS {
+        return Err(format!("the patch has more than {MAX_OPERATIONS} operations"));
     }
     let mut patched = document.clone();
     for operation in &operations {
         patch(&mut patched, std::slice::from_ref(operation)).map_err(|error| error.to_string())?;
-        // One that copies doubles what there is, and the next one that.
-        if size(&patched) > LARGEST {
-            return Err(format!("the file would be larger than {} KiB", LARGEST / 1024));
+        // Every copy operation can double the document.
+        if estimate_bytes(&patched) > MAX_DOCUMENT_BYTES {
+            return Err(format!("the file would be larger than {} KiB", MAX_DOCUMENT_BYTES / 1024));
         }
     }
     Ok(patched)
 }
 
 /// About how many bytes a document takes as text.
-pub fn size(value: &Value) -> usize {
+pub fn estimate_bytes(value: &Value) -> usize {
     match value {
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + 4 + size(value)).sum::<usize>() + 2,
-        Value::Array(all) => all.iter().map(|value| size(value) + 1).sum::<usize>() + 2,
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| key.len() + 4 + estimate_bytes(value)).sum::<usize>() + 2
+        }
+        Value::Array(all) => all.iter().map(|value| estimate_bytes(value) + 1).sum::<usize>() + 2,
         Value::String(text) => text.len() + 2,
         _ => 8,
     }
@@ -47,21 +45,21 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_patch_is_applied_or_refused() {
+    fn json_patch_applies_fully_or_fails() {
         let notes = json!({"context": {}, "list": [1]});
         let add =
             r#"[{"op":"add","path":"/context/name","value":"Ada"},{"op":"add","path":"/list/-","value":2}]"#;
-        assert_eq!(apply(&notes, add), Ok(json!({"context": {"name": "Ada"}, "list": [1, 2]})));
+        assert_eq!(apply_patch(&notes, add), Ok(json!({"context": {"name": "Ada"}, "list": [1, 2]})));
         for wrong in [
             r#"[{"op":"remove","path":"/nothing"}]"#,
             r#"[{"op":"add","path":"/context/a","value":1},{"op":"test","path":"/list","value":2}]"#,
             r#"{"op":"add"}"#,
             "nonsense",
         ] {
-            assert!(apply(&notes, wrong).is_err(), "{wrong}");
+            assert!(apply_patch(&notes, wrong).is_err(), "{wrong}");
         }
         let double = r#"{"op":"copy","from":"/list","path":"/list/-"}"#;
         let doubles = format!("[{}]", vec![double; 60].join(","));
-        assert!(apply(&notes, &doubles).is_err_and(|why| why.contains("larger than")));
+        assert!(apply_patch(&notes, &doubles).is_err_and(|why| why.contains("larger than")));
     }
 }

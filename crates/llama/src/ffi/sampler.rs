@@ -1,31 +1,31 @@
-//! What chooses the next token: llama.cpp's own samplers, in the order in which llama.cpp's own programs have them.
+//! Chooses the next token with llama.cpp's own samplers, in the order that llama.cpp's programs use: repetition penalty,
+//! top-k, top-p, min-p, temperature, then a random choice by seed; or greedy where the temperature is 0.
 
-use super::{Token, Weights};
-use halo_core::seams::Sampling;
+use super::types::LlamaToken;
+use super::weights::ModelWeights;
+use halo_core::model::Sampling;
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 
-/// Chooses tokens. The same sampling and the same guesses give the same choices.
-pub struct Sampler {
+/// A `llama_sampler` chain. The same sampling parameters and the same logits give the same tokens.
+pub struct SamplerChain {
     chain: NonNull<sys::llama_sampler>,
     candidates: Vec<sys::llama_token_data>,
 }
 
-// SAFETY: a chain is plain memory that one thread at a time uses: it is not `Sync`.
-unsafe impl Send for Sampler {}
+// SAFETY: a chain is plain memory without thread affinity, and it is not `Sync`, so one thread uses it at a time.
+unsafe impl Send for SamplerChain {}
 
-impl Sampler {
-    /// How many of the latest tokens are held against a token that comes again.
-    pub const WINDOW: usize = 256;
+impl SamplerChain {
+    /// The repetition penalty counts this many of the latest tokens.
+    pub const PENALTY_LAST_N: usize = 256;
 
-    /// A sampler as asked for.
-    ///
     /// # Panics
-    /// When there is no memory left for a few bytes.
+    /// When llama.cpp cannot allocate the chain.
     #[must_use]
-    pub fn new(weights: &Weights, sampling: &Sampling) -> Self {
-        // SAFETY: the chain is new and owns what is added to it; all parameters are numbers, which llama.cpp takes as
-        // they come: what would switch a sampler off is not added at all.
+    pub fn new(weights: &ModelWeights, sampling: &Sampling) -> Self {
+        // SAFETY: the chain is new and takes ownership of the samplers that are added to it; all parameters are
+        // numbers, limited to the ranges that llama.cpp accepts.
         let chain = unsafe {
             let chain = sys::llama_sampler_chain_init(sys::llama_sampler_chain_default_params());
             let add = |sampler: *mut sys::llama_sampler| {
@@ -33,13 +33,16 @@ impl Sampler {
                     sys::llama_sampler_chain_add(chain, sampler);
                 }
             };
-            if sampling.repetition.is_finite() && sampling.repetition > 0.0 && sampling.repetition != 1.0 {
-                let vocabulary = weights.vocabulary() as i32;
-                let last = Self::WINDOW as i32;
-                let repetition = sampling.repetition.clamp(0.01, 100.0);
-                add(sys::llama_sampler_init_penalties(vocabulary, last, repetition, 0.0, 0.0));
+            if sampling.repetition_penalty.is_finite()
+                && sampling.repetition_penalty > 0.0
+                && sampling.repetition_penalty != 1.0
+            {
+                let vocab_size = weights.vocab_size() as i32;
+                let last_n = Self::PENALTY_LAST_N as i32;
+                let penalty = sampling.repetition_penalty.clamp(0.01, 100.0);
+                add(sys::llama_sampler_init_penalties(vocab_size, last_n, penalty, 0.0, 0.0));
             }
-            // Colder than this is the likeliest alone, and would be divided by nearly nothing.
+            // Logits are divided by the temperature: below this it would overflow, and the result is greedy anyway.
             if sampling.temperature >= 1e-3 {
                 if sampling.top_k > 0 {
                     add(sys::llama_sampler_init_top_k(i32::try_from(sampling.top_k).unwrap_or(i32::MAX)));
@@ -51,54 +54,54 @@ impl Sampler {
                     add(sys::llama_sampler_init_min_p(sampling.min_p.min(1.0), 1));
                 }
                 add(sys::llama_sampler_init_temp(sampling.temperature));
-                add(sys::llama_sampler_init_dist(seed(sampling.seed)));
+                add(sys::llama_sampler_init_dist(fold_seed(sampling.seed)));
             } else {
                 add(sys::llama_sampler_init_greedy());
             }
             chain
         };
-        let chain = NonNull::new(chain).expect("a few bytes of memory");
+        let chain = NonNull::new(chain).expect("llama.cpp allocates a sampler chain");
         Self { chain, candidates: Vec::new() }
     }
 
-    /// The next token, of those that `allowed` lets through; none where it lets none through, or there is no guess.
+    /// Samples one of the tokens that `allowed` accepts. None where it accepts none, or there are no logits.
     #[must_use]
-    pub fn choose(&mut self, logits: &[f32], allowed: impl Fn(Token) -> bool) -> Option<Token> {
+    pub fn sample(&mut self, logits: &[f32], allowed: impl Fn(LlamaToken) -> bool) -> Option<LlamaToken> {
         self.candidates.clear();
-        let candidates = logits.iter().enumerate().map(|(id, &logit)| (id as Token, logit));
+        let candidates = logits.iter().enumerate().map(|(id, &logit)| (id as LlamaToken, logit));
         let candidates = candidates.filter(|&(id, logit)| logit > f32::NEG_INFINITY && allowed(id));
         self.candidates.extend(candidates.map(|(id, logit)| sys::llama_token_data { id, logit, p: 0.0 }));
         if self.candidates.is_empty() {
             return None;
         }
-        let mut list = sys::llama_token_data_array {
+        let mut array = sys::llama_token_data_array {
             data: self.candidates.as_mut_ptr(),
             size: self.candidates.len(),
             selected: -1,
             sorted: false,
         };
-        // SAFETY: the list is as long as it says; samplers reorder it, shorten its count and mark one of it.
-        unsafe { sys::llama_sampler_apply(self.chain.as_ptr(), &raw mut list) };
-        let chosen = usize::try_from(list.selected).ok().filter(|&n| n < list.size)?;
-        self.candidates.get(chosen).map(|c| c.id)
+        // SAFETY: `array` describes `self.candidates` exactly; samplers reorder it, lower `size` and set `selected`.
+        unsafe { sys::llama_sampler_apply(self.chain.as_ptr(), &raw mut array) };
+        let selected = usize::try_from(array.selected).ok().filter(|&n| n < array.size)?;
+        self.candidates.get(selected).map(|c| c.id)
     }
 
-    /// Tells it what was said, by whomever.
-    pub fn said(&mut self, token: Token) {
-        // SAFETY: the chain lives; samplers that keep tokens take any number.
+    /// Counts a token of the prompt or the answer for the repetition penalty.
+    pub fn accept(&mut self, token: LlamaToken) {
+        // SAFETY: the chain is alive; llama.cpp accepts any token id here.
         unsafe { sys::llama_sampler_accept(self.chain.as_ptr(), token) };
     }
 }
 
-/// A seed of 32 bits; one of them would mean "by chance".
-fn seed(seed: u64) -> u32 {
+/// llama.cpp's seeds have 32 bits, and `u32::MAX` (`LLAMA_DEFAULT_SEED`) means a random seed.
+fn fold_seed(seed: u64) -> u32 {
     let folded = (seed ^ (seed >> 32)) as u32;
     if folded == u32::MAX { 0 } else { folded }
 }
 
-impl Drop for Sampler {
+impl Drop for SamplerChain {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, freed once, with all that was added to it.
+        // SAFETY: created by `new` and freed once; llama.cpp frees the samplers of the chain with it.
         unsafe { sys::llama_sampler_free(self.chain.as_ptr()) };
     }
 }

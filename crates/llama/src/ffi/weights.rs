@@ -1,120 +1,116 @@
-//! A loaded model: what it is, and its vocabulary.
+//! A loaded model file: its weights, dimensions, vocabulary and tokenizer.
 
-use super::{LlamaError, Token, clear_error, init, last_error};
+use super::error::LlamaError;
+use super::log::{clear_error, init, last_error};
+use super::types::LlamaToken;
 use crate::gguf;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A model that is loaded.
+/// A `llama_model`. Contexts share it by reference count.
 #[derive(Debug)]
-pub struct Weights {
+pub struct ModelWeights {
     pub(super) model: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
-    /// What the file says of itself.
-    pub header: gguf::Header,
+    pub header: gguf::GgufHeader,
 }
 
-// SAFETY: after loading, llama.cpp only reads a model; it is made to be shared by contexts on several threads.
-unsafe impl Send for Weights {}
-// SAFETY: as above.
-unsafe impl Sync for Weights {}
+// SAFETY: llama.cpp only reads a model after loading it, and supports contexts of one model on several threads.
+unsafe impl Send for ModelWeights {}
+// SAFETY: all methods take `&self` and call functions that only read the model.
+unsafe impl Sync for ModelWeights {}
 
-impl Weights {
-    /// Loads a model; `gpu_layers` of it go to a graphics card, if this program was built for one.
-    ///
-    /// # Errors
-    /// When the file is no model, or none that llama.cpp can run.
+impl ModelWeights {
+    /// Checks and loads a GGUF file. `gpu_layers` layers are offloaded, if the program was built for a GPU.
     pub fn load(path: &Path, gpu_layers: i32) -> Result<Self, LlamaError> {
         init();
-        let shown = path.display().to_string();
-        let header = gguf::read(path).map_err(|why| LlamaError::File { path: shown.clone(), why })?;
-        let refused = |why: String| LlamaError::Load { path: shown.clone(), why };
-        let name = CString::new(path.as_os_str().as_encoded_bytes());
-        let name = name.map_err(|_| refused("its name holds a zero".into()))?;
+        let path_text = path.display().to_string();
+        let header =
+            gguf::read_header(path).map_err(|why| LlamaError::File { path: path_text.clone(), why })?;
+        let load_error = |why: String| LlamaError::Load { path: path_text.clone(), why };
+        let c_path = CString::new(path.as_os_str().as_encoded_bytes());
+        let c_path = c_path.map_err(|_| load_error("the path contains a zero byte".into()))?;
         clear_error();
-        // SAFETY: the parameters are llama.cpp's own defaults but for a number; the name ends with a zero.
+        // SAFETY: the parameters are llama.cpp's defaults except for two plain values; the path ends with a zero byte.
         let model = unsafe {
             let mut params = sys::llama_model_default_params();
             params.n_gpu_layers = gpu_layers;
             params.check_tensors = true;
-            sys::llama_model_load_from_file(name.as_ptr(), params)
+            sys::llama_model_load_from_file(c_path.as_ptr(), params)
         };
-        let model = NonNull::new(model).ok_or_else(|| refused(last_error()))?;
-        // SAFETY: the model was just loaded; its vocabulary lives as long.
+        let model = NonNull::new(model).ok_or_else(|| load_error(last_error()))?;
+        // SAFETY: the model was just loaded; the vocabulary is part of it.
         let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
         match NonNull::new(vocab.cast_mut()) {
             Some(vocab) => Ok(Self { model, vocab, header }),
             None => {
-                // SAFETY: nobody else knows of it.
+                // SAFETY: the pointer was not handed out, so nothing uses the model after this.
                 unsafe { sys::llama_model_free(model.as_ptr()) };
-                Err(refused("it has no vocabulary".into()))
+                Err(load_error("it has no vocabulary".into()))
             }
         }
     }
 
-    /// How many tokens it was trained to see.
+    /// The context length that the model was trained for.
     #[must_use]
     pub fn trained_context(&self) -> u32 {
-        // SAFETY: the model lives.
+        // SAFETY: the model is alive.
         unsafe { sys::llama_model_n_ctx_train(self.model.as_ptr()) }.max(0).cast_unsigned()
     }
 
-    /// How many layers it has.
     #[must_use]
-    pub fn layers(&self) -> usize {
-        // SAFETY: the model lives.
+    pub fn layer_count(&self) -> usize {
+        // SAFETY: the model is alive.
         unsafe { sys::llama_model_n_layer(self.model.as_ptr()) }.max(0) as usize
     }
 
-    /// How many bytes one cell takes, of all layers; an estimate where layers differ.
+    /// Bytes of one cell over all layers: a key and a value of 16-bit floats. An estimate where layers differ.
     #[must_use]
     pub fn cell_bytes(&self) -> u64 {
         let model = self.model.as_ptr();
-        // SAFETY: the model lives; these only read.
-        let (embedding, heads, groups) = unsafe {
+        // SAFETY: the model is alive; these functions only read it.
+        let (embedding, heads, kv_heads) = unsafe {
             (
                 sys::llama_model_n_embd(model),
                 sys::llama_model_n_head(model),
                 sys::llama_model_n_head_kv(model),
             )
         };
-        let width = i64::from(embedding) / i64::from(heads.max(1)) * i64::from(groups);
-        // A key and a value of two bytes a number.
-        width.max(0).cast_unsigned() * 4 * self.layers() as u64
+        let width = i64::from(embedding) / i64::from(heads.max(1)) * i64::from(kv_heads);
+        width.max(0).cast_unsigned() * 4 * self.layer_count() as u64
     }
 
-    /// How many heads a layer has.
+    /// Attention heads per layer.
     #[must_use]
-    pub fn heads(&self) -> u64 {
-        // SAFETY: the model lives.
+    pub fn head_count(&self) -> u64 {
+        // SAFETY: the model is alive.
         unsafe { sys::llama_model_n_head(self.model.as_ptr()) }.max(0).cast_unsigned().into()
     }
 
-    /// The token that every text begins with, where the model wants one.
+    /// The token that every prompt starts with, if the model wants one.
     #[must_use]
-    pub fn first(&self) -> Option<Token> {
-        // SAFETY: the vocabulary lives; these only read.
-        let (wanted, token) = unsafe {
+    pub fn bos_token(&self) -> Option<LlamaToken> {
+        // SAFETY: the vocabulary is alive; these functions only read it.
+        let (add_bos, token) = unsafe {
             (sys::llama_vocab_get_add_bos(self.vocab.as_ptr()), sys::llama_vocab_bos(self.vocab.as_ptr()))
         };
-        (wanted && token >= 0).then_some(token)
+        (add_bos && token >= 0).then_some(token)
     }
 
-    /// How many tokens its vocabulary has.
     #[must_use]
-    pub fn vocabulary(&self) -> usize {
+    pub fn vocab_size(&self) -> usize {
         // SAFETY: the vocabulary lives as long as the model.
         unsafe { sys::llama_vocab_n_tokens(self.vocab.as_ptr()) }.max(0) as usize
     }
 
-    /// Why its cells cannot be taken out and put back, if they cannot.
+    /// The reason why KV cells of this model cannot be removed and restored one by one, if there is one.
     #[must_use]
-    pub fn no_surgery(&self) -> Option<&'static str> {
+    pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
         let model = self.model.as_ptr();
-        // SAFETY: the model lives; these only read.
-        let (recurrent, hybrid, window, rope, encoder) = unsafe {
+        // SAFETY: the model is alive; these functions only read it.
+        let (recurrent, hybrid, sliding_window, rope, encoder) = unsafe {
             (
                 sys::llama_model_is_recurrent(model),
                 sys::llama_model_is_hybrid(model),
@@ -123,25 +119,26 @@ impl Weights {
                 sys::llama_model_has_encoder(model),
             )
         };
-        let many = [sys::LLAMA_ROPE_TYPE_MROPE, sys::LLAMA_ROPE_TYPE_IMROPE, sys::LLAMA_ROPE_TYPE_VISION];
+        let multi_rope =
+            [sys::LLAMA_ROPE_TYPE_MROPE, sys::LLAMA_ROPE_TYPE_IMROPE, sys::LLAMA_ROPE_TYPE_VISION];
         match () {
-            () if let Some(why) = self.header.no_surgery() => Some(why),
-            () if recurrent => Some("it is recurrent: it has no cells"),
-            () if hybrid => Some("it is partly recurrent: only some of its layers have cells"),
-            () if window => Some("its attention slides: a cell is not seen from afar"),
-            () if many.contains(&rope) => Some("its positions have several parts"),
-            () if encoder => Some("it reads with an encoder"),
+            () if let Some(why) = self.header.kv_edit_unsupported() => Some(why),
+            () if recurrent => Some("it is recurrent: it has no KV cells"),
+            () if hybrid => Some("it is partly recurrent: only some of its layers have KV cells"),
+            () if sliding_window => Some(gguf::SLIDING_WINDOW_REASON),
+            () if multi_rope.contains(&rope) => Some(gguf::MULTI_ROPE_REASON),
+            () if encoder => Some(gguf::ENCODER_REASON),
             () => None,
         }
     }
 
-    /// Cuts a text into tokens; the names of special tokens become those tokens where `special` is set.
+    /// Tokenizes a text. Names of special tokens become those tokens only if `special` is set.
     #[must_use]
-    pub fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+    pub fn tokenize(&self, text: &str, special: bool) -> Vec<LlamaToken> {
         let Ok(len) = i32::try_from(text.len()) else { return Vec::new() };
         let mut tokens = vec![0; text.len() + 8];
         loop {
-            // SAFETY: text and tokens are as long as is said.
+            // SAFETY: both lengths are those of the buffers that they are passed with.
             let n = unsafe {
                 sys::llama_tokenize(
                     self.vocab.as_ptr(),
@@ -158,22 +155,22 @@ impl Weights {
                     tokens.truncate(n);
                     return tokens;
                 }
-                // It needs more room, and says how much; the very least number means that it is beyond counting.
+                // A negative number is the buffer size that is needed; `i32::MIN` means that it does not fit an i32.
                 Err(_) if n == i32::MIN => return Vec::new(),
                 Err(_) => tokens.resize(n.unsigned_abs() as usize, 0),
             }
         }
     }
 
-    /// The bytes that a token stands for; those of a special one only where `special` is set.
+    /// The bytes of a token. A special token has bytes only if `special` is set.
     #[must_use]
-    pub fn bytes(&self, token: Token, special: bool) -> Vec<u8> {
-        if usize::try_from(token).is_ok_and(|t| t >= self.vocabulary()) || token < 0 {
+    pub fn token_bytes(&self, token: LlamaToken, special: bool) -> Vec<u8> {
+        if !self.contains_token(token) {
             return Vec::new();
         }
         let mut bytes = vec![0u8; 64];
         loop {
-            // SAFETY: the token is one of the vocabulary's, and the buffer is as long as is said.
+            // SAFETY: the token is in the vocabulary, and the length is that of the buffer.
             let n = unsafe {
                 let buffer = bytes.as_mut_ptr().cast();
                 sys::llama_token_to_piece(self.vocab.as_ptr(), token, buffer, bytes.len() as i32, 0, special)
@@ -188,25 +185,28 @@ impl Weights {
         }
     }
 
-    /// Whether a token ends what is being said.
+    /// Whether a token ends an answer (EOS, EOT and the like).
     #[must_use]
-    pub fn ends(&self, token: Token) -> bool {
-        // SAFETY: llama.cpp looks the token up in a set.
+    pub fn is_end_of_generation(&self, token: LlamaToken) -> bool {
+        // SAFETY: llama.cpp looks the number up in a set; any number is allowed.
         unsafe { sys::llama_vocab_is_eog(self.vocab.as_ptr(), token) }
     }
 
-    /// Whether a token is one of the model's marks, and not text.
+    /// Whether a token is a control token such as `<|im_start|>`, not text.
     #[must_use]
-    pub fn is_mark(&self, token: Token) -> bool {
-        let known = usize::try_from(token).is_ok_and(|t| t < self.vocabulary());
-        // SAFETY: the token is one of the vocabulary's.
-        known && unsafe { sys::llama_vocab_is_control(self.vocab.as_ptr(), token) }
+    pub fn is_control(&self, token: LlamaToken) -> bool {
+        // SAFETY: the token is in the vocabulary, checked first.
+        self.contains_token(token) && unsafe { sys::llama_vocab_is_control(self.vocab.as_ptr(), token) }
     }
 
-    /// The template that a chat is written in, as the file has it.
+    fn contains_token(&self, token: LlamaToken) -> bool {
+        usize::try_from(token).is_ok_and(|t| t < self.vocab_size())
+    }
+
+    /// The Jinja chat template of the file.
     #[must_use]
-    pub fn template(&self) -> Option<String> {
-        // SAFETY: the model lives; no name asks for the usual one; the text lives as long as the model.
+    pub fn chat_template(&self) -> Option<String> {
+        // SAFETY: the model is alive; a null name asks for the default template; the string lives as long as the model.
         let template = unsafe {
             let text = sys::llama_model_chat_template(self.model.as_ptr(), std::ptr::null());
             (!text.is_null()).then(|| CStr::from_ptr(text))
@@ -215,9 +215,9 @@ impl Weights {
     }
 }
 
-impl Drop for Weights {
+impl Drop for ModelWeights {
     fn drop(&mut self) {
-        // SAFETY: contexts hold the weights by reference count, so none is left.
+        // SAFETY: every context holds an `Arc` of the weights, so no context is left.
         unsafe { sys::llama_model_free(self.model.as_ptr()) };
     }
 }

@@ -1,7 +1,7 @@
-//! Turns texts into vectors of length 1 that lie near each other where the texts mean the same.
+//! Embeddings: texts as vectors of length 1 that are close where the texts mean the same.
 //!
-//! [`Encoder`] is a model that is loaded; [`Embeddings`] a handle to one that is loaded when it is first needed, on a
-//! thread of its own, and answers whoever waits before it goes on with what can wait.
+//! [`OnnxEncoder`] is a loaded sentence encoder. [`EmbedderHandle`] runs one on a thread of its own: it loads the model
+//! on first use, and runs queries before background work.
 
 mod batch;
 mod encoder;
@@ -9,59 +9,59 @@ mod onnx;
 mod tokenizer;
 mod worker;
 
-pub use encoder::Encoder;
+pub use encoder::OnnxEncoder;
 pub use tokenizer::MAX_TOKENS;
 
-use halo_core::seams::{Embedder, EmbedderInfo, Flow, SeamError};
+use halo_core::Error;
+use halo_core::embedder::{Embedder, EmbedderInfo};
+use halo_core::model::StepFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::thread::JoinHandle;
-use worker::{Behind, Job, Load};
+use worker::{BackgroundEmbed, EmbedderRequest, LoadEncoder};
 
-/// A model that is loaded when it is first asked for something. Clones talk to the same one.
+/// An encoder on its own thread. Clones share it.
 ///
-/// Where it cannot be loaded, whoever asks is told why, and the next time it is tried again.
+/// The model is loaded on the first request. If that fails, the request fails, and the next one tries again.
 #[derive(Clone)]
-pub struct Embeddings {
-    thread: Arc<Thread>,
+pub struct EmbedderHandle {
+    thread: Arc<EmbedderThread>,
 }
 
-/// The thread that owns the model, and the way to it.
-struct Thread {
-    jobs: Option<Sender<Job>>,
+struct EmbedderThread {
+    jobs: Option<Sender<EmbedderRequest>>,
     handle: Option<JoinHandle<()>>,
 }
 
-impl Embeddings {
-    /// A handle to the model in a folder, to be run on so many threads. The folder is not looked at yet.
-    ///
-    /// # Errors
-    /// When no thread can be started.
-    pub fn new(folder: PathBuf, threads: u32) -> Result<Self, SeamError> {
-        Self::start(Box::new(move || Ok(Box::new(Encoder::open(&folder, threads)?))))
+impl EmbedderHandle {
+    /// Starts the thread. The folder is not read before the first request; `threads` are those of the encoder.
+    pub fn new(folder: PathBuf, threads: u32) -> Result<Self, Error> {
+        Self::start(Box::new(move || Ok(Box::new(OnnxEncoder::open(&folder, threads)?))))
     }
 
-    fn start(load: Load) -> Result<Self, SeamError> {
-        let (jobs, todo) = channel();
-        let work = move || worker::run(&todo, load);
-        let handle = std::thread::Builder::new().name("halo-embedder".into()).spawn(work);
-        let handle = handle.map_err(|e| SeamError::new("starting the embedder's thread", e.to_string()))?;
-        Ok(Self { thread: Arc::new(Thread { jobs: Some(jobs), handle: Some(handle) }) })
+    fn start(load: LoadEncoder) -> Result<Self, Error> {
+        let (jobs, receiver) = channel();
+        let run = move || worker::run_worker(&receiver, load);
+        let handle = std::thread::Builder::new().name("halo-embedder".into()).spawn(run);
+        let handle = handle.map_err(|error| {
+            Error::internal("starting the thread of the embedder", error.to_string()).with_source(error)
+        })?;
+        Ok(Self { thread: Arc::new(EmbedderThread { jobs: Some(jobs), handle: Some(handle) }) })
     }
 
-    fn send(&self, job: Job) -> Result<(), SeamError> {
-        self.thread.jobs.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())
+    fn send(&self, job: EmbedderRequest) -> Result<(), Error> {
+        self.thread.jobs.as_ref().ok_or_else(thread_ended_error)?.send(job).map_err(|_| thread_ended_error())
     }
 }
 
-fn gone() -> SeamError {
-    SeamError::new("asking the embedder", "its thread has ended; start the program again")
+fn thread_ended_error() -> Error {
+    Error::internal("running the embedder", "the thread of the embedder has ended; restart the program")
 }
 
-impl Drop for Thread {
-    /// Nothing runs on when nobody is left to hear of it.
+impl Drop for EmbedderThread {
+    /// Waits for the thread, which finishes its current batch.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(handle) = self.handle.take() {
@@ -70,38 +70,41 @@ impl Drop for Thread {
     }
 }
 
-impl Embedder for Embeddings {
-    fn info(&mut self) -> Result<EmbedderInfo, SeamError> {
-        let (done, wait) = sync_channel(1);
-        self.send(Job::Info { done })?;
-        wait.recv().map_err(|_| gone())?
+impl Embedder for EmbedderHandle {
+    fn info(&mut self) -> Result<EmbedderInfo, Error> {
+        let (reply, received) = sync_channel(1);
+        self.send(EmbedderRequest::Info { reply })?;
+        received.recv().map_err(|_| thread_ended_error())?
     }
 
-    /// Comes before all that is embedded [behind](Embedder::embed_behind): it waits for one batch of that at most.
-    fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, SeamError> {
-        let (done, wait) = sync_channel(1);
-        self.send(Job::Embed { texts: texts.iter().map(|&text| text.to_owned()).collect(), done })?;
-        wait.recv().map_err(|_| gone())?
+    /// Runs before all [background](Embedder::embed_in_background) work; it waits for one batch of it at most.
+    fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, Error> {
+        let (reply, received) = sync_channel(1);
+        self.send(EmbedderRequest::Embed {
+            texts: texts.iter().map(|&text| text.to_owned()).collect(),
+            reply,
+        })?;
+        received.recv().map_err(|_| thread_ended_error())?
     }
 
-    fn embed_behind(
+    fn embed_in_background(
         &mut self,
         texts: Vec<String>,
-        listen: &mut dyn FnMut(usize, Vec<f32>) -> Flow,
-    ) -> Result<(), SeamError> {
-        let mut left = texts.len();
+        listener: &mut dyn FnMut(usize, Vec<f32>) -> StepFlow,
+    ) -> Result<(), Error> {
+        let mut remaining = texts.len();
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, heard) = channel();
-        self.send(Job::Behind(Behind::new(texts, told, Arc::clone(&stop))))?;
-        for vector in heard {
-            let (number, vector) = vector?;
-            left -= 1;
-            if listen(number, vector) == Flow::Stop {
+        let (results, received) = channel();
+        self.send(EmbedderRequest::Background(BackgroundEmbed::new(texts, results, Arc::clone(&stop))))?;
+        for result in received {
+            let (index, vector) = result?;
+            remaining -= 1;
+            if listener(index, vector) == StepFlow::Stop {
                 stop.store(true, Ordering::Relaxed);
                 return Ok(());
             }
         }
-        if left == 0 { Ok(()) } else { Err(gone()) }
+        if remaining == 0 { Ok(()) } else { Err(thread_ended_error()) }
     }
 }
 

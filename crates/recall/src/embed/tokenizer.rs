@@ -1,8 +1,8 @@
-//! Cuts text into the pieces that a BERT knows by number, as the library does that such models come with.
+//! A WordPiece tokenizer, equal to that of Hugging Face `tokenizers` for BERT models.
 //!
-//! Only that one way is understood (a BERT's normaliser, words, WordPiece): it fits on a page, and the library itself
-//! would add sixty crates. The tables of categories are the library's, of Unicode 8 for ever: a model knows no newer
-//! ones. A text is read only as far as the model will: the rest of a long one costs nothing.
+//! Only this combination is supported (BertNormalizer, BertPreTokenizer, WordPiece): it takes a few hundred lines, and
+//! the library would add sixty crates. The character categories are those of Unicode 8, like the library's: newer ones
+//! would give other tokens than the model was trained with. A long text is read only up to the token limit.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,31 +11,28 @@ use std::iter::once;
 use unicode_categories::UnicodeCategories;
 use unicode_normalization::UnicodeNormalization;
 
-/// The most tokens that are read of a text, the first and the last that every text has among them.
+/// The most tokens of a text, including `[CLS]` and `[SEP]`.
 pub const MAX_TOKENS: usize = 256;
 
-/// A vocabulary, and how text is cut into it.
-pub(super) struct Tokenizer {
-    /// Pieces that a word begins with, whole words among them.
-    begins: HashMap<String, i32>,
-    /// Pieces that a word goes on with.
-    goes_on: HashMap<String, i32>,
-    /// The bytes of the longest piece: nothing longer need be looked for.
-    longest: usize,
-    /// Names that stand for a token wherever they occur, the longest first.
-    names: Vec<(String, i32)>,
-    /// What every text begins and ends with, and what stands for a word that cannot be put together.
-    first: i32,
-    last: i32,
-    unknown: i32,
-    /// The longest word, in characters, that is put together.
-    longest_word: usize,
-    normal: Normal,
+pub(super) struct WordPieceTokenizer {
+    /// Pieces at the start of a word, including whole words.
+    word_starts: HashMap<String, i32>,
+    /// Pieces inside a word, without the `##` prefix.
+    continuations: HashMap<String, i32>,
+    /// The length of the longest piece limits the search.
+    max_piece_bytes: usize,
+    /// Special tokens by name, which are matched before the text is split. The longest name is first.
+    special_tokens: Vec<(String, i32)>,
+    cls: i32,
+    sep: i32,
+    unk: i32,
+    /// A longer word becomes `[UNK]`.
+    max_word_chars: usize,
+    normalizer: BertNormalizer,
 }
 
-/// How text is made plain before it is cut.
 #[derive(Clone, Copy, Deserialize)]
-struct Normal {
+struct BertNormalizer {
     clean_text: bool,
     handle_chinese_chars: bool,
     strip_accents: Option<bool>,
@@ -43,7 +40,7 @@ struct Normal {
 }
 
 #[derive(Deserialize)]
-struct WordPiece {
+struct WordPieceModel {
     vocab: HashMap<String, i32>,
     unk_token: String,
     continuing_subword_prefix: String,
@@ -51,48 +48,48 @@ struct WordPiece {
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedToken {
     id: i32,
     content: String,
     normalized: bool,
 }
 
-impl Tokenizer {
-    /// Reads a `tokenizer.json`. What it says of truncation and padding belongs to whoever wrote it, and is not heeded.
-    ///
-    /// # Errors
-    /// When it is none, or cuts text in another way.
+impl WordPieceTokenizer {
+    /// Parses a `tokenizer.json`. Its truncation and padding are ignored: the encoder has its own limit and never pads.
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
         let mut file: Value = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-        for (part, understood) in
+        for (section, supported) in
             [("normalizer", "BertNormalizer"), ("pre_tokenizer", "BertPreTokenizer"), ("model", "WordPiece")]
         {
-            let kind = file[part]["type"].as_str().unwrap_or("none");
-            if kind != understood {
+            let kind = file[section]["type"].as_str().unwrap_or("none");
+            if kind != supported {
                 return Err(format!(
-                    "its {part} is {kind}, and only {understood} is understood: take a model of the BERT family"
+                    "its {section} is {kind}, and only {supported} is supported (models of the BERT family)"
                 ));
             }
         }
-        fn take<T: serde::de::DeserializeOwned>(file: &mut Value, part: &str) -> Result<T, String> {
-            serde_json::from_value(file[part].take()).map_err(|e| format!("{part}: {e}"))
+        fn take_section<T: serde::de::DeserializeOwned>(
+            file: &mut Value,
+            section: &str,
+        ) -> Result<T, String> {
+            serde_json::from_value(file[section].take()).map_err(|e| format!("{section}: {e}"))
         }
-        let normal = take(&mut file, "normalizer")?;
-        let added: Option<Vec<Added>> = take(&mut file, "added_tokens")?;
-        let model: WordPiece = take(&mut file, "model")?;
-        let number = |name: &str| {
+        let normalizer = take_section(&mut file, "normalizer")?;
+        let added: Option<Vec<AddedToken>> = take_section(&mut file, "added_tokens")?;
+        let model: WordPieceModel = take_section(&mut file, "model")?;
+        let id = |name: &str| {
             model.vocab.get(name).copied().ok_or_else(|| format!("its vocabulary has no {name}"))
         };
-        let (first, last, unknown) = (number("[CLS]")?, number("[SEP]")?, number(&model.unk_token)?);
-        let mut names: Vec<_> = added
+        let (cls, sep, unk) = (id("[CLS]")?, id("[SEP]")?, id(&model.unk_token)?);
+        let mut special_tokens: Vec<_> = added
             .into_iter()
             .flatten()
-            .filter(|name| !name.normalized && !name.content.is_empty())
-            .map(|name| (name.content, name.id))
+            .filter(|token| !token.normalized && !token.content.is_empty())
+            .map(|token| (token.content, token.id))
             .collect();
-        names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
-        let longest = model.vocab.keys().map(String::len).max().unwrap_or(0);
-        let goes_on = model
+        special_tokens.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+        let max_piece_bytes = model.vocab.keys().map(String::len).max().unwrap_or(0);
+        let continuations = model
             .vocab
             .iter()
             .filter_map(|(piece, &id)| {
@@ -100,72 +97,74 @@ impl Tokenizer {
             })
             .collect();
         Ok(Self {
-            begins: model.vocab,
-            goes_on,
-            longest,
-            names,
-            first,
-            last,
-            unknown,
-            longest_word: model.max_input_chars_per_word,
-            normal,
+            word_starts: model.vocab,
+            continuations,
+            max_piece_bytes,
+            special_tokens,
+            cls,
+            sep,
+            unk,
+            max_word_chars: model.max_input_chars_per_word,
+            normalizer,
         })
     }
 
-    /// The tokens of a text between the first and the last that every text has, at most `most` with those two.
-    pub(super) fn tokenize(&self, text: &str, most: usize) -> Vec<i32> {
-        let mut tokens = vec![self.first];
-        let most = most.saturating_sub(1).max(1);
-        let mut from = 0;
-        let starts = |c: char| self.names.iter().any(|(name, _)| name.starts_with(c));
-        for (at, _) in text.match_indices(starts) {
-            let name = self.names.iter().find(|(name, _)| text[at..].starts_with(name.as_str()));
-            if let Some((name, id)) = name.filter(|_| at >= from) {
-                self.words(&text[from..at], most, &mut tokens);
+    /// `[CLS]`, the tokens of a text, and `[SEP]`: at most `max_tokens` in all.
+    pub(super) fn tokenize(&self, text: &str, max_tokens: usize) -> Vec<i32> {
+        let mut tokens = vec![self.cls];
+        let limit = max_tokens.saturating_sub(1).max(1);
+        let mut start = 0;
+        let may_start_name = |c: char| self.special_tokens.iter().any(|(name, _)| name.starts_with(c));
+        for (at, _) in text.match_indices(may_start_name) {
+            let name = self.special_tokens.iter().find(|(name, _)| text[at..].starts_with(name.as_str()));
+            if let Some((name, id)) = name.filter(|_| at >= start) {
+                self.tokenize_words(&text[start..at], limit, &mut tokens);
                 tokens.push(*id);
-                from = at + name.len();
+                start = at + name.len();
             }
-            if tokens.len() >= most {
+            if tokens.len() >= limit {
                 break;
             }
         }
-        self.words(&text[from..], most, &mut tokens);
-        tokens.truncate(most);
-        tokens.push(self.last);
+        self.tokenize_words(&text[start..], limit, &mut tokens);
+        tokens.truncate(limit);
+        tokens.push(self.sep);
         tokens
     }
 
-    /// The pieces of a text without names, until there are `most` or more.
-    fn words(&self, text: &str, most: usize, tokens: &mut Vec<i32>) {
-        // One more character than a word may have tells that it is too long; the others need not be kept.
+    /// Appends the tokens of a text without special tokens, until there are `limit` or more.
+    fn tokenize_words(&self, text: &str, limit: usize, tokens: &mut Vec<i32>) {
+        // Of a word that is too long, one character more than allowed is enough to recognise it.
         let (mut word, mut length) = (String::new(), 0);
-        for c in self.normal.chars(text).chain(once(' ')) {
-            let (blank, mark) = (c.is_whitespace(), is_punctuation(c));
-            if (blank || mark) && !word.is_empty() {
-                self.pieces(&word, tokens);
+        for c in self.normalizer.normalize(text).chain(once(' ')) {
+            let (space, punctuation) = (c.is_whitespace(), is_punctuation(c));
+            if (space || punctuation) && !word.is_empty() {
+                self.push_wordpieces(&word, tokens);
                 (word, length) = (String::new(), 0);
             }
-            if tokens.len() >= most {
+            if tokens.len() >= limit {
                 return;
             }
-            if mark {
-                self.pieces(c.encode_utf8(&mut [0; 4]), tokens);
-            } else if !blank && length <= self.longest_word {
+            if punctuation {
+                self.push_wordpieces(c.encode_utf8(&mut [0; 4]), tokens);
+            } else if !space && length <= self.max_word_chars {
                 word.push(c);
                 length += 1;
             }
         }
     }
 
-    /// The longest piece that a word begins with, then the longest that the rest begins with, and so on. A word that
-    /// cannot be put together so is one unknown token.
-    fn pieces(&self, word: &str, tokens: &mut Vec<i32>) {
+    /// Appends the longest piece at the start of a word, then the longest at the start of the rest, and so on. A word that
+    /// cannot be composed so becomes one `[UNK]`.
+    fn push_wordpieces(&self, word: &str, tokens: &mut Vec<i32>) {
         let before = tokens.len();
-        let mut rest = if word.chars().count() > self.longest_word { "" } else { word };
+        let mut rest = if word.chars().count() > self.max_word_chars { "" } else { word };
         while !rest.is_empty() {
-            let known = if rest.len() == word.len() { &self.begins } else { &self.goes_on };
-            let ends = (1..=rest.len().min(self.longest)).rev().filter(|&end| rest.is_char_boundary(end));
-            let Some((end, &id)) = ends.filter_map(|end| Some((end, known.get(&rest[..end])?))).next() else {
+            let pieces = if rest.len() == word.len() { &self.word_starts } else { &self.continuations };
+            let ends =
+                (1..=rest.len().min(self.max_piece_bytes)).rev().filter(|&end| rest.is_char_boundary(end));
+            let Some((end, &id)) = ends.filter_map(|end| Some((end, pieces.get(&rest[..end])?))).next()
+            else {
                 tokens.truncate(before);
                 break;
             };
@@ -173,22 +172,22 @@ impl Tokenizer {
             rest = &rest[end..];
         }
         if tokens.len() == before {
-            tokens.push(self.unknown);
+            tokens.push(self.unk);
         }
     }
 }
 
-impl Normal {
-    /// The characters of a text, made plain: without noise, ideographs apart, accents off, in lower case.
-    fn chars(self, text: &str) -> Box<dyn Iterator<Item = char> + '_> {
+impl BertNormalizer {
+    /// The normalized characters: no control characters, spaces around ideographs, no accents, lower case.
+    fn normalize(self, text: &str) -> Box<dyn Iterator<Item = char> + '_> {
         let mut chars: Box<dyn Iterator<Item = char> + '_> = Box::new(text.chars());
         if self.clean_text {
-            chars = Box::new(chars.filter(|&c| !is_noise(c)));
+            chars = Box::new(chars.filter(|&c| !is_control_or_private(c)));
         }
         if self.handle_chinese_chars {
-            let apart =
+            let spaced =
                 |c| if is_ideograph(c) { [Some(' '), Some(c), Some(' ')] } else { [Some(c), None, None] };
-            chars = Box::new(chars.flat_map(apart).flatten());
+            chars = Box::new(chars.flat_map(spaced).flatten());
         }
         if self.strip_accents.unwrap_or(self.lowercase) {
             chars = Box::new(chars.nfd().filter(|c| !c.is_mark_nonspacing()));
@@ -200,8 +199,8 @@ impl Normal {
     }
 }
 
-/// What is not text: control and format characters, those of private use, and what stands for a broken one.
-fn is_noise(c: char) -> bool {
+/// Control, format and private-use characters, and U+FFFD.
+fn is_control_or_private(c: char) -> bool {
     match c {
         '\t' | '\n' | '\r' => false,
         '\u{fffd}' => true,
@@ -213,8 +212,8 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || c.is_punctuation()
 }
 
-/// Whether a character is a word by itself: the blocks that BERT's authors took for Chinese. One of them begins where
-/// theirs does, a little late.
+/// Whether a character is a word by itself: the blocks that BERT's authors took for Chinese. The library
+/// starts one of them at `2b920` instead of `2b820`, so this does too.
 fn is_ideograph(c: char) -> bool {
     matches!(c,
         '\u{4e00}'..='\u{9fff}' | '\u{3400}'..='\u{4dbf}' | '\u{20000}'..='\u{2a6df}' | '\u{2a700}'..='\u{2b73f}'
@@ -226,8 +225,8 @@ fn is_ideograph(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// A vocabulary of a dozen pieces, whose number is their place.
-    fn small(normalizer: &str) -> Tokenizer {
+    /// A vocabulary of fifteen pieces, numbered from 0.
+    fn small_tokenizer(normalizer: &str) -> WordPieceTokenizer {
         let pieces = [
             "[PAD]", "[UNK]", "[CLS]", "[SEP]", "ha", "##lo", "halo", "##s", "!", "é", "e", "世", "##ha",
             "İ", "i",
@@ -242,24 +241,24 @@ mod tests {
             "truncation": { "max_length": 3 },
             "padding": { "strategy": { "Fixed": 9 } },
             "added_tokens": added,
-            "normalizer": serde_json::from_str::<Value>(normalizer).expect("written right"),
+            "normalizer": serde_json::from_str::<Value>(normalizer).expect("JSON"),
             "pre_tokenizer": { "type": "BertPreTokenizer" },
             "model": {
                 "type": "WordPiece", "vocab": vocab, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 8,
             },
         });
-        Tokenizer::parse(file.to_string().as_bytes()).expect("it is sound")
+        WordPieceTokenizer::parse(file.to_string().as_bytes()).expect("parsed")
     }
 
     const UNCASED: &str = r#"{"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
         "strip_accents": null, "lowercase": true}"#;
-    const AS_IT_IS: &str = r#"{"type": "BertNormalizer", "clean_text": false, "handle_chinese_chars": false,
+    const NO_NORMALIZATION: &str = r#"{"type": "BertNormalizer", "clean_text": false, "handle_chinese_chars": false,
         "strip_accents": false, "lowercase": false}"#;
 
     #[test]
-    fn words_are_put_together_from_the_longest_pieces() {
-        let uncased = small(UNCASED);
+    fn tokenizer_splits_words_into_longest_pieces() {
+        let uncased = small_tokenizer(UNCASED);
         for (text, pieces) in [
             ("", &[][..]),
             (" \t\r\n\u{a0}\u{3000}", &[]),
@@ -282,28 +281,28 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_turns_off_is_off() {
-        let tokens = |text: &str| small(AS_IT_IS).tokenize(text, 64);
+    fn tokenizer_respects_disabled_normalizers() {
+        let tokens = |text: &str| small_tokenizer(NO_NORMALIZATION).tokenize(text, 64);
         assert_eq!(tokens("é Halo ha\u{200b}lo ha世"), [2, 9, 1, 1, 1, 3]);
     }
 
     #[test]
-    fn long_texts_are_cut_and_not_read_on() {
-        let uncased = small(UNCASED);
+    fn tokenizer_truncates_long_texts() {
+        let uncased = small_tokenizer(UNCASED);
         assert_eq!(uncased.tokenize("halo ha halo ha", 4), [2, 6, 4, 3]);
         assert_eq!(uncased.tokenize("halohaha halo", 4), [2, 6, 12, 3]);
         assert_eq!(uncased.tokenize("halo halo", 2), [2, 3]);
         assert_eq!(uncased.tokenize("[SEP][SEP][SEP][SEP]", 4), [2, 3, 3, 3]);
-        let endless = "halo! ".repeat(1 << 20) + &"x".repeat(1 << 20);
-        assert_eq!(uncased.tokenize(&endless, 256).len(), 256);
+        let long = "halo! ".repeat(1 << 20) + &"x".repeat(1 << 20);
+        assert_eq!(uncased.tokenize(&long, 256).len(), 256);
         assert_eq!(uncased.tokenize(&"x".repeat(1 << 20), 256), [2, 1, 3]);
     }
 
     #[test]
-    fn other_tokenizers_are_told_apart() {
-        let error = |json: &str| Tokenizer::parse(json.as_bytes()).err().unwrap_or_default();
+    fn tokenizer_rejects_unsupported_types() {
+        let error = |json: &str| WordPieceTokenizer::parse(json.as_bytes()).err().unwrap_or_default();
         assert!(error("{").contains("EOF"));
-        assert!(error("{}").contains("its normalizer is none, and only BertNormalizer is understood"));
+        assert!(error("{}").contains("its normalizer is none, and only BertNormalizer is supported"));
         let bpe = r#"{"normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "ByteLevel"}}"#;
         assert!(error(bpe).contains("its pre_tokenizer is ByteLevel"));
         let cut = format!(

@@ -1,8 +1,9 @@
-//! The thread that owns the model. It loads it when it is first needed, and again when that has failed. What somebody
-//! waits for comes first: of other work it does one batch at a time, and looks up in between.
+//! The thread that owns the encoder. It loads the encoder on first use. Between two batches of background work it runs
+//! all requests that arrived meanwhile.
 
-use super::batch::{self, Batch};
-use halo_core::seams::{EmbedderInfo, SeamError};
+use super::batch::{self, EmbedBatch};
+use halo_core::Error;
+use halo_core::embedder::EmbedderInfo;
 use std::collections::VecDeque;
 use std::iter::Enumerate;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,68 +11,65 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError};
 
-/// Texts whose tokens are counted at once, to put those of the same length together: a few milliseconds' work.
-const WINDOW: usize = 512;
+/// Background texts that are tokenized together to find those of equal length: a few milliseconds of work.
+const BATCHING_WINDOW: usize = 512;
 
-/// A model as the thread knows it.
-pub(super) trait Encode {
-    /// What is known of it.
+/// What the thread needs of an encoder; tests have a fake one.
+pub(super) trait SentenceEncoder {
     fn info(&self) -> &EmbedderInfo;
 
-    /// Whether several texts can be run at once without one changing another's vector.
-    fn together(&self) -> bool;
+    /// Whether the vector of a text is the same alone and in a batch.
+    fn can_batch(&self) -> bool;
 
-    /// The tokens of a text, as many as are read.
+    /// The tokens of a text, cut off at the limit of the encoder.
     fn tokenize(&self, text: &str) -> Vec<i32>;
 
-    /// One vector for each text; all have the same number of tokens.
-    fn encode(&self, texts: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, SeamError>;
+    /// One vector per text. All texts have the same number of tokens.
+    fn encode(&self, texts: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, Error>;
 }
 
-/// What the thread is asked for.
-pub(super) enum Job {
-    Info { done: SyncSender<Result<EmbedderInfo, SeamError>> },
-    Embed { texts: Vec<String>, done: SyncSender<Result<Vec<Vec<f32>>, SeamError>> },
-    Behind(Behind),
+pub(super) enum EmbedderRequest {
+    Info { reply: SyncSender<Result<EmbedderInfo, Error>> },
+    Embed { texts: Vec<String>, reply: SyncSender<Result<Vec<Vec<f32>>, Error>> },
+    Background(BackgroundEmbed),
 }
 
-/// Texts that nobody waits for.
-pub(super) struct Behind {
-    rest: Enumerate<std::vec::IntoIter<String>>,
-    batches: VecDeque<Batch>,
-    told: Sender<Told>,
+/// Texts that are embedded while no request waits.
+pub(super) struct BackgroundEmbed {
+    remaining: Enumerate<std::vec::IntoIter<String>>,
+    batches: VecDeque<EmbedBatch>,
+    results: Sender<EmbedResult>,
     stop: Arc<AtomicBool>,
 }
 
-/// A vector with the number of its text, or why there are no more.
-pub(super) type Told = Result<(usize, Vec<f32>), SeamError>;
+/// A vector with the index of its text, or the error that ended the work.
+pub(super) type EmbedResult = Result<(usize, Vec<f32>), Error>;
 
-/// What loads the model.
-pub(super) type Load = Box<dyn FnMut() -> Result<Box<dyn Encode>, SeamError> + Send>;
+pub(super) type LoadEncoder = Box<dyn FnMut() -> Result<Box<dyn SentenceEncoder>, Error> + Send>;
 
-/// The thread: until nobody is left to ask.
-pub(super) fn run(jobs: &Receiver<Job>, load: Load) {
-    let mut model = Lazy { load, model: None };
-    let mut waiting: VecDeque<Behind> = VecDeque::new();
+/// Runs until all handles are dropped.
+pub(super) fn run_worker(jobs: &Receiver<EmbedderRequest>, load: LoadEncoder) {
+    let mut encoder = LazyEncoder { load, model: None };
+    let mut background: VecDeque<BackgroundEmbed> = VecDeque::new();
     loop {
-        let job = match waiting.front() {
+        let job = match background.front() {
             None => jobs.recv().map_err(|_| TryRecvError::Disconnected),
             Some(_) => jobs.try_recv(),
         };
         match job {
-            Ok(Job::Info { done }) => {
-                let _ = done.send(model.with(|model| Ok(model.info().clone())));
+            Ok(EmbedderRequest::Info { reply }) => {
+                let _ = reply.send(encoder.with_model(|model| Ok(model.info().clone())));
             }
-            Ok(Job::Embed { texts, done }) => {
-                let _ = done.send(model.with(|model| embed(model, &texts)));
+            Ok(EmbedderRequest::Embed { texts, reply }) => {
+                let _ = reply.send(encoder.with_model(|model| embed_texts(model, &texts)));
             }
-            Ok(Job::Behind(job)) => waiting.push_back(job),
+            Ok(EmbedderRequest::Background(job)) => background.push_back(job),
             Err(TryRecvError::Empty) => {
-                let Some(mut job) = waiting.pop_front() else { continue };
-                match model.with(|model| job.step(model)) {
-                    Ok(true) => waiting.push_front(job),
+                let Some(mut job) = background.pop_front() else { continue };
+                match encoder.with_model(|model| job.run_batch(model)) {
+                    Ok(true) => background.push_front(job),
                     Ok(false) => {}
-                    Err(why) => drop(job.told.send(Err(why))),
+                    Err(error) => drop(job.results.send(Err(error))),
                 }
             }
             Err(TryRecvError::Disconnected) => return,
@@ -79,64 +77,70 @@ pub(super) fn run(jobs: &Receiver<Job>, load: Load) {
     }
 }
 
-/// One vector for each text, in order.
-pub(super) fn embed(model: &dyn Encode, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, SeamError> {
+/// One vector per text, in the order of the texts.
+pub(super) fn embed_texts(
+    model: &dyn SentenceEncoder,
+    texts: &[impl AsRef<str>],
+) -> Result<Vec<Vec<f32>>, Error> {
     let mut vectors = vec![Vec::new(); texts.len()];
     let tokens = texts.iter().map(|text| model.tokenize(text.as_ref()));
-    for batch in batch::cut(tokens.enumerate(), model.together()) {
-        for (number, vector) in batch.numbers.into_iter().zip(model.encode(&batch.texts)?) {
-            vectors[number] = vector;
+    for batch in batch::make_batches(tokens.enumerate(), model.can_batch()) {
+        for (index, vector) in batch.indices.into_iter().zip(model.encode(&batch.tokens)?) {
+            vectors[index] = vector;
         }
     }
     Ok(vectors)
 }
 
-impl Behind {
-    pub(super) fn new(texts: Vec<String>, told: Sender<Told>, stop: Arc<AtomicBool>) -> Self {
-        Self { rest: texts.into_iter().enumerate(), batches: VecDeque::new(), told, stop }
+impl BackgroundEmbed {
+    pub(super) fn new(texts: Vec<String>, results: Sender<EmbedResult>, stop: Arc<AtomicBool>) -> Self {
+        Self { remaining: texts.into_iter().enumerate(), batches: VecDeque::new(), results, stop }
     }
 
-    /// Runs one batch. Whether there is more to do.
-    fn step(&mut self, model: &dyn Encode) -> Result<bool, SeamError> {
+    /// Runs one batch; returns whether there is more to do.
+    fn run_batch(&mut self, model: &dyn SentenceEncoder) -> Result<bool, Error> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(false);
         }
         if self.batches.is_empty() {
-            let window = self.rest.by_ref().take(WINDOW);
-            let tokens = window.map(|(number, text)| (number, model.tokenize(&text)));
-            self.batches = batch::cut(tokens, model.together());
+            let window = self.remaining.by_ref().take(BATCHING_WINDOW);
+            let tokens = window.map(|(index, text)| (index, model.tokenize(&text)));
+            self.batches = batch::make_batches(tokens, model.can_batch());
         }
         let Some(batch) = self.batches.pop_front() else { return Ok(false) };
-        for (number, vector) in batch.numbers.into_iter().zip(model.encode(&batch.texts)?) {
-            if self.told.send(Ok((number, vector))).is_err() {
+        for (index, vector) in batch.indices.into_iter().zip(model.encode(&batch.tokens)?) {
+            if self.results.send(Ok((index, vector))).is_err() {
                 return Ok(false);
             }
         }
-        Ok(!self.batches.is_empty() || self.rest.len() > 0)
+        Ok(!self.batches.is_empty() || self.remaining.len() > 0)
     }
 }
 
-/// A model that is loaded when it is needed.
-struct Lazy {
-    load: Load,
-    model: Option<Box<dyn Encode>>,
+/// An encoder that is loaded on first use.
+struct LazyEncoder {
+    load: LoadEncoder,
+    model: Option<Box<dyn SentenceEncoder>>,
 }
 
-impl Lazy {
-    /// Asks the model for something. A mistake of this program in one job is no reason to answer no other: the model is
-    /// thrown away, and that is all.
-    fn with<T>(&mut self, ask: impl FnOnce(&dyn Encode) -> Result<T, SeamError>) -> Result<T, SeamError> {
-        let answer = catch_unwind(AssertUnwindSafe(|| {
+impl LazyEncoder {
+    /// Runs a job. A panic in it becomes an error, so that the thread lives on; the model is dropped and loaded again.
+    fn with_model<T>(
+        &mut self,
+        job: impl FnOnce(&dyn SentenceEncoder) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = catch_unwind(AssertUnwindSafe(|| {
             let model = match self.model.take() {
                 Some(model) => model,
                 None => (self.load)()?,
             };
-            ask(&**self.model.insert(model))
+            job(&**self.model.insert(model))
         }));
-        answer.unwrap_or_else(|_| {
+        result.unwrap_or_else(|_| {
             self.model = None;
-            let why = "a mistake in this program; the model is loaded again when something is asked next";
-            Err(SeamError::new("running the embedder", why))
+            let why =
+                "internal error (a bug): the job panicked; the embedder is loaded again on the next request";
+            Err(Error::internal("running the embedder", why))
         })
     }
 }

@@ -1,18 +1,19 @@
 //! Halo's own API: conversations, what is in their windows and what has left, and the user's hand.
 
 mod captures;
-mod look;
+mod commands;
+mod forget;
 mod memories;
-mod talk;
+mod queries;
 pub(crate) mod wire;
 mod worlds;
 
-pub(crate) use look::{find, texts_of};
-pub(crate) use talk::within;
+pub(crate) use commands::run_in_session;
+pub(crate) use queries::{chunk_texts, search_index};
 
-use crate::answer::{Answer, Body, Named, Refusal, Words, aside};
 use crate::app::App;
-use crate::parts::Setting;
+use crate::backend::Setting;
+use crate::error::{ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use wire::{NewValue, Told};
+use wire::{ApiEventKind, ApiSettingValue};
 
 /// The API as a document, but for its routes, which bring their own.
 #[derive(OpenApi)]
@@ -31,15 +32,16 @@ use wire::{NewValue, Told};
     description = "Conversations without end: what the model sees, what has left its window and why, and the user's own hand.",
     license(name = "MIT OR Apache-2.0")
 ))]
-struct Document;
+struct OpenApiDocument;
 
 pub(crate) fn routes() -> Router<Arc<App>> {
-    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+    let (router, document) = OpenApiRouter::with_openapi(OpenApiDocument::openapi())
         .nest(
             "/api/halo/v1",
-            api()
-                .merge(look::routes())
-                .merge(talk::routes())
+            server_routes()
+                .merge(queries::routes())
+                .merge(commands::routes())
+                .merge(forget::routes())
                 .merge(captures::routes())
                 .merge(memories::routes())
                 .merge(worlds::routes()),
@@ -52,18 +54,18 @@ pub(crate) fn routes() -> Router<Arc<App>> {
     )
 }
 
-fn api() -> OpenApiRouter<Arc<App>> {
+fn server_routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
-        .routes(routes!(status))
-        .routes(routes!(events))
-        .routes(routes!(settings))
-        .routes(routes!(set))
+        .routes(routes!(get_status))
+        .routes(routes!(stream_events))
+        .routes(routes!(list_settings))
+        .routes(routes!(update_setting))
 }
 
 /// How the server stands.
 #[derive(Serialize, ToSchema)]
-struct Status {
-    /// The program's version.
+#[schema(as = Status)]
+struct ApiStatus {
     version: &'static str,
     /// The model that speaks.
     model: String,
@@ -74,63 +76,65 @@ struct Status {
     /// Whether it is answering.
     busy: bool,
     /// How many wait for it.
-    waiting: usize,
+    queued: usize,
     /// Whether search goes by meaning too.
     embedder: bool,
 }
 
 /// How the server stands
-#[utoipa::path(get, path = "/status", responses((status = 200, body = Status)))]
-async fn status(State(app): State<Arc<App>>) -> Json<Status> {
-    let info = app.parts.info();
-    Json(Status {
+#[utoipa::path(get, path = "/status", responses((status = 200, body = ApiStatus)))]
+async fn get_status(State(app): State<Arc<App>>) -> Json<ApiStatus> {
+    let info = app.backend.model_info();
+    Json(ApiStatus {
         version: env!("CARGO_PKG_VERSION"),
         model: info.name,
         context: info.context,
         attention: info.attention,
-        busy: app.host.gate().is_busy(),
-        waiting: app.host.gate().waiting(),
-        embedder: app.parts.embedder().is_some(),
+        busy: app.host.scheduler().is_busy(),
+        queued: app.host.scheduler().queue_len(),
+        embedder: app.backend.embedder().is_some(),
     })
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]
-struct Where {
+struct EventsQuery {
     /// Only what happens in this conversation
     conversation: Option<String>,
 }
 
 /// All that happens from now on, as server-sent events: each is one line of JSON
-#[utoipa::path(get, path = "/events", params(Where), responses((status = 200, body = wire::Numbered, content_type = "text/event-stream")))]
-async fn events(State(app): State<Arc<App>>, Words(asked): Words<Where>) -> Response {
-    app.hub.listen(asked.conversation)
+#[utoipa::path(get, path = "/events", params(EventsQuery), responses((status = 200, body = wire::ApiEvent, content_type = "text/event-stream")))]
+async fn stream_events(
+    State(app): State<Arc<App>>,
+    QueryParams(asked): QueryParams<EventsQuery>,
+) -> Response {
+    app.events.subscribe(asked.conversation)
 }
 
-/// All settings
 #[utoipa::path(get, path = "/settings", responses((status = 200, body = Vec<Setting>)))]
-async fn settings(State(app): State<Arc<App>>) -> Json<Vec<Setting>> {
-    Json(app.parts.settings())
+async fn list_settings(State(app): State<Arc<App>>) -> Json<Vec<Setting>> {
+    Json(app.backend.settings())
 }
 
 /// Sets a setting for good, or back to what it is without
-#[utoipa::path(put, path = "/settings/{key}", params(("key" = String, Path, description = "Its name")), request_body = NewValue,
-    responses((status = 200, body = Vec<Setting>), (status = 400, body = crate::answer::Wrong), (status = 404, body = crate::answer::Wrong), (status = 422, body = crate::answer::Wrong)))]
-async fn set(
+#[utoipa::path(put, path = "/settings/{key}", params(("key" = String, Path, description = "Its name")), request_body = ApiSettingValue,
+    responses((status = 200, body = Vec<Setting>), (status = 400, body = crate::error::ApiError), (status = 404, body = crate::error::ApiError), (status = 422, body = crate::error::ApiError)))]
+async fn update_setting(
     State(app): State<Arc<App>>,
-    Named(key): Named<String>,
-    Body(new): Body<NewValue>,
-) -> Answer<Response> {
-    aside(move || {
-        if !app.parts.settings().iter().any(|setting| setting.key == key) {
-            return Err(Refusal::missing(format!("there is no setting {key}")));
+    PathParams(key): PathParams<String>,
+    JsonBody(new): JsonBody<ApiSettingValue>,
+) -> ApiResult<Response> {
+    spawn_blocking(move || {
+        if !app.backend.settings().iter().any(|setting| setting.key == key) {
+            return Err(ErrorResponse::not_found(format!("there is no setting {key}")));
         }
-        app.parts.set(&key, new.value.as_deref())?;
+        app.backend.save_setting(&key, new.value.as_deref())?;
         // Whatever is open goes by the new ones when it is wanted again.
-        for (name, _) in app.host.open_now() {
+        for (name, _) in app.host.open_conversations() {
             app.host.close(&name);
         }
-        app.hub.send("", app.host.number(), Told::Settings);
-        Ok(Json(app.parts.settings()).into_response())
+        app.events.publish("", app.host.next_event_number(), ApiEventKind::SettingsChanged);
+        Ok(Json(app.backend.settings()).into_response())
     })
     .await
 }

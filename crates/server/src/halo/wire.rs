@@ -1,13 +1,13 @@
 //! The types of Halo's own API.
 
-use halo_core::prune::Rank;
-use halo_core::seams::Summary as Kept;
+use halo_core::prune::RankBy;
+use halo_core::store::ConversationSummary as Kept;
 use halo_core::timeline::{ChunkRef, Timeline};
-use halo_core::token::{ChunkId, Voice};
-use halo_engine::board::{Board, Running, Standing};
-use halo_engine::event::{Event, Stage, Summary};
-use halo_engine::history::Happened;
-use halo_engine::memory::stand::Stand;
+use halo_core::token::{ChunkId, ContentKind};
+use halo_engine::event::{Event, TurnStage, TurnSummary};
+use halo_engine::history::ChunkHistoryEntry;
+use halo_engine::memory::placement::PlacedMemory;
+use halo_engine::snapshot::{AnswerProgress, ConversationState, SnapshotCell};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,49 +15,47 @@ use utoipa::ToSchema;
 
 /// A conversation, as a list tells of it.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Conversation {
-    /// Its name.
+#[schema(as = ConversationSummary)]
+pub(crate) struct ApiConversationSummary {
     pub name: String,
     /// The model whose tokens it is made of; empty where none has read it yet.
     pub model: String,
     /// When it began, in milliseconds since 1970.
     pub created: i64,
     /// When it last changed.
-    pub used: i64,
-    /// Messages.
+    pub updated: i64,
     pub turns: u64,
-    /// Tokens ever spoken.
     pub tokens: u64,
     /// Tokens in the window.
     pub live: u64,
 }
 
-impl From<Kept> for Conversation {
+impl From<Kept> for ApiConversationSummary {
     fn from(kept: Kept) -> Self {
-        let Kept { name, model, created, used, turns, tokens, live, .. } = kept;
-        Self { name, model, created, used, turns, tokens, live }
+        let Kept { name, model, created, updated: used, turns, tokens, live, .. } = kept;
+        Self { name, model, created, updated: used, turns, tokens, live }
     }
 }
 
 /// A conversation as it stands, and the answer that is being given.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct State {
-    /// How it stands.
+#[schema(as = Conversation)]
+pub(crate) struct ApiConversation {
     #[serde(flatten)]
     #[schema(inline)]
-    pub stood: Arc<Stood>,
+    pub snapshot: Arc<ApiSnapshot>,
     /// The number of the last event that this includes.
-    pub events: u64,
+    pub last_event: u64,
     /// What the user should know of how it was opened.
     pub notices: Vec<String>,
     /// The answer that is being given.
-    pub running: Option<Answering>,
+    pub running: Option<ApiRunningAnswer>,
 }
 
 /// A conversation as it stands.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Stood {
-    /// Its name.
+#[schema(as = ConversationSnapshot)]
+pub(crate) struct ApiSnapshot {
     pub name: String,
     /// The model that speaks.
     pub model: String,
@@ -66,36 +64,35 @@ pub(crate) struct Stood {
     /// Tokens that may be in the window.
     pub limit: usize,
     /// Tokens that may stay in it after a turn: the rest is room for the next, and for what returns with it.
-    pub stays: usize,
+    pub budget_after_turn: usize,
     /// Tokens in the window, the standing instructions included.
     pub live: usize,
-    /// Tokens ever spoken.
     pub tokens: usize,
     /// Chunks that have left the window and can come back.
-    pub dead: usize,
+    pub pruned: usize,
     /// The standing instructions, as the model sees them.
-    pub instructions: String,
+    pub system_prompt: String,
     /// How many tokens they are.
-    pub instruction_tokens: usize,
+    pub system_prompt_tokens: usize,
     /// The greatest brightness that a token can have.
-    pub cap: f32,
+    pub max_brightness: f32,
     /// What is in the window, in order.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<ApiChunk>,
     /// The memories that stand in it, each where its range was.
-    pub standing: Vec<StandingMemory>,
+    pub placed_memories: Vec<ApiPlacedMemory>,
     /// When each turn of the window began, in milliseconds since 1970.
     pub times: BTreeMap<u32, i64>,
     /// What was taken for granted in a question and is not so, by the turn of its answer.
     pub premises: BTreeMap<u32, String>,
     /// How the turns of the window ended, where it was not by themselves.
-    pub ends: BTreeMap<u32, String>,
+    pub finish_reasons: BTreeMap<u32, String>,
 }
 
 /// A memory in the window.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct StandingMemory {
-    /// Its number.
-    pub memory: u64,
+#[schema(as = PlacedMemory)]
+pub(crate) struct ApiPlacedMemory {
+    pub id: u64,
     /// Behind which birth index it stands.
     pub position: u64,
     /// The turn in whose place it stands.
@@ -108,24 +105,24 @@ pub(crate) struct StandingMemory {
 
 /// The answer that is being given.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Answering {
+#[schema(as = RunningAnswer)]
+pub(crate) struct ApiRunningAnswer {
     /// Its turn, once it has one.
     pub turn: Option<u32>,
     /// How many are ahead of it at the model.
     pub ahead: usize,
     /// What it says so far, chunk by chunk.
-    pub parts: Vec<(String, String)>,
+    pub chunks: Vec<(String, String)>,
 }
 
-/// A chunk.
 #[derive(Clone, Serialize, ToSchema)]
-pub(crate) struct Chunk {
+#[schema(as = Chunk)]
+pub(crate) struct ApiChunk {
     /// Its name: role, turn, sentence.
-    pub chunk: String,
-    /// Its turn.
+    pub id: String,
     pub turn: u32,
     /// Which of its turn it is.
-    pub sentence: u32,
+    pub index: u32,
     /// Whose: user, assistant or system.
     pub role: &'static str,
     /// Its place on the timeline.
@@ -139,51 +136,50 @@ pub(crate) struct Chunk {
     /// The brightest of its tokens.
     pub peak: f32,
     /// How bright it is among those of the window, from 0 to 1, by what decides who leaves; none where that is not known.
-    pub light: Option<f32>,
-    /// What it says.
+    pub relative_brightness: Option<f32>,
     pub text: String,
     /// Which characters of it are the results of tools.
-    pub tools: Vec<(usize, usize)>,
+    pub tool_ranges: Vec<(usize, usize)>,
     /// How many chunks between it and the one before it in the window have left.
-    pub gap: usize,
+    pub pruned_before: usize,
     /// The latest that happened to it, where that is known.
-    pub why: Option<String>,
+    pub reason: Option<String>,
 }
 
-impl Chunk {
+impl ApiChunk {
     /// A chunk whose tokens are in memory.
-    pub fn of(chunk: ChunkRef<'_>, timeline: &Timeline, gap: usize) -> Self {
-        let (text, tools) = spoken(chunk, timeline);
+    pub fn from_chunk(chunk: ChunkRef<'_>, timeline: &Timeline, gap: usize) -> Self {
+        let (text, tools) = chunk_text(chunk, timeline);
         Self {
-            chunk: chunk.id().to_string(),
+            id: chunk.id().to_string(),
             turn: chunk.id().turn.0,
-            sentence: chunk.id().sentence,
+            index: chunk.id().index,
             role: chunk.id().role.name(),
             position: chunk.start().0,
             tokens: chunk.len(),
             live: chunk.is_live(),
             pinned: chunk.is_pinned(),
             peak: chunk.peak().0,
-            light: None,
+            relative_brightness: None,
             text,
-            tools,
-            gap,
-            why: None,
+            tool_ranges: tools,
+            pruned_before: gap,
+            reason: None,
         }
     }
 }
 
 /// What a chunk says, and which characters of it are the results of tools. Characters are counted as JavaScript does.
-fn spoken(chunk: ChunkRef<'_>, timeline: &Timeline) -> (String, Vec<(usize, usize)>) {
+fn chunk_text(chunk: ChunkRef<'_>, timeline: &Timeline) -> (String, Vec<(usize, usize)>) {
     let (mut text, mut tools, mut length): (String, Vec<(usize, usize)>, usize) = Default::default();
     for token in chunk.run().positions().filter_map(|position| timeline.token(position)) {
-        let voice = token.flags.voice();
-        if voice == Voice::Frame {
+        let voice = token.flags.kind();
+        if voice == ContentKind::Template {
             continue;
         }
         text.push_str(token.text);
         let end = length + token.text.encode_utf16().count();
-        if voice == Voice::Tool {
+        if voice == ContentKind::ToolResult {
             match tools.last_mut() {
                 Some(last) if last.1 == length => last.1 = end,
                 _ => tools.push((length, end)),
@@ -195,23 +191,26 @@ fn spoken(chunk: ChunkRef<'_>, timeline: &Timeline) -> (String, Vec<(usize, usiz
 }
 
 /// What is in the window, in order.
-pub(crate) fn window(timeline: &Timeline, rank: Rank) -> Vec<Chunk> {
-    let rows = with_gaps(timeline).zip(lights(timeline, rank));
-    rows.map(|((chunk, gap), light)| Chunk { light: Some(light), ..Chunk::of(chunk, timeline, gap) })
-        .collect()
+pub(crate) fn context_window(timeline: &Timeline, rank: RankBy) -> Vec<ApiChunk> {
+    let rows = with_pruned_before(timeline).zip(relative_brightness(timeline, rank));
+    rows.map(|((chunk, gap), light)| ApiChunk {
+        relative_brightness: Some(light),
+        ..ApiChunk::from_chunk(chunk, timeline, gap)
+    })
+    .collect()
 }
 
 /// How bright each chunk of the window is among the others, from 0 to 1. Peaks have a scale of their own. Everything else is
 /// told by its place in the order: a few chunks receive most of the attention, and beside those all others would be dark.
-fn lights(timeline: &Timeline, rank: Rank) -> Vec<f32> {
-    let values: Vec<f64> = timeline.live_chunks().map(|chunk| rank.of(chunk)).collect();
+fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
+    let values: Vec<f64> = timeline.live_chunks().map(|chunk| rank.value_of(chunk)).collect();
     let mut sorted = values.clone();
     sorted.sort_by(f64::total_cmp);
     let (Some(&least), Some(&most)) = (sorted.first(), sorted.last()) else { return Vec::new() };
     let light = |&value: &f64| {
         if least == most {
             0.5
-        } else if rank == Rank::Peak {
+        } else if rank == RankBy::Peak {
             (value - least) / (most - least)
         } else {
             // Those that are alike stand in the middle of their places.
@@ -224,50 +223,50 @@ fn lights(timeline: &Timeline, rank: Rank) -> Vec<f32> {
 }
 
 /// The chunks of the window, and how many between each and the one before it have left.
-fn with_gaps(timeline: &Timeline) -> impl Iterator<Item = (ChunkRef<'_>, usize)> {
+fn with_pruned_before(timeline: &Timeline) -> impl Iterator<Item = (ChunkRef<'_>, usize)> {
     let mut next = 0;
     timeline.live_chunks().map(move |chunk| {
-        let between = (next..chunk.index()).filter_map(|place| timeline.chunk_at_place(place));
-        next = chunk.index() + 1;
-        (chunk, between.filter(|c| is_dead(*c)).count())
+        let between = (next..chunk.row_index()).filter_map(|place| timeline.chunk_at_row(place));
+        next = chunk.row_index() + 1;
+        (chunk, between.filter(|c| is_pruned(*c)).count())
     })
 }
 
 /// Whether a chunk has left the window and can come back.
-pub(crate) fn is_dead(chunk: ChunkRef<'_>) -> bool {
-    !chunk.is_live() && chunk.dead_len() > 0
+pub(crate) fn is_pruned(chunk: ChunkRef<'_>) -> bool {
+    !chunk.is_live() && chunk.pruned_len() > 0
 }
 
-impl Stood {
+impl ApiSnapshot {
     /// A conversation as it stands. When its turns were, and how they ended, the store knows.
-    pub fn of(standing: &Standing) -> Self {
+    pub fn from_state(standing: &ConversationState) -> Self {
         let timeline = &standing.timeline;
         Self {
             name: standing.name.clone(),
             model: standing.model.name.clone(),
             attention: standing.model.attention,
-            limit: standing.limit,
-            stays: standing.stays,
-            live: standing.live(),
+            limit: standing.token_limit,
+            budget_after_turn: standing.budget_after_turn,
+            live: standing.live_tokens(),
             tokens: timeline.len(),
-            dead: timeline.chunks().filter(|c| is_dead(*c)).count(),
-            instructions: standing.instructions.iter().map(|piece| piece.text.as_str()).collect(),
-            instruction_tokens: standing.instructions.len(),
-            cap: standing.full.0,
-            chunks: window(timeline, standing.rank),
-            standing: standing.stands.iter().map(StandingMemory::from).collect(),
+            pruned: timeline.chunks().filter(|c| is_pruned(*c)).count(),
+            system_prompt: standing.system_tokens.iter().map(|piece| piece.text.as_str()).collect(),
+            system_prompt_tokens: standing.system_tokens.len(),
+            max_brightness: standing.max_brightness.0,
+            chunks: context_window(timeline, standing.rank),
+            placed_memories: standing.placed_memories.iter().map(ApiPlacedMemory::from).collect(),
             times: BTreeMap::new(),
-            ends: BTreeMap::new(),
+            finish_reasons: BTreeMap::new(),
             premises: BTreeMap::new(),
         }
     }
 }
 
-impl From<&Stand> for StandingMemory {
-    fn from(stand: &Stand) -> Self {
+impl From<&PlacedMemory> for ApiPlacedMemory {
+    fn from(stand: &PlacedMemory) -> Self {
         Self {
-            memory: stand.id,
-            position: stand.at.0,
+            id: stand.id,
+            position: stand.position.0,
             turn: stand.turn.0,
             text: stand.text(),
             tokens: stand.len(),
@@ -275,8 +274,8 @@ impl From<&Stand> for StandingMemory {
     }
 }
 
-impl From<&Running> for Answering {
-    fn from(running: &Running) -> Self {
+impl From<&AnswerProgress> for ApiRunningAnswer {
+    fn from(running: &AnswerProgress) -> Self {
         let mut parts: Vec<(ChunkId, String)> = Vec::new();
         for (chunk, _, text) in &running.tokens {
             match parts.last_mut() {
@@ -287,207 +286,279 @@ impl From<&Running> for Answering {
         Self {
             turn: running.turn.map(|turn| turn.0),
             ahead: running.ahead,
-            parts: parts.into_iter().map(|(chunk, text)| (chunk.to_string(), text)).collect(),
+            chunks: parts.into_iter().map(|(chunk, text)| (chunk.to_string(), text)).collect(),
         }
     }
 }
 
 /// An event, where it happened, and its number there.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Numbered {
-    /// The conversation.
+#[schema(as = Event)]
+pub(crate) struct ApiEvent {
     pub conversation: String,
     /// Counts up in each conversation, from where it was opened.
     pub number: u64,
     #[serde(flatten)]
-    pub told: Told,
+    pub kind: ApiEventKind,
 }
 
-/// What happened.
 #[derive(Serialize, ToSchema)]
+#[schema(as = EventKind)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum Told {
+pub(crate) enum ApiEventKind {
     /// The model is busy.
-    Waiting { ahead: usize },
+    Queued {
+        ahead: usize,
+    },
     /// A message is stored.
-    Said { turn: u32, chunks: Vec<Chunk>, live: usize },
+    MessageStored {
+        turn: u32,
+        chunks: Vec<ApiChunk>,
+        live: usize,
+    },
     /// What the model would begin to say.
-    Previewed { text: String },
+    Previewed {
+        text: String,
+    },
     /// A chunk came back to its own place.
-    Returned { chunk: Option<Chunk>, why: String, live: usize },
+    Resurrected {
+        chunk: Option<ApiChunk>,
+        reason: String,
+        live: usize,
+    },
     /// A chunk left the window.
-    Left { chunk: String, tokens: usize, why: String, live: usize },
+    Pruned {
+        chunk: String,
+        tokens: usize,
+        reason: String,
+        live: usize,
+    },
     /// The window is being read.
-    Reading { done: usize, of: usize },
+    Prefilling {
+        done: usize,
+        total: usize,
+    },
     /// The window has been read.
-    Ready { kept: usize, left: usize, returned: usize, reread: usize, read: usize },
+    Prefilled {
+        reused: usize,
+        pruned: usize,
+        restored: usize,
+        recomputed: usize,
+        prefilled: usize,
+    },
     /// A token of the answer.
-    Token { chunk: String, position: u64, text: String },
+    Token {
+        chunk: String,
+        position: u64,
+        text: String,
+    },
     /// What the answer's attention came to.
-    Scored { steps: u64, votes: usize, mean: f64, faults: Option<String> },
+    Scored {
+        steps: u64,
+        votes: usize,
+        mean: f64,
+        errors: Option<String>,
+    },
     /// The model has called a tool.
-    Tool { command: String, ok: bool, told: String },
+    ToolCalled {
+        command: String,
+        ok: bool,
+        result: String,
+    },
     /// More is in the window than may be.
-    Exceeded { why: String },
-    /// Something to know.
-    Notice { text: String },
+    BudgetExceeded {
+        reason: String,
+    },
+    Notice {
+        text: String,
+    },
     /// The answer is complete.
     Done {
-        summary: Ended,
+        summary: ApiTurnSummary,
         live: usize,
-        dead: usize,
+        pruned: usize,
         tokens: usize,
-        chunks: Vec<Chunk>,
+        chunks: Vec<ApiChunk>,
         window: Vec<(String, f32, usize, f32)>,
     },
     /// There is no answer, or no more of it.
-    Failed { why: String },
+    Failed {
+        error: String,
+    },
     /// The message takes something for granted that was said not to be so.
-    Premise { premise: String, reason: String, suggestion: String },
+    FalsePremise {
+        premise: String,
+        reason: String,
+        suggestion: String,
+    },
     /// Something happened to a memory.
-    Memory { id: u64, what: String, live: usize },
+    MemoryChanged {
+        id: u64,
+        action: &'static str,
+        live: usize,
+    },
     /// Something was done by hand: the state is to be read again.
-    Changed { what: String, chunks: Vec<String> },
+    Changed {
+        action: &'static str,
+        chunks: Vec<String>,
+    },
     /// The settings have changed.
-    Settings,
+    SettingsChanged,
     /// Something happened in a world of rooms: what is named is to be read again.
-    World(WorldNews),
+    WorldChanged(ApiWorldEvent),
 }
 
 /// Something happened in a world of rooms: what is named is to be read again.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-pub(crate) struct WorldNews {
-    /// Where.
+#[schema(as = WorldEvent)]
+pub(crate) struct ApiWorldEvent {
     pub name: String,
-    /// In these rooms.
     pub rooms: Vec<u32>,
-    /// To these agents.
     pub agents: Vec<u32>,
     /// Whose heart has beaten.
     pub beat: Option<u32>,
     /// What that one read and said.
-    pub thought: Option<Thought>,
+    pub usage: Option<ApiHeartbeatUsage>,
     /// What went wrong, or was refused.
-    pub failed: Option<String>,
+    pub error: Option<String>,
     /// Whether the world was made or ended.
-    pub listed: bool,
+    pub worlds_changed: bool,
 }
 
 /// What a heartbeat read and said, in tokens.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-pub(crate) struct Thought {
-    /// What was shown.
-    pub shown: usize,
+#[schema(as = HeartbeatUsage)]
+pub(crate) struct ApiHeartbeatUsage {
+    pub prompt_tokens: usize,
     /// What of it had to be read.
-    pub read: usize,
-    /// What was answered.
-    pub answered: usize,
+    pub prefilled_tokens: usize,
+    pub completion_tokens: usize,
 }
 
 /// How a turn went.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Ended {
-    /// The answer's turn.
+#[schema(as = TurnSummary)]
+pub(crate) struct ApiTurnSummary {
     pub turn: u32,
     /// Why it ended: end, stop, length or aborted.
-    pub finish: &'static str,
+    pub finish_reason: &'static str,
     /// Tokens of the answer.
     pub tokens: usize,
     /// Chunks that came back.
-    pub returned: usize,
-    /// Chunks that left.
-    pub left: usize,
+    pub resurrected: usize,
+    pub pruned: usize,
     /// Tokens a second, while it spoke.
-    pub pace: f64,
+    pub tokens_per_second: f64,
     /// Seconds from the message to the first token.
-    pub first: f64,
+    pub first_token_seconds: f64,
     /// What each part took, in milliseconds.
     pub ms: BTreeMap<&'static str, f64>,
 }
 
-impl From<&Summary> for Ended {
-    fn from(summary: &Summary) -> Self {
-        let before = [Stage::Store, Stage::Preview, Stage::Recall, Stage::Read];
+impl From<&TurnSummary> for ApiTurnSummary {
+    fn from(summary: &TurnSummary) -> Self {
+        let before = [TurnStage::Store, TurnStage::Preview, TurnStage::Recall, TurnStage::Prefill];
         Self {
             turn: summary.turn.0,
-            finish: summary.finish.name(),
+            finish_reason: summary.finish.name(),
             tokens: summary.tokens,
-            returned: summary.returned,
-            left: summary.left,
-            pace: summary.pace(),
-            first: before.iter().map(|&stage| summary.took(stage).as_secs_f64()).sum(),
-            ms: Stage::ALL.iter().map(|&s| (s.name(), summary.took(s).as_secs_f64() * 1e3)).collect(),
+            resurrected: summary.resurrected,
+            pruned: summary.pruned,
+            tokens_per_second: summary.tokens_per_second(),
+            first_token_seconds: before
+                .iter()
+                .map(|&stage| summary.stage_duration(stage).as_secs_f64())
+                .sum(),
+            ms: TurnStage::ALL
+                .iter()
+                .map(|&s| (s.name(), summary.stage_duration(s).as_secs_f64() * 1e3))
+                .collect(),
         }
     }
 }
 
 /// What there is to tell of an event; none: nothing that anybody outside would want to know.
-pub(crate) fn told(event: &Event, board: &Board) -> Option<Told> {
+pub(crate) fn api_event(event: &Event, board: &SnapshotCell) -> Option<ApiEventKind> {
     // A token is told without looking at anything: there are many of them.
     if let Event::Token { chunk, position, text } = event {
-        return Some(Told::Token { chunk: chunk.to_string(), position: position.0, text: text.clone() });
+        return Some(ApiEventKind::Token {
+            chunk: chunk.to_string(),
+            position: position.0,
+            text: text.clone(),
+        });
     }
-    let standing = board.look().standing;
-    let (timeline, live) = (&standing.timeline, standing.live());
+    let standing = board.get().state;
+    let (timeline, live) = (&standing.timeline, standing.live_tokens());
     let rows = |turn| {
         let chunks = timeline.turn_chunks(turn).filter(|chunk| chunk.is_live());
-        chunks.map(|chunk| Chunk::of(chunk, timeline, 0)).collect::<Vec<_>>()
+        chunks.map(|chunk| ApiChunk::from_chunk(chunk, timeline, 0)).collect::<Vec<_>>()
     };
     Some(match event {
-        Event::Waiting { ahead } => Told::Waiting { ahead: *ahead },
-        Event::Said { turn, .. } => Told::Said { turn: turn.0, chunks: rows(*turn), live },
-        Event::Previewed { text } => Told::Previewed { text: text.clone() },
-        Event::Returned { chunk, why, .. } => {
-            let here = timeline.chunk(*chunk).filter(|chunk| chunk.is_here());
-            Told::Returned { chunk: here.map(|c| Chunk::of(c, timeline, 0)), why: why.clone(), live }
+        Event::Queued { ahead } => ApiEventKind::Queued { ahead: *ahead },
+        Event::MessageStored { turn, .. } => {
+            ApiEventKind::MessageStored { turn: turn.0, chunks: rows(*turn), live }
         }
-        Event::Left { chunk, tokens, why } => {
-            Told::Left { chunk: chunk.to_string(), tokens: *tokens, why: why.clone(), live }
+        Event::Previewed { text } => ApiEventKind::Previewed { text: text.clone() },
+        Event::Resurrected { chunk, reason: why, .. } => {
+            let here = timeline.chunk(*chunk).filter(|chunk| chunk.is_loaded());
+            ApiEventKind::Resurrected {
+                chunk: here.map(|c| ApiChunk::from_chunk(c, timeline, 0)),
+                reason: why.clone(),
+                live,
+            }
         }
-        Event::Reading { done, of } => Told::Reading { done: *done, of: *of },
-        Event::Ready(upkeep) => Told::Ready {
-            kept: upkeep.kept,
-            left: upkeep.left,
-            returned: upkeep.returned,
-            reread: upkeep.reread,
-            read: upkeep.read,
+        Event::Pruned { chunk, tokens, reason: why } => {
+            ApiEventKind::Pruned { chunk: chunk.to_string(), tokens: *tokens, reason: why.clone(), live }
+        }
+        Event::Prefilling { done, total: of } => ApiEventKind::Prefilling { done: *done, total: *of },
+        Event::Prefilled(upkeep) => ApiEventKind::Prefilled {
+            reused: upkeep.reused,
+            pruned: upkeep.pruned,
+            restored: upkeep.restored,
+            recomputed: upkeep.recomputed,
+            prefilled: upkeep.prefilled,
         },
-        Event::Scored { steps, votes, mean, faults } => Told::Scored {
+        Event::Scored { steps, votes, mean, errors: faults } => ApiEventKind::Scored {
             steps: *steps,
             votes: *votes,
             mean: *mean,
-            faults: faults.as_ref().map(|(times, why)| format!("{times} steps: {why}")),
+            errors: faults.as_ref().map(|(times, why)| format!("{times} steps: {why}")),
         },
-        Event::Tool(done) => Told::Tool { command: done.command.clone(), ok: done.ok, told: done.told() },
-        Event::Exceeded(why) => Told::Exceeded { why: why.clone() },
-        Event::Notice(text) => Told::Notice { text: text.clone() },
-        Event::Done(summary) => Told::Done {
+        Event::ToolCalled(done) => {
+            ApiEventKind::ToolCalled { command: done.command.clone(), ok: done.ok, result: done.to_text() }
+        }
+        Event::BudgetExceeded(why) => ApiEventKind::BudgetExceeded { reason: why.clone() },
+        Event::Notice(text) => ApiEventKind::Notice { text: text.clone() },
+        Event::Done(summary) => ApiEventKind::Done {
             summary: summary.into(),
             live,
-            dead: timeline.chunks().filter(|c| is_dead(*c)).count(),
+            pruned: timeline.chunks().filter(|c| is_pruned(*c)).count(),
             tokens: timeline.len(),
             chunks: rows(summary.turn),
-            window: (with_gaps(timeline).zip(lights(timeline, standing.rank)))
+            window: (with_pruned_before(timeline).zip(relative_brightness(timeline, standing.rank)))
                 .map(|((chunk, gap), light)| (chunk.id().to_string(), chunk.peak().0, gap, light))
                 .collect(),
         },
-        Event::Premise { premise, reason, suggestion } => {
-            Told::Premise { premise: premise.clone(), reason: reason.clone(), suggestion: suggestion.clone() }
+        Event::FalsePremise { premise, reason, suggestion } => ApiEventKind::FalsePremise {
+            premise: premise.clone(),
+            reason: reason.clone(),
+            suggestion: suggestion.clone(),
+        },
+        Event::MemoryChanged { id, action } => {
+            ApiEventKind::MemoryChanged { id: *id, action: action.as_str(), live }
         }
-        Event::Memory { id, what } => Told::Memory { id: *id, what: (*what).to_owned(), live },
-        Event::Failed(why) => Told::Failed { why: why.clone() },
-        Event::Changed { what, chunks } => Told::Changed {
-            what: (*what).to_owned(),
+        Event::Failed(why) => ApiEventKind::Failed { error: why.clone() },
+        Event::Changed { action, chunks } => ApiEventKind::Changed {
+            action: action.as_str(),
             chunks: chunks.iter().map(ToString::to_string).collect(),
         },
-        Event::Token { .. } | Event::Stage(..) => return None,
+        Event::Token { .. } | Event::StageFinished(..) => return None,
     })
 }
 
-/// Something to say.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct Message {
-    /// What is said.
+#[schema(as = NewMessage)]
+pub(crate) struct ApiNewMessage {
     pub text: String,
     /// A number of the client's own for this message: sent again with the same one, it is taken once.
     #[serde(default)]
@@ -496,25 +567,28 @@ pub(crate) struct Message {
 
 /// Something that was begun.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Begun {
+#[schema(as = TurnAccepted)]
+pub(crate) struct ApiTurnAccepted {
     /// How many wait for the model before it.
     pub ahead: usize,
 }
 
 /// What the user wants done to chunks.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct Signals {
-    /// pin, unpin, prune, resurrect, delete, restore or merge.
-    pub signal: String,
+#[schema(as = EditRequest)]
+pub(crate) struct ApiEditRequest {
+    /// pin, unpin, prune, resurrect, delete, undelete or merge.
+    pub edit: String,
     /// The names of the chunks, such as `u4.0`.
     pub chunks: Vec<String>,
 }
 
 /// What was done to chunks.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct SignalsDone {
-    /// What is true now.
-    pub done: String,
+#[schema(as = EditResult)]
+pub(crate) struct ApiEditResult {
+    /// pinned, unpinned, pruned, resurrected, deleted, undeleted or merged.
+    pub action: &'static str,
     /// Of which: what hangs on those that were named is among them.
     pub chunks: Vec<String>,
     /// With this number it can be taken back.
@@ -523,36 +597,38 @@ pub(crate) struct SignalsDone {
 
 /// The number of what is to be taken back.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct Undo {
+#[schema(as = UndoRequest)]
+pub(crate) struct ApiUndoRequest {
     /// As it was told when it was done.
     pub undo: u64,
 }
 
 /// Something that happened to a chunk.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Story {
+#[schema(as = ChunkHistoryEntry)]
+pub(crate) struct ApiChunkHistoryEntry {
     /// When, in milliseconds since 1970.
     pub at: i64,
-    /// What.
-    pub what: String,
-    /// Why.
-    pub why: String,
+    /// pruned, resurrected, pinned, unpinned, deleted, undeleted, merged or split.
+    pub action: &'static str,
+    /// Empty where the log has none.
+    pub reason: String,
 }
 
-impl From<Happened> for Story {
-    fn from(happened: Happened) -> Self {
-        let Happened { at, what, why, .. } = happened;
-        Self { at, what: what.to_owned(), why }
+impl From<ChunkHistoryEntry> for ApiChunkHistoryEntry {
+    fn from(entry: ChunkHistoryEntry) -> Self {
+        let ChunkHistoryEntry { at, action, reason, .. } = entry;
+        Self { at, action: action.as_str(), reason }
     }
 }
 
 /// All that is known of a chunk.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Close {
-    /// The chunk.
-    pub chunk: Chunk,
+#[schema(as = ChunkDetail)]
+pub(crate) struct ApiChunkDetail {
+    pub chunk: ApiChunk,
     /// Its tokens: number, text, brightness, whether each is live, and whether it only frames.
-    pub words: Vec<Word>,
+    pub tokens: Vec<ApiToken>,
     /// How often its tokens stood out.
     pub votes: u64,
     /// The attention that it has received in all.
@@ -560,54 +636,52 @@ pub(crate) struct Close {
     /// What share of the attention a token of it receives, on average.
     pub share: Option<f64>,
     /// What happened to it, the oldest first.
-    pub history: Vec<Story>,
+    pub history: Vec<ApiChunkHistoryEntry>,
     /// What it leaves and comes back with.
     pub pair: Option<String>,
     /// What is deleted with it, because it cannot stand without it.
-    pub goes_along: Vec<Chunk>,
+    pub dependents: Vec<ApiChunk>,
 }
 
-/// A token.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Word {
+#[schema(as = Token)]
+pub(crate) struct ApiToken {
     /// Its place on the timeline.
     pub position: u64,
     /// The model's number for it.
     pub id: u32,
-    /// What it says.
     pub text: String,
     /// How bright it is.
-    pub light: f32,
+    pub brightness: f32,
     /// Whether it is in the window.
     pub live: bool,
     /// Whether it frames a message and was said by nobody.
-    pub frame: bool,
+    pub template: bool,
 }
 
 /// What has left the window.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Graveyard {
+#[schema(as = ChunkPage)]
+pub(crate) struct ApiChunkPage {
     /// How many there are that fit the question.
-    pub of: usize,
-    /// Some of them.
-    pub chunks: Vec<Chunk>,
+    pub total: usize,
+    pub chunks: Vec<ApiChunk>,
 }
 
-/// What was found.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Found {
-    /// The chunk.
-    pub chunk: Chunk,
+#[schema(as = SearchHit)]
+pub(crate) struct ApiSearchHit {
+    pub chunk: ApiChunk,
     /// How well it answers.
     pub score: f64,
     /// Why it was found.
-    pub because: String,
+    pub reason: String,
 }
 
 /// How a turn went, and how the window stood after it.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TurnRecord {
-    /// The turn.
+#[schema(as = Turn)]
+pub(crate) struct ApiTurn {
     pub turn: u32,
     /// When it ended, in milliseconds since 1970.
     pub at: i64,
@@ -618,74 +692,72 @@ pub(crate) struct TurnRecord {
 
 /// What a token looked at when it was made. Shares of all attention, over all layers and heads.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Attended {
-    /// The answer's turn.
+#[schema(as = TokenAttention)]
+pub(crate) struct ApiTokenAttention {
     pub turn: u32,
-    /// The token.
     pub text: String,
     /// The share of the standing instructions, the first token among them, which takes what is looked at nowhere else.
-    pub instructions: f32,
+    pub system_prompt: f32,
     /// The share of what the answer had said already.
-    pub itself: f32,
+    pub answer: f32,
     /// The shares of paragraphs, the largest first.
     pub chunks: Vec<(String, f32)>,
     /// The tokens with the largest shares.
-    pub tokens: Vec<AttendedToken>,
+    pub tokens: Vec<ApiAttendedToken>,
 }
 
 /// A token that was looked at.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct AttendedToken {
+#[schema(as = AttendedToken)]
+pub(crate) struct ApiAttendedToken {
     /// Its place on the timeline.
     pub position: u64,
-    /// Its chunk.
     pub chunk: String,
     /// What it says; empty where it is not in memory.
     pub text: String,
-    /// Its share.
     pub share: f32,
 }
 
 /// A window as it was.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Past {
+#[schema(as = ContextAtTurn)]
+pub(crate) struct ApiContextAtTurn {
     /// The turn that had just been said.
     pub turn: u32,
     /// Tokens in the window then, with the standing instructions as they are now.
     pub live: usize,
     /// The window then. How bright things were is not kept: peaks are those of birth.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<ApiChunk>,
     /// Those of them that are not in the window now.
-    pub gone: Vec<String>,
+    pub removed_since: Vec<String>,
 }
 
 /// A new conversation that shares the past of another.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct Branch {
-    /// Its name.
+#[schema(as = BranchRequest)]
+pub(crate) struct ApiBranchRequest {
     pub name: String,
     /// Up to which turn; all of it, where none is told.
     pub turn: Option<u32>,
 }
 
-/// A new name.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct Name {
-    /// The name.
+#[schema(as = RenameRequest)]
+pub(crate) struct ApiRenameRequest {
     pub name: String,
 }
 
 /// A setting's new value.
 #[derive(Deserialize, ToSchema)]
-pub(crate) struct NewValue {
+#[schema(as = SettingValue)]
+pub(crate) struct ApiSettingValue {
     /// As it would be written in the settings file; null: back to what it is without.
     pub value: Option<String>,
 }
 
-/// The model's notes.
 #[derive(Serialize, Deserialize, ToSchema)]
-pub(crate) struct Note {
-    /// Which file.
+#[schema(as = Note)]
+pub(crate) struct ApiNote {
     pub file: String,
     /// What is in it.
     pub text: String,
@@ -697,54 +769,67 @@ mod tests {
     use halo_core::notation;
 
     #[test]
-    fn lights_are_told_apart_by_what_decides() {
+    fn relative_brightness_follows_prune_rank() {
         let timeline = notation::read("u0.0:3*900 a1.0:2*700 u2.0:4*700 a3.0:2*100").expect("a timeline");
-        assert_eq!(lights(&timeline, Rank::Peak), [1.0, 0.75, 0.75, 0.0], "peaks have a scale");
-        assert_eq!(lights(&timeline, Rank::Mean), [1.0, 0.5, 0.5, 0.0], "everything else has places");
-        assert_eq!(lights(&timeline, Rank::Share), [0.5; 4], "nobody has looked at any of them");
+        assert_eq!(
+            relative_brightness(&timeline, RankBy::Peak),
+            [1.0, 0.75, 0.75, 0.0],
+            "peaks have a scale"
+        );
+        assert_eq!(
+            relative_brightness(&timeline, RankBy::Mean),
+            [1.0, 0.5, 0.5, 0.0],
+            "everything else has places"
+        );
+        assert_eq!(
+            relative_brightness(&timeline, RankBy::Share),
+            [0.5; 4],
+            "nobody has looked at any of them"
+        );
         let one = notation::read("u0.0:3*900").expect("a timeline");
-        assert_eq!(lights(&one, Rank::Mean), [0.5]);
+        assert_eq!(relative_brightness(&one, RankBy::Mean), [0.5]);
     }
 }
 
 /// An answer, or a version of the last exchange, that can be chosen.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct Variant {
+#[schema(as = Variant)]
+pub(crate) struct ApiVariant {
     /// Its first turn, by which it is chosen.
     pub turn: u32,
     /// What it says, message by message.
-    pub messages: Vec<VariantMessage>,
+    pub messages: Vec<ApiVariantMessage>,
     /// Whether it is what stands in the conversation now.
-    pub stands: bool,
+    pub current: bool,
 }
 
 /// A message of a variant.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct VariantMessage {
+#[schema(as = VariantMessage)]
+pub(crate) struct ApiVariantMessage {
     /// Who says it: user or assistant.
     pub role: String,
-    /// What it says.
     pub text: String,
 }
 
-impl From<halo_engine::variant::Choice> for Variant {
-    fn from(choice: halo_engine::variant::Choice) -> Self {
-        let message = |(role, text): (halo_core::token::Role, String)| VariantMessage {
+impl From<halo_engine::variant::VariantChoice> for ApiVariant {
+    fn from(choice: halo_engine::variant::VariantChoice) -> Self {
+        let message = |(role, text): (halo_core::token::Role, String)| ApiVariantMessage {
             role: role.name().to_owned(),
             text,
         };
         Self {
             turn: choice.turns.first().map_or(0, |turn| turn.0),
             messages: choice.messages.into_iter().map(message).collect(),
-            stands: choice.stands,
+            current: choice.is_current,
         }
     }
 }
 
 /// Which variant is wanted.
 #[derive(Deserialize, ToSchema)]
+#[schema(as = VariantChoice)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Chosen {
-    /// Its first turn.
+pub(crate) struct ApiVariantChoice {
     pub turn: u32,
 }

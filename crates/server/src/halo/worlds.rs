@@ -3,23 +3,25 @@
 // The macro that writes the API down qualifies what it need not.
 #![allow(unused_qualifications)]
 
-use crate::answer::{Answer, Body, Named, Refusal, Words, Wrong, aside};
 use crate::app::App;
-use crate::halo::wire::WorldNews;
-use crate::worlds::{send, tell};
+use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
+use crate::halo::wire::ApiWorldEvent;
+use crate::worlds::{publish_world_change, publish_world_event};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use halo_agents::format::Format;
-use halo_agents::heartbeat;
-use halo_agents::scribe::Shown;
-use halo_agents::wish::Wish;
-use halo_agents::world::{AgentId, Message, Room, Sender, World};
-use halo_agents::world_file::WorldFile;
-use halo_core::seams::{Fault, Worlds};
-use halo_engine::world::house::{House, Pace};
-use halo_engine::world::realm::{self, Realm};
-use serde::{Deserialize, Serialize};
+use halo_core::ErrorKind;
+use halo_core::row_store::RowStore;
+use halo_worlds::format::HudFormat;
+use halo_worlds::heartbeat;
+use halo_worlds::hud_renderer::RenderedHud;
+use halo_worlds::runner::{WorldClock, WorldRunner};
+use halo_worlds::user_command::UserCommand;
+use halo_worlds::world::{AgentId, MessageSender, Room, RoomMessage, World};
+use halo_worlds::world_file::WorldFile;
+use halo_worlds::world_store::{self, WorldStore};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
@@ -28,18 +30,18 @@ use utoipa_axum::routes;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
-        .routes(routes!(worlds, create))
-        .routes(routes!(world, end))
-        .routes(routes!(messages))
-        .routes(routes!(hud))
-        .routes(routes!(wish))
-        .routes(routes!(pace))
+        .routes(routes!(list_worlds, create_world))
+        .routes(routes!(get_world, delete_world))
+        .routes(routes!(list_room_messages))
+        .routes(routes!(get_agent_mind))
+        .routes(routes!(run_user_command))
+        .routes(routes!(set_clock))
 }
 
 /// A world in a list.
 #[derive(Serialize, ToSchema)]
-struct Listed {
-    /// Its name.
+#[schema(as = WorldSummary)]
+struct ApiWorldSummary {
     name: String,
     /// When it began, in milliseconds since 1970.
     created: i64,
@@ -51,49 +53,43 @@ struct Listed {
     open: bool,
 }
 
-/// A new world.
 #[derive(Deserialize, ToSchema)]
+#[schema(as = NewWorld)]
 #[serde(deny_unknown_fields)]
-struct New {
+struct ApiNewWorld {
     /// What it is called.
     name: String,
     /// Who lives there and which rooms they have, as TOML; none: the example.
     file: Option<String>,
 }
 
-/// A world.
 #[derive(Serialize, ToSchema)]
-struct Whole {
-    /// Its name.
+#[schema(as = World)]
+struct ApiWorld {
     name: String,
     /// Whether it is open here: else this is how it was last kept.
     open: bool,
     /// Whether another program runs it.
-    elsewhere: bool,
+    runs_elsewhere: bool,
     /// Whether what was asked was left for the program that runs it.
-    left: bool,
+    queued: bool,
     /// What time it is there, in milliseconds since 1970.
     now: i64,
     /// Whether time stands still here.
     paused: bool,
     /// How fast time goes by.
     speed: f64,
-    /// Who thinks now.
     thinking: Option<u32>,
-    /// Who lives there.
-    agents: Vec<AgentView>,
+    agents: Vec<ApiAgent>,
     /// The rooms that are open.
-    rooms: Vec<RoomView>,
+    rooms: Vec<ApiRoom>,
 }
 
-/// An agent.
 #[derive(Serialize, ToSchema)]
-struct AgentView {
-    /// Its number.
+#[schema(as = Agent)]
+struct ApiAgent {
     id: u32,
-    /// Its name.
     name: String,
-    /// persona or bot.
     kind: String,
     /// What thinks for it.
     model: String,
@@ -113,33 +109,31 @@ struct AgentView {
     can_create_agents: bool,
 }
 
-/// A room.
 #[derive(Serialize, ToSchema)]
-struct RoomView {
+#[schema(as = Room)]
+struct ApiRoom {
     /// Its number: its owner's.
     id: u32,
     /// What its owner is called.
     owner: String,
     /// Who is in it.
-    members: Vec<MemberView>,
+    members: Vec<ApiRoomMember>,
     /// What hangs on the wall.
     billboard: Option<String>,
     /// What lets others ask to come in.
     keys: Vec<String>,
-    /// Who does.
-    requests: Vec<RequestView>,
+    requests: Vec<ApiJoinRequest>,
     /// Words in a minute.
     wpm: u32,
     /// The number of what was said last; 0: nothing was.
-    last: u64,
+    last_message: u64,
 }
 
 /// Somebody in a room.
 #[derive(Serialize, ToSchema)]
-struct MemberView {
-    /// Its number.
+#[schema(as = RoomMember)]
+struct ApiRoomMember {
     id: u32,
-    /// Its name.
     name: String,
     /// How much of its attention the room gets: `30%` or `%*`.
     attention: String,
@@ -151,21 +145,19 @@ struct MemberView {
 
 /// Somebody wants to come in.
 #[derive(Serialize, ToSchema)]
-struct RequestView {
-    /// The request's number.
+#[schema(as = JoinRequest)]
+struct ApiJoinRequest {
     id: u64,
-    /// Who.
-    who: u32,
+    agent: u32,
     /// What that one is called.
     name: String,
-    /// With which key.
     key: String,
 }
 
 /// Something that was said.
 #[derive(Serialize, ToSchema)]
-struct Said {
-    /// Its number.
+#[schema(as = RoomMessage)]
+struct ApiRoomMessage {
     id: u64,
     /// When, in milliseconds since 1970.
     at: i64,
@@ -173,24 +165,23 @@ struct Said {
     by: Option<u32>,
     /// What that one is called.
     name: String,
-    /// What.
     text: String,
-    /// What it answers.
     reply_to: Option<u64>,
     /// Who feels what about it.
     reactions: BTreeMap<&'static str, Vec<String>>,
 }
 
 /// How many messages of a room are told at a time.
-const SHOWN: usize = 100;
+const MESSAGES_PER_PAGE: usize = 100;
 
-fn said(world: &World, message: &Message) -> Said {
+fn api_message(world: &World, message: &RoomMessage) -> ApiRoomMessage {
     let (by, name) = match message.sender {
-        Sender::Agent(id) => (Some(id.0), world.name(id)),
-        Sender::System => (None, "System".to_owned()),
+        MessageSender::Agent(id) => (Some(id.0), world.display_name(id)),
+        MessageSender::System => (None, "System".to_owned()),
     };
-    let names = |who: &std::collections::BTreeSet<AgentId>| who.iter().map(|id| world.name(*id)).collect();
-    Said {
+    let names =
+        |who: &std::collections::BTreeSet<AgentId>| who.iter().map(|id| world.display_name(*id)).collect();
+    ApiRoomMessage {
         id: message.id,
         at: message.at,
         by,
@@ -201,117 +192,117 @@ fn said(world: &World, message: &Message) -> Said {
     }
 }
 
-fn room_view(world: &World, room: &Room) -> RoomView {
-    let member = |(id, member): (&AgentId, &halo_agents::world::Member)| MemberView {
+fn api_room(world: &World, room: &Room) -> ApiRoom {
+    let member = |(id, member): (&AgentId, &halo_worlds::world::RoomMember)| ApiRoomMember {
         id: id.0,
-        name: world.name(*id),
+        name: world.display_name(*id),
         attention: member.attention.to_string(),
-        share: world.shares(*id).get(&room.id).copied().unwrap_or(0.0),
-        writing: member.writing.as_ref().map(|draft| draft.due),
+        share: world.attention_shares(*id).get(&room.id).copied().unwrap_or(0.0),
+        writing: member.draft.as_ref().map(|draft| draft.due),
     };
-    let request = |request: &halo_agents::world::Request| RequestView {
+    let request = |request: &halo_worlds::world::AccessRequest| ApiJoinRequest {
         id: request.id,
-        who: request.requester.0,
-        name: world.name(request.requester),
+        agent: request.requester.0,
+        name: world.display_name(request.requester),
         key: request.key.clone(),
     };
-    RoomView {
+    ApiRoom {
         id: room.id.0,
-        owner: world.name(room.id),
+        owner: world.display_name(room.id),
         members: room.members.iter().map(member).collect(),
         billboard: room.billboard.clone(),
         keys: room.keys.clone(),
         requests: room.requests.iter().map(request).collect(),
         wpm: room.wpm,
-        last: room.messages.back().map_or(0, |message| message.id),
+        last_message: room.messages.back().map_or(0, |message| message.id),
     }
 }
 
 /// A world that is open.
-fn whole(name: String, house: &House) -> Whole {
-    let (pace, now) = (house.pace(), house.now());
-    view(name, &house.realm().world, Some((pace, now)))
+fn open_world_view(name: String, house: &WorldRunner) -> ApiWorld {
+    let (pace, now) = (house.world_clock(), house.now());
+    world_view(name, &house.store().world, Some((pace, now)))
 }
 
 /// A world as it was last kept.
-fn kept(app: &App, name: String) -> Answer<Whole> {
-    let mut store = app.parts.worlds()?;
-    exists(&mut *store, &name)?;
-    let world = realm::glance(&mut *store, &name)?;
-    let elsewhere = store.is_world_held(&name)?;
-    Ok(Whole { elsewhere, ..view(name, &world, None) })
+fn stored_world_view(app: &App, name: String) -> ApiResult<ApiWorld> {
+    let mut store = app.backend.open_worlds()?;
+    check_world_exists(&mut *store, &name)?;
+    let world = world_store::load_world_preview(&mut *store, &name)?;
+    let elsewhere = store.is_namespace_leased(&name)?;
+    Ok(ApiWorld { runs_elsewhere: elsewhere, ..world_view(name, &world, None) })
 }
 
-fn view(name: String, world: &World, open: Option<(Pace, i64)>) -> Whole {
+fn world_view(name: String, world: &World, open: Option<(WorldClock, i64)>) -> ApiWorld {
     let now =
-        open.map_or_else(|| jiff::Timestamp::now().as_millisecond().max(world.head.clock), |(_, now)| now);
+        open.map_or_else(|| jiff::Timestamp::now().as_millisecond().max(world.header.clock), |(_, now)| now);
     let pace = open.map(|(pace, _)| pace);
-    let agent = |agent: &halo_agents::world::AgentState| AgentView {
+    let agent = |agent: &halo_worlds::world::AgentState| ApiAgent {
         id: agent.id.0,
         name: agent.name.clone(),
         kind: match agent.kind {
-            halo_agents::world::AgentKind::Persona => "persona".to_owned(),
-            halo_agents::world::AgentKind::Bot => "bot".to_owned(),
+            halo_worlds::world::AgentKind::Persona => "persona".to_owned(),
+            halo_worlds::world::AgentKind::Bot => "bot".to_owned(),
         },
         model: agent.model.clone(),
         prompt: agent.prompt.clone(),
         interval: agent.interval.seconds(),
-        next: agent.next,
-        beats: agent.beats,
-        asleep: agent.asleep.filter(|until| *until > now),
+        next: agent.next_heartbeat,
+        beats: agent.heartbeat_count,
+        asleep: agent.sleep_until.filter(|until| *until > now),
         paused: agent.paused,
         can_create_agents: agent.can_create_agents,
     };
-    Whole {
+    ApiWorld {
         name,
         open: open.is_some(),
-        elsewhere: false,
-        left: false,
+        runs_elsewhere: false,
+        queued: false,
         now,
         paused: pace.is_none_or(|pace| pace.paused),
         speed: pace.map_or(1.0, |pace| pace.speed),
-        thinking: pace.and_then(|pace| pace.thinking).map(|who| who.0),
+        thinking: pace.and_then(|pace| pace.thinking_agent).map(|who| who.0),
         agents: world.agents().map(agent).collect(),
-        rooms: world.rooms().map(|room| room_view(world, room)).collect(),
+        rooms: world.rooms().map(|room| api_room(world, room)).collect(),
     }
 }
 
 /// The world of that name, open.
-fn house(app: &Arc<App>, name: &str) -> Answer<Arc<House>> {
-    if let Some(house) = app.worlds.find(name) {
+fn open_world(app: &Arc<App>, name: &str) -> ApiResult<Arc<WorldRunner>> {
+    if let Some(house) = app.worlds.get(name) {
         return Ok(house);
     }
-    exists(&mut *app.parts.worlds()?, name)?;
+    check_world_exists(&mut *app.backend.open_worlds()?, name)?;
     Ok(app.worlds.open(app, name)?)
 }
 
-fn exists(store: &mut dyn Worlds, name: &str) -> Answer<()> {
-    match store.worlds()?.iter().any(|known| known.name == name) {
+fn check_world_exists(store: &mut dyn RowStore, name: &str) -> ApiResult<()> {
+    match store.list_namespaces()?.iter().any(|known| known.name == name) {
         true => Ok(()),
-        false => Err(Refusal::missing(format!("there is no world '{name}'"))),
+        false => Err(ErrorResponse::not_found(format!("there is no world '{name}'"))),
     }
 }
 
 /// The worlds that there are
-#[utoipa::path(get, path = "/worlds", responses((status = 200, body = Vec<Listed>)))]
-async fn worlds(State(app): State<Arc<App>>) -> Answer<Json<Vec<Listed>>> {
-    aside(move || {
-        let mut store = app.parts.worlds()?;
+#[utoipa::path(get, path = "/worlds", responses((status = 200, body = Vec<ApiWorldSummary>)))]
+async fn list_worlds(State(app): State<Arc<App>>) -> ApiResult<Json<Vec<ApiWorldSummary>>> {
+    spawn_blocking(move || {
+        let mut store = app.backend.open_worlds()?;
         let mut all = Vec::new();
-        for known in store.worlds()? {
-            let open = app.worlds.look(&known.name);
+        for known in store.list_namespaces()? {
+            let open = app.worlds.peek(&known.name);
             let (agents, messages) = match &open {
                 Some(house) => {
-                    let realm = house.realm();
-                    (realm.world.agents().count(), realm.world.head.next_message - 1)
+                    let realm = house.store();
+                    (realm.world.agents().count(), realm.world.header.next_message - 1)
                 }
                 // One that is damaged is listed all the same: it can be ended.
-                None => realm::size(&mut *store, &known.name).unwrap_or_else(|why| {
+                None => world_store::world_size(&mut *store, &known.name).unwrap_or_else(|why| {
                     tracing::warn!("{why}");
                     (0, 0)
                 }),
             };
-            all.push(Listed {
+            all.push(ApiWorldSummary {
                 name: known.name,
                 created: known.created,
                 agents,
@@ -324,41 +315,46 @@ async fn worlds(State(app): State<Arc<App>>) -> Answer<Json<Vec<Listed>>> {
     .await
 }
 
-/// Makes a world
-#[utoipa::path(post, path = "/worlds", request_body = New,
-    responses((status = 201, body = Whole), (status = 400, body = Wrong), (status = 422, body = Wrong)))]
-async fn create(State(app): State<Arc<App>>, Body(new): Body<New>) -> Answer<(StatusCode, Json<Whole>)> {
-    aside(move || {
-        let file = new.file.unwrap_or_else(|| app.parts.example().to_owned());
-        let file: WorldFile = app.parts.read_world(&file)?;
+#[utoipa::path(post, path = "/worlds", request_body = ApiNewWorld,
+    responses((status = 201, body = ApiWorld), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
+async fn create_world(
+    State(app): State<Arc<App>>,
+    JsonBody(new): JsonBody<ApiNewWorld>,
+) -> ApiResult<(StatusCode, Json<ApiWorld>)> {
+    spawn_blocking(move || {
+        let file = new.file.unwrap_or_else(|| app.backend.example_world().to_owned());
+        let file: WorldFile = app.backend.parse_world_file(&file)?;
         let now = jiff::Timestamp::now().as_millisecond();
         // Whoever writes to this program does not say whom it speaks to, and with whose key.
-        if let Some(at) = file.models.iter().filter_map(|model| model.at.as_ref()).find(|at| !app.parts.may_think(at)) {
-            return Err(Refusal::bad(format!(
-                "a world that comes over the network may not think with '{at}': name it in the setting rooms.models, in the \
-                 settings file or when the program is started, or make the world with `halo rooms new`"
+        if let Some(at) = file.models.iter().filter_map(|model| model.address.as_ref()).find(|at| !app.backend.is_world_model_allowed(at)) {
+            return Err(ErrorResponse::bad_request(format!(
+                "a world that comes over the network may not think with '{at}': add it to the setting rooms.models in the settings \
+                 file or at start, or create the world on the command line"
             )));
         }
-        let world = file.begin("local", now).map_err(Refusal::bad)?;
-        drop(Realm::found(app.parts.worlds()?, &new.name, world, now)?);
-        send(&app, WorldNews { name: new.name.clone(), listed: true, ..WorldNews::default() });
-        let house = house(&app, &new.name).map_err(|why| {
-            let made = format!("the world '{}' is made, and cannot be opened now: {}", new.name, why.what());
-            Refusal::new(why.status(), made)
+        let world = file.into_world("local", now).map_err(|error| ErrorResponse::bad_request(error.message))?;
+        drop(WorldStore::create(app.backend.open_worlds()?, &new.name, world, now)?);
+        publish_world_event(&app, ApiWorldEvent { name: new.name.clone(), worlds_changed: true, ..ApiWorldEvent::default() });
+        let house = open_world(&app, &new.name).map_err(|why| {
+            let made = format!("the world '{}' is made, and cannot be opened now: {}", new.name, why.message());
+            ErrorResponse::new(why.status(), made)
         })?;
-        Ok((StatusCode::CREATED, Json(whole(new.name, &house))))
+        Ok((StatusCode::CREATED, Json(open_world_view(new.name, &house))))
     })
     .await
 }
 
 /// A world: who lives there, and the rooms
 #[utoipa::path(get, path = "/worlds/{world}", params(("world" = String, Path)),
-    responses((status = 200, body = Whole), (status = 404, body = Wrong)))]
-async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<Json<Whole>> {
-    aside(move || {
-        Ok(Json(match app.worlds.look(&name) {
-            Some(house) => whole(name, &house),
-            None => kept(&app, name)?,
+    responses((status = 200, body = ApiWorld), (status = 404, body = ApiError)))]
+async fn get_world(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+) -> ApiResult<Json<ApiWorld>> {
+    spawn_blocking(move || {
+        Ok(Json(match app.worlds.peek(&name) {
+            Some(house) => open_world_view(name, &house),
+            None => stored_world_view(&app, name)?,
         }))
     })
     .await
@@ -366,81 +362,83 @@ async fn world(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answe
 
 /// Ends a world for good, with all that was said there
 #[utoipa::path(delete, path = "/worlds/{world}", params(("world" = String, Path)),
-    responses((status = 204), (status = 404, body = Wrong)))]
-async fn end(State(app): State<Arc<App>>, Named(name): Named<String>) -> Answer<StatusCode> {
-    aside(move || {
-        exists(&mut *app.parts.worlds()?, &name)?;
-        app.worlds.end(&name, || app.parts.end_world(&name))?;
-        send(&app, WorldNews { name, listed: true, ..WorldNews::default() });
+    responses((status = 204), (status = 404, body = ApiError)))]
+async fn delete_world(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+) -> ApiResult<StatusCode> {
+    spawn_blocking(move || {
+        check_world_exists(&mut *app.backend.open_worlds()?, &name)?;
+        app.worlds.close_then(&name, || app.backend.delete_world(&name))?;
+        publish_world_event(&app, ApiWorldEvent { name, worlds_changed: true, ..ApiWorldEvent::default() });
         Ok(StatusCode::NO_CONTENT)
     })
     .await
 }
 
 #[derive(Deserialize, IntoParams)]
-struct Before {
+struct RoomMessagesQuery {
     /// Only those before this number
     before: Option<u64>,
 }
 
 /// Messages of a room, a hundred at a time: the latest, or those before one
-#[utoipa::path(get, path = "/worlds/{world}/rooms/{room}/messages", params(("world" = String, Path), ("room" = u32, Path), Before),
-    responses((status = 200, body = Vec<Said>), (status = 404, body = Wrong)))]
-async fn messages(
+#[utoipa::path(get, path = "/worlds/{world}/rooms/{room}/messages", params(("world" = String, Path), ("room" = u32, Path), RoomMessagesQuery),
+    responses((status = 200, body = Vec<ApiRoomMessage>), (status = 404, body = ApiError)))]
+async fn list_room_messages(
     State(app): State<Arc<App>>,
-    Named((name, room)): Named<(String, u32)>,
-    Words(asked): Words<Before>,
-) -> Answer<Json<Vec<Said>>> {
-    aside(move || {
+    PathParams((name, room)): PathParams<(String, u32)>,
+    QueryParams(asked): QueryParams<RoomMessagesQuery>,
+) -> ApiResult<Json<Vec<ApiRoomMessage>>> {
+    spawn_blocking(move || {
         let (room, before) = (AgentId(room), asked.before.unwrap_or(u64::MAX));
-        let missing = || Refusal::missing(format!("there is no room {room}"));
-        if let Some(house) = app.worlds.look(&name) {
-            let mut realm = house.realm();
+        let missing = || ErrorResponse::not_found(format!("there is no room {room}"));
+        if let Some(house) = app.worlds.peek(&name) {
+            let mut realm = house.store();
             realm.world.any_room(room).ok_or_else(missing)?;
-            let found = realm.older(room, before, SHOWN)?;
-            return Ok(Json(found.iter().map(|message| said(&realm.world, message)).collect()));
+            let found = realm.messages_before(room, before, MESSAGES_PER_PAGE)?;
+            return Ok(Json(found.iter().map(|message| api_message(&realm.world, message)).collect()));
         }
-        let mut store = app.parts.worlds()?;
-        exists(&mut *store, &name)?;
-        let world = realm::glance(&mut *store, &name)?;
+        let mut store = app.backend.open_worlds()?;
+        check_world_exists(&mut *store, &name)?;
+        let world = world_store::load_world_preview(&mut *store, &name)?;
         world.any_room(room).ok_or_else(missing)?;
-        let found = realm::messages(&mut *store, &name, room, before, SHOWN)?;
-        Ok(Json(found.iter().map(|message| said(&world, message)).collect()))
+        let found = world_store::messages_before(&mut *store, &name, room, before, MESSAGES_PER_PAGE)?;
+        Ok(Json(found.iter().map(|message| api_message(&world, message)).collect()))
     })
     .await
 }
 
 #[derive(Deserialize, IntoParams)]
-struct How {
+struct HudQuery {
     /// json, compact_json, toon or toon_positional; none: the agent's own
     format: Option<String>,
 }
 
 /// What is in an agent's mind.
 #[derive(Serialize, ToSchema)]
-struct Mind {
+#[schema(as = AgentMind)]
+struct ApiAgentMind {
     /// The agent's own format.
     own_format: &'static str,
     /// How many tokens its HUD has in each; none where it does not fit.
-    by_format: BTreeMap<&'static str, Option<usize>>,
+    tokens_by_format: BTreeMap<&'static str, Option<usize>>,
     /// All that the agent has written down.
     #[schema(value_type = Object)]
-    known: serde_json::Value,
+    knowledge: serde_json::Value,
     /// What it did last.
     #[schema(value_type = Vec<Object>)]
-    recent: Vec<serde_json::Value>,
-    /// What it sees.
-    seen: Option<Sees>,
+    recent_actions: Vec<serde_json::Value>,
+    hud: Option<ApiRenderedHud>,
     /// Why it sees nothing.
-    wrong: Option<String>,
+    error: Option<String>,
 }
 
 /// What an agent sees.
 #[derive(Serialize, ToSchema)]
-struct Sees {
-    /// In which format.
+#[schema(as = RenderedHud)]
+struct ApiRenderedHud {
     format: &'static str,
-    /// As text.
     text: String,
     /// How many tokens that has.
     tokens: usize,
@@ -458,16 +456,16 @@ struct Sees {
     recalled: Vec<u64>,
 }
 
-impl Sees {
-    fn new(format: Format, shown: &Shown) -> Self {
+impl ApiRenderedHud {
+    fn new(format: HudFormat, shown: &RenderedHud) -> Self {
         Self {
             format: format.name(),
             text: shown.text(),
-            tokens: shown.spent.total,
+            tokens: shown.token_usage.total,
             budget: shown.budgets.total,
-            fixed: shown.spent.fixed,
-            knowledge: (shown.spent.knowledge, shown.budgets.knowledge),
-            rooms: shown.spent.rooms.iter().map(|(room, tokens)| (room.0, *tokens)).collect(),
+            fixed: shown.token_usage.fixed,
+            knowledge: (shown.token_usage.knowledge, shown.budgets.knowledge),
+            rooms: shown.token_usage.rooms.iter().map(|(room, tokens)| (room.0, *tokens)).collect(),
             notice: shown.hud.me.notice.clone(),
             recalled: shown.recalled.clone(),
         }
@@ -475,80 +473,98 @@ impl Sees {
 }
 
 /// What an agent sees now
-#[utoipa::path(get, path = "/worlds/{world}/agents/{agent}/hud", params(("world" = String, Path), ("agent" = u32, Path), How),
-    responses((status = 200, body = Mind), (status = 400, body = Wrong), (status = 404, body = Wrong), (status = 422, body = Wrong)))]
-async fn hud(
+#[utoipa::path(get, path = "/worlds/{world}/agents/{agent}/hud", params(("world" = String, Path), ("agent" = u32, Path), HudQuery),
+    responses((status = 200, body = ApiAgentMind), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+async fn get_agent_mind(
     State(app): State<Arc<App>>,
-    Named((name, agent)): Named<(String, u32)>,
-    Words(asked): Words<How>,
-) -> Answer<Json<Mind>> {
-    aside(move || {
-        let house = house(&app, &name)?;
+    PathParams((name, agent)): PathParams<(String, u32)>,
+    QueryParams(asked): QueryParams<HudQuery>,
+) -> ApiResult<Json<ApiAgentMind>> {
+    spawn_blocking(move || {
+        let house = open_world(&app, &name)?;
         let who = AgentId(agent);
-        let found = house.realm().world.agent(who).cloned();
-        let agent = found.ok_or_else(|| Refusal::missing(format!("there is no agent {agent}")))?;
+        let found = house.store().world.agent(who).cloned();
+        let agent = found.ok_or_else(|| ErrorResponse::not_found(format!("there is no agent {agent}")))?;
         let format = match asked.format {
-            None => agent.input,
-            Some(word) => Format::named(&word).ok_or_else(|| {
-                let known = Format::ALL.map(Format::name).join(", ");
-                Refusal::bad(format!("there is no format '{word}': there is {known}"))
+            None => agent.hud_format,
+            Some(word) => HudFormat::from_name(&word).ok_or_else(|| {
+                let known = HudFormat::ALL.map(HudFormat::name).join(", ");
+                ErrorResponse::bad_request(format!("there is no format '{word}': there is {known}"))
             })?,
         };
-        let shown = house.show(who, Some(format));
-        let tokens = |format| house.show(who, Some(format)).ok().map(|shown| shown.spent.total);
-        let by_format = Format::ALL.into_iter().map(|format| (format.name(), tokens(format))).collect();
-        let recent = agent.recent.iter().map(|one| {
-            let mut told = serde_json::to_value(&one.with).unwrap_or_default();
+        let shown = house.render_hud(who, Some(format));
+        let tokens = |format| house.render_hud(who, Some(format)).ok().map(|shown| shown.token_usage.total);
+        let by_format = HudFormat::ALL.into_iter().map(|format| (format.name(), tokens(format))).collect();
+        let recent = agent.recent_actions.iter().map(|one| {
+            let mut told = serde_json::to_value(&one.args).unwrap_or_default();
             told["type"] = one.kind.clone().into();
-            told["timestamp"] = heartbeat::shown(one.at).into();
+            told["timestamp"] = heartbeat::format_time(one.at).into();
             if let Some(why) = &one.refused {
                 told["refused"] = why.clone().into();
             }
             told
         });
-        Ok(Json(Mind {
-            own_format: agent.input.name(),
-            by_format,
-            known: serde_json::Value::Object(agent.knowledge.all().clone()),
-            recent: recent.collect(),
-            seen: shown.as_ref().ok().map(|shown| Sees::new(format, shown)),
-            wrong: shown.err().map(|why| why.to_string()),
+        Ok(Json(ApiAgentMind {
+            own_format: agent.hud_format.name(),
+            tokens_by_format: by_format,
+            knowledge: serde_json::Value::Object(agent.knowledge.entries().clone()),
+            recent_actions: recent.collect(),
+            hud: shown.as_ref().ok().map(|shown| ApiRenderedHud::new(format, shown)),
+            error: shown.err().map(|why| why.to_string()),
         }))
     })
     .await
 }
 
+/// A command of the person. The tag is `command` here; pending commands are stored with the tag `wish`.
+struct ApiUserCommand(UserCommand);
+
+impl<'de> Deserialize<'de> for ApiUserCommand {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut fields = serde_json::Map::deserialize(deserializer)?;
+        if fields.contains_key(STORED_COMMAND_TAG) {
+            return Err(D::Error::custom(format!("unknown field `{STORED_COMMAND_TAG}`")));
+        }
+        let command = fields.remove("command").ok_or_else(|| D::Error::missing_field("command"))?;
+        fields.insert(STORED_COMMAND_TAG.to_owned(), command);
+        serde_json::from_value(fields.into()).map(Self).map_err(D::Error::custom)
+    }
+}
+
+const STORED_COMMAND_TAG: &str = "wish";
+
 /// Does what the person wants: say, react, join, leave, grant, deny, attend, wake, pause, resume, create or retire
-#[utoipa::path(post, path = "/worlds/{world}/wishes", params(("world" = String, Path)), request_body = Object,
-    responses((status = 200, body = Whole), (status = 202, body = Whole), (status = 400, body = Wrong),
-        (status = 404, body = Wrong), (status = 422, body = Wrong)))]
-async fn wish(
+#[utoipa::path(post, path = "/worlds/{world}/commands", params(("world" = String, Path)), request_body = Object,
+    responses((status = 200, body = ApiWorld), (status = 202, body = ApiWorld), (status = 400, body = ApiError),
+        (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+async fn run_user_command(
     State(app): State<Arc<App>>,
-    Named(name): Named<String>,
-    Body(wish): Body<Wish>,
-) -> Answer<(StatusCode, Json<Whole>)> {
-    aside(move || {
-        let house = match house(&app, &name) {
+    PathParams(name): PathParams<String>,
+    JsonBody(ApiUserCommand(command)): JsonBody<ApiUserCommand>,
+) -> ApiResult<(StatusCode, Json<ApiWorld>)> {
+    spawn_blocking(move || {
+        let house = match open_world(&app, &name) {
             // Somebody else runs it, and does it when nobody thinks there.
-            Err(why) if why.status() == StatusCode::SERVICE_UNAVAILABLE => {
+            Err(why) if why.kind() == ErrorKind::Busy => {
                 let now = jiff::Timestamp::now().as_millisecond();
-                realm::post(&mut *app.parts.worlds()?, &name, &wish, now)?;
-                let whole = Whole { left: true, ..kept(&app, name)? };
+                world_store::post_command(&mut *app.backend.open_worlds()?, &name, &command, now)?;
+                let whole = ApiWorld { queued: true, ..stored_world_view(&app, name)? };
                 return Ok((StatusCode::ACCEPTED, Json(whole)));
             }
             house => house?,
         };
-        let touched = house.wish(wish).map_err(|why| why.by(Fault::Asked))?;
-        tell(&app, &name, &touched, None);
-        Ok((StatusCode::OK, Json(whole(name, &house))))
+        let touched = house.execute_command(command).map_err(|why| why.with_kind(ErrorKind::InvalidInput))?;
+        publish_world_change(&app, &name, &touched, None);
+        Ok((StatusCode::OK, Json(open_world_view(name, &house))))
     })
     .await
 }
 
 /// How time is to go by; what is left out stays as it is.
 #[derive(Deserialize, ToSchema)]
+#[schema(as = ClockUpdate)]
 #[serde(deny_unknown_fields)]
-struct NewPace {
+struct ApiClockUpdate {
     /// Whether time is to stand still.
     paused: Option<bool>,
     /// How fast, from 0.1 to 100.
@@ -559,29 +575,29 @@ struct NewPace {
 }
 
 /// Stops time, lets it go on, goes on to the next heartbeat, or lets time go by faster
-#[utoipa::path(put, path = "/worlds/{world}/pace", params(("world" = String, Path)), request_body = NewPace,
-    responses((status = 200, body = Whole), (status = 400, body = Wrong), (status = 404, body = Wrong)))]
-async fn pace(
+#[utoipa::path(put, path = "/worlds/{world}/clock", params(("world" = String, Path)), request_body = ApiClockUpdate,
+    responses((status = 200, body = ApiWorld), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
+async fn set_clock(
     State(app): State<Arc<App>>,
-    Named(name): Named<String>,
-    Body(new): Body<NewPace>,
-) -> Answer<Json<Whole>> {
-    aside(move || {
+    PathParams(name): PathParams<String>,
+    JsonBody(new): JsonBody<ApiClockUpdate>,
+) -> ApiResult<Json<ApiWorld>> {
+    spawn_blocking(move || {
         if new.speed.is_some_and(|speed| !(0.1..=100.0).contains(&speed)) {
-            return Err(Refusal::bad("time goes by 0.1 to 100 times as fast"));
+            return Err(ErrorResponse::bad_request("time goes by 0.1 to 100 times as fast"));
         }
-        let house = house(&app, &name)?;
+        let house = open_world(&app, &name)?;
         if let Some(speed) = new.speed {
             house.set_speed(speed);
         }
         if let Some(paused) = new.paused {
-            house.pause(paused);
+            house.set_paused(paused);
         }
         if new.step {
             house.step();
         }
-        tell(&app, &name, &halo_agents::world::Touched::default(), None);
-        Ok(Json(whole(name, &house)))
+        publish_world_change(&app, &name, &halo_worlds::world::WorldChanges::default(), None);
+        Ok(Json(open_world_view(name, &house)))
     })
     .await
 }

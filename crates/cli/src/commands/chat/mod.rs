@@ -1,56 +1,58 @@
 //! `halo chat`: the conversation in a terminal. Lines from a pipe are messages, and the answers alone go to standard
 //! output.
 
-mod orders;
-mod paint;
+mod slash_commands;
+mod style;
 mod terminal;
 
-use super::show::Which;
-use super::{Closed, count};
-use crate::capture::Recording;
-use crate::{Common, say, wiring};
+use super::conversations::ConversationArgs;
+use crate::capture::CaptureRecorder;
+use crate::env::Env;
+use crate::error::error_text;
+use crate::output::{StdoutClosed, pluralize, print_notice};
+use crate::wiring;
 use anyhow::{Context, Result, bail};
-use halo_core::seams::Flow;
+use halo_core::model::StepFlow;
 use halo_engine::event::Event;
-use halo_engine::record::Purpose;
+use halo_engine::recorder::RecorderPurpose;
 use halo_engine::session::Session;
 use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 
 /// What was typed, for whoever wants to type it again.
-pub const HISTORY: &str = "chat_history.txt";
+pub const HISTORY_FILE: &str = "chat_history.txt";
 
 /// Which conversation.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct ChatArgs {
     #[command(flatten)]
-    which: Which,
+    conversation: ConversationArgs,
 }
 
 /// Which conversation to record, and where.
 #[derive(clap::Args)]
-pub struct CaptureOptions {
+pub struct CaptureArgs {
     #[command(flatten)]
-    which: Which,
-    /// The folder for what is recorded: one within it for each answer, `turn-1`, `turn-3` and so on, which `halo replay` reads
+    conversation: ConversationArgs,
+    /// Output folder: one recording per answer (`turn-1`, `turn-3`, …), readable by `halo replay`
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
 }
 
 /// Talks.
-pub fn run(options: &Options, common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    super::forget::tidy(common, &settings);
-    talk(wiring::session(common, &settings, &options.which.name)?, common)
+pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    super::forget::run_scheduled_forgetting(env, &settings);
+    chat_loop(wiring::open_session(env, &settings, &options.conversation.name)?, env)
 }
 
 /// Talks, and records what the model looks at.
-pub fn capture(options: &CaptureOptions, common: &Common) -> Result<()> {
-    let loaded = common.load(Vec::new())?;
+pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
+    let loaded = env.load_settings()?;
     std::fs::create_dir_all(&options.output)
         .with_context(|| format!("cannot make the folder {}", options.output.display()))?;
-    let mut session = wiring::session(common, &loaded.settings, &options.which.name)?;
+    let mut session = wiring::open_session(env, &loaded.settings, &options.conversation.name)?;
     let info = session.model().info().clone();
     if !info.attention {
         bail!(
@@ -58,23 +60,23 @@ pub fn capture(options: &CaptureOptions, common: &Common) -> Result<()> {
             info.name
         );
     }
-    let recording = Recording::new(&options.output, &info.name, &loaded.settings);
-    session.record(Purpose::Capture, Some(Box::new(recording)));
-    say(&format!("recording each answer in {}", options.output.display()));
-    talk(session, common)
+    let recording = CaptureRecorder::new(&options.output, &info.name, &loaded.settings);
+    session.set_recorder(RecorderPurpose::Capture, Some(Box::new(recording)));
+    print_notice(&format!("recording each answer in {}", options.output.display()));
+    chat_loop(session, env)
 }
 
-fn talk(mut session: Session, common: &Common) -> Result<()> {
-    if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !common.json {
-        return terminal::run(&mut session, common);
+fn chat_loop(mut session: Session, env: &Env) -> Result<()> {
+    if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !env.json {
+        return terminal::run(&mut session, env);
     }
-    for notice in session.notices() {
-        say(&notice);
+    for notice in session.take_notices() {
+        print_notice(&notice);
     }
-    let said = pipe(&mut session, common.json);
+    let said = chat_from_pipe(&mut session, env.json);
     // Whoever waits for a pipe to end does not wait for memories too.
-    if session.memory_due().is_some() {
-        say(
+    if session.next_memory_range().is_some() {
+        print_notice(
             "there is something to remember: `halo memories form` does so now, or the next conversation at a terminal",
         );
     }
@@ -83,13 +85,13 @@ fn talk(mut session: Session, common: &Common) -> Result<()> {
 
 /// Each line is a message; its answer is printed, and a line break behind it. What goes wrong with one line does not keep
 /// the next from being said; it is told, and makes the whole fail in the end.
-fn pipe(session: &mut Session, as_json: bool) -> Result<()> {
+fn chat_from_pipe(session: &mut Session, as_json: bool) -> Result<()> {
     let mut wrong = 0;
     for (number, line) in (1..).zip(std::io::stdin().lock().split(b'\n')) {
         let line = match String::from_utf8(line?) {
             Ok(line) => line,
             Err(_) => {
-                say(&format!("line {number} of standard input is not UTF-8: it was not said"));
+                print_notice(&format!("line {number} of standard input is not UTF-8: it was not said"));
                 wrong += 1;
                 continue;
             }
@@ -97,20 +99,20 @@ fn pipe(session: &mut Session, as_json: bool) -> Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        match answer(session, &line, as_json) {
+        match answer_line(session, &line, as_json) {
             Ok(()) => {}
-            Err(error) if error.downcast_ref::<Closed>().is_some() => return Err(error),
+            Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => return Err(error),
             Err(error) => {
-                say(&format!("line {number}: {error:#}"));
+                print_notice(&format!("line {number}: {}", error_text(&error)));
                 wrong += 1;
             }
         }
     }
-    if wrong > 0 { bail!("{} could not be answered", count(wrong, "line")) } else { Ok(()) }
+    if wrong > 0 { bail!("{} could not be answered", pluralize(wrong, "line")) } else { Ok(()) }
 }
 
 /// Says one line, and prints its answer.
-fn answer(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
+fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut failed, mut text, mut exceeded) = (None, String::new(), None);
     let mut write = |text: &str| {
@@ -119,14 +121,14 @@ fn answer(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
         }
     };
     let today = jiff::Zoned::now().date();
-    let said = session.say(line.trim_end_matches('\r'), today, &mut |event| {
+    let said = session.send_message(line.trim_end_matches('\r'), today, &mut |event| {
         match event {
             Event::Token { text: more, .. } if as_json => text.push_str(&more),
             Event::Token { text, .. } => write(&text),
-            Event::Exceeded(why) => exceeded = Some(why),
+            Event::BudgetExceeded(why) => exceeded = Some(why),
             other => tracing::debug!("{other:?}"),
         }
-        Flow::Continue
+        StepFlow::Continue
     });
     match &said {
         Ok(summary) if as_json => {
@@ -135,9 +137,9 @@ fn answer(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
                 "answer": text,
                 "turn": summary.turn.0,
                 "finish": format!("{:?}", summary.finish).to_lowercase(),
-                "returned": summary.returned,
-                "left": summary.left,
-                "live": summary.live,
+                "returned": summary.resurrected,
+                "left": summary.pruned,
+                "live": summary.live_tokens,
             });
             write(&format!("{told}\n"));
         }
@@ -146,12 +148,12 @@ fn answer(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
         Err(_) => write("\n"),
     }
     match failed {
-        Some(error) if error.kind() == ErrorKind::BrokenPipe => return Err(Closed.into()),
+        Some(error) if error.kind() == ErrorKind::BrokenPipe => return Err(StdoutClosed.into()),
         Some(error) => return Err(error.into()),
         None => {}
     }
     if let Some(why) = exceeded {
-        say(&why);
+        print_notice(&why);
     }
     said?;
     Ok(())

@@ -1,16 +1,18 @@
 //! The conversation on a screen: what is said streams in, what leaves and returns is told, and a line says how things
 //! stand.
 
-use super::orders::{Outcome, obey};
-use super::paint::Paint;
-use crate::commands::count;
-use crate::{Common, printable};
+use super::slash_commands::{SlashCommandResult, run_slash_command};
+use super::style::TerminalStyle;
+use crate::env::Env;
+use crate::error::error_text;
+use crate::output::{pluralize, sanitize_terminal_text};
 use anyhow::Result;
 use halo_agents::mu;
-use halo_core::seams::{Finish, Flow, SeamError};
-use halo_engine::event::{Event, Stage, Summary};
+use halo_core::Error;
+use halo_core::model::{FinishReason, StepFlow};
+use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::session::Session;
-use halo_engine::turn::AskedBy;
+use halo_engine::turn::EditAuthor;
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use std::collections::VecDeque;
@@ -19,9 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Talks until the user leaves.
-pub fn run(session: &mut Session, common: &Common) -> Result<()> {
-    let settings = common.load(Vec::new())?.settings;
-    let paint = Paint::of_environment();
+pub fn run(session: &mut Session, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    let paint = TerminalStyle::from_environment();
     let halted = Arc::new(AtomicUsize::new(0));
     let heard = Arc::clone(&halted);
     // The first stops the answer; the second does not wait for that. Whatever was on the screen is stored.
@@ -32,24 +34,24 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
         }
     })?;
     let mut editor = DefaultEditor::with_config(Config::builder().auto_add_history(true).build())?;
-    let history = common.data_folder().map(|data| data.join(super::HISTORY));
+    let history = env.data_dir().map(|data| data.join(super::HISTORY_FILE));
     if let Some(history) = &history {
         let _ = editor.load_history(history);
     }
     println!("{}", paint.dim(&greeting(session)));
-    for notice in session.notices() {
-        println!("{}", paint.returned(&printable(&notice)));
+    for notice in session.take_notices() {
+        println!("{}", paint.highlight(&sanitize_terminal_text(&notice)));
     }
     let (mut begun, mut leaving, mut ahead) = (String::new(), false, VecDeque::new());
     loop {
-        ahead.extend(typed_ahead());
+        ahead.extend(drain_typed_lines());
         let read = match ahead.pop_front() {
             Some(line) => {
-                println!("› {}", printable(&line));
+                println!("› {}", sanitize_terminal_text(&line));
                 let _ = editor.add_history_entry(&line);
                 Ok(line)
             }
-            None => meanwhile(session, || editor.readline_with_initial("› ", (&begun, ""))),
+            None => form_memories_while_reading(session, || editor.readline_with_initial("› ", (&begun, ""))),
         };
         let line = match read {
             Ok(line) => line,
@@ -66,37 +68,39 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
         }
         halted.store(0, Ordering::SeqCst);
         let today = jiff::Zoned::now().date();
-        let mut screen = Screen { paint, halted: &halted, open: false };
-        let done = match obey(&line, session, &settings, paint) {
+        let mut screen = AnswerDisplay { paint, interrupts: &halted, line_open: false };
+        let done = match run_slash_command(&line, session, &settings, paint) {
             Ok(None) => {
                 let message = line.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(&line);
-                Some(session.say(message, today, &mut |event| screen.show(event)))
+                Some(session.send_message(message, today, &mut |event| screen.handle_event(event)))
             }
-            Ok(Some(Outcome::Again)) => {
-                Some(session.say_again(AskedBy::User, today, &mut |event| screen.show(event)))
+            Ok(Some(SlashCommandResult::Regenerate)) => {
+                Some(session.regenerate(EditAuthor::User, today, &mut |event| screen.handle_event(event)))
             }
-            Ok(Some(Outcome::Say(text))) => Some(session.say(&text, today, &mut |event| screen.show(event))),
-            Ok(Some(Outcome::Edit(text))) => {
+            Ok(Some(SlashCommandResult::Send(text))) => {
+                Some(session.send_message(&text, today, &mut |event| screen.handle_event(event)))
+            }
+            Ok(Some(SlashCommandResult::EditLast(text))) => {
                 begun = text;
                 None
             }
-            Ok(Some(Outcome::Page(page))) => {
+            Ok(Some(SlashCommandResult::Print(page))) => {
                 print!("{page}");
                 None
             }
-            Ok(Some(Outcome::Leave)) => break,
+            Ok(Some(SlashCommandResult::Quit)) => break,
             Err(error) => {
-                println!("{}", paint.wrong(&printable(&format!("{error:#}"))));
+                println!("{}", paint.error(&sanitize_terminal_text(&error_text(&error))));
                 None
             }
         };
-        screen.close();
+        screen.clear_open_line();
         if done.is_some() {
             println!();
         }
         match done {
-            Some(Ok(summary)) => println!("{}", paint.dim(&status(session, &summary))),
-            Some(Err(error)) => println!("{}", paint.wrong(&failed(&error))),
+            Some(Ok(summary)) => println!("{}", paint.dim(&status_line(session, &summary))),
+            Some(Err(error)) => println!("{}", paint.error(&turn_error_message(&error))),
             None => {}
         }
         if let Some(history) = &history {
@@ -107,17 +111,20 @@ pub fn run(session: &mut Session, common: &Common) -> Result<()> {
 }
 
 /// While somebody types, memories are formed; what they send ends that at once.
-fn meanwhile<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
+fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
     if session.rules().memory.is_none() {
         return read();
     }
-    let breaker = session.model().breaker();
+    let breaker = session.model().cancel_handle();
     let wanted = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // What fails is tried again after the next answer.
-        scope.spawn(
-            || while session.quiet(&|| wanted.load(Ordering::SeqCst), &mut |_| {}).unwrap_or(false) {},
-        );
+        scope.spawn(|| {
+            while session
+                .run_idle_memory_work(&|| wanted.load(Ordering::SeqCst), &mut |_| {})
+                .unwrap_or(false)
+            {}
+        });
         let read = read();
         wanted.store(true, Ordering::SeqCst);
         breaker.iter().for_each(|breaks| breaks());
@@ -127,7 +134,7 @@ fn meanwhile<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
 
 /// The lines that were typed while an answer came: the editor would take the first of them and drop the rest.
 #[cfg(unix)]
-fn typed_ahead() -> Vec<String> {
+fn drain_typed_lines() -> Vec<String> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let stdin = rustix::stdio::stdin();
     let (mut typed, mut buffer) = (Vec::new(), [0; 4096]);
@@ -153,51 +160,52 @@ fn typed_ahead() -> Vec<String> {
 }
 
 fn greeting(session: &Session) -> String {
-    let (timeline, name) = (session.timeline(), printable(session.name()));
-    let model = printable(&session.model().info().name);
+    let (timeline, name) = (session.timeline(), sanitize_terminal_text(session.name()));
+    let model = sanitize_terminal_text(&session.model().info().name);
     if timeline.is_empty() {
         return format!("{model} · a new conversation, '{name}' · /help lists what can be asked for");
     }
-    let messages = count(timeline.turns().len() as u64, "message");
-    let (live, all) = (grouped(timeline.live_len()), grouped(timeline.len()));
+    let messages = pluralize(timeline.turns().len() as u64, "message");
+    let (live, all) = (group_digits(timeline.live_len()), group_digits(timeline.len()));
     format!(
         "{model} · '{name}': {messages}, {live} of {all} tokens in the window · /help lists what can be asked for"
     )
 }
 
-fn failed(error: &SeamError) -> String {
-    let told = printable(&error.to_string());
+fn turn_error_message(error: &Error) -> String {
+    let told = sanitize_terminal_text(&error.to_string());
     // What is wrong with an order or a message is no matter of answering once more.
     let ours = ["answering again", "making room for the message", "reading the message"];
-    if ours.contains(&error.what.as_str()) {
+    if ours.contains(&error.operation.as_str()) {
         told
     } else {
-        format!("{told}\nthe message is kept; /again answers it")
+        format!("{told}\nthe message is kept; /regenerate answers it")
     }
 }
 
 /// `window 1,412/2,000 · 3 left · 1 returned · 78 tok/s`.
-fn status(session: &Session, summary: &Summary) -> String {
-    let mut parts = vec![format!("window {}/{}", grouped(summary.live), grouped(session.limit()))];
-    parts.extend((summary.left > 0).then(|| format!("{} left", summary.left)));
-    parts.extend((summary.returned > 0).then(|| format!("{} returned", summary.returned)));
-    parts.push(format!("{:.0} tok/s", summary.pace()));
-    parts.push(format!("first token after {:.1} s", first(summary)));
+fn status_line(session: &Session, summary: &TurnSummary) -> String {
+    let mut parts =
+        vec![format!("window {}/{}", group_digits(summary.live_tokens), group_digits(session.token_limit()))];
+    parts.extend((summary.pruned > 0).then(|| format!("{} left", summary.pruned)));
+    parts.extend((summary.resurrected > 0).then(|| format!("{} returned", summary.resurrected)));
+    parts.push(format!("{:.0} tok/s", summary.tokens_per_second()));
+    parts.push(format!("first token after {:.1} s", time_to_first_token(summary)));
     match summary.finish {
-        Finish::Length => parts.push("cut at generation.max_tokens".into()),
-        Finish::Aborted => parts.push("stopped".into()),
-        Finish::End | Finish::Stop => {}
+        FinishReason::Length => parts.push("cut at generation.max_tokens".into()),
+        FinishReason::Cancelled => parts.push("stopped".into()),
+        FinishReason::EndOfText | FinishReason::StopSequence => {}
     }
     parts.join(" · ")
 }
 
 /// From Enter to the first token, in seconds.
-fn first(summary: &Summary) -> f64 {
-    let before = [Stage::Preview, Stage::Recall, Stage::Store, Stage::Read];
-    before.iter().map(|&stage| summary.took(stage).as_secs_f64()).sum()
+fn time_to_first_token(summary: &TurnSummary) -> f64 {
+    let before = [TurnStage::Preview, TurnStage::Recall, TurnStage::Store, TurnStage::Prefill];
+    before.iter().map(|&stage| summary.stage_duration(stage).as_secs_f64()).sum()
 }
 
-fn grouped(n: usize) -> String {
+fn group_digits(n: usize) -> String {
     let digits = n.to_string();
     let groups: Vec<&str> =
         digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
@@ -205,55 +213,55 @@ fn grouped(n: usize) -> String {
 }
 
 /// What is on the screen while an answer comes.
-struct Screen<'a> {
-    paint: Paint,
-    halted: &'a AtomicUsize,
+struct AnswerDisplay<'a> {
+    paint: TerminalStyle,
+    interrupts: &'a AtomicUsize,
     /// The last line has not ended.
-    open: bool,
+    line_open: bool,
 }
 
-impl Screen<'_> {
-    fn show(&mut self, event: Event) -> Flow {
+impl AnswerDisplay<'_> {
+    fn handle_event(&mut self, event: Event) -> StepFlow {
         match event {
-            Event::Returned { chunk, tokens, why } => {
-                self.close();
-                let told = format!("↩ {chunk} is back ({}): {why}", count(tokens as u64, "token"));
-                println!("{}", self.paint.returned(&printable(&told)));
+            Event::Resurrected { chunk, tokens, reason: why } => {
+                self.clear_open_line();
+                let told = format!("↩ {chunk} is back ({}): {why}", pluralize(tokens as u64, "token"));
+                println!("{}", self.paint.highlight(&sanitize_terminal_text(&told)));
             }
-            Event::Reading { done, of } if of > 64 => {
+            Event::Prefilling { done, total: of } if of > 64 => {
                 print!("\r{}", self.paint.dim(&format!("reading {done}/{of} ")));
-                self.open = true;
+                self.line_open = true;
             }
             Event::Token { text, .. } => {
-                if self.open {
+                if self.line_open {
                     // What was read is told no more.
                     print!("\r\x1b[K");
-                    self.open = false;
+                    self.line_open = false;
                 }
-                print!("{}", printable(&text));
+                print!("{}", sanitize_terminal_text(&text));
             }
-            Event::Exceeded(why) => {
-                self.close();
-                print!("\n{}", self.paint.wrong(&printable(&why)));
+            Event::BudgetExceeded(why) => {
+                self.clear_open_line();
+                print!("\n{}", self.paint.error(&sanitize_terminal_text(&why)));
             }
-            Event::Premise { premise, reason, suggestion } => {
-                let told = mu::told(&premise, &reason, &suggestion);
-                println!("{}", self.paint.wrong(&printable(&told)));
+            Event::FalsePremise { premise, reason, suggestion } => {
+                let told = mu::premise_notice(&premise, &reason, &suggestion);
+                println!("{}", self.paint.error(&sanitize_terminal_text(&told)));
             }
-            Event::Notice(text) => println!("{}", self.paint.dim(&printable(&text))),
-            Event::Scored { faults: Some((steps, why)), .. } => {
-                let told = format!("{} whose attention could not be used: {why}", count(steps, "step"));
-                print!("\n{}", self.paint.wrong(&told));
+            Event::Notice(text) => println!("{}", self.paint.dim(&sanitize_terminal_text(&text))),
+            Event::Scored { errors: Some((steps, why)), .. } => {
+                let told = format!("{} whose attention could not be used: {why}", pluralize(steps, "step"));
+                print!("\n{}", self.paint.error(&told));
             }
             _ => {}
         }
         let _ = std::io::stdout().flush();
-        if self.halted.load(Ordering::SeqCst) > 0 { Flow::Stop } else { Flow::Continue }
+        if self.interrupts.load(Ordering::SeqCst) > 0 { StepFlow::Stop } else { StepFlow::Continue }
     }
 
     /// Ends a line that was begun.
-    fn close(&mut self) {
-        if std::mem::take(&mut self.open) {
+    fn clear_open_line(&mut self) {
+        if std::mem::take(&mut self.line_open) {
             print!("\r\x1b[K");
         }
     }

@@ -1,0 +1,151 @@
+//! `halo-bench kv` and `halo-bench attention`: what keeping a model's memory saves, and what watching it costs.
+
+use anyhow::{Result, ensure};
+use halo_bench::kv::{self, KvBenchFigures};
+use halo_cli::env::Env;
+use halo_cli::output::{print_json, print_stdout};
+use halo_cli::progress::Progress;
+use halo_llama::ffi::ModelWeights;
+use halo_llama::model::{Llama, LlamaOptions as Running};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// At which lengths to measure memory.
+#[derive(clap::Args)]
+pub struct KvBenchOptions {
+    /// Tokens in the window; several lengths are measured one after the other
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2000, 6000])]
+    context: Vec<usize>,
+}
+
+/// Measures leaving and returning.
+pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
+    let path = env.model_file()?;
+    let weights = Arc::new(ModelWeights::load(&path, 0)?);
+    if let Some(why) = weights.kv_edit_unsupported() {
+        anyhow::bail!("nothing can be measured with this model: {why}");
+    }
+    let most = weights.trained_context() as usize;
+    for &context in &options.context {
+        ensure!(
+            (1000..most).contains(&context),
+            "--context {context}: this model takes 1000 up to {} tokens",
+            most - 1
+        );
+    }
+    let mut rows = Vec::new();
+    let mut out = String::new();
+    for &context in &options.context {
+        let bar = Progress::new("reading", context as u64);
+        let mut read = 0;
+        let report = kv::measure(&weights, context, env.models.thread_count(), &mut |n| {
+            read += n;
+            bar.set_position(read);
+        })?;
+        drop(bar);
+        let reread = report.prefill_first_token_ms;
+        let with_speedup = |figures: &KvBenchFigures| {
+            let mut row = figures_json(figures);
+            row["speedup"] = json!(figures.speedup(reread));
+            row
+        };
+        let mut row = with_speedup(&report.running);
+        row["context"] = json!(context);
+        row["reread_first_token_ms"] = json!(reread);
+        row["after_restart"] = with_speedup(&report.after_restart);
+        row["after_restart"]["open_ms"] = json!(report.open_ms);
+        row["after_restart"]["open_speedup"] = json!(reread / report.open_ms);
+        row["after_compaction"] = with_speedup(&report.after_compaction);
+        row["noise"] = json!({ "max_logit_diff": report.noise.0, "kl": report.noise.1 });
+        row["bytes_per_token"] = json!(report.bytes_per_token);
+        rows.push(row);
+        let _ =
+            writeln!(out, "{context} tokens: reading them again, to the next token, takes {reread:.0} ms");
+        let figures = [
+            ("a chunk leaves and returns", &report.running),
+            ("the same after a restart, from disk", &report.after_restart),
+            ("the same after a compaction", &report.after_compaction),
+        ];
+        for (name, f) in figures {
+            let _ = writeln!(
+                out,
+                "  {name:<36} {:>8.2} + {:>6.2} ms, next token {:>7.1} ms: {:>6.0} times faster; KL {:.1e}, same top token: {}",
+                f.prune_ms,
+                f.resurrect_ms,
+                f.first_token_ms,
+                f.speedup(reread),
+                f.kl,
+                if f.top1 { "yes" } else { "no" },
+            );
+        }
+        let _ = writeln!(
+            out,
+            "  the model's own noise (sixteen tokens read at once or one by one): KL {:.1e}",
+            report.noise.1
+        );
+        let _ = writeln!(
+            out,
+            "  opening the conversation after a restart: {:.0} ms to the next token, {:.0} times faster",
+            report.open_ms,
+            reread / report.open_ms
+        );
+    }
+    if env.json {
+        return print_json(&json!(rows));
+    }
+    out.push_str("\nAll of this run, on this machine. A chunk is 64 tokens; the middle of nine.\n");
+    print_stdout(&out)
+}
+
+fn figures_json(figures: &KvBenchFigures) -> Value {
+    json!({
+        "prune_ms": figures.prune_ms,
+        "resurrect_ms": figures.resurrect_ms,
+        "first_token_ms": figures.first_token_ms,
+        "max_logit_diff": figures.max_logit_diff,
+        "kl": figures.kl,
+        "top1": figures.top1,
+    })
+}
+
+/// At which lengths to measure watching.
+#[derive(clap::Args)]
+pub struct AttentionBenchOptions {
+    /// Tokens in the window; several lengths are measured one after the other
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [512, 2000, 6000])]
+    context: Vec<usize>,
+}
+
+/// Measures watching.
+pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
+    let path = env.model_file()?;
+    let longest = options.context.iter().copied().max().unwrap_or(0);
+    ensure!(options.context.iter().all(|&n| n >= 64), "--context: measure at least 64 tokens");
+    let context = Some(u32::try_from(longest + 64)?);
+    let mut model =
+        Llama::open(&path, &Running { context, threads: env.models.thread_count(), ..Running::default() })?;
+    let mut rows = Vec::new();
+    let mut out = format!("{:>8}{:>16}{:>16}{:>9}\n", "context", "tokens/s plain", "watched", "ratio");
+    for &context in &options.context {
+        let bar = Progress::new("reading", context as u64);
+        let report = halo_bench::attention::measure(&mut model, context, &mut |n| bar.set_position(n))?;
+        drop(bar);
+        rows.push(json!({
+            "context": context,
+            "tok_s_plain": report.tok_s_plain,
+            "tok_s_capture": report.tok_s_capture,
+            "ratio": report.ratio,
+        }));
+        let _ = writeln!(
+            out,
+            "{context:>8}{:>16.1}{:>16.1}{:>9.3}",
+            report.tok_s_plain, report.tok_s_capture, report.ratio
+        );
+    }
+    if env.json {
+        return print_json(&json!(rows));
+    }
+    out.push_str("\nAll layers, all heads, every token. Answers alternate; the middle of twelve pairs.\n");
+    print_stdout(&out)
+}

@@ -1,0 +1,149 @@
+//! `halo-bench recall`: how much of what a question needs is found.
+
+use anyhow::{Context, Result, anyhow};
+use halo_bench::recall::{
+    self, RECALL_AT, RecallBenchReport, RecallBenchSetup, RecallSums, SESSIONS_AT, TOKENS_AT,
+};
+use halo_cli::env::Env;
+use halo_cli::output::{print_json, print_stdout};
+use halo_cli::progress::Progress;
+use halo_cli::wiring;
+use halo_core::chunker::ChunkSize;
+use halo_core::model::Model;
+use halo_llama::model::{Llama, LlamaOptions as Running};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// What to ask.
+#[derive(clap::Args)]
+pub struct RecallBenchOptions {
+    /// The conversations: a file, or a folder
+    #[arg(long, value_name = "FILE_OR_DIR")]
+    data: PathBuf,
+    /// How they are written
+    #[arg(long, value_name = "FORMAT")]
+    format: DatasetFormatArg,
+    /// Where what was embedded is kept for the next time [default: nowhere]
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// How conversations are written.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum DatasetFormatArg {
+    /// LoCoMo (snap-research/locomo)
+    Locomo,
+    /// REALTALK (danny911kr/REALTALK)
+    Realtalk,
+    /// BEAM (mohammadtavakoli78/BEAM)
+    Beam,
+}
+
+impl DatasetFormatArg {
+    /// Reads all conversations of a file or a folder.
+    pub fn read(self, data: &Path) -> Result<Vec<recall::DatasetConversation>> {
+        let format = match self {
+            DatasetFormatArg::Locomo => recall::DatasetFormat::Locomo,
+            DatasetFormatArg::Realtalk => recall::DatasetFormat::Realtalk,
+            DatasetFormatArg::Beam => recall::DatasetFormat::Beam,
+        };
+        recall::read_dataset(data, format).map_err(|why| anyhow!(why))
+    }
+}
+
+/// Asks all questions.
+pub fn run(options: &RecallBenchOptions, env: &Env) -> Result<()> {
+    let settings = env.load_settings()?.settings;
+    let conversations = options.format.read(&options.data)?;
+    let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = options.keep.as_deref().unwrap_or(temporary.path());
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let embedder = wiring::open_embedder(env, &settings)?;
+    // A chat model is wanted for its tokens alone; where none is named and none is here, words are counted.
+    let model = match &env.models.name {
+        Some(_) => Some(env.model_file()?),
+        None => env.model_file().ok(),
+    };
+    let mut model = model.map(|path| Llama::open(&path, &Running::default())).transpose()?;
+    let mut report = RecallBenchReport::default();
+    for conversation in &conversations {
+        let bar = Progress::new("embedding", 0);
+        let mut setup = RecallBenchSetup {
+            embedder: embedder.clone(),
+            model: model.as_mut().map(|model| model as &mut dyn Model),
+            chunk_size: ChunkSize {
+                min: settings.chunk_min_tokens.0 as u32,
+                max: settings.chunk_max_tokens.0 as u32,
+            },
+            search_options: wiring::search_options(&settings, 0),
+        };
+        recall::measure(conversation, folder, &mut setup, &mut report, &mut |done, all| {
+            bar.set_progress(done, all);
+        })
+        .with_context(|| format!("conversation {}", conversation.name))?;
+    }
+    let tokens = model.as_ref().map_or_else(|| "words".to_owned(), |model| model.info().name.clone());
+    let mode = if report.has_vectors { settings.recall_mode.to_string() } else { "lexical".to_owned() };
+    if env.json {
+        return print_json(&report_json(&report, &mode, &tokens));
+    }
+    print_stdout(&report_table(&report, &mode, &tokens))
+}
+
+fn report_json(report: &RecallBenchReport, mode: &str, tokens: &str) -> Value {
+    let by = |sums: &[f64], at: &[usize], questions| -> Map<String, Value> {
+        at.iter()
+            .zip(sums)
+            .map(|(n, &sum)| (n.to_string(), json!(RecallSums::percent(sum, questions))))
+            .collect()
+    };
+    let part = |sums: &RecallSums| {
+        json!({
+            "questions": sums.questions,
+            "recall": by(&sums.recall, &RECALL_AT, sums.questions),
+            "session_recall": by(&sums.session_recall, &SESSIONS_AT, sums.with_session),
+            "recall_at_tokens": by(&sums.token_recall, &TOKENS_AT, sums.questions),
+        })
+    };
+    let mut out = part(&report.all);
+    out["by_kind"] = report.by_kind.iter().map(|(kind, sums)| (kind.clone(), part(sums))).collect();
+    out["ms_per_query"] = json!(report.search_ms.iter().sum::<f64>() / report.search_ms.len().max(1) as f64);
+    out["mode"] = json!(mode);
+    out["tokens_of"] = json!(tokens);
+    out["without_evidence"] = json!(report.without_evidence);
+    out["unknown_evidence"] = json!(report.unknown_evidence);
+    out["messages"] = json!(report.messages);
+    out["chunks"] = json!(report.chunks);
+    out["tokens"] = json!(report.tokens);
+    out
+}
+
+fn report_table(report: &RecallBenchReport, mode: &str, tokens: &str) -> String {
+    let mut out = format!("{:<26}{:>6}", "share of evidence, %", "asked");
+    let heads = RECALL_AT.map(|n| format!("{:>7}", format!("@{n}"))).concat()
+        + &SESSIONS_AT.map(|n| format!("{:>12}", format!("session@{n}"))).concat()
+        + &TOKENS_AT.map(|n| format!("{:>11}", format!("{n} tok"))).concat();
+    let _ = writeln!(out, "{heads}");
+    let all = std::iter::once(("all", &report.all));
+    for (kind, sums) in all.chain(report.by_kind.iter().map(|(kind, sums)| (kind.as_str(), sums))) {
+        let (asked, with_session) = (sums.questions, sums.with_session);
+        let _ = write!(out, "{kind:<26}{asked:>6}");
+        let shares = sums.recall.map(|s| format!("{:>7.1}", RecallSums::percent(s, asked))).concat()
+            + &sums
+                .session_recall
+                .map(|s| format!("{:>12.1}", RecallSums::percent(s, with_session)))
+                .concat()
+            + &sums.token_recall.map(|s| format!("{:>11.1}", RecallSums::percent(s, asked))).concat();
+        let _ = writeln!(out, "{shares}");
+    }
+    let ms = report.search_ms.iter().sum::<f64>() / report.search_ms.len().max(1) as f64;
+    let _ = writeln!(
+        out,
+        "\n{mode}; {} messages, {} chunks, {} tokens ({tokens}); {ms:.1} ms a question; {} questions name no evidence \
+         and were left out, {} pieces of evidence are not there and count as not found",
+        report.messages, report.chunks, report.tokens, report.without_evidence, report.unknown_evidence
+    );
+    out
+}

@@ -1,0 +1,314 @@
+//! `halo-bench server`: many who read and search while one is answered, beside nobody.
+
+use super::halo_program;
+use anyhow::{Context, Result, bail, ensure};
+use halo_cli::env::Env;
+use halo_cli::output::{print_json, print_stdout};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How many, and how often.
+#[derive(clap::Args)]
+pub struct ServerBenchOptions {
+    /// Clients that read and search
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    clients: usize,
+    /// Milliseconds that a client thinks between two requests; every tenth is a search
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    pause: u64,
+    /// Answers that are measured, with the clients and without
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    answers: usize,
+}
+
+/// How long the requests took, by what they asked for.
+#[derive(Default)]
+struct RequestTimes {
+    reads: Vec<f64>,
+    searches: Vec<f64>,
+}
+
+/// Measures.
+pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
+    ensure!(options.clients > 0 && options.answers > 0, "--clients and --answers must be at least 1");
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let server = BenchServer::start(env, folder.path())?;
+    let mut speaker = BenchConnection::open(&server.address)?;
+    for topic in ["cheese", "trains", "winter", "music"] {
+        speaker.send_message(&format!("Tell me something about {topic}."))?;
+    }
+    speaker.send_message("Tell me a long story about a fisherman and his brother.")?;
+    let mut pace = [Vec::new(), Vec::new()];
+    let mut times = RequestTimes::default();
+    // The same answer again and again: alone, beside, beside, alone. Whatever else this machine does counts for both.
+    for n in 0..options.answers * 2 {
+        let beside = n % 4 == 1 || n % 4 == 2;
+        let crowd = beside.then(|| BackgroundClients::start(options, &server.address));
+        std::thread::sleep(Duration::from_millis(options.pause + 100));
+        pace[usize::from(beside)].push(speaker.regenerate()?);
+        if let Some(crowd) = crowd {
+            let more = crowd.stop()?;
+            times.reads.extend(more.reads);
+            times.searches.extend(more.searches);
+        }
+    }
+    let mut ratios: Vec<f64> = pace[0].iter().zip(&pace[1]).map(|(alone, beside)| beside / alone).collect();
+    let [alone, beside] = pace.each_mut().map(|values| quantile(values, 0.5));
+    let requests = times.reads.len() + times.searches.len();
+    let told = json!({
+        "clients": options.clients,
+        "pause_ms": options.pause,
+        "requests": requests,
+        "tok_s_alone": alone,
+        "tok_s_with_clients": beside,
+        "ratio": quantile(&mut ratios, 0.5),
+        "read_p50_ms": quantile(&mut times.reads, 0.5),
+        "read_p99_ms": quantile(&mut times.reads, 0.99),
+        "search_p50_ms": quantile(&mut times.searches, 0.5),
+        "search_p99_ms": quantile(&mut times.searches, 0.99),
+    });
+    if env.json {
+        return print_json(&told);
+    }
+    let mut out = String::new();
+    for (key, value) in told.as_object().into_iter().flatten() {
+        let _ =
+            writeln!(out, "{key:<20} {:>10}", value.as_f64().map_or_else(String::new, |n| format!("{n:.2}")));
+    }
+    print_stdout(&out)
+}
+
+/// The value that so large a share of them do not pass.
+fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    values.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
+}
+
+/// A server of our own, which ends with this.
+struct BenchServer {
+    process: Child,
+    address: String,
+}
+
+impl BenchServer {
+    fn start(env: &Env, data: &std::path::Path) -> Result<Self> {
+        let mut command = Command::new(halo_program()?);
+        let models = env.data_dir().map(|folder| folder.join("models")).filter(|folder| folder.exists());
+        if let Some(models) = models {
+            // It has the models of this one, and nothing else.
+            #[cfg(unix)]
+            std::os::unix::fs::symlink(models, data.join("models"))?;
+            #[cfg(not(unix))]
+            drop(models);
+        }
+        command
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--set",
+                "generation.max_tokens=128",
+                "--set",
+                "generation.seed=1",
+            ])
+            .arg("--data")
+            .arg(data);
+        if let Some(model) = &env.models.name {
+            command.arg("--model").arg(model);
+        }
+        command.args(["--threads", &env.models.thread_count().to_string()]);
+        let mut process = command.stderr(Stdio::piped()).spawn().context("cannot start a server")?;
+        let errors = process.stderr.take().context("it has no standard error")?;
+        let mut heard = String::new();
+        for line in BufReader::new(errors).lines() {
+            let line = line?;
+            if let Some((_, rest)) = line.split_once("listening on http://") {
+                let address = rest.split_whitespace().next().unwrap_or_default().to_owned();
+                return Ok(Self { process, address });
+            }
+            heard.push_str(&line);
+        }
+        let _ = process.wait();
+        bail!("the server did not start: {heard}")
+    }
+}
+
+impl Drop for BenchServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A connection that is kept.
+struct BenchConnection {
+    stream: BufReader<TcpStream>,
+    address: String,
+}
+
+impl BenchConnection {
+    fn open(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address).with_context(|| format!("cannot reach {address}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+        Ok(Self { stream: BufReader::new(stream), address: address.to_owned() })
+    }
+
+    /// Asks, and reads all of the answer.
+    fn request(&mut self, method: &str, path: &str, body: &str) -> Result<Vec<u8>> {
+        let (address, length) = (&self.address, body.len());
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n{body}");
+        self.stream.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        let status: u16 = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let mut length = 0;
+        loop {
+            line.clear();
+            ensure!(self.stream.read_line(&mut line)? > 0, "the server has gone");
+            if line.trim().is_empty() {
+                break;
+            }
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                length = value.trim().parse().context("a length that is no number")?;
+            }
+        }
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body)?;
+        ensure!((200..300).contains(&status), "{method} {path}: {status} {}", String::from_utf8_lossy(&body));
+        Ok(body)
+    }
+
+    /// Says something, and waits for the end of the answer.
+    fn send_message(&mut self, text: &str) -> Result<f64> {
+        self.post_and_wait("messages", &json!({ "text": text }))
+    }
+
+    /// Asks for the last answer once more, and waits for its end. Returns its tokens a second.
+    fn regenerate(&mut self) -> Result<f64> {
+        self.post_and_wait("regenerate", &json!({}))
+    }
+
+    fn post_and_wait(&mut self, what: &str, body: &Value) -> Result<f64> {
+        self.request("POST", &format!("/api/halo/v1/conversations/main/{what}"), &body.to_string())?;
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let state: Value =
+                serde_json::from_slice(&self.request("GET", "/api/halo/v1/conversations/main", "")?)?;
+            if state["running"].is_null() {
+                break;
+            }
+        }
+        let turns: Value =
+            serde_json::from_slice(&self.request("GET", "/api/halo/v1/conversations/main/turns", "")?)?;
+        let last = turns.as_array().and_then(|turns| turns.last()).context("no turn was recorded")?;
+        let ms = |stage: &str| last["record"]["ms"][stage].as_f64().unwrap_or(0.0);
+        let spoke = ms("speak") + ms("attend");
+        Ok(last["record"]["tokens"].as_f64().unwrap_or(0.0) * 1e3 / spoke)
+    }
+}
+
+/// Those who read and search.
+struct BackgroundClients {
+    stop_signal: Arc<StopSignal>,
+    threads: Vec<std::thread::JoinHandle<Result<()>>>,
+    times: Arc<Mutex<RequestTimes>>,
+}
+
+/// Wakes those who think when they may go. They would cost the machine more by looking up than by asking.
+#[derive(Default)]
+struct StopSignal(Mutex<bool>, Condvar);
+
+impl StopSignal {
+    /// Thinks for a while. Whether to go.
+    fn wait(&self, time: Duration) -> bool {
+        let enough = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let woken = self.1.wait_timeout_while(enough, time, |enough| !*enough);
+        *woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn stop(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.1.notify_all();
+    }
+}
+
+/// What is searched for: no two clients ask the same at the same time.
+const SEARCH_TERMS: [&str; 12] = [
+    "trains",
+    "winter",
+    "cheese",
+    "a violin",
+    "the mountains",
+    "old letters",
+    "my brother",
+    "rain",
+    "bread",
+    "the sea",
+    "a red bicycle",
+    "school",
+];
+
+impl BackgroundClients {
+    fn start(options: &ServerBenchOptions, address: &str) -> Self {
+        let (enough, times) =
+            (Arc::new(StopSignal::default()), Arc::new(Mutex::new(RequestTimes::default())));
+        let (clients, pause) = (options.clients, options.pause);
+        let one = |number: usize| {
+            let (enough, times, address) = (Arc::clone(&enough), Arc::clone(&times), address.to_owned());
+            std::thread::spawn(move || {
+                // They do not come all at the same moment.
+                let mut enough_now =
+                    enough.wait(Duration::from_millis(pause * number as u64 / clients as u64));
+                let mut connection = BenchConnection::open(&address)?;
+                for n in number.. {
+                    if enough_now {
+                        break;
+                    }
+                    let search = n % 10 == 0;
+                    let main = "/api/halo/v1/conversations/main";
+                    let path = match n % 10 {
+                        0 => {
+                            let word = |n: usize| SEARCH_TERMS[n % SEARCH_TERMS.len()].replace(' ', "%20");
+                            format!("{main}/search?q={}%20and%20{}%20{n}", word(n), word(n / 7 + 1))
+                        }
+                        1 | 2 => format!("{main}/chunks/u0.0"),
+                        3 => "/api/halo/v1/conversations".to_owned(),
+                        _ => main.to_owned(),
+                    };
+                    let begin = Instant::now();
+                    connection.request("GET", &path, "")?;
+                    let took = begin.elapsed().as_secs_f64() * 1e3;
+                    let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                    if search {
+                        times.searches.push(took);
+                    } else {
+                        times.reads.push(took);
+                    }
+                    drop(times);
+                    enough_now = enough.wait(Duration::from_millis(pause));
+                }
+                Ok(())
+            })
+        };
+        let threads = (0..clients).map(one).collect();
+        Self { stop_signal: enough, threads, times }
+    }
+
+    fn stop(self) -> Result<RequestTimes> {
+        self.stop_signal.stop();
+        for thread in self.threads {
+            thread.join().map_err(|_| anyhow::anyhow!("a client broke down"))??;
+        }
+        Ok(std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}

@@ -1,0 +1,259 @@
+//! What is worth keeping: each policy lets a window shrink, and the model tells what that cost it.
+//!
+//! A stretch of a real conversation is read; the model's attention is watched over what is said next, word for word as it
+//! was said; the window shrinks to a share of its size; and what the model then expects is compared with what it expects
+//! with all of it in memory, and with what really came. All policies choose among the same chunks, keep the same first and
+//! latest tokens, and may keep as much.
+
+mod ablation;
+mod policies;
+pub(crate) mod sample;
+
+pub use policies::ComparedPolicy;
+pub use sample::SampleLengths;
+
+use crate::recall::DatasetConversation;
+use ablation::AblationRun;
+use halo_core::model::ModelToken;
+use halo_core::prune::RankBy;
+use halo_core::rules::ContextRules;
+use halo_core::timeline::Timeline;
+use halo_core::token::TurnId;
+use halo_engine::chat_format::ChatFormatter;
+use halo_llama::attention::{TapConfig, TapRows};
+use halo_llama::ffi::{LlamaContext, LlamaError};
+use policies::ObservedAttention;
+use sample::ConversationSample;
+use std::ops::Range;
+
+/// How it is measured.
+pub struct PruneBenchSetup<'a> {
+    pub context: &'a mut LlamaContext,
+    /// How messages are written for it.
+    pub frame: ChatFormatter,
+    /// How it is scored; its window and its recent tokens are those of the budget.
+    pub rules: ContextRules,
+    /// What is wanted of its attention.
+    pub want: TapConfig,
+    /// How long the parts of a stretch are.
+    pub lengths: SampleLengths,
+    /// Stretches of each conversation.
+    pub samples: usize,
+    /// The share of the window that stays.
+    pub budget: f64,
+    /// The share of what stays that is kept for being recent.
+    pub recent: f64,
+    /// Whether every chunk is left out once, to see how bright those are that matter.
+    pub ablate_each_chunk: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct PruneBenchReport {
+    pub samples: usize,
+    /// Tokens of their windows.
+    pub window: MeanAccumulator,
+    /// Questions whose evidence, or some of it, is in the window.
+    pub questions: usize,
+    /// How unlikely the model thinks what really came next, with all of it in memory, in nats.
+    pub nll: MeanAccumulator,
+    pub by_policy: Vec<PrunePolicyResult>,
+    /// By ranking: how its order of chunks agrees with that of the damage which leaving each of them out does.
+    pub rank_agreement: Vec<(RankBy, MeanAccumulator)>,
+    /// How far that damage agrees with itself, measured on every second token: no ranking can agree more with it than the
+    /// root of this.
+    pub agreement_ceiling: MeanAccumulator,
+}
+
+/// What became of the windows under one policy.
+#[derive(Clone, Debug)]
+pub struct PrunePolicyResult {
+    pub policy: ComparedPolicy,
+    pub tokens: MeanAccumulator,
+    /// How far the guesses are from those of the full window, in nats.
+    pub kl: MeanAccumulator,
+    /// How unlikely they think what really came.
+    pub nll: MeanAccumulator,
+    /// The share of a question's evidence that stayed.
+    pub evidence_kept: MeanAccumulator,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeanAccumulator {
+    sum: f64,
+    count: usize,
+}
+
+impl MeanAccumulator {
+    pub(crate) fn add(&mut self, number: f64) {
+        if number.is_finite() {
+            self.sum += number;
+            self.count += 1;
+        }
+    }
+
+    /// Their mean; none of none.
+    #[must_use]
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / self.count as f64)
+    }
+}
+
+/// The rankings that are compared.
+pub const RANKS: [RankBy; 6] =
+    [RankBy::Share, RankBy::Sum, RankBy::Votes, RankBy::Top4, RankBy::Mean, RankBy::Peak];
+
+/// Measures one conversation. `progress` hears how many stretches are done.
+pub fn measure(
+    conversation: &DatasetConversation,
+    setup: &mut PruneBenchSetup<'_>,
+    report: &mut PruneBenchReport,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), LlamaError> {
+    let weights = std::sync::Arc::clone(setup.context.weights());
+    let tokenize = |text: &str, special: bool| -> Vec<ModelToken> {
+        halo_llama::token_text::tokenize_with_text(&weights, text, special)
+    };
+    let samples = sample::cut_samples(
+        conversation,
+        setup.samples,
+        setup.lengths,
+        &setup.frame,
+        &setup.rules,
+        &tokenize,
+    );
+    for sample in samples {
+        measure_sample(&sample, setup, report)?;
+        progress(report.samples as u64);
+    }
+    Ok(())
+}
+
+fn measure_sample(
+    sample: &ConversationSample,
+    setup: &mut PruneBenchSetup<'_>,
+    report: &mut PruneBenchReport,
+) -> Result<(), LlamaError> {
+    let (read, said) = (sample.prefill_tokens(), sample.observed_tokens());
+    let mut observed = ObservedAttention::new(read.len(), said.len());
+    let want = TapConfig { rows: TapRows::All, full: false, ..setup.want.clone() };
+    let largest = want.max;
+    let window: Vec<_> = read.iter().chain(&said).copied().collect();
+    let mut trial =
+        AblationRun::start(setup.context, &window, read.len(), &sample.next, &want, &mut |row| {
+            observed.push_row(if largest { &row.max } else { &row.mean });
+        })?;
+    let timeline = policies::replay_scored(sample, &observed, &setup.rules);
+    let prefix = sample.prefix.len();
+    report.samples += 1;
+    report.questions += sample.evidence.len();
+    report.window.add(window.len() as f64);
+    report.nll.add(mean(&trial.cost_without(&[])?.nll));
+
+    let budget = (window.len() as f64 * setup.budget) as usize;
+    let rules = ContextRules { recent: (budget as f64 * setup.recent) as usize, ..setup.rules.clone() };
+    if report.by_policy.is_empty() {
+        let fresh = |policy| PrunePolicyResult {
+            policy,
+            tokens: MeanAccumulator::default(),
+            kl: MeanAccumulator::default(),
+            nll: MeanAccumulator::default(),
+            evidence_kept: MeanAccumulator::default(),
+        };
+        report.by_policy = ComparedPolicy::ALL.map(fresh).to_vec();
+    }
+    for kept in &mut report.by_policy {
+        let rest = policies::prune_window(kept.policy, &timeline, prefix, budget, &rules, &observed);
+        let cost = trial.cost_without(&pruned_slots(&rest, prefix))?;
+        kept.tokens.add((prefix + rest.live_len()) as f64);
+        kept.kl.add(mean(&cost.kl));
+        kept.nll.add(mean(&cost.nll));
+        for needed in &sample.evidence {
+            let stays = |turn: &&TurnId| rest.turn_chunks(**turn).any(|chunk| chunk.is_live());
+            kept.evidence_kept.add(needed.iter().filter(stays).count() as f64 / needed.len() as f64);
+        }
+    }
+    if setup.ablate_each_chunk {
+        ablate_chunks(&timeline, prefix, rules.sinks, &mut trial, report)?;
+    }
+    Ok(())
+}
+
+/// Leaves every chunk out once.
+fn ablate_chunks(
+    timeline: &Timeline,
+    prefix: usize,
+    sinks: usize,
+    trial: &mut AblationRun<'_>,
+    report: &mut PruneBenchReport,
+) -> Result<(), LlamaError> {
+    let last = timeline.turns().last().map(|turn| turn.id);
+    let slot = |n: u64| prefix + n as usize;
+    let chunks: Vec<_> = (timeline.chunks())
+        .filter(|chunk| Some(chunk.id().turn) != last && slot(chunk.start().0) >= sinks && !chunk.is_empty())
+        .collect();
+    let mut damage = [Vec::new(), Vec::new(), Vec::new()];
+    for chunk in &chunks {
+        let start = slot(chunk.start().0);
+        let kl = trial.cost_without(std::slice::from_ref(&(start..start + chunk.len())))?.kl;
+        let every_second = |from: usize| kl.iter().copied().skip(from).step_by(2).collect::<Vec<_>>();
+        for (damage, kl) in damage.iter_mut().zip([&kl, &every_second(0), &every_second(1)]) {
+            damage.push(mean(kl));
+        }
+    }
+    if report.rank_agreement.is_empty() {
+        report.rank_agreement = RANKS.map(|rank| (rank, MeanAccumulator::default())).to_vec();
+    }
+    for (rank, agreement) in &mut report.rank_agreement {
+        let lights: Vec<f64> = chunks.iter().map(|&chunk| rank.value_of(chunk)).collect();
+        agreement.add(spearman(&lights, &damage[0]));
+    }
+    // Half of the tokens tell less than all of them.
+    let half = spearman(&damage[1], &damage[2]);
+    report.agreement_ceiling.add(2.0 * half / (1.0 + half));
+    Ok(())
+}
+
+/// The slots that are not live.
+fn pruned_slots(timeline: &Timeline, prefix: usize) -> Vec<Range<usize>> {
+    let dead = timeline.chunks().filter(|chunk| !chunk.is_live());
+    let slots = dead.map(|chunk| {
+        let start = prefix + chunk.start().0 as usize;
+        start..start + chunk.len()
+    });
+    slots.collect()
+}
+
+fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len() as f64
+}
+
+/// How far two orders agree: 1 where they are the same, 0 where they have nothing to do with each other.
+fn spearman(a: &[f64], b: &[f64]) -> f64 {
+    let (a, b) = (fractional_ranks(a), fractional_ranks(b));
+    let (ma, mb) = (mean(&a), mean(&b));
+    let of =
+        |x: &[f64], m: f64, y: &[f64], n: f64| x.iter().zip(y).map(|(x, y)| (x - m) * (y - n)).sum::<f64>();
+    of(&a, ma, &b, mb) / (of(&a, ma, &a, ma) * of(&b, mb, &b, mb)).sqrt()
+}
+
+/// The place of each number among all; equals share theirs.
+fn fractional_ranks(numbers: &[f64]) -> Vec<f64> {
+    let below = |n: f64| numbers.iter().filter(|&&m| m < n).count() as f64;
+    let equal = |n: f64| numbers.iter().filter(|&&m| m == n).count() as f64;
+    numbers.iter().map(|&n| below(n) + (equal(n) - 1.0) / 2.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spearman_detects_agreement_and_reversal() {
+        let up = [1.0, 2.0, 3.0, 10.0];
+        assert!((spearman(&up, &[0.1, 0.2, 5.0, 6.0]) - 1.0).abs() < 1e-12);
+        assert!((spearman(&up, &[4.0, 3.0, 2.0, 1.0]) + 1.0).abs() < 1e-12);
+        assert!((spearman(&up, &[1.0, 3.0, 2.0, 4.0]) - 0.8).abs() < 1e-12);
+        assert_eq!(fractional_ranks(&[7.0, 7.0, 1.0]), [1.5, 1.5, 0.0]);
+        assert!(spearman(&up, &[1.0; 4]).is_nan(), "what is all the same has no order");
+    }
+}

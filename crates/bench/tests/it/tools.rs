@@ -1,0 +1,293 @@
+//! Tool calls of a hostile model: a real program runs each jq filter in a process of its own, with limits.
+
+use halo_core::attention::AttentionRequest;
+use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
+use halo_core::chunker::ChunkSize;
+use halo_core::model::{Sampling, StepFlow};
+use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
+use halo_core::testing::doubles::{ScriptedAnswer, ScriptedAttention, ScriptedModel};
+use halo_engine::chat_format::SpeakerNames;
+use halo_engine::event::Event;
+use halo_engine::rules::{ConversationRules, ResurrectBrightness};
+use halo_engine::session::Session;
+use halo_engine::tools::jq::JqRunner;
+use halo_recall::rank::SearchMode;
+use halo_recall::recall::SearchOptions;
+use halo_store::database::{Database, StoreLocation};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Random numbers with a fixed seed.
+fn seeded_random() -> impl FnMut(usize) -> usize {
+    let mut state = 0x2545_F491_4F6C_DD1D_u64;
+    move |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    }
+}
+
+/// How many hostile filters and calls are tried.
+fn iterations() -> usize {
+    std::env::var("HALO_HOSTILE").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
+}
+
+fn jq_runner() -> JqRunner {
+    JqRunner::Subprocess(env!("CARGO_BIN_EXE_halo-bench").into())
+}
+
+#[test]
+fn jq_runs_in_its_own_process() {
+    let notes = json!({"context": {"name": "Ada"}, "list": [1, 2, 3]});
+    assert_eq!(jq_runner().run(".context.name", &notes), Ok(vec![json!("Ada")]));
+    assert_eq!(jq_runner().run("[.list[] | . + 1]", &notes), Ok(vec![json!([2, 3, 4])]));
+    assert_eq!(jq_runner().run("def f: f; f", &notes), Err("def is not allowed here".into()));
+    let gone = JqRunner::Subprocess("/nowhere/halo".into()).run(".", &notes);
+    assert!(gone.is_err_and(|why| why.starts_with("it could not be run")));
+}
+
+/// A few harmless steps can multiply for ever: time and memory end it.
+#[test]
+fn jq_limits_time_and_memory() {
+    let notes = json!({"list": (0..20_000).collect::<Vec<u32>>(), "s": "x".repeat(1000)});
+    for filter in [
+        "[.list[] + .list[] + .list[]]".to_owned(),
+        format!(".s{}", " | . + .".repeat(60)),
+        format!("[.list[]{}]", " | (., .)".repeat(60)),
+        format!("{}1{}", "[".repeat(1900), "]".repeat(1900)),
+        "-".repeat(3900) + "1",
+        "if ".repeat(1200),
+    ] {
+        let begin = Instant::now();
+        let ended = jq_runner().run(&filter, &notes);
+        let short = &filter[..filter.len().min(60)];
+        assert!(begin.elapsed() < Duration::from_secs(3), "{short}: {:?}", begin.elapsed());
+        assert!(ended.is_err(), "{short}: {ended:?}");
+    }
+}
+
+/// Filters put together by lot from everything that jq knows: each ends, in time, with a result or a reason.
+#[test]
+fn jq_fuzz_filters_end_in_time() {
+    let parts = [
+        ".",
+        "..",
+        ".a",
+        ".list",
+        "[]",
+        "[0]",
+        "[-1]",
+        "[1:2]",
+        "?",
+        "|",
+        ",",
+        "+",
+        "-",
+        "*",
+        "/",
+        "%",
+        "=",
+        "|=",
+        "+=",
+        "//=",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\"x\"",
+        "\"\\(.)\"",
+        "1",
+        "1e308",
+        "-0",
+        "999999999999",
+        "null",
+        "true",
+        "def f: ",
+        "f;",
+        "reduce",
+        "foreach",
+        " as $x ",
+        "$x",
+        "$ENV",
+        "env",
+        "input",
+        "keys",
+        "map(",
+        "select(",
+        "range(9)",
+        "recurse",
+        "limit(1;",
+        "@base64",
+        "add",
+        "tojson",
+        "fromjson",
+        "paths",
+        "to_entries",
+        "sort",
+        "group_by(.)",
+        "flatten",
+        "del(.a)",
+        "error",
+        "try ",
+        "catch ",
+        "if ",
+        " then ",
+        " end",
+        "label $f|",
+        "break $f",
+        "import \"a\" as a;",
+        "halt",
+        "now",
+        "\u{0}",
+        "\u{202e}",
+        "🐇",
+        "'",
+        "\\",
+        "#",
+        "\n",
+    ];
+    let notes = json!({"a": {"b": [1, "two", null]}, "list": [[1, 2], {"c": false}], "🐇": "ü"});
+    let mut draw = seeded_random();
+    let (mut good, mut slowest) = (0, Duration::ZERO);
+    for _ in 0..iterations() {
+        let filter: String = (0..1 + draw(9)).map(|_| parts[draw(parts.len())]).collect();
+        let begin = Instant::now();
+        let ended: Result<Vec<Value>, String> = jq_runner().run(&filter, &notes);
+        slowest = slowest.max(begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(3), "{filter:?} took {:?}", begin.elapsed());
+        match ended {
+            Ok(_) => good += 1,
+            Err(why) => assert!(!why.is_empty(), "{filter:?}"),
+        }
+    }
+    assert!(good > 5, "some of them are filters: {good}; the slowest took {slowest:?}");
+}
+
+/// Messages and answers put together by lot from what might do harm, on the real store: each turn ends in time, nothing
+/// falls over, no file is touched, and what was said is there.
+#[test]
+fn tools_fuzz_hostile_messages_and_calls_do_no_harm() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let location = StoreLocation::Sqlite(home.path().join("halo.db"));
+    let deep = "[".repeat(500);
+    let parts = [
+        "<tool>",
+        "</tool>",
+        "<tool><tool>",
+        "<tool>jq '",
+        "<tool>jq '.topics' notes.json</tool>",
+        "<tool>jq '.x = 1' notes.json > output</tool>",
+        "' notes.json</tool>",
+        "' ../../etc/passwd</tool>",
+        "<tool>patch notes.json [",
+        "<tool>patch notes.json [{\"op\":\"add\",\"path\":\"/a\",\"value\":1}]</tool>",
+        "{\"op\":\"move\",\"from\":\"\",\"path\":\"/a/b\"}",
+        "{\"op\":\"add\",\"path\":\"/-/-/~9\",\"value\":1e999}",
+        "]</tool>",
+        "def f: f; f",
+        "repeat(.)",
+        "limit(1e9; range(1e18))",
+        "$__prog_args | env | input",
+        "@sh",
+        "$(touch harm)",
+        "`touch harm`",
+        "; touch harm #",
+        "999999999999999999999999999999",
+        "-1e-999",
+        deep.as_str(),
+        "{\"a\":",
+        "\u{0}",
+        "\u{1b}[2J",
+        "\r",
+        "\n\n",
+        "\n}",
+        "```",
+        "\u{202e}",
+        "\u{feff}",
+        "e\u{301}\u{301}\u{301}",
+        "👩‍👩‍👧‍👦",
+        "<|im_end|>",
+        "<|im_start|>system\n",
+        "⚙️【jq】→ ✓",
+        "'",
+        "\"",
+        "\\",
+        " ",
+        "word",
+    ];
+    let mut draw = seeded_random();
+    let mut by_lot =
+        |most: usize| -> String { (0..1 + draw(most)).map(|_| parts[draw(parts.len())]).collect() };
+    let before = current_dir_files();
+    let (mut calls, rounds) = (0, iterations() / 4);
+    for round in 0..rounds.div_ceil(25) {
+        let answer =
+            |text: String| ScriptedAnswer { text, attention: ScriptedAttention::Uniform, fails_after: None };
+        let answers = (0..25 * 8).map(|_| answer(by_lot(12))).collect();
+        let messages: Vec<String> = (0..25).map(|_| by_lot(12)).collect();
+        let store = Box::new(Database::open(&location).expect("a store"));
+        let model = Box::new(ScriptedModel::new(100_000, answers));
+        let mut session =
+            Session::open(store, model, None, &format!("hostile {round}"), test_rules(), &mut |_, _| {})
+                .expect("open");
+        for message in messages.iter().filter(|message| !message.trim().is_empty()) {
+            let (begin, mut called) = (Instant::now(), 0);
+            let said = session.send_message(message, jiff::civil::date(2026, 11, 15), &mut |event| {
+                called += u32::from(matches!(event, Event::ToolCalled(_)));
+                StepFlow::Continue
+            });
+            said.unwrap_or_else(|why| panic!("{message:?}: {why}"));
+            let took = begin.elapsed();
+            assert!(
+                took < Duration::from_secs(1) * (called + 1),
+                "{message:?} took {took:?} for {called} calls"
+            );
+            calls += called;
+            let turns = session.timeline().turns();
+            let turn = turns[turns.len() - 2].id;
+            let kept: String =
+                session.timeline().turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
+            assert_eq!(&kept, message);
+        }
+    }
+    assert!(calls > 0, "some of them are calls");
+    assert_eq!(current_dir_files(), before, "no file is touched");
+}
+
+/// The files of the folder that this runs in.
+fn current_dir_files() -> Vec<std::path::PathBuf> {
+    let mut all: Vec<_> =
+        std::fs::read_dir(".").expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    all.sort();
+    all
+}
+
+fn test_rules() -> ConversationRules {
+    ConversationRules {
+        context: halo_core::rules::ContextRules {
+            strategy: ScoringStrategy::Magnitude(MagnitudeRules::default()),
+            chunks: ChunkSize { min: 16, max: 64 },
+            policy: PrunePolicy::Brightness { rank: RankBy::Share, ties: TieBreak::Dimmer },
+            max_tokens: 3000,
+            sinks: 4,
+            recent: 100,
+            fill: true,
+            trace_interval: 50,
+        },
+        reserved_tokens: 200,
+        watch: AttentionRequest::default(),
+        sampling: Sampling { max_tokens: 200, ..Sampling::default() },
+        recall: SearchOptions { mode: SearchMode::Lexical, user_boost: 1.0, diversity: 0.0, limit: 16 },
+        resurrect_brightness: ResurrectBrightness::Previous,
+        preview_tokens: 0,
+        tools: Some(jq_runner()),
+        system_prompt: "Be kind.".into(),
+        show_dates: false,
+        speaker_names: SpeakerNames::default(),
+        memory: None,
+        premise_method: None,
+    }
+}

@@ -1,0 +1,224 @@
+//! What every command works with: the settings, the store, the models and the data folder, as flags and environment
+//! variables name them. Nothing is opened before a command asks for it.
+
+use crate::models::ModelLibrary;
+use crate::settings::load::{self, LoadedSettings, SettingsSources};
+use anyhow::{Context, Result};
+use clap::Args;
+use halo_store::database::{Database, StoreLocation};
+use std::path::{Path, PathBuf};
+
+/// Flags that every command has.
+#[derive(Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalArgs {
+    /// Data folder [default: $HALO_DATA, or the platform's, such as ~/.local/share/halo]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Settings file [default: config.toml in the data folder]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Override a setting; 'halo config reference' lists all
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Random seed (generation.seed)
+    #[arg(long, global = true, value_name = "N")]
+    seed: Option<String>,
+    /// Database: sqlite:PATH or postgres://… [default: $HALO_STORE, or halo.db in the data folder]
+    #[arg(long, global = true, value_name = "URL")]
+    store: Option<String>,
+    /// Model: a name from `halo models`, the path of a GGUF file, or the URL of a server [default: the default chat
+    /// model]
+    #[arg(long, global = true, value_name = "MODEL")]
+    model: Option<String>,
+    /// Number of CPU threads for the model [default: number of CPUs]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Print JSON only, to stdout
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print errors only, no warnings
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Verbose logging on stderr; -vv includes llama.cpp
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+impl GlobalArgs {
+    /// The environment that these flags and the variables of the process describe.
+    pub fn env(&self) -> Env {
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let data_dir = self.data.clone().or_else(|| variable("HALO_DATA").map(PathBuf::from));
+        let store = || variable("HALO_STORE").and_then(|url| url.into_string().ok());
+        Env {
+            data_dir: data_dir.or_else(|| dirs::data_dir().map(|dir| dir.join("halo"))),
+            settings: SettingsArgs {
+                config: self.config.clone(),
+                set: self.set.clone(),
+                seed: self.seed.clone(),
+            },
+            store: self.store.clone().or_else(store),
+            models: ModelArgs { name: self.model.clone(), threads: self.threads },
+            json: self.json,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Env {
+    data_dir: Option<PathBuf>,
+    pub settings: SettingsArgs,
+    store: Option<String>,
+    pub models: ModelArgs,
+    /// Whether to print JSON to stdout, and nothing else.
+    pub json: bool,
+}
+
+/// Where settings come from, besides the environment.
+#[derive(Clone)]
+pub struct SettingsArgs {
+    config: Option<PathBuf>,
+    pub set: Vec<String>,
+    pub seed: Option<String>,
+}
+
+/// Which model runs, and on how many threads.
+#[derive(Clone)]
+pub struct ModelArgs {
+    pub name: Option<String>,
+    pub threads: Option<u32>,
+}
+
+impl ModelArgs {
+    /// The number of threads, by default as many as there are CPUs.
+    pub fn thread_count(&self) -> u32 {
+        let cpus = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        self.threads.unwrap_or_else(cpus)
+    }
+}
+
+impl Env {
+    pub fn data_dir(&self) -> Option<PathBuf> {
+        self.data_dir.clone()
+    }
+
+    /// The data folder, or an error that says how to name one.
+    pub fn require_data_dir(&self) -> Result<&Path> {
+        self.data_dir.as_deref().context("this system has no data folder: name one with --data")
+    }
+
+    /// The settings file, whether or not it exists.
+    pub fn settings_path(&self) -> Option<PathBuf> {
+        let default = || self.data_dir.as_ref().map(|dir| dir.join("config.toml"));
+        self.settings.config.clone().or_else(default)
+    }
+
+    pub fn load_settings(&self) -> Result<LoadedSettings> {
+        self.load_from(SettingsSources::default())
+    }
+
+    /// The settings with those that a capture recorded in place of the defaults.
+    pub fn load_recorded_settings(&self, recorded: Vec<(String, String)>) -> Result<LoadedSettings> {
+        self.load_from(SettingsSources { from_capture: recorded, ..SettingsSources::default() })
+    }
+
+    /// The settings as they would be with a new value in the settings file.
+    pub fn load_settings_with(&self, new_value: Option<(String, String)>) -> Result<LoadedSettings> {
+        self.load_from(SettingsSources { new_value, ..SettingsSources::default() })
+    }
+
+    fn load_from(&self, sources: SettingsSources) -> Result<LoadedSettings> {
+        let file = match self.settings_path() {
+            None => None,
+            Some(path) => match std::fs::read_to_string(&path) {
+                Ok(text) => Some((path, text)),
+                // Most users have no settings file. A file that --config names must exist.
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::NotFound && self.settings.config.is_none() =>
+                {
+                    None
+                }
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("cannot read the settings file {}", path.display()));
+                }
+            },
+        };
+        let seed = self.settings.seed.iter().map(|seed| ("--seed", "generation.seed", seed.clone()));
+        let environment = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        });
+        Ok(load::load_settings(&SettingsSources {
+            file,
+            environment: environment.collect(),
+            set_flags: self.settings.set.clone(),
+            other_flags: seed.collect(),
+            ..sources
+        })?)
+    }
+
+    pub fn store_location(&self) -> Result<StoreLocation> {
+        match &self.store {
+            Some(url) => Ok(url.parse()?),
+            None => Ok(StoreLocation::Sqlite(self.require_data_dir()?.join("halo.db"))),
+        }
+    }
+
+    /// Opens the store for writing and creates it if it does not exist.
+    pub fn open_store(&self) -> Result<Database> {
+        let location = self.store_location()?;
+        if let StoreLocation::Sqlite(path) = &location
+            && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
+        {
+            create_private_dir(folder)
+                .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        }
+        Ok(Database::open(&location)?)
+    }
+
+    /// Opens the store for reading; none if it does not exist.
+    pub fn open_store_read_only(&self) -> Result<Option<Database>> {
+        let location = self.store_location()?;
+        if let StoreLocation::Sqlite(path) = &location
+            && !store_exists(path)?
+        {
+            return Ok(None);
+        }
+        Ok(Some(Database::open_read_only(&location)?))
+    }
+
+    pub fn model_library(&self) -> Result<ModelLibrary> {
+        ModelLibrary::open(self.require_data_dir()?)
+    }
+
+    /// The file of the model that runs.
+    pub fn model_file(&self) -> Result<PathBuf> {
+        self.model_library()?.find_model_file(self.models.name.as_deref())
+    }
+}
+
+/// Whether there is a store. A missing file with its write-ahead log still there is an error: opening would create an
+/// empty store beside the log.
+pub fn store_exists(path: &Path) -> Result<bool> {
+    let exists = path.try_exists().with_context(|| format!("cannot access {}", path.display()))?;
+    let wal = PathBuf::from(format!("{}-wal", path.display()));
+    if !exists && wal.exists() {
+        anyhow::bail!(
+            "{} is missing, but {} exists: restore the file from a backup",
+            path.display(),
+            wal.display()
+        );
+    }
+    // SQLite leaves an empty file when creating a store is interrupted.
+    Ok(exists && std::fs::metadata(path).map_or(true, |metadata| metadata.len() > 0 || wal.exists()))
+}
+
+/// Creates a folder and its parents; only the user can read it.
+pub fn create_private_dir(folder: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}

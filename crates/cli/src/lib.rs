@@ -1,0 +1,15 @@
+//! The parts of the `halo` program. `halo-bench` uses them too; nothing else does.
+
+pub mod args;
+pub mod capture;
+pub mod commands;
+mod disk;
+pub mod env;
+pub mod error;
+pub mod help;
+pub mod models;
+pub mod output;
+pub mod progress;
+pub mod settings;
+pub mod startup;
+pub mod wiring;

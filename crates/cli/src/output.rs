@@ -1,0 +1,63 @@
+//! Writing to the terminal: text, JSON, notices, and formats that several commands share.
+
+use anyhow::Result;
+use std::io::Write;
+
+/// Standard output was closed by its reader (`halo … | head`): the command ends, and that is no failure.
+#[derive(Debug)]
+pub struct StdoutClosed;
+
+impl std::fmt::Display for StdoutClosed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("standard output was closed")
+    }
+}
+
+impl std::error::Error for StdoutClosed {}
+
+pub fn print_stdout(text: &str) -> Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+        other => Ok(other?),
+    }
+}
+
+pub fn print_json(value: &serde_json::Value) -> Result<()> {
+    print_stdout(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+/// Prints a line to standard error. A failed write is ignored: there is nowhere else to report it.
+pub fn print_notice(text: &str) {
+    let _ = writeln!(std::io::stderr(), "halo: {}", sanitize_terminal_text(text));
+}
+
+/// The text without control characters and marks that change the writing direction: text of a model or a file must not
+/// control the terminal. Line breaks stay.
+pub fn sanitize_terminal_text(text: &str) -> String {
+    // Joiners stay: scripts and emoji need them.
+    let direction_mark = |c: char| matches!(c, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    let safe = |c: char| if c == '\n' || !(c.is_control() || direction_mark(c)) { c } else { ' ' };
+    text.chars().map(safe).collect()
+}
+
+/// `1 step`, `2 steps`.
+pub fn pluralize(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The beginning of a text, on one line.
+pub fn truncate_line(text: &str, max_chars: usize) -> String {
+    let line = sanitize_terminal_text(text).split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(max_chars) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+/// A time in milliseconds since 1970, in the time zone of the system.
+pub fn format_time(at: i64) -> String {
+    match jiff::Timestamp::from_millisecond(at) {
+        Ok(time) => time.to_zoned(jiff::tz::TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string(),
+        Err(_) => "at an unknown time".into(),
+    }
+}

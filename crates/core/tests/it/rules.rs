@@ -1,0 +1,291 @@
+//! Rules that are not about a timeline: time-to-live scoring, budget, salience, sliding window, tool results.
+
+use halo_core::attention::{AttentionStats, is_traced};
+use halo_core::brightness::ScoringStrategy;
+use halo_core::budget::{TurnBudget, pressure};
+use halo_core::chunker::{ChunkSize, Chunker};
+use halo_core::notation;
+use halo_core::salience::{SalienceScorer, SalienceWeights, UNKNOWN_RECENCY, recency};
+use halo_core::scorer::Scorer;
+use halo_core::sliding_window::{HIGH_PRESSURE, SlidingWindow, WindowSize};
+use halo_core::token::{ChunkId, Position, Role, TokenSource, TurnId};
+use halo_core::ttl::TtlRules;
+
+#[test]
+fn chunk_id_round_trips_through_text() {
+    for name in ["u4.0", "a5.2", "s0.0", "u4294967295.7"] {
+        assert_eq!(name.parse::<ChunkId>().map(|c| c.to_string()).as_deref(), Ok(name));
+    }
+    for name in [
+        "",
+        "u",
+        "4.0",
+        "u4",
+        "u4.",
+        "u.0",
+        "x4.0",
+        "u4.0.1",
+        "u-1.0",
+        "u+1.0",
+        "U4.0",
+        "ü4.0",
+        "u99999999999.0",
+    ] {
+        let error = name.parse::<ChunkId>().expect_err(name).to_string();
+        assert!(error.contains(&format!("'{name}'")) && error.contains("u4.0"), "{error}");
+    }
+}
+
+// --- time to live ---
+
+#[test]
+fn ttl_initial_brightness_by_source() {
+    let strategy = ScoringStrategy::Ttl(TtlRules::default());
+    let initial =
+        [TokenSource::User, TokenSource::System, TokenSource::Tool, TokenSource::Llm, TokenSource::Other]
+            .map(|s| strategy.initial_brightness(s).0);
+    assert_eq!(initial, [255.0, 255.0, 255.0, 200.0, 200.0]);
+    assert_eq!(TokenSource::from_role(Role::Assistant, true), TokenSource::Tool);
+    assert_eq!(TokenSource::from_role(Role::Assistant, false), TokenSource::Llm);
+}
+
+/// Decay, gain, both, the limits, and truncated against fractional gain.
+#[test]
+fn ttl_update_decays_and_gains() {
+    type TtlUpdateCase<'a> = (TtlRules, &'a [f32], &'a [f32], &'a [f32]);
+    let cases: &[TtlUpdateCase<'_>] = &[
+        (TtlRules { decay: 5.0, ..TtlRules::default() }, &[100.0, 50.0], &[0.0, 0.0], &[95.0, 45.0]),
+        (TtlRules { decay: 0.0, ..TtlRules::default() }, &[100.0, 50.0], &[0.5, 0.2], &[105.0, 52.0]),
+        (TtlRules { decay: 3.0, ..TtlRules::default() }, &[100.0, 50.0], &[0.5, 0.2], &[102.0, 49.0]),
+        (TtlRules { decay: 5.0, ..TtlRules::default() }, &[2.0], &[0.0], &[0.0]),
+        (TtlRules { decay: 0.0, gain: 20.0, ..TtlRules::default() }, &[250.0], &[1.0], &[255.0]),
+        (TtlRules::default(), &[100.0], &[0.15], &[99.0]),
+        (TtlRules { whole_gain: false, ..TtlRules::default() }, &[100.0], &[0.15], &[99.5]),
+        (TtlRules::default(), &[100.0, 100.0], &[0.09, 0.1], &[98.0, 99.0]),
+        (
+            TtlRules { whole_gain: false, decay: 0.01, ..TtlRules::default() },
+            &[100.0; 4],
+            &[0.15, 0.6, 0.05, 0.5],
+            &[101.49, 105.99, 100.49, 104.99],
+        ),
+    ];
+    for (ttl, before, attention, after) in cases {
+        let mut brightness = before.to_vec();
+        ttl.update(&mut brightness, attention);
+        let near = brightness.iter().zip(*after).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(near, "{brightness:?} is not {after:?}");
+    }
+}
+
+#[test]
+fn ttl_cull_picks_dimmest_tokens() {
+    let ttl = |target| TtlRules { target, ..TtlRules::default() };
+    let cases: &[(usize, &[f32], &[usize])] = &[
+        (5, &[100.0; 3], &[]),
+        (5, &[100.0, 90.0, 50.0, 80.0, 70.0], &[2]),
+        (5, &[90.0, 30.0, 80.0, 20.0, 70.0, 60.0, 85.0], &[1, 3]),
+        (4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[0, 1]),
+        (5, &[9.0, 8.0, 7.0, 6.0, 5.0, 4.0], &[5]),
+        (3, &[7.0, 7.0, 7.0], &[0]),
+        (0, &[], &[]),
+    ];
+    for (target, brightness, culled) in cases {
+        assert_eq!(ttl(*target).cull(brightness, |_| true), *culled, "{brightness:?}");
+    }
+    assert_eq!(ttl(3).cull(&[1.0, 2.0, 3.0], |i| i != 0), [1], "the predicate protects slot 0");
+    assert_eq!(ttl(3).cull(&[1.0, 2.0, 3.0], |_| false), Vec::<usize>::new());
+}
+
+/// Culling keeps the window at its target; culled tokens stay on the timeline.
+#[test]
+fn ttl_cull_keeps_window_at_target() {
+    let mut timeline = notation::read("u0.0[255,40,255,30] a1.0:2*200").expect("a timeline");
+    let ttl = TtlRules { target: 5, ..TtlRules::default() };
+    let mut scorer = Scorer::new(ScoringStrategy::Ttl(ttl), timeline.context_window(0), Some(TurnId(1)));
+    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])).expect("good attention");
+    let culled = scorer.cull(|p| p != Position(0)).expect("six of five");
+    timeline.apply(&culled).expect("it fits");
+    assert_eq!(scorer.len(), 5);
+    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.2])).expect("good attention");
+    let culled = scorer.cull(|p| p != Position(0)).expect("five of five");
+    timeline.apply(&culled).expect("it fits");
+    timeline.apply(&scorer.finish()).expect("it fits");
+    assert_eq!(notation::write(&timeline), "u0.0[255,~38,253,~29] a1.0[198,199]");
+    timeline.check_invariants().expect("the invariants hold");
+}
+
+#[test]
+fn attention_stats_describe_a_row() {
+    let stats = AttentionStats::from_row(&[0.1, 0.4, 0.2, 0.3]).expect("numbers");
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-7;
+    assert!(
+        near(stats.mean, 0.25) && near(stats.median, 0.25) && near(stats.max, 0.4) && near(stats.min, 0.1)
+    );
+    assert!(near(stats.std, 0.0125f64.sqrt()), "{stats:?}");
+    assert_eq!(AttentionStats::from_row(&[0.5, 0.2, 0.3]).map(|s| s.median as f32), Some(0.3));
+    assert_eq!((AttentionStats::from_row(&[]), AttentionStats::from_row(&[f32::NAN])), (None, None));
+    let traced: Vec<u64> = (0..160).filter(|&step| is_traced(step, 50)).collect();
+    assert_eq!(traced, [0, 50, 100, 150]);
+    assert!(!is_traced(0, 0));
+}
+
+// --- budget ---
+
+#[test]
+fn budget_for_resurrection_is_what_the_turn_leaves() {
+    let budget = |live, max_context| TurnBudget {
+        model_context: 32_000,
+        max_context,
+        live,
+        message: 200,
+        answer: 200,
+    };
+    assert_eq!(budget(0, 0).for_resurrection(), 31_600);
+    assert_eq!(budget(25_000, 0).for_resurrection(), 6_600);
+    assert_eq!(budget(1_000, 2_000).for_resurrection(), 600, "the user's limit counts too");
+    assert_eq!(budget(1_000, 64_000).for_resurrection(), 30_600, "but not beyond the model's");
+    assert_eq!(budget(31_900, 0).for_resurrection(), 0, "never below 0");
+}
+
+// --- salience and sliding window ---
+
+#[test]
+fn salience_is_a_weighted_sum() {
+    let mut salience = SalienceScorer::new(SalienceWeights::default());
+    salience.register_entity("Ada");
+    salience.register_entity(" ");
+    let cases = [
+        ("a plain sentence", 0.21),
+        ("# a heading", 0.35),
+        ("```rust", 0.35),
+        ("", 0.15),
+        (" --- ", 0.15),
+        ("***", 0.15),
+        ("then ADA spoke", 0.51),
+        ("You asked about it", 0.41),
+        ("this is your answer to ada", 0.71),
+        ("User: hello", 0.41),
+        ("# Your notes on Ada", 0.85),
+    ];
+    for (text, score) in cases {
+        let actual = salience.score(text, UNKNOWN_RECENCY);
+        assert!((actual - score).abs() < 1e-9, "{text:?}: {actual}, not {score}");
+    }
+    assert!((salience.score("a plain sentence", 1.0) - 0.36).abs() < 1e-9, "recency comes from the position");
+    assert_eq!([recency(0, 5), recency(2, 5), recency(4, 5), recency(0, 1)], [0.0, 0.5, 1.0, 1.0]);
+}
+
+fn sliding_window(
+    window: usize,
+    sink: usize,
+    recent: usize,
+    scorer: Option<SalienceScorer>,
+) -> SlidingWindow {
+    SlidingWindow::new(WindowSize { window, sink, recent }, scorer)
+}
+
+#[test]
+fn sliding_window_keeps_first_and_last() {
+    assert_eq!(WindowSize::default().middle(), 3068);
+    let mut w = sliding_window(6, 2, 2, None);
+    let pruned: Vec<String> =
+        "a b c d e f g h".split(' ').flat_map(|t| w.push(t, 1)).map(|p| p.text).collect();
+    assert_eq!(
+        (w.context().as_str(), pruned),
+        ("a b e f g h", vec!["c".into(), "d".into()]),
+        "first in, first out"
+    );
+}
+
+/// Equal texts are different pieces: only as many are pruned as needed.
+#[test]
+fn sliding_window_prunes_by_salience() {
+    let mut w = sliding_window(24, 2, 2, Some(SalienceScorer::new(SalienceWeights::default())));
+    let mut pruned = Vec::new();
+    for i in 0..27 {
+        let text = if i == 5 { "# heading" } else { "same" };
+        pruned.extend(w.push(text, 1).into_iter().map(|p| p.id));
+    }
+    assert_eq!(pruned, [2, 3, 4, 6], "a tenth of 21, twice, the oldest first; the heading, 5, stays");
+}
+
+#[test]
+fn sliding_window_reports_pressure() {
+    let mut w = sliding_window(10, 1, 3, Some(SalienceScorer::new(SalienceWeights::default())));
+    for word in ["one", "two", "three", "four", "five", "six", "seven", "eight"] {
+        assert_eq!(w.push(word, 1), []);
+    }
+    assert_eq!(
+        (w.pressure(), w.relieve_pressure(HIGH_PRESSURE)),
+        (0.8, None),
+        "at the threshold is not above it"
+    );
+    w.push("nine", 1);
+    let relief = w.relieve_pressure(HIGH_PRESSURE).expect("nine of ten");
+    assert_eq!((relief.initial_pressure, relief.final_pressure), (0.9, 0.8));
+    assert_eq!(relief.pruned.iter().map(|p| p.text.as_str()).collect::<Vec<_>>(), ["two"]);
+    assert_eq!([pressure(0, 0), pressure(1, 0), pressure(1, 2)], [0.0, 1.0, 0.5]);
+}
+
+/// Sizes are in tokens, not in pieces.
+#[test]
+fn sliding_window_counts_tokens() {
+    let mut w = sliding_window(100, 10, 30, None);
+    for i in 0..20 {
+        w.push(format!("paragraph {i}"), 10);
+        assert!(w.tokens() <= 100);
+    }
+    assert_eq!(w.items().count(), 10);
+    assert_eq!(w.items().next().map(|p| p.id), Some(0));
+    let mut w = sliding_window(100, 10, 30, None);
+    w.push("a first piece that is larger than the sinks", 50);
+    (0..9).for_each(|_| drop(w.push("piece", 10)));
+    assert_eq!(w.tokens(), 100, "the middle makes room for it");
+    w.push("one that is larger than the recent window", 70);
+    assert_eq!((w.tokens(), w.pressure()), (120, 1.2), "with nothing left to prune, the pressure exceeds 1");
+}
+
+// --- tool results ---
+
+#[test]
+fn chunker_keeps_tool_result_with_its_call() {
+    let mut chunker = Chunker::new(ChunkSize { min: 3, max: 8 });
+    for text in ["a ", "b ", "c ", "d ", "<tool>", "jq", "</tool>"] {
+        assert_eq!(chunker.push(text).chunk_index, 0);
+    }
+    assert_eq!(chunker.push_result().chunk_index, 0);
+    let assigned = chunker.push_result();
+    assert_eq!(
+        (assigned.chunk_index, assigned.moved_tokens),
+        (1, Some(5)),
+        "the chunk is too long: the call and its result move together"
+    );
+    for _ in 0..3 {
+        assert_eq!(chunker.push("w").chunk_index, 1);
+    }
+    assert_eq!(
+        chunker.push("w").moved_tokens,
+        Some(1),
+        "the call has its result: the chunk is split at its maximum size, not before the call"
+    );
+    // A call may consist of several tokens.
+    let mut spread = Chunker::new(ChunkSize { min: 3, max: 8 });
+    ["a", "b", "c", "d", "<", "tool", ">", "x"]
+        .iter()
+        .for_each(|t| assert_eq!(spread.push(t).chunk_index, 0));
+    assert_eq!(spread.push_result().moved_tokens, Some(5));
+    // Results without a call are split like any other text.
+    let mut none = Chunker::new(ChunkSize { min: 3, max: 8 });
+    let indices: Vec<u32> = (0..20).map(|_| none.push_result().chunk_index).collect();
+    assert_eq!(indices.last(), Some(&2));
+    let mut small = Chunker::new(ChunkSize { min: 3, max: 4 });
+    ["a", "<tool>", "x", "</tool>"].iter().for_each(|t| assert_eq!(small.push(t).chunk_index, 0));
+    for _ in 0..9 {
+        let assigned = small.push_result();
+        assert_eq!(
+            (assigned.chunk_index, assigned.moved_tokens),
+            (0, None),
+            "the head would be too small: the chunk is not split"
+        );
+    }
+}

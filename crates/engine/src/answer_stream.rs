@@ -1,0 +1,179 @@
+//! An answer while it is generated: each token is assigned to a chunk, committed, and scored by its attention.
+
+use crate::conversation::Conversation;
+use crate::event::Event;
+use halo_core::Error;
+use halo_core::attention::{AttentionError, AttentionStats, is_traced};
+use halo_core::change::{Append, AttentionTally, Change, Extent, NewToken};
+use halo_core::chunker::{ChunkAssignment, Chunker};
+use halo_core::model::{AttentionRow, ModelToken};
+use halo_core::rules::ContextRules;
+use halo_core::scorer::Scorer;
+use halo_core::store::Durability;
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenFlags, TokenSource, TurnId};
+
+/// An answer while it is generated.
+pub(crate) struct AnswerStream {
+    turn: TurnId,
+    chunker: Chunker,
+    scorer: Scorer,
+    initial_brightness: Brightness,
+    /// Whether the maximum over heads counts, and not the mean.
+    use_max_head: bool,
+    rules: ContextRules,
+    system_len: usize,
+    /// Statistics of the attention rows, at the trace interval.
+    pub traces: Vec<(u64, AttentionStats)>,
+    tool_brightness: Brightness,
+    pub tokens: usize,
+    pub text: String,
+    votes: usize,
+    attention_errors: u64,
+    first_attention_error: Option<String>,
+}
+
+impl AnswerStream {
+    /// Continues the last turn of the timeline; `system_len` is the number of tokens of the system prompt.
+    pub fn new(timeline: &Timeline, system_len: usize, rules: &ContextRules, use_max_head: bool) -> Self {
+        let strategy = &rules.strategy;
+        let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
+        let positions = timeline.turn_chunks(turn).flat_map(|chunk| chunk.run().positions());
+        let tokens = positions.filter_map(|position| timeline.token(position));
+        let message = tokens
+            .filter(|token| !token.flags.contains(TokenFlags::TEMPLATE))
+            .map(|token| (token.chunk.index, token.text, token.flags.contains(TokenFlags::TOOL_RESULT)));
+        Self {
+            turn,
+            chunker: Chunker::resume(rules.chunks, message, timeline.next_chunk_index(turn)),
+            scorer: Scorer::new(strategy.clone(), timeline.context_window(system_len), Some(turn)),
+            initial_brightness: strategy.initial_brightness(TokenSource::Llm),
+            tool_brightness: strategy.initial_brightness(TokenSource::Tool),
+            use_max_head,
+            rules: rules.clone(),
+            system_len,
+            traces: Vec::new(),
+            tokens: 0,
+            text: String::new(),
+            votes: 0,
+            attention_errors: 0,
+            first_attention_error: None,
+        }
+    }
+
+    /// Scores an attention row of the prefill.
+    pub fn score_prompt_row(&mut self, row: AttentionRow<'_>) {
+        let row = self.select_row(row);
+        if let Err(error) = self.scorer.observe_prompt(row) {
+            self.count_attention_error(&error);
+        }
+    }
+
+    /// Commits and scores the next token. The TTL strategy prunes other tokens for it.
+    pub fn push_token(
+        &mut self,
+        token: &ModelToken,
+        row: Option<AttentionRow<'_>>,
+        conversation: &mut Conversation,
+    ) -> Result<Vec<Event>, Error> {
+        let assignment = self.chunker.push(&token.text);
+        let at = conversation.timeline().next_position();
+        let mut events = vec![self.append_token(token, assignment, ContentKind::Message, conversation)?];
+        self.text.push_str(&token.text);
+        let row = row.map(|row| self.select_row(row));
+        if is_traced(self.tokens as u64, self.rules.trace_interval) {
+            self.traces
+                .extend(row.and_then(AttentionStats::from_row).map(|stats| (self.tokens as u64, stats)));
+        }
+        self.tokens += 1;
+        match self.scorer.observe(row) {
+            Ok(observed) => self.votes += observed.votes,
+            // A model without attention has none at any step: the user was told when it was chosen.
+            Err(AttentionError::Missing) => {}
+            Err(error) => self.count_attention_error(&error),
+        }
+        let (rules, system_len, timeline) = (&self.rules, self.system_len, conversation.timeline());
+        if let Some(culled) = self.scorer.cull(|p| p != at && rules.may_cull(timeline, system_len, p)) {
+            conversation.commit(&culled, Durability::Deferred)?;
+            events.extend(culled.flatten().into_iter().flat_map(pruned_events));
+        }
+        Ok(events)
+    }
+
+    /// Commits the next token of a tool result, in the chunk of its call.
+    pub fn push_tool_token(
+        &mut self,
+        token: &ModelToken,
+        conversation: &mut Conversation,
+    ) -> Result<Event, Error> {
+        let assignment = self.chunker.push_result();
+        self.append_token(token, assignment, ContentKind::ToolResult, conversation)
+    }
+
+    fn append_token(
+        &mut self,
+        token: &ModelToken,
+        assignment: ChunkAssignment,
+        kind: ContentKind,
+        conversation: &mut Conversation,
+    ) -> Result<Event, Error> {
+        let timeline = conversation.timeline();
+        let at = timeline.next_position();
+        // A chunk that grew too long is split: its last tokens move to a new chunk with this one, which is not on the
+        // timeline yet.
+        let moved = assignment.moved_tokens.map_or(0, |moved| u64::from(moved) - 1);
+        let cut = (moved > 0).then(|| Position(at.0 - moved));
+        let chunk = ChunkId::new(Role::Assistant, self.turn, assignment.chunk_index);
+        let brightness =
+            if kind == ContentKind::ToolResult { self.tool_brightness } else { self.initial_brightness };
+        let (id, text, chunk_index) = (token.id, token.text.clone(), chunk.index);
+        let new_token = NewToken { id, text, chunk_index, brightness, kind };
+        let append =
+            Change::Append(Append { at, turn: self.turn, role: Role::Assistant, tokens: vec![new_token] });
+        let change = match cut.and_then(|cut| Some((cut, timeline.chunk_of(cut)?.id()))) {
+            None => append,
+            Some((cut, long)) => {
+                let tally = AttentionTally::default();
+                let split = Change::Split { chunk: long, at: cut, tail_index: chunk.index, tally };
+                Change::Batch(vec![split, append])
+            }
+        };
+        conversation.commit(&change, Durability::Deferred)?;
+        if let Some(cut) = cut {
+            self.scorer.split_chunk(cut, chunk);
+        }
+        self.scorer.push(chunk, at, brightness);
+        Ok(Event::Token { chunk, position: at, text: token.text.clone() })
+    }
+
+    /// The scores as a change, and the event with their figures.
+    pub fn finish(self) -> (Change, Event) {
+        let errors = self.first_attention_error.map(|first| (self.attention_errors, first));
+        let (steps, mean) = (self.scorer.steps(), self.scorer.mean());
+        (self.scorer.finish(), Event::Scored { steps, votes: self.votes, mean, errors })
+    }
+
+    /// The row that is scored: the maximum over heads or the mean.
+    pub fn select_row<'a>(&self, row: AttentionRow<'a>) -> &'a [f32] {
+        if self.use_max_head && !row.max.is_empty() { row.max } else { row.mean }
+    }
+
+    fn count_attention_error(&mut self, error: &AttentionError) {
+        self.attention_errors += 1;
+        self.first_attention_error.get_or_insert_with(|| error.to_string());
+    }
+}
+
+fn pruned_events(change: &Change) -> Vec<Event> {
+    let Change::Prune(pruned) = change else { return Vec::new() };
+    let tokens = |extent: &Extent| match extent {
+        Extent::Runs(runs) => runs.iter().map(|run| run.len as usize).sum(),
+        Extent::Whole => 0,
+    };
+    let event = |pruned: &halo_core::change::Pruned| Event::Pruned {
+        chunk: pruned.chunk,
+        tokens: tokens(&pruned.extent),
+        reason: pruned.reason.to_string(),
+    };
+    pruned.iter().map(event).collect()
+}

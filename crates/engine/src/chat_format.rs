@@ -1,0 +1,153 @@
+//! How messages are written for a model: the preamble with the system prompt, and the header of each turn.
+//!
+//! The header of a turn closes the turn before it. So the window is well formed whatever is pruned or resurrected: the end of
+//! a turn is never pruned without the header of the next, and the first chunk of a turn stays as long as any other of its
+//! chunks.
+
+use halo_core::change::{Append, NewToken};
+use halo_core::chunker::Chunker;
+use halo_core::model::{ChatTemplate, ModelToken};
+use halo_core::rules::ContextRules;
+use halo_core::timeline::Timeline;
+use halo_core::token::{ContentKind, Role, TokenSource};
+use jiff::civil::Date;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Writes messages with a model's chat template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatFormatter {
+    pub template: ChatTemplate,
+    pub system_prompt: String,
+    /// Whether the first user message of a day carries the date.
+    pub show_dates: bool,
+    pub names: SpeakerNames,
+}
+
+/// Names that are written before the messages of the user and the model; empty: none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpeakerNames {
+    pub user: String,
+    pub assistant: String,
+}
+
+impl ChatFormatter {
+    /// The text before the timeline. It is not closed: the header of the first turn does that.
+    #[must_use]
+    pub fn preamble(&self) -> String {
+        let ChatTemplate { start, system, .. } = &self.template;
+        match self.system_prompt.trim() {
+            "" => start.clone(),
+            prompt => format!("{start}{}{prompt}", system.prefix),
+        }
+    }
+
+    /// The same without the text of the system prompt, for callers that tokenize that separately.
+    #[must_use]
+    pub fn system_header(&self) -> String {
+        let ChatTemplate { start, system, .. } = &self.template;
+        match self.system_prompt.trim() {
+            "" => start.clone(),
+            _ => format!("{start}{}", system.prefix),
+        }
+    }
+
+    /// The header of a turn after one of `before`, or after the system prompt, with the date of `day`.
+    #[must_use]
+    pub fn turn_header(&self, role: Role, before: Option<Role>, day: Option<Date>) -> String {
+        let system = (!self.system_prompt.trim().is_empty()).then_some(Role::System);
+        let closing = before.or(system).map_or("", |role| &self.template.wrap_for(role).suffix);
+        let day = day
+            .filter(|_| self.show_dates)
+            .map_or(String::new(), |day| day.strftime("[%A, %-d %B %Y] ").to_string());
+        let name = match role {
+            Role::User => self.names.user.trim(),
+            Role::Assistant => self.names.assistant.trim(),
+            Role::System => "",
+        };
+        // Tokens of words begin with a space, so the model's own header ends with the colon.
+        let name = match (name, role) {
+            ("", _) => String::new(),
+            (name, Role::Assistant) => format!("{name}:"),
+            (name, _) => format!("{name}: "),
+        };
+        format!("{closing}{}{day}{name}", self.template.wrap_for(role).prefix)
+    }
+
+    /// Differs between templates that write turns differently: then a conversation must be retokenized.
+    #[must_use]
+    pub fn fingerprint(template: &ChatTemplate) -> String {
+        let ChatTemplate { start: _, system, user, assistant } = template;
+        let parts = [system, user, assistant].map(|wrap| format!("{}\0{}", wrap.prefix, wrap.suffix));
+        format!("{:016x}", xxh3_64(parts.join("\0").as_bytes()))
+    }
+}
+
+/// A new turn of a timeline: its header and its message, split into chunks.
+#[must_use]
+pub fn plan_append(
+    timeline: &Timeline,
+    role: Role,
+    turn_tokens: Vec<(ModelToken, ContentKind)>,
+    rules: &ContextRules,
+) -> Append {
+    let mut chunker = Chunker::new(rules.chunks);
+    let brightness = rules.strategy.initial_brightness(TokenSource::from_role(role, false));
+    let mut tokens: Vec<NewToken> = Vec::with_capacity(turn_tokens.len());
+    for (ModelToken { id, text }, kind) in turn_tokens {
+        let chunk_index = match kind {
+            ContentKind::Template => 0,
+            _ => {
+                let assignment = chunker.push(&text);
+                let moved = assignment.moved_tokens.map_or(0, |n| n as usize - 1);
+                let from = tokens.len() - moved;
+                tokens[from..].iter_mut().for_each(|token| token.chunk_index = assignment.chunk_index);
+                assignment.chunk_index
+            }
+        };
+        tokens.push(NewToken { id, text, chunk_index, brightness, kind });
+    }
+    Append { at: timeline.next_position(), turn: timeline.next_turn(), role, tokens }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::civil::date;
+
+    #[test]
+    fn chat_format_turn_header_closes_previous_turn() {
+        let frame = ChatFormatter {
+            template: ChatTemplate::chatml(),
+            system_prompt: " Be kind.\n".into(),
+            show_dates: true,
+            names: SpeakerNames::default(),
+        };
+        assert_eq!(frame.preamble(), "<|im_start|>system\nBe kind.");
+        let first = frame.turn_header(Role::User, None, Some(date(2026, 11, 5)));
+        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
+        let answer = frame.turn_header(Role::Assistant, Some(Role::User), None);
+        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\n");
+        let names = SpeakerNames { user: "Ada".into(), assistant: "Halo".into() };
+        let named = ChatFormatter { names, ..frame.clone() };
+        let first = named.turn_header(Role::User, None, Some(date(2026, 11, 5)));
+        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] Ada: ");
+        let answer = named.turn_header(Role::Assistant, Some(Role::User), None);
+        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\nHalo:");
+        let bare = ChatFormatter { system_prompt: String::new(), show_dates: false, ..frame };
+        assert_eq!(bare.preamble(), "");
+        assert_eq!(bare.turn_header(Role::User, None, Some(date(2026, 11, 5))), "<|im_start|>user\n");
+    }
+
+    #[test]
+    fn chat_format_fingerprint_differs_between_templates() {
+        let [chatml, plain] =
+            [ChatTemplate::chatml(), ChatTemplate::plain()].map(|t| ChatFormatter::fingerprint(&t));
+        assert_ne!(chatml, plain);
+        let started = ChatTemplate { start: "<s>".into(), ..ChatTemplate::chatml() };
+        assert_eq!(
+            chatml,
+            ChatFormatter::fingerprint(&started),
+            "the beginning of a text does not change its turns"
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! What forgetting needs from the program around the engine.
+
+use halo_core::Error;
+use halo_core::store::{EraseStore, Store};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Stores, files and settings that hold text of conversations.
+pub trait ForgetBackend: Send + Sync {
+    /// A store to read from; none where none was created yet.
+    fn open_reader(&self) -> Result<Option<Box<dyn Store + Send>>, Error>;
+
+    /// A store to write to.
+    fn open_writer(&self) -> Result<Box<dyn EraseStore + Send>, Error>;
+
+    /// The folder of the proofs and their key.
+    fn data_dir(&self) -> Result<PathBuf, Error>;
+
+    /// How long text is hidden before it is erased; zero: it is erased at once.
+    fn grace_period(&self) -> Result<Duration, Error>;
+
+    /// Deletes what models have saved of a conversation: the entries of the KV archive.
+    fn delete_saved_kv(&self, conversation: &str) -> Result<(), Error>;
+
+    /// Deletes a recording of attention.
+    fn delete_capture(&self, folder: &str) -> Result<(), Error>;
+
+    /// The file with the lines that were typed in the terminal, if there is one.
+    fn input_history(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// Copies of the store's file that repairs have left.
+    fn store_backups(&self) -> Result<Vec<PathBuf>, Error> {
+        Ok(Vec::new())
+    }
+}

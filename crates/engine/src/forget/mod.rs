@@ -1,0 +1,26 @@
+//! Lethe: forgets text permanently. Everything else only hides it: what is pruned or deleted is still in the store.
+//!
+//! [`ForgetService`] is the interface. `target` selects what is forgotten, `grace` hides it until its grace period ends,
+//! `erase` removes it from everything that holds it, and `retention` forgets by age.
+
+mod backend;
+mod erase;
+mod grace;
+pub mod pending;
+mod proof_log;
+mod retention;
+mod service;
+mod target;
+mod text_match;
+mod warning;
+
+pub use backend::ForgetBackend;
+pub use grace::{CancelledForget, PendingForgetItem};
+pub use retention::RetentionPreview;
+pub use service::{ForgetReport, ForgetService, ForgetTiming};
+pub use target::{
+    ForgetItems, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetScope, ForgetSelection, ForgetSubject,
+    ForgetTarget,
+};
+pub use text_match::WholeWordMatcher;
+pub use warning::ForgetWarning;

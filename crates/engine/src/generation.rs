@@ -1,0 +1,313 @@
+//! Generates an answer: token by token, each committed and scored as it comes, with up to five tool calls.
+
+use crate::answer_stream::AnswerStream;
+use crate::chat_format;
+use crate::conversation::RUNNING_TURN_KEY;
+use crate::event::{Event, TurnStage};
+use crate::memory::attention::MemorySlots;
+use crate::memory::segment::window_messages;
+use crate::parts::SessionParts;
+use crate::tools;
+use crate::turn_progress::TurnProgress;
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::brightness::ScoringStrategy;
+use halo_core::change::{Change, DeleteReason};
+use halo_core::model::{FinishReason, ModelStep, Prompt, Sampling, StepFlow, WindowToken};
+use halo_core::store::{Durability, RecordKind};
+use halo_core::token::{Role, TurnId};
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// The most tool calls in a turn.
+const MAX_TOOL_ROUNDS: usize = 5;
+
+/// An answer that was generated, whole or in part.
+pub(crate) struct GeneratedAnswer {
+    pub turn: TurnId,
+    pub tokens: usize,
+    /// Why generation ended, or how the model failed after the tokens that are stored.
+    pub finish: Result<FinishReason, Error>,
+}
+
+/// One call of the model: its tokens, and why it ended.
+struct GenerationRound {
+    tokens: usize,
+    text: String,
+    finish: Result<FinishReason, Error>,
+}
+
+/// How long generation took in all, until its first token, and for the work per token.
+#[derive(Default)]
+struct GenerationTimings {
+    total: Duration,
+    prefill: Duration,
+    overhead: Duration,
+}
+
+/// Generates the answer to the last message.
+pub(crate) struct AnswerGenerator<'p, 'a> {
+    pub parts: &'p mut SessionParts,
+    pub progress: &'p mut TurnProgress<'a>,
+}
+
+impl AnswerGenerator<'_, '_> {
+    /// Generates and runs tools in turns, until the answer calls no more of them.
+    pub fn generate_answer(&mut self) -> Result<GeneratedAnswer, Error> {
+        let turn = self.begin_turn()?;
+        let (mut finish, mut tokens, mut commands) = (Ok(FinishReason::EndOfText), 0, Vec::<String>::new());
+        for _ in 0..=MAX_TOOL_ROUNDS {
+            let round = self.generate_round()?;
+            (finish, tokens) = (round.finish, tokens + round.tokens);
+            // Only the model's own text can call a tool, and a repeated call does nothing.
+            let command = tools::call::trailing_command(&round.text)
+                .filter(|_| finish == Ok(FinishReason::StopSequence))
+                .filter(|command| commands.len() < MAX_TOOL_ROUNDS && !commands.iter().any(|c| c == command));
+            let Some(command) = command else { break };
+            self.run_tool_call(command)?;
+            commands.push(command.to_owned());
+        }
+        let ended =
+            matches!(finish, Ok(FinishReason::EndOfText | FinishReason::StopSequence | FinishReason::Length));
+        if tokens == 0 && !ended {
+            // The model was stopped or failed before its first token: the message still waits for an answer.
+            self.parts.delete_turns(&[turn], DeleteReason::NoAnswer)?;
+        }
+        Ok(GeneratedAnswer { turn, tokens, finish })
+    }
+
+    /// Appends the header of the answer, and marks its turn as running.
+    fn begin_turn(&mut self) -> Result<TurnId, Error> {
+        let parts = &mut *self.parts;
+        let before = parts.conversation.turns_latest_first().next().map(|(_, role)| role);
+        let header = parts.model.tokenize_message(Role::Assistant, "", before, None)?;
+        let append =
+            chat_format::plan_append(parts.timeline(), Role::Assistant, header, &parts.rules.context);
+        let turn = append.turn;
+        parts.conversation.put_setting(RUNNING_TURN_KEY, Some(&turn.0.to_string()))?;
+        parts.commit(&Change::Append(append), Durability::Deferred)?;
+        Ok(turn)
+    }
+
+    /// Runs a tool call. Its result follows the call, as tokens of the kind [`ToolResult`](halo_core::token::ContentKind).
+    fn run_tool_call(&mut self, command: &str) -> Result<(), Error> {
+        let Some(runner) = self.parts.rules.tools.clone() else { return Ok(()) };
+        let now = jiff::Timestamp::now().as_millisecond();
+        let (store, name, _) = self.parts.conversation.body_loader();
+        let result = tools::run_command(command, &runner, now, name, store)?;
+        let tokens = self.parts.model.model.tokenize(&result.to_text(), false)?;
+        let mut stream = self.answer_stream();
+        for token in &tokens {
+            let event = stream.push_tool_token(token, &mut self.parts.conversation)?;
+            self.progress.announce(event);
+        }
+        self.progress.announce(Event::ToolCalled(result));
+        Ok(())
+    }
+
+    /// Continues the last turn.
+    fn answer_stream(&self) -> AnswerStream {
+        let parts = &*self.parts;
+        let system_len = parts.model.system_tokens.len();
+        AnswerStream::new(parts.timeline(), system_len, &parts.rules.context, parts.rules.watch.max)
+    }
+
+    /// One round of generation. An error of the model is part of the result: the tokens before it are stored.
+    fn generate_round(&mut self) -> Result<GenerationRound, Error> {
+        let mut stream = self.answer_stream();
+        self.begin_recording();
+        let mut timings = GenerationTimings::default();
+        let finish = match &self.parts.rules.context.strategy {
+            ScoringStrategy::Magnitude(_) => self.generate(&self.sampling(0), &mut stream, &mut timings)?,
+            ScoringStrategy::Ttl(_) => self.generate_token_by_token(&mut stream, &mut timings)?,
+        };
+        let GenerationTimings { total, prefill, overhead } = timings;
+        self.progress.record_stage(TurnStage::Prefill, prefill);
+        self.progress
+            .record_stage(TurnStage::Generate, total.saturating_sub(prefill).saturating_sub(overhead));
+        self.progress.record_stage(TurnStage::Score, overhead);
+        self.end_recording()?;
+        let (tokens, text) = (stream.tokens, std::mem::take(&mut stream.text));
+        self.progress.traces.append(&mut stream.traces);
+        let (score, event) = stream.finish();
+        self.parts.commit(&score, Durability::Deferred)?;
+        self.progress.announce(event);
+        Ok(GenerationRound { tokens, text, finish })
+    }
+
+    fn begin_recording(&mut self) {
+        let SessionParts { recorders, model, conversation, .. } = &mut *self.parts;
+        let timeline = conversation.timeline();
+        let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
+        let system_tokens = &model.system_tokens;
+        let window = timeline.context_window(system_tokens.len());
+        let errors = recorders.call_all(|recorder| recorder.begin_answer(turn, system_tokens, window));
+        self.progress.announce_recorder_errors(errors);
+    }
+
+    fn end_recording(&mut self) -> Result<(), Error> {
+        let mut captures = Vec::new();
+        let errors = self
+            .parts
+            .recorders
+            .call_all(|recorder| recorder.end_answer().map(|capture| captures.extend(capture)));
+        self.progress.announce_recorder_errors(errors);
+        for (folder, description) in captures {
+            self.parts.conversation.put_record(RecordKind::Capture, &folder, Some(&description))?;
+        }
+        Ok(())
+    }
+
+    /// The sampling of the token after `step` tokens. The seed depends on the turn and the step, so that every turn differs
+    /// and the same turn repeats.
+    fn sampling(&self, step: usize) -> Sampling {
+        let rules = &self.parts.rules;
+        let turn = u64::from(self.parts.timeline().next_turn().0).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let step = (step as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
+        let mut sampling = Sampling { seed: rules.sampling.seed ^ turn ^ step, ..rules.sampling.clone() };
+        sampling.stop.extend(rules.tools.is_some().then(|| tools::call::CLOSE_TAG.to_owned()));
+        sampling
+    }
+
+    /// The TTL strategy prunes tokens while others are generated, so the model is given a new window for each.
+    fn generate_token_by_token(
+        &mut self,
+        stream: &mut AnswerStream,
+        timings: &mut GenerationTimings,
+    ) -> Result<Result<FinishReason, Error>, Error> {
+        for step in 0..self.parts.rules.sampling.max_tokens {
+            let sampling = self.sampling(step);
+            let stop = sampling.stop.clone();
+            let finish = self.generate(&Sampling { max_tokens: 1, ..sampling }, stream, timings)?;
+            if finish != Ok(FinishReason::Length) || stream.tokens == step {
+                return Ok(finish);
+            }
+            if stop.iter().any(|stop| stream.text.ends_with(stop.as_str())) {
+                return Ok(Ok(FinishReason::StopSequence));
+            }
+        }
+        Ok(Ok(FinishReason::Length))
+    }
+
+    /// Calls the model. The inner error is the model's; the outer one is of the store, which stops the model.
+    fn generate(
+        &mut self,
+        sampling: &Sampling,
+        stream: &mut AnswerStream,
+        timings: &mut GenerationTimings,
+    ) -> Result<Result<FinishReason, Error>, Error> {
+        let window = self.parts.context_window();
+        let memory_slots = MemorySlots::in_window(&window);
+        let SessionParts { conversation, model, memories, recorders, rules, .. } = &mut *self.parts;
+        let progress = &mut *self.progress;
+        let (kv_key, next_position) =
+            (conversation.kv_key().to_owned(), conversation.timeline().next_position());
+        let conversation = RefCell::new(conversation);
+        let messages = || {
+            window_messages(&model.format.system_prompt, conversation.borrow().timeline(), memories.placed())
+        };
+        let prompt = Prompt {
+            conversation: &kv_key,
+            window: &window,
+            messages: &messages,
+            next_position,
+            ephemeral: false,
+        };
+        let (mut store_error, mut recorder_errors) = (None, Vec::new());
+        let is_first_call = timings.total.is_zero();
+        let start = Instant::now();
+        let finish = model.model.generate(&prompt, sampling, &rules.watch, &mut |step| {
+            let step_start = Instant::now();
+            let stripped = memory_slots.strip(&step);
+            let step = stripped.as_ref().map_or(step, |stripped| stripped.replace_rows(step));
+            let flow = match step {
+                ModelStep::Prefill { done, total } => (progress.callback)(Event::Prefilling { done, total }),
+                ModelStep::PromptAttention(row) => {
+                    stream.score_prompt_row(row);
+                    StepFlow::Continue
+                }
+                ModelStep::PrefillDone(stats) if is_first_call => {
+                    timings.prefill = start.elapsed();
+                    (progress.callback)(Event::Prefilled(stats))
+                }
+                ModelStep::PrefillDone(_) => StepFlow::Continue,
+                ModelStep::Token(token, row) => {
+                    let recorded = row.filter(|_| !recorders.is_empty()).map(|row| stream.select_row(row));
+                    recorder_errors
+                        .extend(recorders.call_all(|recorder| recorder.record_token(token, recorded)));
+                    match stream.push_token(token, row, &mut conversation.borrow_mut()) {
+                        Ok(events) => {
+                            timings.overhead += step_start.elapsed();
+                            progress.pruned += events.len() - 1;
+                            // The first event is the token's: its callback decides whether to continue.
+                            let mut flows = events.into_iter().map(|event| (progress.callback)(event));
+                            let flow = flows.next().unwrap_or(StepFlow::Continue);
+                            flows.for_each(drop);
+                            return flow;
+                        }
+                        Err(error) => {
+                            store_error = Some(error);
+                            StepFlow::Stop
+                        }
+                    }
+                }
+            };
+            timings.overhead += step_start.elapsed();
+            flow
+        });
+        timings.total += start.elapsed();
+        progress.announce_recorder_errors(recorder_errors);
+        store_error.map_or(Ok(finish), Err)
+    }
+
+    /// The beginning of an answer, generated in a fork, to search with. Empty where there is nothing to search for.
+    pub fn preview_answer(&mut self, message: &str) -> Result<String, Error> {
+        let parts = &mut *self.parts;
+        let nothing_pruned = parts.timeline().live_len() == parts.timeline().len();
+        if parts.rules.preview_tokens == 0 || nothing_pruned {
+            return Ok(String::new());
+        }
+        let header = parts.model.answer_header_tokens()?;
+        let (mut window, next) = (parts.context_window(), parts.timeline().next_position());
+        window.extend(header.iter().enumerate().map(|(n, token)| WindowToken {
+            position: Some(next.plus(n)),
+            offset: 0,
+            id: token.id,
+            chunk_start: n == 0,
+        }));
+        let sampling = Sampling {
+            max_tokens: parts.rules.preview_tokens,
+            temperature: 0.0,
+            constraint: None,
+            ..parts.rules.sampling.clone()
+        };
+        let SessionParts { conversation, model, memories, .. } = parts;
+        let messages =
+            || window_messages(&model.format.system_prompt, conversation.timeline(), memories.placed());
+        let prompt = Prompt {
+            conversation: conversation.kv_key(),
+            window: &window,
+            messages: &messages,
+            next_position: next.plus(header.len()),
+            ephemeral: true,
+        };
+        let (mut text, mut stopped) = (String::new(), false);
+        let progress = &mut *self.progress;
+        model.model.generate(&prompt, &sampling, &AttentionRequest::none(), &mut |step| match step {
+            ModelStep::Token(token, _) => {
+                text.push_str(&token.text);
+                StepFlow::Continue
+            }
+            ModelStep::Prefill { done, total } => {
+                let flow = (progress.callback)(Event::Prefilling { done, total });
+                stopped |= flow == StepFlow::Stop;
+                flow
+            }
+            _ => StepFlow::Continue,
+        })?;
+        // A preview that repeats the message adds nothing to the search.
+        let text = if stopped || message.contains(text.trim()) { String::new() } else { text };
+        progress.announce(Event::Previewed { text: text.clone() });
+        Ok(text)
+    }
+}

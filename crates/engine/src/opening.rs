@@ -1,0 +1,184 @@
+//! Opens a conversation for a session: loads it, retokenizes it where the model has changed, and marks a turn that was
+//! interrupted when the program ended.
+
+use crate::branch;
+use crate::chat_format::ChatFormatter;
+use crate::chat_model::ChatModel;
+use crate::client_history::store_message_keys;
+use crate::conversation::{Conversation, RUNNING_TURN_KEY, SYSTEM_PROMPT_KEY, TEMPLATE_KEY};
+use crate::memory::manager::MemoryManager;
+use crate::parts::SessionParts;
+use crate::premise::PremiseChecker;
+use crate::recorder::RecorderSet;
+use crate::retokenize::Retokenizer;
+use crate::rules::ConversationRules;
+use crate::snapshot::SnapshotPublisher;
+use crate::tools;
+use halo_core::Error;
+use halo_core::embedder::Embedder;
+use halo_core::model::Model;
+use halo_core::store::{Access, RecordKind, Store};
+use halo_core::token::{Role, TurnId};
+use halo_recall::recall::Recall;
+use serde_json::json;
+
+/// What a session is opened with.
+pub(crate) struct OpenRequest<'a> {
+    pub store: Box<dyn Store + Send>,
+    pub model: Box<dyn Model + Send>,
+    pub embedder: Option<Box<dyn Embedder + Send>>,
+    pub name: &'a str,
+    pub rules: ConversationRules,
+    pub access: Access,
+    /// Hears how many messages were retokenized, and of how many.
+    pub progress: &'a mut dyn FnMut(usize, usize),
+}
+
+/// Opens a conversation. Returns its parts, and what the user should know.
+pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<String>), Error> {
+    let OpenRequest { store, mut model, embedder, name, mut rules, access, progress } = request;
+    let mut conversation = Conversation::open(store, name, access)?;
+    let mut notices = Vec::new();
+    let has_messages = !conversation.timeline().is_empty();
+    // A conversation without messages has no settings of its own yet.
+    if has_messages && let Some(own) = conversation.setting(SYSTEM_PROMPT_KEY)? {
+        rules.system_prompt = own;
+    }
+    let format = ChatFormatter {
+        template: model.info().template.clone(),
+        system_prompt: build_system_prompt(&mut conversation, &rules)?,
+        show_dates: rules.show_dates,
+        names: rules.speaker_names.clone(),
+    };
+    if has_messages {
+        let mut retokenizer = Retokenizer::new(&mut *model, &format, &rules.context.strategy);
+        notices.extend(adopt_model(&mut conversation, &mut retokenizer, access, progress)?);
+    }
+    if access == Access::Write
+        && let Some(turn) = mark_interrupted_turn(&mut conversation)?
+    {
+        notices.push(format!("the answer of turn {} was cut off when the program ended", turn.0));
+    }
+    let (store, timeline) = conversation.store_and_timeline();
+    let recall = Recall::open(store, name, timeline, embedder)?;
+    let last_user_turn = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
+    let last_user_day = last_user_turn.and_then(|turn| recall.turn_date(turn.id));
+    if let Some(parent) = branch::load_branch_parent(store, name)? {
+        model.inherit_kv(conversation.kv_key(), &parent.kv_key, parent.shared_tokens);
+    }
+    let mut parts = SessionParts {
+        model: ChatModel::new(model, format)?,
+        recall,
+        memories: MemoryManager::load(&mut conversation)?,
+        premises: PremiseChecker { method: rules.premise_method, search_options: rules.recall },
+        recorders: RecorderSet::default(),
+        publisher: SnapshotPublisher::default(),
+        conversation,
+        rules,
+        last_user_day,
+        next_message_id: None,
+        unsaved_system_prompt: None,
+    };
+    parts.memories.refresh_placement(&mut parts.conversation, &parts.rules);
+    let token_limit = parts.token_limit();
+    let SessionParts { conversation, model, memories, rules, .. } = &mut parts;
+    let placed = memories.plan_placement(token_limit, conversation, model, rules)?;
+    memories.set_placed(placed);
+    if access == Access::Write {
+        store_message_keys(&mut parts.conversation)?;
+    }
+    Ok((parts, notices))
+}
+
+/// The user's system prompt, followed by the instructions for tools with the notes so far. It is made when the conversation
+/// is opened: if it changed with every note, the whole window would be prefilled again each time.
+pub(crate) fn build_system_prompt(
+    conversation: &mut Conversation,
+    rules: &ConversationRules,
+) -> Result<String, Error> {
+    if rules.tools.is_none() {
+        return Ok(rules.system_prompt.clone());
+    }
+    let notes = conversation.records(RecordKind::Note)?;
+    let notes = notes.into_iter().find(|record| record.key == tools::notes::NOTES_FILE);
+    let notes: Option<serde_json::Value> = notes.and_then(|notes| serde_json::from_str(&notes.value).ok());
+    Ok(format!("{}\n\n{}", rules.system_prompt.trim(), tools::tool_instructions(notes.as_ref())))
+}
+
+/// Retokenizes the conversation if its tokens are of another model or another template. A conversation that is open for
+/// reading is left as it is. Returns a notice for the user.
+fn adopt_model(
+    conversation: &mut Conversation,
+    retokenizer: &mut Retokenizer<'_>,
+    access: Access,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Option<String>, Error> {
+    let new_model = retokenizer.model.info().name.clone();
+    let fingerprint = ChatFormatter::fingerprint(&retokenizer.format.template);
+    let name = conversation.name().to_owned();
+    let summary = conversation.store().find_conversation(&name)?;
+    let old_model = summary.map(|summary| summary.model).filter(|model| !model.is_empty());
+    let old_fingerprint = conversation.setting(TEMPLATE_KEY)?;
+    if old_model.as_deref() == Some(new_model.as_str()) && old_fingerprint.as_deref() == Some(&fingerprint) {
+        return Ok(None);
+    }
+    if access == Access::Read {
+        return Ok(Some(format!("the next message retokenizes this conversation for {new_model}")));
+    }
+    let messages = conversation.timeline().turns().len();
+    let store = conversation.store();
+    let kept_as = retokenize_copy(store, &name, retokenizer, old_model.as_deref(), messages, progress)?;
+    conversation.reload(access)?;
+    Ok(Some(match old_model {
+        Some(old_model) => format!(
+            "this conversation was written with {old_model} and was retokenized for {new_model}; brightness and pruned \
+             chunks were carried over. The original is kept as '{kept_as}'"
+        ),
+        None => {
+            format!("this conversation was tokenized for {new_model}; the original is kept as '{kept_as}'")
+        }
+    }))
+}
+
+/// Replaces a conversation with a retokenized copy. Returns the name under which the original is kept.
+fn retokenize_copy(
+    store: &mut dyn Store,
+    name: &str,
+    retokenizer: &mut Retokenizer<'_>,
+    old_model: Option<&str>,
+    messages: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<String, Error> {
+    let model = retokenizer.model.info().name.clone();
+    let fingerprint = ChatFormatter::fingerprint(&retokenizer.format.template);
+    let taken: Vec<String> = store.list_conversations()?.into_iter().map(|summary| summary.name).collect();
+    let free_name = |base: String| {
+        let numbered = (2..).map(|n| format!("{base} {n}"));
+        std::iter::once(base.clone()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or(base)
+    };
+    let copy = free_name(format!("{name} (being retokenized for {model})"));
+    let mut done = 0;
+    store.copy_conversation(name, &copy, &model, &mut |turn| {
+        done += 1;
+        progress(done, messages);
+        retokenizer.retokenize_message(turn).map(Some)
+    })?;
+    store.put_record(&copy, RecordKind::Setting, TEMPLATE_KEY, Some(&fingerprint))?;
+    let original = match old_model {
+        Some(old_model) => format!("{name} ({old_model})"),
+        None => format!("{name} (original)"),
+    };
+    let original = free_name(original);
+    store.rename(name, &original)?;
+    store.rename(&copy, name)?;
+    Ok(original)
+}
+
+/// Marks a turn that was running when the program ended as interrupted. Returns it.
+fn mark_interrupted_turn(conversation: &mut Conversation) -> Result<Option<TurnId>, Error> {
+    let Some(turn) = conversation.setting(RUNNING_TURN_KEY)? else { return Ok(None) };
+    let record = json!({ "finish": "interrupted" }).to_string();
+    conversation.put_record(RecordKind::Turn, &turn, Some(&record))?;
+    conversation.put_setting(RUNNING_TURN_KEY, None)?;
+    Ok(turn.parse().ok().map(TurnId))
+}

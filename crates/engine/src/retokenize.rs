@@ -1,0 +1,74 @@
+//! Retokenizes a conversation for another model: its text becomes tokens of that model, with headers of its chat template.
+//! Each new token takes over the brightness, the chunk and the state of the old token at its first byte.
+
+use crate::chat_format::ChatFormatter;
+use halo_core::Error;
+use halo_core::brightness::ScoringStrategy;
+use halo_core::change::NewToken;
+use halo_core::conversation_copy::{TokenCopy, TurnCopy};
+use halo_core::model::{Model, ModelToken};
+use halo_core::token::{ContentKind, Role, TokenSource};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
+/// Retokenizes a conversation message by message.
+pub(crate) struct Retokenizer<'a> {
+    pub model: &'a mut dyn Model,
+    pub format: &'a ChatFormatter,
+    pub strategy: &'a ScoringStrategy,
+    previous_role: Option<Role>,
+    last_day: Option<Date>,
+}
+
+impl<'a> Retokenizer<'a> {
+    pub fn new(model: &'a mut dyn Model, format: &'a ChatFormatter, strategy: &'a ScoringStrategy) -> Self {
+        Self { model, format, strategy, previous_role: None, last_day: None }
+    }
+
+    pub fn retokenize_message(&mut self, turn: TurnCopy) -> Result<TurnCopy, Error> {
+        let message: Vec<TokenCopy> =
+            turn.tokens.into_iter().filter(|t| t.token.kind != ContentKind::Template).collect();
+        let text: String = message.iter().map(|t| t.token.text.as_str()).collect();
+        let day = Timestamp::from_millisecond(turn.started_at)
+            .ok()
+            .map(|at| at.to_zoned(TimeZone::system()).date());
+        let new_day = day.filter(|_| turn.role == Role::User && self.last_day != day);
+        let header = self.format.turn_header(turn.role, self.previous_role, new_day);
+        // The header belongs to the first chunk of its turn.
+        let (pruned, deleted) = message.first().map_or((false, false), |first| (first.pruned, first.deleted));
+        let chunk_index = message.first().map_or(0, |first| first.token.chunk_index);
+        let brightness = self.strategy.initial_brightness(TokenSource::from_role(turn.role, false));
+        let header =
+            self.model.tokenize(&header, true)?.into_iter().map(|ModelToken { id, text }| TokenCopy {
+                token: NewToken { id, text, chunk_index, brightness, kind: ContentKind::Template },
+                pruned,
+                deleted,
+            });
+        let mut tokens: Vec<TokenCopy> = header.collect();
+        if !text.is_empty() {
+            tokens.extend(carry_token_state(&message, self.model.tokenize(&text, false)?));
+        }
+        if tokens.iter().any(|t| !t.deleted) {
+            self.previous_role = Some(turn.role);
+            self.last_day = if turn.role == Role::User { day } else { self.last_day };
+        }
+        Ok(TurnCopy { tokens, ..turn })
+    }
+}
+
+/// The new tokens, each with the state of the old token at its first byte.
+fn carry_token_state(old_tokens: &[TokenCopy], new_tokens: Vec<ModelToken>) -> Vec<TokenCopy> {
+    let (mut at, mut old) = (0, 0);
+    let mut end = old_tokens[0].token.text.len();
+    let carry = |ModelToken { id, text }: ModelToken| {
+        while end <= at && old + 1 < old_tokens.len() {
+            old += 1;
+            end += old_tokens[old].token.text.len();
+        }
+        at += text.len();
+        let TokenCopy { token, pruned, deleted } = &old_tokens[old];
+        TokenCopy { token: NewToken { id, text, ..token.clone() }, pruned: *pruned, deleted: *deleted }
+    };
+    new_tokens.into_iter().map(carry).collect()
+}

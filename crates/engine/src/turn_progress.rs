@@ -1,0 +1,50 @@
+//! What has happened in a turn so far: its stages, its counts, and the callback that hears of its events.
+
+use crate::event::{Event, TurnStage};
+use halo_core::Error;
+use halo_core::attention::AttentionStats;
+use halo_core::model::StepFlow;
+use std::time::Duration;
+
+/// Hears of every event of a turn. Its return value counts during prefill and at every token: it can stop the answer there.
+pub type TurnCallback<'a> = dyn FnMut(Event) -> StepFlow + 'a;
+
+/// What has happened in a turn so far.
+pub(crate) struct TurnProgress<'a> {
+    pub callback: &'a mut TurnCallback<'a>,
+    pub stages: Vec<(TurnStage, Duration)>,
+    pub resurrected: usize,
+    pub pruned: usize,
+    pub traces: Vec<(u64, AttentionStats)>,
+    /// A premise of the message that the conversation contradicts.
+    pub false_premise: Option<String>,
+}
+
+impl<'a> TurnProgress<'a> {
+    pub fn new(callback: &'a mut TurnCallback<'a>) -> Self {
+        Self {
+            callback,
+            stages: Vec::new(),
+            resurrected: 0,
+            pruned: 0,
+            traces: Vec::new(),
+            false_premise: None,
+        }
+    }
+
+    pub fn announce(&mut self, event: Event) {
+        (self.callback)(event);
+    }
+
+    /// A recorder that fails is removed; the turn continues.
+    pub fn announce_recorder_errors(&mut self, errors: Vec<Error>) {
+        for error in errors {
+            self.announce(Event::Notice(format!("the recording of answers has stopped: {error}")));
+        }
+    }
+
+    pub fn record_stage(&mut self, stage: TurnStage, duration: Duration) {
+        self.stages.push((stage, duration));
+        self.announce(Event::StageFinished(stage, duration));
+    }
+}

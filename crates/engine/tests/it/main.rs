@@ -1,0 +1,7 @@
+//! All integration tests of this crate, linked once.
+
+mod align;
+mod common;
+mod host;
+mod memory;
+mod turn;

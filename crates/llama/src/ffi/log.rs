@@ -1,0 +1,69 @@
+//! llama.cpp's log, forwarded to `tracing`. Its C API returns no error messages, so the last one that it logged on this
+//! thread is remembered and becomes the reason of a failed call.
+
+use llama_cpp_sys_2 as sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Once;
+
+thread_local! {
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+    static ERRORS_SUPPRESSED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets the log callback and starts llama.cpp's backends, once per process.
+pub(super) fn init() {
+    static INIT: Once = Once::new();
+    INIT.call_once(|| {
+        // SAFETY: called once, before any other call of llama.cpp; the callback is a static function without state.
+        unsafe {
+            sys::llama_log_set(Some(log_callback), std::ptr::null_mut());
+            sys::llama_backend_init();
+        }
+    });
+}
+
+unsafe extern "C" fn log_callback(level: sys::ggml_log_level, text: *const c_char, _data: *mut c_void) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: llama.cpp passes a string that ends with a zero byte and lives as long as this call.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let text = text.trim_end();
+    if level == sys::GGML_LOG_LEVEL_ERROR {
+        if !ERRORS_SUPPRESSED.get() {
+            LAST_ERROR.with_borrow_mut(|last| *last = text.to_owned());
+            tracing::error!(target: "llama", "{text}");
+        }
+    } else if level == sys::GGML_LOG_LEVEL_WARN {
+        tracing::warn!(target: "llama", "{text}");
+    } else {
+        tracing::debug!(target: "llama", "{text}");
+    }
+}
+
+/// Drops llama.cpp's error messages on this thread while it lives, for calls that are expected to fail.
+pub(super) struct ErrorLogSuppressor;
+
+impl ErrorLogSuppressor {
+    pub(super) fn begin() -> Self {
+        ERRORS_SUPPRESSED.set(true);
+        Self
+    }
+}
+
+impl Drop for ErrorLogSuppressor {
+    fn drop(&mut self) {
+        ERRORS_SUPPRESSED.set(false);
+    }
+}
+
+/// Forgets earlier messages, so that [`last_error`] returns only what the next call logs.
+pub(super) fn clear_error() {
+    LAST_ERROR.take();
+}
+
+pub(super) fn last_error() -> String {
+    let message = LAST_ERROR.take();
+    if message.is_empty() { "llama.cpp gives no reason".into() } else { message }
+}

@@ -1,0 +1,238 @@
+//! Operations on the cells of the KV cache: save, remove, restore, shift, recompute, compact. Each leaves a correct
+//! sequence table, also when it fails, so that the cached tokens are always known.
+
+use super::cache::{FORK_SEQ, KvCache, KvCacheMode, MAIN_SEQ, SCRATCH_SEQ};
+use super::error::KvCacheError;
+use super::plan::archived_position;
+use super::window::{KeyedWindow, match_window};
+use crate::attention::TapConfig;
+use crate::cells::{CellEntry, archive_ranges, contiguous_runs};
+use crate::ffi::{BatchToken, LlamaError, LlamaPos, LlamaToken, SeqId};
+use crate::kv_archive::{KvArchiveEntry, KvArchiveHeader, MAX_ENTRY_TOKENS};
+use halo_core::model::{CacheStats, StepFlow};
+use std::ops::Range;
+use std::sync::Arc;
+
+impl KvCache {
+    /// Removes the cells of all tokens that are not in the window; cells of pruned tokens are saved first.
+    pub(super) fn remove_absent(
+        &mut self,
+        window: &KeyedWindow<'_>,
+        stats: &mut CacheStats,
+    ) -> Result<(), KvCacheError> {
+        let absent = self.absent_entries(window);
+        if absent.is_empty() {
+            return Ok(());
+        }
+        if self.mode == KvCacheMode::EditCells {
+            // A token whose key is in the window was replaced by another token; it is not archived.
+            let is_pruned = |&n: &usize| window.keys.binary_search(&self.main.entries[n].key).is_err();
+            let pruned: Vec<usize> = absent.iter().copied().filter(is_pruned).collect();
+            self.save_cells(&pruned)?;
+        }
+        stats.pruned += absent.len();
+        if absent.len() == self.main.entries.len() {
+            let _ = self.context.seq_rm(MAIN_SEQ, -1, -1);
+            self.main.entries.clear();
+            self.k_shift_pending = false;
+            return Ok(());
+        }
+        let removed: Vec<CellEntry> = absent.iter().map(|&n| self.main.entries[n]).collect();
+        for run in contiguous_runs(&removed) {
+            let (start, end) = (removed[run.start].position, removed[run.end - 1].position + 1);
+            if !self.context.seq_rm(MAIN_SEQ, start, end) {
+                return Err(LlamaError::Decode("llama.cpp cannot remove single KV cells".into()).into());
+            }
+        }
+        let mut absent = absent.into_iter().peekable();
+        let mut n = 0;
+        self.main.entries.retain(|_| {
+            let is_absent = absent.next_if_eq(&n).is_some();
+            n += 1;
+            !is_absent
+        });
+        Ok(())
+    }
+
+    /// The cached entries that have to be removed before the cache can be synced with a window.
+    fn absent_entries(&self, window: &KeyedWindow<'_>) -> Vec<usize> {
+        let cached = &self.main.entries;
+        match self.mode {
+            KvCacheMode::EditCells => {
+                let matches = match_window(cached, window);
+                (0..cached.len()).filter(|&n| !matches[n]).collect()
+            }
+            KvCacheMode::Recompute => {
+                let slots = window.keys.iter().zip(window.tokens);
+                let prefix = cached
+                    .iter()
+                    .zip(slots)
+                    .take_while(|(entry, (key, token))| {
+                        entry.key == **key && token.id.0 == entry.token.cast_unsigned()
+                    })
+                    .count();
+                // A recurrent state can only be dropped as a whole.
+                let keep_prefix = prefix == cached.len() || self.context.can_shift();
+                (if keep_prefix { prefix } else { 0 }..cached.len()).collect()
+            }
+        }
+    }
+
+    /// Saves entries of the main sequence to the archive, unless they are archived at their present positions.
+    pub(super) fn save_cells(&mut self, entries: &[usize]) -> Result<(), KvCacheError> {
+        let Some(conversation) = self.conversation.clone() else { return Ok(()) };
+        let entries: Vec<CellEntry> = entries.iter().map(|&n| self.main.entries[n]).collect();
+        for range in archive_ranges(&entries, MAX_ENTRY_TOKENS) {
+            let run = &entries[range];
+            let (first, end) = (run[0], run[run.len() - 1].position + 1);
+            let tokens: Vec<LlamaToken> = run.iter().map(|entry| entry.token).collect();
+            if self.archive.contains(&conversation, first.key, &tokens, first.position) {
+                continue;
+            }
+            self.apply_k_shift()?;
+            self.context.seq_cp(MAIN_SEQ, SCRATCH_SEQ, first.position, end);
+            let cells = self.context.save_state(SCRATCH_SEQ);
+            let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+            if cells.is_empty() {
+                continue;
+            }
+            let entry = KvArchiveEntry { start: first.key, tokens, position: first.position, cells };
+            self.archive.insert(&conversation, entry);
+        }
+        Ok(())
+    }
+
+    /// Saves all entries of the main sequence; see [`save_cells`](Self::save_cells).
+    pub(super) fn save_all_cells(&mut self) -> Result<(), KvCacheError> {
+        self.save_cells(&(0..self.main.entries.len()).collect::<Vec<_>>())
+    }
+
+    /// Rotates the keys of shifted cells. llama.cpp does it at the start of a decode, so a token is decoded that nothing
+    /// needs. This decode cannot be cancelled: after half a K-shift, the next one would rotate that half again.
+    pub(super) fn apply_k_shift(&mut self) -> Result<(), KvCacheError> {
+        if self.k_shift_pending {
+            self.context.tap().configure(TapConfig::off());
+            let canceller = Arc::clone(self.context.canceller());
+            let decoded = canceller.run_uninterruptible(|| {
+                self.context.decode(SCRATCH_SEQ, &[BatchToken { token: 0, position: 0, logits: false }])
+            });
+            let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+            decoded?;
+            self.k_shift_pending = false;
+        }
+        Ok(())
+    }
+
+    /// Shifts runs of the main sequence to new start positions; returns how many tokens were shifted.
+    pub(super) fn shift_runs(&mut self, runs: &[(Range<usize>, LlamaPos)]) -> usize {
+        let shift = |(run, start): &(Range<usize>, LlamaPos)| *start - self.main.entries[run.start].position;
+        let shifts: Vec<(Range<usize>, LlamaPos)> =
+            runs.iter().map(|run| (run.0.clone(), shift(run))).filter(|(_, by)| *by != 0).collect();
+        // Positions must stay unique at every step: runs that go down from the first on, runs that go up from the last.
+        let down = shifts.iter().filter(|(_, by)| *by < 0);
+        let up = shifts.iter().rev().filter(|(_, by)| *by > 0);
+        let mut shifted = 0;
+        for (run, by) in down.chain(up) {
+            let entries = &mut self.main.entries[run.clone()];
+            let (start, end) = (entries[0].position, entries[entries.len() - 1].position + 1);
+            self.context.seq_add(MAIN_SEQ, start, end, *by);
+            entries.iter_mut().for_each(|entry| entry.position += by);
+            shifted += entries.len();
+            self.k_shift_pending = true;
+        }
+        shifted
+    }
+
+    /// Restores archived cells of a range of slots into a sequence, from position `start` on.
+    pub(super) fn restore_cells(
+        &mut self,
+        seq: SeqId,
+        header: &KvArchiveHeader,
+        slots: Range<usize>,
+        start: LlamaPos,
+        window: &KeyedWindow<'_>,
+    ) -> Result<Vec<CellEntry>, KvCacheError> {
+        let conversation = self.conversation.clone().unwrap_or_default();
+        let entry = self.archive.get(&conversation, window.keys[slots.start]);
+        let matches_header = |entry: &KvArchiveEntry| {
+            entry.start == header.start && entry.tokens == header.tokens && entry.position == header.position
+        };
+        let Some(entry) = entry.filter(|entry| matches_header(entry)) else {
+            self.archive.discard(&conversation, header.start);
+            return Err(LlamaError::StateRestore("they are damaged").into());
+        };
+        if let Err(error) = self.context.restore_state(SCRATCH_SEQ, &entry.cells) {
+            let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+            self.archive.discard(&conversation, entry.start);
+            return Err(error.into());
+        }
+        // llama.cpp restores the whole entry; cells of tokens outside the range are removed again.
+        let first = archived_position(header, window.keys[slots.start]);
+        let end = first + slots.len() as LlamaPos;
+        let entry_end = entry.position + entry.tokens.len() as LlamaPos;
+        if entry.position < first {
+            let _ = self.context.seq_rm(SCRATCH_SEQ, entry.position, first);
+        }
+        if end < entry_end {
+            let _ = self.context.seq_rm(SCRATCH_SEQ, end, entry_end);
+        }
+        if first != start {
+            self.context.seq_add(SCRATCH_SEQ, first, end, start - first);
+            self.k_shift_pending = true;
+        }
+        self.context.seq_cp(SCRATCH_SEQ, seq, -1, -1);
+        let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
+        let entries = window.entries(slots, start);
+        if seq == MAIN_SEQ {
+            self.main.insert(&entries);
+        }
+        Ok(entries)
+    }
+
+    /// Recomputes a range of slots over the tokens before it. It is decoded in the fork sequence, because in the main
+    /// sequence it would attend to the tokens after it as well.
+    pub(super) fn recompute_missing(
+        &mut self,
+        slots: Range<usize>,
+        start: LlamaPos,
+        window: &KeyedWindow<'_>,
+        progress: &mut dyn FnMut(usize) -> StepFlow,
+    ) -> Result<(), KvCacheError> {
+        self.apply_k_shift()?;
+        let entries = window.entries(slots, start);
+        let end = start + entries.len() as LlamaPos;
+        self.context.seq_cp(MAIN_SEQ, FORK_SEQ, 0, start);
+        let batch = self.context.params().batch as usize;
+        let mut decoded = Ok(());
+        for (n, entries) in entries.chunks(batch).enumerate() {
+            if progress(n * batch) == StepFlow::Stop {
+                decoded = Err(LlamaError::Cancelled);
+                break;
+            }
+            let items: Vec<BatchToken> = entries
+                .iter()
+                .map(|entry| BatchToken { token: entry.token, position: entry.position, logits: false })
+                .collect();
+            self.context.tap().configure(TapConfig::off());
+            decoded = self.context.decode(FORK_SEQ, &items);
+            if decoded.is_err() {
+                break;
+            }
+        }
+        if decoded.is_ok() {
+            self.context.seq_cp(FORK_SEQ, MAIN_SEQ, start, end);
+            self.main.insert(&entries);
+        }
+        let _ = self.context.seq_rm(FORK_SEQ, -1, -1);
+        Ok(decoded?)
+    }
+
+    /// Compaction: closes all holes in the positions of the main sequence with one K-shift.
+    pub fn compact(&mut self) -> Result<(), KvCacheError> {
+        self.drop_fork();
+        let runs =
+            contiguous_runs(&self.main.entries).into_iter().map(|run| (run.clone(), run.start as LlamaPos));
+        self.shift_runs(&runs.collect::<Vec<_>>());
+        self.apply_k_shift()
+    }
+}

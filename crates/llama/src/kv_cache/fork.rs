@@ -1,0 +1,117 @@
+//! A fork: a second sequence over the same cells, for side tasks (previews, memories) that must leave no trace. It shares
+//! the cells of the conversation instead of copying them, and shifts nothing unless positions run out.
+
+use super::cache::{FORK_SEQ, KvCache, KvCacheMode, MAIN_SEQ};
+use super::error::KvCacheError;
+use super::plan::{WindowSegment, archived_position};
+use super::sync::WindowSync;
+use super::window::{KeyedWindow, match_window};
+use crate::cells::{CellEntry, SequenceTable};
+use crate::ffi::LlamaPos;
+use halo_core::model::{CacheStats, StepFlow, WindowToken};
+
+impl KvCache {
+    /// Creates a fork that holds as much of a window as is cached, or can be restored without shifting anything. The
+    /// caller prefills the rest with [`decode`](Self::decode). [`drop_fork`](Self::drop_fork) ends it.
+    pub fn fork(
+        &mut self,
+        conversation: &str,
+        window: &[WindowToken],
+        max_answer_tokens: usize,
+    ) -> Result<WindowSync, KvCacheError> {
+        let keyed = self.keyed_window(window)?;
+        if self.mode == KvCacheMode::Recompute {
+            return self.sync_window(conversation, window, max_answer_tokens, &mut |_, _| StepFlow::Continue);
+        }
+        self.drop_fork();
+        if self.conversation.as_deref() != Some(conversation) {
+            self.switch_conversation(conversation);
+            let segments = self.plan_segments(&keyed);
+            self.place_segments(&segments, &keyed, 0, None, &mut CacheStats::default())?;
+        }
+        // Shared cells must have their final keys.
+        self.apply_k_shift()?;
+        let free = self.capacity().saturating_sub(self.main.entries.len());
+        let mut sync = self.build_fork(&keyed, free, max_answer_tokens)?;
+        let answer_cells = free.saturating_sub(sync.stats.prefilled + sync.stats.restored);
+        if sync.answer_budget < max_answer_tokens.min(answer_cells) {
+            // Positions run out before cells do: without compaction the answer would end early.
+            self.compact()?;
+            sync = self.build_fork(&keyed, free, max_answer_tokens)?;
+        }
+        if sync.answer_budget < max_answer_tokens.min(1) {
+            self.drop_fork();
+            let tokens = sync.stats.prefilled + sync.stats.restored + 1;
+            return Err(KvCacheError::ForkTooLarge { tokens, free, cells: self.capacity() });
+        }
+        Ok(sync)
+    }
+
+    /// Drops the fork, if there is one, and frees the cells that only it uses.
+    pub fn drop_fork(&mut self) {
+        if self.fork.take().is_some() {
+            let _ = self.context.seq_rm(FORK_SEQ, -1, -1);
+        }
+    }
+
+    /// Fills the fork sequence from the start of the window: shares cached cells, and restores archived ones whose own
+    /// positions are free. Stops at the first token that would need more. `free` cells are left for what is not shared.
+    fn build_fork(
+        &mut self,
+        window: &KeyedWindow<'_>,
+        free: usize,
+        max_answer_tokens: usize,
+    ) -> Result<WindowSync, KvCacheError> {
+        let mut stats = CacheStats::default();
+        let mut fork = SequenceTable::new(FORK_SEQ);
+        self.fork = Some(SequenceTable::new(FORK_SEQ));
+        let matches = match_window(&self.main.entries, window);
+        let cached = self.main.entries.iter().copied().zip(matches);
+        let cached: Vec<CellEntry> = cached.filter(|(_, matches)| *matches).map(|(entry, _)| entry).collect();
+        let (mut slot, mut next_cached) = (0, 0);
+        // The last token is always decoded: its logits are needed.
+        let end = window.len() - 1;
+        while slot < end {
+            let first = cached.get(next_cached).map_or(0, |entry| entry.position);
+            let shared = cached[next_cached..].iter().zip(&window.keys[slot..end]).zip(first..);
+            let shared = shared
+                .take_while(|((entry, key), position)| entry.key == **key && entry.position == *position)
+                .count();
+            if shared > 0 {
+                let run = &cached[next_cached..next_cached + shared];
+                self.context.seq_cp(MAIN_SEQ, FORK_SEQ, run[0].position, run[shared - 1].position + 1);
+                fork.entries.extend_from_slice(run);
+                (slot, next_cached) = (slot + shared, next_cached + shared);
+                stats.reused += shared;
+                continue;
+            }
+            let next = cached.get(next_cached);
+            let position_end = next.map_or(self.position_limit, |entry| entry.position);
+            let slot_end =
+                next.map_or(end, |entry| window.keys.partition_point(|key| *key < entry.key)).min(end);
+            let mut segments = Vec::new();
+            self.find_archived(slot..slot_end, window, usize::MAX, &mut segments);
+            let Some(WindowSegment::Archived(range, header)) = segments.into_iter().next() else { break };
+            let position = archived_position(&header, window.keys[range.start]);
+            let cells_fit = stats.restored + header.tokens.len() <= free;
+            let position_is_free =
+                position >= fork.next_position() && position + range.len() as LlamaPos <= position_end;
+            if !position_is_free || !cells_fit {
+                break;
+            }
+            let Ok(restored) = self.restore_cells(FORK_SEQ, &header, range.clone(), position, window) else {
+                break;
+            };
+            stats.restored += range.len();
+            fork.entries.extend(restored);
+            slot = range.end;
+        }
+        stats.prefilled = window.len() - slot;
+        let free_positions = (self.position_limit - fork.next_position()) as usize;
+        let answer_budget = max_answer_tokens
+            .min(free.saturating_sub(stats.prefilled + stats.restored))
+            .min(free_positions.saturating_sub(stats.prefilled));
+        self.fork = Some(fork);
+        Ok(WindowSync { prefill_from: slot, answer_budget, stats })
+    }
+}

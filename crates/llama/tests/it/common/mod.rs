@@ -1,0 +1,103 @@
+//! Helpers of the tests on the real model.
+
+use halo_core::model::{StepFlow, WindowToken};
+use halo_core::token::{Position, TokenId};
+use halo_llama::attention::{ReducedAttention, TapConfig, TapRows};
+use halo_llama::ffi::{ContextParams, LlamaContext, LlamaToken, ModelWeights};
+use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
+use halo_llama::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT, WindowSync};
+use halo_llama::token_key::token_keys;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+/// SmolLM2-135M-Instruct, which `scripts/models` downloads.
+pub fn model_path() -> PathBuf {
+    let configured = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
+    let downloaded =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = configured.unwrap_or(downloaded);
+    assert!(path.exists(), "{} is missing: `scripts/models` downloads it", path.display());
+    path
+}
+
+/// The model, loaded once; `HALO_TEST_GPU_LAYERS` layers of it on a GPU.
+pub fn weights() -> Arc<ModelWeights> {
+    static WEIGHTS: LazyLock<Arc<ModelWeights>> = LazyLock::new(|| {
+        let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
+        Arc::new(ModelWeights::load(&model_path(), layers.unwrap_or(0)).expect("it loads"))
+    });
+    Arc::clone(&WEIGHTS)
+}
+
+pub fn context(tokens: u32) -> LlamaContext {
+    LlamaContext::new(&weights(), ContextParams { tokens, batch: 256, threads: 1, sequences: SEQUENCE_COUNT })
+        .expect("enough memory")
+}
+
+/// A KV cache with an archive in RAM.
+pub fn open_kv_cache(tokens: u32) -> KvCache {
+    let limits = KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None };
+    KvCache::new(context(tokens), KvArchive::open(limits, 1), KvCacheMode::EditCells)
+}
+
+/// A conversation; each message is one chunk.
+pub const STORY: [&str; 7] = [
+    "<|im_start|>system\nYou are a playwright.<|im_end|>\n",
+    "<|im_start|>user\nThere is a gun on the wall above the fireplace, an old one, and nobody has touched it since the war.<|im_end|>\n",
+    "<|im_start|>assistant\nA gun on the wall in the first act. Then it must be fired before the last one.<|im_end|>\n",
+    "<|im_start|>user\nTell me about the weather on the day of the wedding, the guests and the old house by the sea.<|im_end|>\n",
+    "<|im_start|>assistant\nIt rained from morning on. The guests came late and wet, and nobody spoke of the will.<|im_end|>\n",
+    "<|im_start|>user\nAnd who is the man that waits in the hall?<|im_end|>\n",
+    "<|im_start|>assistant\nHe is the brother",
+];
+
+/// Chunks with consecutive timeline positions.
+pub fn tokenize_chunks(texts: &[&str]) -> Vec<Vec<WindowToken>> {
+    let weights = weights();
+    let mut position = 0;
+    let chunk = |text: &&str| {
+        let tokens = weights.tokenize(text, true);
+        let window_token = |(n, &token): (usize, &LlamaToken)| WindowToken {
+            position: Some(Position(position + n as u64)),
+            offset: 0,
+            id: TokenId(token.cast_unsigned()),
+            chunk_start: n == 0,
+        };
+        let chunk: Vec<WindowToken> = tokens.iter().enumerate().map(window_token).collect();
+        position += chunk.len() as u64;
+        chunk
+    };
+    texts.iter().map(chunk).collect()
+}
+
+/// Records the attention row of the last token of a batch.
+pub fn tap_last_row() -> TapConfig {
+    TapConfig { rows: TapRows::Last, cells: true, ..TapConfig::off() }
+}
+
+/// Syncs the cache with a window and prefills the rest; returns the sync, the attention row and the logits of the last token.
+pub fn sync_and_decode(
+    cache: &mut KvCache,
+    window: &[WindowToken],
+) -> Result<(WindowSync, ReducedAttention, Vec<f32>), KvCacheError> {
+    let sync = cache.sync_window("main", window, 1, &mut |_, _| StepFlow::Continue)?;
+    let row = decode_from(cache, window, sync.prefill_from)?;
+    Ok((sync, row, cache.context().logits().to_vec()))
+}
+
+/// Prefills a window from a slot on; returns the attention row of the last token.
+pub fn decode_from(
+    cache: &mut KvCache,
+    window: &[WindowToken],
+    from: usize,
+) -> Result<ReducedAttention, KvCacheError> {
+    let keys = token_keys(window).expect("in order");
+    let tokens: Vec<_> = (from..window.len())
+        .map(|n| (keys[n], window[n].id.0.cast_signed(), window[n].chunk_start))
+        .collect();
+    let mut row = ReducedAttention::default();
+    for batch in tokens.chunks(256) {
+        row = cache.decode(batch, tap_last_row())?.pop().expect("a row");
+    }
+    Ok(row)
+}

@@ -1,0 +1,229 @@
+//! Property test of the KV cache: a thousand random appends, prunes, resurrections and forks on the real model. After
+//! each, the cell table agrees with llama.cpp, attention rows sum to 1 with nothing on freed cells, and the logits equal
+//! those of a fresh context that is given the same cells.
+
+use crate::common::{context, decode_from, open_kv_cache, sync_and_decode, tap_last_row, tokenize_chunks};
+use halo_core::model::WindowToken;
+use halo_core::testing::logits::compare_logits;
+use halo_core::token::Position;
+use halo_llama::cells::CellEntry;
+use halo_llama::ffi::{BatchToken, LlamaContext, SeqId};
+use halo_llama::kv_cache::KvCache;
+use std::collections::BTreeMap;
+
+const STEPS: usize = 1000;
+const CELLS: u32 = 512;
+const MAX_WINDOW_TOKENS: usize = 260;
+const MAIN_SEQ: SeqId = SeqId(0);
+const SCRATCH_SEQ: SeqId = SeqId(1);
+const FILLER_SEQ: SeqId = SeqId(2);
+
+const SAMPLE_TEXT: &str = "the old gun on the wall above the fireplace was never fired before the last act of the play, and when the \
+                     rain came the guests stood in the hall and spoke of the will, of the sea, of the brother who had gone, \
+                     谢谢, naïve 🌱, fn main() { println!(\"{}\", 1 + 2); }, 3.1415 and 1789, one after the other";
+
+struct KvPropertyRng(u64);
+
+impl KvPropertyRng {
+    fn next_below(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides.max(1)
+    }
+}
+
+/// A conversation with random chunks.
+struct KvPropertyConversation {
+    rng: KvPropertyRng,
+    sample: Vec<WindowToken>,
+    chunks: Vec<Vec<WindowToken>>,
+    live: Vec<bool>,
+}
+
+impl KvPropertyConversation {
+    /// A chunk of sample tokens that follows the last chunk.
+    fn new_chunk(&self, len: usize, from: usize) -> Vec<WindowToken> {
+        let position = self.chunks.iter().map(Vec::len).sum::<usize>() as u64;
+        let token = |n: usize| WindowToken {
+            position: Some(Position(position + n as u64)),
+            chunk_start: n == 0,
+            ..self.sample[(from + n) % self.sample.len()]
+        };
+        (0..len).map(token).collect()
+    }
+
+    fn append(&mut self, len: usize, from: usize) {
+        self.chunks.push(self.new_chunk(len, from));
+        self.live.push(true);
+    }
+
+    fn live_tokens(&self) -> usize {
+        self.window().len()
+    }
+
+    fn window(&self) -> Vec<WindowToken> {
+        let live = self.chunks.iter().zip(&self.live).filter(|(_, live)| **live);
+        live.flat_map(|(chunk, _)| chunk.clone()).collect()
+    }
+
+    /// A random chunk that is live or not, except the first one, which has the attention sink, and the last one.
+    fn random_chunk(&mut self, live: bool) -> Option<usize> {
+        let last = self.live.len().saturating_sub(1);
+        let candidates: Vec<usize> = (1..last).filter(|&n| self.live[n] == live).collect();
+        if candidates.is_empty() { None } else { Some(candidates[self.rng.next_below(candidates.len())]) }
+    }
+
+    /// Applies a random operation; returns its name.
+    fn random_step(&mut self) -> &'static str {
+        let live_tokens = self.live_tokens();
+        match self.rng.next_below(4) {
+            0 if live_tokens < MAX_WINDOW_TOKENS => {
+                let (len, from) = (3 + self.rng.next_below(18), self.rng.next_below(self.sample.len()));
+                self.append(len, from);
+                "append"
+            }
+            1 => {
+                for _ in 0..=self.rng.next_below(3) {
+                    if let Some(n) = self.random_chunk(false)
+                        && live_tokens + 3 * self.chunks[n].len() < MAX_WINDOW_TOKENS
+                    {
+                        self.live[n] = true;
+                    }
+                }
+                "resurrect"
+            }
+            2 => "fork",
+            _ => {
+                for _ in 0..=self.rng.next_below(3) {
+                    if let Some(n) = self.random_chunk(true) {
+                        self.live[n] = false;
+                    }
+                }
+                "prune"
+            }
+        }
+    }
+
+    /// The window with new tokens at the end and a random part left out.
+    fn forked_window(&mut self) -> Vec<WindowToken> {
+        let mut window = self.window();
+        let from = self.rng.next_below(self.sample.len());
+        window.extend(self.new_chunk(5, from));
+        let (start, len) = (1 + self.rng.next_below(window.len() / 2), self.rng.next_below(9));
+        window.drain(start..(start + len).min(window.len() - 2));
+        window
+    }
+}
+
+fn check_fork(cache: &mut KvCache, window: &[WindowToken], step: usize) {
+    let before = cache.sequence().entries.clone();
+    let sync = cache.fork("main", window, 4).expect("forked");
+    let row = decode_from(cache, window, sync.prefill_from).expect("decoded");
+    let sum: f32 = row.mean.iter().sum();
+    assert!((sum - 1.0).abs() < 1e-5 && row.mean.len() == window.len(), "step {step}: {sum}");
+    cache.drop_fork();
+    assert_eq!(cache.sequence().entries, before);
+}
+
+/// Syncs the cache with the window and checks it; [`KvCache::decode`] itself checks the cell table and the rows in debug
+/// builds.
+fn check_sync(cache: &mut KvCache, window: &[WindowToken], step: usize) -> Vec<CellEntry> {
+    let (sync, row, _) = sync_and_decode(cache, window).expect("decoded");
+    let moved = (sync.stats.shifted, sync.stats.recomputed);
+    assert_eq!(moved, (0, 0), "step {step}: there is room, and nothing is lost");
+    assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+    let cached = cache.sequence().entries.clone();
+    let same = |(entry, token): (&CellEntry, &WindowToken)| {
+        entry.key.timeline_pos.cast_unsigned() == token.position.expect("a position").0
+    };
+    assert!(cached.len() == window.len() && cached.iter().zip(window).all(same));
+    cached
+}
+
+/// Decodes the last token again, in the cache and in a fresh context that is given the same cells, and compares the
+/// logits. `filler` is a state in which all cells are taken, the n-th by a token at position n.
+fn check_against_fresh(
+    cache: &mut KvCache,
+    cached: &[CellEntry],
+    fresh: &mut LlamaContext,
+    filler: &[u8],
+) -> (f32, f64) {
+    let (last, others) = cached.split_last().expect("tokens");
+    assert!(cache.context().seq_rm(MAIN_SEQ, last.position, -1));
+    let cells = cache.context().save_state(MAIN_SEQ);
+    let item = BatchToken { token: last.token, position: last.position, logits: true };
+    cache.context().tap().configure(tap_last_row());
+    cache.context().decode(MAIN_SEQ, &[item]).expect("decoded");
+    let last_cell = cache.context().tap().batch_cells()[0] as i32;
+    // llama.cpp uses the first free cells. Only the cells that are taken in the cache are freed in the fresh context, so
+    // each token gets the same cell, and sums are computed in the same order.
+    assert!(fresh.seq_rm(MAIN_SEQ, -1, -1));
+    fresh.restore_state(FILLER_SEQ, filler).expect("the same context size");
+    let others: Vec<i32> = others.iter().map(|t| t.cell.expect("resolved") as i32).collect();
+    others.iter().for_each(|&cell| assert!(fresh.seq_rm(FILLER_SEQ, cell, cell + 1)));
+    fresh.restore_state(MAIN_SEQ, &cells).expect("the same context size");
+    assert!(fresh.seq_rm(FILLER_SEQ, others.iter().copied().fold(last_cell, i32::max) + 1, -1));
+    assert!(fresh.seq_rm(FILLER_SEQ, last_cell, last_cell + 1));
+    fresh.tap().configure(tap_last_row());
+    fresh.decode(MAIN_SEQ, &[item]).expect("decoded");
+    assert_eq!(fresh.tap().batch_cells(), [i64::from(last_cell)]);
+    let (max_diff, kl, _) = compare_logits(fresh.logits(), cache.context().logits());
+    (max_diff, kl)
+}
+
+/// The cells of a chunk as bytes. None where the cells are not in the order of the tokens: llama.cpp writes them in cell
+/// order, so their bytes cannot be compared.
+fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken]) -> Option<Vec<u8>> {
+    let first = chunk[0].position.expect("a position").0.cast_signed();
+    let slot = cached.iter().position(|t| t.key.timeline_pos == first).expect("it is live");
+    let (start, end) = (cached[slot].position, cached[slot].position + chunk.len() as i32);
+    cache.context().seq_cp(MAIN_SEQ, SCRATCH_SEQ, start, end);
+    let cells = cache.context().save_state(SCRATCH_SEQ);
+    assert!(cache.context().seq_rm(SCRATCH_SEQ, -1, -1));
+    let position =
+        |n: usize| i32::from_le_bytes(cells[16 + n * 12..20 + n * 12].try_into().expect("four bytes"));
+    (1..chunk.len()).all(|n| position(n - 1) < position(n)).then_some(cells)
+}
+
+#[test]
+fn kv_cache_equals_fresh_cache_after_random_steps() {
+    let sample = tokenize_chunks(&[SAMPLE_TEXT]).remove(0);
+    let mut conversation =
+        KvPropertyConversation { rng: KvPropertyRng(11), sample, chunks: Vec::new(), live: Vec::new() };
+    let mut cache = open_kv_cache(CELLS);
+    let mut fresh = context(CELLS);
+    let filler: Vec<BatchToken> =
+        (0..CELLS as i32).map(|n| BatchToken { token: 5, position: n, logits: false }).collect();
+    filler.chunks(256).for_each(|batch| fresh.decode(FILLER_SEQ, batch).expect("decoded"));
+    let filler = fresh.save_state(FILLER_SEQ);
+    let mut first_cells: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut compared = 0;
+    conversation.append(12, 0);
+    for step in 0..STEPS {
+        let operation = conversation.random_step();
+        *counts.entry(operation).or_default() += 1;
+        let window = conversation.window();
+        if operation == "fork" {
+            check_fork(&mut cache, &conversation.forked_window(), step);
+        }
+        if step % 3 == 0 {
+            cache.persist("main", &window).expect("persisted");
+        }
+        let cached = check_sync(&mut cache, &window, step);
+        let difference = check_against_fresh(&mut cache, &cached, &mut fresh, &filler);
+        assert_eq!(difference, (0.0, 0.0), "step {step} ({operation}): not the logits of a fresh context");
+
+        // The cells of a chunk never change after they were computed.
+        let chunks = 0..conversation.chunks.len() - 1;
+        let live: Vec<usize> = chunks.filter(|&n| conversation.live[n]).collect();
+        if let Some(&n) = live.get(conversation.rng.next_below(live.len()))
+            && let Some(cells) = chunk_cells(&mut cache, &cached, &conversation.chunks[n])
+        {
+            compared += usize::from(first_cells.contains_key(&n));
+            let first = first_cells.entry(n).or_insert_with(|| cells.clone());
+            assert!(*first == cells, "step {step}: the cells of chunk {n} changed");
+        }
+    }
+    println!("{counts:?}; the cells of a chunk were compared {compared} times");
+    assert!(compared > 100 && counts.values().all(|&n| n > 150));
+}

@@ -1,0 +1,9 @@
+//! All integration tests of this crate, linked once.
+
+mod common;
+mod damaged_gguf;
+mod generate;
+mod kv_cache;
+mod kv_cache_fuzz;
+mod kv_cache_property;
+mod model;

@@ -1,0 +1,320 @@
+//! The index follows the timeline: after any changes it equals one built from scratch.
+
+use halo_core::change::{Append, Change, NewToken};
+use halo_core::embedder::Embedder;
+use halo_core::manual_edit;
+use halo_core::model::StepFlow;
+use halo_core::store::{Access, Durability, RecordKind, Store};
+use halo_core::testing::doubles::{HashEmbedder, InMemoryStore};
+use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, ContentKind, Role, TokenId, TurnId};
+use halo_recall::rank::{RankFeature, RankedChunk, SearchMode};
+use halo_recall::recall::{Recall, SearchOptions};
+use proptest::prelude::*;
+
+const DEFAULT_OPTIONS: SearchOptions =
+    SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 100 };
+
+fn hash_embedder() -> Option<Box<dyn Embedder + Send>> {
+    Some(Box::new(HashEmbedder))
+}
+
+fn open_recall(store: &mut InMemoryStore, timeline: &Timeline) -> Recall {
+    Recall::open(store, "c", timeline, hash_embedder()).expect("it opens")
+}
+
+fn embed_all(recall: &mut Recall, store: &mut InMemoryStore, timeline: &Timeline) -> usize {
+    let mut embedded = 0;
+    while recall.index().missing_vectors() > 0 {
+        let progress =
+            recall.embed_pending(store, timeline, 3, &mut |_| StepFlow::Continue).expect("embedded");
+        assert!(progress.embedded > 0, "it makes progress");
+        embedded += progress.embedded;
+    }
+    embedded
+}
+
+/// A conversation in a store.
+struct RecallTestConversation {
+    store: InMemoryStore,
+    timeline: Timeline,
+}
+
+impl RecallTestConversation {
+    fn new() -> Self {
+        let mut store = InMemoryStore::default();
+        let timeline = store.load("c", Access::Write).expect("a new conversation");
+        Self { store, timeline }
+    }
+
+    fn commit(&mut self, change: &Change) {
+        self.store.transact("c", &mut self.timeline, change, Durability::Immediate).expect("it is written");
+    }
+
+    /// Appends a turn; `|` starts a new chunk.
+    fn append_turn(&mut self, role: Role, turn: u32, text: &str) {
+        let mut tokens = Vec::new();
+        for (chunk_index, part) in (0..).zip(text.split('|')) {
+            for word in part.split_inclusive(' ') {
+                let (id, text, brightness) = (TokenId(7), word.to_owned(), Brightness(10_000.0));
+                tokens.push(NewToken { id, text, chunk_index, brightness, kind: ContentKind::Message });
+            }
+        }
+        let at = self.timeline.next_position();
+        self.commit(&Change::Append(Append { at, turn: TurnId(turn), role, tokens }));
+    }
+
+    fn edit(&mut self, plan: impl Fn(&Timeline) -> Change) {
+        let change = plan(&self.timeline);
+        self.commit(&change);
+    }
+}
+
+fn chunk_id(name: &str) -> ChunkId {
+    name.parse().expect("a name")
+}
+
+fn chunk_names(found: &[RankedChunk]) -> Vec<String> {
+    found.iter().map(|f| f.hit.chunk.to_string()).collect()
+}
+
+fn sample_conversation() -> RecallTestConversation {
+    let mut conversation = RecallTestConversation::new();
+    conversation.append_turn(Role::User, 0, "My sister Anna keeps bees in Lyon.");
+    conversation.append_turn(Role::Assistant, 1, "How lovely!| Bees need flowers and some water near by.");
+    conversation.append_turn(Role::User, 2, "Which tea is best in the morning?");
+    conversation.append_turn(Role::Assistant, 3, "Assam is strong.");
+    conversation
+}
+
+#[test]
+fn search_finds_pruned_but_not_deleted_chunks() {
+    let mut conversation = sample_conversation();
+    let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
+    embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
+    let search = |recall: &mut Recall| recall.search("who keeps bees", None, DEFAULT_OPTIONS).expect("found");
+    assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"));
+    conversation.edit(|t| manual_edit::prune(t, chunk_id("u0.0"), None).expect("it can be pruned"));
+    assert_eq!(
+        recall.sync(&mut conversation.store, &conversation.timeline).expect("synced"),
+        0,
+        "pruning changes nothing"
+    );
+    assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"), "a pruned chunk is found");
+    conversation.edit(|t| manual_edit::delete(t, chunk_id("u0.0")).expect("it can be deleted"));
+    assert!(recall.sync(&mut conversation.store, &conversation.timeline).expect("synced") > 0);
+    let found = search(&mut recall);
+    assert!(found.iter().all(|f| f.hit.chunk != chunk_id("u0.0")), "{:?}", chunk_names(&found));
+    conversation.edit(|t| manual_edit::undelete(t, chunk_id("u0.0")).expect("it can be undeleted"));
+    recall.sync(&mut conversation.store, &conversation.timeline).expect("synced");
+    embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
+    assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"), "an undeleted chunk is found again");
+}
+
+#[test]
+fn embed_jobs_include_question_again_once_answered() {
+    let mut conversation = RecallTestConversation::new();
+    conversation.append_turn(Role::User, 0, "Where is the gun?");
+    let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
+    let jobs: Vec<_> = recall
+        .index()
+        .pending_embed_jobs(&conversation.timeline, 9)
+        .into_iter()
+        .map(|job| job.text)
+        .collect();
+    assert_eq!(jobs, ["Where is the gun?"], "without context both vectors have the same text");
+    assert_eq!(embed_all(&mut recall, &mut conversation.store, &conversation.timeline), 2);
+    conversation.append_turn(Role::Assistant, 1, "On the wall.|It is loaded.");
+    recall.sync(&mut conversation.store, &conversation.timeline).expect("synced");
+    let jobs: Vec<_> = recall
+        .index()
+        .pending_embed_jobs(&conversation.timeline, 9)
+        .into_iter()
+        .map(|job| (job.text, job.targets.len()))
+        .collect();
+    let pair = "Where is the gun?\nOn the wall.";
+    let expected = [
+        // The text in context of both openings is the same.
+        (pair.to_owned(), 2),
+        ("On the wall.".to_owned(), 1),
+        ("It is loaded.".to_owned(), 1),
+        (format!("{pair}\nIt is loaded."), 1),
+    ];
+    assert_eq!(jobs, expected);
+    embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
+    // The two chunks of the answer are merged.
+    conversation.edit(|t| manual_edit::merge(t, chunk_id("a1.1")).expect("they can be merged"));
+    recall.sync(&mut conversation.store, &conversation.timeline).expect("synced");
+    let jobs: Vec<_> = recall
+        .index()
+        .pending_embed_jobs(&conversation.timeline, 9)
+        .into_iter()
+        .map(|job| job.text)
+        .collect();
+    assert_eq!(jobs, ["Where is the gun?\nOn the wall.It is loaded.", "On the wall.It is loaded."]);
+    // After a restart, vectors of current texts are loaded, and no others.
+    let mut again = open_recall(&mut conversation.store, &conversation.timeline);
+    assert_eq!(again.index().missing_vectors(), recall.index().missing_vectors());
+    let found = again.search("where is the gun", None, DEFAULT_OPTIONS).expect("found");
+    let has_vectors = |name| {
+        found
+            .iter()
+            .find(|f| f.hit.chunk == chunk_id(name))
+            .expect("it is found")
+            .similarity
+            .map(|similarity| similarity.is_some())
+    };
+    assert_eq!(
+        (has_vectors("u0.0"), has_vectors("a1.0")),
+        ([true, false], [false, false]),
+        "no vector of an older text"
+    );
+}
+
+#[test]
+fn search_hits_explain_their_score() {
+    let mut conversation = sample_conversation();
+    let names = "{\"0\":\"Marc\",\"1\":\"Halo\",\"2\":\"Marc\",\"3\":\"Halo\"}";
+    conversation.store.put_record("c", RecordKind::Setting, "speakers", Some(names)).expect("stored");
+    let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
+    embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
+    let found =
+        recall.search("Where does Marc's sister keep her bees?", None, DEFAULT_OPTIONS).expect("found");
+    let best = &found[0];
+    assert_eq!(best.hit.chunk, chunk_id("u0.0"));
+    assert_eq!(best.matched_terms, ["sister", "keep", "marc", "bee"]);
+    assert_eq!(best.ranks, [Some(0), Some(0)]);
+    assert!(best.similarity[0].is_some_and(|similarity| similarity > 0.0));
+    let score_of =
+        |feature| best.feature_scores.iter().find(|(f, _)| *f == feature).map_or(0.0, |(_, score)| *score);
+    for feature in [
+        RankFeature::Lexical,
+        RankFeature::Semantic,
+        RankFeature::Speaker,
+        RankFeature::FirstPerson,
+        RankFeature::MentionsName,
+        RankFeature::AnswersName,
+    ] {
+        assert!(score_of(feature) > 0.0, "{}: {:?}", feature.name(), best.feature_scores);
+    }
+    let sum: f64 = best.feature_scores.iter().map(|(_, score)| f64::from(*score)).sum();
+    assert_eq!(sum, best.hit.score, "the features sum to the score");
+    // The boost of user chunks.
+    let boosted = recall
+        .search("Marc's bees", None, SearchOptions { user_boost: 2.0, ..DEFAULT_OPTIONS })
+        .expect("found");
+    let plain = recall.search("Marc's bees", None, DEFAULT_OPTIONS).expect("found");
+    let score =
+        |found: &[RankedChunk]| found.iter().find(|f| f.hit.chunk == chunk_id("u0.0")).map(|f| f.hit.score);
+    assert_eq!(score(&boosted), score(&plain).map(|score| score * 2.0));
+    // Diversity keeps the best hit first.
+    let diverse = recall
+        .search("bees", None, SearchOptions { diversity: 0.5, limit: 3, ..DEFAULT_OPTIONS })
+        .expect("found");
+    assert_eq!(diverse.len(), 3);
+    assert_eq!(
+        diverse[0].hit.chunk,
+        recall.search("bees", None, DEFAULT_OPTIONS).expect("found")[0].hit.chunk
+    );
+}
+
+#[test]
+fn search_without_embedder_is_lexical() {
+    let mut conversation = sample_conversation();
+    let mut recall =
+        Recall::open(&mut conversation.store, "c", &conversation.timeline, None).expect("it opens");
+    assert!(!recall.has_embedder());
+    assert_eq!(recall.index().missing_vectors(), 0);
+    for mode in [SearchMode::Hybrid, SearchMode::Dense, SearchMode::Lexical] {
+        let found =
+            recall.search("strong tea", None, SearchOptions { mode, ..DEFAULT_OPTIONS }).expect("found");
+        let top: Vec<_> = found.iter().take(2).map(|f| f.hit.chunk).collect();
+        assert!(
+            top.contains(&chunk_id("u2.0")) && top.contains(&chunk_id("a3.0")),
+            "{:?}",
+            chunk_names(&found)
+        );
+        assert!(found.iter().all(|f| f.similarity == [None; 2]));
+    }
+    assert_eq!(recall.search("…", None, DEFAULT_OPTIONS).expect("no words").len(), 5);
+    let mut empty = RecallTestConversation::new();
+    let mut recall = open_recall(&mut empty.store, &empty.timeline);
+    assert_eq!(recall.search("anything", None, DEFAULT_OPTIONS).expect("found"), []);
+}
+
+#[test]
+fn embed_keeps_finished_vectors_when_stopped() {
+    let mut conversation = sample_conversation();
+    let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
+    let all = recall.index().missing_vectors();
+    let progress = recall
+        .embed_pending(&mut conversation.store, &conversation.timeline, 99, &mut |_| StepFlow::Stop)
+        .expect("stopped");
+    assert!(progress.embedded > 0 && progress.missing == all - progress.embedded);
+    let again = open_recall(&mut conversation.store, &conversation.timeline);
+    assert_eq!(again.index().missing_vectors(), progress.missing, "stored vectors are loaded");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Random changes, syncs, partial embeddings, crashes and restarts: in the end every search gives the same hits, in the
+    /// same order and with the same explanations, as an index built from scratch.
+    #[test]
+    fn index_equals_one_built_from_scratch(
+        ops in proptest::collection::vec(any::<FuzzOp>(), 1..80),
+        random in proptest::collection::vec(any::<u8>(), 80 * 3),
+        query in "[a-z]{1,3} [a-z]{1,3}( I)?( you)?",
+    ) {
+        let fuzz = TimelineFuzz::run(&ops);
+        let mut store = InMemoryStore::default();
+        let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+        let mut recall = open_recall(&mut store, &timeline);
+        for (change, random) in fuzz.changes.iter().zip(random.chunks(3).cycle()) {
+            let durability = if random[0].is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
+            if store.transact("c", &mut timeline, change, durability).is_err() {
+                // After a crash, later changes may not apply.
+                continue;
+            }
+            if random[1].is_multiple_of(3) {
+                recall.sync(&mut store, &timeline).expect("synced");
+                recall.embed_pending(&mut store, &timeline, usize::from(random[2] % 4), &mut |_| {
+                    if random[2].is_multiple_of(5) { StepFlow::Stop } else { StepFlow::Continue }
+                }).expect("embedded");
+            }
+            if random[2].is_multiple_of(11) {
+                store.simulate_crash();
+                timeline = store.load("c", Access::Write).expect("it opens");
+                recall = open_recall(&mut store, &timeline);
+            }
+        }
+        recall.sync(&mut store, &timeline).expect("synced");
+        embed_all(&mut recall, &mut store, &timeline);
+
+        let mut fresh = Recall::open(&mut store, "c", &timeline, Some(Box::new(RenamedEmbedder(HashEmbedder)))).expect("it opens");
+        let chunks = timeline.chunks().filter(|c| !c.is_deleted() && !recall.index().text(&timeline, c.id()).trim().is_empty());
+        prop_assert_eq!(recall.index().len(), chunks.count());
+        embed_all(&mut fresh, &mut store, &timeline);
+        for mode in [SearchMode::Hybrid, SearchMode::Dense, SearchMode::Lexical] {
+            let options = SearchOptions { mode, ..DEFAULT_OPTIONS };
+            prop_assert_eq!(
+                recall.search(&query, None, options).expect("found"),
+                fresh.search(&query, None, options).expect("found")
+            );
+        }
+    }
+}
+
+/// The same embedder under another name, so that no stored vector is used.
+struct RenamedEmbedder(HashEmbedder);
+
+impl Embedder for RenamedEmbedder {
+    fn info(&mut self) -> Result<halo_core::embedder::EmbedderInfo, halo_core::Error> {
+        Ok(halo_core::embedder::EmbedderInfo { name: "another".into(), ..self.0.info()? })
+    }
+
+    fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, halo_core::Error> {
+        self.0.embed(texts)
+    }
+}

@@ -1,0 +1,232 @@
+//! Forgetting permanently: what is erased is hidden for a grace period first, in which it can be cancelled.
+
+// The macro that describes the routes qualifies names that it need not.
+#![allow(unused_qualifications)]
+
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use halo_core::token::ChunkId;
+use halo_engine::event::ChangeAction;
+use halo_engine::forget::{
+    ForgetPlan, ForgetQuery, ForgetReport, ForgetSelection, ForgetService, ForgetSubject, ForgetTiming,
+    WholeWordMatcher,
+};
+use halo_engine::host::JobContext;
+use halo_engine::session::Session;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_pending_forgets))
+        .routes(routes!(forget))
+        .routes(routes!(cancel_forget))
+}
+
+/// What to forget: chunks and turns, text that contains words, or everything.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ApiForgetRequest {
+    /// Chunks, such as `u4.0`.
+    #[serde(default)]
+    chunks: Vec<String>,
+    /// Whole turns, by number.
+    #[serde(default)]
+    turns: Vec<u32>,
+    /// Every chunk and memory that contains these words (whole words, case-insensitive); with chunks or turns, only among
+    /// those.
+    matching: Option<String>,
+    /// The whole conversation, including its name.
+    #[serde(default)]
+    all: bool,
+    /// Erase immediately, without the grace period. This cannot be cancelled.
+    #[serde(default)]
+    now: bool,
+}
+
+/// What a request has forgotten, or will forget.
+#[derive(Serialize, ToSchema)]
+struct ApiForgetResult {
+    chunks: Vec<String>,
+    /// Memories that contain the words, or may mention the chunks.
+    memories: Vec<u64>,
+    tokens: usize,
+    /// When the text is erased, in milliseconds since 1970; null: it is erased already.
+    due: Option<i64>,
+    /// Where the same text still is.
+    warnings: Vec<String>,
+}
+
+/// Text that is hidden, and erased at the end of its grace period.
+#[derive(Serialize, ToSchema)]
+struct ApiPendingForget {
+    /// When it is erased, in milliseconds since 1970.
+    due: i64,
+    chunks: Vec<String>,
+    memories: Vec<u64>,
+    /// Whether it is the whole conversation.
+    all: bool,
+}
+
+/// What to keep after all; nothing selected: everything that is pending.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ApiForgetCancelRequest {
+    /// Chunks, such as `u4.0`.
+    #[serde(default)]
+    chunks: Vec<String>,
+    /// Whole turns, by number.
+    #[serde(default)]
+    turns: Vec<u32>,
+}
+
+/// How much is kept after all.
+#[derive(Serialize, ToSchema)]
+struct ApiForgetCancelResult {
+    chunks: usize,
+    memories: usize,
+}
+
+fn parse_selection(chunks: &[String], turns: Vec<u32>) -> ApiResult<ForgetSelection> {
+    let chunks: Result<Vec<ChunkId>, _> = chunks.iter().map(|chunk| chunk.parse()).collect();
+    let chunks = chunks.map_err(|error| ErrorResponse::bad_request(format!("{error}")))?;
+    Ok(ForgetSelection { chunks, turns, turn_range: None })
+}
+
+fn parse_query(request: ApiForgetRequest) -> ApiResult<ForgetQuery> {
+    let selection = parse_selection(&request.chunks, request.turns)?;
+    let is_part = !selection.is_empty() || request.matching.is_some();
+    match (request.all, is_part) {
+        (true, false) => Ok(ForgetQuery::All),
+        (true, true) => Err(ErrorResponse::bad_request("all goes without chunks, turns and matching")),
+        (false, false) => Err(ErrorResponse::bad_request("select chunks, turns, matching or all")),
+        (false, true) => {
+            let matching = request.matching.as_deref().map(WholeWordMatcher::new).transpose()?;
+            Ok(ForgetQuery::Part { selection, matching })
+        }
+    }
+}
+
+/// List what is pending: hidden, and erased at the end of its grace period
+#[utoipa::path(get, path = "/conversations/{name}/forget", params(("name" = String, Path)),
+    responses((status = 200, body = Vec<ApiPendingForget>), (status = 404, body = ApiError)))]
+async fn list_pending_forgets(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+) -> ApiResult<Json<Vec<ApiPendingForget>>> {
+    spawn_blocking(move || {
+        let pending = ForgetService::new(app.backend.forget_backend()).list_pending(&name)?;
+        let pending = pending.into_iter().map(|item| ApiPendingForget {
+            due: item.due_at,
+            chunks: item.chunks.iter().map(|(chunk, _)| chunk.to_string()).collect(),
+            memories: item.memories,
+            all: item.whole_conversation,
+        });
+        Ok(Json(pending.collect()))
+    })
+    .await
+}
+
+/// Forget text permanently: it is hidden now, and erased at the end of the grace period or at once
+#[utoipa::path(post, path = "/conversations/{name}/forget", params(("name" = String, Path)), request_body = ApiForgetRequest,
+    responses((status = 200, body = ApiForgetResult), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+async fn forget(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+    JsonBody(request): JsonBody<ApiForgetRequest>,
+) -> ApiResult<Json<ApiForgetResult>> {
+    let timing = if request.now { ForgetTiming::Now } else { ForgetTiming::AfterGrace };
+    let query = parse_query(request)?;
+    let erases_all = matches!(query, ForgetQuery::All);
+    let conversation = name.clone();
+    let (plan, report) = run_forget(&app, &name, move |service, session, context| {
+        let plan = service.plan(&conversation, &query)?;
+        if plan.rows.is_empty() {
+            return Err(ErrorResponse::not_found("nothing matches: nothing was forgotten"));
+        }
+        let kv_key = session.kv_key().to_owned();
+        let now = jiff::Timestamp::now().as_millisecond();
+        let plans = [plan];
+        let report = context.run_without_lease(session, || service.forget(&plans, timing, now))?;
+        if report.due_at.is_none() {
+            session.delete_kv(&kv_key)?;
+        }
+        let [plan] = plans;
+        context.announce_change(ChangeAction::Deleted, planned_chunks(&plan));
+        Ok((plan, report))
+    })
+    .await?;
+    if report.due_at.is_none() {
+        app.attention_cache.remove(&name);
+        if erases_all {
+            app.host.close(&name);
+        }
+    }
+    Ok(Json(forget_result(&plan, &report)))
+}
+
+fn planned_chunks(plan: &ForgetPlan) -> Vec<ChunkId> {
+    let chunk = |subject: &ForgetSubject| match subject {
+        ForgetSubject::Chunk(chunk) => Some(*chunk),
+        ForgetSubject::Memory(_) => None,
+    };
+    plan.rows.iter().filter_map(|row| chunk(&row.subject)).collect()
+}
+
+fn forget_result(plan: &ForgetPlan, report: &ForgetReport) -> ApiForgetResult {
+    let memory = |subject: &ForgetSubject| match subject {
+        ForgetSubject::Memory(memory) => Some(memory.id),
+        ForgetSubject::Chunk(_) => None,
+    };
+    ApiForgetResult {
+        chunks: planned_chunks(plan).iter().map(ToString::to_string).collect(),
+        memories: plan.rows.iter().filter_map(|row| memory(&row.subject)).collect(),
+        tokens: report.tokens,
+        due: report.due_at,
+        warnings: report.warnings.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// Cancel pending erasures: the text is visible again
+#[utoipa::path(post, path = "/conversations/{name}/forget/cancel", params(("name" = String, Path)), request_body = ApiForgetCancelRequest,
+    responses((status = 200, body = ApiForgetCancelResult), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 503, body = ApiError)))]
+async fn cancel_forget(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+    JsonBody(request): JsonBody<ApiForgetCancelRequest>,
+) -> ApiResult<Json<ApiForgetCancelResult>> {
+    let selection = parse_selection(&request.chunks, request.turns)?;
+    let conversation = name.clone();
+    let cancelled = run_forget(&app, &name, move |service, session, context| {
+        let cancelled = context.run_without_lease(session, || service.cancel(&conversation, &selection))?;
+        context.announce_change(ChangeAction::Undeleted, Vec::new());
+        Ok(cancelled)
+    })
+    .await?;
+    Ok(Json(ApiForgetCancelResult { chunks: cancelled.chunks, memories: cancelled.memories }))
+}
+
+/// Runs work of the forget service on the thread of the conversation, after the jobs before it.
+async fn run_forget<T: Send + 'static>(
+    app: &Arc<App>,
+    name: &str,
+    work: impl FnOnce(&ForgetService<'_>, &mut Session, &JobContext<'_>) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    let (opener, name) = (Arc::clone(app), name.to_owned());
+    let handle = spawn_blocking(move || opener.open_conversation(&name)).await?;
+    let (done, result) = oneshot::channel();
+    let app = Arc::clone(app);
+    handle.submit(move |session, context| {
+        let service = ForgetService::new(app.backend.forget_backend());
+        let _ = done.send(work(&service, session, context));
+    })?;
+    let closed = |_| ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "the program is shutting down");
+    result.await.map_err(closed)?
+}

@@ -1,0 +1,68 @@
+//! Stop sequences, for clients that must not see them: text is held back as long as it could be the beginning of one.
+
+/// What has been said and not yet passed on.
+#[derive(Debug, Default)]
+pub(crate) struct StopSequenceFilter {
+    stops: Vec<String>,
+    pending: String,
+}
+
+impl StopSequenceFilter {
+    pub fn new(stops: &[String]) -> Self {
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        Self { stops, pending: String::new() }
+    }
+
+    /// Text comes; what can be passed on is returned.
+    pub fn push(&mut self, text: &str) -> String {
+        self.pending.push_str(text);
+        if let Some(at) = self.stop_position() {
+            // All that follows belongs to it.
+            let safe = self.pending[..at].to_owned();
+            self.pending = self.pending.split_off(at);
+            return safe;
+        }
+        let begins = |at: usize| self.stops.iter().any(|stop| stop.starts_with(&self.pending[at..]));
+        let at = self
+            .pending
+            .char_indices()
+            .map(|(at, _)| at)
+            .find(|&at| begins(at))
+            .unwrap_or(self.pending.len());
+        let rest = self.pending.split_off(at);
+        std::mem::replace(&mut self.pending, rest)
+    }
+
+    /// Nothing more comes; what was held back for nothing is returned.
+    pub fn finish(self) -> String {
+        let end = self.stop_position().unwrap_or(self.pending.len());
+        self.pending[..end].to_owned()
+    }
+
+    fn stop_position(&self) -> Option<usize> {
+        self.stops.iter().filter_map(|stop| self.pending.find(stop.as_str())).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filtered(stops: &[&str], pieces: &[&str]) -> Vec<String> {
+        let stops: Vec<String> = stops.iter().map(|&s| s.to_owned()).collect();
+        let mut held = StopSequenceFilter::new(&stops);
+        let mut all: Vec<String> = pieces.iter().map(|piece| held.push(piece)).collect();
+        all.push(held.finish());
+        all
+    }
+
+    #[test]
+    fn stop_sequences_are_withheld_and_other_text_is_kept() {
+        assert_eq!(filtered(&["END"], &["a ", "E", "ND"]), ["a ", "", "", ""]);
+        assert_eq!(filtered(&["END"], &["a ", "E", "NOUGH"]), ["a ", "", "ENOUGH", ""]);
+        assert_eq!(filtered(&["END"], &["a E", "EN"]), ["a ", "E", "EN"], "the end decides");
+        assert_eq!(filtered(&["\nUser:", "\n\n"], &["ja\n", "\nnein"]), ["ja", "", ""]);
+        assert_eq!(filtered(&["é"], &["caf", "é", "!"]), ["caf", "", "", ""]);
+        assert_eq!(filtered(&[], &["x", "y"]), ["x", "y", ""]);
+    }
+}

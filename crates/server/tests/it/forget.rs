@@ -1,0 +1,140 @@
+//! The routes that forget text, on a store in a file.
+
+use crate::fake::{FakeServer, TestStore};
+use halo_server::ServerLimits;
+use halo_store::database::StoreLocation;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A word that nothing else contains.
+const SECRET: &str = "Quokkatown";
+
+fn server(folder: &Path) -> FakeServer {
+    let location = StoreLocation::Sqlite(folder.join("halo.db"));
+    FakeServer::new(TestStore::File(location), 400, ServerLimits::default())
+}
+
+/// A conversation of two exchanges; the first message, turn 0, has the secret.
+async fn conversation_with_secret(fake: &FakeServer) {
+    for text in [format!("I live in {SECRET} and tell nobody."), "Now something about tea.".to_owned()] {
+        let body = json!({ "model": "any", "messages": [{ "role": "user", "content": text }] });
+        let answer = fake.chat(&body, Some("main")).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}
+
+async fn post(fake: &FakeServer, path: &str, body: Value) -> (u16, Value) {
+    fake.halo_api("POST", &format!("/conversations/main/{path}"), Some(&body)).await
+}
+
+async fn visible_text(fake: &FakeServer) -> String {
+    let (status, state) = fake.halo_api("GET", "/conversations/main", None).await;
+    assert_eq!(status, 200, "{state}");
+    let chunks = state["chunks"].as_array().expect("chunks").clone();
+    chunks.iter().filter_map(|chunk| chunk["text"].as_str().map(str::to_owned)).collect()
+}
+
+async fn pending(fake: &FakeServer) -> Vec<Value> {
+    let (status, pending) = fake.halo_api("GET", "/conversations/main/forget", None).await;
+    assert_eq!(status, 200, "{pending}");
+    pending.as_array().expect("a list").clone()
+}
+
+/// Whether a file of the folder contains the secret.
+fn is_stored(folder: &Path) -> bool {
+    let files = std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok);
+    files.map(|file| std::fs::read(file.path()).unwrap_or_default()).any(|content| {
+        content.windows(SECRET.len()).any(|bytes| bytes.eq_ignore_ascii_case(SECRET.as_bytes()))
+    })
+}
+
+#[tokio::test]
+async fn forget_hides_text_until_it_is_cancelled() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    assert!(visible_text(&fake).await.contains(SECRET));
+    assert_eq!(pending(&fake).await.len(), 0);
+
+    let (status, result) = post(&fake, "forget", json!({ "matching": "quokkatown" })).await;
+    assert_eq!(status, 200, "{result}");
+    assert_eq!(result["chunks"], json!(["u0.0"]), "{result}");
+    assert!(result["due"].as_i64().is_some_and(|due| due > jiff::Timestamp::now().as_millisecond()));
+    assert!(!visible_text(&fake).await.contains(SECRET), "hidden at once");
+    assert!(is_stored(folder.path()), "and not erased yet");
+    let waiting = pending(&fake).await;
+    assert_eq!(
+        (waiting.len(), &waiting[0]["chunks"], &waiting[0]["due"]),
+        (1, &json!(["u0.0"]), &result["due"])
+    );
+
+    let (status, result) = post(&fake, "forget/cancel", json!({})).await;
+    assert_eq!((status, &result), (200, &json!({ "chunks": 1, "memories": 0 })));
+    assert!(visible_text(&fake).await.contains(SECRET), "visible again");
+    assert_eq!(pending(&fake).await.len(), 0);
+    // The conversation continues in the same session.
+    let body = json!({ "model": "any", "messages": [{ "role": "user", "content": "And coffee?" }] });
+    assert_eq!(fake.chat(&body, Some("main")).await.status, 200);
+}
+
+#[tokio::test]
+async fn forget_now_erases_text_from_the_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    let (status, result) = post(&fake, "forget", json!({ "turns": [0], "now": true })).await;
+    assert_eq!(
+        (status, &result["due"], &result["chunks"]),
+        (200, &Value::Null, &json!(["u0.0"])),
+        "{result}"
+    );
+    assert!(!visible_text(&fake).await.contains(SECRET));
+    assert!(visible_text(&fake).await.contains("something about tea"));
+    let (status, result) = post(&fake, "forget/cancel", json!({ "chunks": ["u0.0"] })).await;
+    assert_eq!(status, 404, "an erasure cannot be cancelled: {result}");
+    let (status, result) = post(&fake, "undo", json!({ "undo": 1 })).await;
+    assert_eq!(status, 404, "{result}");
+    fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
+    let proofs = std::fs::read_to_string(folder.path().join("forgotten.jsonl")).expect("proofs");
+    assert!(proofs.contains("main u0.0"), "{proofs}");
+}
+
+#[tokio::test]
+async fn forget_all_now_removes_the_conversation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    let (status, result) = post(&fake, "forget", json!({ "all": true, "now": true })).await;
+    assert_eq!(status, 200, "{result}");
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(conversations.as_array().map(Vec::len), Some(0), "{conversations}");
+    fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
+}
+
+#[tokio::test]
+async fn forget_rejects_invalid_requests() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    for (path, body, expected) in [
+        ("forget", json!({}), 400),
+        ("forget", json!({ "all": true, "turns": [0] }), 400),
+        ("forget", json!({ "chunks": ["nonsense"] }), 400),
+        ("forget", json!({ "everything": true }), 400),
+        ("forget", json!({ "matching": "  " }), 422),
+        ("forget", json!({ "matching": "zebra" }), 404),
+        ("forget", json!({ "turns": [99] }), 404),
+        ("forget", json!({ "chunks": ["u99.0"], "now": true }), 404),
+        ("forget/cancel", json!({ "chunks": ["u0.0"] }), 404),
+        ("forget/cancel", json!({ "turns": "all" }), 400),
+    ] {
+        let (status, result) = post(&fake, path, body.clone()).await;
+        assert_eq!(status, expected, "{path} {body}: {result}");
+        assert!(result["error"].as_str().is_some_and(|error| !error.contains("halo ")), "{result}");
+    }
+    let (status, _) = fake.halo_api("GET", "/conversations/nowhere/forget", None).await;
+    assert_eq!(status, 404);
+    assert!(visible_text(&fake).await.contains(SECRET), "nothing was forgotten");
+}

@@ -1,0 +1,128 @@
+//! Namespaces of rows, kept beside conversations. A namespace is stored as a conversation without turns, under a name
+//! with a reserved prefix, and its rows as records. Prefix and kinds are part of the stored format.
+
+use crate::database::Database;
+use crate::rows;
+use crate::sql::{SqlError, SqlValue};
+use halo_core::Error;
+use halo_core::row_store::{NamespaceSummary, Row, RowKind, RowStore};
+use halo_core::store::Durability;
+use std::ops::Range;
+
+/// The prefix of a namespace's name in the table `conversation`. Worlds of rooms are the only namespaces so far.
+const NAMESPACE_PREFIX: &str = "world:";
+
+/// Finds namespaces without their row in `conversation`: every namespace has one record of this kind.
+pub(crate) const SELECT_NAMESPACES: &str = "SELECT DISTINCT conversation FROM record WHERE kind = 'world'";
+
+pub(crate) fn is_namespace(stored: &str) -> bool {
+    namespace_of(stored).is_some()
+}
+
+pub(crate) fn check_conversation_name(name: &str) -> Result<(), SqlError> {
+    if is_namespace(name) {
+        return Err(SqlError::invalid_input(format!(
+            "names that begin with '{NAMESPACE_PREFIX}' belong to worlds of rooms: choose another name"
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn stored_name(namespace: &str) -> String {
+    format!("{NAMESPACE_PREFIX}{namespace}")
+}
+
+/// The namespace that is stored under a name; none for a conversation.
+pub(crate) fn namespace_of(stored: &str) -> Option<&str> {
+    stored.strip_prefix(NAMESPACE_PREFIX)
+}
+
+impl RowStore for Database {
+    fn list_namespaces(&mut self) -> Result<Vec<NamespaceSummary>, Error> {
+        let mut all = Vec::new();
+        let listed = self.sql.query("SELECT name, created FROM conversation", &[], &mut |row| {
+            let name = namespace_of(row.text(0)?).map(str::to_owned);
+            let created = row.int(1)?;
+            all.extend(name.map(|name| NamespaceSummary { name, created }));
+            Ok(())
+        });
+        listed.map_err(|e| e.with_context("listing namespaces"))?;
+        all.sort_by(|a: &NamespaceSummary, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn lease_namespace(&mut self, namespace: &str) -> Result<(), Error> {
+        self.lock_conversation(&stored_name(namespace))
+            .map_err(|e| e.with_context(format!("leasing '{}'", stored_name(namespace))))
+    }
+
+    fn is_namespace_leased(&mut self, namespace: &str) -> Result<bool, Error> {
+        self.is_locked_elsewhere(&stored_name(namespace))
+            .map_err(|e| e.with_context(format!("reading the lease of '{}'", stored_name(namespace))))
+    }
+
+    fn load_rows(
+        &mut self,
+        namespace: &str,
+        kind: &RowKind,
+        keys: Range<&str>,
+        limit: usize,
+    ) -> Result<Vec<Row>, Error> {
+        let mut loaded = Vec::new();
+        let select = "SELECT key, value, sum, at FROM record WHERE conversation = $1 AND kind = $2 AND key >= $3 \
+                      AND key < $4 ORDER BY key DESC LIMIT $5";
+        let name = stored_name(namespace);
+        let read = rows::find_conversation_id(&mut *self.sql, &name).and_then(|id| {
+            let Some(id) = id else { return Ok(()) };
+            let cells = [
+                SqlValue::Int(id),
+                SqlValue::Text(kind.name()),
+                SqlValue::Text(keys.start),
+                SqlValue::Text(keys.end),
+                SqlValue::Int(i64::try_from(limit).unwrap_or(i64::MAX)),
+            ];
+            self.sql.query(select, &cells, &mut |row| {
+                let record = rows::read_record(&row, kind.name())?;
+                loaded.push(Row { kind: kind.clone(), key: record.key, value: record.value });
+                Ok(())
+            })
+        });
+        read.map_err(|e| e.with_context(format!("reading '{name}'")))?;
+        loaded.reverse();
+        Ok(loaded)
+    }
+
+    fn put_rows(
+        &mut self,
+        namespace: &str,
+        rows: &[Row],
+        deleted: &[(RowKind, String)],
+    ) -> Result<(), Error> {
+        let name = stored_name(namespace);
+        // The namespace is created in the same transaction: it never exists without its rows.
+        let written = rows::check_conversation_name(&name).and_then(|()| {
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                let at = rows::now_ms();
+                let id = match rows::find_conversation_id(sql, &name)? {
+                    Some(id) => id,
+                    None => rows::create_conversation(sql, &name, at)?,
+                };
+                for Row { kind, key, value } in rows {
+                    rows::put_record(sql, id, kind.name(), key, Some(value), at)?;
+                }
+                deleted
+                    .iter()
+                    .try_for_each(|(kind, key)| rows::put_record(sql, id, kind.name(), key, None, at))
+            })
+        });
+        written.map_err(|e| e.with_context(format!("writing '{name}'")))
+    }
+
+    fn delete_namespace(&mut self, namespace: &str) -> Result<(), Error> {
+        let name = stored_name(namespace);
+        if !self.list_namespaces()?.iter().any(|summary| summary.name == namespace) {
+            return Err(Error::not_found(format!("deleting '{name}'"), "there is no world of that name"));
+        }
+        self.forget_conversation(&name)
+    }
+}

@@ -1,0 +1,7 @@
+//! All integration tests of this crate, linked once.
+
+mod common;
+mod every_database;
+mod import_formats;
+mod import_fuzz;
+mod repair;

@@ -1,0 +1,192 @@
+//! Generates the answers of agents with a model.
+//!
+//! Each fragment of a HUD has a fixed position in the model's KV cache, and the shared section has the same position for
+//! all agents of a kind: a heartbeat prefills only fragments that changed since the agent's last one. Cells of other agents
+//! are moved to the KV archive and restored unchanged.
+
+use crate::format::{FragmentKey, HudSection, LAST_ITEM};
+use crate::hud_renderer::{HudRenderer, RenderedHud};
+use crate::world::AgentId;
+use halo_agents::token_counter::TokenCounter;
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
+use halo_core::model::{
+    CacheStats, CancelHandle, FinishReason, Model, ModelStep, ModelToken, OutputConstraint, Prompt,
+    PromptMessage, Sampling, StepFlow, WindowToken,
+};
+use halo_core::token::{Position, Role};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub struct AgentModel {
+    model: Box<dyn Model + Send>,
+    /// Counts tokens as the model does.
+    pub renderer: Arc<HudRenderer>,
+    pub sampling: Sampling,
+    /// Whether a schema constrains the generated answers.
+    pub constrained: bool,
+}
+
+/// Tokens of a model's context that are reserved for the chat template around a HUD.
+const TEMPLATE_TOKENS: usize = 64;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentGeneration {
+    pub text: String,
+    /// Whether the answer reached its token limit.
+    pub truncated: bool,
+    pub prompt_tokens: usize,
+    /// The tokens of the prompt that were computed, not found in the KV cache.
+    pub prefill_tokens: usize,
+    pub answer_tokens: usize,
+    pub cache_stats: CacheStats,
+}
+
+/// Counts tokens with the tokenizer of a model.
+pub struct ModelTokenCounter(Mutex<Box<dyn Model + Send>>);
+
+impl ModelTokenCounter {
+    /// `model` should tokenize without a network request.
+    #[must_use]
+    pub fn new(model: Box<dyn Model + Send>) -> Self {
+        Self(Mutex::new(model))
+    }
+}
+
+impl TokenCounter for ModelTokenCounter {
+    fn count_tokens(&self, text: &str) -> usize {
+        let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // If the tokenizer fails, the number of bytes is an upper bound: a budget is never exceeded.
+        model.count_tokens(text).unwrap_or(text.len())
+    }
+}
+
+impl AgentModel {
+    #[must_use]
+    pub fn new(
+        model: Box<dyn Model + Send>,
+        counter: Arc<dyn TokenCounter>,
+        sampling: Sampling,
+        constrained: bool,
+    ) -> Self {
+        Self { model, renderer: Arc::new(HudRenderer::new(counter)), sampling, constrained }
+    }
+
+    /// The most tokens of a HUD: the context length without the chat template and an answer.
+    #[must_use]
+    pub fn hud_token_limit(&self) -> usize {
+        let context = self.model.info().context;
+        context.saturating_sub(TEMPLATE_TOKENS + self.sampling.max_tokens.min(context / 4))
+    }
+
+    /// Cancels a running generation from another thread, if the model supports it.
+    #[must_use]
+    pub fn cancel_handle(&self) -> Option<CancelHandle> {
+        self.model.cancel_handle()
+    }
+
+    /// Generates an answer to a HUD. `kv_key` names the KV cache of the world. None if `on_step` stopped it.
+    pub fn generate_answer(
+        &mut self,
+        kv_key: &str,
+        agent: AgentId,
+        hud: &RenderedHud,
+        constraint: Option<OutputConstraint>,
+        on_step: &mut dyn FnMut() -> StepFlow,
+    ) -> Result<Option<AgentGeneration>, Error> {
+        let window = self.context_window(agent, hud)?;
+        let messages = || vec![PromptMessage { role: Role::User, text: hud.text() }];
+        let next_position = Position(1 << 47);
+        let prompt = |ephemeral| Prompt {
+            conversation: kv_key,
+            window: &window,
+            messages: &messages,
+            next_position,
+            ephemeral,
+        };
+        let mut generation = AgentGeneration { prompt_tokens: window.len(), ..AgentGeneration::default() };
+        // The prefill stays in the KV cache; the answer is generated in a fork that is discarded.
+        let mut stopped = false;
+        let finish = self.model.prefill(&prompt(false), &mut |step| {
+            if let ModelStep::PrefillDone(stats) = step {
+                generation.cache_stats = stats;
+            }
+            let flow = on_step();
+            stopped |= flow == StepFlow::Stop;
+            flow
+        })?;
+        if stopped || finish == FinishReason::Cancelled {
+            return Ok(None);
+        }
+        let constraint = constraint.filter(|_| self.constrained);
+        let sampling = Sampling { constraint, ..self.sampling.clone() };
+        let finish =
+            self.model.generate(&prompt(true), &sampling, &AttentionRequest::none(), &mut |step| {
+                if let ModelStep::Token(token, _) = step {
+                    generation.text.push_str(&token.text);
+                    generation.answer_tokens += 1;
+                }
+                on_step()
+            })?;
+        generation.truncated = finish == FinishReason::Length;
+        generation.prefill_tokens = generation.cache_stats.prefilled + generation.cache_stats.recomputed;
+        Ok((finish != FinishReason::Cancelled).then_some(generation))
+    }
+
+    /// A HUD as the model's context window, each fragment at its own position.
+    fn context_window(&mut self, agent: AgentId, hud: &RenderedHud) -> Result<Vec<WindowToken>, Error> {
+        let template = self.model.info().template.clone();
+        let prefix = format!("{}{}", template.start, template.user.prefix);
+        let suffix = format!("{}{}", template.user.suffix, template.assistant.prefix);
+        let mut window: Vec<WindowToken> = Vec::with_capacity(hud.token_usage.total + TEMPLATE_TOKENS);
+        let mut push = |position: u64, tokens: Vec<ModelToken>| {
+            for (n, token) in tokens.into_iter().enumerate() {
+                window.push(WindowToken {
+                    position: Some(Position(position)),
+                    offset: u16::try_from(n + 1).unwrap_or(u16::MAX),
+                    id: token.id,
+                    chunk_start: n == 0,
+                });
+            }
+        };
+        for fragment in &hud.fragments {
+            let position = match fragment.key.section {
+                HudSection::Shared => {
+                    push(0, self.model.tokenize(&prefix, true)?);
+                    shared_position(&fragment.text)
+                }
+                _ => fragment_position(agent, fragment.key),
+            };
+            push(position, self.model.tokenize(&fragment.text, false)?);
+        }
+        let end = FragmentKey { section: HudSection::End, item: LAST_ITEM };
+        push(fragment_position(agent, end), self.model.tokenize(&suffix, true)?);
+        let key = |token: &WindowToken| (token.position, token.offset);
+        if !window.windows(2).all(|pair| key(&pair[0]) < key(&pair[1])) {
+            // A fragment has more tokens than offsets, or a number is too large: then tokens are numbered in order, and
+            // this HUD shares nothing with others.
+            for (n, token) in window.iter_mut().enumerate() {
+                (token.position, token.offset) = (Some(Position(n as u64)), 0);
+            }
+        }
+        Ok(window)
+    }
+}
+
+/// The ranges of positions: shared fragments first, then those of each agent.
+const SHARED_BASE: u64 = 1;
+const AGENT_BASE: u64 = 1 << 36;
+
+/// Equal texts have equal positions, so that all agents of a kind share their cells.
+fn shared_position(text: &str) -> u64 {
+    SHARED_BASE + xxhash_rust::xxh3::xxh3_64(text.as_bytes()) % (AGENT_BASE - SHARED_BASE)
+}
+
+/// The position of a fragment: agent, then section (the agent itself, its rooms, the end), then item.
+fn fragment_position(agent: AgentId, key: FragmentKey) -> u64 {
+    let section = match key.section {
+        HudSection::Shared | HudSection::Agent => 0,
+        HudSection::Room(room) => u64::from(room.0) + 1,
+        HudSection::End => 0xfff,
+    };
+    (u64::from(agent.0) << 36) | (section << 24) | key.item.min(LAST_ITEM)
+}

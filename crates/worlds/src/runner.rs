@@ -1,0 +1,409 @@
+//! Runs a world: an agent whose heartbeat is due is shown its HUD, its model answers, and the answer is applied. The world
+//! can be read and changed meanwhile: its lock is not held while a model generates.
+
+use crate::action::ActionContext;
+use crate::agent_model::{AgentGeneration, AgentModel};
+use crate::answer::{AgentAnswer, AnswerOutcome, schema};
+use crate::error;
+use crate::format::{AnswerFormat, HudFormat};
+use crate::heartbeat::Millis;
+use crate::hud_renderer::{HudError, HudRenderer, HudRequest, RenderedHud};
+use crate::prompts::WorldPrompts;
+use crate::user_command::UserCommand;
+use crate::world::{AgentId, RoomId, RoomMessage, WorldChanges};
+use crate::world_store::WorldStore;
+use halo_core::Error;
+use halo_core::model::{OutputConstraint, StepFlow};
+use halo_engine::scheduler::{IdlePermit, ModelScheduler};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Returns the wall clock time in milliseconds since 1970.
+pub type WallClock = Box<dyn Fn() -> Millis + Send + Sync>;
+
+pub struct WorldRunner {
+    store: Mutex<WorldStore>,
+    models: Mutex<BTreeMap<String, AgentModel>>,
+    /// The renderer and the HUD token limit of each model, outside the lock of `models`: a HUD can be rendered while a
+    /// model generates.
+    renderers: BTreeMap<String, (Arc<HudRenderer>, usize)>,
+    prompts: WorldPrompts,
+    wall_clock: WallClock,
+    world_clock: Mutex<WorldClock>,
+    /// The reasons of posted commands that were refused.
+    refusals: Mutex<Vec<String>>,
+    wakeup: Condvar,
+    stopping: AtomicBool,
+}
+
+/// How world time runs relative to the wall clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorldClock {
+    /// World time stands still, and heartbeats run only by [`WorldRunner::step`].
+    pub paused: bool,
+    /// Heartbeats to run although the world is paused.
+    pub steps: usize,
+    pub speed: f64,
+    /// A wall clock time and the world time at that moment.
+    anchor: (Millis, Millis),
+    /// The agent whose model is generating.
+    pub thinking_agent: Option<AgentId>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeartbeatReport {
+    pub agent: AgentId,
+    pub finished_at: Millis,
+    /// None if the model was not asked or failed.
+    pub generation: Option<AgentGeneration>,
+    pub outcome: Result<AnswerOutcome, error::Error>,
+    /// Whether the answer had to be repaired before it could be parsed.
+    pub repaired: bool,
+    pub changes: WorldChanges,
+}
+
+#[derive(Debug)]
+pub enum RunnerStep {
+    Heartbeat(Box<HeartbeatReport>),
+    /// A draft was delivered, or a posted command executed.
+    Changed(Box<WorldChanges>),
+    /// Nothing is due for this long.
+    Wait(Duration),
+    /// A turn of a conversation needed the model.
+    Preempted,
+}
+
+/// The longest wait between two looks for posted commands.
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// The wait for a model that a conversation uses.
+const MODEL_BUSY_RETRY: Duration = Duration::from_millis(50);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WorldRunner {
+    /// `models` are the models of the agents by name.
+    #[must_use]
+    pub fn new(
+        store: WorldStore,
+        models: BTreeMap<String, AgentModel>,
+        prompts: WorldPrompts,
+        wall_clock: WallClock,
+    ) -> Self {
+        let now = wall_clock();
+        let anchor = (now, store.world.header.clock.max(now));
+        let world_clock = WorldClock { paused: false, steps: 0, speed: 1.0, anchor, thinking_agent: None };
+        let renderers = models
+            .iter()
+            .map(|(name, model)| (name.clone(), (Arc::clone(&model.renderer), model.hud_token_limit())))
+            .collect();
+        Self {
+            store: Mutex::new(store),
+            models: Mutex::new(models),
+            renderers,
+            prompts,
+            wall_clock,
+            world_clock: Mutex::new(world_clock),
+            refusals: Mutex::default(),
+            wakeup: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    pub fn store(&self) -> MutexGuard<'_, WorldStore> {
+        lock(&self.store)
+    }
+
+    #[must_use]
+    pub fn world_clock(&self) -> WorldClock {
+        *lock(&self.world_clock)
+    }
+
+    /// World time.
+    #[must_use]
+    pub fn now(&self) -> Millis {
+        self.world_time(&self.world_clock())
+    }
+
+    fn world_time(&self, clock: &WorldClock) -> Millis {
+        let (wall, world) = clock.anchor;
+        let elapsed = (self.wall_clock)().saturating_sub(wall).max(0);
+        let speed = if clock.paused { 0.0 } else { clock.speed };
+        world + (elapsed as f64 * speed) as Millis
+    }
+
+    /// Sets world time.
+    fn set_anchor(&self, clock: &mut WorldClock, at: Millis) {
+        clock.anchor = ((self.wall_clock)(), at);
+    }
+
+    /// Stops world time or lets it run on. No heartbeat is missed: heartbeats are due in world time.
+    pub fn set_paused(&self, paused: bool) {
+        let mut clock = lock(&self.world_clock);
+        let now = self.world_time(&clock);
+        self.set_anchor(&mut clock, now);
+        (clock.paused, clock.steps) = (paused, 0);
+        self.wakeup.notify_all();
+    }
+
+    /// Runs one heartbeat, whichever is next. World time jumps to it.
+    pub fn step(&self) {
+        lock(&self.world_clock).steps += 1;
+        self.wakeup.notify_all();
+    }
+
+    /// Sets the speed of world time, between 0.1 and 100.
+    pub fn set_speed(&self, speed: f64) {
+        let mut clock = lock(&self.world_clock);
+        let now = self.world_time(&clock);
+        self.set_anchor(&mut clock, now);
+        clock.speed = speed.clamp(0.1, 100.0);
+        self.wakeup.notify_all();
+    }
+
+    /// Whether the world is paused, no step is pending and no model is generating.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let clock = self.world_clock();
+        clock.paused && clock.steps == 0 && clock.thinking_agent.is_none()
+    }
+
+    /// Cancels a running generation and ends [`WorldRunner::wait`].
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wakeup.notify_all();
+    }
+
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    pub fn execute_command(&self, command: UserCommand) -> Result<WorldChanges, Error> {
+        let mut store = self.store();
+        let now = store.world.advance_clock(self.now());
+        let result = store.world.execute_command(command, now);
+        let changes = self.save_changes(&mut store)?;
+        drop(store);
+        self.wakeup.notify_all();
+        result.map(|()| changes).map_err(|error| error.in_operation("executing the command"))
+    }
+
+    /// Saves all changes and returns them.
+    fn save_changes(&self, store: &mut WorldStore) -> Result<WorldChanges, Error> {
+        let changes = store.world.unsaved_changes().clone();
+        store.save()?;
+        self.prerender_messages(store, &changes);
+        Ok(changes)
+    }
+
+    /// Renders new messages once for each format in which a member reads them.
+    fn prerender_messages(&self, store: &WorldStore, changes: &WorldChanges) {
+        for message in changes.messages.values() {
+            for (model, format) in store.world.room_formats(message.room) {
+                if let Some((renderer, _)) = self.renderers.get(model) {
+                    renderer.prerender_message(message, format);
+                }
+            }
+        }
+    }
+
+    /// The HUD of an agent now, in its own format or another.
+    pub fn render_hud(&self, agent: AgentId, format: Option<HudFormat>) -> Result<RenderedHud, Error> {
+        let now = self.now();
+        self.render_hud_at(&mut self.store(), agent, format, now)
+            .map_err(|error| error.in_operation(format!("rendering the HUD of agent {agent}")))
+    }
+
+    fn render_hud_at(
+        &self,
+        store: &mut WorldStore,
+        agent: AgentId,
+        format: Option<HudFormat>,
+        now: Millis,
+    ) -> Result<RenderedHud, error::Error> {
+        let state = store.world.agent(agent).ok_or(HudError::UnknownAgent(agent))?;
+        let (renderer, token_limit) =
+            self.renderers.get(&state.model).ok_or_else(|| unknown_model(&state.model))?;
+        let rooms: Vec<RoomId> = store.world.rooms_of(agent).map(|room| room.id).collect();
+        let messages: BTreeMap<RoomId, Vec<RoomMessage>> =
+            rooms.into_iter().map(|room| (room, store.recall_messages(room))).collect();
+        let recalled = |room: RoomId| messages.get(&room).cloned().unwrap_or_default();
+        let request =
+            HudRequest { now, prompts: &self.prompts, token_limit: *token_limit, recalled: &recalled };
+        let state = store.world.agent(agent).ok_or(HudError::UnknownAgent(agent))?;
+        let format = format.unwrap_or(state.hud_format);
+        Ok(renderer.render_as(&store.world, state, format, &request)?)
+    }
+
+    /// Does what is due next: drafts and posted commands, then one heartbeat. A heartbeat runs only while no conversation
+    /// uses the model of `scheduler`.
+    pub fn run_next(&self, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
+        let now = self.now();
+        if let Some(changes) = self.apply_pending_at(now)? {
+            return Ok(RunnerStep::Changed(Box::new(changes)));
+        }
+        let (heartbeat, draft_due) = {
+            let store = self.store();
+            (store.world.next_heartbeat(), store.world.next_draft_due())
+        };
+        let mut clock = lock(&self.world_clock);
+        if heartbeat.is_none() {
+            // A step is not saved up for an agent that comes later.
+            clock.steps = 0;
+        }
+        match heartbeat {
+            Some((agent, at)) if clock.steps > 0 || (!clock.paused && at <= now) => {
+                if at > now {
+                    self.set_anchor(&mut clock, at);
+                }
+                drop(clock);
+                // World time has jumped: drafts that are due by then come before the heartbeat.
+                if at > now
+                    && let Some(changes) = self.apply_pending_at(at)?
+                {
+                    return Ok(RunnerStep::Changed(Box::new(changes)));
+                }
+                let step = self.run_heartbeat(agent, scheduler)?;
+                // A heartbeat that was preempted is tried again and keeps its step.
+                if matches!(step, RunnerStep::Heartbeat(_)) {
+                    self.finish_step(agent);
+                }
+                Ok(step)
+            }
+            _ => {
+                let heartbeat_due = heartbeat.filter(|_| !clock.paused).map(|(_, at)| at);
+                let next = [draft_due, heartbeat_due].into_iter().flatten().min();
+                let wait = next.map_or(Millis::MAX, |at| (at - now).max(1));
+                let wait = Duration::from_millis((wait as f64 / clock.speed) as u64);
+                Ok(RunnerStep::Wait(wait.clamp(Duration::from_millis(1), MAX_POLL_INTERVAL)))
+            }
+        }
+    }
+
+    /// Counts a step after its heartbeat. In a paused world, time jumps to when the agent's drafts are typed, so that the
+    /// step includes their delivery.
+    fn finish_step(&self, agent: AgentId) {
+        let drafts_done = self.store().world.drafts_done_at(agent);
+        let mut clock = lock(&self.world_clock);
+        let steps = clock.steps;
+        clock.steps = steps.saturating_sub(1);
+        if let Some(at) = drafts_done.filter(|at| clock.paused && steps > 0 && *at > self.world_time(&clock))
+        {
+            self.set_anchor(&mut clock, at);
+        }
+    }
+
+    /// Takes the reasons of posted commands that were refused since the last call.
+    pub fn take_refusals(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.refusals))
+    }
+
+    /// Waits for a time, or until a command, a clock change or [`WorldRunner::stop`].
+    pub fn wait(&self, time: Duration) {
+        let clock = lock(&self.world_clock);
+        if !self.is_stopping() {
+            drop(self.wakeup.wait_timeout(clock, time));
+        }
+    }
+
+    /// Executes posted commands and delivers due drafts without running a heartbeat. Returns what changed.
+    pub fn apply_pending(&self) -> Result<Option<WorldChanges>, Error> {
+        self.apply_pending_at(self.now())
+    }
+
+    fn apply_pending_at(&self, now: Millis) -> Result<Option<WorldChanges>, Error> {
+        let mut store = self.store();
+        let (mut changes, refused) = store.apply_posted_commands(now)?;
+        self.prerender_messages(&store, &changes);
+        lock(&self.refusals).extend(refused);
+        if !store.world.deliver_due_drafts(now).is_empty() {
+            store.world.advance_clock(now);
+            changes.merge(self.save_changes(&mut store)?);
+        }
+        Ok((!changes.is_empty()).then_some(changes))
+    }
+
+    fn run_heartbeat(&self, agent: AgentId, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
+        let now = self.now();
+        let Some(state) = self.store().world.agent(agent).cloned() else { return Ok(RunnerStep::Preempted) };
+        let mut models = lock(&self.models);
+        let Some(model) = models.get_mut(&state.model) else {
+            return self.finish_heartbeat(agent, None, Err(unknown_model(&state.model)));
+        };
+        // The permit comes first: a HUD that waits for the model would be out of date.
+        let permit = match scheduler.map(|scheduler| scheduler.try_acquire_idle(model.cancel_handle())) {
+            Some(None) => return Ok(RunnerStep::Wait(MODEL_BUSY_RETRY)),
+            Some(Some(permit)) => Some(permit),
+            None => None,
+        };
+        let mut store = self.store();
+        let kv_key = store.kv_key().to_owned();
+        let hud = self.render_hud_at(&mut store, agent, None, now);
+        drop(store);
+        let hud = match hud {
+            Ok(hud) => hud,
+            Err(error) => return self.finish_heartbeat(agent, None, Err(error)),
+        };
+        lock(&self.world_clock).thinking_agent = Some(agent);
+        let schema = schema::answer_schema(&hud.hud, model.sampling.max_tokens);
+        let constraint = match state.answer_format {
+            AnswerFormat::Json => OutputConstraint::JsonSchema(schema.to_string()),
+            AnswerFormat::Toon => OutputConstraint::LarkGrammar(schema::toon_grammar(&schema)),
+        };
+        let must_stop = || permit.as_ref().is_some_and(IdlePermit::is_preempted) || self.is_stopping();
+        let generation = model.generate_answer(&kv_key, agent, &hud, Some(constraint), &mut || {
+            if must_stop() { StepFlow::Stop } else { StepFlow::Continue }
+        });
+        drop(permit);
+        drop(models);
+        lock(&self.world_clock).thinking_agent = None;
+        match generation {
+            Ok(None) => Ok(RunnerStep::Preempted),
+            Ok(Some(generation)) => {
+                let answer = AgentAnswer::parse(&generation.text, state.answer_format, generation.truncated);
+                self.finish_heartbeat(agent, Some(generation), answer)
+            }
+            Err(error) => self.finish_heartbeat(agent, None, Err(error.into())),
+        }
+    }
+
+    /// Applies an answer and saves the world.
+    fn finish_heartbeat(
+        &self,
+        agent: AgentId,
+        generation: Option<AgentGeneration>,
+        answer: Result<AgentAnswer, error::Error>,
+    ) -> Result<RunnerStep, Error> {
+        let now = self.now();
+        let mut store = self.store();
+        let now = store.world.advance_clock(now);
+        // Drafts that were typed while the model generated come before the answer.
+        store.world.deliver_due_drafts(now);
+        let repaired = answer.as_ref().is_ok_and(|answer| answer.repaired);
+        let renderer = store.world.agent(agent).and_then(|agent| self.renderers.get(&agent.model));
+        let outcome = answer.and_then(|answer| {
+            let (renderer, token_limit) = renderer.ok_or_else(|| unknown_model(""))?;
+            let knowledge_budget = store.world.header.budgets.scaled_to(*token_limit).knowledge;
+            let context = ActionContext { now, counter: renderer.counter(), knowledge_budget };
+            Ok(store.world.apply_answer(agent, answer, context))
+        });
+        if let Err(error) = &outcome {
+            store.world.record_refusal(agent, "answer", &error.message, now);
+        }
+        store.world.finish_heartbeat(agent, now);
+        let changes = self.save_changes(&mut store)?;
+        let report = HeartbeatReport { agent, finished_at: now, generation, outcome, repaired, changes };
+        Ok(RunnerStep::Heartbeat(Box::new(report)))
+    }
+}
+
+fn unknown_model(model: &str) -> error::Error {
+    error::Error::not_found(format!(
+        "there is no model '{model}': add it to the world's models, or alter the agent"
+    ))
+}
