@@ -24,13 +24,13 @@ chat: build ## the same, in the terminal
 	@target/release/halo models pull
 	@target/release/halo chat
 
-check: fmt deny ## format, lints, names, and the tests that need no model; under three minutes warm
+check: fmt names deny ## format, lints, names, and the tests that need no model; under three minutes warm
 	@scripts/lint
 	$(CARGO) clippy --workspace --all-targets --locked -- --deny warnings
 	$(CARGO) test --locked --lib --bins $(FAST:%=-p %) -p halo-store -p halo-recall -p halo-llama
 	$(CARGO) test --locked --test it $(FAST:%=-p %)
 
-test: setup models fmt lint unit clients ledger ## everything but the soak tests
+test: setup models fmt names lint unit clients ledger ## everything but the soak tests
 
 soak: doc ## documentation, and the property, fuzz and load tests with many more cases
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked

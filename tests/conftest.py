@@ -1,4 +1,4 @@
-"""The real program with the real small model, on a port of its own, for tests that speak to it as others do."""
+"""Fixtures: the real program with the real small model, on a port of its own, and fake remote models."""
 
 import http.server
 import json
@@ -26,7 +26,7 @@ EMBEDDER = os.environ.get("HALO_TEST_EMBEDDER", ROOT / "target/models/e5-small")
 
 
 class Server:
-    """A server that can be killed and started again."""
+    """A server process that can be killed and restarted."""
 
     def __init__(self, data, *settings, env=None, listen="127.0.0.1:0", model=MODEL):
         self.data, self.settings, self.env, self.listen, self.model = data, settings, env or {}, listen, model
@@ -43,13 +43,13 @@ class Server:
         self.process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, env=env)
         for line in self.process.stderr:
             self.log.append(line)
-            found = re.search(r"listening on (https?)://(\S+)", line)
-            if found:
-                self.listen = found[2]
-                self.url = f"{found[1]}://{found[2]}"
+            match = re.search(r"listening on (https?)://(\S+)", line)
+            if match:
+                self.listen = match[2]
+                self.url = f"{match[1]}://{match[2]}"
                 break
         else:
-            raise AssertionError(f"it did not start: {''.join(self.log)}")
+            raise AssertionError(f"the server did not start: {''.join(self.log)}")
         threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
         return self
 
@@ -59,7 +59,7 @@ class Server:
             self.process.wait(30)
 
     def memory(self):
-        """Bytes of memory that it takes; 0 where nobody knows."""
+        """Resident memory in bytes; 0 if it is unknown."""
         try:
             status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         except OSError:
@@ -67,7 +67,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
 
     def call(self, method, path, body=None, headers=None, timeout=60):
-        """Status and JSON (or text) of a request."""
+        """Sends a request; returns the status and the JSON or text."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         try:
@@ -84,10 +84,10 @@ class Server:
         return self.call(method, f"/api/halo/v1{path}", body, **more)
 
     def say(self, name, text, timeout=180):
-        """Says something and waits for the end of the answer."""
+        """Sends a message and waits until the answer is complete."""
         quoted = urllib.parse.quote(name, safe="")
-        status, told = self.halo("POST", f"/conversations/{quoted}/messages", {"text": text})
-        assert status == 202, told
+        status, body = self.halo("POST", f"/conversations/{quoted}/messages", {"text": text})
+        assert status == 202, body
         until = time.time() + timeout
         while time.time() < until:
             status, state = self.halo("GET", f"/conversations/{quoted}")
@@ -95,11 +95,11 @@ class Server:
             if not state["running"]:
                 return state
             time.sleep(0.05)
-        raise AssertionError("no end of the answer")
+        raise AssertionError("the answer did not complete")
 
 
-class Far(http.server.BaseHTTPRequestHandler):
-    """A model far away that says what it is told to, token by token: for what the small one here cannot do."""
+class ScriptedModel(http.server.BaseHTTPRequestHandler):
+    """A remote model that streams scripted answers, for tests that the small model is too weak for."""
 
     protocol_version = "HTTP/1.1"
 
@@ -117,14 +117,14 @@ class Far(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         for token in self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]:
-            self.tell({"choices": [{"index": 0, "delta": {"content": token}, "finish_reason": None}]})
+            self.send_event({"choices": [{"index": 0, "delta": {"content": token}, "finish_reason": None}]})
             time.sleep(self.server.pause)
-        self.tell({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self.send_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
 
-    def tell(self, what):
-        self.wfile.write(f"data: {json.dumps(what)}\n\n".encode())
+    def send_event(self, event):
+        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
         self.wfile.flush()
 
     def log_message(self, *_):
@@ -132,12 +132,12 @@ class Far(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def far():
-    """Starts such a model; gives its address. The last of the answers is given for ever."""
+def remote_model():
+    """Starts a scripted model and returns its address. The last answer is repeated."""
     models = []
 
     def start(answers, pause=0.0):
-        model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Far)
+        model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ScriptedModel)
         model.answers, model.pause = list(answers), pause
         models.append(model)
         threading.Thread(target=model.serve_forever, daemon=True).start()
@@ -158,7 +158,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path):
-    """A server whose window is so small that things leave it soon, the oldest first."""
+    """A server with so small a context that paragraphs are pruned soon, the oldest first."""
     server = Server(
         tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo"
     ).start()
@@ -168,15 +168,15 @@ def small(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    assert CHROMIUM, "there is no Chromium: `make setup` installs it"
+    assert CHROMIUM, "Chromium is missing: `make setup` installs it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
-class Answering(http.server.BaseHTTPRequestHandler):
-    """A model that gives the one answer it is told to, or fails."""
+class OneAnswerModel(http.server.BaseHTTPRequestHandler):
+    """A remote model with one answer; without one it fails."""
 
     protocol_version = "HTTP/1.1"
 
@@ -194,7 +194,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         answer = self.server.answer
         if answer is None:
-            return self.reply(500, b'{"error": {"message": "it broke down"}}', "application/json")
+            return self.reply(500, b'{"error": {"message": "the model failed"}}', "application/json")
         tokens = [
             {"choices": [{"index": 0, "delta": {"content": answer}, "finish_reason": None}]},
             {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
@@ -208,7 +208,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def model():
-    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneAnswerModel)
     model.answer = "something else entirely"
     threading.Thread(target=model.serve_forever, daemon=True).start()
     yield model

@@ -1,4 +1,4 @@
-"""SillyTavern 1.19, chat completion, in Chromium: each chat is its own conversation, and nothing is deleted but what is replaced.
+"""SillyTavern 1.19, chat completion, in Chromium: each chat is its own conversation, and only replaced answers are deleted.
 
 Run by scripts/sillytavern."""
 
@@ -88,15 +88,15 @@ class Halo:
         return {known["name"]: known["turns"] for known in self.server.halo("GET", "/conversations")[1]}
 
     def deleted(self, name):
-        told = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}/deleted")[1]
-        return sorted(chunk["reason"] for chunk in told["chunks"])
+        result = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}/deleted")[1]
+        return sorted(chunk["reason"] for chunk in result["chunks"])
 
     def all_deleted(self):
         return {name: self.deleted(name) for name in self.conversations()}
 
 
 class Person:
-    """Somebody who uses the page."""
+    """A user of the page."""
 
     def __init__(self, browser):
         self.page = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -146,7 +146,7 @@ def main(folder):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     server = Server(work / "halo", "generation.max_tokens=40", "recall.mode=lexical").start()
     halo, tavern = Halo(server), Tavern(folder, work)
-    # It writes its settings when it is first started.
+    # SillyTavern writes its settings at its first start.
     tavern.start()
     tavern.stop()
     tavern.configure(server.url)

@@ -1,4 +1,4 @@
-"""Halo's own API: its document is true, nothing that anybody sends breaks it, and only those are let in who may be."""
+"""Halo's own API: it matches its OpenAPI document, survives hostile requests, and enforces access control."""
 
 import concurrent.futures
 import http.client
@@ -22,8 +22,8 @@ from conftest import HALO, Server
 CASES = int(os.environ.get("HALO_CASES", "40"))
 
 
-def test_every_route_keeps_to_its_document(server):
-    """Requests by lot, made from the document and against it: no 5xx, no answer that the document does not know."""
+def test_routes_match_the_openapi_document(server):
+    """Random requests, generated from the document and against it: no 5xx, no undocumented response."""
     server.say("main", "Hello there.")
     schema = schemathesis.openapi.from_url(f"{server.url}/api/halo/openapi.json").exclude(path_regex="/events$")
     problems, tried = [], 0
@@ -45,20 +45,20 @@ def test_every_route_keeps_to_its_document(server):
             derandomize=True,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        def lot(case):
+        def check_case(case):
             response = case.call(base_url=server.url)
             case.validate_response(response, checks=checks)
 
         try:
-            lot()
+            check_case()
         except (Exception, BaseExceptionGroup) as problem:
             problems.append(f"{operation.label}: {problem}")
         tried += 1
     assert tried > 15 and not problems, "\n\n".join(problems)
 
 
-def test_anything_on_any_route_does_no_harm(server):
-    """Requests that make no sense, many at once: no 5xx but where something is really missing, and it goes on."""
+def test_hostile_requests_cause_no_server_error(server):
+    """Malformed requests, many at once: no 5xx, no leak, and the server keeps running."""
     document = server.call("GET", "/api/halo/openapi.json")[1]
     routes = [
         (method, path)
@@ -81,7 +81,7 @@ def test_anything_on_any_route_does_no_harm(server):
             "/mcp",
         )
     ]
-    draw = random.Random(7)
+    rng = random.Random(7)
     hostile = [
         "",
         "..",
@@ -119,16 +119,16 @@ def test_anything_on_any_route_does_no_harm(server):
 
     def one(n):
         method, path = routes[n % len(routes)]
-        path = re.sub(r"\{\w+\}", lambda _: draw.choice(hostile) or "x", path)
-        status, told = server.call(method.upper(), path, draw.choice(bodies) if method != "get" else None, timeout=30)
-        return status, method, path, told
+        path = re.sub(r"\{\w+\}", lambda _: rng.choice(hostile) or "x", path)
+        status, result = server.call(method.upper(), path, rng.choice(bodies) if method != "get" else None, timeout=30)
+        return status, method, path, result
 
     memory = []
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(2):
-            for status, method, path, told in pool.map(one, range(CASES * len(routes) // 2)):
-                assert status < 500, (status, method, path, told)
-                assert "panicked" not in str(told) and "RUST_BACKTRACE" not in str(told)
+            for status, method, path, result in pool.map(one, range(CASES * len(routes) // 2)):
+                assert status < 500, (status, method, path, result)
+                assert "panicked" not in str(result) and "RUST_BACKTRACE" not in str(result)
             memory.append(server.memory())
     if memory[0]:
         assert memory[1] - memory[0] < 32 << 20, f"memory is flat: {memory}"
@@ -136,7 +136,7 @@ def test_anything_on_any_route_does_no_harm(server):
     assert not any("panicked" in line for line in server.log), "".join(server.log)
 
 
-def test_clients_that_break_the_rules_of_http(server):
+def test_malformed_http_does_not_stop_the_server(server):
     host, port = server.listen.split(":")
     for sent in (
         b"GET / HTTP/1.1\r\n",
@@ -155,26 +155,26 @@ def test_clients_that_break_the_rules_of_http(server):
     assert server.call("GET", "/health")[0] == 200
 
 
-def test_a_large_request_is_refused(server):
-    status, told = server.call("POST", "/api/v1/tokenize", b'{"text":"' + b"a" * (17 << 20) + b'"}')
-    assert status == 413, told
+def test_request_body_limit(server):
+    status, result = server.call("POST", "/api/v1/tokenize", b'{"text":"' + b"a" * (17 << 20) + b'"}')
+    assert status == 413, result
 
 
-def test_slow_readers_hold_up_nobody(server):
-    """Fifty who listen and never read; an answer comes as if there were none."""
+def test_event_subscribers_that_do_not_read_block_nobody(server):
+    """Fifty subscribers that never read do not delay an answer."""
     host, port = server.listen.split(":")
-    deaf = []
+    connections = []
     for _ in range(50):
         connection = socket.create_connection((host, int(port)))
         connection.sendall(b"GET /api/halo/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        deaf.append(connection)
-    state = server.say("deaf", "Say something, though nobody listens.")
+        connections.append(connection)
+    state = server.say("unread", "Say something, though nobody listens.")
     assert state["chunks"][-1]["role"] == "assistant" and state["chunks"][-1]["text"]
-    for connection in deaf:
+    for connection in connections:
         connection.close()
 
 
-def listen(server, heard, ready):
+def listen(server, received, ready):
     host, port = server.listen.split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     connection.request("GET", "/api/halo/v1/events")
@@ -183,28 +183,30 @@ def listen(server, heard, ready):
         ready.set()
         if line.startswith(b"data: "):
             event = json.loads(line[6:])
-            heard.append(event)
+            received.append(event)
             if event["type"] in ("done", "failed"):
                 return
 
 
-def test_several_hear_the_same(server):
-    heard, threads = [[], []], []
-    for mine in heard:
+def test_event_subscribers_get_the_same_events(server):
+    received, threads = [[], []], []
+    for mine in received:
         ready = threading.Event()
         threads.append(threading.Thread(target=listen, args=(server, mine, ready)))
         threads[-1].start()
         assert ready.wait(10)
     server.say("both", "Who is there?")
     [thread.join(30) for thread in threads]
-    assert heard[0] == heard[1] and heard[0][0]["type"] == "message_stored" and heard[0][-1]["type"] == "done"
-    text = "".join(event["text"] for event in heard[0] if event["type"] == "token")
-    assert heard[0][-1]["chunks"][0]["text"].strip() == text.strip()
-    numbers = [event["number"] for event in heard[0]]
+    assert (
+        received[0] == received[1] and received[0][0]["type"] == "message_stored" and received[0][-1]["type"] == "done"
+    )
+    text = "".join(event["text"] for event in received[0] if event["type"] == "token")
+    assert received[0][-1]["chunks"][0]["text"].strip() == text.strip()
+    numbers = [event["number"] for event in received[0]]
     assert numbers == sorted(set(numbers))
 
 
-def test_the_users_hand_and_undo(small):
+def test_manual_edits_and_undo(small):
     small.say("main", "The red fox is called Rufus.")
     path = "/conversations/main"
     status, done = small.halo("POST", f"{path}/edits", {"edit": "delete", "chunks": ["u0.0"]})
@@ -213,9 +215,9 @@ def test_the_users_hand_and_undo(small):
     assert small.halo("POST", f"{path}/undo", {"undo": done["undo"]})[0] == 204
     assert small.halo("GET", path)[1]["chunks"][0]["text"] == "The red fox is called Rufus."
     assert small.halo("POST", f"{path}/undo", {"undo": 999})[0] == 404
-    status, told = small.halo("POST", f"{path}/edits", {"edit": "merge", "chunks": ["u0.0"]})
-    assert status == 422 and told["error"], "a first paragraph has none before it"
-    # It leaves, is found, and is called back to its own place, pinned.
+    status, result = small.halo("POST", f"{path}/edits", {"edit": "merge", "chunks": ["u0.0"]})
+    assert status == 422 and result["error"], "the first paragraph has no paragraph above it"
+    # Pruned, found by search, and resurrected at its own position, pinned.
     assert small.halo("POST", f"{path}/edits", {"edit": "prune", "chunks": ["u0.0"]})[0] == 200
     state = small.halo("GET", path)[1]
     assert state["pruned"] > 0
@@ -225,23 +227,23 @@ def test_the_users_hand_and_undo(small):
     assert small.halo("POST", f"{path}/edits", {"edit": "resurrect", "chunks": [fox["id"]]})[0] == 200
     first = small.halo("GET", path)[1]["chunks"][0]
     assert first["id"] == "u0.0" and first["pinned"] and first["position"] == 0
-    close = small.halo("GET", f"{path}/chunks/u0.0")[1]
-    assert [one["action"] for one in close["history"]][-2:] == ["resurrected", "pinned"] and len(
-        close["tokens"]
+    detail = small.halo("GET", f"{path}/chunks/u0.0")[1]
+    assert [entry["action"] for entry in detail["history"]][-2:] == ["resurrected", "pinned"] and len(
+        detail["tokens"]
     ) == first["tokens"]
 
 
-def test_settings_are_kept(small):
+def test_settings_survive_a_restart(small):
     def value(key):
         return next(setting for setting in small.halo("GET", "/settings")[1] if setting["key"] == key)
 
     assert small.halo("PUT", "/settings/chat.system", {"value": "You are a pirate."})[0] == 200
     assert value("chat.system")["value"] == "You are a pirate." and value("chat.system")["origin"] == "settings file"
     assert "You are a pirate." in small.say("new", "Hello.")["system_prompt"]
-    status, told = small.halo("PUT", "/settings/generation.temperature", {"value": "hot"})
-    assert status == 422 and "generation.temperature" in told["error"]
-    status, told = small.halo("PUT", "/settings/context.max_tokens", {"value": "500"})
-    assert status == 422 and "stronger" in told["error"], "the command line says otherwise"
+    status, result = small.halo("PUT", "/settings/generation.temperature", {"value": "hot"})
+    assert status == 422 and "generation.temperature" in result["error"]
+    status, result = small.halo("PUT", "/settings/context.max_tokens", {"value": "500"})
+    assert status == 422 and "overrides" in result["error"], "the command line overrides it"
     assert small.halo("PUT", "/settings/no.such", {"value": "1"})[0] == 404
     small.stop()
     small.start()
@@ -250,7 +252,7 @@ def test_settings_are_kept(small):
     assert value("chat.system")["value"] == value("chat.system")["default"]
 
 
-def test_what_was_said_survives_the_end_of_the_program(small):
+def test_messages_survive_shutdown_and_kill(small):
     import signal
 
     small.halo("POST", "/conversations/main/messages", {"text": "Tell me a story."})
@@ -258,7 +260,7 @@ def test_what_was_said_survives_the_end_of_the_program(small):
     time.sleep(0.5)
     small.stop(signal.SIGTERM)
     assert small.process.returncode == 0
-    assert not (small.data / "halo.db-wal").exists(), "all of it is in one file"
+    assert not (small.data / "halo.db-wal").exists(), "the write-ahead log was checkpointed"
     small.start()
     state = small.halo("GET", "/conversations/main")[1]
     assert state["chunks"][0]["text"] == "Tell me a story." and not state["running"]
@@ -277,8 +279,8 @@ def keyed(tmp_path):
     server.stop()
 
 
-def test_with_a_key_only_those_who_have_it_come_in(keyed):
-    assert any("TLS" in line for line in keyed.log), "that others can read along is told"
+def test_api_key_is_required(keyed):
+    assert any("TLS" in line for line in keyed.log), "the log warns that the connection is not encrypted"
     good = {"Authorization": "Bearer a secret of ours"}
     for path in ("/api/halo/v1/status", "/v1/models", "/api/v1/model", "/metrics"):
         assert keyed.call("GET", path)[0] == 401
@@ -293,7 +295,7 @@ def test_with_a_key_only_those_who_have_it_come_in(keyed):
     assert "a secret of ours" not in json.dumps(settings)
 
 
-def test_beyond_this_machine_only_with_a_key(tmp_path):
+def test_listening_beyond_loopback_needs_a_key(tmp_path):
     with pytest.raises(AssertionError, match="set a key first"):
         Server(tmp_path, listen="0.0.0.0:0").start()
 
@@ -307,7 +309,7 @@ def test_metrics(server):
     assert 'halo_conversation_tokens{conversation="main",scope="live"}' in lines
 
 
-def test_over_tls(tmp_path):
+def test_tls(tmp_path):
     import ssl
     import urllib.request
 
@@ -317,7 +319,7 @@ def test_over_tls(tmp_path):
     issued.cert_chain_pems[0].write_to_path(cert)
     issued.private_key_pem.write_to_path(key)
     authority.cert_pem.write_to_path(root)
-    with pytest.raises(AssertionError, match="go together"):
+    with pytest.raises(AssertionError, match="must be set together"):
         Server(tmp_path, f"server.cert={cert}").start()
     with pytest.raises(AssertionError, match="reading .*nowhere.pem for TLS"):
         Server(tmp_path, f"server.cert={cert}", "server.cert_key=nowhere.pem").start()
@@ -329,7 +331,7 @@ def test_over_tls(tmp_path):
         listen="0.0.0.0:0",
     ).start()
     try:
-        assert not any("can be read on its way" in line for line in server.log), "nobody reads along"
+        assert not any("can be read on its way" in line for line in server.log), "no warning about encryption"
         trust = ssl.create_default_context(cafile=root)
         request = urllib.request.Request(
             f"{server.url}/v1/models", headers={"Authorization": "Bearer a secret of ours", "Origin": server.url}
@@ -344,17 +346,17 @@ def test_over_tls(tmp_path):
         server.stop()
 
 
-def test_turns_are_traced_for_opentelemetry(tmp_path):
+def test_otlp_traces_turns(tmp_path):
     import http.server
 
     from google.protobuf import json_format
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    heard = []
+    received = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            heard.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -371,20 +373,20 @@ def test_turns_are_traced_for_opentelemetry(tmp_path):
     try:
         server.say("main", "A word that must not leave this machine: hippopotamus.")
         until = time.time() + 20
-        while not heard and time.time() < until:
+        while not received and time.time() < until:
             time.sleep(0.05)
-        [(path, body)] = heard
+        [(path, body)] = received
         assert path == "/v1/traces" and b"hippopotamus" not in body
-        told = json.loads(body)
-        # The official messages read it; in JSON, OTLP writes ids in hexadecimal and not in base64 as others do.
-        read = json_format.ParseDict(told, ExportTraceServiceRequest())
+        result = json.loads(body)
+        # Parsed with the official messages; OTLP writes ids in JSON as hexadecimal, not as base64.
+        read = json_format.ParseDict(result, ExportTraceServiceRequest())
         turn, *stages = read.resource_spans[0].scope_spans[0].spans
         values = {attribute.key: attribute.value for attribute in turn.attributes}
         assert (
             values["gen_ai.usage.output_tokens"].int_value == 8
             and values["gen_ai.conversation.id"].string_value == "main"
         )
-        ids = [span["spanId"] for span in told["resourceSpans"][0]["scopeSpans"][0]["spans"]]
+        ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(one)) == 8 for one in ids)
         assert {"speak", "recall", "store"} <= {span.name for span in stages}
         for span in stages:
@@ -395,7 +397,7 @@ def test_turns_are_traced_for_opentelemetry(tmp_path):
                 <= turn.end_time_unix_nano
             )
             assert span.parent_span_id == turn.span_id and span.trace_id == turn.trace_id
-        # A collector that goes away holds up nothing.
+        # A collector that is gone blocks nothing.
         collector.shutdown()
         collector.server_close()
         server.say("main", "Go on.")
@@ -403,7 +405,7 @@ def test_turns_are_traced_for_opentelemetry(tmp_path):
         server.stop()
 
 
-def test_answers_are_recorded(small):
+def test_attention_recording(small):
     path = "/conversations/main"
     small.say("main", "The red fox is called Rufus.")
     known = small.halo("GET", f"{path}/captures")[1]
@@ -413,9 +415,9 @@ def test_answers_are_recorded(small):
     assert small.halo("PUT", f"{path}/recording", {"recording": False})[0] == 204
     small.say("main", "Thank you.")
     known = small.halo("GET", f"{path}/captures")[1]
-    [kept] = known["captures"]
-    assert not known["recording"] and kept["turn"] == 3 and kept["steps"] == 16
-    status, capture = small.halo("GET", f"{path}/captures/{kept['id']}")
+    [capture_row] = known["captures"]
+    assert not known["recording"] and capture_row["turn"] == 3 and capture_row["steps"] == 16
+    status, capture = small.halo("GET", f"{path}/captures/{capture_row['id']}")
     assert status == 200, capture
     chunks = [part["chunk"] for part in capture["segments"]]
     assert chunks[0] == "" and chunks[-1] == "" and {"u0.0", "a1.0", "u2.0"} <= set(chunks)
@@ -426,6 +428,6 @@ def test_answers_are_recorded(small):
     assert "".join(step["text"] for step in capture["steps"]) == capture["segments"][-1]["text"]
     assert small.halo("GET", f"{path}/captures/../../etc")[0] == 404
     assert small.halo("PUT", "/conversations/none/recording", {"recording": True})[0] == 404
-    # What was recorded is what `halo replay` reads.
-    done = subprocess.run([str(HALO), "replay", "--json", kept["path"]], capture_output=True, text=True)
+    # `halo replay` reads the same capture.
+    done = subprocess.run([str(HALO), "replay", "--json", capture_row["path"]], capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout)["tokens"], done.stderr

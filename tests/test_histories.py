@@ -1,5 +1,4 @@
-"""Every history of tests/histories against the running program: which conversation a request goes to, and what becomes of what
-was said before."""
+"""Every case of tests/histories against the running program: which conversation a request belongs to, and what it replaces."""
 
 import json
 import pathlib
@@ -27,20 +26,20 @@ class Client:
         self.model.answer = answer
         headers = {"content-type": "application/json", **({"x-halo-conversation": name} if name else {})}
         body = json.dumps({"messages": messages(lines)}).encode()
-        status, told = self.server.call("POST", "/v1/chat/completions", body, headers)
-        assert status == 200 or answer is None, told
-        return told
+        status, result = self.server.call("POST", "/v1/chat/completions", body, headers)
+        assert status == 200 or answer is None, result
+        return result
 
     def names(self):
         return {known["name"]: known for known in self.server.halo("GET", "/conversations")[1]}
 
     def of(self, name, what=""):
-        status, told = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}{what}")
-        assert status == 200, told
-        return told
+        status, result = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}{what}")
+        assert status == 200, result
+        return result
 
     def store(self, case):
-        """Brings the program to where the case begins."""
+        """Sends the requests that lead to the stored state of the case."""
         stored, prompt = case["stored"], [f"s {case['system']}"] if case.get("system") else []
         for after, text in case.get("variants", []):
             self.send(prompt + stored[: after + 1], text[2:], "stored")
@@ -51,14 +50,14 @@ class Client:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['client']}: {case['what']}" for case in CASES])
-def test_history(case, model, tmp_path):
+def test_align_history(case, model, tmp_path):
     server = Server(tmp_path, "recall.mode=lexical", model=f"openai+http://127.0.0.1:{model.server_port}/v1").start()
     try:
         client = Client(server, model)
         client.store(case)
         before = client.names()
         was = client.of("stored") if before else None
-        aside = len(client.of("stored", "/deleted")["chunks"]) if before else 0
+        deleted_before = len(client.of("stored", "/deleted")["chunks"]) if before else 0
         client.send(case["sent"], "an answer that nobody has given before")
         after = client.names()
         new = set(after) - set(before)
@@ -66,7 +65,7 @@ def test_history(case, model, tmp_path):
         if verdict[0] in ("new", "branch"):
             assert len(new) == 1
             if was:
-                # What was there is as it was.
+                # The stored conversation is unchanged.
                 assert after["stored"] == before["stored"]
                 assert client.of("stored")["chunks"] == was["chunks"]
             [name] = new
@@ -77,9 +76,9 @@ def test_history(case, model, tmp_path):
                 assert all(" ".join(text.split()) in " ".join(said.split()) for text in shared)
             return
         assert not new
-        gone = client.of("stored", "/deleted")["chunks"]
+        deleted = client.of("stored", "/deleted")["chunks"]
         if verdict[0] == "continue":
-            assert len(gone) == aside
+            assert len(deleted) == deleted_before
             return
         reasons = {
             "regenerate": "which the client asked for",
@@ -87,17 +86,17 @@ def test_history(case, model, tmp_path):
             "variant": "another variant was chosen",
         }
         if verdict[0] == "regenerate" and case["stored"][-1].startswith("u "):
-            assert len(gone) == aside
+            assert len(deleted) == deleted_before
             return
-        assert any(reasons[verdict[0]] in chunk["reason"] for chunk in gone)
+        assert any(reasons[verdict[0]] in chunk["reason"] for chunk in deleted)
         if verdict[0] != "variant":
             assert len(client.of("stored", "/variants")) == 2
     finally:
         server.stop()
 
 
-def test_an_imported_chat_is_recognised(model, tmp_path):
-    """Somebody imports a chat and goes on with it in the client that it came from."""
+def test_align_imported_chat(model, tmp_path):
+    """An imported chat is continued in the client that it came from."""
     case = CASES[0]
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"messages": messages(case["stored"])}))

@@ -1,4 +1,4 @@
-"""The API of KoboldCPP with attention, spoken exactly as the public Halo Weave front end speaks it."""
+"""KoboldCPP's API with attention, used exactly as the Halo Weave front end uses it."""
 
 import base64
 import http.client
@@ -18,14 +18,14 @@ def connect(server):
 
 
 def tokenize(server, text):
-    """As text/plain, on purpose: so no preflight is needed. Within five seconds, or the client gives up."""
+    """Sent as text/plain, so that the browser needs no preflight. The client gives up after five seconds."""
     body = json.dumps({"text": text, "add_special_tokens": False}).encode()
     begun = time.time()
-    status, told = server.call(
+    status, result = server.call(
         "POST", "/api/v1/tokenize", body, headers={"Content-Type": "text/plain", **ORIGIN}, timeout=5
     )
     assert status == 200 and time.time() - begun < 5
-    return told["tokens"]
+    return result["tokens"]
 
 
 def request(ids, **more):
@@ -98,31 +98,31 @@ def test_preflight_and_origins(server):
     assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
     assert "POST" in response.headers["Access-Control-Allow-Methods"]
     assert "content-type" in response.headers["Access-Control-Allow-Headers"]
-    status, told = server.call("GET", "/api/v1/model", headers={"Origin": "https://evil.example"})
-    assert status == 403 and "server.origins" in told["error"]
+    status, result = server.call("GET", "/api/v1/model", headers={"Origin": "https://evil.example"})
+    assert status == 403 and "server.origins" in result["error"]
 
 
-def test_special_tokens_are_single_and_say_nothing(server):
+def test_tokenize_special_tokens_are_single_and_have_no_text(server):
     tokens = tokenize(server, "<|im_start|>user\nHi<|im_end|>\n")
     assert [token["token_id"] for token in tokens][0] == 1 and tokens[0]["text"] == ""
     assert "".join(token["text"] for token in tokens) == "user\nHi\n"
     emoji = tokenize(server, "a 🦊 b")
-    assert "".join(token["text"] for token in emoji) == "a 🦊 b", "what is cut in two comes whole"
+    assert "".join(token["text"] for token in emoji) == "a 🦊 b", "a character of several tokens comes whole"
     ids = [token["token_id"] for token in emoji]
     assert server.call("POST", "/api/v1/detokenize", {"token_ids": ids}) == (200, {"text": "a 🦊 b"})
     assert server.call("POST", "/api/extra/detokenize", {"ids": ids}) == (200, {"result": "a 🦊 b", "success": True})
     assert server.call("POST", "/api/extra/tokencount", {"prompt": "a 🦊 b"}) == (200, {"value": len(ids), "ids": ids})
 
 
-def test_a_stream_with_attention(server):
+def test_stream_with_attention(server):
     ids = prompt(server)
     body = request(ids)
     connection, response = begin(server, body)
     assert response.status == 200 and response.headers["Content-Type"].startswith("text/event-stream")
     assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
     assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Accel-Buffering"] == "no"
-    told = list(events(response))
-    *tokens, done = told
+    result = list(events(response))
+    *tokens, done = result
     assert done == {
         "type": "done",
         "finish_reason": done["finish_reason"],
@@ -144,16 +144,16 @@ def test_a_stream_with_attention(server):
         raw = base64.b64decode(attention["data"])
         row = struct.unpack(f"<{len(raw) // 4}f", raw)
         assert attention["shape"] == [len(row)] and attention["context_length"] == len(row)
-        assert len(ids) + n <= len(row), "it covers all that was seen, by index"
+        assert len(ids) + n <= len(row), "one value per token of the context"
         assert abs(sum(row) - 1) < 1e-2 and min(row) >= 0, "probabilities"
-    # What was said can be sent back as ids, and goes on from there; a piece is taken out as pruning would.
+    # The client sends the generated ids back, with a part removed as pruning does.
     said = [token["token"]["token_id"] for token in tokens]
     for again in (ids + said, ids[:4] + ids[12:] + said, ids + said):
         _, response = begin(server, request(again))
         assert list(events(response))[-1]["type"] == "done"
 
 
-def test_stops_are_passed_on_in_attention_mode(server):
+def test_stream_with_attention_sends_stop_sequences(server):
     ids = prompt(server)
     word = None
     _, response = begin(server, request(ids, sampler_seed=7))
@@ -162,81 +162,81 @@ def test_stops_are_passed_on_in_attention_mode(server):
     _, response = begin(server, request(ids, sampler_seed=7, stop_sequence=[word]))
     *tokens, done = events(response)
     text = "".join(event["token"]["text"] for event in tokens)
-    assert word in text and done["finish_reason"] == "stop", "tool calls are found by their closing tag"
+    assert word in text and done["finish_reason"] == "stop", "clients find tool calls by their closing tag"
     assert said.startswith(text)
 
 
-def test_tokenize_never_waits_for_a_generation(server):
+def test_tokenize_does_not_wait_for_generation(server):
     _, response = begin(server, request(prompt(server), max_length=200, stop_sequence=[]))
-    heard = events(response)
-    next(heard)
+    received = events(response)
+    next(received)
     for _ in range(5):
         tokenize(server, "Is anybody there?")
     assert server.call("POST", "/api/extra/abort", {})[1] == {"success": "true", "done": "true"}, (
-        "words, not truth values"
+        "strings, not booleans"
     )
-    list(heard)
+    list(received)
     tokenize(server, "<|im_end|>\n")
 
 
-def test_a_closed_connection_ends_the_generation(server):
+def test_disconnect_stops_generation(server):
     connection, response = begin(server, request(prompt(server), max_length=4000, stop_sequence=[]))
     next(events(response))
     connection.sock.close()
     response.close()
     until = time.time() + 20
     while server.halo("GET", "/status")[1]["busy"]:
-        assert time.time() < until, "it still speaks"
+        assert time.time() < until, "it is still generating"
         time.sleep(0.05)
 
 
-def test_without_attention_as_any_koboldcpp(server):
+def test_generate_without_attention(server):
     body = {"prompt": "Once upon a time", "max_length": 8, "sampler_seed": 3}
-    status, told = server.call("POST", "/api/v1/generate", body)
-    text = told["results"][0]["text"]
+    status, result = server.call("POST", "/api/v1/generate", body)
+    text = result["results"][0]["text"]
     assert status == 200 and text
     assert server.call("GET", "/api/extra/generate/check")[1] == {"results": [{"text": text}]}
     connection, response = begin(server, body)
-    told = list(events(response))
-    assert "".join(event["token"] for event in told) == text, "the same seed says the same"
-    assert told[-1]["finish_reason"] in ("length", "stop") and told[0]["finish_reason"] is None
+    result = list(events(response))
+    assert "".join(event["token"] for event in result) == text, "the same seed gives the same text"
+    assert result[-1]["finish_reason"] in ("length", "stop") and result[0]["finish_reason"] is None
     stop = text.split()[2]
-    told = server.call("POST", "/api/v1/generate", {**body, "stop_sequence": [stop]})[1]["results"][0]
-    assert stop not in told["text"] and text.startswith(told["text"]) and told["finish_reason"] == "stop"
+    result = server.call("POST", "/api/v1/generate", {**body, "stop_sequence": [stop]})[1]["results"][0]
+    assert stop not in result["text"] and text.startswith(result["text"]) and result["finish_reason"] == "stop"
 
 
-def test_preview_forgets_itself(server):
+def test_preview_stores_nothing(server):
     ids = prompt(server)
     list(events(begin(server, request(ids, max_length=2))[1]))
     append = [{"token_id": token["token_id"], "text": token["text"]} for token in tokenize(server, "And spring?")]
-    told = [
+    result = [
         server.call("POST", "/api/v1/generate/preview", {"append_tokens": append, "max_tokens": 6, "temperature": 0.0})
         for _ in range(2)
     ]
-    assert all(status == 200 for status, _ in told)
-    assert told[0][1]["text"] == told[1][1]["text"] and told[0][1]["cache_hit"] is True
+    assert all(status == 200 for status, _ in result)
+    assert result[0][1]["text"] == result[1][1]["text"] and result[0][1]["cache_hit"] is True
 
 
-def test_small_things(server):
+def test_version_and_context_length(server):
     assert server.call("GET", "/api/v1/info/version") == (200, {"result": "1.2.5"})
     assert server.call("GET", "/api/extra/version")[1]["result"] == "KoboldCpp"
     for path in ("/api/v1/config/max_context_length", "/api/extra/true_max_context_length"):
         assert server.call("GET", path) == (200, {"value": 8192})
 
 
-def test_wrong_requests_are_told_why(server):
+def test_invalid_requests_have_an_error_message(server):
     for body, why in [
-        (b"{", "no JSON"),
+        (b"{", "invalid JSON"),
         ({"max_length": 3}, "empty"),
         ({"prompt": "a", "max_length": 0}, "max_length"),
         ({"input_ids": [99999999]}, "no token"),
         ({"prompt": "word " * 9000}, "context length exceeded"),
     ]:
-        status, told = server.call("POST", "/api/extra/generate/stream", body)
-        assert status == 400 and why in told["error"], told
+        status, result = server.call("POST", "/api/extra/generate/stream", body)
+        assert status == 400 and why in result["error"], result
 
 
-def test_two_at_once_are_both_answered(server):
+def test_concurrent_requests_are_answered(server):
     texts = [None, None]
 
     def ask(n):

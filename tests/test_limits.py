@@ -1,4 +1,4 @@
-"""One client cannot take the program from the others: open files, threads, memory, and a history without end."""
+"""Limits: open files, threads, memory, and very long histories."""
 
 import concurrent.futures
 import json
@@ -16,8 +16,8 @@ ONCE = int(os.environ.get("HALO_ONE_SHOTS", "600"))
 LONG = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
 
 
-def test_the_limit_on_open_files_is_raised(model, tmp_path):
-    server = Bounded((64, 512), tmp_path, "recall.mode=lexical", model=far(model)).start()
+def test_limit_on_open_files_is_raised(model, tmp_path):
+    server = Bounded((64, 512), tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
         limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
         assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [
@@ -28,7 +28,7 @@ def test_the_limit_on_open_files_is_raised(model, tmp_path):
 
 
 class Bounded(Server):
-    """A server that may have no more than so many files open."""
+    """A server with a limit on open files."""
 
     def __init__(self, files, *args, **more):
         super().__init__(*args, **more)
@@ -56,7 +56,7 @@ class Bounded(Server):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
 
-def far(model):
+def model_address(model):
     return f"openai+http://127.0.0.1:{model.server_port}/v1"
 
 
@@ -71,14 +71,14 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
-def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_path):
+def test_one_shot_requests_leak_no_files_threads_or_memory(model, tmp_path):
     model.answer = "An answer."
-    server = Bounded(256, tmp_path, "recall.mode=lexical", model=far(model)).start()
+    server = Bounded(256, tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
 
         def once(n):
-            status, told = chat(server, user(f"A question of its own, number {n}, that nobody asks twice."))
-            assert status == 200, told
+            status, result = chat(server, user(f"A question of its own, number {n}, that nobody asks twice."))
+            assert status == 200, result
 
         measured = []
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -87,7 +87,7 @@ def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_pa
                 measured.append((server.open_files(), server.threads(), server.memory() >> 20))
         print("files, threads, MiB:", measured)
         assert max(files for files, _, _ in measured) < 256
-        # Flat: what the last sixth needs is what the second needed.
+        # No growth from the second sixth to the last.
         assert measured[-1][0] <= measured[1][0] + 16 and measured[-1][1] <= measured[1][1] + 8
         assert measured[-1][2] <= measured[1][2] * 1.3 + 16
         assert server.call("GET", "/health")[0] == 200
@@ -99,10 +99,10 @@ def test_one_shot_requests_leave_no_files_threads_or_memory_behind(model, tmp_pa
         server.stop()
 
 
-def test_many_conversations_can_be_looked_at(model, tmp_path):
+def test_reading_many_conversations_leaks_no_files(model, tmp_path):
     model.answer = "An answer."
     many = ONCE // 2
-    # As somebody imports them: no model has read them yet.
+    # Imported, so no model has tokenized them yet.
     messages = [{"role": "user", "content": "Hello from elsewhere."}, {"role": "assistant", "content": "Hello."}]
     for n in range(0, many, 500):
         files = []
@@ -114,7 +114,7 @@ def test_many_conversations_can_be_looked_at(model, tmp_path):
             check=True,
             capture_output=True,
         )
-    server = Bounded(1024, tmp_path / "data", "recall.mode=lexical", model=far(model)).start()
+    server = Bounded(1024, tmp_path / "data", "recall.mode=lexical", model=model_address(model)).start()
     try:
         names = [known["name"] for known in server.halo("GET", "/conversations")[1]]
         assert len(names) == many
@@ -125,15 +125,15 @@ def test_many_conversations_can_be_looked_at(model, tmp_path):
             f"{many} looked at in {time.time() - begun:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB"
         )
         assert server.open_files() <= files + 16
-        # Looking has made no copies.
+        # Reading created no copies.
         assert len(server.halo("GET", "/conversations")[1]) == many
     finally:
         server.stop()
 
 
-def test_a_history_without_end_holds_up_nobody(model, tmp_path):
+def test_long_history_does_not_block_other_clients(model, tmp_path):
     model.answer = "An answer."
-    server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
+    server = Server(tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
         long = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"a {n}"} for n in range(LONG + 1)]
         begun = []
@@ -151,11 +151,11 @@ def test_a_history_without_end_holds_up_nobody(model, tmp_path):
         assert max(waits) < 1
         sender.join()
         assert begun[0][0] == 200, begun[0][1]
-        # More than anybody has to say is refused at once.
-        status, told = chat(server, [{"role": "user", "content": "a"}] * 300_001)
-        assert status == 400 and "at most" in told["error"]["message"]
+        # Too many messages are refused at once.
+        status, result = chat(server, [{"role": "user", "content": "a"}] * 300_001)
+        assert status == 400 and "at most" in result["error"]["message"]
 
-        # A client that goes away stops it.
+        # A client that disconnects stops it.
         def leave():
             try:
                 chat(
@@ -168,7 +168,7 @@ def test_a_history_without_end_holds_up_nobody(model, tmp_path):
                 pass
 
         leave()
-        # And so does the end of the program.
+        # So does a shutdown.
         threading.Thread(
             target=lambda: swallow(
                 lambda: chat(
@@ -195,9 +195,9 @@ def swallow(work):
         pass
 
 
-def test_a_store_of_another_program_is_not_locked_by_looking(model, tmp_path):
+def test_reading_takes_no_lease(model, tmp_path):
     model.answer = "An answer."
-    server = Server(tmp_path, "recall.mode=lexical", model=far(model)).start()
+    server = Server(tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
         assert chat(server, user("Hello"), {"x-halo-conversation": "c"})[0] == 200
         assert server.halo("GET", "/conversations/c")[0] == 200

@@ -1,4 +1,4 @@
-"""The page with a large window: 30,000 tokens on screen, and an answer that comes as fast as a large machine gives it."""
+"""The page with 30,000 tokens in the context, and an answer at 200 tokens per second."""
 
 import json
 import pathlib
@@ -16,9 +16,9 @@ PACE = 200  # a second
 
 
 @pytest.fixture
-def long(tmp_path, far):
-    """A server with 30,000 tokens in the window of its conversation."""
-    model = far([ANSWER], 1 / PACE)
+def long(tmp_path, remote_model):
+    """A server with a conversation of 30,000 live tokens."""
+    model = remote_model([ANSWER], 1 / PACE)
     said = []
     for n in range(280):
         who = "user" if n % 2 == 0 else "assistant"
@@ -38,7 +38,7 @@ def long(tmp_path, far):
     server = Server(
         data, "recall.mode=lexical", "context.max_tokens=0", "generation.max_tokens=1000", model=model
     ).start()
-    # Looking changes nothing; to change something, the model must have read it.
+    # Reading opens nothing; a write opens the conversation, which tokenizes it.
     assert server.halo("PUT", "/conversations/main/notes", {"file": "notes.json", "text": "{}"})[0] == 204
     yield server
     server.stop()
@@ -62,7 +62,7 @@ window.watch = () => {
 """
 
 
-def test_thirty_thousand_tokens_on_screen(browser, long):
+def test_page_with_30000_tokens(browser, long):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.add_init_script(WATCH)
     page.goto(long.url)
@@ -70,7 +70,7 @@ def test_thirty_thousand_tokens_on_screen(browser, long):
     assert status == 200 and state["live"] >= 30_000, state["live"]
     expect(page.locator(".chunk")).to_have_count(len(state["chunks"]), timeout=60_000)
     expect(page.locator(".chunk").last).to_be_in_viewport()
-    # All are in their order, though the latest are drawn first.
+    # They are in order, although the latest are drawn first.
     places = page.locator(".chunk").evaluate_all("all => all.map((one) => Number(one.dataset.position))")
     assert places == sorted(places)
     loaded = page.evaluate("slow.splice(0)")
@@ -79,18 +79,18 @@ def test_thirty_thousand_tokens_on_screen(browser, long):
     expect(page.locator(".chunk", has_text="word0 ")).to_be_visible(timeout=60_000)
     page.evaluate("watch()")
     expect(page.locator(".chunk", has_text="word300")).to_be_visible(timeout=60_000)
-    # While it speaks nothing is touched but the paragraph that grows, and at most once a frame.
+    # While it answers, only the growing paragraph is touched, at most once a frame.
     touched, changes = page.evaluate("[[...touched], changes]")
     answered = {name for name, _ in touched if name != "else"}
     new = answered - {chunk["id"] for chunk in state["chunks"]}
-    # How many paragraphs that are depends on how far it has come by now; they are all of the one answer.
+    # Their number depends on the progress; all of them belong to the answer.
     assert answered == new and len({name.split(".")[0] for name in new}) == 1, touched
     assert changes <= 2 * TOKENS, changes
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
     expect(page.locator(".chunk", has_text="word399")).to_be_visible()
     status, state = long.halo("GET", "/conversations/main")
     took = [turn for turn in long.halo("GET", "/conversations/main/turns")[1]][-1]["record"]
-    told = {
+    result = {
         "live": state["live"],
         "chunks": len(state["chunks"]),
         "long_tasks_while_loading": loaded,
@@ -99,6 +99,6 @@ def test_thirty_thousand_tokens_on_screen(browser, long):
         "turn": took["ms"],
     }
     SHOTS.mkdir(parents=True, exist_ok=True)
-    pathlib.Path(SHOTS / "long.json").write_text(json.dumps(told, indent=1))
+    pathlib.Path(SHOTS / "long.json").write_text(json.dumps(result, indent=1))
     shot(page, "long")
     page.close()

@@ -18,9 +18,9 @@ async def talk(session, name):
     assert tools["recall"].input_schema["required"] == ["query"] and tools["recall"].annotations.read_only_hint
 
     async def call(tool, wrong=False, **values):
-        told = await session.call_tool(tool, {"conversation": name, **values})
-        assert bool(told.is_error) == wrong, told
-        return told.content[0].text
+        result = await session.call_tool(tool, {"conversation": name, **values})
+        assert bool(result.is_error) == wrong, result
+        return result.content[0].text
 
     assert "no conversation" in await call("recall", wrong=True, query="anything")
     for text in ("The garden gate is green.", "Anna was born in Rome.", "The ferry leaves at seven."):
@@ -37,7 +37,7 @@ async def talk(session, name):
     return chunk
 
 
-def test_over_http(server):
+def test_mcp_over_http(server):
     async def run():
         async with streamable_http_client(f"{server.url}/mcp") as (read, write), ClientSession(read, write) as session:
             return await talk(session, "mcp over http")
@@ -47,7 +47,7 @@ def test_over_http(server):
     assert [one["id"] for one in state["chunks"] if one["pinned"]] == [chunk]
 
 
-def test_over_standard_input_and_output(tmp_path):
+def test_mcp_over_stdio(tmp_path):
     arguments = ["mcp", "--data", tmp_path, "--model", MODEL, "--set", f"recall.embedder={EMBEDDER}"]
     parameters = StdioServerParameters(command=str(HALO), args=[str(part) for part in arguments])
 

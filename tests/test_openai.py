@@ -16,7 +16,7 @@ def client(server):
 
 
 def conversations(server):
-    return {talk["name"]: talk for talk in server.halo("GET", "/conversations")[1]}
+    return {chat["name"]: chat for chat in server.halo("GET", "/conversations")[1]}
 
 
 def test_models(client, server):
@@ -27,7 +27,7 @@ def test_models(client, server):
         client.models.retrieve("gpt-9")
 
 
-def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, server):
+def test_chat_continues_one_conversation_when_history_is_dropped(client, server):
     before = set(conversations(server))
     messages = [
         {"role": "system", "content": "You are a gardener."},
@@ -44,7 +44,7 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
     [name] = set(conversations(server)) - before
     assert name == "My apple tree is called Emma."
     assert conversations(server)[name]["turns"] == 4
-    # The client drops the old part: it is the same conversation, and what was dropped is still in it.
+    # The client drops the oldest messages: the conversation is the same, and it still has them.
     answer = client.chat.completions.create(
         model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12
     )
@@ -61,14 +61,14 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
         chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
     ]
     assert texts.count("What does it need in spring?") == 1 and texts[-1] == again.choices[0].message.content.strip()
-    # In other words: the message is taken back too.
+    # An edited message replaces the last one.
     other = messages[:1] + messages[-2:-1] + [{"role": "user", "content": "And in autumn?"}]
     client.chat.completions.create(model="any", messages=other, max_completion_tokens=12)
     texts = [
         chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
     ]
     assert "What does it need in spring?" not in texts and "And in autumn?" in texts
-    # Other instructions: the same conversation, with a system prompt that has changed.
+    # Another system prompt: the same conversation.
     client.chat.completions.create(
         model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4
     )
@@ -76,7 +76,7 @@ def test_an_endless_conversation_for_a_client_that_knows_nothing_of_it(client, s
     assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["system_prompt"]
 
 
-def test_streamed(client, server):
+def test_chat_stream(client, server):
     messages = [{"role": "user", "content": "Count to five, please."}]
     options = {"include_usage": True}
     chunks = list(
@@ -90,13 +90,13 @@ def test_streamed(client, server):
     assert finish[-1] in ("length", "stop") and set(finish[:-1]) == {None}
     assert chunks[-1].usage.completion_tokens > 0 and len({chunk.id for chunk in chunks}) == 1
     whole = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16)
-    assert whole.choices[0].message.content == text, "as when it is not streamed"
+    assert whole.choices[0].message.content == text, "the same text as without streaming"
     stop = text.split()[1]
     cut = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16, stop=[stop])
     assert stop not in cut.choices[0].message.content and text.startswith(cut.choices[0].message.content)
 
 
-def test_named_by_a_header(client, server):
+def test_chat_conversation_header(client, server):
     name = {"x-halo-conversation": "Garten %E2%82%AC"}
     for text in ("Hello there.", "What did I just say?"):
         raw = client.chat.completions.with_raw_response.create(
@@ -106,7 +106,7 @@ def test_named_by_a_header(client, server):
     assert conversations(server)["Garten €"]["turns"] == 4
 
 
-def test_aborted(client, server):
+def test_chat_disconnect_stops_the_answer(client, server):
     stream = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Tell me a very long story."}], max_tokens=2000, stream=True
     )
@@ -116,13 +116,13 @@ def test_aborted(client, server):
     stream.close()
     until = time.time() + 20
     while server.halo("GET", "/status")[1]["busy"]:
-        assert time.time() < until, "it still speaks"
+        assert time.time() < until, "it is still generating"
         time.sleep(0.05)
     state = server.halo("GET", "/conversations/Tell%20me%20a%20very%20long%20story.")[1]
-    assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], "what was said of it stays"
+    assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], "the tokens so far are stored"
 
 
-def test_a_schema_is_kept_to(client):
+def test_chat_json_schema(client):
     schema = {
         "type": "object",
         "properties": {"age": {"type": "integer"}},
@@ -151,8 +151,10 @@ def test_completions(client):
 
 
 def test_embeddings(client):
-    told = client.embeddings.create(model="any", input=["a red apple", "an apple that is red", "quarterly tax report"])
-    a, b, c = (one.embedding for one in told.data)
+    result = client.embeddings.create(
+        model="any", input=["a red apple", "an apple that is red", "quarterly tax report"]
+    )
+    a, b, c = (one.embedding for one in result.data)
     dot = lambda x, y: sum(p * q for p, q in zip(x, y))
     assert len(a) == 384 and abs(dot(a, a) - 1) < 1e-3 and dot(a, b) > dot(a, c)
     plain = client.embeddings.create(model="any", input="a red apple", encoding_format="float").data[0].embedding
@@ -162,7 +164,7 @@ def test_embeddings(client):
 
 
 @pytest.mark.parametrize(
-    "wrong, why",
+    "request_body, why",
     [
         ({"messages": []}, "last message"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
@@ -174,32 +176,33 @@ def test_embeddings(client):
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context length exceeded"),
     ],
 )
-def test_wrong_requests_are_told_why(client, server, wrong, why):
+def test_invalid_requests_have_an_error_message(client, server, request_body, why):
     before = conversations(server)
-    with pytest.raises(openai.BadRequestError) as told:
-        client.chat.completions.create(model="any", **wrong)
-    assert why in told.value.body["message"] and told.value.body["type"] == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError) as result:
+        client.chat.completions.create(model="any", **request_body)
+    assert why in result.value.body["message"] and result.value.body["type"] == "invalid_request_error"
+    assert (result.value.code == "context_length_exceeded") == (why == "context length exceeded")
     assert conversations(server) == before, "nothing was stored"
 
 
 @pytest.fixture
 def prefills(server):
     """The `prefilled` event of each answer: tokens reused, restored, recomputed and prefilled in the KV cache."""
-    told, response = [], urllib.request.urlopen(f"{server.url}/api/halo/v1/events")
+    events, response = [], urllib.request.urlopen(f"{server.url}/api/halo/v1/events")
 
     def listen():
         for line in response:
             if line.startswith(b"data: "):
                 event = json.loads(line[6:])
                 if event["type"] == "prefilled":
-                    told.append(event)
+                    events.append(event)
 
     threading.Thread(target=listen, daemon=True).start()
-    yield told
-    # Closing it waits for the reader; the end of the server does it.
+    yield events
+    # Closing the response would wait for the reader; it ends with the server.
 
 
-def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, server, prefills):
+def test_branch_and_new_system_prompt_reuse_kv_cells(client, server, prefills):
     def ask(system, *lines):
         roles = ["user", "assistant"]
         messages = [{"role": "system", "content": system}] + [
@@ -218,7 +221,7 @@ def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, s
     name, first = ask(system, story)
     _, second = ask(system, story, first, "What does he count?")
     _, third = ask(system, story, first, "What does he count?", second, "And where does he write it?")
-    # A fork at the first answer: what both share is not read again.
+    # A branch at the first answer: the shared tokens are not prefilled again.
     branch, _ = ask(system, story, first, "Who lives with him in the tower?")
     assert branch != name and "branch" in branch
     shared = prefills[1]["reused"] + prefills[1]["restored"]
@@ -227,7 +230,7 @@ def test_a_branch_shares_the_cells_and_a_new_system_prompt_leaves_them(client, s
         shared,
     )
     assert prefills[-1]["prefilled"] < 40, prefills[-1]
-    # Another system prompt: it is read, and everything behind it is kept.
+    # Another system prompt: it is prefilled, and the cells after it are reused.
     back, _ = ask(
         "You tell stories about the sea. Today it is foggy.",
         story,

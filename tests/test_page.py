@@ -15,7 +15,7 @@ LONG = 120_000
 
 @pytest.fixture
 def open_page(browser, small):
-    """Opens a window of its own; whatever goes wrong in it is a mistake."""
+    """Opens pages and fails the test on every console error."""
     contexts, wrong = [], []
 
     def opened(path="/", may_fail=False, **more):
@@ -44,15 +44,15 @@ def open_page(browser, small):
 
 @contextlib.contextmanager
 def answered(page):
-    """Waits until the page has heard of the end of an answer, however short: one may be over before a button is seen."""
+    """Waits until the page got the end of an answer, however short it is."""
     page.evaluate(
         """async (longest) => {
       const [{ on }, { state }] = await Promise.all([import("/js/bus.js"), import("/js/state.js")]);
       const before = state.snapshot?.last_event ?? 0;
-      window.answered = new Promise((told, late) => {
-        on("event", (event) => { if (event.type === "done") told(); });
-        on("state", () => { if (!state.running && state.snapshot.last_event > before) told(); });
-        setTimeout(() => late(new Error("no end of the answer")), longest);
+      window.answered = new Promise((resolve, reject) => {
+        on("event", (event) => { if (event.type === "done") resolve(); });
+        on("state", () => { if (!state.running && state.snapshot.last_event > before) resolve(); });
+        setTimeout(() => reject(new Error("the answer did not complete")), longest);
       });
     }""",
         LONG,
@@ -78,7 +78,7 @@ def chunk(page, text):
     return page.locator(".chunk", has_text=text).first
 
 
-def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
+def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small):
     page = open_page()
     expect(page.locator(".empty")).to_be_visible()
     say(page, "The gun on the wall is called Betsy.")
@@ -98,22 +98,22 @@ def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
         note()
     expect(first).to_have_count(0)
     assert any(len(seen) > 1 for seen in shades.values()), f"shades change: {shades}"
-    dead = int(page.locator("#pruned-count").text_content())
-    assert dead > 0
-    # The graveyard says why it left.
+    pruned = int(page.locator("#pruned-count").text_content())
+    assert pruned > 0
+    # The panel says why it was removed.
     page.click("[data-panel=graveyard]")
     page.fill("#graveyard-q", "the gun on the wall")
     row = page.locator("#panel .row", has_text="called Betsy")
     expect(row).to_contain_text("Removed:")
     shot(page, "graveyard")
     page.keyboard.press("Escape")
-    # It was there once.
+    # It was in the context after turn 1.
     page.click("[data-panel=past]")
     page.locator("#past-turn").fill("1")
     expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("out of context now")
     shot(page, "past")
     page.click("[aria-label='Close the panel']")
-    # It matters again: it comes back by itself, above everything that was said later.
+    # A question about it resurrects it at its position, above all later messages.
     page.fill("#message", "What is the gun on the wall called?")
     page.press("#message", "Enter")
     page.locator(".chunk.resurrected", has_text="called Betsy").wait_for()
@@ -121,11 +121,11 @@ def test_a_paragraph_leaves_and_comes_back_to_its_own_place(open_page, small):
     assert shown == sorted(shown) and shown[0] == 0, shown
     shot(page, "resurrected")
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
-    close = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
-    assert "resurrected" in [one["action"] for one in close["history"]]
+    detail = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
+    assert "resurrected" in [entry["action"] for entry in detail["history"]]
 
 
-def test_the_users_hand(open_page):
+def test_manual_edits(open_page):
     page = open_page()
     say(page, "The red fox is called Rufus.")
     fox = chunk(page, "Rufus")
@@ -135,29 +135,29 @@ def test_the_users_hand(open_page):
     fox.focus()
     page.keyboard.press("p")
     expect(fox.locator(".mark")).to_have_count(0)
-    # Out of the window by a key, and back with a click.
+    # Removed by a key, and brought back by a click.
     fox.focus()
     page.keyboard.press("x")
     expect(fox).to_have_count(0)
     page.click("[data-panel=graveyard]")
     page.locator("#panel .row", has_text="Rufus").get_by_role("button", name="Bring back").click()
     expect(fox.locator(".mark")).to_be_visible()
-    assert page.locator(".chunk").first.text_content().find("Rufus") >= 0, "at its own place"
+    assert page.locator(".chunk").first.text_content().find("Rufus") >= 0, "at its own position"
     page.keyboard.press("Escape")
-    # Deleted, after asking, and undone.
+    # Deleted after a confirmation, and undone.
     fox.focus()
     page.keyboard.press("Delete")
     page.locator("dialog").get_by_role("button", name="Delete").click()
     expect(fox).to_have_count(0)
     page.locator(".toast", has_text="Deleted").get_by_role("button", name="Undo").click()
     expect(fox).to_be_visible()
-    # Word by word.
+    # Token by token.
     fox.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#panel .token").first).to_have_attribute("title", re.compile("brightness"))
     expect(page.locator("#panel")).to_contain_text("History")
     shot(page, "chunk")
-    # Who did a word of the answer look at?
+    # The attention of a token of the answer.
     page.locator(".turn.assistant .chunk").first.focus()
     page.keyboard.press("Enter")
     page.locator("#panel .token").nth(2).click()
@@ -168,7 +168,7 @@ def test_the_users_hand(open_page):
     shot(page, "attention")
 
 
-def test_paragraphs_are_joined(open_page, small):
+def test_paragraphs_are_merged(open_page, small):
     page = open_page()
     say(
         page,
@@ -183,9 +183,11 @@ def test_paragraphs_are_joined(open_page, small):
     expect(parts).to_have_count(2)
 
 
-def test_results_of_tools_are_told_apart(browser, tmp_path, far):
+def test_tool_results_are_marked(browser, tmp_path, remote_model):
     call = ["I note it. ", "<tool>", """jq '.name = "Rufus"' notes.json > output""", "</tool>"]
-    server = Server(tmp_path, "tools.enabled=true", "recall.mode=lexical", model=far([call, [" Noted."]])).start()
+    server = Server(
+        tmp_path, "tools.enabled=true", "recall.mode=lexical", model=remote_model([call, [" Noted."]])
+    ).start()
     page = browser.new_page(color_scheme="dark")
     try:
         page.goto(server.url)
@@ -205,7 +207,7 @@ def test_results_of_tools_are_told_apart(browser, tmp_path, far):
         server.stop()
 
 
-def test_shades_are_those_of_the_documents(open_page):
+def test_shade_colours(open_page):
     page = open_page()
     expect(page.locator("#composer")).to_be_visible()
     looked = page.evaluate("""async () => {
@@ -216,11 +218,11 @@ def test_shades_are_those_of_the_documents(open_page):
     assert looked["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
     dark, *lit = looked["top"]
     assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in lit), (
-        "the top fifth is lit from behind"
+        "the brightest fifth has a background"
     )
     assert [float(ground[17:-1]) for ground in lit] == pytest.approx([0.2, 0.5])
     assert looked["white"] == "#ffffff"
-    assert looked["places"] == [0.5, 0, 1, 0.5], "on the scale of what is there"
+    assert looked["places"] == [0.5, 0, 1, 0.5], "relative to the others"
 
 
 def test_settings_survive_a_reload(open_page):
@@ -242,7 +244,7 @@ def test_settings_survive_a_reload(open_page):
     assert page.evaluate("() => document.documentElement.dataset.theme") == "light"
 
 
-def test_the_server_goes_and_comes(open_page, small):
+def test_page_reconnects(open_page, small):
     page = open_page(may_fail=True)
     say(page, "Hello there.")
     small.stop(signal.SIGKILL)
@@ -260,7 +262,7 @@ def test_the_server_goes_and_comes(open_page, small):
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
 
 
-def test_two_windows_are_in_step(open_page):
+def test_two_pages_stay_in_sync(open_page):
     one, two = open_page(), open_page()
     say(one, "Can you both see this?")
     expect(chunk(two, "Can you both see this?")).to_be_visible()
@@ -272,10 +274,10 @@ def test_two_windows_are_in_step(open_page):
     assert one.locator("#log").inner_text().replace("\n", "") == two.locator("#log").inner_text().replace("\n", "")
 
 
-def test_an_answer_is_edited_and_given_again(open_page):
+def test_edit_and_regenerate(open_page):
     page = open_page()
     say(page, "Say one.")
-    # A key alone changes nothing; editing is begun by a button, and a banner stays for as long as it lasts.
+    # Arrow up does not edit. A button does, and a banner is shown meanwhile.
     page.press("#message", "ArrowUp")
     expect(page.locator("#editing")).to_be_hidden()
     page.fill("#message", "a draft")
@@ -288,7 +290,7 @@ def test_an_answer_is_edited_and_given_again(open_page):
     page.wait_for_timeout(7000)
     expect(page.locator("#editing")).to_be_visible()
     shot(page, "editing")
-    # Cancelled: the draft is back, and what is sent is a message of its own.
+    # Cancelled: the draft is back, and the next message is a new one.
     page.press("#message", "Escape")
     expect(page.locator("#editing")).to_be_hidden()
     expect(page.locator("#message")).to_have_value("a draft")
@@ -299,7 +301,7 @@ def test_an_answer_is_edited_and_given_again(open_page):
     expect(page.locator("#editing")).to_be_hidden()
     expect(page.locator(".turn.user")).to_have_count(2)
     expect(page.locator(".turn.user").last).to_contain_text("Say two.")
-    # The version before is kept, and can be chosen again.
+    # The earlier version is a variant that can be chosen.
     expect(page.locator("#variants")).to_contain_text("Version 2 of 2")
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".turn.user").last).to_contain_text("Say more.")
@@ -311,7 +313,7 @@ def test_an_answer_is_edited_and_given_again(open_page):
     shot(page, "variants")
 
 
-def test_a_branch_opens_and_goes_on(open_page):
+def test_branch_opens(open_page):
     page = open_page()
     say(page, "The red fox is called Rufus.")
     page.click("[data-panel=conversations]")
@@ -326,7 +328,7 @@ def test_a_branch_opens_and_goes_on(open_page):
     expect(page.locator(".turn")).to_have_count(2)
 
 
-def test_an_error_is_not_drawn_as_an_empty_conversation(open_page):
+def test_load_error_is_not_drawn_as_an_empty_chat(open_page):
     page = open_page(may_fail=True)
     say(page, "The red fox is called Rufus.")
     page.route(
@@ -343,7 +345,7 @@ def test_an_error_is_not_drawn_as_an_empty_conversation(open_page):
     expect(page.locator(".load-error")).to_have_count(0)
 
 
-def test_what_is_deleted_is_told_before_and_listed_after(open_page):
+def test_delete_lists_dependents_and_can_be_undone(open_page):
     page = open_page()
     say(page, "The red fox is called Rufus.")
     answer = page.locator(".turn.assistant .chunk").first.text_content()
@@ -354,7 +356,7 @@ def test_what_is_deleted_is_told_before_and_listed_after(open_page):
     page.locator("dialog").get_by_role("button", name="Delete").click()
     expect(page.locator(".chunk")).to_have_count(0)
     expect(page.locator(".empty")).to_contain_text("not lost")
-    # The offer to undo stays; so does the list, also after a reload.
+    # The offer to undo stays; after a reload the list has the paragraph.
     page.wait_for_timeout(7000)
     expect(page.locator(".toast", has_text="Deleted").get_by_role("button", name="Undo")).to_be_visible()
     page.reload()
@@ -366,7 +368,7 @@ def test_what_is_deleted_is_told_before_and_listed_after(open_page):
     expect(page.locator(".turn")).to_have_count(2)
 
 
-def test_a_tap_changes_nothing(open_page, small):
+def test_tap_only_shows_actions(open_page, small):
     page = open_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     say(page, "The red fox is called Rufus.")
     before = small.halo("GET", "/conversations/main")[1]["chunks"]
@@ -382,8 +384,10 @@ def test_a_tap_changes_nothing(open_page, small):
     expect(fox).to_have_count(0)
 
 
-def test_a_queued_message_is_sent_once(browser, tmp_path, far):
-    server = Server(tmp_path, "recall.mode=lexical", model=far([[f" word{n}" for n in range(60)]], 0.05)).start()
+def test_queued_message_is_sent_once(browser, tmp_path, remote_model):
+    server = Server(
+        tmp_path, "recall.mode=lexical", model=remote_model([[f" word{n}" for n in range(60)]], 0.05)
+    ).start()
     page = browser.new_page()
     page.goto(server.url)
     page.fill("#message", "The first one.")
@@ -405,16 +409,16 @@ def test_a_queued_message_is_sent_once(browser, tmp_path, far):
     server.stop()
 
 
-def test_settings_that_cannot_work_are_refused(open_page, small):
+def test_invalid_settings_are_rejected(open_page, small):
     page = open_page()
     page.click("[data-panel=settings]")
     for key, value, why in (
         ("server.listen", "nonsense", "is not an address"),
-        ("generation.max_tokens", "390", "no room is left for the conversation"),
+        ("generation.max_tokens", "390", "the context window is too small"),
     ):
-        status, told = small.halo("PUT", f"/settings/{key}", {"value": value})
-        # What the command line has set cannot be changed here at all.
-        assert status == 422 and (why in told["error"] or "stronger" in told["error"]), told
+        status, result = small.halo("PUT", f"/settings/{key}", {"value": value})
+        # A value from the command line cannot be changed here.
+        assert status == 422 and (why in result["error"] or "overrides" in result["error"]), result
     page.fill("#settings-q", "server.listen")
     page.fill("[id='set-server.listen']", "nonsense")
     page.press("[id='set-server.listen']", "Enter")
@@ -423,7 +427,7 @@ def test_settings_that_cannot_work_are_refused(open_page, small):
     )
 
 
-def test_a_recorded_answer_shows_what_it_looked_at(open_page):
+def test_attention_recording_is_drawn(open_page):
     page = open_page()
     say(page, "The red fox is called Rufus.")
     page.click("[data-panel=captures]")
@@ -444,7 +448,7 @@ def test_a_recorded_answer_shows_what_it_looked_at(open_page):
     expect(page.locator("#recording")).to_be_checked()
 
 
-def test_several_conversations(open_page):
+def test_several_chats(open_page):
     page = open_page()
     say(page, "This is the first one.")
     page.click("[data-panel=conversations]")
@@ -462,7 +466,7 @@ def test_several_conversations(open_page):
     expect(page.locator("#tabs button", has_text="a <b>second</b> & one")).to_be_visible()
 
 
-def test_on_a_phone_and_for_everybody(open_page):
+def test_phone_layout_and_accessibility(open_page):
     for name, more in (
         ("phone", {"viewport": {"width": 360, "height": 740}}),
         ("desk", {}),
@@ -471,7 +475,7 @@ def test_on_a_phone_and_for_everybody(open_page):
         page = open_page(**more)
         say(page, f"Hello from a {name}.")
         say(page, "And once more, so that there is something dimmer.")
-        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "no horizontal scrolling"
         shot(page, name)
         for panel in (
             None,
@@ -499,7 +503,7 @@ def test_on_a_phone_and_for_everybody(open_page):
                 page.click("[aria-label='Close the panel']")
 
 
-def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
+def test_first_load_is_small_and_local(browser, small):
     page = browser.new_context().new_page()
     loaded = []
     page.on(
@@ -515,8 +519,8 @@ def test_the_first_load_is_small_and_from_nowhere_else(browser, small):
     assert sum(size for _, size in loaded) < 300_000, loaded
 
 
-def test_memories_stand_where_their_range_was(browser, tmp_path):
-    """Formed by the real model, shown where they stand, and in the user's hand."""
+def test_memories_are_placed_where_their_range_was(browser, tmp_path):
+    """Formed by the real model, drawn where they are placed, and edited by the user."""
     small = (
         "memory.enabled=true",
         "memory.range_tokens=150",
@@ -541,14 +545,14 @@ def test_memories_stand_where_their_range_was(browser, tmp_path):
             "Tell me something about trains, please.",
         ):
             say(page, text)
-        # It is formed when nobody wants anything.
+        # It is formed while the model is idle.
         row = page.locator("#panel .row[data-memory='1']")
         expect(row).to_contain_text("turns 0 to", timeout=LONG)
         for topic in ("winter", "music", "bread", "ships"):
             say(page, f"Tell me something about {topic}, please.")
-        # It stands where its range was, when that has left; the words of the user are in it as they were said.
-        stands = page.locator("#log .memory").first
-        expect(stands).to_contain_text("The user said: The gun on the wall is called Betsy.", timeout=LONG)
+        # It is placed where its range was, once that was pruned; it quotes the messages of the user.
+        placed = page.locator("#log .memory").first
+        expect(placed).to_contain_text("The user said: The gun on the wall is called Betsy.", timeout=LONG)
         shown = page.locator("#log > article").evaluate_all("all => all.map((node) => Number(node.dataset.turn))")
         assert shown == sorted(shown), shown
         shot(page, "memory")
@@ -575,9 +579,9 @@ def test_memories_stand_where_their_range_was(browser, tmp_path):
         server.stop()
 
 
-def test_a_false_premise_is_marked(browser, tmp_path, far):
+def test_false_premise_is_marked(browser, tmp_path, remote_model):
     server = Server(
-        tmp_path, "premise.check=rules", "recall.mode=lexical", model=far([[" Noted."], [" It did not."]])
+        tmp_path, "premise.check=rules", "recall.mode=lexical", model=remote_model([[" Noted."], [" It did not."]])
     ).start()
     page = browser.new_page()
     try:

@@ -1,4 +1,4 @@
-"""Rooms, in a real browser: a person joins, speaks, reacts, opens a door, and looks into an agent's mind."""
+"""The page of a world in a real browser, and the routes of worlds."""
 
 import json
 import re
@@ -54,11 +54,11 @@ ANSWERS = [
 
 
 @pytest.fixture
-def rooms(tmp_path, far):
-    at = far([[json.dumps(answer)] for answer in ANSWERS])
+def rooms(tmp_path, remote_model):
+    at = remote_model([[json.dumps(answer)] for answer in ANSWERS])
     server = Server(tmp_path, "rooms.max_tokens=160", "server.idle=2", f"rooms.models={at}").start()
-    status, told = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
-    assert status == 201, told
+    status, result = server.halo("POST", "/worlds", {"name": "lamp", "file": WORLD.format(at=at)})
+    assert status == 201, result
     yield server
     server.stop()
     assert server.process.returncode == 0, "".join(server.log)
@@ -66,7 +66,7 @@ def rooms(tmp_path, far):
 
 @pytest.fixture
 def window(browser, rooms):
-    """Opens windows; whatever goes wrong in one is a mistake, but for what a server that is away comes to."""
+    """Opens pages and fails the test on every console error, except those that match `but`."""
     contexts, wrong = [], []
 
     def opened(url, but="404|409|422"):
@@ -90,25 +90,25 @@ def window(browser, rooms):
     assert not wrong, wrong
 
 
-def test_a_person_takes_part(window, rooms):
+def test_rooms_page(window, rooms):
     page = window(f"{rooms.url}/")
     page.click("a[href='rooms.html']")
     expect(page.locator("#rooms button[data-room]")).to_have_count(2)
     page.click("#rooms button:has-text('Ada')")
     expect(page.locator("#billboard")).to_contain_text("The lamp room")
-    # Nobody's heart beats until somebody says so.
+    # A world is paused until the user runs it.
     expect(page.locator("#run")).to_have_text("Run")
     page.click("#step")
     said = page.locator(".message", has_text="The lamp burns.")
     expect(said).to_be_visible()
-    # The person joins, speaks, and feels something.
+    # The user joins, sends a message, and reacts.
     page.click("#join")
     expect(page.locator("#leave")).to_be_visible()
     expect(page.locator(".message.system")).to_contain_text("The Architect (0) has joined.")
     page.fill("#message", "May Ben come in?")
     page.press("#message", "Enter")
     expect(page.locator(".message.mine p")).to_have_text("May Ben come in?")
-    # What is half written stays in its room.
+    # A draft stays in its room.
     page.fill("#message", "half a thought")
     page.click("#rooms button:has-text('Ben')")
     expect(page.locator("#message")).to_have_value("")
@@ -120,7 +120,7 @@ def test_a_person_takes_part(window, rooms):
     said.locator("[data-reaction=thumbs_up]").click()
     expect(said.locator("[data-reaction=thumbs_up]")).to_have_text("👍 1")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text("every 1.6 s")
-    # What is answered is named.
+    # A reply shows the message that it replies to.
     said.locator("button.reply").click()
     expect(page.locator("#replying")).to_contain_text("↳ Ada: The lamp burns.")
     page.fill("#message", "Does it?")
@@ -129,7 +129,7 @@ def test_a_person_takes_part(window, rooms):
         "↳ Ada: The lamp burns."
     )
     expect(page.locator("#replying")).to_be_hidden()
-    # Ben asks to come in, and is let in.
+    # Ben asks to join, and the user accepts.
     page.click("#step")
     request = page.locator(".request")
     expect(request).to_contain_text("Ben asks to join with the key “open”.")
@@ -137,7 +137,7 @@ def test_a_person_takes_part(window, rooms):
     request.locator("button", has_text="Accept").click()
     expect(page.locator(".agent[data-agent='2']")).to_be_visible()
     expect(request).to_have_count(0)
-    # What Ben attends to is a matter of a slider.
+    # A slider sets the attention of Ben.
     slider = page.locator(".agent[data-agent='2'] input[type=range]")
     slider.focus()
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_a_person_takes_part(window, rooms):
     expect(page.locator(".agent[data-agent='2'] output")).to_have_text("70 %")
     page.locator(".agent[data-agent='2'] button", has_text="Auto").click()
     expect(page.locator(".agent[data-agent='2'] output")).to_have_text("50 % (auto)")
-    # Ada's mind: what she knows, what she did, what she sees.
+    # Ada's knowledge, recent actions and HUD.
     page.click(".agent[data-agent='1'] > button")
     mind = page.locator("[data-mind='1']")
     expect(mind.locator(".knowledge")).to_contain_text('"mood": "calm"')
@@ -155,29 +155,29 @@ def test_a_person_takes_part(window, rooms):
     mind.locator("[data-format=toon]").click()
     expect(mind.locator(".hud")).to_contain_text("messages[")
     expect(mind.locator("[data-format=json]")).to_contain_text("★")
-    # Somebody thinks at once, though time stands still; whoever reads what it sees meanwhile goes on reading.
-    mind.locator(".hud").evaluate("hud => { hud.scrollTop = 100; hud.kept = true; }")
+    # “Think now” works while the world is paused, and the scroll position of the HUD stays.
+    mind.locator(".hud").evaluate("hud => { hud.scrollTop = 100; hud.marked = true; }")
     beats = mind.locator(".quiet").first.inner_text()
     mind.locator("button", has_text="Think now").click()
     expect(mind.locator(".quiet").first).not_to_have_text(beats)
     expect(mind.locator(".usage")).to_contain_text("prompt tokens")
-    assert mind.locator(".hud").evaluate("hud => [hud.scrollTop, hud.kept]") == [100, True]
+    assert mind.locator(".hud").evaluate("hud => [hud.scrollTop, hud.marked]") == [100, True]
     mind.locator("button[aria-label=Close]").focus()
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
     assert found.violations_count == 0, found.generate_report()
     shot(page, "rooms-mind")
     mind.locator("button[aria-label=Close]").click()
-    # What was refused is told in the agent's own mind.
+    # A refused action is shown with its reason.
     page.click(".agent[data-agent='2'] > button")
     expect(page.locator("[data-mind='2'] .recent-actions .error")).to_contain_text("you cannot leave your own room")
     page.locator("[data-mind='2'] button", has_text="Pause").click()
     expect(page.locator("[data-mind='2'] button", has_text="Resume")).to_be_visible()
     page.locator("[data-mind='2'] button[aria-label=Close]").click()
-    # Time goes on, and can be stopped.
+    # The world runs and is paused.
     page.select_option("#speed", "10")
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Pause")
-    # Who is somewhere with the keyboard stays there.
+    # The keyboard focus stays.
     page.focus(".agent[data-agent='1'] > button")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"\b([4-9]|\d\d) heartbeats"))
     assert page.evaluate("document.activeElement.closest('[data-agent]')?.dataset.agent") == "1"
@@ -186,20 +186,20 @@ def test_a_person_takes_part(window, rooms):
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
     assert found.violations_count == 0, found.generate_report()
     shot(page, "rooms")
-    # A world of one's own begins with a click.
+    # A new world.
     page.click("#tabs button[aria-label='New world']")
     page.fill("#ask-input", "second")
     page.click("dialog button[type=submit]")
     expect(page.locator("#tabs button[aria-current=true]")).to_have_text("second")
     expect(page.locator("#rooms button[data-room]")).to_have_count(5)
-    # What is wrong is told, and what was entered stays.
+    # An error is shown in the dialog, and the name stays.
     page.click("#tabs button[aria-label='New world']")
     page.fill("#ask-input", "second")
     page.click("dialog button[type=submit]")
     expect(page.locator("dialog")).to_contain_text("a world of that name exists")
     expect(page.locator("#ask-input")).to_have_value("second")
     page.click("dialog button[type=button]")
-    # Or from a file; and whoever looks from elsewhere sees it come and go.
+    # A world from a file; another page sees it created and deleted.
     other = window(f"{rooms.url}/rooms.html#lamp")
     expect(other.locator("#tabs button")).to_have_count(3)
     page.click("#tabs button[aria-label='New world']")
@@ -217,7 +217,7 @@ def test_a_person_takes_part(window, rooms):
     expect(other.locator("#tabs button[aria-current=true]")).to_have_text("lamp")
 
 
-def test_the_page_goes_on_when_the_server_was_away(window, rooms):
+def test_rooms_page_reconnects(window, rooms):
     page = window(f"{rooms.url}/rooms.html", but="404|422|ERR_CONNECTION|ERR_INCOMPLETE")
     page.click("#rooms button:has-text('Ada')")
     page.fill("#message", "Are you there?")
@@ -227,7 +227,7 @@ def test_the_page_goes_on_when_the_server_was_away(window, rooms):
     rooms.stop(signal.SIGKILL)
     expect(page.locator("#offline")).to_contain_text("Server unreachable")
     time.sleep(3)
-    # All of it stays.
+    # Messages and the draft stay.
     expect(page.locator(".message.mine p")).to_have_text("Are you there?")
     expect(page.locator("#message")).to_have_value("half a thought")
     rooms.start()
@@ -236,7 +236,7 @@ def test_the_page_goes_on_when_the_server_was_away(window, rooms):
     expect(page.locator(".message.mine p")).to_have_text(["Are you there?", "half a thought"])
 
 
-def test_a_narrow_window_has_room_for_everything(window, rooms):
+def test_rooms_page_fits_narrow_windows(window, rooms):
     for n in range(20):
         rooms.halo("POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n} " * 20})
     page = window(f"{rooms.url}/rooms.html#lamp")
@@ -251,18 +251,18 @@ def test_a_narrow_window_has_room_for_everything(window, rooms):
         shot(page, f"rooms-{width}")
 
 
-def test_a_long_log_has_no_holes(window, rooms):
+def test_long_room_log_has_no_gaps(window, rooms):
     for n in range(230):
-        status, told = rooms.halo(
+        status, result = rooms.halo(
             "POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n}"}
         )
-        assert status == 200, told
+        assert status == 200, result
     page = window(f"{rooms.url}/rooms.html#lamp")
     page.click("#rooms button:has-text('Ada')")
     expect(page.locator(".message.mine")).to_have_count(100)
     page.click("#log .gap")
     expect(page.locator(".message.mine")).to_have_count(200)
-    # So much is said while somebody is elsewhere that it does not come at once.
+    # More messages arrive in the meantime than one response has.
     page.click("#rooms button:has-text('Ben')")
     for n in range(230, 360):
         rooms.halo("POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n}"})
@@ -273,26 +273,26 @@ def test_a_long_log_has_no_holes(window, rooms):
         page.click("#log .gap")
         expect(page.locator(".message.mine")).not_to_have_count(before)
     assert page.locator(".message.mine p").all_inner_texts() == [f"word {n}" for n in range(360)]
-    # What is felt about an old message is seen.
+    # The oldest message is there.
     old = page.locator(".message", has_text="has joined")
     expect(old).to_have_count(1)
 
 
-def test_another_program_may_run_it(window, rooms, tmp_path):
+def test_world_run_by_another_program(window, rooms, tmp_path):
     lamp = lambda: rooms.halo("GET", "/worlds/lamp")[1]
     runs = [HALO, "rooms", "run", "lamp", "--data", rooms.data, "--model", MODEL, "--json"]
     page = window(f"{rooms.url}/rooms.html#lamp", but="404|422|503")
     expect(page.locator("#rooms button")).to_have_count(3)
-    # Whoever looks does not hold it; whoever wants something of it does, for a while.
+    # Reading does not open the world; a command does, until it is idle.
     rooms.halo("PUT", "/worlds/lamp/clock", {"step": True})
-    waited(lambda: lamp()["open"] and sum(agent["beats"] for agent in lamp()["agents"]) == 1)
-    waited(lambda: not lamp()["open"], 30)
+    wait_until(lambda: lamp()["open"] and sum(agent["beats"] for agent in lamp()["agents"]) == 1)
+    wait_until(lambda: not lamp()["open"], 30)
     runner = subprocess.Popen([str(part) for part in runs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         runner.stdout.readline()
         page.click("#rooms button:has-text('Ada')")
         expect(page.locator(".message", has_text="The lamp burns.")).to_have_count(1)
-        # What is said is left for it, and heard.
+        # A message is queued for the other program, which sends it.
         page.fill("#message", "Who runs this?")
         page.press("#message", "Enter")
         expect(page.locator(".toast")).to_contain_text("Queued for the program that runs this world")
@@ -300,7 +300,7 @@ def test_another_program_may_run_it(window, rooms, tmp_path):
         expect(page.locator(".message.mine p")).to_have_text("Who runs this?", timeout=30_000)
         expect(page.locator("#run")).to_be_disabled()
         assert rooms.halo("PUT", "/worlds/lamp/clock", {"paused": False})[0] == 503
-        # Why nothing of a mind is seen is told.
+        # The panel of an agent shows why it cannot be loaded.
         page.click(".agent[data-agent='1'] > button")
         expect(page.locator("[data-mind='1'] .error")).to_contain_text("another Halo")
         page.click("[data-mind='1'] button[aria-label=Close]")
@@ -312,23 +312,23 @@ def test_another_program_may_run_it(window, rooms, tmp_path):
     expect(page.locator("#run")).to_have_text("Pause")
 
 
-def test_a_mind_is_shown_where_a_format_does_not_fit(rooms):
+def test_agent_mind_without_a_fitting_format(rooms):
     small = "[budgets]\ntotal = 1300\nstatic = 1280\nmessages = 20\nknowledge = 100\n"
     rooms.halo(
         "POST",
         "/worlds",
         {"name": "tight", "file": small + '[[agents]]\nname = "Cal"\nseed = "You are Cal."\ninput_format = "toon"\n'},
     )
-    status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud")
-    assert status == 200 and told["hud"]["format"] == "toon", told
-    assert told["tokens_by_format"]["json"] is None and told["tokens_by_format"]["toon"] <= 1300, told[
+    status, result = rooms.halo("GET", "/worlds/tight/agents/1/hud")
+    assert status == 200 and result["hud"]["format"] == "toon", result
+    assert result["tokens_by_format"]["json"] is None and result["tokens_by_format"]["toon"] <= 1300, result[
         "tokens_by_format"
     ]
-    status, told = rooms.halo("GET", "/worlds/tight/agents/1/hud?format=json")
-    assert status == 200 and told["hud"] is None and "must see" in told["error"], told
+    status, result = rooms.halo("GET", "/worlds/tight/agents/1/hud?format=json")
+    assert status == 200 and result["hud"] is None and "must see" in result["error"], result
 
 
-def test_the_api_refuses_with_reasons(rooms):
+def test_world_errors(rooms):
     world = "/worlds/lamp"
     for method, path, body, status, part in [
         ("GET", "/worlds/none", None, 404, "there is no world 'none'"),
@@ -341,7 +341,7 @@ def test_the_api_refuses_with_reasons(rooms):
             "/worlds",
             {"name": "x", "file": WORLD.format(at="openai+https://elsewhere.example/v1#m")},
             400,
-            "may not think with",
+            "may not use the model",
         ),
         (
             "POST",
@@ -350,7 +350,7 @@ def test_the_api_refuses_with_reasons(rooms):
             422,
             "2000 characters at most",
         ),
-        ("POST", f"{world}/commands", {"command": "fly"}, 400, "no JSON that fits"),
+        ("POST", f"{world}/commands", {"command": "fly"}, 400, "invalid JSON body"),
         ("POST", f"{world}/commands", {"command": "say", "room": 9, "message": "x"}, 422, "there is no room 9"),
         ("POST", f"{world}/commands", {"command": "grant", "room": 1, "request": 7}, 422, "no access request 7"),
         (
@@ -362,55 +362,55 @@ def test_the_api_refuses_with_reasons(rooms):
         ),
         ("PUT", f"{world}/clock", {"speed": 0}, 400, "0.1 to 100"),
         ("GET", f"{world}/agents/9/hud", None, 404, "there is no agent 9"),
-        ("GET", f"{world}/agents/1/hud?format=xml", None, 400, "there is json, compact_json"),
+        ("GET", f"{world}/agents/1/hud?format=xml", None, 400, "use one of json, compact_json"),
         ("GET", f"{world}/rooms/9/messages", None, 404, "there is no room 9"),
     ]:
-        got, told = rooms.halo(method, path, body)
-        assert got == status and part in told["error"], (method, path, got, told)
-    # It is no conversation, and nobody can talk in it as if it were one.
+        got, result = rooms.halo(method, path, body)
+        assert got == status and part in result["error"], (method, path, got, result)
+    # A world is no conversation, and cannot be used as one.
     assert rooms.halo("GET", "/conversations")[1] == []
-    status, told = rooms.halo("POST", "/conversations/world%3Alamp/messages", {"text": "hello"})
-    assert status >= 400 and "worlds of rooms" in told["error"], (status, told)
-    # What is ended is gone.
+    status, result = rooms.halo("POST", "/conversations/world%3Alamp/messages", {"text": "hello"})
+    assert status >= 400 and "belong to worlds" in result["error"], (status, result)
+    # Deleting.
     assert rooms.halo("DELETE", world)[0] == 204
     assert rooms.halo("GET", "/worlds")[1] == []
 
 
-def test_what_a_model_kept_of_a_world_ends_with_it(rooms):
+def test_deleting_a_world_deletes_its_kv_archive(rooms):
     world = '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n\n[[agents]]\nname = "Dee"\nseed = "You are Dee."\ninput_format = "toon"\noutput_format = "toon"\n'
-    status, told = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
-    assert status == 201, told
+    status, result = rooms.halo("POST", "/worlds", {"name": "kept", "file": world})
+    assert status == 201, result
     for beats in [1, 2, 3]:
         assert rooms.halo("PUT", "/worlds/kept/clock", {"step": True})[0] == 200
-        waited(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
-    # Who thinks next takes what the last one saw out of the model's memory, and it is saved.
+        wait_until(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
+    # The next agent evicts the KV cells of the last one, and they are saved in the archive.
     saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
-    waited(lambda: saved())
+    wait_until(lambda: saved())
     assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
-    waited(lambda: not saved())
+    wait_until(lambda: not saved())
 
 
-def test_a_model_that_says_nothing_keeps_nobody_else_waiting(tmp_path):
+def test_silent_model_does_not_block_other_worlds(tmp_path):
     mute = socket.create_server(("127.0.0.1", 0))
     at = f"openai+http://127.0.0.1:{mute.getsockname()[1]}/v1"
     rooms = Server(tmp_path, f"rooms.models={at}").start()
     near = {"name": "near", "file": '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n'}
     assert rooms.halo("POST", "/worlds", near)[0] == 201
-    told = []
+    result = []
     asks = threading.Thread(
-        target=lambda: told.append(rooms.halo("POST", "/worlds", {"name": "mute", "file": WORLD.format(at=at)}))
+        target=lambda: result.append(rooms.halo("POST", "/worlds", {"name": "mute", "file": WORLD.format(at=at)}))
     )
     asks.start()
     mute.settimeout(60)
     called, _ = mute.accept()
-    # While that one is waited for, others are opened and ended.
+    # Meanwhile other worlds can be created and deleted.
     assert rooms.halo("DELETE", "/worlds/near")[0] == 204
     assert rooms.halo("POST", "/worlds", near)[0] == 201
     assert {world["name"] for world in rooms.halo("GET", "/worlds")[1]} == {"mute", "near"}
-    assert told == []
+    assert result == []
     asks.join(60)
-    ((status, why),) = told
-    assert status >= 400 and "the world 'mute' is made, and cannot be opened now" in why["error"], told
+    ((status, why),) = result
+    assert status >= 400 and "the world 'mute' was created, but it cannot be opened now" in why["error"], result
     called.close()
     mute.close()
     assert rooms.halo("DELETE", "/worlds/mute")[0] == 204
@@ -418,8 +418,8 @@ def test_a_model_that_says_nothing_keeps_nobody_else_waiting(tmp_path):
     assert rooms.process.returncode == 0, "".join(rooms.log)
 
 
-def waited(is_so, seconds=120):
+def wait_until(condition, seconds=120):
     end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to pass"
+    while not condition():
+        assert time.monotonic() < end, "the condition was not reached in time"
         time.sleep(0.2)

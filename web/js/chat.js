@@ -116,10 +116,11 @@ function drawAll() {
     if (!state.chunks.has(id) && !state.running?.chunks.has(id)) removeChunk(id);
   }
   for (let at = state.order.length - 1; at >= 0; at -= 1) {
-    if (performance.now() > deadline) return true;
     const chunk = state.chunks.get(state.order[at]);
     drawChunk(chunk);
     shadeChunk(chunk);
+    // Checked after a chunk, so that every frame draws at least the latest one, before the answer that follows it.
+    if (at > 0 && performance.now() > deadline) return true;
   }
   for (const [turn, node] of turnNodes) drawHeading(turn, node);
   drawMemories();

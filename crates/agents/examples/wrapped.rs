@@ -1,9 +1,9 @@
-//! An agent that is kept cool: `cargo run -p halo-agents --example wrapped`.
+//! A wrapped agent: `cargo run -p halo-agents --example wrapped`.
 //!
-//! The innermost is a plain function; a model behind HTTP or in this process goes in its place unchanged. Around it, from the
-//! inside out: no more than 64 tokens at once, a window over what was said, and a question whose premise is false is told so.
+//! The innermost agent is a plain function; a local or remote model can take its place. Its input is limited to 64
+//! tokens, it sees earlier messages in a window, and each question's premises are checked.
 
-#![allow(clippy::disallowed_macros, reason = "an example shows what comes of it")]
+#![allow(clippy::disallowed_macros, reason = "an example prints its results")]
 
 use halo_agents::agent::{Agent, AgentExt, agent_fn};
 use halo_agents::content::{AuthoredMessage, TextAuthor};
@@ -14,33 +14,33 @@ use halo_agents::windowed::WindowLayer;
 use halo_core::Error;
 
 fn main() -> Result<(), Error> {
-    let counts = agent_fn(|heard: Vec<AuthoredMessage>| async move {
-        let words: usize = heard.iter().map(|said| said.text.split_whitespace().count()).sum();
-        Ok(format!("I was shown {words} words in {} messages.", heard.len()))
+    let counter = agent_fn(|messages: Vec<AuthoredMessage>| async move {
+        let words: usize = messages.iter().map(|message| message.text.split_whitespace().count()).sum();
+        Ok(format!("I was shown {words} words in {} messages.", messages.len()))
     });
-    let agent = counts
+    let agent = counter
         .with_layer(CoolingLayer { threshold: 64, ..CoolingLayer::default() })
         .with_layer(WindowLayer::default());
 
     pollster::block_on(async {
-        for said in [
+        for question in [
             "The server did not crash; we restarted it.",
             "What did we do at noon?",
             "Why did the server crash?",
         ] {
-            // What people have said is what is known.
-            let known: Vec<String> = agent
+            // The earlier messages of the user are the known facts.
+            let facts: Vec<String> = agent
                 .context()
                 .into_iter()
-                .filter(|s| s.author == TextAuthor::User)
-                .map(|s| s.text)
+                .filter(|message| message.author == TextAuthor::User)
+                .map(|message| message.text)
                 .collect();
-            let premise = check_premise(said, &known, &RuleContradictionDetector, &RuleJudge).await?;
-            println!("> {said}");
+            let premise = check_premise(question, &facts, &RuleContradictionDetector, &RuleJudge).await?;
+            println!("> {question}");
             if let (Some(reason), Some(suggestion)) = (premise.reason, premise.suggestion) {
                 println!("  無 {reason}. {suggestion}");
             }
-            println!("  {}", agent.invoke(AuthoredMessage::user(said)).await?);
+            println!("  {}", agent.invoke(AuthoredMessage::user(question)).await?);
         }
         Ok(())
     })

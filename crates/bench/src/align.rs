@@ -1,4 +1,5 @@
-//! Finding the conversation that a client's history belongs to, among many, beside reading a record of every one of them.
+//! Matching a client's message history to its conversation among many, compared with reading one record of each
+//! conversation.
 
 use halo_core::Error;
 use halo_core::chunker::ChunkSize;
@@ -15,26 +16,25 @@ use std::time::Instant;
 pub struct AlignBenchFigure {
     /// What the client sends.
     pub name: &'static str,
-    /// The time that half of the requests stay below.
+    /// Median of the times.
     pub p50_ms: f64,
-    /// The time that 99 of 100 requests stay below.
+    /// 99th percentile of the times.
     pub p99_ms: f64,
-    /// Whether every one was told right.
+    /// Whether every request was matched correctly.
     pub correct: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct AlignBenchReport {
-    /// By kind of request.
     pub figures: Vec<AlignBenchFigure>,
-    /// Reading one record of every conversation.
+    /// Time to read one record of every conversation.
     pub read_records_ms: f64,
 }
 
 const GREETING: &str = "*You wake with a start.* Welcome to my glade, traveller.";
 const SYSTEM: &str = "You are a helpful assistant.";
 
-/// The messages of conversation `n`: all of them open with the same words.
+/// The messages of conversation `n`: all conversations open with the same words.
 fn sample_messages(n: usize) -> Vec<(Role, String)> {
     vec![
         (Role::Assistant, GREETING.into()),
@@ -52,7 +52,6 @@ fn to_sent_messages(messages: &[(Role, String)]) -> Vec<SentMessage> {
     messages.iter().map(|(role, text)| SentMessage::new(*role, text.clone())).collect()
 }
 
-/// Fills an empty store with conversations.
 pub fn fill_store(
     store: &mut Database,
     conversations: usize,
@@ -92,7 +91,6 @@ pub fn fill_store(
     Ok(())
 }
 
-/// Measures requests of each kind.
 pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Result<AlignBenchReport, Error> {
     type MakeHistory = fn(usize) -> Vec<(Role, String)>;
     let next = || (Role::User, "And what else do you know of me?".to_owned());
@@ -106,7 +104,7 @@ pub fn run(store: &mut Database, conversations: usize, requests: usize) -> Resul
     for (name, make, known) in kinds {
         let (mut took, mut right) = (Vec::with_capacity(requests), true);
         for k in 0..requests {
-            // Spread over all of them.
+            // The requests are spread over all conversations.
             let n = k.wrapping_mul(7919) % conversations;
             let mut history = make(n);
             history.push(next());

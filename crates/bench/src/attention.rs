@@ -1,4 +1,4 @@
-//! What it costs to watch every layer of a real model while it speaks, beside not watching.
+//! The cost of capturing attention in every layer of a real model during generation.
 
 use crate::kv::median;
 use crate::synthetic_text;
@@ -9,26 +9,25 @@ use halo_core::token::Position;
 use halo_llama::model::Llama;
 use std::time::Instant;
 
-/// What was measured at one length of the context.
+/// Results for one context length.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBenchReport {
-    /// Tokens in the window.
+    /// Tokens in the context window.
     pub context: usize,
-    /// Tokens a second, not watched.
+    /// Tokens per second without capture.
     pub tok_s_plain: f64,
-    /// Tokens a second, watched: all layers, all heads, every step, by slot, as a listener gets them.
+    /// Tokens per second with capture: all layers, all heads, every step, delivered by slot.
     pub tok_s_capture: f64,
-    /// The share that is left, as the middle of many pairs.
+    /// Speed with capture as a share of that without: the median of many pairs.
     pub ratio: f64,
 }
 
-/// Pairs of answers, one watched and one not.
+/// Pairs of answers, one with capture and one without.
 const PAIRS: usize = 12;
-/// Tokens of an answer.
 const ANSWER_TOKENS: usize = 24;
 
-/// Measures at one length. Answers alternate, watched and not, so that a machine that changes its pace changes it for
-/// both.
+/// Measures one context length. Answers with and without capture alternate, so that a change in the machine's speed
+/// affects both.
 pub fn measure(
     model: &mut Llama,
     context: usize,
@@ -71,7 +70,7 @@ pub fn measure(
     times(&AttentionRequest::default())?;
     let (mut plain, mut capture, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..PAIRS {
-        // Which comes first changes too.
+        // The order within a pair alternates too.
         let first = if pair % 2 == 0 { AttentionRequest::none() } else { AttentionRequest::default() };
         let second = if pair % 2 == 0 { AttentionRequest::default() } else { AttentionRequest::none() };
         let (mut one, mut two) = (times(&first)?, times(&second)?);

@@ -1,7 +1,7 @@
-//! The core's hot paths: scoring a step, the live view, planning a prune, applying a change, and what a dead
-//! token costs in memory.
+//! The core's hot paths: scoring a step, the live view, planning a prune, applying a change, and the memory of a
+//! pruned token.
 //!
-//! The baseline is the record-per-token list of the founding documents: every question scans all tokens.
+//! The baseline is the record-per-token list of the founding documents: every query scans all tokens.
 
 use crate::timing::p10_call_ns;
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
@@ -16,31 +16,27 @@ use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Role, TokenId, TurnId};
 use std::time::Duration;
 
-/// Tokens in a chunk of the fixtures.
 pub const CHUNK_TOKENS: usize = 64;
-/// Chunks in a turn of the fixtures.
 pub const CHUNKS_PER_TURN: usize = 4;
 
-/// One figure: what was measured, what the naive way takes, and the budget that it must keep.
+/// One figure: the measured value, the baseline and the budget.
 #[derive(Clone, Debug)]
 pub struct CoreBenchFigure {
     pub name: &'static str,
     pub unit: &'static str,
     pub value: f64,
-    /// The same by scanning a list of all tokens, in the same run; none where there is nothing to compare.
+    /// The same work by scanning a list of all tokens, in the same run; none if there is nothing to compare.
     pub baseline: Option<f64>,
-    /// The most that it may be.
+    /// The maximum allowed value.
     pub budget: Option<f64>,
 }
 
 impl CoreBenchFigure {
-    /// How many times faster than the baseline.
     #[must_use]
     pub fn speedup(&self) -> Option<f64> {
         self.baseline.map(|b| b / self.value)
     }
 
-    /// Whether the budget is kept.
     #[must_use]
     pub fn within_budget(&self) -> bool {
         self.budget.is_none_or(|b| self.value <= b)
@@ -66,14 +62,14 @@ pub fn synthetic_timeline(tokens: usize, live: usize) -> Timeline {
         let append = Append { at: timeline.next_position(), turn: TurnId(turn as u32), role, tokens };
         timeline.apply(&Change::Append(append)).expect("at the end");
     }
-    let dead = timeline.chunks().map(|c| c.id()).enumerate();
+    let pruned = timeline.chunks().map(|c| c.id()).enumerate();
     let keep = live / CHUNK_TOKENS;
-    let dead: Vec<Pruned> = dead
+    let pruned: Vec<Pruned> = pruned
         .filter(|(i, _)| (i + 1) * keep / chunks == i * keep / chunks)
         .map(|(_, chunk)| Pruned { chunk, extent: Extent::Whole, reason: PruneReason::Manual })
         .collect();
-    if !dead.is_empty() {
-        timeline.apply(&Change::Prune(dead)).expect("all are live");
+    if !pruned.is_empty() {
+        timeline.apply(&Change::Prune(pruned)).expect("all are live");
     }
     timeline
 }
@@ -99,8 +95,8 @@ pub fn to_token_list(timeline: &Timeline) -> NaiveTimeline {
     NaiveTimeline(tokens.map(record).collect())
 }
 
-/// A row of attention over `n` slots: a sink, a few bright tokens, and a long tail. The steeper, the fewer
-/// tokens lie above the mean: at 40 about 8 %, at 6 about 28 %.
+/// A row of attention over `n` slots: a sink, a few bright tokens, and a long tail. The steeper, the fewer tokens are
+/// above the mean: at 40 about 8 %, at 6 about 28 %.
 #[must_use]
 pub fn synthetic_attention(n: usize, steep: i32) -> Vec<f32> {
     let mut dice = CoreBenchRng(42);
@@ -120,21 +116,21 @@ impl CoreBenchRng {
     }
 }
 
-/// The rules of the pruning bench: everything but a few hundred tokens may go.
+/// Rules of the pruning benchmark: everything but a few hundred tokens may be pruned.
 #[must_use]
 pub fn prune_rules(budget: usize) -> PruneRules {
     let policy = PrunePolicy::Brightness { rank: RankBy::Peak, ties: TieBreak::Dimmer };
     PruneRules { policy, budget, sinks: 4, recent: 500, fill: true, current: None }
 }
 
-/// A chunk in the middle that is live.
+/// A live chunk in the middle.
 #[must_use]
 pub fn middle_live_chunk(timeline: &Timeline) -> ChunkId {
     let chunks: Vec<_> = timeline.live_chunks().collect();
     chunks[chunks.len() / 2].id()
 }
 
-/// A prune of one chunk, and its return.
+/// A change that prunes one chunk, and one that resurrects it.
 #[must_use]
 pub fn prune_and_resurrect(chunk: ChunkId) -> [Change; 2] {
     let leave = Pruned { chunk, extent: Extent::Whole, reason: PruneReason::Manual };
@@ -143,7 +139,7 @@ pub fn prune_and_resurrect(chunk: ChunkId) -> [Change; 2] {
     [Change::Prune(vec![leave]), Change::Resurrect(vec![back])]
 }
 
-/// All figures of the core; `time` is what each may take at least.
+/// All figures of the core; `time` is the minimum measuring time of each.
 #[must_use]
 pub fn run(time: Duration) -> Vec<CoreBenchFigure> {
     let million = synthetic_timeline(1_000_000, 30_000);
@@ -215,8 +211,7 @@ fn bench_plan_prune(time: Duration) -> CoreBenchFigure {
     let timeline = synthetic_timeline(15_000 * CHUNK_TOKENS, 15_000 * CHUNK_TOKENS);
     let rules = prune_rules(timeline.live_len() - 2_000);
     let value = p10_call_ns(time, || (), |()| plan_prune(timeline.context_window(0), &rules));
-    // The naive way groups all tokens by chunk and looks for the dimmest, again for each chunk that leaves: here
-    // it does so once.
+    // The baseline groups all tokens by chunk and searches the dimmest, once per pruned chunk: here once.
     let list = to_token_list(&timeline);
     let dimmest = |list: &NaiveTimeline| {
         let peaks = list.0.chunk_by(|a, b| a.chunk == b.chunk).map(|tokens| {
@@ -235,7 +230,7 @@ fn bench_plan_prune(time: Duration) -> CoreBenchFigure {
     }
 }
 
-/// The same changes to a short and to a long conversation: they should cost the same.
+/// The same changes to a short and a long conversation: they should cost the same.
 fn bench_apply(long: &Timeline, time: Duration) -> Vec<CoreBenchFigure> {
     let short = synthetic_timeline(10_000, 5_000);
     let mut figures = Vec::new();
@@ -285,8 +280,8 @@ const APPLY_NAMES: [[&str; 2]; 2] = [
     ],
 ];
 
-/// What a token costs in memory once a store holds the dead ones: in chunks of the usual size, and in a chat of
-/// short messages, where each few tokens bear a chunk and a turn of their own.
+/// Memory per pruned token once the store holds the bodies: in chunks of the usual size, and in a chat of short
+/// messages, where every few tokens have a chunk and a turn of their own.
 fn bench_memory(long: &Timeline) -> [CoreBenchFigure; 2] {
     let mut short = Timeline::new();
     for turn in 0..30_000 {

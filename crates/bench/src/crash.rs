@@ -1,6 +1,6 @@
-//! What a crash costs: nothing. A child lives a random life and is killed at any moment; a disk loses what was
-//! not synced, torn and out of order; a disk is full at every write there is. Each time the store opens, all that
-//! was acknowledged is there, and the state is that of a life that never crashed.
+//! Durability: a child process applies random changes and is killed at any moment; a disk loses writes that were not
+//! synced, torn and out of order; a disk is full at every possible write. Each time the store must open, contain
+//! every acknowledged change, and be in the state of a history that never crashed.
 
 use crate::faulty_vfs;
 use crate::random_changes::{self, BenchRng};
@@ -18,26 +18,24 @@ pub struct CrashBenchReport {
     pub kills: u64,
     /// Changes that were acknowledged before the kills.
     pub acknowledged: u64,
-    /// Acknowledged changes that were gone afterwards.
+    /// Acknowledged changes that were missing afterwards.
     pub lost: u64,
-    /// States that differed from those of the life that never crashed, or did not open.
+    /// States that differed from the history without a crash, or did not open.
     pub hash_mismatches: u64,
-    /// What ninety-nine openings in a hundred took at most, in milliseconds.
+    /// 99th percentile of opening the store, in milliseconds.
     pub open_ms_p99: f64,
-    /// Disks that lost power.
     pub power_cuts: u64,
-    /// Of what was acknowledged as safe, lost.
+    /// Lost changes that were acknowledged as synced.
     pub power_lost: u64,
-    /// States that no life ever had.
+    /// States that no history has had.
     pub power_mismatches: u64,
     /// Writes at which the disk was full.
     pub full_disks: u64,
-    /// Times that a full disk lost or changed anything, or was not told of.
+    /// Times that a full disk lost or changed data, or was not reported.
     pub full_disk_errors: u64,
 }
 
 impl CrashBenchReport {
-    /// Whether nothing was lost.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         [self.lost, self.hash_mismatches, self.power_lost, self.power_mismatches, self.full_disk_errors]
@@ -47,7 +45,7 @@ impl CrashBenchReport {
 
 const CONVERSATION: &str = "a life";
 
-/// A life that never crashes, lived as far as it is asked for.
+/// The expected history, which never crashes, computed as far as it is needed.
 struct ReferenceTimeline {
     seed: u64,
     count: u64,
@@ -59,24 +57,24 @@ impl ReferenceTimeline {
         Self { seed, count: 0, timeline: Timeline::new() }
     }
 
-    /// The state after so many changes.
+    /// The expected state after `count` changes.
     fn hash_after(&mut self, count: u64) -> StateHash {
         while self.count < count {
             let (change, _) = random_changes::next_change(self.seed, self.count, &self.timeline);
             self.timeline.apply(&change).expect("it follows from the state");
             self.count += 1;
         }
-        assert_eq!(self.count, count, "a life is not lived backwards");
+        assert_eq!(self.count, count, "the history only goes forward");
         self.timeline.state_hash()
     }
 }
 
-/// How many changes the store has of the conversation.
+/// The number of changes that the store has of the conversation.
 fn change_count(store: &mut Database) -> Result<u64, Error> {
     Ok(store.list_conversations()?.first().map_or(0, |s| s.changes))
 }
 
-/// What the child does: lives on from where the store is, and says each time that a change was acknowledged.
+/// The child: continues the history from the state of the store, and prints a line for each acknowledged change.
 pub fn run_child(path: &Path, seed: u64) -> Result<(), Error> {
     let mut store = Database::open(&StoreLocation::Sqlite(path.to_owned()))?;
     let mut timeline = store.load(CONVERSATION, Access::Write)?;
@@ -86,7 +84,7 @@ pub fn run_child(path: &Path, seed: u64) -> Result<(), Error> {
         let (change, durability) = random_changes::next_change(seed, count, &timeline);
         store.transact(CONVERSATION, &mut timeline, &change, durability)?;
         count += 1;
-        // Nobody listens any more: the parent has gone.
+        // The parent is gone.
         if writeln!(out, "{count}").and_then(|()| out.flush()).is_err() {
             return Ok(());
         }
@@ -105,25 +103,25 @@ pub fn kill_children(
     progress: &mut dyn FnMut(u64),
     report: &mut CrashBenchReport,
 ) -> io::Result<()> {
-    let mut dice = BenchRng(seed);
+    let mut random = BenchRng(seed);
     let mut opened = Vec::new();
-    let (mut life, mut shadow) = (seed, ReferenceTimeline::new(seed));
+    let (mut history_seed, mut reference) = (seed, ReferenceTimeline::new(seed));
     let mut path = folder.join("life-0.db");
     for n in 0..kills {
-        // A new life now and then, or they grow long.
+        // A new history now and then keeps them short.
         if n > 0 && n % 40 == 0 {
-            life = dice.next_u64();
-            (shadow, path) = (ReferenceTimeline::new(life), folder.join(format!("life-{n}.db")));
+            history_seed = random.next_u64();
+            (reference, path) = (ReferenceTimeline::new(history_seed), folder.join(format!("life-{n}.db")));
         }
-        let mut child = command(&path, life).stdout(Stdio::piped()).spawn()?;
+        let mut child = command(&path, history_seed).stdout(Stdio::piped()).spawn()?;
         let out = child.stdout.take().expect("it was piped");
-        // Half are killed while they open, half later.
-        let longest = if dice.below(2) == 0 { 8_000 } else { 40_000 };
-        let wait = Duration::from_micros(dice.below(longest));
+        // Half of them are killed while they open the store, half later.
+        let longest = if random.below(2) == 0 { 8_000 } else { 40_000 };
+        let wait = Duration::from_micros(random.below(longest));
         let reader = std::thread::spawn(move || {
             let mut last = 0;
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                // A last line that is cut off says less than was acknowledged: never more.
+                // A truncated last line reports fewer acknowledged changes, never more.
                 last = line.parse().unwrap_or(last).max(last);
             }
             last
@@ -134,18 +132,18 @@ pub fn kill_children(
         let acknowledged: u64 = reader.join().expect("it only reads");
         report.kills += 1;
         if status.code().is_some() {
-            // It ended by itself, before it was killed: it found the store in a state that it could not go on from.
+            // The child ended by itself before it was killed: it could not continue from the state of the store.
             report.hash_mismatches += 1;
         }
-        report.acknowledged += acknowledged.saturating_sub(shadow.count);
+        report.acknowledged += acknowledged.saturating_sub(reference.count);
         let asked = Instant::now();
         let state = reopen(&StoreLocation::Sqlite(path.clone()));
         opened.push(asked.elapsed().as_secs_f64() * 1e3);
         match state {
-            Ok((count, hash)) if count >= acknowledged.max(shadow.count) => {
-                report.hash_mismatches += u64::from(shadow.hash_after(count) != hash);
+            Ok((count, hash)) if count >= acknowledged.max(reference.count) => {
+                report.hash_mismatches += u64::from(reference.hash_after(count) != hash);
             }
-            Ok((count, _)) => report.lost += acknowledged.max(shadow.count) - count,
+            Ok((count, _)) => report.lost += acknowledged.max(reference.count) - count,
             Err(_) => report.hash_mismatches += 1,
         }
         progress(n + 1);
@@ -160,15 +158,15 @@ fn reopen(location: &StoreLocation) -> Result<(u64, StateHash), Error> {
     stored_state(&mut store)
 }
 
-/// How far the store's life has come, and its state; its log must tell the same.
+/// The number of changes in the store and its state hash; replaying its log must give the same.
 fn stored_state(store: &mut Database) -> Result<(u64, StateHash), Error> {
     let count = change_count(store)?;
     if count == 0 {
         return Ok((0, Timeline::new().state_hash()));
     }
     let hash = store.load(CONVERSATION, Access::Read)?.state_hash();
-    let told = store.replay_log(CONVERSATION)?.state_hash();
-    if told != hash {
+    let replayed_hash = store.replay_log(CONVERSATION)?.state_hash();
+    if replayed_hash != hash {
         return Err(Error::internal("reading back", "log and state differ"));
     }
     Ok((count, hash))
@@ -178,13 +176,13 @@ fn open_faulty(path: &Path) -> Result<Database, Error> {
     Database::open_with_vfs(path, faulty_vfs::VFS_NAME)
 }
 
-/// Lives on a disk whose power is cut, again and again: what was to be safe at once is there, and what is there
-/// is a state that was.
+/// Applies changes on a disk that loses power again and again: synced changes must be there, and every state must be
+/// one that the history has had.
 pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
-    let mut dice = BenchRng(seed);
+    let mut random = BenchRng(seed);
     let path = Path::new("/halo.db");
     for n in 0..cuts {
-        let life = dice.next_u64();
+        let history_seed = random.next_u64();
         faulty_vfs::reset_disk();
         let (mut safe, mut count) = (0, 0);
         let mut hashes = vec![Timeline::new().state_hash()];
@@ -192,19 +190,19 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
             let lived = (|| -> Result<(), Error> {
                 let mut store = open_faulty(path)?;
                 let mut timeline = store.load(CONVERSATION, Access::Write)?;
-                for _ in 0..dice.below(60) {
-                    let (change, durability) = random_changes::next_change(life, count, &timeline);
+                for _ in 0..random.below(60) {
+                    let (change, durability) = random_changes::next_change(history_seed, count, &timeline);
                     store.transact(CONVERSATION, &mut timeline, &change, durability)?;
                     count += 1;
                     hashes.push(timeline.state_hash());
                     safe = if durability == Durability::Immediate { count } else { safe };
                 }
-                // The program does not get to close anything.
+                // The program gets no chance to close anything.
                 std::mem::forget(store);
                 Ok(())
             })();
             report.power_mismatches += u64::from(lived.is_err());
-            faulty_vfs::lose_power(&mut dice);
+            faulty_vfs::lose_power(&mut random);
             report.power_cuts += 1;
             match open_faulty(path).and_then(|mut store| stored_state(&mut store)) {
                 Ok((there, hash)) => {
@@ -221,16 +219,16 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
     }
 }
 
-/// Lives the same life on a disk that is full at the first write, at the second, and so on until it no longer is.
-/// Each time an error says so, nothing is lost, and with room again life goes on as if nothing had been.
+/// Applies the same changes on a disk that is full at the first write, at the second, and so on until it is not. Each
+/// time an error must be returned, nothing may be lost, and with free space the history must continue unchanged.
 pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
     let path = Path::new("/halo.db");
-    let mut wanted = ReferenceTimeline::new(seed);
-    let wanted = wanted.hash_after(changes_each);
+    let mut expected = ReferenceTimeline::new(seed);
+    let expected = expected.hash_after(changes_each);
     for room in 0.. {
         faulty_vfs::reset_disk();
-        let mut told = false;
-        // The file is there before the disk fills up: making one is another matter, and told of at once.
+        let mut disk_full_reported = false;
+        // The file exists before the disk is full: creating it fails with another error.
         let lived = (|| -> Result<StateHash, Error> {
             let mut store = open_faulty(path)?;
             let mut timeline = store.load(CONVERSATION, Access::Write)?;
@@ -242,13 +240,13 @@ pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), re
                 let before = timeline.state_hash();
                 match store.transact(CONVERSATION, &mut timeline, &change, Durability::Immediate) {
                     Ok(_) => count += 1,
-                    Err(error) if told => return Err(error),
+                    Err(error) if disk_full_reported => return Err(error),
                     Err(error) => {
                         let full = error.kind == ErrorKind::Unavailable;
                         if !full || timeline.state_hash() != before {
                             return Err(error);
                         }
-                        (told, _) = (true, faulty_vfs::set_writes_left(None));
+                        (disk_full_reported, _) = (true, faulty_vfs::set_writes_left(None));
                     }
                 }
             }
@@ -258,10 +256,10 @@ pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), re
             stored_state(&mut store).map(|(_, hash)| hash)
         })();
         let enough = faulty_vfs::take_write_count() <= room;
-        report.full_disk_errors += u64::from(lived.as_ref().ok() != Some(&wanted));
+        report.full_disk_errors += u64::from(lived.as_ref().ok() != Some(&expected));
         report.full_disks += u64::from(!enough);
         progress(room);
-        if enough && !told {
+        if enough && !disk_full_reported {
             return;
         }
     }

@@ -1,8 +1,8 @@
-//! What a vector costs, and whether it is the one it should be.
+//! Embedding speed, and accuracy against reference vectors.
 //!
-//! The reference vectors beside this file were made elsewhere: for `e5-small` by onnxruntime 1.31 from the weights of the
-//! same file, with nothing quantised on the way; for `minilm` from the unquantised weights, in 64-bit floats. So they say
-//! whether this program computes what the model is, and what quantising costs. Each text was embedded alone.
+//! The reference vectors beside this file: for `e5-small` made by onnxruntime 1.31 from the weights of the same file,
+//! without quantization of activations; for `minilm` from the unquantized weights, in 64-bit floats. They show
+//! whether this program computes the model correctly, and what quantization costs. Each text was embedded alone.
 
 use crate::synthetic_text;
 use base64::Engine;
@@ -12,24 +12,23 @@ use halo_core::embedder::Embedder;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// The texts and vectors, by the name of the model's folder.
+/// Texts and vectors, by the name of the model's folder.
 const REFERENCES: [(&str, &str); 2] =
     [("e5-small", include_str!("embed/e5-small.json")), ("minilm", include_str!("embed/minilm.json"))];
 
 #[derive(Clone, Debug)]
 pub struct EmbedBenchReport {
     pub name: String,
-    /// Loading it, in milliseconds, up to its first vector.
+    /// Milliseconds from loading to the first vector.
     pub load_ms: f64,
-    /// The least likeness to a reference; none, where there are no references for this model.
+    /// The lowest cosine similarity to a reference; none if there are no references for this model.
     pub min_cosine: Option<f64>,
-    /// How many references there are.
     pub references: usize,
-    /// One vector of a chunk of so many words, in milliseconds.
+    /// Milliseconds to embed one chunk of so many words.
     pub ms_per_chunk: Vec<(usize, f64)>,
 }
 
-/// Measures an embedder that nobody has used yet.
+/// Measures an embedder that has not been used yet.
 pub fn measure(embedder: &mut dyn Embedder, least: Duration) -> Result<EmbedBenchReport, Error> {
     let begin = Instant::now();
     let info = embedder.info()?;
@@ -80,7 +79,6 @@ fn parse_references(json: &str) -> Vec<(String, Vec<f64>)> {
     rows.iter().map(read).collect()
 }
 
-/// A 16-bit float that is finite.
 fn f16_to_f64(bits: u16) -> f64 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
     let size = match exponent {

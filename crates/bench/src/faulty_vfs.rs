@@ -1,5 +1,5 @@
-//! A disk that forgets what was not synced, in any order and in part, and one that is full: for SQLite to write
-//! to. Everything is in memory; files are known by name.
+//! An in-memory disk for SQLite that loses writes that were not synced, in any order and in part, and that can be
+//! full. Files are known by name.
 
 use crate::random_changes::BenchRng;
 use sqlite_plugin::flags::{AccessFlags, LockLevel, OpenOpts};
@@ -9,20 +9,20 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// The name by which SQLite knows the disk.
+/// The name under which SQLite knows this VFS.
 pub const VFS_NAME: &str = "halo-faulty";
 
-/// A sector: the most that is written as a whole.
+/// The size of a sector: larger writes can be torn.
 const SECTOR_BYTES: usize = 512;
 
-/// What files hold, and what of it would survive.
+/// The contents of a file, and what would survive a power cut.
 #[derive(Clone, Debug, Default)]
 struct FaultyFile {
-    /// As the program sees it.
+    /// The contents as the program sees them.
     current: Vec<u8>,
-    /// As it was at the last sync.
+    /// The contents at the last sync.
     synced: Vec<u8>,
-    /// What was done since.
+    /// Operations since the last sync.
     unsynced: Vec<UnsyncedOp>,
 }
 
@@ -39,13 +39,12 @@ fn write_at(file: &mut Vec<u8>, offset: usize, data: &[u8]) {
     file[offset..offset + data.len()].copy_from_slice(data);
 }
 
-/// What is on the disk, and what befalls it.
 #[derive(Debug, Default)]
 struct FaultyDisk {
     files: BTreeMap<String, FaultyFile>,
     /// Writes that still succeed; then the disk is full.
     writes_left: Option<u64>,
-    /// Writes since the count was last asked for.
+    /// Writes since the count was last read.
     writes: u64,
 }
 
@@ -65,7 +64,7 @@ fn lock_disk() -> MutexGuard<'static, FaultyDisk> {
     shared_disk().lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// An empty disk with all the room in the world.
+/// Empties the disk and removes the limit on writes.
 pub fn reset_disk() {
     *lock_disk() = FaultyDisk::default();
 }
@@ -75,18 +74,18 @@ pub fn set_writes_left(room: Option<u64>) {
     lock_disk().writes_left = room;
 }
 
-/// How many writes there were since this was last asked.
+/// The number of writes since the last call.
 #[must_use]
 pub fn take_write_count() -> u64 {
     std::mem::take(&mut lock_disk().writes)
 }
 
-/// The power goes: of what was not synced, any part is there, in any order, torn at any sector.
+/// Cuts the power: any part of the unsynced writes survives, in any order, torn at any sector.
 pub fn lose_power(dice: &mut BenchRng) {
     for file in lock_disk().files.values_mut() {
         let mut survived = std::mem::take(&mut file.synced);
         let mut since = std::mem::take(&mut file.unsynced);
-        // All, none, or by lot; in order, or mixed.
+        // All writes, none, or random ones; in order, or shuffled.
         let share = dice.below(5);
         if dice.below(2) == 0 {
             (1..since.len()).rev().for_each(|i| since.swap(i, dice.below(i as u64 + 1) as usize));
@@ -228,7 +227,7 @@ impl Vfs for FaultyVfs {
         Ok(SECTOR_BYTES as i32)
     }
 
-    /// Nothing is promised: not that writes are whole, nor that neighbours are left alone.
+    /// The most pessimistic characteristics: writes are not atomic, and neighbouring sectors may be damaged.
     fn device_characteristics(&self, _handle: &mut FaultyVfsHandle) -> VfsResult<i32> {
         Ok(0)
     }

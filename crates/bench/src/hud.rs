@@ -1,5 +1,4 @@
-//! What agents see: how long it takes to write, whether it ever is too long, whether every format comes back as it was, and how
-//! many tokens each has.
+//! Rendering of agents' HUDs: time, budget, round trips through every format, and tokens per format.
 
 use crate::synthetic_text;
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
@@ -15,16 +14,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What was measured of one format.
 #[derive(Clone, Debug, Default)]
 pub struct HudBenchFigures {
-    /// How long each HUD took.
+    /// The time of each HUD.
     pub render_times: Vec<Duration>,
-    /// HUDs that were longer than they may be.
+    /// HUDs that exceeded their token budget.
     pub overruns: usize,
 }
 
-/// What so many of a hundred took at most, in milliseconds.
+/// A percentile of the times, in milliseconds.
 #[must_use]
 pub fn percentile_ms(took: &[Duration], percent: usize) -> f64 {
     let mut took = took.to_vec();
@@ -33,12 +31,10 @@ pub fn percentile_ms(took: &[Duration], percent: usize) -> f64 {
     took.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
 }
 
-/// What was measured of everybody.
 #[derive(Clone, Debug, Default)]
 pub struct HudBenchReport {
-    /// HUDs, by their format.
     pub huds: BTreeMap<HudFormat, HudBenchFigures>,
-    /// How long each message took that was said, to be written and counted for all who would see it.
+    /// The time of each new message: rendering and counting it for all readers.
     pub message_times: Vec<Duration>,
 }
 
@@ -60,7 +56,7 @@ impl WordStream {
     }
 }
 
-/// A world of many agents in a few rooms, with much said and much known.
+/// A world of many agents in a few rooms, with many messages and memories.
 #[must_use]
 pub fn build_world(agents: usize, rooms: usize) -> World {
     let (mut world, mut lot, mut prose) = (World::default(), WorldRng::new(7), WordStream::new(7));
@@ -111,7 +107,7 @@ pub fn build_world(agents: usize, rooms: usize) -> World {
     world
 }
 
-/// Writes a HUD for everybody, in everybody's own format, so many times; between the times something is said in every room.
+/// Renders a HUD for every agent in its own format, `rounds` times; between rounds every room gets a message.
 pub fn render_all(world: &mut World, count: &Arc<dyn TokenCounter>, rounds: usize) -> HudBenchReport {
     let (scribe, prompts) = (HudRenderer::new(Arc::clone(count)), WorldPrompts::default());
     let mut prose = WordStream::new(11);
@@ -133,23 +129,24 @@ pub fn render_all(world: &mut World, count: &Arc<dyn TokenCounter>, rounds: usiz
             let view =
                 HudRequest { now, prompts: &prompts, token_limit: usize::MAX, recalled: &|_| Vec::new() };
             let start = Instant::now();
-            let shown = scribe.render(world, id, &view);
+            let rendered = scribe.render(world, id, &view);
             let took = start.elapsed();
-            let Ok(shown) = shown else { continue };
+            let Ok(rendered) = rendered else { continue };
             let format = world.agent(id).map(|agent| agent.hud_format).unwrap_or_default();
             let figures = all.huds.entry(format).or_default();
-            // The first time everything is counted for the first time.
+            // The first round is not measured: it fills the caches.
             if round > 0 {
                 figures.render_times.push(took);
             }
-            let counted: usize = shown.fragments.iter().map(|piece| scribe.count_tokens(&piece.text)).sum();
+            let counted: usize =
+                rendered.fragments.iter().map(|piece| scribe.count_tokens(&piece.text)).sum();
             figures.overruns += usize::from(counted > world.header.budgets.total);
         }
     }
     all
 }
 
-/// How many tokens the same HUDs have in each format, and in JSON without a space.
+/// Tokens of the same HUDs in each format, and in JSON without spaces.
 pub fn tokens_by_format(
     world: &World,
     count: &Arc<dyn TokenCounter>,
@@ -160,11 +157,11 @@ pub fn tokens_by_format(
     for agent in world.agents().take(most) {
         let now = START_TIME + 300_000;
         let view = HudRequest { now, prompts: &prompts, token_limit: usize::MAX, recalled: &|_| Vec::new() };
-        // As much as fits where it takes most.
-        let Ok(shown) = scribe.render_as(world, agent, HudFormat::Json, &view) else { continue };
-        minified += count.count_tokens(&serde_json::to_string(&shown.hud).unwrap_or_default());
+        // As much as fits in the format that takes most.
+        let Ok(rendered) = scribe.render_as(world, agent, HudFormat::Json, &view) else { continue };
+        minified += count.count_tokens(&serde_json::to_string(&rendered.hud).unwrap_or_default());
         for format in HudFormat::ALL {
-            *by.entry(format).or_insert(0usize) += count.count_tokens(&format::render(&shown.hud, format));
+            *by.entry(format).or_insert(0usize) += count.count_tokens(&format::render(&rendered.hud, format));
         }
         huds += 1;
     }
@@ -172,27 +169,26 @@ pub fn tokens_by_format(
     (mean(minified), by.into_iter().map(|(format, tokens)| (format, mean(tokens))).collect())
 }
 
-/// What became of HUDs by lot.
+/// Results of HUDs of random worlds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RandomHudReport {
-    /// How many there were.
     pub huds: u64,
-    /// Longer than they may be.
+    /// HUDs that exceeded their token budget.
     pub overruns: u64,
-    /// Other than they were when they were read back.
+    /// HUDs that were different when they were parsed back.
     pub roundtrip_errors: u64,
-    /// What an agent must see did not fit: told so, and nothing shown.
+    /// HUDs whose mandatory parts did not fit: an error, and no HUD.
     pub refused: u64,
 }
 
-/// HUDs of worlds by lot, with names and messages that no format likes, each in every format and back.
+/// HUDs of random worlds, with names and messages that are hard to format, each in every format and back.
 pub fn check_random_huds(huds: u64, seed: u64, progress: &mut dyn FnMut(u64)) -> RandomHudReport {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let prompts = WorldPrompts::default();
     let mut all = RandomHudReport::default();
     let mut from = seed;
     while all.huds < huds {
-        // Always as many worlds at once, so that the same lot gives the same figures everywhere.
+        // A fixed number of worlds at once, so that the same seed gives the same figures on every machine.
         let part = |thread| (from..from + WORLDS_PER_ROUND).filter(move |seed| seed % threads == thread);
         std::thread::scope(|scope| {
             let (part, prompts) = (&part, &prompts);
@@ -212,10 +208,10 @@ pub fn check_random_huds(huds: u64, seed: u64, progress: &mut dyn FnMut(u64)) ->
     all
 }
 
-/// How many worlds by lot are looked at before it is asked whether that is enough.
+/// Random worlds per batch, before the target is checked.
 const WORLDS_PER_ROUND: u64 = 64;
 
-/// HUDs of one world by lot.
+/// HUDs of one random world.
 fn check_random_world(seed: u64, prompts: &WorldPrompts) -> RandomHudReport {
     let (mut all, mut lot) = (RandomHudReport::default(), WorldRng::new(seed));
     let (world, now) = testing::random_world(&mut lot, RandomWorldSize::default());
@@ -228,11 +224,11 @@ fn check_random_world(seed: u64, prompts: &WorldPrompts) -> RandomHudReport {
         let view = HudRequest { now, prompts, token_limit: room, recalled: &recalled };
         for format in HudFormat::ALL {
             match scribe.render_as(&world, agent, format, &view) {
-                Ok(shown) => {
+                Ok(rendered) => {
                     all.huds += 1;
-                    all.overruns += u64::from(exceeds_budget(&shown, &world, room));
+                    all.overruns += u64::from(exceeds_budget(&rendered, &world, room));
                     all.roundtrip_errors +=
-                        u64::from(format::parse(&shown.text(), format).as_ref() != Ok(&shown.hud));
+                        u64::from(format::parse(&rendered.text(), format).as_ref() != Ok(&rendered.hud));
                 }
                 Err(HudError::BudgetTooSmall { .. } | HudError::UnknownAgent(_)) => all.refused += 1,
             }
@@ -260,8 +256,9 @@ impl std::iter::Sum for RandomHudReport {
     }
 }
 
-fn exceeds_budget(shown: &RenderedHud, world: &World, room: usize) -> bool {
-    let counted: usize = shown.fragments.iter().map(|piece| CeilTokenCounter.count_tokens(&piece.text)).sum();
-    let whole = CeilTokenCounter.count_tokens(&shown.text());
-    counted.max(whole) > world.header.budgets.scaled_to(room).total
+fn exceeds_budget(rendered: &RenderedHud, world: &World, room: usize) -> bool {
+    let counted: usize =
+        rendered.fragments.iter().map(|piece| CeilTokenCounter.count_tokens(&piece.text)).sum();
+    let total_tokens = CeilTokenCounter.count_tokens(&rendered.text());
+    counted.max(total_tokens) > world.header.budgets.scaled_to(room).total
 }

@@ -1,4 +1,4 @@
-//! What it costs to let a chunk leave a real model's memory and to bring it back, beside reading the context again.
+//! Restoring the KV cells of a resurrected chunk on a real model, compared with prefilling the context again.
 
 use crate::synthetic_text;
 use halo_core::model::{StepFlow, WindowToken};
@@ -13,58 +13,56 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What was measured at one length of the context.
+/// Results for one context length.
 #[derive(Clone, Debug)]
 pub struct KvBenchReport {
-    /// Tokens in the window.
+    /// Tokens in the context window.
     pub context: usize,
-    /// Reading all of it, to the guess at the next token.
+    /// Prefilling all of it, up to the logits of the next token.
     pub prefill_first_token_ms: f64,
-    /// A chunk leaves and returns while the program runs.
+    /// A chunk is pruned and resurrected while the program runs.
     pub running: KvBenchFigures,
-    /// The same after closing and opening: the chunk comes from disk.
+    /// The same after a restart: the cells come from disk.
     pub after_restart: KvBenchFigures,
-    /// Opening the conversation: all that is live, from disk, to the guess at the next token.
+    /// Opening the conversation: all live cells from disk, up to the logits of the next token.
     pub open_ms: f64,
-    /// A chunk returns after all holes were closed: it and what stands behind it are turned to new positions.
+    /// A chunk is resurrected after compaction: it and everything behind it is shifted to new positions.
     pub after_compaction: KvBenchFigures,
-    /// The model's own noise: the largest difference and the divergence of guesses after the last sixteen tokens were
-    /// read one by one and all at once.
+    /// Numerical noise of the model: largest difference and divergence of the logits after decoding the last sixteen
+    /// tokens one by one and in one batch.
     pub noise: (f32, f64),
-    /// Bytes that a token's cells take on disk.
+    /// Bytes per token of the cells on disk.
     pub bytes_per_token: f64,
 }
 
-/// What leaving, returning and the next token took, and how far the guess is from that of one who never left.
+/// Times of pruning, resurrecting and decoding the next token, and the distance of the logits from those of an
+/// unchanged window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KvBenchFigures {
-    /// Leaves: saved, if it was not yet, and freed.
+    /// Pruning: the cells are saved, if they are not yet, and freed.
     pub prune_ms: f64,
     pub resurrect_ms: f64,
-    /// The guess at the next token.
     pub first_token_ms: f64,
-    /// The largest difference of any token's score.
+    /// The largest difference of any logit.
     pub max_logit_diff: f32,
-    /// The divergence of the guess, in nats.
+    /// The KL divergence of the distributions, in nats.
     pub kl: f64,
-    /// Whether the likeliest token is the same.
+    /// Whether the most likely token is the same.
     pub top1: bool,
 }
 
 impl KvBenchFigures {
-    /// How many times faster than reading again.
+    /// How many times faster than prefilling again.
     #[must_use]
     pub fn speedup(&self, reread_ms: f64) -> f64 {
         reread_ms / (self.prune_ms + self.resurrect_ms + self.first_token_ms)
     }
 }
 
-/// How many chunks leave and return, one after the other; the middle of their times counts.
+/// How many chunks are pruned and resurrected, one after the other; the median counts.
 const ROUNDS: usize = 9;
-/// Tokens of a chunk.
 const CHUNK_TOKENS: usize = 64;
 
-/// Measures at one length.
 pub fn measure(
     weights: &Arc<ModelWeights>,
     context: usize,
@@ -84,48 +82,48 @@ pub fn measure(
         Ok(KvCache::new(LlamaContext::new(weights, shape)?, KvArchive::open(room, 1), KvCacheMode::EditCells))
     };
     let window = build_window(weights, context);
-    let mut mirror = open(folder.path())?;
-    let (reread, expected) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
+    let mut kv_cache = open(folder.path())?;
+    let (reread, expected) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
     let leaving: Vec<usize> = (0..ROUNDS).map(|n| 1 + n * (context / CHUNK_TOKENS - 3) / ROUNDS).collect();
 
     let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for &n in &leaving {
         let without = without_chunks(&window, &[n]);
-        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &without))?.0);
-        back.push(time_ms(|| mirror.sync_without_prefill("bench", &window))?.0);
-        let (ms, guess) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
+        prune.push(time_ms(|| kv_cache.sync_without_prefill("bench", &without))?.0);
+        back.push(time_ms(|| kv_cache.sync_without_prefill("bench", &window))?.0);
+        let (ms, guess) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
         next.push(ms);
         last = guess;
     }
     let running = summarize(&mut prune, &mut back, &mut next, &expected, &last);
 
-    // All that leave are gone when the program ends; after the start they return one by one, from disk.
-    let rest = without_chunks(&window, &leaving);
-    mirror.persist("bench", &rest)?;
-    mirror.save_and_clear();
-    let bytes_per_token = mirror.archive().usage().1 as f64 / context as f64;
-    drop(mirror);
-    let mut mirror = open(folder.path())?;
-    let (open_ms, _) = time_ms(|| prefill_logits(&mut mirror, &rest, progress))?;
+    // All pruned chunks leave the process at its end; after the restart they are restored one by one from disk.
+    let remaining = without_chunks(&window, &leaving);
+    kv_cache.persist("bench", &remaining)?;
+    kv_cache.save_and_clear();
+    let bytes_per_token = kv_cache.archive().usage().1 as f64 / context as f64;
+    drop(kv_cache);
+    let mut kv_cache = open(folder.path())?;
+    let (open_ms, _) = time_ms(|| prefill_logits(&mut kv_cache, &remaining, progress))?;
     let (mut prune, mut back, mut next) = (Vec::new(), Vec::new(), Vec::new());
     for &n in &leaving {
         let others: Vec<usize> = leaving.iter().copied().filter(|&o| o != n).collect();
         let with = without_chunks(&window, &others);
-        back.push(time_ms(|| mirror.sync_without_prefill("bench", &with))?.0);
-        next.push(time_ms(|| prefill_logits(&mut mirror, &with, progress))?.0);
-        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &rest))?.0);
+        back.push(time_ms(|| kv_cache.sync_without_prefill("bench", &with))?.0);
+        next.push(time_ms(|| prefill_logits(&mut kv_cache, &with, progress))?.0);
+        prune.push(time_ms(|| kv_cache.sync_without_prefill("bench", &remaining))?.0);
     }
-    mirror.sync_without_prefill("bench", &window)?;
-    let last = prefill_logits(&mut mirror, &window, progress)?;
+    kv_cache.sync_without_prefill("bench", &window)?;
+    let last = prefill_logits(&mut kv_cache, &window, progress)?;
     let after_restart = summarize(&mut prune, &mut back, &mut next, &expected, &last);
 
     let (mut prune, mut back, mut next, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for &n in leaving.iter().step_by(4) {
-        let gone = without_chunks(&window, &[n]);
-        prune.push(time_ms(|| mirror.sync_without_prefill("bench", &gone))?.0);
-        mirror.compact()?;
-        back.push(time_ms(|| mirror.sync_without_prefill("bench", &window))?.0);
-        let (ms, guess) = time_ms(|| prefill_logits(&mut mirror, &window, progress))?;
+        let pruned = without_chunks(&window, &[n]);
+        prune.push(time_ms(|| kv_cache.sync_without_prefill("bench", &pruned))?.0);
+        kv_cache.compact()?;
+        back.push(time_ms(|| kv_cache.sync_without_prefill("bench", &window))?.0);
+        let (ms, guess) = time_ms(|| prefill_logits(&mut kv_cache, &window, progress))?;
         next.push(ms);
         last = guess;
     }
@@ -143,59 +141,59 @@ pub fn measure(
     })
 }
 
-/// How much a guess depends on whether the last sixteen tokens are read one by one or all at once: what is nearer than
-/// that is as near as this model can tell.
-fn measure_noise(mirror: &mut KvCache, window: &[WindowToken]) -> Result<(f32, f64), KvCacheError> {
+/// How much the logits depend on decoding the last sixteen tokens one by one or in one batch: smaller differences
+/// mean nothing for this model.
+fn measure_noise(kv_cache: &mut KvCache, window: &[WindowToken]) -> Result<(f32, f64), KvCacheError> {
     let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
     let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
     let (n, mut guesses) = (window.len(), Vec::new());
     let last: Vec<_> = (n - 16..n).map(token).collect();
     for at_once in [1, 16] {
-        prefill_logits(mirror, &window[..n - 16], &mut |_| {})?;
+        prefill_logits(kv_cache, &window[..n - 16], &mut |_| {})?;
         for part in last.chunks(at_once) {
-            mirror.decode(part, TapConfig::off())?;
+            kv_cache.decode(part, TapConfig::off())?;
         }
-        guesses.push(mirror.context().logits().to_vec());
+        guesses.push(kv_cache.context().logits().to_vec());
     }
-    let (most, kl, _) = compare_logits(&guesses[0], &guesses[1]);
-    Ok((most, kl))
+    let (largest, kl, _) = compare_logits(&guesses[0], &guesses[1]);
+    Ok((largest, kl))
 }
 
-/// A window of so many tokens, in chunks.
+/// A context window of so many tokens, in chunks.
 fn build_window(weights: &ModelWeights, len: usize) -> Vec<WindowToken> {
     let text = synthetic_text::paragraphs(len / 50 + 1).concat();
     let tokens = weights.tokenize(&text, false);
-    let seen = |(n, &token): (usize, &i32)| WindowToken {
+    let window_token = |(n, &token): (usize, &i32)| WindowToken {
         position: Some(Position(n as u64)),
         offset: 0,
         id: TokenId(token.cast_unsigned()),
         chunk_start: n % CHUNK_TOKENS == 0,
     };
-    tokens.iter().take(len).enumerate().map(seen).collect()
+    tokens.iter().take(len).enumerate().map(window_token).collect()
 }
 
 /// The window without some of its chunks.
 fn without_chunks(window: &[WindowToken], chunks: &[usize]) -> Vec<WindowToken> {
     let stays = |(n, _): &(usize, &WindowToken)| !chunks.contains(&(n / CHUNK_TOKENS));
-    window.iter().enumerate().filter(stays).map(|(_, seen)| *seen).collect()
+    window.iter().enumerate().filter(stays).map(|(_, window_token)| *window_token).collect()
 }
 
-/// Reads what is to be read of a window; the guess at the next token.
+/// Prefills a window; returns the logits of the next token.
 fn prefill_logits(
-    mirror: &mut KvCache,
+    kv_cache: &mut KvCache,
     window: &[WindowToken],
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<f32>, KvCacheError> {
-    let ready = mirror.sync_window("bench", window, 1, &mut |_, _| StepFlow::Continue)?;
+    let ready = kv_cache.sync_window("bench", window, 1, &mut |_, _| StepFlow::Continue)?;
     let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
     let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
     let tokens: Vec<_> = (ready.prefill_from..window.len() - 1).map(token).collect();
     for part in tokens.chunks(256) {
-        mirror.decode(part, TapConfig::off())?;
+        kv_cache.decode(part, TapConfig::off())?;
         progress(part.len() as u64);
     }
-    mirror.decode(&[token(window.len() - 1)], TapConfig::off())?;
-    Ok(mirror.context().logits().to_vec())
+    kv_cache.decode(&[token(window.len() - 1)], TapConfig::off())?;
+    Ok(kv_cache.context().logits().to_vec())
 }
 
 fn time_ms<T>(work: impl FnOnce() -> Result<T, KvCacheError>) -> Result<(f64, T), KvCacheError> {
@@ -222,7 +220,6 @@ fn summarize(
     }
 }
 
-/// The middle of some numbers.
 pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)

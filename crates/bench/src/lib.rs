@@ -1,5 +1,5 @@
-//! Every figure that Halo claims, reproducible with one command: `halo-bench NAME`. Each is measured beside
-//! a baseline in the same run, because a time alone says more about the machine than about the program.
+//! Every figure that Halo claims, measured by `halo-bench NAME`. Each is measured beside a baseline in the same run,
+//! because a time alone says more about the machine than about the program.
 
 pub mod align;
 pub mod attention;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 /// Measure the figures that Halo claims
 #[derive(Parser)]
 #[command(name = "halo-bench", version, arg_required_else_help = true, max_term_width = 100)]
-struct Cli {
+struct BenchCli {
     #[command(flatten)]
     global: GlobalArgs,
     #[command(subcommand)]
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     if let Some(status) = startup::prepare_process(&args) {
         return status;
     }
-    let mut cli = Cli::parse_from(startup::move_set_flags_last(&args));
+    let mut cli = BenchCli::parse_from(startup::move_set_flags_last(&args));
     if matches!(cli.command, BenchCommand::Recall(_) | BenchCommand::Keep(_) | BenchCommand::Memory(_)) {
         // Their own --data names the dataset; the data folder comes from the environment alone.
         cli.global.data = None;
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     startup::finish(dispatch(&cli), CommandTopic::Other)
 }
 
-fn dispatch(cli: &Cli) -> Result<()> {
+fn dispatch(cli: &BenchCli) -> Result<()> {
     let env = cli.global.env();
     // A misspelt setting is an error, whether or not the benchmark reads it.
     if !env.settings.set.is_empty() {

@@ -1,9 +1,10 @@
-//! What a memory is worth, and what forming one costs whoever speaks next.
+//! The value of memories, and the delay that forming one causes for the next message.
 //!
-//! A stretch of a real conversation is read: what came before, a range, what was said after it, and what really came next.
-//! The range is remembered twice: by the state that has just lived it, and by a fresh one that is shown the same words. Then
-//! each memory stands where the range was, and the model tells how unlikely it finds what came next: with all of the range,
-//! with nothing of it, with either memory, with the user's own words, and with those and the memory.
+//! A stretch of a real conversation has four parts: the context before, a range, the text after it, and the
+//! continuation. The range is summarised twice: in a fork of the state that has read it (in place), and from a fresh
+//! prompt with the same text. Then each memory replaces the range, and the loss of the model on the continuation is
+//! measured: with the whole range, with nothing, with either memory, with the user's messages, and with those and the
+//! memory.
 
 use crate::prune::MeanAccumulator;
 use crate::prune::sample::{self, SampleLengths};
@@ -25,32 +26,29 @@ use std::time::{Duration, Instant};
 
 const SEQ: SeqId = SeqId(0);
 
-/// How it is measured.
 pub struct MemoryBenchSetup<'a> {
     pub context: &'a mut LlamaContext,
-    /// How messages are written for it.
+    /// How messages are formatted for the model.
     pub frame: ChatFormatter,
-    /// How what is said becomes chunks.
     pub rules: ContextRules,
-    /// Tokens before the range, of the range, between it and what came next, and of that.
+    /// Lengths of the four parts, in tokens.
     pub lengths: [usize; 4],
-    /// Stretches of each conversation.
     pub samples: usize,
     pub max_memory_tokens: usize,
 }
 
-/// What stands where the range was.
+/// What replaces the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeReplacement {
     FullRange,
     Nothing,
-    /// A memory that a fresh prompt made of the same words.
+    /// A memory from a fresh prompt.
     FreshMemory,
-    /// A memory that the state made which had lived it.
+    /// A memory from a fork of the state that has read the range.
     InContextMemory,
-    /// What the user said, word for word.
+    /// The user's messages, verbatim.
     Quotes,
-    /// That, and the memory of the state that had lived it.
+    /// The user's messages and the memory from the fork.
     QuotesAndInContextMemory,
 }
 
@@ -64,7 +62,6 @@ impl RangeReplacement {
         RangeReplacement::QuotesAndInContextMemory,
     ];
 
-    /// The word for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,15 +78,15 @@ impl RangeReplacement {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryBenchReport {
     pub samples: usize,
-    /// By what stands there: how unlikely what came next is, in nats a token, and how many tokens stand there.
+    /// By replacement: the loss on the continuation in nats per token, and the tokens of the replacement.
     pub by_replacement: Vec<(RangeReplacement, MeanAccumulator, MeanAccumulator)>,
-    /// How often the memory of the state that lived it did better than the fresh one.
+    /// How often the memory from the fork was better than the fresh one.
     pub in_context_wins: usize,
-    /// The memories themselves, to be read: of the state that lived it, and fresh.
+    /// The memories themselves: from the fork, and fresh.
     pub texts: Vec<(String, String)>,
 }
 
-/// Measures one conversation. `progress` hears how many stretches are done.
+/// Measures one conversation. `progress` gets the number of finished stretches.
 pub fn measure(
     conversation: &DatasetConversation,
     setup: &mut MemoryBenchSetup<'_>,
@@ -101,17 +98,17 @@ pub fn measure(
         halo_llama::token_text::tokenize_with_text(&weights, text, special)
     };
     let [before, range, between, next] = setup.lengths;
-    let most = setup.context.params().tokens as usize - next - setup.max_memory_tokens - 200;
-    let lengths = SampleLengths { history: before + range, observed: between, next, max_window: most };
+    let max_tokens = setup.context.params().tokens as usize - next - setup.max_memory_tokens - 200;
+    let lengths = SampleLengths { history: before + range, observed: between, next, max_window: max_tokens };
     let samples =
         sample::cut_samples(conversation, setup.samples, lengths, &setup.frame, &setup.rules, &tokenize);
     for sample in samples {
         let ids = |pieces: Vec<ModelToken>| {
             pieces.into_iter().map(|p| p.id.0.cast_signed()).collect::<Vec<LlamaToken>>()
         };
-        let (said, special) =
+        let (plain, special) =
             (|text: &str| ids(tokenize(text, false)), |text: &str| ids(tokenize(text, true)));
-        // The range begins with the first whole turn behind what came before.
+        // The range begins with the first whole turn after the context before it.
         let (mut lived, mut of_range) = (sample.prefix.clone(), Vec::new());
         let (mut quotes, mut words, mut first) = (Vec::new(), String::new(), None);
         for chunk in sample.history.chunks() {
@@ -126,39 +123,39 @@ pub fn measure(
                 let user = chunk.id().role == Role::User;
                 words.push_str(&format!("{}: {text}\n", if user { "User" } else { "Assistant" }));
                 if user {
-                    quotes.extend(said(&format!("The user said: {text}\n")));
+                    quotes.extend(plain(&format!("The user said: {text}\n")));
                 }
             }
         }
         let (Some((from, first)), Some(to)) = (first, sample.history.turns().last()) else { continue };
-        let told = formation_instruction(
+        let instruction = formation_instruction(
             MemoryRange { from: (from.0, 0), to: (to.id.0, 0) },
             &first,
             setup.max_memory_tokens,
         );
         let asks = |frame: &ChatFormatter, before: Option<Role>, text: &str| {
             let mut tokens = special(&frame.turn_header(Role::User, before, None));
-            tokens.extend(said(text));
+            tokens.extend(plain(text));
             tokens.extend(special(&frame.turn_header(Role::Assistant, Some(Role::User), None)));
             tokens
         };
-        lived.extend(asks(&setup.frame, Some(to.role), &told));
+        lived.extend(asks(&setup.frame, Some(to.role), &instruction));
         let mut fresh = sample.prefix.clone();
-        fresh.extend(asks(&setup.frame, None, &format!("{words}\n{told}")));
+        fresh.extend(asks(&setup.frame, None, &format!("{words}\n{instruction}")));
         let lived = generate_memory(setup, &lived)?;
         let fresh = generate_memory(setup, &fresh)?;
         let after: Vec<LlamaToken> = sample.observed_tokens();
         let stands = |inside: &[&[LlamaToken]]| {
             let mut tokens = special(&setup.frame.turn_header(Role::System, Some(Role::Assistant), None));
-            tokens.extend(said(&format!("<memory from=\"{}\" to=\"{}\">\n", from.0, to.id.0)));
+            tokens.extend(plain(&format!("<memory from=\"{}\" to=\"{}\">\n", from.0, to.id.0)));
             inside.iter().for_each(|part| tokens.extend_from_slice(part));
-            tokens.extend(said("\n</memory>"));
+            tokens.extend(plain("\n</memory>"));
             tokens
         };
-        let (lived_tokens, fresh_tokens) = (said(lived.trim()), said(fresh.trim()));
-        let mut told = Vec::new();
+        let (lived_tokens, fresh_tokens) = (plain(lived.trim()), plain(fresh.trim()));
+        let mut results = Vec::new();
         for what in RangeReplacement::ALL {
-            let stood = match what {
+            let replacement = match what {
                 RangeReplacement::FullRange => of_range.clone(),
                 RangeReplacement::Nothing => Vec::new(),
                 RangeReplacement::FreshMemory => stands(&[&fresh_tokens]),
@@ -166,20 +163,21 @@ pub fn measure(
                 RangeReplacement::Quotes => stands(&[&quotes]),
                 RangeReplacement::QuotesAndInContextMemory => stands(&[&quotes, &lived_tokens]),
             };
-            let window: Vec<LlamaToken> = sample.prefix.iter().chain(&stood).chain(&after).copied().collect();
-            told.push((what, mean_nll(setup.context, &window, &sample.next)?, stood.len()));
+            let window: Vec<LlamaToken> =
+                sample.prefix.iter().chain(&replacement).chain(&after).copied().collect();
+            results.push((what, mean_nll(setup.context, &window, &sample.next)?, replacement.len()));
         }
         if report.by_replacement.is_empty() {
             report.by_replacement = RangeReplacement::ALL
                 .map(|what| (what, MeanAccumulator::default(), MeanAccumulator::default()))
                 .to_vec();
         }
-        for ((_, nats, tokens), (_, nll, len)) in report.by_replacement.iter_mut().zip(&told) {
+        for ((_, nats, tokens), (_, nll, len)) in report.by_replacement.iter_mut().zip(&results) {
             nats.add(*nll);
             tokens.add(*len as f64);
         }
         let of = |wanted: RangeReplacement| {
-            told.iter().find(|(what, ..)| *what == wanted).map_or(0.0, |(_, nll, _)| *nll)
+            results.iter().find(|(what, ..)| *what == wanted).map_or(0.0, |(_, nll, _)| *nll)
         };
         report.in_context_wins +=
             usize::from(of(RangeReplacement::InContextMemory) < of(RangeReplacement::FreshMemory));
@@ -199,7 +197,7 @@ fn batch_items(tokens: &[LlamaToken], start: usize, logits: impl Fn(usize) -> bo
     tokens.iter().enumerate().map(item).collect()
 }
 
-/// Reads a window from nothing; the guess behind it is known then.
+/// Prefills a window from an empty cache.
 fn prefill(context: &mut LlamaContext, window: &[LlamaToken]) -> Result<(), LlamaError> {
     let _ = context.seq_rm(SEQ, -1, -1);
     let batch = context.params().batch as usize;
@@ -211,7 +209,7 @@ fn prefill(context: &mut LlamaContext, window: &[LlamaToken]) -> Result<(), Llam
     Ok(())
 }
 
-/// What the model says behind a window, as memories are said: the likeliest, and not the same again.
+/// Generates after a window as for memories: greedily, with a repetition penalty.
 fn generate_memory(setup: &mut MemoryBenchSetup<'_>, window: &[LlamaToken]) -> Result<String, LlamaError> {
     let weights = std::sync::Arc::clone(setup.context.weights());
     prefill(setup.context, window)?;
@@ -236,7 +234,7 @@ fn generate_memory(setup: &mut MemoryBenchSetup<'_>, window: &[LlamaToken]) -> R
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// How unlikely the model finds what came next, in nats a token.
+/// The loss of the model on the continuation, in nats per token.
 fn mean_nll(
     context: &mut LlamaContext,
     window: &[LlamaToken],
@@ -261,38 +259,39 @@ fn mean_nll(
     Ok(all.iter().sum::<f64>() / all.len() as f64)
 }
 
-/// From the wish to speak to the first token, with nothing else going on and with a memory being formed, in turn.
+/// Time to the first token, with an idle model and while a memory is being formed, alternating.
 #[derive(Clone, Debug, Default)]
 pub struct FirstTokenTimes {
-    /// With nothing else going on.
+    /// With an idle model.
     pub alone: Vec<Duration>,
-    /// While a memory is being formed: whoever speaks ends that first.
+    /// While a memory is being formed, which the message cancels.
     pub while_forming: Vec<Duration>,
-    /// Of that, until the model was free.
+    /// The part of that until the model was free.
     pub preempt_wait: Vec<Duration>,
 }
 
-/// Measures how long whoever speaks next waits.
+/// Measures how long the next message waits.
 pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Result<FirstTokenTimes, Error> {
     let pieces = model.tokenize(text, false)?;
-    let seen = |n: usize, id: TokenId| WindowToken {
+    let window_token = |n: usize, id: TokenId| WindowToken {
         position: Some(Position(n as u64)),
         offset: 0,
         id,
         chunk_start: n == 0,
     };
-    let window: Vec<WindowToken> = pieces.iter().enumerate().map(|(n, piece)| seen(n, piece.id)).collect();
+    let window: Vec<WindowToken> =
+        pieces.iter().enumerate().map(|(n, piece)| window_token(n, piece.id)).collect();
     let nothing = || Vec::<PromptMessage>::new();
-    let (mut measured, mut broken_off) = (FirstTokenTimes::default(), Vec::new());
+    let (mut measured, mut cancelled) = (FirstTokenTimes::default(), Vec::new());
     let answer = |model: &mut Llama, n: usize| -> Result<Duration, Error> {
         let mut window = window.clone();
-        // As long as people write, and never the same: nothing of it is in memory.
+        // As long as usual messages, and always different: nothing of it is in the KV cache.
         let message = format!(
             "\n{n} is what I am thinking of now. Tell me something else, please, about the town where my sister {n} lives and \
              what one can do there in the evening, when it rains and everything is closed."
         );
         for piece in model.tokenize(&message, false)? {
-            window.push(seen(window.len(), piece.id));
+            window.push(window_token(window.len(), piece.id));
         }
         let next = Position(window.len() as u64);
         let prompt = Prompt {
@@ -305,7 +304,7 @@ pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Resu
         let sampling = Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() };
         let (begin, mut first) = (Instant::now(), None);
         model.generate(&prompt, &sampling, &AttentionRequest::default(), &mut |step| {
-            // The window has been read, and the first token is known.
+            // The window is prefilled, and the first token is known.
             if matches!(step, ModelStep::PrefillDone(_)) {
                 first.get_or_insert_with(|| begin.elapsed());
             }
@@ -315,7 +314,7 @@ pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Resu
     };
     answer(model, 0)?;
     for round in 0..rounds {
-        // One way, then the other, then the other way round: what drifts, drifts for both.
+        // In alternating order: drift affects both.
         for forms in if round.is_multiple_of(2) { [false, true] } else { [true, false] } {
             if !forms {
                 measured.alone.push(answer(model, 1000 + round)?);
@@ -338,17 +337,17 @@ pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Resu
                     forming
                         .generate(&prompt, &sampling, &AttentionRequest::none(), &mut |_| StepFlow::Continue)
                 });
-                // Some are met while they read, some while they write.
+                // Some memories are cancelled during prefill, some during generation.
                 std::thread::sleep(Duration::from_millis(40 + 35 * round as u64));
                 let begin = Instant::now();
                 breaker.iter().for_each(|breaks| breaks());
-                formed.join().map_err(|_| Error::internal("forming", "it broke down"))??;
-                let left = begin.elapsed();
-                broken_off.push(left);
-                Ok(left + answer(model, 2000 + round)?)
+                formed.join().map_err(|_| Error::internal("forming a memory", "the thread panicked"))??;
+                let until_free = begin.elapsed();
+                cancelled.push(until_free);
+                Ok(until_free + answer(model, 2000 + round)?)
             })?;
             measured.while_forming.push(took);
         }
     }
-    Ok(FirstTokenTimes { preempt_wait: broken_off, ..measured })
+    Ok(FirstTokenTimes { preempt_wait: cancelled, ..measured })
 }

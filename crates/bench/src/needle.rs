@@ -1,5 +1,5 @@
-//! Something said at the very beginning and asked for at the end: whether it comes back, to its own place, and whether the
-//! model can use it.
+//! Needle in a haystack: is a fact from the beginning resurrected at its own position when it is asked for, and does
+//! the model use it.
 
 use crate::synthetic_history::{self, CONVERSATION};
 use crate::synthetic_text;
@@ -19,14 +19,14 @@ use jiff::civil::{Date, date};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Something that is told, asked for later, and known by a word.
+/// A fact, the question for it, and the word that a correct answer contains.
 struct Needle {
     fact: &'static str,
     question: &'static str,
     answer: &'static str,
 }
 
-/// Plain words: what is measured is whether they are there, not how well a model reads.
+/// Simple facts: the benchmark measures whether they are in the window, not how well the model reads.
 const NEEDLES: [Needle; 8] = [
     Needle {
         fact: "The gun on the wall is called Betsy.",
@@ -70,38 +70,36 @@ const NEEDLES: [Needle; 8] = [
     },
 ];
 
-/// How a conversation is kept small, and what may come back.
+/// A pruning policy, and whether chunks are resurrected.
 #[derive(Clone, Debug)]
 pub struct NeedlePolicy {
-    /// What it is called.
     pub name: &'static str,
     pub policy: PrunePolicy,
-    /// Whether anything comes back.
     pub recall: bool,
 }
 
-/// How many of the questions went how.
+/// How many questions had each result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeedleBenchReport {
     pub questions: usize,
-    /// What they ask for had left.
+    /// The fact was pruned.
     pub pruned: usize,
-    /// It was in the window when they were answered.
+    /// The fact was in the window when the question was answered.
     pub resurrected: usize,
-    /// It stood at the place where it was said.
+    /// The fact was at its original position.
     pub own_position: usize,
-    /// The answer names it.
+    /// The answer contains it.
     pub answered: usize,
-    /// The answer names it where nothing else was ever said.
+    /// The answer contains it in a conversation without anything else.
     pub answered_oracle: usize,
 }
 
 const TODAY: Date = date(2026, 11, 15);
 
-/// Up to this length all of it is lived: every message is answered by the model, and scored. Beyond, it is made by rote.
+/// Up to this length the model answers every message and attention is scored. Longer histories are synthetic.
 pub const MAX_GENERATED_HISTORY: usize = 10_000;
 
-/// A conversation of `history` tokens, and what is asked at its end.
+/// A conversation of `history` tokens, and questions at its end.
 pub fn measure<E: Embedder + Clone + Send + 'static>(
     model: &(impl Model + Clone + Send + 'static),
     embedder: &E,
@@ -110,7 +108,7 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     history: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<NeedleBenchReport, Error> {
-    let folder = tempfile::tempdir().map_err(|e| Error::internal("making a folder", e.to_string()))?;
+    let folder = tempfile::tempdir().map_err(|e| Error::internal("creating a folder", e.to_string()))?;
     let mut rules = ConversationRules { show_dates: false, ..rules.clone() };
     rules.context.policy = way.policy;
     let boxed = || Box::new(embedder.clone()) as Box<dyn Embedder + Send>;
@@ -145,7 +143,7 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         }
     }
     if !way.recall {
-        // Nothing comes back where nothing is found.
+        // Without search hits nothing is resurrected.
         rules.recall.limit = 0;
     }
     let mut session = open(CONVERSATION, &path, &rules)?;
@@ -163,16 +161,16 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     }
     for (n, needle) in NEEDLES.iter().enumerate() {
         progress(n as u64, NEEDLES.len() as u64);
-        // Each message has an answer behind it.
+        // Each message is followed by an answer.
         let chunk = ChunkId::new(Role::User, TurnId(2 * n as u32), 0);
-        let told = session.timeline().chunk(chunk).map(|chunk| (chunk.run(), chunk.is_live()));
-        let (run, live) = told.ok_or_else(|| Error::internal("asking", "it was never told"))?;
+        let fact = session.timeline().chunk(chunk).map(|chunk| (chunk.run(), chunk.is_live()));
+        let (run, live) = fact.ok_or_else(|| Error::internal("asking", "the fact is not on the timeline"))?;
         report.pruned += usize::from(!live);
         report.answered += usize::from(answers_needle(&mut session, needle)?);
         let window = shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let needed = run.start..run.start.plus(run.len as usize);
-        let told = window.iter().filter(|token| token.position.is_some_and(|p| needed.contains(&p)));
-        let returned = told.count() == run.len as usize;
+        let in_window = window.iter().filter(|token| token.position.is_some_and(|p| needed.contains(&p)));
+        let returned = in_window.count() == run.len as usize;
         report.resurrected += usize::from(returned);
         let in_order = window.iter().map(|token| token.position).is_sorted();
         report.own_position += usize::from(returned && in_order);
@@ -180,7 +178,6 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     Ok(report)
 }
 
-/// Whether the answer names it.
 fn answers_needle(session: &mut Session, needle: &Needle) -> Result<bool, Error> {
     let mut answer = String::new();
     session.send_message(needle.question, TODAY, &mut |event| {
@@ -192,7 +189,7 @@ fn answers_needle(session: &mut Session, needle: &Needle) -> Result<bool, Error>
     Ok(answer.to_lowercase().contains(&needle.answer.to_lowercase()))
 }
 
-/// A model that lets others know what it was last shown.
+/// A model that records the window that it was given last.
 #[derive(Clone)]
 struct WindowRecorder<M> {
     model: M,

@@ -1,5 +1,5 @@
-//! A life that can be lived twice: the next change follows from a seed, a count and the state, and from nothing
-//! else. So one who crashed and one who never did must come to the same state.
+//! A reproducible history: the next change follows from a seed, a count and the state only. So a history that crashed
+//! and one that did not must reach the same state.
 
 use halo_core::change::{Append, BrightnessRun, Change, NewToken, Score, TallyDelta};
 use halo_core::manual_edit;
@@ -9,7 +9,6 @@ use halo_core::store::Durability;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Role, TokenId};
 
-/// Numbers that follow from a seed.
 #[derive(Clone, Debug)]
 pub struct BenchRng(pub u64);
 
@@ -21,17 +20,16 @@ impl BenchRng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next_u64() % n.max(1)
     }
 }
 
 const FULL_BRIGHTNESS: Brightness = Brightness(10_000.0);
-/// Tokens that the window of such a life may hold.
+/// Tokens in the context window of such a history.
 const WINDOW_TOKENS: usize = 1500;
 
-/// The change that follows as number `count`, and whether it must be safe at once.
+/// Change number `count`, and whether it must be synced.
 #[must_use]
 pub fn next_change(seed: u64, count: u64, timeline: &Timeline) -> (Change, Durability) {
     let mut dice = BenchRng(seed ^ count.wrapping_mul(0xA076_1D64_78BD_642F));
@@ -66,7 +64,6 @@ fn random_token(dice: &mut BenchRng, sentence: u32) -> NewToken {
     NewToken { id, text, chunk_index: sentence, brightness: FULL_BRIGHTNESS, kind: voice }
 }
 
-/// A message of the user.
 fn append_user_message(dice: &mut BenchRng, timeline: &Timeline) -> Change {
     let turn = timeline.next_turn();
     let n = 1 + dice.below(120);
@@ -85,13 +82,13 @@ fn append_answer_tokens(dice: &mut BenchRng, timeline: &Timeline) -> Change {
     Change::Append(Append { at: timeline.next_position(), turn, role: Role::Assistant, tokens })
 }
 
-/// What a generation has taught, and sometimes what left for it.
+/// Scores, and sometimes a prune.
 fn random_score(dice: &mut BenchRng, timeline: &Timeline) -> Change {
     let mut score = Score::default();
     for chunk in timeline.live_chunks() {
         for run in chunk.live_runs() {
-            let lights = chunk.brightness(run);
-            let brightness = lights.iter().map(|b| Brightness(b.0 - dice.below(9) as f32)).collect();
+            let scores = chunk.brightness(run);
+            let brightness = scores.iter().map(|b| Brightness(b.0 - dice.below(9) as f32)).collect();
             score.runs.push(BrightnessRun { start: run.start, brightness });
         }
         let (votes, mass) = (dice.below(5) as i64, dice.below(1 << 30) as i64);

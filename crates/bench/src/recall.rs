@@ -1,8 +1,8 @@
-//! How much of what a question needs is found, on conversations whose questions name their evidence.
+//! Search recall on conversations whose questions name their evidence.
 //!
-//! Every conversation comes in as a user's would (the importer, the store, the chunks, the index), so what is measured
-//! is what a conversation gets. Evidence is named by message: a message is as good as its best chunk. Three public
-//! collections can be read: LoCoMo, REALTALK and BEAM. Questions that name no evidence are left out and counted.
+//! Every conversation is imported like a user's (importer, store, chunks, index), so the result is that of the
+//! product. Evidence is named by message: a message ranks as its best chunk. Three public datasets can be read:
+//! LoCoMo, REALTALK and BEAM. Questions without evidence are skipped and counted.
 
 mod datasets;
 
@@ -26,26 +26,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
-/// How many messages are looked at.
+/// Recall is measured at these numbers of messages.
 pub const RECALL_AT: [usize; 4] = [5, 10, 25, 50];
-/// How many sessions are looked at.
+/// Recall is measured at these numbers of sessions.
 pub const SESSIONS_AT: [usize; 2] = [5, 10];
-/// How many tokens come back.
+/// Recall is measured at these numbers of resurrected tokens.
 pub const TOKENS_AT: [usize; 3] = [1024, 2048, 4096];
-/// As many chunks are asked for: enough for fifty messages of several chunks each.
+/// Search limit: enough for fifty messages of several chunks each.
 const SEARCH_LIMIT: usize = 1000;
 
-/// Shares of evidence found, summed over questions.
+/// Sums of recall over questions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecallSums {
     pub questions: usize,
-    /// Among so many messages ([`AT`]).
+    /// Within so many messages ([`AT`]).
     pub recall: [f64; RECALL_AT.len()],
-    /// Of the sessions that hold evidence, among so many ([`SESSIONS_AT`]).
+    /// Of the sessions with evidence, within so many ([`SESSIONS_AT`]).
     pub session_recall: [f64; SESSIONS_AT.len()],
-    /// Questions whose evidence lies in a session.
+    /// Questions whose evidence is in a session.
     pub with_session: usize,
-    /// Among what comes back into so many tokens ([`TOKENS_AT`]).
+    /// Within so many resurrected tokens ([`TOKENS_AT`]).
     pub token_recall: [f64; TOKENS_AT.len()],
 }
 
@@ -54,34 +54,31 @@ pub struct RecallBenchReport {
     pub all: RecallSums,
     /// By kind of question.
     pub by_kind: BTreeMap<String, RecallSums>,
-    /// Questions that name no evidence.
     pub without_evidence: usize,
-    /// Pieces of evidence that no message bears the name of; they count as not found.
+    /// Evidence that names no existing message; it counts as not found.
     pub unknown_evidence: usize,
-    /// What each search took, in milliseconds, the query's embedding among it.
+    /// Milliseconds of each search, including the embedding of the query.
     pub search_ms: Vec<f64>,
-    /// Chunks, messages and tokens.
+    /// Numbers of chunks, messages and tokens.
     pub chunks: usize,
     pub messages: usize,
     pub tokens: usize,
-    /// Whether vectors were there.
+    /// Whether there were embeddings.
     pub has_vectors: bool,
 }
 
-/// What to measure with.
 pub struct RecallBenchSetup<'a> {
-    /// The embedder; none: words alone.
+    /// The embedder; none: search by words only.
     pub embedder: Option<EmbedderHandle>,
-    /// Whose tokens are counted; none: words.
+    /// The tokenizer that counts tokens; none: words are counted.
     pub model: Option<&'a mut dyn Model>,
-    /// How chunks are cut.
     pub chunk_size: ChunkSize,
-    /// How it is searched; how many are found is this bench's affair.
+    /// Search options; the limit is set by this benchmark.
     pub search_options: SearchOptions,
 }
 
-/// Takes one conversation in, embeds it and asks all its questions. `progress` hears how far embedding is, and how far
-/// it goes.
+/// Imports one conversation, creates its embeddings and asks all its questions. `progress` gets the done and total
+/// number of embeddings.
 pub fn measure(
     conversation: &DatasetConversation,
     folder: &Path,
@@ -89,8 +86,8 @@ pub fn measure(
     report: &mut RecallBenchReport,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Error> {
-    let kept = folder.join(format!("{:016x}.db", conversation.checksum()));
-    let mut store = Database::open(&StoreLocation::Sqlite(kept))?;
+    let cache_file = folder.join(format!("{:016x}.db", conversation.checksum()));
+    let mut store = Database::open(&StoreLocation::Sqlite(cache_file))?;
     if store.list_conversations()?.is_empty() {
         let lines = conversation.to_sillytavern();
         let import = ImportRequest {
@@ -131,30 +128,29 @@ pub fn measure(
             continue;
         }
         let begin = Instant::now();
-        let found = recall.search(
+        let hits = recall.search(
             &question.text,
             today,
             SearchOptions { limit: SEARCH_LIMIT, ..setup.search_options },
         )?;
         report.search_ms.push(begin.elapsed().as_secs_f64() * 1e3);
-        let sums = score_question(conversation, question, &found, &timeline, &mut report.unknown_evidence);
+        let sums = score_question(conversation, question, &hits, &timeline, &mut report.unknown_evidence);
         report.all.add(&sums);
         report.by_kind.entry(question.kind.clone()).or_default().add(&sums);
     }
     Ok(())
 }
 
-/// What one question finds.
 fn score_question(
     conversation: &DatasetConversation,
     question: &DatasetQuestion,
-    found: &[RankedChunk],
+    hits: &[RankedChunk],
     timeline: &Timeline,
     unknown: &mut usize,
 ) -> RecallSums {
     let mut messages: Vec<TurnId> = Vec::new();
-    let mut seen = BTreeSet::new();
-    messages.extend(found.iter().map(|f| f.hit.chunk.turn).filter(|&turn| seen.insert(turn)));
+    let mut distinct = BTreeSet::new();
+    messages.extend(hits.iter().map(|f| f.hit.chunk.turn).filter(|&turn| distinct.insert(turn)));
     let evidence: BTreeSet<TurnId> =
         question.evidence.iter().filter_map(|id| conversation.turn_of(id)).collect();
     let lacking = question.evidence.len() - evidence.len();
@@ -163,12 +159,12 @@ fn score_question(
     let share = |some: &BTreeSet<TurnId>| evidence.intersection(some).count() as f64 / all;
 
     let mut sums = RecallSums { questions: 1, ..RecallSums::default() };
-    for (sum, most) in sums.recall.iter_mut().zip(RECALL_AT) {
-        *sum = share(&messages.iter().take(most).copied().collect());
+    for (sum, limit) in sums.recall.iter_mut().zip(RECALL_AT) {
+        *sum = share(&messages.iter().take(limit).copied().collect());
     }
     let session = |turn: &TurnId| conversation.session_of(*turn);
-    let wanted: BTreeSet<usize> = evidence.iter().filter_map(session).collect();
-    if !wanted.is_empty() {
+    let expected: BTreeSet<usize> = evidence.iter().filter_map(session).collect();
+    if !expected.is_empty() {
         sums.with_session = 1;
         let mut sessions: Vec<usize> = Vec::new();
         for session in messages.iter().filter_map(session) {
@@ -176,12 +172,12 @@ fn score_question(
                 sessions.push(session);
             }
         }
-        for (sum, most) in sums.session_recall.iter_mut().zip(SESSIONS_AT) {
-            let found = sessions.iter().take(most).filter(|s| wanted.contains(s)).count();
-            *sum = found as f64 / wanted.len() as f64;
+        for (sum, limit) in sums.session_recall.iter_mut().zip(SESSIONS_AT) {
+            let found = sessions.iter().take(limit).filter(|s| expected.contains(s)).count();
+            *sum = found as f64 / expected.len() as f64;
         }
     }
-    let hits: Vec<Hit> = found.iter().map(|f| f.hit).collect();
+    let hits: Vec<Hit> = hits.iter().map(|f| f.hit).collect();
     for (sum, budget) in sums.token_recall.iter_mut().zip(TOKENS_AT) {
         let plan = plan_resurrection(timeline, &hits, budget, ResurrectedBrightness::Earned);
         *sum = share(&plan.resurrected.iter().map(|r| r.chunk.turn).collect());
@@ -199,7 +195,6 @@ impl RecallSums {
         add(&mut self.token_recall, &other.token_recall);
     }
 
-    /// A share, in percent of so many questions.
     #[must_use]
     pub fn percent(sum: f64, questions: usize) -> f64 {
         100.0 * sum / questions.max(1) as f64

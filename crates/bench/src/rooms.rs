@@ -1,46 +1,42 @@
-//! What agents on a real model come to.
+//! Results of agents on a real model.
 
 use serde_json::{Value, json};
 
 pub use halo_worlds::testing::rule_violations;
 
-/// How many failures are told of.
+/// How many failures are reported.
 const MAX_FAILURES: usize = 20;
 
 #[derive(Clone, Debug, Default)]
 pub struct RoomsBenchReport {
     pub beats: u64,
-    /// Answers that were understood.
+    /// Answers that could be parsed.
     pub parsed: u64,
-    /// Those that had to be put right first.
+    /// Answers that had to be repaired first.
     pub repaired: u64,
-    /// Those that could not be.
+    /// Answers that could not be parsed.
     pub failed: u64,
-    /// The first of them: whose, why, and what was answered.
+    /// The first of them: agent, reason and answer.
     pub failures: Vec<Value>,
     pub messages: u64,
-    /// Actions that were done.
+    /// Actions that were executed.
     pub actions: u64,
-    /// Those that were refused.
+    /// Actions that were refused.
     pub refused: u64,
-    /// Tokens that were shown.
+    /// Tokens of the prompts.
     pub prompt_tokens: u64,
-    /// Those of them that had to be read.
+    /// Tokens of the prompts that were prefilled.
     pub prefilled_tokens: u64,
-    /// Tokens of the answers.
     pub answer_tokens: u64,
-    /// How long it took.
     pub seconds: f64,
-    /// How often the process was killed.
     pub kills: u64,
-    /// What was told and is not there.
+    /// Printed messages that are missing from the store.
     pub lost: u64,
-    /// Rules that are broken.
     pub rule_violations: Vec<String>,
 }
 
 impl RoomsBenchReport {
-    /// Counts a heartbeat, as the program tells of it.
+    /// Counts a heartbeat from the JSON of `halo rooms run`.
     pub fn record_beat(&mut self, beat: &Value) {
         let number = |name: &str| beat.get(name).and_then(Value::as_u64).unwrap_or(0);
         self.beats += 1;
@@ -54,12 +50,12 @@ impl RoomsBenchReport {
         self.messages += number("said");
         self.actions += number("done");
         self.refused += beat.get("refused").and_then(Value::as_array).map_or(0, |all| all.len() as u64);
-        self.prompt_tokens += number("shown");
-        self.prefilled_tokens += number("read");
+        self.prompt_tokens += number("hud_tokens");
+        self.prefilled_tokens += number("prefilled_tokens");
         self.answer_tokens += number("answered");
     }
 
-    /// The share of what was shown that had to be read.
+    /// The share of prompt tokens that were prefilled.
     #[must_use]
     pub fn prefill_share(&self) -> f64 {
         self.prefilled_tokens as f64 / self.prompt_tokens.max(1) as f64

@@ -1,4 +1,4 @@
-//! Searching rows of numbers, beside scoring each of them, and how much of the truth is found.
+//! Approximate vector search compared with exact search: time and recall.
 
 use crate::kv::median;
 use crate::random_changes::BenchRng;
@@ -6,62 +6,57 @@ use halo_recall::vector_index::{VectorError, VectorIndex};
 use std::num::NonZero;
 use std::time::Instant;
 
-/// What to search, and how often.
 #[derive(Clone, Copy, Debug)]
 pub struct SearchBenchPlan {
     pub entries: usize,
-    /// Numbers in a row.
+    /// Dimensions of a vector.
     pub dimensions: NonZero<u16>,
-    /// How the rows lie.
     pub data: VectorDistribution,
     pub queries: usize,
-    /// Threads to search on.
     pub threads: NonZero<usize>,
-    /// What all numbers follow from.
     pub seed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VectorDistribution {
-    /// As the embeddings of sentences do.
+    /// Distributed as embeddings of sentences.
     Sentences,
-    /// As by chance: nothing is near to anything, and all is nearly as far. Nothing is harder to search.
+    /// Uniformly random: nothing is near anything, and all distances are almost equal. The hardest case.
     Random,
 }
 
 #[derive(Clone, Debug)]
 pub struct SearchBenchReport {
-    /// The time that half of the searches stay below.
+    /// Median of the times.
     pub p50_ms: f64,
-    /// The time that 99 of 100 searches stay below.
+    /// 99th percentile of the times.
     pub p99_ms: f64,
-    /// How many of the ten best, by the numbers as they were given, are among the ten that are found.
+    /// How many of the ten exact nearest vectors are among the ten that are found.
     pub recall10: f64,
-    /// Scoring every row as it was given, in plain code.
+    /// Exact search over the unquantized vectors, in plain code.
     pub brute_force_ms: f64,
-    /// Taking all rows in.
     pub build_ms: f64,
-    /// Memory that a row takes.
+    /// Bytes of memory per vector.
     pub bytes_per_entry: f64,
 }
 
 impl SearchBenchReport {
-    /// How many times faster than scoring every row.
+    /// How many times faster than exact search.
     #[must_use]
     pub fn speedup(&self) -> f64 {
         self.brute_force_ms / self.p50_ms
     }
 }
 
-/// What the founding documents claim for so many rows: 40 ms for 100,000.
+/// The claim of the founding documents for so many vectors: 40 ms for 100,000.
 #[must_use]
 pub fn documents_ms(entries: usize) -> f64 {
     entries as f64 * 40.0 / 100_000.0
 }
 
-/// As many as are found and compared.
+/// Results that are found and compared.
 const TOP_K: usize = 10;
-/// On how many queries at most every row is scored: that is what takes time here.
+/// The maximum number of queries for the exact search, which takes most of the time.
 const MAX_COMPARED_QUERIES: usize = 50;
 
 pub fn measure(
@@ -87,13 +82,13 @@ pub fn measure(
     for n in 0..plan.queries {
         let query = source.make_query(n as u64, &rows);
         let begin = Instant::now();
-        let found = vectors.search(&query, TOP_K, |_| true)?;
+        let hits = vectors.search(&query, TOP_K, |_| true)?;
         times.push(elapsed_ms(begin));
         if n < compared {
             let begin = Instant::now();
             let truth = brute_force(&rows, &query);
             brute_times.push(elapsed_ms(begin));
-            right += truth.iter().filter(|row| found.iter().any(|(found, _)| found == *row)).count();
+            right += truth.iter().filter(|row| hits.iter().any(|(hits, _)| hits == *row)).count();
         }
     }
     times.sort_unstable_by(f64::total_cmp);
@@ -112,7 +107,7 @@ fn elapsed_ms(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1000.0
 }
 
-/// The best rows, by scoring each of them.
+/// The nearest vectors by exact search.
 fn brute_force(rows: &[f32], query: &[f32]) -> Vec<u32> {
     let mut best: Vec<(f32, u32)> = Vec::new();
     for (row, n) in rows.chunks_exact(query.len()).zip(0..) {
@@ -126,7 +121,7 @@ fn brute_force(rows: &[f32], query: &[f32]) -> Vec<u32> {
     best.into_iter().map(|(_, n)| n).collect()
 }
 
-/// Plain code, but not slower than it has to be: one sum after the other would wait for each addition.
+/// Several partial sums: a single one would wait for each addition.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; 16];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
@@ -138,23 +133,23 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
 }
 
-/// Rows that follow from a seed, each on its own.
+/// Vectors from a seed, each computed independently.
 ///
-/// Of all-MiniLM-L6-v2 over 11,712 sentences of chats: two rows have a cosine of 0.09 ± 0.10, the second best to a row
-/// has 0.69, the tenth 0.51, the hundredth 0.36; some directions vary seventy times as much as others. So a sentence is
-/// the sum of what all share, what its topic shares, what its theme shares, and something of its own.
+/// Modelled on all-MiniLM-L6-v2 over 11,712 sentences of chats: two vectors have a cosine of 0.09 ± 0.10, the second
+/// nearest to a vector has 0.69, the tenth 0.51, the hundredth 0.36; some directions vary seventy times as much as
+/// others. So a vector is the sum of a common part, the part of its topic, the part of its theme, and its own.
 struct VectorGenerator {
     dimensions: usize,
     data: VectorDistribution,
     seed: u64,
     topics: u64,
-    /// How much varies in each direction.
+    /// The variance of each direction.
     deviations: Vec<f32>,
 }
 
-/// The part that all, a topic and a theme share, and a row's own: what each adds to the square of its length.
+/// The common part, the parts of topic and theme, and the own part: what each adds to the square of the length.
 const VARIANCE_SHARES: [f32; 4] = [0.08, 0.24, 0.3, 0.38];
-/// Rows of a topic, and themes in it.
+/// Vectors per topic, and themes per topic.
 const ROWS_PER_TOPIC: usize = 1000;
 const THEMES_PER_TOPIC: u64 = 64;
 
@@ -166,7 +161,7 @@ impl VectorGenerator {
         Self { dimensions, data: plan.data, seed: plan.seed, topics, deviations: spread.collect() }
     }
 
-    /// Row `n`. Those beyond the last are as those before it, and nobody has seen them.
+    /// Vector `n`. Those after the last have the same distribution and are not in the index.
     fn fill_row(&self, n: u64, row: &mut [f32]) {
         row.fill(0.0);
         let mut dice = self.rng(n);
@@ -189,7 +184,7 @@ impl VectorGenerator {
         normalize(row);
     }
 
-    /// Every other query is a row that was changed; those between are rows that nobody has seen.
+    /// Every other query is a modified vector of the index; those between are new.
     fn make_query(&self, n: u64, rows: &[f32]) -> Vec<f32> {
         let mut query = vec![0.0; self.dimensions];
         let entries = (rows.len() / self.dimensions) as u64;
@@ -206,8 +201,8 @@ impl VectorGenerator {
         BenchRng(BenchRng(self.seed ^ n.wrapping_mul(0xA076_1D64_78BD_642F)).next_u64())
     }
 
-    /// Turns directions, so that none of them is that of a single number: in real rows none is. Twice, each time all but
-    /// a part at the end and all but one at the beginning, because Hadamard's matrix wants a power of two.
+    /// Rotates the vectors, so that no direction is that of a single dimension: in real embeddings none is. Twice,
+    /// each time all but a part at the end or at the beginning, because a Hadamard matrix needs a power of two.
     fn rotate(&self, row: &mut [f32]) {
         let (len, mut dice) = (row.len(), self.rng(1 << 60));
         let part = 1 << len.ilog2();
@@ -240,7 +235,7 @@ fn normalize(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x /= length);
 }
 
-/// A number around zero, spread nearly like a bell: the sum of four.
+/// An approximately normal number: the sum of four.
 fn gaussian(dice: &mut BenchRng) -> f32 {
     let roll = dice.next_u64();
     (0..4).map(|n| (roll >> (16 * n) & 0xFFFF) as f32 / 65_536.0 - 0.5).sum()

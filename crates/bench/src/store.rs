@@ -1,8 +1,8 @@
-//! What keeping a conversation costs: opening it, the live context, appending, pruning, returning, saving
-//! brightness, bytes and memory; at a million tokens and at ten.
+//! The store: opening a conversation, the live context, appending, pruning, resurrecting, saving brightness, bytes
+//! and memory; at a million tokens and at ten.
 //!
-//! The baseline is the way of the founding documents in SQLite: a row for each token, live and dead. Times of
-//! writes are without the sync, which is measured beside them: it belongs to the disk.
+//! The baseline is the schema of the founding documents in SQLite: one row per token, live and pruned. Times of
+//! writes exclude the sync, which is measured separately: it depends on the disk.
 
 use crate::core::{CHUNK_TOKENS, CHUNKS_PER_TURN};
 use crate::random_changes::BenchRng;
@@ -25,39 +25,37 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoreBenchReport {
     pub tokens: usize,
-    /// Tokens in the window.
+    /// Tokens in the context window.
     pub live: usize,
     /// Opening the file and the conversation.
     pub open_ms: f64,
     /// The live context: ids, slots and text.
     pub live_ms: f64,
-    /// Appending sixteen tokens, written behind.
+    /// Appending sixteen tokens, without a sync.
     pub append_ms: f64,
-    /// Pruning a chunk of 64, written behind.
+    /// Pruning a chunk of 64 tokens, without a sync.
     pub prune_ms: f64,
-    /// Returning it; its tokens are read from the store.
+    /// Resurrecting it; its tokens are read from the store.
     pub resurrect_ms: f64,
-    /// Saving the brightness of all that is live.
+    /// Saving the brightness of all live tokens.
     pub brightness_ms: f64,
     /// One sync of this disk.
     pub sync_ms: f64,
-    /// Pruning a chunk, safe at once.
+    /// Pruning a chunk, synced.
     pub durable_prune_ms: f64,
-    /// Saving all brightness, safe at once.
+    /// Saving all brightness, synced.
     pub durable_brightness_ms: f64,
     pub bytes: u64,
-    /// The most memory that this process ever held, in MiB; none where the system does not say.
+    /// Peak memory of this process in MiB; none if the system does not report it.
     pub memory_mib: Option<f64>,
-    /// The same with a row for each token, of at most a million tokens.
+    /// The baseline, with at most a million tokens.
     pub token_rows: TokenRowBaseline,
 }
 
-/// A row for each token.
+/// The baseline: one row per token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenRowBaseline {
-    /// Tokens in its table.
     pub tokens: usize,
-    /// Reading what is live.
     pub live_ms: f64,
     pub prune_ms: f64,
     pub brightness_ms: f64,
@@ -84,13 +82,13 @@ pub fn build_store(
         let id = TurnId(turn as u32);
         let mut changes =
             vec![Change::Append(Append { at: timeline.next_position(), turn: id, role, tokens })];
-        let dead = (0..CHUNKS_PER_TURN).filter(|s| {
+        let pruned = (0..CHUNKS_PER_TURN).filter(|s| {
             let i = turn * CHUNKS_PER_TURN + s;
             (i + 1) * keep / chunks == i * keep / chunks
         });
-        let dead: Vec<Pruned> = dead.map(|s| manual_prune(ChunkId::new(role, id, s as u32))).collect();
-        if !dead.is_empty() {
-            changes.push(Change::Prune(dead));
+        let pruned: Vec<Pruned> = pruned.map(|s| manual_prune(ChunkId::new(role, id, s as u32))).collect();
+        if !pruned.is_empty() {
+            changes.push(Change::Prune(pruned));
         }
         store.transact(CONVERSATION, &mut timeline, &Change::Batch(changes), Durability::Deferred)?;
         if turn % 256 == 0 {
@@ -116,7 +114,7 @@ fn manual_prune(chunk: ChunkId) -> Pruned {
     Pruned { chunk, extent: Extent::Whole, reason: PruneReason::Manual }
 }
 
-/// Measures a store that was built before, in this process alone; `time` is what each figure may take at least.
+/// Measures an existing store, in a process of its own; `time` is the minimum measuring time of each figure.
 pub fn measure(path: &Path, time: Duration) -> Result<StoreBenchReport, Error> {
     let location = StoreLocation::Sqlite(path.to_owned());
     let open = || -> Result<(Database, Timeline), Error> {
@@ -160,7 +158,7 @@ pub fn measure(path: &Path, time: Duration) -> Result<StoreBenchReport, Error> {
     Ok(report)
 }
 
-/// The tenth fastest of a hundred, of calls that cannot be repeated without their opposite.
+/// The 10th percentile of a hundred calls that must be undone between repetitions.
 fn p10_ms(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 10].as_secs_f64() * 1e3
@@ -231,7 +229,7 @@ fn measure_append(store: &mut Database, timeline: &mut Timeline, least: Duration
     Ok(p10_ms(times))
 }
 
-/// One page behind a file, and a sync.
+/// Appends one page to a file and syncs it.
 fn measure_sync(folder: &Path, least: Duration) -> f64 {
     let path = folder.join("sync");
     let Ok(mut file) = File::create(&path) else { return f64::NAN };
@@ -240,14 +238,14 @@ fn measure_sync(folder: &Path, least: Duration) -> f64 {
     ns / 1e6
 }
 
-/// The most memory that this process ever held, where the system tells.
+/// Peak memory of this process, if the system reports it.
 fn peak_memory_mib() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches("kB").trim().parse::<f64>().ok().map(|kib| kib / 1024.0)
 }
 
-/// The same work on a table with a row for each token.
+/// The same work on a table with one row per token.
 fn measure_token_rows(path: &Path, report: &StoreBenchReport, least: Duration) -> TokenRowBaseline {
     let done = (|| -> rusqlite::Result<TokenRowBaseline> {
         let tokens = report.tokens.min(1_000_000);

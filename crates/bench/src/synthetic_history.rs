@@ -1,5 +1,5 @@
-//! Conversations of any length, made by rote: each message and answer is on the timeline and in the store as if it had
-//! been spoken, and no model had to read it.
+//! Synthetic conversations of any length: each message and answer is on the timeline and in the store, without a
+//! model.
 
 use halo_core::Error;
 use halo_core::change::Change;
@@ -13,19 +13,18 @@ use halo_engine::rules::ConversationRules;
 use halo_engine::session::TEMPLATE_KEY;
 use halo_recall::recall::Recall;
 
-/// What the conversation is called.
 pub(crate) const CONVERSATION: &str = "bench";
 
-/// How many tokens more than may stay there are before some leave: a plan a turn would only take time.
+/// Tokens above the budget before pruning is planned: planning every turn would only take time.
 const PRUNE_SLACK: usize = 4000;
 
-/// Makes a conversation of so many tokens of these messages and answers. What the window cannot hold has left by the rules'
-/// own policy.
+/// Creates a conversation of so many tokens from these messages and answers. Chunks are pruned by the policy of the
+/// rules.
 pub(crate) fn build_history(
     store: &mut dyn Store,
     model: &mut dyn Model,
     rules: &ConversationRules,
-    said: impl Iterator<Item = (String, String)>,
+    messages: impl Iterator<Item = (String, String)>,
     tokens: usize,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
@@ -39,13 +38,15 @@ pub(crate) fn build_history(
     let budget = rules.token_budget().unwrap_or(model.info().context);
     let mut timeline = store.load(CONVERSATION, Access::Write)?;
     let mut before = None;
-    for (message, answer) in said {
+    for (message, answer) in messages {
         for (role, text) in [(Role::User, &message), (Role::Assistant, &answer)] {
             let opening = model.tokenize(&frame.turn_header(role, before, None), true)?;
-            let said = model.tokenize(text, false)?;
-            let voiced = |pieces: Vec<ModelToken>, voice| pieces.into_iter().map(move |piece| (piece, voice));
-            let written =
-                voiced(opening, ContentKind::Template).chain(voiced(said, ContentKind::Message)).collect();
+            let content = model.tokenize(text, false)?;
+            let with_kind =
+                |pieces: Vec<ModelToken>, kind| pieces.into_iter().map(move |piece| (piece, kind));
+            let written = with_kind(opening, ContentKind::Template)
+                .chain(with_kind(content, ContentKind::Message))
+                .collect();
             let append = chat_format::plan_append(&timeline, role, written, &rules.context);
             store.transact(CONVERSATION, &mut timeline, &Change::Append(append), Durability::Deferred)?;
             before = Some(role);
@@ -73,7 +74,6 @@ pub(crate) fn build_history(
     )
 }
 
-/// Makes all vectors that are missing.
 pub(crate) fn embed_history(
     store: &mut dyn Store,
     embedder: Box<dyn Embedder + Send>,
@@ -93,8 +93,7 @@ pub(crate) fn embed_history(
     Ok(())
 }
 
-/// An embedder that takes its time for a query, and none for what only has to be searched through: those vectors are
-/// drawn by lot.
+/// An embedder that takes time for a query, and none for stored chunks: their vectors are random.
 #[derive(Clone)]
 pub(crate) struct RandomPassageEmbedder<E>(pub E);
 

@@ -1,7 +1,6 @@
-//! Text of any length that is the same on every machine: sentences that a model reads without surprise, so that what it
-//! guesses next is neither certain nor mere chance.
+//! Text of any length that is the same on every machine: sentences that are neither certain nor random to a model.
 
-/// So many paragraphs, each of about a hundred tokens.
+/// So many paragraphs of about a hundred tokens.
 #[must_use]
 pub fn paragraphs(count: usize) -> Vec<String> {
     let mut dice = 0x5eed_u64;
@@ -17,16 +16,17 @@ pub fn paragraphs(count: usize) -> Vec<String> {
     (0..count).map(|_| (0..6).map(|_| sentence()).collect::<Vec<_>>().join(" ") + "\n\n").collect()
 }
 
-/// Messages and answers without end that tell what things are called, and now and then ask for it.
+/// An endless sequence of messages and answers that name things, and sometimes ask for a name.
 pub fn fact_messages() -> impl Iterator<Item = (String, String)> {
     let mut dice = crate::random_changes::BenchRng(0xD411);
     (1..).flat_map(move |house| {
         let thing = ANIMALS[dice.below(ANIMALS.len() as u64) as usize];
         let name = ANIMAL_NAMES[dice.below(ANIMAL_NAMES.len() as u64) as usize];
         let what = format!("the {thing} in house {house}");
-        let told = (format!("T{} is called {name}.", &what[1..]), format!("Noted: {what} is called {name}."));
-        let asked = (format!("What is {what} called?"), format!("T{} is called {name}.", &what[1..]));
-        std::iter::once(told).chain((house % 2 == 0).then_some(asked))
+        let statement =
+            (format!("T{} is called {name}.", &what[1..]), format!("Noted: {what} is called {name}."));
+        let question = (format!("What is {what} called?"), format!("T{} is called {name}.", &what[1..]));
+        std::iter::once(statement).chain((house % 2 == 0).then_some(question))
     })
 }
 
@@ -37,7 +37,7 @@ const ANIMAL_NAMES: [&str; 16] = [
     "Emil", "Clara", "Anton",
 ];
 
-/// So many pieces of so many words.
+/// So many texts of so many words.
 #[must_use]
 pub fn passages(words: usize, count: usize) -> Vec<String> {
     let text = paragraphs(words * count / 50 + 1).concat();

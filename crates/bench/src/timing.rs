@@ -1,12 +1,12 @@
-//! How a time is taken: often, and what most calls would take on a machine that is left alone counts.
+//! Timing that is robust against noise of other processes.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// The time of one call of `work`, in nanoseconds: one call in ten was faster. `fresh` makes what it works on,
-/// untimed. On a shared machine noise only ever adds, so the middle of all calls would measure the neighbours.
+/// The time of one call of `work` in nanoseconds, 10th percentile. `fresh` creates its input, untimed. On a shared
+/// machine noise only adds time, so a median would measure the neighbours.
 ///
-/// Calls are timed one by one, for at least `least` in all and 15 times, after one call that only warms up.
+/// Calls are timed one by one, for at least `least` in all and 15 times, after one warm-up call.
 pub fn p10_call_ns<S, T>(least: Duration, mut fresh: impl FnMut() -> S, mut work: impl FnMut(S) -> T) -> f64 {
     black_box(work(fresh()));
     let mut times = Vec::new();

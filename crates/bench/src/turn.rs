@@ -1,4 +1,4 @@
-//! What a turn takes, part by part; whether that grows with what was ever said; and what of it is not the model's.
+//! A turn by stage, for growing histories, and the part of it that is not the model's.
 
 use crate::kv::median;
 use crate::random_changes::BenchRng;
@@ -18,31 +18,29 @@ use halo_store::database::{Database, StoreLocation};
 use jiff::civil::{Date, date};
 use std::time::Instant;
 
-/// What was measured at one length of the past.
+/// Results for one length of the history.
 #[derive(Clone, Debug)]
 pub struct TurnBenchReport {
-    /// Tokens ever spoken before.
+    /// Tokens of the history before the measured turns.
     pub history: usize,
-    /// Tokens in the window before the turns.
+    /// Tokens in the context window before the turns.
     pub live: usize,
-    /// From Enter to the first token of the answer.
+    /// Time from sending to the first token of the answer.
     pub first_token_ms: f64,
-    /// Tokens of an answer.
     pub tokens: f64,
-    /// Chunks that came back with a message.
+    /// Chunks resurrected per message.
     pub resurrected: f64,
-    /// By part: what it takes in a turn.
+    /// Time per turn, by stage.
     pub stages: Vec<(TurnStage, f64)>,
 }
 
 impl TurnBenchReport {
-    /// All of a turn.
     #[must_use]
     pub fn turn_ms(&self) -> f64 {
         self.stages.iter().map(|(_, ms)| ms).sum()
     }
 
-    /// All of a turn but the model's reading and speaking.
+    /// The time of a turn outside the model's prefill and generation.
     #[must_use]
     pub fn overhead_ms(&self) -> f64 {
         let own = |stage: &TurnStage| {
@@ -51,32 +49,32 @@ impl TurnBenchReport {
         self.stages.iter().filter(|(stage, _)| own(stage)).map(|(_, ms)| ms).sum()
     }
 
-    /// A part, in a turn.
+    /// The time of a stage per turn.
     #[must_use]
     pub fn stage_ms(&self, stage: TurnStage) -> f64 {
         self.stages.iter().filter(|(s, _)| *s == stage).map(|(_, ms)| ms).sum()
     }
 
-    /// What is done for a token of the answer beside making it.
+    /// Time per token of the answer outside the model.
     #[must_use]
     pub fn overhead_ms_per_token(&self) -> f64 {
         self.stage_ms(TurnStage::Score) / self.tokens.max(1.0)
     }
 
-    /// What the model takes for a token.
+    /// Time of the model per token.
     #[must_use]
     pub fn model_ms_per_token(&self) -> f64 {
         self.stage_ms(TurnStage::Generate) / self.tokens.max(1.0)
     }
 }
 
-/// Turns that are measured. As many messages as there are come before: in a conversation that was lived, the model has
-/// read what returns once, and its memory of that was saved.
+/// Measured turns. As many messages come before: in a real conversation the model has prefilled the resurrected
+/// chunks once, and their KV cells are saved.
 const MEASURED_TURNS: usize = 10;
 
 const TODAY: Date = date(2026, 11, 15);
 
-/// A conversation of `history` tokens, and some turns of it.
+/// A conversation of `history` tokens, and some turns.
 pub fn measure<E: Embedder + Clone + Send + 'static>(
     model: &(impl Model + Clone + Send + 'static),
     embedder: Option<&E>,
@@ -84,7 +82,7 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     history: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<TurnBenchReport, Error> {
-    let folder = tempfile::tempdir().map_err(|e| Error::internal("making a folder", e.to_string()))?;
+    let folder = tempfile::tempdir().map_err(|e| Error::internal("creating a folder", e.to_string()))?;
     let location = StoreLocation::Sqlite(folder.path().join("halo.db"));
     let embedder =
         || embedder.map(|e| Box::new(RandomPassageEmbedder(e.clone())) as Box<dyn Embedder + Send>);
@@ -94,12 +92,12 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         let all = history as u64;
         let paragraphs = synthetic_text::paragraphs(history / 60 + 2);
         let two = |two: &[String]| (two[0].trim_end().to_owned(), two[1].trim_end().to_owned());
-        let said = paragraphs.chunks_exact(2).map(two);
+        let messages = paragraphs.chunks_exact(2).map(two);
         synthetic_history::build_history(
             &mut store,
             &mut model.clone(),
             &rules,
-            said,
+            messages,
             history,
             &mut |done| {
                 progress(done, all);
@@ -120,15 +118,15 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         progress(turn as u64, (MESSAGES.len() + MEASURED_TURNS) as u64);
         let message = MESSAGES[turn % MESSAGES.len()];
         let begin = Instant::now();
-        let mut heard = None;
+        let mut first_token = None;
         let summary = session.send_message(message, TODAY, &mut |event| {
             if matches!(event, Event::Token { .. }) {
-                heard.get_or_insert_with(|| begin.elapsed().as_secs_f64() * 1e3);
+                first_token.get_or_insert_with(|| begin.elapsed().as_secs_f64() * 1e3);
             }
             StepFlow::Continue
         })?;
         if turn >= MESSAGES.len() {
-            first.extend(heard);
+            first.extend(first_token);
             done.push(summary);
         }
     }
@@ -145,7 +143,7 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     })
 }
 
-/// What is asked, of what was said by rote.
+/// A question about the synthetic history.
 const MESSAGES: [&str; 5] = [
     "What did the man from the post office bring?",
     "Who was the stranger in the grey coat?",
@@ -154,22 +152,21 @@ const MESSAGES: [&str; 5] = [
     "Did the youngest of the three sisters say why?",
 ];
 
-/// A model that takes no time: it says words by rote, and looks at a window as real ones do, at a few tokens much and at
-/// most of them hardly.
+/// A model that takes no time: it generates fixed words, and its attention is shaped like a real one, high on a few
+/// tokens and low on most.
 #[derive(Clone)]
 pub struct ScriptedAttentionModel {
     model: ScriptedModel,
-    /// What it looks at, by slot, and the sums of that.
+    /// Attention by slot, and its prefix sums.
     weights: Vec<f32>,
     prefix_sums: Vec<f32>,
 }
 
 impl ScriptedAttentionModel {
-    /// One that sees so many tokens.
     #[must_use]
     pub fn new(context: usize) -> Self {
         let mut dice = BenchRng(11);
-        // One token in twelve lies above the mean.
+        // One token in twelve is above the mean.
         let mut weight = |_| {
             if dice.below(12) == 0 { 10.0 + dice.below(90) as f32 } else { dice.below(100) as f32 / 50.0 }
         };
@@ -203,9 +200,9 @@ impl Model for ScriptedAttentionModel {
         let text = synthetic_text::paragraphs(sampling.max_tokens / 50 + 1).concat();
         let pieces = self.model.tokenize(&text, false)?;
         for (step, piece) in pieces.iter().take(sampling.max_tokens).enumerate() {
-            let seen = prompt.window.len() + step;
-            let sum = self.prefix_sums[seen - 1];
-            let row: Vec<f32> = self.weights[..seen].iter().map(|weight| weight / sum).collect();
+            let slots = prompt.window.len() + step;
+            let sum = self.prefix_sums[slots - 1];
+            let row: Vec<f32> = self.weights[..slots].iter().map(|weight| weight / sum).collect();
             if listen(ModelStep::Token(piece, Some(AttentionRow::from_mean(&row)))) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }

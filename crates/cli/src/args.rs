@@ -98,11 +98,11 @@ impl CliCommand {
     /// What the command works on.
     pub fn topic(&self) -> CommandTopic {
         match self {
+            CliCommand::Import(_) => CommandTopic::Import,
             CliCommand::Memories(_) => CommandTopic::Memory,
             CliCommand::Search(_) | CliCommand::Index(_) => CommandTopic::Search,
             CliCommand::Rooms { .. } => CommandTopic::World,
             CliCommand::Config { .. }
-            | CliCommand::Import(_)
             | CliCommand::Doctor(_)
             | CliCommand::Models { .. }
             | CliCommand::Replay(_) => CommandTopic::Other,

@@ -1,15 +1,15 @@
-//! What there is on a disk, and what went wrong there.
+//! Disk space, and errors of the file system with advice.
 
 use anyhow::anyhow;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Bytes left on the disk that a file lies on.
+/// Free bytes on the disk of a file.
 #[cfg(unix)]
 pub fn free_space(path: &Path) -> Option<u64> {
-    let about = rustix::fs::statvfs(path.parent()?).ok()?;
-    Some(about.f_bavail * about.f_frsize)
+    let stats = rustix::fs::statvfs(path.parent()?).ok()?;
+    Some(stats.f_bavail * stats.f_frsize)
 }
 
 #[cfg(not(unix))]
@@ -17,30 +17,30 @@ pub fn free_space(_path: &Path) -> Option<u64> {
     None
 }
 
-/// Bytes in a file, or in a folder and all below.
+/// Size of a file, or of a folder and everything in it.
 pub fn disk_usage(path: &Path) -> u64 {
     match fs::symlink_metadata(path) {
-        Ok(about) if about.is_dir() => {
+        Ok(metadata) if metadata.is_dir() => {
             let files = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
             files.map(|file| disk_usage(&file.path())).sum()
         }
-        Ok(about) if about.is_symlink() => fs::metadata(path).map_or(0, |about| about.len()),
-        Ok(about) => about.len(),
+        Ok(metadata) if metadata.is_symlink() => fs::metadata(path).map_or(0, |metadata| metadata.len()),
+        Ok(metadata) => metadata.len(),
         Err(_) => 0,
     }
 }
 
-/// What could not be done, why, and what to do about it.
+/// An error with advice for the user, by its kind.
 pub fn io_error_with_advice(error: std::io::Error, what: &str, path: &Path) -> anyhow::Error {
     let advice = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "the disk is full: free some space and say this again; what was fetched is kept"
+            "the disk is full: free some space and run the command again; finished downloads are kept"
         }
         ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => {
-            "it may not be written to: change that, or name another folder with --data"
+            "it is not writable: change its permissions, or name another folder with --data"
         }
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-            "there is a file where a folder should be: move it away, or name another folder with --data"
+            "there is a file where a folder should be: move the file, or name another folder with --data"
         }
         _ => return anyhow::Error::new(error).context(format!("cannot {what} {}", path.display())),
     };

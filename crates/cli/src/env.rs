@@ -21,7 +21,7 @@ pub struct GlobalArgs {
     /// Override a setting; 'halo config reference' lists all
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Random seed (generation.seed)
+    /// Random seed, overrides generation.seed
     #[arg(long, global = true, value_name = "N")]
     seed: Option<String>,
     /// Database: sqlite:PATH or postgres://… [default: $HALO_STORE, or halo.db in the data folder]

@@ -29,6 +29,7 @@ pub fn not_found(message: impl Into<String>) -> anyhow::Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandTopic {
     Conversation,
+    Import,
     Memory,
     Search,
     World,
@@ -82,6 +83,9 @@ pub fn hint_for(kind: ErrorKind, topic: CommandTopic) -> Option<&'static str> {
         }
         (ErrorKind::NotFound, CommandTopic::Conversation | CommandTopic::Search) => {
             Some("`halo conversations` lists the conversations")
+        }
+        (ErrorKind::Conflict, CommandTopic::Import) => {
+            Some("`halo import FILE -c NAME` imports under another name")
         }
         (ErrorKind::NotFound, CommandTopic::Memory) => {
             Some("`halo memories` lists the memories, `halo conversations` the conversations")
@@ -142,6 +146,7 @@ mod tests {
             (ErrorKind::NotFound, CommandTopic::Memory, "`halo memories`"),
             (ErrorKind::NotFound, CommandTopic::World, "`halo rooms list`"),
             (ErrorKind::Conflict, CommandTopic::World, "`halo rooms delete`"),
+            (ErrorKind::Conflict, CommandTopic::Import, "`halo import FILE -c NAME`"),
             (ErrorKind::Damaged, CommandTopic::Other, "`halo doctor --fix`"),
             (ErrorKind::Unavailable, CommandTopic::Search, "`halo models pull NAME --force`"),
         ] {

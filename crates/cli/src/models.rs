@@ -1,5 +1,4 @@
-//! What models there are and where they lie: a folder of GGUF files, whoever put them there, and a catalogue of what
-//! can be fetched into it.
+//! The models folder: GGUF files of any origin, and a catalogue of models that can be downloaded into it.
 
 pub mod catalogue;
 
@@ -10,45 +9,36 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The file of an embedding model that tells it from others; what else it needs lies beside it.
+/// The file that identifies an embedding model; its tokenizer and config are beside it.
 const ONNX_FILE: &str = "model.onnx";
 
-/// What to do about one that is none.
-const EMBEDDER_HINT: &str =
-    "`halo models` lists those of the kind embedding, and `halo models pull` fetches one";
+const EMBEDDER_HINT: &str = "`halo models` lists embedding models, and `halo models pull` downloads one";
 
-/// A model that is here, or a file that should be one.
+/// A model file in the models folder, usable or not.
 #[derive(Clone, Debug)]
 pub struct InstalledModel {
-    /// What it is called: its name in the catalogue, else that of its file.
+    /// The name in the catalogue, or the file name.
     pub name: String,
-    /// What it is for.
     pub kind: ModelKind,
-    /// Its file.
     pub path: PathBuf,
-    /// Bytes on disk.
     pub bytes: u64,
-    /// How its numbers are kept.
     pub quantisation: Option<String>,
-    /// How many tokens it was made to see.
+    /// The context length that the model was trained for.
     pub context: Option<u64>,
-    /// Of what kind it is.
     pub architecture: Option<String>,
-    /// Why its cells cannot be taken out and put back; none where they can.
+    /// Why KV cells cannot be edited; none if they can.
     pub no_kv_edit_reason: Option<String>,
-    /// Why it cannot be used.
+    /// Why the model cannot be used.
     pub problem: Option<String>,
 }
 
-/// The models folder, and what can be fetched into it.
+/// The models folder and the catalogue.
 pub struct ModelLibrary {
-    /// Where models lie.
     pub folder: PathBuf,
-    /// What can be fetched.
     pub catalogue: Catalogue,
 }
 
-/// Whether a text is meant as a path, and not as a name.
+/// Whether a text is a path and not a name.
 pub fn is_path(text: &str) -> bool {
     text.contains(std::path::is_separator)
 }
@@ -83,48 +73,45 @@ impl ModelLibrary {
         }
     }
 
-    /// All that is here, by name.
-    ///
-    /// # Errors
-    /// When the folder cannot be read.
+    /// All installed models, by name.
     pub fn installed(&self) -> Result<Vec<InstalledModel>> {
         let failed = || format!("cannot read the models folder {}", self.folder.display());
-        let mut found = Vec::new();
+        let mut models = Vec::new();
         match fs::read_dir(&self.folder) {
             Ok(files) => {
                 for file in files {
                     let name = file.with_context(failed)?.file_name();
-                    found.extend(self.inspect_file(&name.to_string_lossy(), self.folder.join(&name)));
+                    models.extend(self.inspect_file(&name.to_string_lossy(), self.folder.join(&name)));
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(failed),
         }
-        found.extend(self.catalogue.models.iter().filter_map(|entry| self.inspect_multi_file_model(entry)));
-        found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
-        Ok(found)
+        models.extend(self.catalogue.models.iter().filter_map(|entry| self.inspect_multi_file_model(entry)));
+        models.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+        Ok(models)
     }
 
-    /// The file of a model that is here.
+    /// The file of an installed model.
     fn find_by_name(&self, name: &str) -> Result<PathBuf> {
-        let here = self.installed()?;
+        let installed = self.installed()?;
         let file = |m: &InstalledModel| {
             m.path.file_name().map(|f| f.to_string_lossy().into_owned()).unwrap_or_default()
         };
-        let found = here
+        let model = installed
             .iter()
             .find(|m| m.name == name)
-            .or_else(|| here.iter().find(|m| file(m) == name || strip_gguf_extension(&file(m)) == name));
-        match found {
+            .or_else(|| installed.iter().find(|m| file(m) == name || strip_gguf_extension(&file(m)) == name));
+        match model {
             Some(InstalledModel { problem: Some(problem), .. }) => bail!("{name} cannot be used: {problem}"),
             Some(model) => Ok(model.path.clone()),
             None if self.catalogue.get(name).is_some() => {
                 bail!(
-                    "{name} is not here: `halo models pull {name}` fetches it{}",
-                    installed_models_hint(&here)
+                    "{name} is not installed: `halo models pull {name}` downloads it{}",
+                    installed_models_hint(&installed)
                 )
             }
-            None => bail!("{}", self.unknown_model_message(name, &here)),
+            None => bail!("{}", self.unknown_model_message(name, &installed)),
         }
     }
 
@@ -134,76 +121,81 @@ impl ModelLibrary {
         if let Some(path) = name.filter(|name| is_path(name)) {
             return embedder_dir_at(path).map(Some);
         }
-        let Some(wanted) = name.or(self.catalogue.default_embedder().map(|entry| entry.name.as_str())) else {
+        let Some(wanted_name) = name.or(self.catalogue.default_embedder().map(|entry| entry.name.as_str()))
+        else {
             return Ok(None);
         };
-        let here = self.installed()?;
-        match here.iter().find(|m| m.name == wanted) {
+        let installed = self.installed()?;
+        match installed.iter().find(|m| m.name == wanted_name) {
             Some(InstalledModel { problem: Some(problem), .. }) => {
-                bail!("{wanted} cannot be used: {problem}")
+                bail!("{wanted_name} cannot be used: {problem}")
             }
             Some(InstalledModel { path, .. }) if path.ends_with(ONNX_FILE) => {
                 Ok(path.parent().map(Path::to_owned))
             }
             Some(InstalledModel { kind: ModelKind::Chat, .. }) => {
-                bail!("{}", not_an_embedder_message(wanted))
+                bail!("{}", not_an_embedder_message(wanted_name))
             }
             Some(_) => {
-                bail!("{wanted} is no folder with a {ONNX_FILE} in it, and cannot be used: {EMBEDDER_HINT}")
+                bail!(
+                    "{wanted_name} is not a folder with a {ONNX_FILE} in it, and cannot be used: {EMBEDDER_HINT}"
+                )
             }
             None if name.is_none() => Ok(None),
-            None => match self.catalogue.get(wanted).map(|entry| entry.kind) {
+            None => match self.catalogue.get(wanted_name).map(|entry| entry.kind) {
                 Some(ModelKind::Embedding) => {
-                    bail!("{wanted} is not here: `halo models pull {wanted}` fetches it")
+                    bail!("{wanted_name} is not installed: `halo models pull {wanted_name}` downloads it")
                 }
-                Some(ModelKind::Chat) => bail!("{}", not_an_embedder_message(wanted)),
-                None => bail!("{}", self.unknown_model_message(wanted, &here)),
+                Some(ModelKind::Chat) => bail!("{}", not_an_embedder_message(wanted_name)),
+                None => bail!("{}", self.unknown_model_message(wanted_name, &installed)),
             },
         }
     }
 
-    /// What to say of a name that nobody knows.
-    pub fn unknown_model_message(&self, name: &str, here: &[InstalledModel]) -> String {
-        let all =
-            here.iter().map(|m| m.name.as_str()).chain(self.catalogue.models.iter().map(|e| e.name.as_str()));
-        let near = closest_names(name, all);
-        let advice = match near.as_slice() {
+    /// The message for an unknown name.
+    pub fn unknown_model_message(&self, name: &str, installed: &[InstalledModel]) -> String {
+        let all = installed
+            .iter()
+            .map(|m| m.name.as_str())
+            .chain(self.catalogue.models.iter().map(|e| e.name.as_str()));
+        let closest = closest_names(name, all);
+        let advice = match closest.as_slice() {
             [] => {
-                "`halo models` lists what is here and what can be pulled with `halo models pull`".to_owned()
+                "`halo models` lists installed models and those that `halo models pull` downloads".to_owned()
             }
             [one] => {
-                format!("did you mean {one}? `halo models` lists all; `halo models pull NAME` fetches one")
+                format!("did you mean {one}? `halo models` lists all; `halo models pull NAME` downloads one")
             }
             [some @ .., last] => format!(
-                "did you mean {} or {last}? `halo models` lists all; `halo models pull NAME` fetches one",
+                "did you mean {} or {last}? `halo models` lists all; `halo models pull NAME` downloads one",
                 some.join(", ")
             ),
         };
         let file = if Path::new(name).is_file() {
-            format!("; to take the file of that name write ./{name}")
+            format!("; to use the file of that name write ./{name}")
         } else {
             String::new()
         };
         format!("there is no model '{name}': {advice}{file}")
     }
 
-    /// What one file in the folder is; nothing where it is none of ours to look at.
+    /// A file of the folder as a model; none if it is hidden or a folder.
     fn inspect_file(&self, file: &str, path: PathBuf) -> Option<InstalledModel> {
         if file.starts_with('.') {
             return None;
         }
         let mut model = match fs::metadata(&path) {
-            Ok(about) if about.is_dir() => return None,
-            Ok(about) => read_gguf_model(path, about.len()),
+            Ok(metadata) if metadata.is_dir() => return None,
+            Ok(metadata) => read_gguf_model(path, metadata.len()),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                unusable_model(path, 0, "it points to a file that is gone".into())
+                unusable_model(path, 0, "it is a link to a missing file".into())
             }
             Err(error) => unusable_model(path, 0, format!("it cannot be read: {error}")),
         };
-        // Another model that has the file's name is not the one of the catalogue; a wreck is.
+        // A file with a catalogue name but another length is another model, unless it is damaged.
         let same = |e: &CatalogueEntry| e.files[0].bytes == model.bytes || model.problem.is_some();
-        let known = |e: &&CatalogueEntry| e.files[0].name == file && same(e);
-        model.name = match self.catalogue.models.iter().find(known) {
+        let is_catalogue_file = |e: &&CatalogueEntry| e.files[0].name == file && same(e);
+        model.name = match self.catalogue.models.iter().find(is_catalogue_file) {
             Some(entry) => entry.name.clone(),
             None if self.catalogue.get(strip_gguf_extension(file)).is_some() => file.to_owned(),
             None => strip_gguf_extension(file).to_owned(),
@@ -211,16 +203,16 @@ impl ModelLibrary {
         Some(model)
     }
 
-    /// A model of several files, if any of them is here.
+    /// A model of several files, if its folder exists.
     fn inspect_multi_file_model(&self, entry: &CatalogueEntry) -> Option<InstalledModel> {
         let main = self.folder.join(&entry.files[0].name);
         if entry.files[0].name.ends_with(".gguf") || !main.parent()?.is_dir() {
             return None;
         }
-        let again = format!("`halo models pull {}` fetches it", entry.name);
+        let advice = format!("`halo models pull {}` downloads it", entry.name);
         let (mut bytes, mut problem) = (0, None);
         for file in &entry.files {
-            let wrong = match fs::metadata(self.folder.join(&file.name)).map(|about| about.len()) {
+            let defect = match fs::metadata(self.folder.join(&file.name)).map(|metadata| metadata.len()) {
                 Ok(len) => {
                     bytes += len;
                     (len != file.bytes)
@@ -231,7 +223,7 @@ impl ModelLibrary {
                 }
                 Err(error) => Some(format!("{} cannot be read: {error}", file.name)),
             };
-            problem = problem.or(wrong.map(|wrong| format!("{wrong}; {again}")));
+            problem = problem.or(defect.map(|defect| format!("{defect}; {advice}")));
         }
         Some(InstalledModel {
             name: entry.name.clone(),
@@ -241,31 +233,31 @@ impl ModelLibrary {
             quantisation: entry.quantisation.clone(),
             context: entry.context,
             architecture: entry.architecture.clone(),
-            no_kv_edit_reason: Some("it does not speak: it has no window".into()),
+            no_kv_edit_reason: Some("it is an embedding model without a context window".into()),
             problem,
         })
     }
 }
 
 fn not_an_embedder_message(name: &str) -> String {
-    format!("{name} speaks, and is no embedding model: {EMBEDDER_HINT}")
+    format!("{name} is a chat model, not an embedding model: {EMBEDDER_HINT}")
 }
 
-/// The folder of an embedding model at a path.
+/// The folder of an embedding model, from a path.
 fn embedder_dir_at(path: &str) -> Result<PathBuf> {
     if path.contains("://") {
-        bail!("{path} is an address, and an embedding model lies on this machine: {EMBEDDER_HINT}");
+        bail!("{path} is a URL, but an embedding model must be local: {EMBEDDER_HINT}");
     }
-    let about = fs::metadata(path).with_context(|| format!("cannot open the embedding model {path}"))?;
-    let folder = match (about.is_dir(), Path::new(path)) {
+    let metadata = fs::metadata(path).with_context(|| format!("cannot open the embedding model {path}"))?;
+    let folder = match (metadata.is_dir(), Path::new(path)) {
         (true, folder) if folder.join(ONNX_FILE).is_file() => folder,
         (false, file) if file.ends_with(ONNX_FILE) => file.parent().context("a file lies in a folder")?,
-        _ => bail!("{path} is no embedding model: name a folder with a {ONNX_FILE} in it, or that file"),
+        _ => bail!("{path} is not an embedding model: name a folder with a {ONNX_FILE} in it, or that file"),
     };
     Ok(folder.to_owned())
 }
 
-/// What a file says of itself.
+/// A model as its GGUF header describes it.
 fn read_gguf_model(path: PathBuf, bytes: u64) -> InstalledModel {
     let header = match gguf::read_header(&path) {
         Ok(header) => header,
@@ -274,7 +266,7 @@ fn read_gguf_model(path: PathBuf, bytes: u64) -> InstalledModel {
     let kind = model_kind(&header);
     let reason = match kind {
         ModelKind::Chat => header.kv_edit_unsupported().map(str::to_owned),
-        ModelKind::Embedding => Some("it does not speak: it has no window".into()),
+        ModelKind::Embedding => Some("it is an embedding model without a context window".into()),
     };
     InstalledModel {
         name: String::new(),
@@ -306,7 +298,7 @@ fn unusable_model(path: PathBuf, bytes: u64, problem: String) -> InstalledModel 
     }
 }
 
-/// Why a sound file is no model to load by itself.
+/// Why a valid GGUF file is no model by itself.
 pub fn unusable_reason(header: &GgufHeader) -> Option<String> {
     let text = |key: &str| match header.metadata.get(key) {
         Some(GgufValue::Text(text)) => text.as_str(),
@@ -317,20 +309,19 @@ pub fn unusable_reason(header: &GgufHeader) -> Option<String> {
         _ => 1,
     };
     match (text("general.type"), header.architecture()) {
-        ("adapter", _) => Some("it is an adapter, no model of its own".into()),
+        ("adapter", _) => Some("it is an adapter (LoRA), not a model by itself".into()),
         ("mmproj", _) | (_, Some("clip")) => {
-            Some("it is the eye of another model, no model of its own".into())
+            Some("it is the multimodal projector of another model, not a model by itself".into())
         }
-        ("imatrix", _) => Some("it is a table for making models smaller, no model".into()),
-        (_, None) => Some("it does not say what kind of model it is".into()),
-        _ if parts > 1 => Some(format!(
-            "it is one of {parts} parts: join them with `llama-gguf-split --merge` and take the whole"
-        )),
+        ("imatrix", _) => Some("it is an importance matrix for quantization, not a model".into()),
+        (_, None) => Some("it does not name its architecture".into()),
+        _ if parts > 1 => {
+            Some(format!("it is one of {parts} parts: join them with `llama-gguf-split --merge`"))
+        }
         _ => None,
     }
 }
 
-/// Whether it speaks, or turns text into numbers.
 fn model_kind(header: &GgufHeader) -> ModelKind {
     let name = header.architecture().unwrap_or_default();
     let encodes = name.contains("bert") || ["t5encoder", "gemma-embedding", "llama-embed"].contains(&name);
@@ -338,10 +329,10 @@ fn model_kind(header: &GgufHeader) -> ModelKind {
     if encodes || pools { ModelKind::Embedding } else { ModelKind::Chat }
 }
 
-/// How most of its numbers are kept, by the name that such files bear.
+/// The quantization of most tensors, by its usual name.
 fn quantization_name(header: &GgufHeader) -> Option<&'static str> {
     let Some(GgufValue::Int(kind)) = header.metadata.get("general.file_type") else { return None };
-    // A guess is marked by a bit.
+    // A guessed type is marked by a bit.
     Some(match kind & !1024 {
         0 => "F32",
         1 => "F16",
@@ -381,7 +372,7 @@ fn quantization_name(header: &GgufHeader) -> Option<&'static str> {
     })
 }
 
-/// The name of a file without its ending.
+/// A file name without `.gguf`.
 fn strip_gguf_extension(file: &str) -> &str {
     let cut = file.len().saturating_sub(".gguf".len());
     match file.get(cut..) {
@@ -390,18 +381,18 @@ fn strip_gguf_extension(file: &str) -> &str {
     }
 }
 
-/// What else could be taken instead.
-fn installed_models_hint(here: &[InstalledModel]) -> String {
-    let names: Vec<_> = here
+/// Installed models that could be used instead.
+fn installed_models_hint(installed: &[InstalledModel]) -> String {
+    let names: Vec<_> = installed
         .iter()
         .filter(|m| m.kind == ModelKind::Chat && m.problem.is_none())
         .map(|m| m.name.as_str())
         .take(5)
         .collect();
-    if names.is_empty() { String::new() } else { format!("; here are: {}", names.join(", ")) }
+    if names.is_empty() { String::new() } else { format!("; installed: {}", names.join(", ")) }
 }
 
-/// The names that are most like one that nobody knows, at most three, if any is like it at all.
+/// Up to three names that are similar enough to a misspelt one.
 fn closest_names<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let text: String = text.chars().take(80).collect::<String>().to_lowercase();
     let likeness = |name: &str| {
@@ -409,11 +400,11 @@ fn closest_names<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'
         let inside = text.len() >= 3 && name.contains(&text);
         strsim::normalized_damerau_levenshtein(&text, &name).max(if inside { 0.9 } else { 0.0 })
     };
-    let mut near: Vec<_> =
-        names.map(|name| (likeness(name), name)).filter(|(alike, _)| *alike >= 0.5).collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
-    near.dedup_by_key(|n| n.1);
-    near.into_iter().map(|(_, name)| name).take(3).collect()
+    let mut closest: Vec<_> =
+        names.map(|name| (likeness(name), name)).filter(|(similarity, _)| *similarity >= 0.5).collect();
+    closest.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    closest.dedup_by_key(|n| n.1);
+    closest.into_iter().map(|(_, name)| name).take(3).collect()
 }
 
 #[cfg(test)]
@@ -422,15 +413,15 @@ mod tests {
 
     #[test]
     fn models_suggest_closest_names() {
-        let known = ["smollm2", "minilm", "qwen2.5-coder-1.5b"];
-        for (text, near) in [
+        let names = ["smollm2", "minilm", "qwen2.5-coder-1.5b"];
+        for (text, closest) in [
             ("smolm2", &["smollm2"][..]),
             ("QWEN", &["qwen2.5-coder-1.5b"]),
             ("minillm", &["minilm"]),
             ("zzz", &[]),
             ("", &[]),
         ] {
-            assert_eq!(closest_names(text, known.into_iter()), near, "{text}");
+            assert_eq!(closest_names(text, names.into_iter()), closest, "{text}");
         }
     }
 
@@ -442,10 +433,10 @@ mod tests {
         let fails = |name: &str| models.find_embedder(Some(name)).expect_err(name).to_string();
         assert_eq!(models.find_embedder(None).expect("nothing is wrong"), None);
         for (name, says) in [
-            ("e5-small", "e5-small is not here: `halo models pull e5-small` fetches it"),
+            ("e5-small", "e5-small is not installed: `halo models pull e5-small` downloads it"),
             ("e5-smal", "there is no model 'e5-smal': did you mean e5-small?"),
-            ("smollm2", "smollm2 speaks, and is no embedding model"),
-            ("http://host/e5", "http://host/e5 is an address"),
+            ("smollm2", "smollm2 is a chat model, not an embedding model"),
+            ("http://host/e5", "http://host/e5 is a URL"),
             ("./nowhere", "cannot open the embedding model ./nowhere"),
         ] {
             assert!(fails(name).contains(says), "{}", fails(name));
@@ -454,22 +445,22 @@ mod tests {
         for file in &models.catalogue.default_embedder().expect("there").files {
             let path = folder.path().join(&file.name);
             fs::create_dir_all(path.parent().expect("a folder")).expect("made");
-            fs::File::create(path).and_then(|made| made.set_len(file.bytes)).expect("made");
+            fs::File::create(path).and_then(|created| created.set_len(file.bytes)).expect("made");
         }
-        let place = folder.path().join("e5-small");
-        let (at, file) = (place.display().to_string(), place.join(ONNX_FILE).display().to_string());
+        let dir = folder.path().join("e5-small");
+        let (at, file) = (dir.display().to_string(), dir.join(ONNX_FILE).display().to_string());
         for name in [None, Some("e5-small"), Some(at.as_str()), Some(file.as_str())] {
-            assert_eq!(models.find_embedder(name).expect("here"), Some(place.clone()), "{name:?}");
+            assert_eq!(models.find_embedder(name).expect("here"), Some(dir.clone()), "{name:?}");
         }
-        for path in [folder.path().display().to_string(), place.join("config.json").display().to_string()] {
+        for path in [folder.path().display().to_string(), dir.join("config.json").display().to_string()] {
             assert!(fails(&path).contains("name a folder with a model.onnx in it"), "{}", fails(&path));
         }
-        fs::remove_file(place.join("tokenizer.json")).expect("removed");
+        fs::remove_file(dir.join("tokenizer.json")).expect("removed");
         for wreck in [None, Some("e5-small")] {
-            let said = models.find_embedder(wreck).expect_err("a file is missing").to_string();
+            let message = models.find_embedder(wreck).expect_err("a file is missing").to_string();
             assert!(
-                said.contains("tokenizer.json is missing; `halo models pull e5-small` fetches it"),
-                "{said}"
+                message.contains("tokenizer.json is missing; `halo models pull e5-small` downloads it"),
+                "{message}"
             );
         }
     }

@@ -1,19 +1,18 @@
-//! A line on standard error that says how far long work has come. Where that is not a terminal, nothing.
+//! A progress bar on standard error; nothing where that is not a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::Read;
 use std::time::Duration;
 
-/// How far something has come; the line goes when this does.
+/// The bar disappears when this is dropped.
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Work of `all` steps; 0: nobody knows how many.
+    /// `all` steps; 0 if the number is unknown.
     pub fn new(what: &'static str, all: u64) -> Self {
         Self::styled(what, all, "{pos}/{len}")
     }
 
-    /// Work on so many bytes.
     pub fn for_bytes(what: &'static str, all: u64) -> Self {
         Self::styled(what, all, "{bytes}/{total_bytes}")
     }
@@ -32,18 +31,16 @@ impl Progress {
         Self(bar)
     }
 
-    /// So many steps of so many are done.
     pub fn set_progress(&self, done: u64, all: u64) {
         self.0.set_length(all);
         self.0.set_position(done);
     }
 
-    /// A reader that moves the line on.
+    /// A reader that advances the bar.
     pub fn wrap_reader<R: Read>(&self, reader: R) -> impl Read + use<R> {
         self.0.wrap_read(reader)
     }
 
-    /// So many steps are done.
     pub fn set_position(&self, done: u64) {
         self.0.set_position(done);
     }

@@ -31,33 +31,34 @@ pub fn finish(result: Result<()>, topic: CommandTopic) -> ExitCode {
     }
 }
 
-/// What the parts of the program have to tell goes to standard error: warnings, or more or less, as the user likes.
-/// llama.cpp warns of much that is as it should be, and what fails there is told as an error anyway: it is heard only
-/// when more is asked for.
+/// Logs warnings to standard error, or more or less, as the flags say. llama.cpp warns of much that is harmless, and
+/// its failures are returned as errors: its log is off by default.
 pub fn init_logging(quiet: bool, verbose: u8) {
     use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::layer::SubscriberExt;
-    let (ours, llama) = match verbose {
+    let (level, llama) = match verbose {
         _ if quiet => (LevelFilter::ERROR, LevelFilter::OFF),
         0 => (LevelFilter::WARN, LevelFilter::OFF),
         1 => (LevelFilter::DEBUG, LevelFilter::WARN),
         _ => (LevelFilter::TRACE, LevelFilter::DEBUG),
     };
-    let which =
-        Targets::new().with_default(ours).with_target("llama", llama).with_target("hyper", LevelFilter::WARN);
+    let targets = Targets::new()
+        .with_default(level)
+        .with_target("llama", llama)
+        .with_target("hyper", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .without_time()
         .with_target(verbose > 0)
         .with_ansi(false);
-    let told = tracing_subscriber::registry().with(which).with(lines);
-    // Only the first to say how may; there is nobody else.
-    let _ = tracing::subscriber::set_global_default(told);
+    let subscriber = tracing_subscriber::registry().with(targets).with(lines);
+    // A second subscriber would be refused; this is the only one.
+    let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// The model's threads wait for each other some hundred times a token. By default they do so without giving way, and where
-/// another program wants the same processors, both all but stand still. How long they wait before they give way is read from
-/// the environment before a program begins, so it begins once more; a thousand looks cost nothing where nobody else is.
+/// Sets the OpenMP spin limit and starts the program again, since OpenMP reads the variable before `main`. The
+/// model's threads wait for each other some hundred times per token. By default they spin without yielding, and with
+/// another program on the same CPUs both nearly stop. A limit of 1000 costs nothing on an idle machine.
 fn reexec_with_omp_spin_limit() {
     #[cfg(target_os = "linux")]
     if std::env::var_os("GOMP_SPINCOUNT").is_none()
@@ -65,17 +66,17 @@ fn reexec_with_omp_spin_limit() {
         && let Ok(program) = std::env::current_exe()
     {
         use std::os::unix::process::CommandExt;
-        let mut again = std::process::Command::new(program);
+        let mut command = std::process::Command::new(program);
         if let Some(name) = std::env::args_os().next() {
-            again.arg0(name);
+            command.arg0(name);
         }
-        // It comes back only if that cannot be done; then it goes on as it is.
-        let _ = again.args(std::env::args_os().skip(1)).env("GOMP_SPINCOUNT", "1000").exec();
+        // `exec` returns only if it failed; then the program continues without the limit.
+        let _ = command.args(std::env::args_os().skip(1)).env("GOMP_SPINCOUNT", "1000").exec();
     }
 }
 
-/// Runs one filter of the model's, from standard input, and ends: a process of its own, with little memory and time, so
-/// that whatever the filter does, it does here.
+/// Runs one jq filter of the model from standard input and exits: in a process of its own, with limits on memory and
+/// time.
 fn run_jq_worker() -> ExitCode {
     #[cfg(unix)]
     {
@@ -94,8 +95,8 @@ fn run_jq_worker() -> ExitCode {
     if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Moves every `--set KEY=VALUE` behind the command, in order: of a flag that may be repeated and stands on both
-/// sides of the command, the parser would keep only the later ones.
+/// Moves every `--set KEY=VALUE` behind the command, in order: clap drops the values before a subcommand when a
+/// repeated global flag stands on both sides of it.
 pub fn move_set_flags_last(args: &[OsString]) -> Vec<OsString> {
     let end = args.iter().position(|a| a == "--").unwrap_or(args.len());
     let (mut rest, mut sets) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! How the parts are put together: which model speaks, what it goes by, and where it keeps what it knows.
+//! Construction: settings become the model, the embedder, the session and the rules of the engine.
 
 use crate::env::Env;
 use crate::progress::Progress;
@@ -23,7 +23,7 @@ use halo_remote::RemoteModel;
 use halo_server::ModelDetails;
 use std::time::Duration;
 
-/// Opens a conversation with the model, the store and the embedder that the command line and the settings name.
+/// Opens a conversation with the model, the store and the embedder that flags and settings name.
 pub fn open_session(env: &Env, settings: &Settings, name: &str) -> Result<Session> {
     let store = Box::new(env.open_store()?);
     let embedder = match settings.recall_mode {
@@ -33,8 +33,8 @@ pub fn open_session(env: &Env, settings: &Settings, name: &str) -> Result<Sessio
     let embedder = embedder.map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>);
     let model = open_model(env, settings)?;
     let bar = std::cell::OnceCell::new();
-    let session = Session::open(store, model, embedder, name, engine_config(settings), &mut |done, of| {
-        bar.get_or_init(|| Progress::new("reading anew", of as u64)).set_position(done as u64);
+    let session = Session::open(store, model, embedder, name, engine_config(settings), &mut |done, total| {
+        bar.get_or_init(|| Progress::new("prefilling", total as u64)).set_position(done as u64);
     });
     Ok(session?)
 }
@@ -55,7 +55,7 @@ pub fn open_embedder(env: &Env, settings: &Settings) -> Result<Option<EmbedderHa
     Ok(folder.map(|folder| EmbedderHandle::new(folder, env.models.thread_count())).transpose()?)
 }
 
-/// The model that speaks: of this machine, or behind an address.
+/// Opens the chat model: a local one, or one behind a URL.
 pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send>> {
     if let Some(address) = env.models.name.as_deref().filter(|_| uses_remote_model(env)) {
         let options = halo_remote::RemoteOptions {
@@ -67,20 +67,20 @@ pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send
     Ok(Box::new(open_local_model(env, settings)?))
 }
 
-/// Whether the model is behind an address.
+/// Whether the model runs on another server.
 pub fn uses_remote_model(env: &Env) -> bool {
     env.models.name.as_deref().is_some_and(RemoteModel::is_address)
 }
 
-/// The model of this machine, which keeps what leaves its memory in the data folder.
+/// Opens the local model with its KV archive in the data folder.
 pub fn open_local_model(env: &Env, settings: &Settings) -> Result<Llama> {
     let data = env.require_data_dir()?;
-    let room =
+    let kv_archive =
         KvArchiveLimits { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder: Some(data.join("kv")) };
-    open_llama(env, settings, room)
+    open_llama(env, settings, kv_archive)
 }
 
-/// What there is to tell of a model beyond what the engine needs.
+/// What the API reports about a model beyond what the engine needs.
 pub fn model_facts(llama: &Llama) -> ModelDetails {
     let weights = llama.weights();
     let number = |key: &str| weights.header.arch_value(key).and_then(GgufValue::as_f64).unwrap_or(0.0);
@@ -109,21 +109,21 @@ pub fn model_facts(llama: &Llama) -> ModelDetails {
     }
 }
 
-/// The model of this machine, which keeps what leaves its memory in `room`.
-pub fn open_llama(env: &Env, settings: &Settings, room: KvArchiveLimits) -> Result<Llama> {
+/// Opens the local model with this KV archive.
+pub fn open_llama(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits) -> Result<Llama> {
     let path = env.model_file()?;
     let running = Running {
         context: context_length(settings).map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         threads: env.models.thread_count(),
         gpu_layers: u32::try_from(settings.model_gpu_layers.0).unwrap_or(0),
         kv_mode: settings.kv_mode,
-        kv_archive: room,
+        kv_archive,
         ..Running::default()
     };
     Ok(Llama::open(&path, &running)?)
 }
 
-/// How many tokens the model is to hold, where the settings say so.
+/// The context length of the model, if the settings name one.
 fn context_length(settings: &Settings) -> Option<usize> {
     match settings.model_context {
         AutoOr::Auto => None,
@@ -131,7 +131,7 @@ fn context_length(settings: &Settings) -> Option<usize> {
     }
 }
 
-/// What the settings have a conversation go by.
+/// The rules of a conversation, by the settings.
 pub fn engine_config(settings: &Settings) -> ConversationRules {
     ConversationRules {
         context: settings.context_rules(),
@@ -146,7 +146,7 @@ pub fn engine_config(settings: &Settings) -> ConversationRules {
             repetition_penalty: settings.generation_repetition.0 as f32,
             seed: match settings.generation_seed {
                 AutoOr::Value(seed) => seed.0.unsigned_abs(),
-                // Any other each time.
+                // A new seed each time.
                 AutoOr::Auto => jiff::Timestamp::now().as_nanosecond() as u64,
             },
             stop: Vec::new(),
@@ -155,7 +155,7 @@ pub fn engine_config(settings: &Settings) -> ConversationRules {
         recall: search_options(settings, settings.resurrect_candidates.as_usize()),
         resurrect_brightness: settings.resurrect_brightness,
         preview_tokens: settings.resurrect_preview_tokens.as_usize(),
-        // This program runs filters in a process of its own; one that cannot be found has no tools.
+        // jq filters run in a subprocess of this program. Without its path there are no tools.
         tools: std::env::current_exe().ok().filter(|_| settings.tools_enabled).map(JqRunner::Subprocess),
         system_prompt: settings.chat_system.0.clone(),
         show_dates: settings.chat_dates,
@@ -168,7 +168,6 @@ pub fn engine_config(settings: &Settings) -> ConversationRules {
     }
 }
 
-/// How memories are formed.
 fn memory_config(settings: &Settings) -> MemoryRules {
     let quiet = ReflectionRules {
         idle_for: Duration::from_secs(60 * settings.memory_quiet_minutes.0.unsigned_abs()),
@@ -188,7 +187,7 @@ fn name_or_empty(setting: &AutoOr<TextSetting>) -> String {
     setting.as_text().unwrap_or_default().to_owned()
 }
 
-/// What is watched of a model while it reads and speaks.
+/// Which attention the model returns.
 pub fn attention_config(settings: &Settings) -> AttentionRequest {
     AttentionRequest {
         answer: true,

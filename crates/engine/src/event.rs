@@ -31,10 +31,9 @@ pub enum Event {
     Token { chunk: ChunkId, position: Position, text: String },
     /// The scores of the answer.
     Scored {
-        /// Steps that were scored.
         steps: u64,
         votes: usize,
-        /// Mean brightness at the end.
+        /// Mean brightness after scoring.
         mean: f64,
         /// How many steps had attention that could not be used, and the first error.
         errors: Option<(u64, String)>,
@@ -43,7 +42,7 @@ pub enum Event {
     ToolCalled(ToolCallResult),
     /// The context window exceeds its budget, and nothing more can be pruned.
     BudgetExceeded(String),
-    /// Something that the user should know.
+    /// A message for the user.
     Notice(String),
     /// A stage of the turn ended.
     StageFinished(TurnStage, Duration),
@@ -163,6 +162,7 @@ impl TurnStage {
 
     #[must_use]
     pub fn name(self) -> &'static str {
+        // Stored in the records of turns.
         match self {
             TurnStage::Preview => "preview",
             TurnStage::Recall => "recall",
@@ -186,6 +186,7 @@ pub struct TurnSummary {
     pub tokens: usize,
     /// Chunks that were resurrected.
     pub resurrected: usize,
+    /// The number of chunks.
     pub pruned: usize,
     /// Tokens in the context window, including the system prompt.
     pub live_tokens: usize,
@@ -199,7 +200,7 @@ impl TurnSummary {
     /// The total duration of a stage.
     #[must_use]
     pub fn stage_duration(&self, stage: TurnStage) -> Duration {
-        self.stages.iter().filter(|(s, _)| *s == stage).map(|(_, took)| *took).sum()
+        self.stages.iter().filter(|(s, _)| *s == stage).map(|(_, duration)| *duration).sum()
     }
 
     /// Tokens per second of generation.

@@ -1,16 +1,15 @@
-//! What happened to a chunk, as the log tells it.
+//! The history of a chunk, from the log.
 
 use halo_core::Error;
 use halo_core::change::Change;
 use halo_core::store::{LogEntry, Store};
 use halo_core::token::ChunkId;
 
-/// Something that happened to a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkHistoryEntry {
-    /// When, in milliseconds since 1970.
+    /// In milliseconds since 1970.
     pub at: i64,
-    /// The entry of the log that tells it.
+    /// The sequence number of the log entry.
     pub seq: u64,
     pub action: ChunkAction,
     /// Empty where the log has none.
@@ -57,7 +56,7 @@ impl ChunkHistoryEntry {
     }
 }
 
-/// What happened to a chunk, the oldest first.
+/// The history of a chunk, the oldest entry first.
 pub fn chunk_history(
     store: &mut dyn Store,
     conversation: &str,
@@ -70,7 +69,7 @@ pub fn chunk_history(
         .collect())
 }
 
-/// What an entry of the log tells of a chunk.
+/// What one log entry did to a chunk.
 #[must_use]
 pub fn entries_for_chunk(entry: &LogEntry, chunk: ChunkId) -> Vec<ChunkHistoryEntry> {
     let mut entries = Vec::new();
@@ -90,10 +89,10 @@ pub fn entries_for_chunk(entry: &LogEntry, chunk: ChunkId) -> Vec<ChunkHistoryEn
             Change::Pin { chunk: c, pinned } if *c == chunk => {
                 add(if *pinned { ChunkAction::Pinned } else { ChunkAction::Unpinned }, String::new());
             }
-            Change::Delete { chunks: parts, reason } if parts.iter().any(|p| p.chunk == chunk) => {
+            Change::Delete { chunks, reason } if chunks.iter().any(|c| c.chunk == chunk) => {
                 add(ChunkAction::Deleted, reason.to_string());
             }
-            Change::Undelete(parts) if parts.iter().any(|p| p.chunk == chunk) => {
+            Change::Undelete(chunks) if chunks.iter().any(|c| c.chunk == chunk) => {
                 add(ChunkAction::Undeleted, "the deletion was undone".into());
             }
             Change::Merge { chunk: c, .. } if *c == chunk => {

@@ -1,5 +1,4 @@
-//! Who is let in. Names that are not this machine's (as after DNS rebinding), pages from elsewhere, and those without the key
-//! are not; whoever asks too often waits.
+//! Access control: host names (against DNS rebinding), origins, the API key, and a rate limit per address.
 
 use crate::app::App;
 use crate::error::ErrorResponse;
@@ -19,11 +18,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Who is at the other end of a connection.
+/// The address of the client, an extension of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerIp(pub IpAddr);
 
-/// How often each address has asked: tokens in a bucket, and when it was last looked at.
+/// A token bucket for each address: tokens left, and when they were counted.
 #[derive(Default)]
 struct RateLimiter(Mutex<HashMap<IpAddr, (f64, Instant)>>);
 
@@ -33,7 +32,6 @@ struct AccessGuard {
     rate_limiter: Arc<RateLimiter>,
 }
 
-/// Puts the guard before all routes.
 pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
     let guard = AccessGuard { app: Arc::clone(app), rate_limiter: Arc::default() };
     router
@@ -44,9 +42,9 @@ pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
 async fn check_access(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
     let origin = request.headers().get(ORIGIN).cloned();
     let preflight = request.method() == Method::OPTIONS && origin.is_some();
-    let refusal = guard.find_rejection(&request, preflight);
-    let mut response = match refusal {
-        Some(refusal) => rejection_response(refusal, request.uri()),
+    let rejection = guard.find_rejection(&request, preflight);
+    let mut response = match rejection {
+        Some(rejection) => rejection_response(rejection, request.uri()),
         None if preflight => StatusCode::NO_CONTENT.into_response(),
         None => next.run(request).await,
     };
@@ -74,47 +72,44 @@ async fn check_access(State(guard): State<AccessGuard>, request: Request, next: 
     response
 }
 
-/// A refusal, in the shape that the clients of that API expect.
-fn rejection_response(refusal: ErrorResponse, uri: &Uri) -> Response {
-    let late = refusal.status() == StatusCode::TOO_MANY_REQUESTS;
+/// A rejection in the format of the API that the request is for.
+fn rejection_response(rejection: ErrorResponse, uri: &Uri) -> Response {
+    let limited = rejection.status() == StatusCode::TOO_MANY_REQUESTS;
     let mut response = if uri.path().starts_with("/v1/") {
-        let kind = match refusal.status() {
+        let kind = match rejection.status() {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "permission_error",
         };
-        let error = serde_json::json!({"error": {"message": refusal.message(), "type": kind, "param": null, "code": null}});
-        (refusal.status(), axum::Json(error)).into_response()
+        let error = serde_json::json!({"error": {"message": rejection.message(), "type": kind, "param": null, "code": null}});
+        (rejection.status(), axum::Json(error)).into_response()
     } else {
-        refusal.into_response()
+        rejection.into_response()
     };
-    if late {
+    if limited {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response
 }
 
 impl AccessGuard {
-    /// Why a request is not let in, if it is not.
     fn find_rejection(&self, request: &Request, preflight: bool) -> Option<ErrorResponse> {
         let (headers, path) = (request.headers(), request.uri().path());
         let limits = &self.app.limits;
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
         let host = host.or_else(|| request.uri().authority().map(|a| a.as_str())).unwrap_or_default();
         if !is_known_host(host, &limits.hosts) {
-            let why =
-                format!("this machine is not known as '{}': add the name to server.hosts", host_name(host));
-            return Some(ErrorResponse::new(StatusCode::FORBIDDEN, why));
+            let message = format!("unknown host '{}': add it to server.hosts", host_name(host));
+            return Some(ErrorResponse::new(StatusCode::FORBIDDEN, message));
         }
         if let Some(origin) = headers.get(ORIGIN) {
             let origin = origin.to_str().unwrap_or("?");
-            let local = ["/api/v1/", "/api/latest/", "/api/extra/", "/v1/"]
+            let foreign_api = ["/api/v1/", "/api/latest/", "/api/extra/", "/v1/"]
                 .iter()
-                .any(|start| path.starts_with(start));
-            if !is_origin_allowed(origin, host, local, &limits.origins) {
-                let why =
-                    format!("pages of {origin} may not use this: add it to server.origins if they should");
-                return Some(ErrorResponse::new(StatusCode::FORBIDDEN, why));
+                .any(|prefix| path.starts_with(prefix));
+            if !is_origin_allowed(origin, host, foreign_api, &limits.origins) {
+                let message = format!("the origin {origin} is not allowed: add it to server.origins");
+                return Some(ErrorResponse::new(StatusCode::FORBIDDEN, message));
             }
         }
         let peer = request.extensions().get::<PeerIp>().map(|peer| peer.0);
@@ -127,19 +122,18 @@ impl AccessGuard {
                 "too many requests: wait a second",
             ));
         }
-        // The page itself holds nothing that is secret, and asks for the key.
-        let open =
+        // The page contains no secrets, and asks the user for the key.
+        let public =
             !path.starts_with("/api/") && !path.starts_with("/v1/") && !["/mcp", "/metrics"].contains(&path);
-        let key = limits.api_key.as_deref().filter(|_| !open && !preflight)?;
-        if presented_key(headers).is_some_and(|shown| constant_time_eq(shown, key)) {
+        let key = limits.api_key.as_deref().filter(|_| !public && !preflight)?;
+        if presented_key(headers).is_some_and(|presented| constant_time_eq(presented, key)) {
             return None;
         }
-        let why = "this needs the key of the server: send it as `Authorization: Bearer KEY`";
-        Some(ErrorResponse::new(StatusCode::UNAUTHORIZED, why))
+        let message = "this server needs an API key: send it as `Authorization: Bearer KEY`";
+        Some(ErrorResponse::new(StatusCode::UNAUTHORIZED, message))
     }
 }
 
-/// The key that a request shows.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer =
@@ -147,10 +141,10 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok())).map(str::trim)
 }
 
-/// Whether two are the same, in a time that tells nothing of where they differ.
-fn constant_time_eq(shown: &str, key: &str) -> bool {
-    let (shown, key) = (Sha256::digest(shown), Sha256::digest(key));
-    shown.iter().zip(key.iter()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+/// Compares hashes, so that the time reveals nothing about the key.
+fn constant_time_eq(presented: &str, key: &str) -> bool {
+    let (presented, key) = (Sha256::digest(presented), Sha256::digest(key));
+    presented.iter().zip(key.iter()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 /// The name in `name:port`.
@@ -164,39 +158,39 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-/// Whether a host is this machine: an address (which no name server can turn into another), localhost, or a name that the
-/// user has given it.
+/// An IP address (which DNS cannot redirect), localhost, or a name from the settings.
 fn is_known_host(host: &str, hosts: &[String]) -> bool {
     let name = host_name(host);
     name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
-        || hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
+        || hosts.iter().any(|listed| listed.eq_ignore_ascii_case(name))
 }
 
-/// Whether a page of that origin may ask: Halo's own, one that the user has named, and for the APIs that other programs speak,
-/// any of this machine.
-fn is_origin_allowed(origin: &str, host: &str, local: bool, origins: &[String]) -> bool {
-    let Some((_, place)) = origin.split_once("://") else { return origins.iter().any(|o| o == origin) };
-    let name = host_name(place);
+/// Halo's own page, an origin from the settings, and for the APIs of other programs every page of this machine.
+fn is_origin_allowed(origin: &str, host: &str, foreign_api: bool, origins: &[String]) -> bool {
+    let Some((_, authority)) = origin.split_once("://") else { return origins.iter().any(|o| o == origin) };
+    let name = host_name(authority);
     let loopback = name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    place.eq_ignore_ascii_case(host) || (local && loopback) || origins.iter().any(|o| o == origin || o == "*")
+    authority.eq_ignore_ascii_case(host)
+        || (foreign_api && loopback)
+        || origins.iter().any(|o| o == origin || o == "*")
 }
 
 impl RateLimiter {
-    /// Whether an address may ask once more: so many a second, and twice as many at once.
-    fn try_acquire(&self, who: IpAddr, rate: f64) -> bool {
+    /// Takes a token: `rate` of them per second, bursts of twice as many.
+    fn try_acquire(&self, address: IpAddr, rate: f64) -> bool {
         let now = Instant::now();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() > 10_000 {
-            all.retain(|_, (_, last)| now.duration_since(*last).as_secs() < 60);
+            all.retain(|_, (_, counted_at)| now.duration_since(*counted_at).as_secs() < 60);
         }
-        let (left, last) = all.entry(who).or_insert((rate * 2.0, now));
-        *left = (*left + now.duration_since(*last).as_secs_f64() * rate).min(rate * 2.0);
-        *last = now;
-        let may = *left >= 1.0;
-        *left -= f64::from(u8::from(may));
-        may
+        let (left, counted_at) = all.entry(address).or_insert((rate * 2.0, now));
+        *left = (*left + now.duration_since(*counted_at).as_secs_f64() * rate).min(rate * 2.0);
+        *counted_at = now;
+        let allowed = *left >= 1.0;
+        *left -= f64::from(u8::from(allowed));
+        allowed
     }
 }
 
@@ -207,10 +201,10 @@ mod tests {
     #[test]
     fn access_rejects_unknown_host_names() {
         let hosts = ["halo.lan".to_owned()];
-        for ours in
+        for known in
             ["127.0.0.1:5001", "localhost", "LOCALHOST:1", "[::1]:5001", "192.168.0.7:5001", "Halo.lan:80"]
         {
-            assert!(is_known_host(ours, &hosts), "{ours}");
+            assert!(is_known_host(known, &hosts), "{known}");
         }
         for other in
             ["", "evil.example", "evil.example:5001", "localhost.evil.example", "127.0.0.1.evil.example:1"]
@@ -221,31 +215,32 @@ mod tests {
 
     #[test]
     fn access_rejects_foreign_origins() {
-        let named = ["https://chat.example".to_owned()];
-        let may = |origin: &str, local| is_origin_allowed(origin, "127.0.0.1:5001", local, &named);
-        assert!(may("http://127.0.0.1:5001", false), "its own page");
-        assert!(may("https://chat.example", false), "one that was named");
+        let origins = ["https://chat.example".to_owned()];
+        let allowed =
+            |origin: &str, foreign_api| is_origin_allowed(origin, "127.0.0.1:5001", foreign_api, &origins);
+        assert!(allowed("http://127.0.0.1:5001", false), "Halo's own page");
+        assert!(allowed("https://chat.example", false), "an origin from the settings");
         assert!(
-            may("http://localhost:8080", true),
-            "a front end on this machine, for the API that it speaks"
+            allowed("http://localhost:8080", true),
+            "a front end on this machine, for the API of another program"
         );
-        assert!(!may("http://localhost:8080", false), "but not Halo's own");
+        assert!(!allowed("http://localhost:8080", false), "but not for Halo's own API");
         for other in [
             "https://evil.example",
             "null",
             "http://127.0.0.1:5001.evil.example",
             "https://chat.example.evil",
         ] {
-            assert!(!may(other, true), "{other}");
+            assert!(!allowed(other, true), "{other}");
         }
     }
 
     #[test]
     fn rate_limit_counts_each_address_alone() {
-        let (rates, who) = (RateLimiter::default(), IpAddr::from([10, 0, 0, 1]));
-        let let_in = (0..100).filter(|_| rates.try_acquire(who, 10.0)).count();
-        assert!((20..25).contains(&let_in), "twice as many at once: {let_in}");
-        assert!(rates.try_acquire(IpAddr::from([10, 0, 0, 2]), 10.0), "others do not wait for it");
+        let (limiter, address) = (RateLimiter::default(), IpAddr::from([10, 0, 0, 1]));
+        let accepted = (0..100).filter(|_| limiter.try_acquire(address, 10.0)).count();
+        assert!((20..25).contains(&accepted), "a burst of twice the rate: {accepted}");
+        assert!(limiter.try_acquire(IpAddr::from([10, 0, 0, 2]), 10.0), "other addresses are not limited");
     }
 
     #[test]

@@ -1,19 +1,19 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use crate::attention_cache::AttentionCache;
 use crate::backend::{Backend, ServerLimits};
-use crate::completion::CompletionHistories;
+use crate::chat_dispatcher::ChatDispatcher;
+use crate::completion_history::CompletionHistories;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::events::EventHub;
 use crate::metrics::Metrics;
-use crate::openai::ChatDispatcher;
+use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
 use crate::state_cache::StateCache;
-use crate::worlds::OpenWorlds;
 use axum::http::StatusCode;
 use halo_core::Error;
 use halo_core::change::Change;
-use halo_core::store::{RecordKind, Store};
+use halo_core::store::{ConversationSummary, RecordKind, Store};
 use halo_engine::host::{ConversationHandle, ConversationHost, EventListener, HostLimits};
 use halo_engine::recorder::RecorderPurpose;
 use halo_engine::session::MESSAGE_ID_KEY;
@@ -21,7 +21,7 @@ use halo_engine::snapshot::{ConversationSnapshot, ConversationState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct App {
     pub(crate) host: ConversationHost,
     pub(crate) backend: Arc<dyn Backend>,
@@ -36,11 +36,11 @@ pub struct App {
     readers: ReaderPool,
     snapshots: Mutex<VecDeque<CachedSnapshot>>,
     undo_log: Mutex<UndoLog>,
-    /// Messages that were taken, by conversation and the client's number: the latest.
+    /// The latest messages that have a client's id: conversation and id.
     message_ids: Mutex<VecDeque<(String, String)>>,
 }
 
-/// A conversation that is not open, as it was read last.
+/// A conversation that is not open, as it was loaded last.
 struct CachedSnapshot {
     created: i64,
     revision: u64,
@@ -48,73 +48,78 @@ struct CachedSnapshot {
     notices: Vec<String>,
 }
 
-/// How many are kept.
 const MAX_SNAPSHOTS: usize = 16;
 
-/// A conversation as it can be looked at.
+/// A read-only view of a conversation.
 pub(crate) struct ConversationView {
     pub snapshot: ConversationSnapshot,
-    /// What the user should know of it.
+    /// Messages for the user about how it was opened.
     pub notices: Vec<String>,
 }
 
-/// Stores to read from. Each is a few open files, so there are not many, and who comes later waits.
+/// Stores for reading. Each holds a few open files, so their number is limited; further readers wait.
 #[derive(Default)]
 struct ReaderPool {
-    state: Mutex<(Vec<Box<dyn Store + Send>>, usize)>,
+    state: Mutex<ReaderPoolState>,
     released: Condvar,
 }
 
-/// How many there are at most.
+#[derive(Default)]
+struct ReaderPoolState {
+    idle: Vec<Box<dyn Store + Send>>,
+    in_use: usize,
+}
+
 const MAX_READERS: usize = 8;
 
-/// What was done by hand and can be taken back: the latest, by number.
+/// The latest manual edits, with the changes that undo them.
 #[derive(Default)]
 struct UndoLog {
     last_id: u64,
     entries: VecDeque<(u64, String, Change)>,
 }
 
-/// How many are kept.
 const MAX_UNDO_ENTRIES: usize = 256;
 
-/// How many numbers of messages are remembered.
 const MAX_MESSAGE_IDS: usize = 1024;
 
-/// Whether a conversation can be called that.
 pub(crate) fn check_conversation_name(name: &str) -> ApiResult<()> {
-    let wrong = name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control);
-    if wrong {
+    let invalid = name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control);
+    if invalid {
         return Err(ErrorResponse::bad_request(
-            "a conversation's name has 1 to 200 characters, none of them invisible",
+            "the name of a conversation must have 1 to 200 characters and no control characters",
         ));
     }
     Ok(())
 }
 
 impl App {
-    /// An app of these parts, whose turns are traced where somebody wants to know.
+    /// With an exporter, every turn is traced.
     #[must_use]
-    pub fn new(parts: Arc<dyn Backend>, limits: ServerLimits, traces: Option<TraceExporter>) -> Arc<Self> {
-        let hub = Arc::new(EventHub::new(traces));
-        let (opener, looks) = (Arc::clone(&parts), AttentionCache::default());
-        let watched = looks.clone();
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        limits: ServerLimits,
+        exporter: Option<TraceExporter>,
+    ) -> Arc<Self> {
+        let events = Arc::new(EventHub::new(exporter));
+        let attention_cache = AttentionCache::default();
+        let (opener, cache) = (Arc::clone(&backend), attention_cache.clone());
         let open = Box::new(move |name: &str, progress: &mut dyn FnMut(usize, usize)| {
             let mut session = opener.open_session(name, progress)?;
-            session.set_recorder(RecorderPurpose::Live, Some(watched.recorder(name)));
+            session.set_recorder(RecorderPurpose::Live, Some(cache.recorder(name)));
             Ok(session)
         });
-        let open_limits =
+        let host_limits =
             HostLimits { idle_timeout: limits.idle_timeout, max_open: limits.max_open_conversations };
-        let host = ConversationHost::new(open, Arc::clone(&hub) as Arc<dyn EventListener>, open_limits);
+        let host = ConversationHost::new(open, Arc::clone(&events) as Arc<dyn EventListener>, host_limits);
         Arc::new(Self {
             host,
-            backend: parts,
-            events: hub,
+            backend,
+            events,
             limits,
             metrics: Metrics::default(),
             completion_histories: CompletionHistories::default(),
-            attention_cache: looks,
+            attention_cache,
             state_cache: StateCache::default(),
             worlds: OpenWorlds::default(),
             dispatcher: ChatDispatcher::default(),
@@ -125,10 +130,10 @@ impl App {
         })
     }
 
-    /// The conversation of that name, open; it must be there.
+    /// Opens a conversation that exists.
     pub(crate) fn open_conversation(&self, name: &str) -> ApiResult<Arc<ConversationHandle>> {
-        if let Some(desk) = self.host.find_open(name) {
-            return Ok(desk);
+        if let Some(handle) = self.host.find_open(name) {
+            return Ok(handle);
         }
         if self.with_reader(|store| store.find_conversation(name))?.is_none() {
             return Err(conversation_not_found(name));
@@ -136,153 +141,157 @@ impl App {
         Ok(self.host.conversation(name)?)
     }
 
-    /// A conversation as it stands, whether it is open or not. Looking claims nothing and writes nothing.
+    /// A conversation for reading, whether it is open or not. Takes no lease and writes nothing.
     pub(crate) fn view_conversation(&self, name: &str) -> ApiResult<ConversationView> {
-        let open =
-            self.host.find_open(name).map(|desk| (desk.snapshot_cell().get(), desk.notices().to_vec()));
-        let is_busy = |seen: &ConversationSnapshot| seen.answer.is_some() || seen.state.timeline.is_empty();
-        // What is told of it from now on is behind this.
-        let events = self.host.last_event_number();
-        let known = match open {
-            Some((seen, notices)) if is_busy(&seen) => {
-                return Ok(ConversationView { snapshot: seen, notices });
+        // Events that are published from now on are newer than what is loaded below.
+        let last_event = self.host.last_event_number();
+        let open = self.host.find_open(name).map(|handle| ConversationView {
+            snapshot: handle.snapshot_cell().get(),
+            notices: handle.notices().to_vec(),
+        });
+        if let Some(view) = open {
+            let is_busy = view.snapshot.answer.is_some() || view.snapshot.state.timeline.is_empty();
+            if is_busy {
+                return Ok(view);
             }
-            // Another program may have changed it since something was done here.
-            Some((seen, notices)) => match self.with_reader(|store| store.find_conversation(name))? {
-                Some(known) if known.changes > seen.state.timeline.revision() => known,
-                _ => return Ok(ConversationView { snapshot: seen, notices }),
-            },
-            None => self
-                .with_reader(|store| store.find_conversation(name))?
-                .ok_or_else(|| conversation_not_found(name))?,
-        };
-        let looked = |snapshot: &CachedSnapshot| ConversationView {
-            snapshot: ConversationSnapshot {
-                state: Arc::clone(&snapshot.state),
-                answer: None,
-                last_event: events,
-            },
-            notices: snapshot.notices.clone(),
-        };
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |s: &CachedSnapshot| {
-            (s.state.name.as_str(), s.created, s.revision) == (name, known.created, known.changes)
-        };
-        if let Some(snapshot) = snapshots.iter().find(|snapshot| is_it(snapshot)) {
-            return Ok(looked(snapshot));
+            // Another program may have changed the conversation in the store since.
+            return match self.with_reader(|store| store.find_conversation(name))? {
+                Some(stored) if stored.changes > view.snapshot.state.timeline.revision() => {
+                    self.view_stored_conversation(&stored, last_event)
+                }
+                _ => Ok(view),
+            };
         }
-        drop(snapshots);
-        let mut session = self.backend.open_session_read_only(name)?;
-        let snapshot = CachedSnapshot {
-            created: known.created,
+        let stored = self.with_reader(|store| store.find_conversation(name))?;
+        let stored = stored.ok_or_else(|| conversation_not_found(name))?;
+        self.view_stored_conversation(&stored, last_event)
+    }
+
+    /// A conversation from the store, or from the cache if it has not changed since.
+    fn view_stored_conversation(
+        &self,
+        stored: &ConversationSummary,
+        last_event: u64,
+    ) -> ApiResult<ConversationView> {
+        let view = |cached: &CachedSnapshot| ConversationView {
+            snapshot: ConversationSnapshot { state: Arc::clone(&cached.state), answer: None, last_event },
+            notices: cached.notices.clone(),
+        };
+        let is_current = |cached: &&CachedSnapshot| {
+            let key = (cached.state.name.as_str(), cached.created, cached.revision);
+            key == (stored.name.as_str(), stored.created, stored.changes)
+        };
+        if let Some(cached) = lock(&self.snapshots).iter().find(is_current) {
+            return Ok(view(cached));
+        }
+        let mut session = self.backend.open_session_read_only(&stored.name)?;
+        let loaded = CachedSnapshot {
+            created: stored.created,
             revision: session.timeline().revision(),
             notices: session.take_notices(),
             state: Arc::new(session.state()),
         };
         drop(session);
-        let looked = looked(&snapshot);
-        snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots.retain(|other| other.state.name != name);
-        snapshots.push_back(snapshot);
+        let view = view(&loaded);
+        let mut snapshots = lock(&self.snapshots);
+        snapshots.retain(|other| other.state.name != stored.name);
+        snapshots.push_back(loaded);
         if snapshots.len() > MAX_SNAPSHOTS {
             snapshots.pop_front();
         }
-        Ok(looked)
+        Ok(view)
     }
 
-    /// The same, where something has been said: while its first message waits for the model, the store knows nothing of it.
+    /// A view of a conversation that has messages. While the first message is queued, the store does not have the conversation.
     pub(crate) fn view_nonempty_conversation(&self, name: &str) -> ApiResult<ConversationView> {
-        let looked = self.view_conversation(name)?;
-        match looked.snapshot.state.timeline.is_empty() {
-            true => Err(ErrorResponse::not_found(format!("nothing has been said in '{name}' yet"))),
-            false => Ok(looked),
+        let view = self.view_conversation(name)?;
+        match view.snapshot.state.timeline.is_empty() {
+            true => Err(ErrorResponse::not_found(format!("the conversation '{name}' has no messages yet"))),
+            false => Ok(view),
         }
     }
 
-    /// Whether a conversation can be called that: nobody else is, in the store or open.
+    /// Whether no conversation has that name, in the store or open.
     pub(crate) fn is_name_free(&self, name: &str) -> ApiResult<bool> {
         Ok(self.host.find_open(name).is_none()
             && self.with_reader(|store| store.find_conversation(name))?.is_none())
     }
 
-    /// The same, or a new one.
     pub(crate) fn open_or_create_conversation(&self, name: &str) -> ApiResult<Arc<ConversationHandle>> {
         check_conversation_name(name)?;
         Ok(self.host.conversation(name)?)
     }
 
-    /// Reads from the store; any number may at once, and nobody who writes is waited for.
+    /// Reads from the store, concurrently with other readers and without waiting for writers.
     pub(crate) fn with_reader<T>(
         &self,
         work: impl FnOnce(&mut dyn Store) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut store = self.readers.acquire(|| self.backend.open_reader())?;
-        let done = work(&mut *store);
-        // One that has failed may fail again.
-        self.readers.release(done.is_ok().then_some(store));
-        done
+        let result = work(&mut *store);
+        // A store that failed is not used again.
+        self.readers.release(result.is_ok().then_some(store));
+        result
     }
 
-    /// Remembers how something is taken back. Returns its number.
+    /// Stores the change that undoes an edit. Returns its id.
     pub(crate) fn record_undo(&self, conversation: &str, undo: Change) -> u64 {
-        let mut undoable = self.undo_log.lock().unwrap_or_else(PoisonError::into_inner);
-        undoable.last_id += 1;
-        let number = undoable.last_id;
-        undoable.entries.push_back((number, conversation.to_owned(), undo));
-        if undoable.entries.len() > MAX_UNDO_ENTRIES {
-            undoable.entries.pop_front();
+        let mut log = lock(&self.undo_log);
+        log.last_id += 1;
+        let id = log.last_id;
+        log.entries.push_back((id, conversation.to_owned(), undo));
+        if log.entries.len() > MAX_UNDO_ENTRIES {
+            log.entries.pop_front();
         }
-        number
+        id
     }
 
-    /// What takes back what has that number.
-    pub(crate) fn find_undo(&self, conversation: &str, number: u64) -> Option<Change> {
-        let undoable = self.undo_log.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = undoable.entries.iter().find(|(n, name, _)| *n == number && name == conversation);
-        found.map(|(_, _, undo)| undo.clone())
+    /// The change that undoes the edit with that id.
+    pub(crate) fn find_undo(&self, conversation: &str, id: u64) -> Option<Change> {
+        let log = lock(&self.undo_log);
+        let entry = log.entries.iter().find(|(other, name, _)| *other == id && name == conversation);
+        entry.map(|(_, _, undo)| undo.clone())
     }
 
-    /// Whether a message with that number was taken already.
+    /// Whether a message with that client's id was accepted already.
     pub(crate) fn is_duplicate_message(&self, conversation: &str, id: &str) -> ApiResult<bool> {
         if id.is_empty() || id.len() > 100 {
-            return Err(ErrorResponse::bad_request("the id of a message has 1 to 100 characters"));
+            return Err(ErrorResponse::bad_request("the id of a message must have 1 to 100 characters"));
         }
-        let here = |(name, known): &(String, String)| (name.as_str(), known.as_str()) == (conversation, id);
-        if self.message_ids.lock().unwrap_or_else(PoisonError::into_inner).iter().any(here) {
+        let is_same =
+            |(name, other): &(String, String)| (name.as_str(), other.as_str()) == (conversation, id);
+        if lock(&self.message_ids).iter().any(is_same) {
             return Ok(true);
         }
         let records = self.with_reader(|store| store.records(conversation, RecordKind::Setting))?;
         Ok(records.iter().any(|record| record.key == MESSAGE_ID_KEY && record.value == id))
     }
 
-    /// A message with that number is on its way.
     pub(crate) fn record_message_id(&self, conversation: &str, id: &str) {
-        let mut taken = self.message_ids.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.push_back((conversation.to_owned(), id.to_owned()));
-        if taken.len() > MAX_MESSAGE_IDS {
-            taken.pop_front();
+        let mut ids = lock(&self.message_ids);
+        ids.push_back((conversation.to_owned(), id.to_owned()));
+        if ids.len() > MAX_MESSAGE_IDS {
+            ids.pop_front();
         }
     }
 
-    /// It was refused: it may come again.
+    /// The message was refused, so the client may send it again.
     pub(crate) fn release_message_id(&self, conversation: &str, id: &str) {
-        let mut taken = self.message_ids.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|(name, known)| (name.as_str(), known.as_str()) != (conversation, id));
+        lock(&self.message_ids).retain(|(name, other)| (name.as_str(), other.as_str()) != (conversation, id));
     }
 
-    /// Whether one more may wait for the model.
     pub(crate) fn check_queue_capacity(&self) -> ApiResult<()> {
-        let waiting = self.host.scheduler().queue_len();
-        if waiting >= self.limits.max_queued {
-            let why = format!("{waiting} requests wait for the model already: try again later");
-            return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, why));
+        let queued = self.host.scheduler().queue_len();
+        if queued >= self.limits.max_queued {
+            let message = format!("{queued} requests are queued for the model already; try again later");
+            return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message));
         }
         Ok(())
     }
 
-    /// Ends every answer, stores what was said, and closes all conversations.
+    /// Stops every answer, stores it, and closes all conversations.
     pub fn shutdown(&self) {
-        // The last to let go of a database puts it in order, and those who only read cannot.
+        // The last connection to a database checkpoints it, and a reading one cannot: the readers are closed first.
         self.readers.clear();
         self.worlds.close_all();
         self.host.close_all();
@@ -291,24 +300,24 @@ impl App {
 }
 
 fn conversation_not_found(name: &str) -> ErrorResponse {
-    ErrorResponse::not_found(format!("there is no conversation '{name}': say something in it, and it begins"))
+    ErrorResponse::not_found(format!("there is no conversation '{name}'; the first message creates it"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ReaderPool {
-    fn lock(&self) -> MutexGuard<'_, (Vec<Box<dyn Store + Send>>, usize)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn acquire(
         &self,
         open: impl FnOnce() -> Result<Box<dyn Store + Send>, Error>,
     ) -> Result<Box<dyn Store + Send>, Error> {
-        let mut state = self.lock();
-        while state.0.is_empty() && state.1 >= MAX_READERS {
+        let mut state = lock(&self.state);
+        while state.idle.is_empty() && state.in_use >= MAX_READERS {
             state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.1 += 1;
-        match state.0.pop() {
+        state.in_use += 1;
+        match state.idle.pop() {
             Some(store) => Ok(store),
             None => {
                 drop(state);
@@ -318,14 +327,14 @@ impl ReaderPool {
     }
 
     fn release(&self, store: Option<Box<dyn Store + Send>>) {
-        let mut state = self.lock();
-        state.1 = state.1.saturating_sub(1);
-        state.0.extend(store);
+        let mut state = lock(&self.state);
+        state.in_use = state.in_use.saturating_sub(1);
+        state.idle.extend(store);
         drop(state);
         self.released.notify_one();
     }
 
     fn clear(&self) {
-        self.lock().0.clear();
+        lock(&self.state).idle.clear();
     }
 }

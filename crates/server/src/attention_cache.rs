@@ -1,5 +1,4 @@
-//! What the words of the latest answers looked at, for those who want to see it. Kept in memory, one answer a conversation, of
-//! the conversations that were answered last.
+//! The attention of the tokens of the latest answers. Kept in memory: one answer per conversation, of the latest conversations.
 
 use halo_core::Error;
 use halo_core::context_window::ContextWindow;
@@ -9,59 +8,55 @@ use halo_engine::recorder::AnswerRecorder;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The latest answers, by conversation.
+/// The attention of the latest answer of each conversation.
 #[derive(Clone, Default)]
 pub(crate) struct AttentionCache(Arc<Mutex<BTreeMap<String, CachedAnswerAttention>>>);
 
 #[derive(Default)]
 struct CachedAnswerAttention {
-    /// Which of all answers it is.
+    /// Counts all answers; the smallest is the oldest.
     sequence: u64,
     turn: u32,
-    /// Tokens of the standing instructions.
     system_prompt_len: usize,
-    /// The chunks of the window, and in which slot each begins.
+    /// The chunks of the context window with their first slots.
     chunks: Vec<(ChunkId, usize)>,
-    /// Where the tokens of each slot were born, behind the instructions.
+    /// The position of each slot after the system prompt.
     positions: Vec<Position>,
     first_position: Position,
     tokens: Vec<CachedTokenAttention>,
 }
 
-/// What one word looked at.
+/// The attention of one token: shares of all attention, over all layers and heads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CachedTokenAttention {
     pub turn: u32,
     pub text: String,
-    /// The share that went to the standing instructions.
     pub system_prompt: f32,
-    /// The share that went to what had been said of the answer already.
+    /// The share of the earlier tokens of the answer.
     pub answer: f32,
-    /// The share of each chunk, the largest first.
+    /// The largest shares, in descending order.
     pub chunks: Vec<(ChunkId, f32)>,
-    /// The tokens that it looked at most, the first of the window aside.
+    /// The tokens with the largest shares, without the first slot.
     pub tokens: Vec<(Position, f32)>,
 }
 
-/// How many answers are kept.
 const MAX_ANSWERS: usize = 64;
 
-/// How many chunks and tokens are kept of a look.
+/// Chunks and tokens that are kept per token of an answer.
 const TOP_ENTRIES: usize = 16;
 
-/// Writes down what one conversation's answers look at.
+/// Records the answers of one conversation.
 pub(crate) struct AttentionCacheRecorder {
     cache: AttentionCache,
     name: String,
 }
 
 impl AttentionCache {
-    /// Somebody who writes down what the answers of that conversation look at.
     pub fn recorder(&self, name: &str) -> Box<AttentionCacheRecorder> {
         Box::new(AttentionCacheRecorder { cache: self.clone(), name: name.to_owned() })
     }
 
-    /// What the token that was born there looked at, if it is of the latest answer.
+    /// The attention of the token at a position, if it belongs to the latest answer.
     pub fn get(&self, name: &str, position: Position) -> Option<CachedTokenAttention> {
         let all = self.lock();
         let answer = all.get(name)?;
@@ -86,21 +81,21 @@ impl AnswerRecorder for AttentionCacheRecorder {
         prefix: &[ModelToken],
         view: ContextWindow<'_>,
     ) -> Result<(), Error> {
-        let (mut chunks, mut born) = (Vec::new(), Vec::new());
+        let (mut chunks, mut positions) = (Vec::new(), Vec::new());
         for chunk in view.chunks() {
-            chunks.push((chunk.id(), prefix.len() + born.len()));
-            born.extend(chunk.live_runs().flat_map(|run| run.positions()));
+            chunks.push((chunk.id(), prefix.len() + positions.len()));
+            positions.extend(chunk.live_runs().flat_map(|run| run.positions()));
         }
-        let next = view.timeline().next_position();
+        let first_position = view.timeline().next_position();
         let mut all = self.cache.lock();
-        let number = all.values().map(|answer| answer.sequence).max().unwrap_or(0) + 1;
+        let sequence = all.values().map(|answer| answer.sequence).max().unwrap_or(0) + 1;
         let answer = CachedAnswerAttention {
-            sequence: number,
+            sequence,
             turn: turn.0,
             system_prompt_len: prefix.len(),
             chunks,
-            positions: born,
-            first_position: next,
+            positions,
+            first_position,
             tokens: Vec::new(),
         };
         all.insert(self.name.clone(), answer);
@@ -113,8 +108,8 @@ impl AnswerRecorder for AttentionCacheRecorder {
 
     fn record_token(&mut self, piece: &ModelToken, row: Option<&[f32]>) -> Result<(), Error> {
         if let Some(answer) = self.cache.lock().get_mut(&self.name) {
-            let look = answer.token_attention(piece, row.unwrap_or_default());
-            answer.tokens.push(look);
+            let attention = answer.token_attention(piece, row.unwrap_or_default());
+            answer.tokens.push(attention);
         }
         Ok(())
     }
@@ -134,15 +129,18 @@ impl CachedAnswerAttention {
             (self.chunks.iter().zip(ends)).map(|((id, start), end)| (*id, sum(*start, end))).collect();
         chunks.sort_by(|a, b| b.1.total_cmp(&a.1));
         chunks.truncate(TOP_ENTRIES);
-        // The first slot takes what is looked at nowhere else.
+        // The first slot is the attention sink: it receives the attention that no other token needs.
         let mut slots: Vec<usize> = (self.system_prompt_len.max(1)..row.len()).collect();
         slots.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-        let born = |slot: usize| match slot.checked_sub(self.system_prompt_len)? {
+        let position_of = |slot: usize| match slot.checked_sub(self.system_prompt_len)? {
             n if n < self.positions.len() => Some(self.positions[n]),
             n => Some(self.first_position.plus(n - self.positions.len())),
         };
-        let tokens =
-            slots.into_iter().take(TOP_ENTRIES).filter_map(|slot| Some((born(slot)?, row[slot]))).collect();
+        let tokens = slots
+            .into_iter()
+            .take(TOP_ENTRIES)
+            .filter_map(|slot| Some((position_of(slot)?, row[slot])))
+            .collect();
         CachedTokenAttention {
             turn: self.turn,
             text: piece.text.clone(),
@@ -163,24 +161,30 @@ mod tests {
     #[test]
     fn attention_cache_reports_shares_by_chunk_and_token() {
         let timeline = notation::read("u0.0:3*900 a1.0:2*7").expect("a timeline");
-        let looks = AttentionCache::default();
-        let mut watcher = looks.recorder("main");
+        let cache = AttentionCache::default();
+        let mut recorder = cache.recorder("main");
         let piece = |text: &str| ModelToken { id: TokenId(1), text: text.into() };
-        watcher.begin_answer(TurnId(1), &[piece("sys")], timeline.context_window(1)).expect("it begins");
-        watcher.record_token(&piece(" one"), Some(&[0.5, 0.1, 0.0, 0.1, 0.25, 0.05])).expect("a step");
-        watcher.record_token(&piece(" two"), Some(&[0.4, 0.0, 0.0, 0.0, 0.2, 0.0, 0.4])).expect("a step");
-        let first = looks.get("main", Position(5)).expect("it is kept");
-        let near = |a: f32, b: f32| (a - b).abs() < 1e-6;
+        recorder
+            .begin_answer(TurnId(1), &[piece("sys")], timeline.context_window(1))
+            .expect("the answer begins");
+        recorder
+            .record_token(&piece(" one"), Some(&[0.5, 0.1, 0.0, 0.1, 0.25, 0.05]))
+            .expect("the token is recorded");
+        recorder
+            .record_token(&piece(" two"), Some(&[0.4, 0.0, 0.0, 0.0, 0.2, 0.0, 0.4]))
+            .expect("the token is recorded");
+        let first = cache.get("main", Position(5)).expect("the token is cached");
+        let close = |a: f32, b: f32| (a - b).abs() < 1e-6;
         assert_eq!((first.turn, first.text.as_str()), (1, " one"));
-        assert!(near(first.system_prompt, 0.5) && near(first.answer, 0.0));
-        let named: Vec<(String, f32)> =
+        assert!(close(first.system_prompt, 0.5) && close(first.answer, 0.0));
+        let chunks: Vec<(String, f32)> =
             first.chunks.iter().map(|(id, share)| (id.to_string(), *share)).collect();
-        assert!(named[0].0 == "a1.0" && near(named[0].1, 0.3) && near(named[1].1, 0.2), "{named:?}");
+        assert!(chunks[0].0 == "a1.0" && close(chunks[0].1, 0.3) && close(chunks[1].1, 0.2), "{chunks:?}");
         assert_eq!(first.tokens[0].0, Position(3));
-        let second = looks.get("main", Position(6)).expect("it is kept");
-        assert!(near(second.answer, 0.4));
-        assert_eq!(second.tokens[0].0, Position(5), "it looked at the word before");
-        assert_eq!(looks.get("main", Position(4)), None, "not of the answer");
-        assert_eq!(looks.get("other", Position(5)), None);
+        let second = cache.get("main", Position(6)).expect("the token is cached");
+        assert!(close(second.answer, 0.4));
+        assert_eq!(second.tokens[0].0, Position(5), "the token before it");
+        assert_eq!(cache.get("main", Position(4)), None, "not a token of the answer");
+        assert_eq!(cache.get("other", Position(5)), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What the server is given: it makes no model and opens no store itself.
+//! What the server is built on. It creates no model and opens no store itself: a [`Backend`] does.
 
 use halo_core::Error;
 use halo_core::embedder::Embedder;
@@ -20,62 +20,55 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// The parts that a server is put together of.
+/// The model, the store, the settings and the worlds of a server.
 pub trait Backend: Send + Sync {
-    /// The model, to be asked without a conversation. All of them are the same one.
+    /// A handle to the one model, for use without a conversation.
     fn model(&self) -> Result<Box<dyn Model + Send>, Error>;
 
-    /// What is known of the model.
     fn model_info(&self) -> ModelInfo;
 
-    /// And beyond what the engine needs.
     fn model_details(&self) -> ModelDetails;
 
-    /// Whether a token is one of those that only structure a text.
+    /// Whether a token is a control token, such as the end of a turn.
     fn is_special_token(&self, id: TokenId) -> bool;
 
-    /// A store to read from while others write.
+    /// A store for reading, concurrently with writers.
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error>;
 
-    /// The embedder, if there is one. All of them are the same one.
+    /// A handle to the one embedder, if there is one.
     fn embedder(&self) -> Option<Box<dyn Embedder + Send>>;
 
-    /// What conversations go by.
     fn rules(&self) -> ConversationRules;
 
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error>;
 
-    /// Opens a conversation to look at it: nothing is claimed, and nothing is written.
+    /// Opens a conversation for reading: takes no lease and writes nothing.
     fn open_session_read_only(&self, name: &str) -> Result<Session, Error>;
 
-    /// Makes a branch of a conversation, also while somebody is writing there. Returns how many messages they share.
+    /// Branches a conversation, even while another program writes to it. Returns the number of shared messages.
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error>;
 
-    /// Somebody who records a conversation's answers, to be kept in a folder that is called so.
-    fn capture_recorder(&self, called: &str) -> Result<Box<dyn AnswerRecorder>, Error>;
+    /// A recorder that stores the attention of answers in a folder of that name.
+    fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error>;
 
-    /// What was recorded there.
-    fn read_capture(&self, place: &str) -> Result<AttentionCapture, Error>;
+    fn read_capture(&self, path: &str) -> Result<AttentionCapture, Error>;
 
-    /// A store that keeps worlds.
     fn open_worlds(&self) -> Result<Box<dyn RowStore + Send>, Error>;
 
-    /// Ends a world for good, with all that models keep of it.
+    /// Deletes a world, with the KV cache of its agents.
     fn delete_world(&self, world: &str) -> Result<(), Error>;
 
-    /// Whether a world that comes over the network may think with the model of that name or address.
-    fn is_world_model_allowed(&self, at: &str) -> bool;
+    /// Whether a world that a client creates may use the model of that name or address.
+    fn is_world_model_allowed(&self, address: &str) -> bool;
 
-    /// What thinks for the agents of a world, by name.
-    fn agent_models(&self, brains: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error>;
+    /// The models of a world's agents, by name.
+    fn agent_models(&self, models: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error>;
 
-    /// What agents are told.
     fn agent_prompts(&self) -> Result<WorldPrompts, Error>;
 
-    /// A world as somebody wrote it down.
     fn parse_world_file(&self, text: &str) -> Result<WorldFile, Error>;
 
-    /// A world to begin with.
+    /// The world file of the example world.
     fn example_world(&self) -> &str;
 
     /// The stores and files that hold text of conversations, for forgetting.
@@ -83,102 +76,93 @@ pub trait Backend: Send + Sync {
 
     fn settings(&self) -> Vec<Setting>;
 
-    /// Sets a setting for good, or with none back to what it is without.
+    /// Writes a value to the settings file; without a value, removes it from there.
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error>;
 }
 
-/// What is known of a model beyond what the engine needs; 0 and −1 where nobody knows.
+/// Details of a model that only the API reports; 0 and −1 where they are unknown.
 #[derive(Clone, Debug, Default)]
 pub struct ModelDetails {
-    /// Tokens that it knows.
     pub vocab_size: usize,
     pub layers: usize,
-    /// Attention heads of a layer.
+    /// Attention heads per layer.
     pub heads: usize,
-    /// Heads that keys and values have.
+    /// Key and value heads per layer.
     pub kv_heads: usize,
-    /// Length of its vectors.
     pub embedding_size: usize,
-    /// The context that it was trained for.
+    /// The context length that it was trained with.
     pub trained_context: usize,
-    /// What a text begins with.
+    /// The token at the beginning of a text.
     pub bos: i64,
-    /// What a text ends with.
+    /// The token at the end of a text.
     pub eos: i64,
-    /// What a turn ends with.
+    /// The token at the end of a turn.
     pub eot: i64,
-    /// How positions are turned into keys.
     pub rope_base: f64,
-    /// And by how much less.
     pub rope_scale: f64,
 }
 
-/// A recorded answer: what each of its words looked at, paragraph by paragraph.
+/// A recorded answer: the attention of each token to the segments of the context.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 #[schema(as = Capture)]
 pub struct AttentionCapture {
-    /// What there was to look at, in order: the standing instructions, the paragraphs of the window, the answer itself.
+    /// In order: the system prompt, the chunks of the context window, the answer.
     pub segments: Vec<CaptureSegment>,
-    /// The words of the answer.
+    /// The tokens of the answer.
     pub steps: Vec<CaptureStep>,
 }
 
-/// Something to look at.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct CaptureSegment {
-    /// The name of the chunk; empty for the standing instructions and the answer itself.
+    /// The id of the chunk; empty for the system prompt and the answer.
     pub chunk: String,
     pub text: String,
 }
 
-/// A word of a recorded answer.
+/// A token of a recorded answer.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct CaptureStep {
     pub text: String,
-    /// Which share of its attention went to each part; none where it was not recorded.
+    /// The share of its attention for each segment; empty if it was not recorded.
     pub shares: Vec<f32>,
 }
 
-/// One setting, for people.
+/// A setting with its description and value.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Setting {
     pub key: String,
     pub about: String,
-    /// What may be written.
+    /// The allowed values, in words.
     pub allowed: String,
-    /// The words that may be written, where they are fixed.
+    /// The allowed values, if they are a fixed set.
     pub choices: Vec<String>,
-    /// What it is without being set.
     pub default: String,
     pub value: String,
-    /// Where that came from.
+    /// Where the value comes from: default, settings file, environment or command line.
     pub origin: String,
-    /// Whether it can be set here: what the command line or the environment says is stronger.
+    /// Whether the command line or the environment sets it, which overrides the settings file.
     pub read_only: bool,
-    /// Whether it counts only when the program is started again.
+    /// Whether a new value is used only after a restart.
     pub needs_restart: bool,
 }
 
-/// What the server allows.
 #[derive(Clone, Debug)]
 pub struct ServerLimits {
-    /// What must be shown to be let in; none: whoever reaches it is.
+    /// The API key that clients must send; none: no key is needed.
     pub api_key: Option<String>,
-    /// Names that this machine is called by, beside its addresses and localhost.
+    /// Accepted host names, in addition to IP addresses and localhost.
     pub hosts: Vec<String>,
-    /// Other pages that may use it, such as `https://chat.example`.
+    /// Allowed origins, such as `https://chat.example`.
     pub origins: Vec<String>,
-    /// The largest request, in bytes.
     pub max_body_bytes: usize,
-    /// Requests a second that one address may send, this machine aside; 0: any number.
+    /// Rate limit for each address except loopback; 0: no limit.
     pub requests_per_second: u32,
-    /// How many may wait for the model.
+    /// How many requests may be queued for the model.
     pub max_queued: usize,
-    /// How long a conversation or a world stays open that nobody wants anything of.
+    /// How long an unused conversation or world stays open.
     pub idle_timeout: Duration,
-    /// How many conversations are open at once.
     pub max_open_conversations: usize,
-    /// The most messages of one request.
+    /// The maximum number of messages in one request.
     pub max_messages: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What is said when something is not as it should be, in the shape that the clients of each API expect.
+//! Errors as HTTP responses, and the extractors that produce them.
 
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -18,18 +18,18 @@ pub(crate) struct ErrorResponse {
     message: String,
 }
 
-/// What went wrong, in words.
+/// The body of every error response of Halo's own API.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ApiError {
-    /// What happened, why, and what to do.
+    /// What failed, why, and what to do.
     error: String,
 }
 
 pub(crate) type ApiResult<T> = Result<T, ErrorResponse>;
 
 impl ErrorResponse {
-    /// A refusal that HTTP has a status of its own for (405, 408, 413, …); errors of the engine have a kind instead.
-    pub fn new(status: StatusCode, what: impl Into<String>) -> Self {
+    /// For refusals that have an HTTP status of their own (405, 408, 413, …); errors of the engine have a kind instead.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let kind = match status {
             StatusCode::NOT_FOUND => ErrorKind::NotFound,
             StatusCode::CONFLICT => ErrorKind::Conflict,
@@ -37,22 +37,26 @@ impl ErrorResponse {
             status if status.is_client_error() => ErrorKind::InvalidInput,
             _ => ErrorKind::Internal,
         };
-        Self { kind, status, message: what.into() }
+        Self { kind, status, message: message.into() }
     }
 
-    /// What was asked for makes no sense.
-    pub fn bad_request(what: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, what)
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A prompt that does not fit into the context window.
-    pub fn context_length_exceeded(what: impl Into<String>) -> Self {
-        Self { kind: ErrorKind::ContextLengthExceeded, ..Self::bad_request(what) }
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
     }
 
-    /// What was asked for is not there.
-    pub fn not_found(what: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, what)
+    /// A prompt that does not fit: 400, as the clients of KoboldCPP and OpenAI expect.
+    pub fn context_length_exceeded(message: impl Into<String>) -> Self {
+        let (kind, status) = (ErrorKind::ContextLengthExceeded, StatusCode::BAD_REQUEST);
+        Self { kind, status, message: message.into() }
+    }
+
+    /// A worker ended without a result, because the server shuts down.
+    pub fn shutting_down() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
     }
 
     pub fn kind(&self) -> ErrorKind {
@@ -74,7 +78,6 @@ impl From<Error> for ErrorResponse {
     }
 }
 
-/// The HTTP status of every kind of error.
 pub(crate) fn status_of(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::InvalidInput | ErrorKind::ContextLengthExceeded => StatusCode::UNPROCESSABLE_ENTITY,
@@ -91,43 +94,41 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// Nothing is served there.
 pub(crate) async fn route_not_found(method: Method, uri: Uri) -> ErrorResponse {
     ErrorResponse::not_found(format!(
-        "there is no {method} {}: /api/halo/openapi.json lists what there is",
+        "no route {method} {}: /api/halo/openapi.json lists the routes",
         uri.path()
     ))
 }
 
-/// Something is served there, but not so.
 pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ErrorResponse {
-    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
+    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not accept {method}", uri.path()))
 }
 
-/// How long a request may take to come in.
+/// How long the body of a request may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A body of JSON, whatever its type is called; what is wrong with it is told as everything else is.
+/// A JSON body with any content type. Some clients send `text/plain`, so that the browser needs no preflight request.
 pub(crate) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = ErrorResponse;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
-        let read = axum::body::Bytes::from_request(request, state);
-        let late = |_| ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the request did not come to its end");
-        let bytes = tokio::time::timeout(BODY_TIMEOUT, read).await.map_err(late)?;
-        let bytes =
-            bytes.map_err(|e| ErrorResponse::new(e.status(), format!("the request cannot be read: {e}")))?;
-        let mut read = serde_json::Deserializer::from_slice(&bytes);
-        let value = T::deserialize(&mut read).and_then(|value| read.end().map(|()| value));
-        value
-            .map(Self)
-            .map_err(|e| ErrorResponse::bad_request(format!("the request is no JSON that fits: {e}")))
+        let body = axum::body::Bytes::from_request(request, state);
+        let late =
+            |_| ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time");
+        let bytes = tokio::time::timeout(BODY_TIMEOUT, body).await.map_err(late)?;
+        let unreadable = |e: axum::extract::rejection::BytesRejection| {
+            ErrorResponse::new(e.status(), format!("the request body cannot be read: {e}"))
+        };
+        let bytes = bytes.map_err(unreadable)?;
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        let value = T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
+        value.map(Self).map_err(|e| ErrorResponse::bad_request(format!("invalid JSON body: {e}")))
     }
 }
 
-/// What is asked for in the address, behind the question mark.
 pub(crate) struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
@@ -136,12 +137,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ErrorResponse> {
         let query = Query::try_from_uri(&parts.uri);
         query
-            .map(|Query(asked)| Self(asked))
-            .map_err(|e| ErrorResponse::bad_request(format!("the address is not right: {}", e.body_text())))
+            .map(|Query(params)| Self(params))
+            .map_err(|e| ErrorResponse::bad_request(format!("invalid query: {}", e.body_text())))
     }
 }
 
-/// What is named in the address itself.
 pub(crate) struct PathParams<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParams<T> {
@@ -149,20 +149,18 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPar
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
         let path = Path::from_request_parts(parts, state).await;
-        path.map(|Path(named)| Self(named))
-            .map_err(|e| ErrorResponse::bad_request(format!("the address is not right: {}", e.body_text())))
+        path.map(|Path(params)| Self(params))
+            .map_err(|e| ErrorResponse::bad_request(format!("invalid path: {}", e.body_text())))
     }
 }
 
-/// Runs what blocks where it may.
+/// Runs blocking work on the thread pool for it. A panic there becomes an error response.
 pub(crate) async fn spawn_blocking<T: Send + 'static>(
     work: impl FnOnce() -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| {
-        Err(ErrorResponse::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "a mistake in this program; nothing was changed",
-        ))
+    let result = tokio::task::spawn_blocking(work).await;
+    result.unwrap_or_else(|_| {
+        let message = "internal error: the request was stopped and nothing was changed; please report it";
+        Err(ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, message))
     })
 }

@@ -1,8 +1,8 @@
-//! What happens, to everybody who listens. Each event is written down once, for all of them; whoever reads too slowly is told
-//! that something was missed, and nobody waits for them.
+//! The event stream. Each event is serialized once for all subscribers. A subscriber that is too far behind gets a `missed` event;
+//! the sender never waits.
 
-use crate::halo::wire::{self, ApiEventKind};
 use crate::otlp::{TraceExporter, TurnTracer};
+use crate::wire::{ApiEvent, ApiEventKind, api_event};
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream, StreamExt};
@@ -15,60 +15,57 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
-/// Where events go out from.
 pub(crate) struct EventHub {
     sender: Sender<Arc<SerializedEvent>>,
     tracer: Option<TurnTracer>,
 }
 
-/// An event as it is sent.
+/// An event as it is sent; without JSON it ends the stream.
 pub(crate) struct SerializedEvent {
     conversation: String,
     json: String,
 }
 
-/// How many events a reader may be behind.
+/// How many events a subscriber may be behind.
 const EVENT_BUFFER: usize = 4096;
 
 impl EventListener for EventHub {
-    fn on_event(&self, conversation: &str, number: u64, event: &Event, board: &SnapshotCell) {
-        if let Some(traces) = &self.tracer {
-            traces.record_event(conversation, number, event, board);
+    fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell) {
+        if let Some(tracer) = &self.tracer {
+            tracer.record_event(conversation, number, event, snapshot);
         }
         if self.sender.receiver_count() > 0
-            && let Some(told) = wire::api_event(event, board)
+            && let Some(kind) = api_event(event, snapshot)
         {
-            self.publish(conversation, number, told);
+            self.publish(conversation, number, kind);
         }
     }
 }
 
 impl EventHub {
-    /// With nobody listening yet.
-    pub fn new(traces: Option<TraceExporter>) -> Self {
-        Self { sender: channel(EVENT_BUFFER).0, tracer: traces.map(TurnTracer::new) }
+    pub fn new(exporter: Option<TraceExporter>) -> Self {
+        Self { sender: channel(EVENT_BUFFER).0, tracer: exporter.map(TurnTracer::new) }
     }
 
-    /// Tells everybody who listens.
-    pub fn publish(&self, conversation: &str, number: u64, told: ApiEventKind) {
-        let numbered = wire::ApiEvent { conversation: conversation.to_owned(), number, kind: told };
-        if let Ok(json) = serde_json::to_string(&numbered) {
-            // Nobody listening is no mistake.
+    pub fn publish(&self, conversation: &str, number: u64, kind: ApiEventKind) {
+        let event = ApiEvent { conversation: conversation.to_owned(), number, kind };
+        if let Ok(json) = serde_json::to_string(&event) {
+            // Sending fails when there is no subscriber, which is no error.
             let _ =
                 self.sender.send(Arc::new(SerializedEvent { conversation: conversation.to_owned(), json }));
         }
     }
 
-    /// All that happens from now on, in one conversation or in all.
+    /// The events from now on, of one conversation or of all.
     pub fn subscribe(&self, conversation: Option<String>) -> Response {
-        let first = stream::once(async { Ok(Sse::default().comment("listening")) });
-        let events = first.chain(event_stream(self.sender.subscribe(), conversation));
+        let opening = stream::once(async { Ok(Sse::default().comment("listening")) });
+        let events = opening.chain(event_stream(self.sender.subscribe(), conversation));
         axum::response::Sse::new(events)
             .keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
             .into_response()
     }
 
-    /// There will be no more: whoever listens is let go.
+    /// Ends the stream of every subscriber.
     pub fn close(&self) {
         let _ =
             self.sender.send(Arc::new(SerializedEvent { conversation: String::new(), json: String::new() }));
@@ -80,20 +77,20 @@ impl EventHub {
 }
 
 fn event_stream(
-    heard: Receiver<Arc<SerializedEvent>>,
+    events: Receiver<Arc<SerializedEvent>>,
     conversation: Option<String>,
 ) -> impl Stream<Item = Result<Sse, Infallible>> {
-    stream::unfold((heard, conversation), |(mut heard, wanted)| async move {
+    stream::unfold((events, conversation), |(mut events, conversation)| async move {
         loop {
-            match heard.recv().await {
-                Ok(line) if line.json.is_empty() => return None,
-                Ok(line) if wanted.as_ref().is_none_or(|wanted| *wanted == line.conversation) => {
-                    return Some((Ok(Sse::default().data(&line.json)), (heard, wanted)));
+            match events.recv().await {
+                Ok(event) if event.json.is_empty() => return None,
+                Ok(event) if conversation.as_ref().is_none_or(|name| *name == event.conversation) => {
+                    return Some((Ok(Sse::default().data(&event.json)), (events, conversation)));
                 }
                 Ok(_) => {}
-                Err(RecvError::Lagged(missed)) => {
-                    let lost = format!("{{\"type\":\"missed\",\"events\":{missed}}}");
-                    return Some((Ok(Sse::default().data(lost)), (heard, wanted)));
+                Err(RecvError::Lagged(count)) => {
+                    let missed = format!("{{\"type\":\"missed\",\"events\":{count}}}");
+                    return Some((Ok(Sse::default().data(missed)), (events, conversation)));
                 }
                 Err(RecvError::Closed) => return None,
             }

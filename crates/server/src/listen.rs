@@ -1,8 +1,8 @@
-//! The socket: connections come in, and end when the program does.
+//! The listening socket, its connections, and shutdown.
 
 use crate::access_control::PeerIp;
 use crate::app::App;
-use crate::routes;
+use crate::router::routes;
 use crate::tls::TlsConfig;
 use axum::Router;
 use halo_core::Error;
@@ -17,60 +17,57 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
-/// Where to listen, and what to tell when it does.
 pub struct ListenOptions {
-    /// The address; port 0 takes any that is free.
+    /// Port 0 takes any free port.
     pub address: SocketAddr,
-    /// How to speak so that nobody else understands it.
     pub tls: Option<TlsConfig>,
-    /// Hears where it really listens.
+    /// Called with the address once the socket listens.
     pub on_ready: Box<dyn FnOnce(SocketAddr) + Send>,
 }
 
-/// How long a client may take to say what it wants.
+/// How long the TLS handshake and the request headers may take.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long those who are being answered may take to hear the end of it.
+/// How long open connections may take to finish on shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How many connections there may be.
 const MAX_CONNECTIONS: usize = 2048;
 
-/// Serves until the program is told to end; then the answers that are being given end, and are stored.
-pub fn serve(app: &Arc<App>, address: ListenOptions) -> Result<(), Error> {
+/// Serves until a shutdown signal; then running answers are stopped and stored.
+pub fn serve(app: &Arc<App>, options: ListenOptions) -> Result<(), Error> {
     let failed = |e: std::io::Error| {
-        let why = match e.kind() {
+        let message = match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                "another program listens there: stop it, or choose a port with --listen".into()
+                "the address is in use; stop the other program, or set server.listen to another port".into()
             }
             std::io::ErrorKind::PermissionDenied => {
-                "that port needs rights that you do not have: choose one from 1024 on".into()
+                "permission denied; choose a port of 1024 or above".into()
             }
             _ => e.to_string(),
         };
-        Error::unavailable(format!("listening on {}", address.address), why)
+        Error::unavailable(format!("listening on {}", options.address), message)
     };
-    // One thread is enough to pass things on: whatever takes long is done elsewhere, and the model wants the processors.
+    // One worker is enough for I/O: all long work runs on other threads, and the model needs the processors.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(failed)?;
-    let listener = runtime.block_on(TcpListener::bind(address.address)).map_err(failed)?;
-    let here = listener.local_addr().map_err(failed)?;
-    (address.on_ready)(here);
+    let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    (options.on_ready)(bound);
     let router = routes(app);
     runtime.block_on(async {
-        let (end, ended) = watch::channel(false);
+        let (shutdown, stopped) = watch::channel(false);
         tokio::select! {
-            () = accept_connections(&listener, address.tls.as_ref(), &router, &ended) => {}
+            () = accept_connections(&listener, options.tls.as_ref(), &router, &stopped) => {}
             () = shutdown_signal() => {}
         }
         drop(listener);
-        // Whoever asked hears the end of their answer, and what was said is stored before anything else.
+        // Running answers are stored first; then the clients get the rest of their responses.
         let closing = Arc::clone(app);
         let closed = tokio::task::spawn_blocking(move || closing.shutdown());
         let _ = closed.await;
-        let _ = end.send(true);
+        let _ = shutdown.send(true);
         let _ = timeout(SHUTDOWN_TIMEOUT, async {
-            while end.receiver_count() > 1 {
+            while shutdown.receiver_count() > 1 {
                 sleep(Duration::from_millis(20)).await;
             }
         })
@@ -84,32 +81,32 @@ async fn accept_connections(
     listener: &TcpListener,
     tls: Option<&TlsConfig>,
     router: &Router,
-    ended: &watch::Receiver<bool>,
+    stopped: &watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let (router, ended, tls) = (router.clone(), ended.clone(), tls.cloned());
+                let (router, stopped, tls) = (router.clone(), stopped.clone(), tls.cloned());
                 tokio::spawn(async move {
                     let _ = stream.set_nodelay(true);
                     match tls {
-                        None => serve_connection(stream, peer, router, ended).await,
+                        None => serve_connection(stream, peer, router, stopped).await,
                         Some(TlsConfig(acceptor)) => {
                             match timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await {
-                                Ok(Ok(stream)) => serve_connection(stream, peer, router, ended).await,
-                                Ok(Err(why)) => tracing::debug!("{peer} speaks no TLS: {why}"),
-                                Err(_) => tracing::debug!("{peer} said nothing"),
+                                Ok(Ok(stream)) => serve_connection(stream, peer, router, stopped).await,
+                                Ok(Err(e)) => tracing::debug!("TLS handshake with {peer} failed: {e}"),
+                                Err(_) => tracing::debug!("TLS handshake with {peer} timed out"),
                             }
                         }
                     }
-                    drop(place);
+                    drop(slot);
                 });
             }
-            // Mostly too many open files: it passes.
-            Err(why) => {
-                tracing::warn!("a connection could not be taken: {why}");
+            // Mostly too many open files, which is temporary.
+            Err(e) => {
+                tracing::warn!("accepting a connection failed: {e}");
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -120,7 +117,7 @@ async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
     router: Router,
-    mut ended: watch::Receiver<bool>,
+    mut stopped: watch::Receiver<bool>,
 ) {
     let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(PeerIp(peer.ip()));
@@ -135,18 +132,18 @@ async fn serve_connection(
     );
     tokio::select! {
         done = connection.as_mut() => {
-            if let Err(why) = done {
-                tracing::debug!("a connection ended early: {why}");
+            if let Err(e) = done {
+                tracing::debug!("connection from {peer} ended early: {e}");
             }
         }
-        () = async { drop(ended.wait_for(|ended| *ended).await) } => {
+        () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => {
             connection.as_mut().graceful_shutdown();
             let _ = timeout(SHUTDOWN_TIMEOUT, connection).await;
         }
     }
 }
 
-/// Ctrl-C, or whatever else ends programs here.
+/// Waits for SIGTERM or Ctrl-C.
 async fn shutdown_signal() {
     #[cfg(unix)]
     {

@@ -1,14 +1,7 @@
-//! What has been done, counted, as Prometheus reads it; and whether all is well.
+//! Counters of requests and turns.
 
-use crate::app::App;
-use axum::Json;
-use axum::Router;
-use axum::extract::State;
-use axum::routing::get;
 use halo_core::Error;
 use halo_engine::event::{TurnStage, TurnSummary};
-use serde_json::{Value, json};
-use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,15 +19,25 @@ struct MetricCounters {
     stage_micros: [AtomicU64; TurnStage::ALL.len()],
 }
 
+/// The counters at one moment.
+pub(crate) struct MetricValues {
+    /// By the first digit of the status.
+    pub requests: [u64; 6],
+    pub turns: u64,
+    pub failed_turns: u64,
+    pub generated_tokens: u64,
+    pub resurrected: u64,
+    pub pruned: u64,
+    pub stage_seconds: Vec<(TurnStage, f64)>,
+}
+
 impl Metrics {
-    /// A request was answered with that status.
     pub fn record_request(&self, status: u16) {
         add(&self.0.requests[usize::from(status / 100).min(5)], 1);
     }
 
-    /// A turn has ended.
-    pub fn record_turn(&self, done: &Result<TurnSummary, Error>) {
-        let Ok(summary) = done else { return add(&self.0.failed_turns, 1) };
+    pub fn record_turn(&self, result: &Result<TurnSummary, Error>) {
+        let Ok(summary) = result else { return add(&self.0.failed_turns, 1) };
         add(&self.0.turns, 1);
         add(&self.0.generated_tokens, summary.tokens as u64);
         add(&self.0.resurrected, summary.resurrected as u64);
@@ -44,9 +47,23 @@ impl Metrics {
         }
     }
 
-    /// An answer that is of no conversation has ended.
+    /// Counts the tokens of a completion outside of any conversation.
     pub fn record_generated_tokens(&self, tokens: usize) {
         add(&self.0.generated_tokens, tokens as u64);
+    }
+
+    pub fn values(&self) -> MetricValues {
+        let counters = &self.0;
+        let stages = TurnStage::ALL.iter().zip(&counters.stage_micros);
+        MetricValues {
+            requests: counters.requests.each_ref().map(read),
+            turns: read(&counters.turns),
+            failed_turns: read(&counters.failed_turns),
+            generated_tokens: read(&counters.generated_tokens),
+            resurrected: read(&counters.resurrected),
+            pruned: read(&counters.pruned),
+            stage_seconds: stages.map(|(stage, micros)| (*stage, read(micros) as f64 / 1e6)).collect(),
+        }
     }
 }
 
@@ -54,79 +71,6 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-pub(crate) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/health", get(health)).route("/metrics", get(metrics))
-}
-
-/// Whether all is well.
-async fn health(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(
-        json!({ "status": "ok", "model": app.backend.model_info().name, "version": env!("CARGO_PKG_VERSION") }),
-    )
-}
-
-async fn metrics(State(app): State<Arc<App>>) -> ([(&'static str, &'static str); 1], String) {
-    let mut out = String::new();
-    let counts = &app.metrics.0;
-    let head = |out: &mut String, name: &str, kind: &str, about: &str| {
-        let _ = writeln!(out, "# HELP {name} {about}\n# TYPE {name} {kind}");
-    };
-    head(&mut out, "halo_requests_total", "counter", "Requests answered, by the class of their status.");
-    for (class, count) in counts.requests.iter().enumerate().skip(1) {
-        let _ =
-            writeln!(out, "halo_requests_total{{status=\"{class}xx\"}} {}", count.load(Ordering::Relaxed));
-    }
-    let plain: [(&str, &str, &str, u64); 8] = [
-        ("halo_turns_total", "counter", "Turns answered.", counts.turns.load(Ordering::Relaxed)),
-        (
-            "halo_turns_failed_total",
-            "counter",
-            "Turns that failed.",
-            counts.failed_turns.load(Ordering::Relaxed),
-        ),
-        (
-            "halo_tokens_total",
-            "counter",
-            "Tokens generated.",
-            counts.generated_tokens.load(Ordering::Relaxed),
-        ),
-        (
-            "halo_chunks_resurrected_total",
-            "counter",
-            "Chunks resurrected.",
-            counts.resurrected.load(Ordering::Relaxed),
-        ),
-        ("halo_chunks_pruned_total", "counter", "Chunks pruned.", counts.pruned.load(Ordering::Relaxed)),
-        (
-            "halo_queued_requests",
-            "gauge",
-            "Requests that wait for the model.",
-            app.host.scheduler().queue_len() as u64,
-        ),
-        ("halo_busy", "gauge", "Whether the model is answering.", u64::from(app.host.scheduler().is_busy())),
-        ("halo_event_subscribers", "gauge", "Readers of events.", app.events.subscriber_count() as u64),
-    ];
-    for (name, kind, about, value) in plain {
-        head(&mut out, name, kind, about);
-        let _ = writeln!(out, "{name} {value}");
-    }
-    head(&mut out, "halo_stage_seconds_total", "counter", "Time that the parts of turns took.");
-    for (stage, micros) in TurnStage::ALL.iter().zip(&counts.stage_micros) {
-        let seconds = micros.load(Ordering::Relaxed) as f64 / 1e6;
-        let _ = writeln!(out, "halo_stage_seconds_total{{stage=\"{}\"}} {seconds}", stage.name());
-    }
-    head(
-        &mut out,
-        "halo_conversation_tokens",
-        "gauge",
-        "Tokens of open conversations, in the window and in all.",
-    );
-    for (name, desk) in app.host.open_conversations() {
-        let standing = desk.snapshot_cell().get().state;
-        let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
-        let (live, all) = (standing.live_tokens(), standing.timeline.len());
-        let _ = writeln!(out, "halo_conversation_tokens{{conversation=\"{name}\",scope=\"live\"}} {live}");
-        let _ = writeln!(out, "halo_conversation_tokens{{conversation=\"{name}\",scope=\"all\"}} {all}");
-    }
-    ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], out)
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }

@@ -1,5 +1,4 @@
-//! Turns as traces, for those who watch their programs with OpenTelemetry: a span for each turn, and within it one for each
-//! stage. What was said is not in them.
+//! OpenTelemetry traces: a span for each turn, with a child span for each stage. Messages are not part of a trace.
 
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::SnapshotCell;
@@ -10,16 +9,15 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Sends traces away: a request of OTLP over HTTP, as JSON. It may take its time, and fail.
+/// Exports one request of OTLP over HTTP, as JSON. It runs on a thread of its own, so it may block.
 pub type TraceExporter = Box<dyn FnMut(&Value) -> Result<(), String> + Send>;
 
-/// Makes traces of what happens.
+/// Collects the stages of running turns and exports each turn when it ends.
 pub(crate) struct TurnTracer {
     queue: SyncSender<Value>,
     open_turns: Mutex<BTreeMap<String, Vec<StageSpan>>>,
 }
 
-/// A stage that is over.
 #[derive(Clone, Copy)]
 struct StageSpan {
     stage: TurnStage,
@@ -27,48 +25,47 @@ struct StageSpan {
     to: SystemTime,
 }
 
-/// How many traces may wait to be sent; what is more is lost, and nobody waits.
+/// How many traces may be queued for the exporter; further ones are dropped.
 const MAX_QUEUED_TRACES: usize = 256;
 
 impl TurnTracer {
-    /// Traces that are sent away like that, by a thread of their own.
     pub fn new(mut export: TraceExporter) -> Self {
-        let (out, todo) = sync_channel::<Value>(MAX_QUEUED_TRACES);
+        let (queue, traces) = sync_channel::<Value>(MAX_QUEUED_TRACES);
         let work = move || {
-            let mut well = true;
-            for trace in todo {
-                let sent = export(&trace);
-                // The same trouble is told once, not at every turn.
-                if let Err(why) = &sent
-                    && well
+            let mut works = true;
+            for trace in traces {
+                let exported = export(&trace);
+                // A failing exporter is reported once, not at every turn.
+                if let Err(message) = &exported
+                    && works
                 {
-                    tracing::warn!("traces cannot be sent: {why}");
+                    tracing::warn!("exporting traces failed: {message}");
                 }
-                well = sent.is_ok();
+                works = exported.is_ok();
             }
         };
-        if let Err(why) = std::thread::Builder::new().name("halo-traces".into()).spawn(work) {
-            tracing::warn!("no traces are sent: {why}");
+        if let Err(e) = std::thread::Builder::new().name("halo-traces".into()).spawn(work) {
+            tracing::warn!("traces are off: starting the exporter thread failed: {e}");
         }
-        Self { queue: out, open_turns: Mutex::default() }
+        Self { queue, open_turns: Mutex::default() }
     }
 
-    pub fn record_event(&self, conversation: &str, number: u64, event: &Event, board: &SnapshotCell) {
+    pub fn record_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell) {
         let outcome = match event {
-            Event::StageFinished(stage, took) => {
+            Event::StageFinished(stage, duration) => {
                 let to = SystemTime::now();
-                let part = StageSpan { stage: *stage, from: to.checked_sub(*took).unwrap_or(to), to };
-                self.lock().entry(conversation.to_owned()).or_default().push(part);
+                let span = StageSpan { stage: *stage, from: to.checked_sub(*duration).unwrap_or(to), to };
+                self.lock().entry(conversation.to_owned()).or_default().push(span);
                 return;
             }
             Event::Done(summary) => Ok(summary),
-            Event::Failed(why) => Err(why.as_str()),
+            Event::Failed(message) => Err(message.as_str()),
             _ => return,
         };
-        let parts = self.lock().remove(conversation).unwrap_or_default();
-        if !parts.is_empty() {
-            let model = &board.get().state.model.name;
-            let _ = self.queue.try_send(otlp_trace(conversation, number, model, &parts, outcome));
+        let stages = self.lock().remove(conversation).unwrap_or_default();
+        if !stages.is_empty() {
+            let model = &snapshot.get().state.model.name;
+            let _ = self.queue.try_send(otlp_trace(conversation, number, model, &stages, outcome));
         }
     }
 
@@ -77,47 +74,47 @@ impl TurnTracer {
     }
 }
 
-/// A turn as OTLP has it. The names of what is told are OpenTelemetry's, where it has any.
+/// One turn as an OTLP request. Attribute names follow the semantic conventions of OpenTelemetry where they exist.
 fn otlp_trace(
     conversation: &str,
     number: u64,
     model: &str,
-    parts: &[StageSpan],
+    stages: &[StageSpan],
     outcome: Result<&TurnSummary, &str>,
 ) -> Value {
-    let (from, to) = parts
+    let (from, to) = stages
         .iter()
-        .fold((parts[0].from, parts[0].to), |(from, to), part| (from.min(part.from), to.max(part.to)));
+        .fold((stages[0].from, stages[0].to), |(from, to), span| (from.min(span.from), to.max(span.to)));
     let seed = format!("{conversation}\0{number}\0{}", unix_nanos(from));
     let digest = Sha256::digest(seed.as_bytes());
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let (id, root) = (hex(&digest[..16]), hex(&digest[16..24]));
-    let text = |key: &str, value: &str| json!({ "key": key, "value": { "stringValue": value } });
-    let whole = |key: &str, value: usize| json!({ "key": key, "value": { "intValue": value.to_string() } });
-    let mut told = vec![
-        text("gen_ai.operation.name", "chat"),
-        text("gen_ai.provider.name", "halo"),
-        text("gen_ai.request.model", model),
-        text("gen_ai.conversation.id", conversation),
+    let (trace_id, root_id) = (hex(&digest[..16]), hex(&digest[16..24]));
+    let string = |key: &str, value: &str| json!({ "key": key, "value": { "stringValue": value } });
+    let integer = |key: &str, value: usize| json!({ "key": key, "value": { "intValue": value.to_string() } });
+    let mut attributes = vec![
+        string("gen_ai.operation.name", "chat"),
+        string("gen_ai.provider.name", "halo"),
+        string("gen_ai.request.model", model),
+        string("gen_ai.conversation.id", conversation),
     ];
     let status = match outcome {
         Ok(summary) => {
             let finish = json!({ "arrayValue": { "values": [{ "stringValue": summary.finish.name() }] } });
-            told.extend([
+            attributes.extend([
                 json!({ "key": "gen_ai.response.finish_reasons", "value": finish }),
-                whole("gen_ai.usage.output_tokens", summary.tokens),
-                whole("halo.window.tokens", summary.live_tokens),
-                whole("halo.chunks.resurrected", summary.resurrected),
-                whole("halo.chunks.pruned", summary.pruned),
+                integer("gen_ai.usage.output_tokens", summary.tokens),
+                integer("halo.window.tokens", summary.live_tokens),
+                integer("halo.chunks.resurrected", summary.resurrected),
+                integer("halo.chunks.pruned", summary.pruned),
             ]);
             json!({})
         }
-        Err(why) => json!({ "code": 2, "message": why }),
+        Err(message) => json!({ "code": 2, "message": message }),
     };
-    let span = |name: &str, id_of: &str, parent: &str, from: SystemTime, to: SystemTime| {
+    let span = |name: &str, id: &str, parent: &str, from: SystemTime, to: SystemTime| {
         json!({
-            "traceId": id,
-            "spanId": id_of,
+            "traceId": trace_id,
+            "spanId": id,
             "parentSpanId": parent,
             "name": name,
             "kind": 1,
@@ -125,17 +122,17 @@ fn otlp_trace(
             "endTimeUnixNano": unix_nanos(to).to_string(),
         })
     };
-    let mut turn = span(&format!("chat {model}"), &root, "", from, to);
-    turn["attributes"] = told.into();
+    let mut turn = span(&format!("chat {model}"), &root_id, "", from, to);
+    turn["attributes"] = attributes.into();
     turn["status"] = status;
-    let stages = parts.iter().enumerate().map(|(n, part)| {
-        let own = hex(&Sha256::digest(format!("{seed}\0{n}").as_bytes())[..8]);
-        span(part.stage.name(), &own, &root, part.from, part.to)
+    let children = stages.iter().enumerate().map(|(n, stage)| {
+        let id = hex(&Sha256::digest(format!("{seed}\0{n}").as_bytes())[..8]);
+        span(stage.stage.name(), &id, &root_id, stage.from, stage.to)
     });
-    let spans: Vec<Value> = std::iter::once(turn.clone()).chain(stages).collect();
+    let spans: Vec<Value> = std::iter::once(turn.clone()).chain(children).collect();
     let version = env!("CARGO_PKG_VERSION");
     json!({ "resourceSpans": [{
-        "resource": { "attributes": [text("service.name", "halo"), text("service.version", version)] },
+        "resource": { "attributes": [string("service.name", "halo"), string("service.version", version)] },
         "scopeSpans": [{ "scope": { "name": "halo", "version": version }, "spans": spans }],
     }] })
 }

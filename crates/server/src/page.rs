@@ -1,4 +1,4 @@
-//! The page: plain files, in the program itself.
+//! The page: static files, embedded in the program.
 
 use crate::app::App;
 use axum::Router;
@@ -16,7 +16,6 @@ macro_rules! embedded_files {
     };
 }
 
-/// The files of the page.
 const PAGE_FILES: &[(&str, &str)] = embedded_files![
     "index.html",
     "halo.css",
@@ -39,7 +38,7 @@ const PAGE_FILES: &[(&str, &str)] = embedded_files![
     "js/stats.js",
 ];
 
-/// Nothing from elsewhere, nothing that is written into the page, and no page around it.
+/// Only files of this server, no inline scripts or styles, no framing.
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -56,21 +55,22 @@ pub(crate) fn routes() -> Router<Arc<App>> {
 }
 
 fn serve_file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
-    let kind = match path.rsplit('.').next() {
+    let content_type = match path.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
         _ => "text/javascript; charset=utf-8",
     };
-    let tag = format!("\"{:016x}\"", xxh3_64(content.as_bytes()));
-    let known = headers.get(IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { content.into_response() };
+    let etag = format!("\"{:016x}\"", xxh3_64(content.as_bytes()));
+    let cached = headers.get(IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == etag.as_bytes());
+    let mut response =
+        if cached { StatusCode::NOT_MODIFIED.into_response() } else { content.into_response() };
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(CSP));
-    if let Ok(tag) = HeaderValue::from_str(&tag) {
-        headers.insert(ETAG, tag);
+    if let Ok(etag) = HeaderValue::from_str(&etag) {
+        headers.insert(ETAG, etag);
     }
     response
 }

@@ -1,49 +1,49 @@
-//! How conversations stand, put into words once for all who ask, for as long as it stays so.
+//! Rendered snapshots of conversations: each published state is rendered once for all readers.
 
 use crate::error::ApiResult;
-use crate::halo::wire::ApiSnapshot;
+use crate::wire::ApiSnapshot;
 use halo_engine::snapshot::{ConversationSnapshot, ConversationState};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What was put into words last, by conversation.
+/// The latest rendered snapshot of each conversation.
 #[derive(Default)]
 pub(crate) struct StateCache(Mutex<BTreeMap<String, CachedState>>);
 
 struct CachedState {
     source: Weak<ConversationState>,
-    /// Whether an answer was being given. How it ended is stored before it is over, and after the last that it changes.
+    /// Whether an answer was running. The finish reason of a turn is stored after its last state was published, so the snapshot
+    /// is rendered again when the answer has ended.
     running: bool,
     rendered: Arc<ApiSnapshot>,
 }
 
 impl StateCache {
-    /// How what was seen stands, where it has been put into words.
-    pub fn get(&self, seen: &ConversationSnapshot) -> Option<Arc<ApiSnapshot>> {
-        let (standing, running) = (&seen.state, seen.answer.is_some());
+    /// The rendered snapshot, if it is in the cache.
+    pub fn get(&self, snapshot: &ConversationSnapshot) -> Option<Arc<ApiSnapshot>> {
+        let (state, running) = (&snapshot.state, snapshot.answer.is_some());
         let all = self.lock();
-        let words = all.get(&standing.name)?;
-        let same = words.running == running && std::ptr::eq(words.source.as_ptr(), Arc::as_ptr(standing));
-        same.then(|| Arc::clone(&words.rendered))
+        let cached = all.get(&state.name)?;
+        let same = cached.running == running && std::ptr::eq(cached.source.as_ptr(), Arc::as_ptr(state));
+        same.then(|| Arc::clone(&cached.rendered))
     }
 
-    /// The same; put into words by `say`, where it has not been.
     pub fn get_or_render(
         &self,
-        seen: &ConversationSnapshot,
-        say: impl FnOnce() -> ApiResult<ApiSnapshot>,
+        snapshot: &ConversationSnapshot,
+        render: impl FnOnce() -> ApiResult<ApiSnapshot>,
     ) -> ApiResult<Arc<ApiSnapshot>> {
-        if let Some(stood) = self.get(seen) {
-            return Ok(stood);
+        if let Some(rendered) = self.get(snapshot) {
+            return Ok(rendered);
         }
-        let (standing, running) = (&seen.state, seen.answer.is_some());
-        let stood = Arc::new(say()?);
+        let (state, running) = (&snapshot.state, snapshot.answer.is_some());
+        let rendered = Arc::new(render()?);
         let mut all = self.lock();
-        // Nobody will ask for those that are over.
-        all.retain(|_, words| words.source.strong_count() > 0);
-        let words = CachedState { source: Arc::downgrade(standing), running, rendered: Arc::clone(&stood) };
-        all.insert(standing.name.clone(), words);
-        Ok(stood)
+        // A state that nobody holds any more cannot be requested.
+        all.retain(|_, cached| cached.source.strong_count() > 0);
+        let cached = CachedState { source: Arc::downgrade(state), running, rendered: Arc::clone(&rendered) };
+        all.insert(state.name.clone(), cached);
+        Ok(rendered)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, CachedState>> {

@@ -1,6 +1,5 @@
-//! Stop sequences, for clients that must not see them: text is held back as long as it could be the beginning of one.
+//! Stop sequences, for clients that must not see them: text is withheld while it could be the start of one.
 
-/// What has been said and not yet passed on.
 #[derive(Debug, Default)]
 pub(crate) struct StopSequenceFilter {
     stops: Vec<String>,
@@ -13,11 +12,11 @@ impl StopSequenceFilter {
         Self { stops, pending: String::new() }
     }
 
-    /// Text comes; what can be passed on is returned.
+    /// Adds generated text and returns the text that can be sent.
     pub fn push(&mut self, text: &str) -> String {
         self.pending.push_str(text);
         if let Some(at) = self.stop_position() {
-            // All that follows belongs to it.
+            // The stop sequence and everything after it are withheld.
             let safe = self.pending[..at].to_owned();
             self.pending = self.pending.split_off(at);
             return safe;
@@ -33,7 +32,7 @@ impl StopSequenceFilter {
         std::mem::replace(&mut self.pending, rest)
     }
 
-    /// Nothing more comes; what was held back for nothing is returned.
+    /// Ends the text and returns what was withheld and is no stop sequence.
     pub fn finish(self) -> String {
         let end = self.stop_position().unwrap_or(self.pending.len());
         self.pending[..end].to_owned()
@@ -50,17 +49,21 @@ mod tests {
 
     fn filtered(stops: &[&str], pieces: &[&str]) -> Vec<String> {
         let stops: Vec<String> = stops.iter().map(|&s| s.to_owned()).collect();
-        let mut held = StopSequenceFilter::new(&stops);
-        let mut all: Vec<String> = pieces.iter().map(|piece| held.push(piece)).collect();
-        all.push(held.finish());
-        all
+        let mut filter = StopSequenceFilter::new(&stops);
+        let mut sent: Vec<String> = pieces.iter().map(|piece| filter.push(piece)).collect();
+        sent.push(filter.finish());
+        sent
     }
 
     #[test]
     fn stop_sequences_are_withheld_and_other_text_is_kept() {
         assert_eq!(filtered(&["END"], &["a ", "E", "ND"]), ["a ", "", "", ""]);
         assert_eq!(filtered(&["END"], &["a ", "E", "NOUGH"]), ["a ", "", "ENOUGH", ""]);
-        assert_eq!(filtered(&["END"], &["a E", "EN"]), ["a ", "E", "EN"], "the end decides");
+        assert_eq!(
+            filtered(&["END"], &["a E", "EN"]),
+            ["a ", "E", "EN"],
+            "a partial stop sequence at the end is sent"
+        );
         assert_eq!(filtered(&["\nUser:", "\n\n"], &["ja\n", "\nnein"]), ["ja", "", ""]);
         assert_eq!(filtered(&["é"], &["caf", "é", "!"]), ["caf", "", "", ""]);
         assert_eq!(filtered(&[], &["x", "y"]), ["x", "y", ""]);

@@ -1,5 +1,5 @@
-//! Makes the small file that is kept for this version of the schema: `cargo run --example keep -- FILE`.
-//! Once a version is out, its file is never made again.
+//! Makes the test database of the current schema version:
+//! `cargo run -p halo-store --example make_version_fixture -- FILE`. The file of a released version is never made again.
 
 use halo_core::change::{Append, BrightnessRun, Change, NewToken, Score, TallyDelta};
 use halo_core::manual_edit;
@@ -9,24 +9,24 @@ use halo_store::database::{Database, StoreLocation};
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = PathBuf::from(std::env::args().nth(1).ok_or("name the file to make")?);
+    let path = PathBuf::from(std::env::args().nth(1).ok_or("give the path of the file to make")?);
     let mut store = Database::open(&StoreLocation::Sqlite(path.clone()))?;
     let mut timeline = store.load("main", Access::Write)?;
-    let says = [
+    let messages = [
         (Role::User, "What hangs there?"),
         (Role::Assistant, "On the wall hangs a gun: remember the gun on the wall. 谢谢 🌱"),
         (Role::User, "Thanks!"),
         (Role::Assistant, "You are welcome."),
     ];
-    for (turn, (role, text)) in (0..).zip(says) {
-        let word = |(i, word): (usize, &str)| NewToken {
+    for (turn, (role, text)) in (0..).zip(messages) {
+        let token = |(i, word): (usize, &str)| NewToken {
             id: TokenId(i as u32),
             text: word.to_owned(),
             chunk_index: u32::from(i >= 4),
             brightness: Brightness(10_000.0),
             kind: ContentKind::Message,
         };
-        let tokens = text.split_inclusive(' ').enumerate().map(word).collect();
+        let tokens = text.split_inclusive(' ').enumerate().map(token).collect();
         let append = Append { at: timeline.next_position(), turn: TurnId(turn), role, tokens };
         store.transact("main", &mut timeline, &Change::Append(append), Durability::Immediate)?;
     }
@@ -52,8 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         &[Embedding { chunk: "u0.0".parse()?, text_hash: 7, vector: vec![0.6, 0.8] }],
     )?;
     store.set_model("main", "kept")?;
-    let mut named = path.into_os_string();
-    named.push(".hash");
-    std::fs::write(named, format!("{}\n", timeline.state_hash()))?;
+    let mut hash_path = path.into_os_string();
+    hash_path.push(".hash");
+    std::fs::write(hash_path, format!("{}\n", timeline.state_hash()))?;
     Ok(())
 }

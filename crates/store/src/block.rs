@@ -1,7 +1,7 @@
-//! What is known of 128 chunks beside their tokens, and of the turns that begin among them, in a kilobyte or two.
+//! Blocks: the headers of 128 chunks and of the turns that begin among them, packed into one or two kilobytes.
 //!
-//! Ten million tokens are some 150,000 chunks: a row for each would take longer to read than all the rest of
-//! opening a conversation. Packed, they are read in a millisecond or two.
+//! Ten million tokens are about 150,000 chunks. Reading a row for each would take longer than everything else that
+//! opening a conversation does; packed headers are read in a few milliseconds.
 
 use halo_core::chunk_body::{ChunkBody, read_varint, write_varint};
 use halo_core::timeline::{Timeline, Turn};
@@ -9,107 +9,97 @@ use halo_core::timeline_builder::{PackedChunkHeader, TimelineBuilder};
 use halo_core::token::{Role, TurnId};
 use std::ops::Range;
 
-/// Chunks in a block.
 pub(crate) const CHUNKS_PER_BLOCK: usize = 128;
 
 const PINNED: u8 = 1;
-/// All of it is live, or, where this is not set and the next neither, none of it.
+/// All tokens are live. Without this flag and the next, none is.
 const LIVE: u8 = 2;
 const SOME_LIVE: u8 = 4;
 const DELETED: u8 = 8;
 const SOME_DELETED: u8 = 16;
 
-/// The places of a block's chunks.
+/// The rows of the chunks of a block.
 fn chunk_range(block: usize, end: usize) -> Range<usize> {
     (block * CHUNKS_PER_BLOCK).min(end)..((block + 1) * CHUNKS_PER_BLOCK).min(end)
 }
 
-/// The blocks that hold anything, of a list of chunks and turns that is so long.
+/// How many blocks the chunks and turns of a timeline fill.
 pub(crate) fn block_count(timeline: &Timeline) -> usize {
-    // A turn in which nothing was said yet stands one behind the last chunk.
+    // The first row of an empty last turn is one after the last chunk.
     let last_turn = timeline.turns().last().map_or(0, |t| t.first_row as usize + 1);
     timeline.row_count().max(last_turn).div_ceil(CHUNKS_PER_BLOCK)
 }
 
 pub(crate) fn encode(timeline: &Timeline, block: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(2048);
-    let (start, places) = (block * CHUNKS_PER_BLOCK, chunk_range(block, timeline.row_count()));
-    let all = timeline.turns();
-    let turns = all.partition_point(|t| (t.first_row as usize) < start)
-        ..all.partition_point(|t| (t.first_row as usize) < start + CHUNKS_PER_BLOCK);
+    let (start, rows) = (block * CHUNKS_PER_BLOCK, chunk_range(block, timeline.row_count()));
+    let all_turns = timeline.turns();
+    let turns_before = |row: usize| all_turns.partition_point(|t| (t.first_row as usize) < row);
+    let turns = turns_before(start)..turns_before(start + CHUNKS_PER_BLOCK);
     write_varint(&mut out, turns.len() as u64);
-    for turn in &all[turns] {
+    for turn in &all_turns[turns] {
         write_varint(&mut out, u64::from(turn.id.0));
         out.push(turn.role.letter() as u8);
         write_varint(&mut out, (turn.first_row as usize - start) as u64);
     }
-    write_varint(&mut out, places.len() as u64);
-    for head in timeline.chunk_headers(places) {
-        let share = |n: u32, all: u8, some: u8| match n {
+    write_varint(&mut out, rows.len() as u64);
+    for header in timeline.chunk_headers(rows) {
+        let flag = |count: u32, all: u8, some: u8| match count {
             0 => 0,
-            n if n == head.len => all,
+            n if n == header.len => all,
             _ => some,
         };
-        let flags = (u8::from(head.pinned) * PINNED)
-            | share(head.live, LIVE, SOME_LIVE)
-            | share(head.deleted, DELETED, SOME_DELETED);
+        let flags = (u8::from(header.pinned) * PINNED)
+            | flag(header.live, LIVE, SOME_LIVE)
+            | flag(header.deleted, DELETED, SOME_DELETED);
         out.push(flags);
-        write_varint(&mut out, u64::from(head.id.index));
-        write_varint(&mut out, u64::from(head.len));
+        write_varint(&mut out, u64::from(header.id.index));
+        write_varint(&mut out, u64::from(header.len));
         if flags & SOME_LIVE != 0 {
-            write_varint(&mut out, u64::from(head.live));
+            write_varint(&mut out, u64::from(header.live));
         }
         if flags & SOME_DELETED != 0 {
-            write_varint(&mut out, u64::from(head.deleted));
+            write_varint(&mut out, u64::from(header.deleted));
         }
-        if let Some(sum) = head.checksum.filter(|_| head.len > 0) {
-            out.extend_from_slice(&sum.to_le_bytes());
+        if let Some(checksum) = header.checksum.filter(|_| header.len > 0) {
+            out.extend_from_slice(&checksum.to_le_bytes());
         }
     }
     out
 }
 
-/// Takes the next block of a conversation; nothing where it cannot be one, or does not fit those before it.
-pub(crate) fn decode(bytes: &[u8], parts: &mut TimelineBuilder) -> Option<()> {
+/// Adds the next block of a conversation; none where its bytes are invalid or do not fit the blocks before it.
+pub(crate) fn decode(bytes: &[u8], builder: &mut TimelineBuilder) -> Option<()> {
     let mut input = bytes;
-    let small = |input: &mut &[u8]| u32::try_from(read_varint(input)?).ok();
-    let start = u32::try_from(parts.row_count()).ok()?;
-    // All blocks but the last are full.
+    let read_u32 = |input: &mut &[u8]| u32::try_from(read_varint(input)?).ok();
+    let start = u32::try_from(builder.row_count()).ok()?;
+    // Every block but the last is full.
     if !start.is_multiple_of(CHUNKS_PER_BLOCK as u32) {
         return None;
     }
-    for _ in 0..small(&mut input)? {
-        let id = TurnId(small(&mut input)?);
+    for _ in 0..read_u32(&mut input)? {
+        let id = TurnId(read_u32(&mut input)?);
         let role = Role::from_letter(char::from(*input.split_off_first()?))?;
-        let first = start.checked_add(small(&mut input)?)?;
-        parts.push_turn(Turn { id, role, first_row: first }).ok()?;
+        let first_row = start.checked_add(read_u32(&mut input)?)?;
+        builder.push_turn(Turn { id, role, first_row }).ok()?;
     }
-    for _ in 0..small(&mut input)? {
+    for _ in 0..read_u32(&mut input)? {
         let flags = *input.split_off_first()?;
-        let sentence = small(&mut input)?;
-        let len = small(&mut input)?;
-        let mut share = |all: u8, some: u8| match flags & (all | some) {
+        let index = read_u32(&mut input)?;
+        let len = read_u32(&mut input)?;
+        let mut count = |all: u8, some: u8| match flags & (all | some) {
             0 => Some(0),
             set if set == all => Some(len),
-            _ => small(&mut input),
+            _ => read_u32(&mut input),
         };
-        let (live, withdrawn) = (share(LIVE, SOME_LIVE)?, share(DELETED, SOME_DELETED)?);
-        let sum = match (live, len) {
+        let (live, deleted) = (count(LIVE, SOME_LIVE)?, count(DELETED, SOME_DELETED)?);
+        let checksum = match (live, len) {
             (_, 0) => ChunkBody::default().checksum(),
             (0, _) => u64::from_le_bytes(input.split_off(..8)?.try_into().ok()?),
             _ => 0,
         };
         let pinned = flags & PINNED != 0;
-        parts
-            .push_chunk(&PackedChunkHeader {
-                index: sentence,
-                pinned,
-                len,
-                live,
-                deleted: withdrawn,
-                checksum: sum,
-            })
-            .ok()?;
+        builder.push_chunk(&PackedChunkHeader { index, pinned, len, live, deleted, checksum }).ok()?;
     }
     input.is_empty().then_some(())
 }

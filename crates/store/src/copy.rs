@@ -1,10 +1,11 @@
-//! A conversation told anew under another name. What it was told from stays as it is.
+//! Copies of a conversation under another name: a branch up to some turn, or the same text in the tokens of another
+//! model.
 
 use crate::database::Database;
 use crate::message_keys;
-use crate::row_store;
+use crate::names;
 use crate::rows;
-use crate::sql::{SqlConnection, SqlError, SqlValue};
+use crate::sql::{SqlConnection, SqlError};
 use halo_core::Error;
 use halo_core::conversation_copy::{self, TurnCopy};
 use halo_core::store::{Access, Durability, Embedding, Record, RecordKind, Store};
@@ -16,25 +17,23 @@ impl Database {
         from: &str,
         to: &str,
         model: &str,
-        tell: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error> {
-        let told = conversation_copy::copy_turns(self, from, Access::Read, tell)?;
+        let turns = conversation_copy::copy_turns(self, from, Access::Read, convert)?;
         let records: Vec<(RecordKind, Vec<Record>)> = RecordKind::ALL
             .into_iter()
             .map(|kind| Ok((kind, self.records(from, kind)?)))
             .collect::<Result<_, Error>>()?;
-        let done = rows::check_conversation_name(to)
-            .and_then(|()| row_store::check_conversation_name(to))
-            .and_then(|()| {
-                self.lock_conversation(to)?;
-                let id = self.conversation_id(from)?;
-                self.in_transaction(Some(Durability::Immediate), |sql| {
-                    write_copy(sql, id, to, model, &told, &records)
-                })
-            });
-        // It is claimed again when it is opened.
+        let written = names::check_conversation_name(to).and_then(|()| {
+            self.lock_conversation(to)?;
+            let id = self.conversation_id(from)?;
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                write_copy(sql, id, to, model, &turns, &records)
+            })
+        });
+        // Opening the copy for writing locks it again.
         self.unlock_conversation(to);
-        done.map_err(|e| e.with_context(format!("telling '{from}' anew as '{to}'")))
+        written.map_err(|e| e.with_context(format!("copying '{from}' to '{to}'")))
     }
 }
 
@@ -43,49 +42,48 @@ fn write_copy(
     from: i64,
     to: &str,
     model: &str,
-    told: &[TurnCopy],
+    turns: &[TurnCopy],
     records: &[(RecordKind, Vec<Record>)],
 ) -> Result<(), SqlError> {
     if rows::find_conversation_id(sql, to)?.is_some() {
-        return Err(SqlError::conflict(format!("there is a conversation '{to}' already")));
+        return Err(names::name_taken(to));
     }
     let now = rows::now_ms();
     let id = rows::create_conversation(sql, to, now)?;
     let (mut timeline, mut seq) = (Timeline::new(), 0u64);
-    for one in told {
-        for change in one.to_changes(&timeline) {
+    for turn in turns {
+        for change in turn.to_changes(&timeline) {
             timeline
                 .apply(&change)
-                .map_err(|e| SqlError::invalid_input(format!("turn {}: {e}", one.turn.0)))?;
+                .map_err(|e| SqlError::invalid_input(format!("turn {}: {e}", turn.turn.0)))?;
             seq += 1;
-            rows::insert_log_entry(sql, rows::row_key(id, seq as usize), one.started_at, &change)?;
+            rows::insert_log_entry(sql, rows::row_key(id, seq as usize), turn.started_at, &change)?;
             rows::insert_mentions(sql, id, seq.cast_signed(), &change)?;
         }
     }
-    let last = told.last().map_or(0, |one| one.turn.0);
+    let last = turns.last().map_or(0, |turn| turn.turn.0);
     for (kind, records) in records {
         for record in records {
-            let of_later = *kind == RecordKind::Turn && record.key.parse().is_ok_and(|turn: u32| turn > last);
-            if !of_later {
+            let later = *kind == RecordKind::Turn && record.key.parse().is_ok_and(|turn: u32| turn > last);
+            if !later {
                 rows::put_record(sql, id, kind.name(), &record.key, Some(&record.value), record.updated_at)?;
             }
         }
     }
-    // The path to each message is the same as before.
+    // The copy has the same messages before each message, so the keys stay valid.
     message_keys::copy_keys(sql, from, id, last)?;
-    // A vector says what it was made of: one that no longer fits is made again.
+    // A vector has the hash of its text: one whose chunk has other text in the copy is computed again.
     for embedder in rows::embedders(sql, from)? {
-        let mut kept: Vec<Embedding> = Vec::new();
+        let mut embeddings: Vec<Embedding> = Vec::new();
         rows::for_each_embedding(sql, from, &embedder, &mut |embedding, _| {
-            kept.extend(timeline.chunk(embedding.chunk).is_some().then_some(embedding));
+            embeddings.extend(timeline.chunk(embedding.chunk).is_some().then_some(embedding));
             Ok(())
         })?;
-        for embedding in &kept {
+        for embedding in &embeddings {
             rows::put_embedding(sql, id, &embedder, embedding, now)?;
         }
     }
     rows::write_whole_state(sql, id, seq, &timeline)?;
     rows::set_model(sql, id, model)?;
-    sql.execute("UPDATE conversation SET used = $1 WHERE id = $2", &[SqlValue::Int(now), SqlValue::Int(id)])
-        .map(drop)
+    rows::set_last_used(sql, id, now)
 }

@@ -1,11 +1,11 @@
-//! Database files and what lies beside them: locks, copies, and who may read them.
+//! Database files and the files beside them: locks and copies.
 
 use crate::sql::{SqlError, SqlErrorKind};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// Makes the file if there is none, for its owner's eyes alone.
+/// Creates the file if it does not exist, readable by its owner only.
 pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -20,15 +20,15 @@ pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
 
 pub(crate) fn io_error(error: &std::io::Error, path: &Path) -> SqlError {
     use std::io::ErrorKind as Kind;
-    let trouble = match error.kind() {
+    let kind = match error.kind() {
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => SqlErrorKind::ReadOnly,
         Kind::StorageFull | Kind::QuotaExceeded => SqlErrorKind::DiskFull,
         _ => SqlErrorKind::Unavailable,
     };
-    SqlError::new(trouble, format!("{}: {error}", path.display()))
+    SqlError::new(kind, format!("{}: {error}", path.display()))
 }
 
-/// One of the locks of a database: files in a folder beside it.
+/// Opens a lock file of a database, in the folder beside it.
 pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> {
     let mut folder = OsString::from(path);
     folder.push("-locks");
@@ -39,15 +39,15 @@ pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> 
     opened.map_err(|e| io_error(&e, &folder))
 }
 
-/// Keeps everybody from claiming anything of a file while another takes its place.
+/// Keeps other programs from locking conversations of a database file while it is replaced.
 pub(crate) fn lock_exclusive(path: &Path) -> Result<File, SqlError> {
     let file = open_lock_file(path, "in-use")?;
-    let why = "another Halo is using the store: close it first, so that it can be mended";
+    let why = "another Halo is using the store: close that one before the repair";
     file.try_lock().map_err(|_| SqlError::new(SqlErrorKind::Busy, why))?;
     Ok(file)
 }
 
-/// Takes a database file and all that lies with it away.
+/// Deletes a database file, its write-ahead log and its locks.
 pub(crate) fn remove_database_files(path: &Path) {
     for end in ["", "-wal", "-shm", "-journal"] {
         let _ = fs::remove_file(format!("{}{end}", path.display()));
@@ -56,7 +56,7 @@ pub(crate) fn remove_database_files(path: &Path) {
     let _ = fs::remove_dir_all(locks);
 }
 
-/// A name beside a file that nothing has yet.
+/// An unused path beside a file: its own name with `what` and a number.
 pub(crate) fn unused_sibling_path(path: &Path, what: &str) -> PathBuf {
     let named = |n: u32| PathBuf::from(format!("{}.{what}-{n}", path.display()));
     (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))

@@ -1,6 +1,5 @@
-//! Forgetting for good. Everything else in this crate keeps; this takes words out of everything that holds them: the bodies,
-//! the log, vectors, memories. Positions stay, so that nothing else moves: where something was said it is still known that
-//! something was, how long it was, and that it was forgotten.
+//! Erasing text for good: from the bodies, the log, embeddings, memories and message keys. Positions are kept, so that no
+//! other token moves: an erased chunk still has its length, and a log entry that says when it was deleted.
 
 use crate::database::Database;
 use crate::rows;
@@ -11,94 +10,79 @@ use halo_core::store::{Access, Durability, EraseStore, RecordKind, Store};
 use halo_core::token::{ChunkId, TokenId};
 use serde_json::Value;
 
-/// What has been forgotten of one chunk: the last that anybody sees of it.
+/// The text of a chunk that is erased, or is about to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForgottenChunk {
     pub chunk: ChunkId,
     pub text: String,
-    /// How many tokens it had.
+    /// How many tokens the chunk has.
     pub tokens: usize,
 }
 
 impl Database {
-    /// What chunks say, and whether each is forgotten already.
+    /// The text of chunks; empty where it is erased already.
     pub fn chunk_texts(
         &mut self,
         conversation: &str,
         chunks: &[ChunkId],
     ) -> Result<Vec<ForgottenChunk>, Error> {
         let mut timeline = self.load(conversation, Access::Read)?;
-        let known = |id: &ChunkId| timeline.chunk(*id).is_some();
-        if let Some(id) = chunks.iter().find(|id| !known(id)) {
-            return Err(Error::invalid_input(
-                "forgetting",
-                format!("there is no chunk {id} in '{conversation}'"),
-            ));
+        if let Some(id) = chunks.iter().find(|id| timeline.chunk(**id).is_none()) {
+            let why = format!("there is no chunk {id} in '{conversation}'");
+            return Err(Error::not_found("forgetting", why));
         }
-        let away: Vec<ChunkId> =
+        let unloaded: Vec<ChunkId> =
             chunks.iter().copied().filter(|&id| !timeline.chunk(id).is_some_and(|c| c.is_loaded())).collect();
-        self.load_bodies(conversation, &mut timeline, &away)?;
-        let gone = |&chunk: &ChunkId| {
-            let found = timeline.chunk(chunk)?;
-            Some(ForgottenChunk { chunk, text: found.text().into_owned(), tokens: found.len() })
+        self.load_bodies(conversation, &mut timeline, &unloaded)?;
+        let text = |&id: &ChunkId| {
+            let chunk = timeline.chunk(id)?;
+            Some(ForgottenChunk { chunk: id, text: chunk.text().into_owned(), tokens: chunk.len() })
         };
-        Ok(chunks.iter().filter_map(gone).collect())
+        Ok(chunks.iter().filter_map(text).collect())
     }
 
-    /// Forgets what chunks say, for good, and memories, by their keys: all of them, or on an error none.
+    /// Erases the text of chunks, and memories by their keys: all of them, or on an error none.
     pub fn forget(
         &mut self,
         conversation: &str,
         chunks: &[ChunkId],
         memories: &[String],
     ) -> Result<Vec<ForgottenChunk>, Error> {
-        let what = || format!("forgetting in '{conversation}'");
-        let gone = self.chunk_texts(conversation, chunks)?;
+        let operation = || format!("forgetting in '{conversation}'");
+        let forgotten = self.chunk_texts(conversation, chunks)?;
         let mut timeline = self.load(conversation, Access::Write)?;
-        // Out of the window and out of search first, by the usual way: what is left of them stays so.
-        let parts = chunks.iter().filter(|&&id| timeline.chunk(id).is_some_and(|c| !c.is_deleted()));
-        let parts: Vec<ChunkSelection> =
-            parts.map(|&chunk| ChunkSelection { chunk, extent: Extent::Whole }).collect();
-        if !parts.is_empty() {
-            let withdraw = Change::Delete { chunks: parts, reason: DeleteReason::Forget };
-            self.transact(conversation, &mut timeline, &withdraw, Durability::Immediate)?;
+        // A deletion in the log first: the empty tokens must stay out of the context window and out of search.
+        let undeleted = chunks.iter().filter(|&&id| timeline.chunk(id).is_some_and(|c| !c.is_deleted()));
+        let undeleted: Vec<ChunkSelection> =
+            undeleted.map(|&chunk| ChunkSelection { chunk, extent: Extent::Whole }).collect();
+        if !undeleted.is_empty() {
+            let delete = Change::Delete { chunks: undeleted, reason: DeleteReason::Forget };
+            self.transact(conversation, &mut timeline, &delete, Durability::Immediate)?;
         }
         let runs: Vec<TokenRun> =
             chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|c| c.run()).collect();
         self.drop_open_state(conversation);
-        self.sql.set_secure_delete(true).map_err(|e| e.with_context(what()))?;
-        let done = self.in_transaction(Some(Durability::Immediate), |sql| {
-            let id = rows::find_conversation_id(sql, conversation)?
-                .ok_or_else(|| rows::no_such_conversation(conversation))?;
+        let erased = self.erase(conversation, |sql, id| {
             erase_from_log(sql, id, &runs)?;
             let timeline = rows::replay_log(sql, id)?;
-            let mut seq = 0;
-            sql.query("SELECT seq FROM conversation WHERE id = $1", &[SqlValue::Int(id)], &mut |row| {
-                seq = row.count(0)?;
-                Ok(())
-            })?;
+            let seq = rows::conversation_seq(sql, id)?;
             rows::write_whole_state(sql, id, seq, &timeline)?;
-            drop_derived_rows(sql, id, chunks)?;
+            delete_derived_rows(sql, id, chunks)?;
             for memory in memories {
                 rows::put_record(sql, id, RecordKind::Memory.name(), memory, None, rows::now_ms())?;
             }
             clear_premises(sql, id, chunks)
         });
-        // Whatever came of it, what was freed is overwritten, and the usual way is quick again.
-        let shredded = self.sql.vacuum().and_then(|()| self.sql.set_secure_delete(false));
-        done.and(shredded).map_err(|e| e.with_context(what()))?;
-        Ok(gone)
+        erased.map_err(|e| e.with_context(operation()))?;
+        Ok(forgotten)
     }
 
-    /// Forgets a whole conversation, its name included.
+    /// Erases a whole conversation with its name.
     pub fn forget_conversation(&mut self, conversation: &str) -> Result<(), Error> {
-        let what = || format!("forgetting '{conversation}'");
-        self.lock_conversation(conversation).map_err(|e| e.with_context(what()))?;
+        let operation = || format!("forgetting '{conversation}'");
+        self.lock_conversation(conversation).map_err(|e| e.with_context(operation()))?;
         self.drop_open_state(conversation);
-        self.sql.set_secure_delete(true).map_err(|e| e.with_context(what()))?;
-        let done = self.in_transaction(Some(Durability::Immediate), |sql| {
-            let id = rows::find_conversation_id(sql, conversation)?
-                .ok_or_else(|| rows::no_such_conversation(conversation))?;
+        let erased = self.erase(conversation, |sql, id| {
             for delete in [
                 "DELETE FROM chunk WHERE key BETWEEN $1 AND $2",
                 "DELETE FROM block WHERE key BETWEEN $1 AND $2",
@@ -117,8 +101,24 @@ impl Database {
             }
             Ok(())
         });
-        let shredded = self.sql.vacuum().and_then(|()| self.sql.set_secure_delete(false));
-        done.and(shredded).map_err(|e| e.with_context(what()))
+        erased.map_err(|e| e.with_context(operation()))
+    }
+
+    /// Runs `work` on a conversation in a transaction that overwrites what it deletes. Even if that fails, the file is
+    /// vacuumed: earlier deletions may have left text in it.
+    fn erase(
+        &mut self,
+        conversation: &str,
+        work: impl FnOnce(&mut dyn SqlConnection, i64) -> Result<(), SqlError>,
+    ) -> Result<(), SqlError> {
+        self.sql.set_secure_delete(true)?;
+        let erased = self.in_transaction(Some(Durability::Immediate), |sql| {
+            let id = rows::find_conversation_id(sql, conversation)?
+                .ok_or_else(|| rows::no_such_conversation(conversation))?;
+            work(sql, id)
+        });
+        let vacuumed = self.sql.vacuum().and_then(|()| self.sql.set_secure_delete(false));
+        erased.and(vacuumed)
     }
 }
 
@@ -137,7 +137,7 @@ impl EraseStore for Database {
     }
 }
 
-/// Takes the words of some positions out of every entry of the log that says them.
+/// Erases the tokens at some positions from every entry of the log.
 fn erase_from_log(sql: &mut dyn SqlConnection, id: i64, runs: &[TokenRun]) -> Result<(), SqlError> {
     let mut changed = Vec::new();
     rows::for_each_log_entry(sql, id, &mut |mut entry| {
@@ -149,7 +149,7 @@ fn erase_from_log(sql: &mut dyn SqlConnection, id: i64, runs: &[TokenRun]) -> Re
     changed.iter().try_for_each(|(key, change)| rows::rewrite_log_entry(sql, *key, Some(change)))
 }
 
-/// Takes the words of some positions out of a change; returns whether there were any.
+/// Erases the tokens at some positions from a change; returns whether there were any.
 fn erase_tokens(change: &mut Change, runs: &[TokenRun]) -> bool {
     match change {
         Change::Batch(changes) => {
@@ -170,14 +170,14 @@ fn erase_tokens(change: &mut Change, runs: &[TokenRun]) -> bool {
     }
 }
 
-/// Vectors of what was forgotten, and of what stands beside it: those were made with its words.
-fn drop_derived_rows(sql: &mut dyn SqlConnection, id: i64, chunks: &[ChunkId]) -> Result<(), SqlError> {
+/// Deletes what was computed from erased text: embeddings, also of the neighbouring turns, and message keys.
+fn delete_derived_rows(sql: &mut dyn SqlConnection, id: i64, chunks: &[ChunkId]) -> Result<(), SqlError> {
     for chunk in chunks {
         let turn = i64::from(chunk.turn.0);
         let args = [SqlValue::Int(id), SqlValue::Int(turn - 1), SqlValue::Int(turn + 1)];
         sql.execute("DELETE FROM embedding WHERE conversation = $1 AND turn BETWEEN $2 AND $3", &args)?;
     }
-    // Each key says something of all messages before it.
+    // A key contains a hash of all messages before it.
     if let Some(first) = chunks.iter().map(|chunk| i64::from(chunk.turn.0)).min() {
         let args = [SqlValue::Int(id), SqlValue::Int(first)];
         sql.execute("DELETE FROM message WHERE conversation = $1 AND turn >= $2", &args)?;
@@ -185,22 +185,16 @@ fn drop_derived_rows(sql: &mut dyn SqlConnection, id: i64, chunks: &[ChunkId]) -
     Ok(())
 }
 
-/// What was said of premises since: it quotes what spoke against them.
+/// Deletes the premise notes of the turns from the first erased chunk on: they may quote its text.
 fn clear_premises(sql: &mut dyn SqlConnection, id: i64, chunks: &[ChunkId]) -> Result<(), SqlError> {
     let first = chunks.iter().map(|chunk| chunk.turn.0).min().unwrap_or(0);
     for record in rows::records(sql, id, RecordKind::Turn.name())? {
-        let mut told: Value = serde_json::from_str(&record.value).unwrap_or_default();
+        let mut turn_record: Value = serde_json::from_str(&record.value).unwrap_or_default();
         let later = record.key.parse::<u32>().is_ok_and(|turn| turn >= first);
-        if later && told.get("premise").is_some_and(Value::is_string) {
-            told["premise"] = Value::Null;
-            rows::put_record(
-                sql,
-                id,
-                RecordKind::Turn.name(),
-                &record.key,
-                Some(&told.to_string()),
-                record.updated_at,
-            )?;
+        if later && turn_record.get("premise").is_some_and(Value::is_string) {
+            turn_record["premise"] = Value::Null;
+            let value = turn_record.to_string();
+            rows::put_record(sql, id, RecordKind::Turn.name(), &record.key, Some(&value), record.updated_at)?;
         }
     }
     Ok(())

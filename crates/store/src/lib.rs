@@ -1,22 +1,29 @@
-//! Conversations on disk, for ever: SQLite in a file, or PostgreSQL on a server.
+//! Conversations on disk: SQLite in a file, or PostgreSQL on a server.
 //!
-//! [`Database`](database::Database) is the [`Store`](halo_core::store::Store) of both. What it keeps, and why it
-//! is kept so, is in `schema/`; ARCHITECTURE.md has the rest.
+//! [`Database`](database::Database) implements [`Store`](halo_core::store::Store) on both. The tables and their columns
+//! are described in `schema/`.
 
 mod block;
+mod commit;
 mod copy;
 pub mod database;
 pub mod doctor;
 pub mod exchange;
 mod files;
 pub mod forget;
+mod location;
 mod log_compaction;
 mod log_json;
 mod message_keys;
+mod names;
+mod open_conversation;
 mod postgres;
 mod recover;
 mod repair;
+mod repair_file;
 mod row_store;
 mod rows;
+mod schema;
 mod sql;
 mod sqlite;
+mod store;

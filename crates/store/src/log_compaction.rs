@@ -1,30 +1,29 @@
-//! How the log stays short and still says all that is needed to make the state again.
+//! Compaction of the log: it stays short, and the state can still be rebuilt from it.
 //!
-//! Tokens that streamed in one by one become one entry. A score is superseded by the next: what both speak of,
-//! only the later says. So the log grows with what was said and with what left and returned, not with how
-//! often the window was looked at.
+//! Tokens that were streamed one by one become one entry. A score supersedes the one before it: the brightness that both
+//! set is only kept in the later one. So the log grows with text, prunes and resurrections, not with the number of
+//! scores.
 
 use halo_core::change::{Append, BrightnessRun, Change, Score, TallyDelta};
 use halo_core::token::{ChunkId, Position};
 use std::collections::BTreeMap;
 
-/// Whether `next` goes on where `tail` ends.
+/// Whether `next` appends to the same message, right after `tail`.
 pub(crate) fn continues(tail: &Append, next: &Append) -> bool {
     (tail.turn, tail.role) == (next.turn, next.role) && tail.at.plus(tail.tokens.len()) == next.at
 }
 
-/// Whether a change moves tokens from chunk to chunk: tallies cannot be carried across it.
+/// Whether a change moves tokens from chunk to chunk: tallies cannot be carried over such a change.
 pub(crate) fn moves_tokens_between_chunks(change: &Change) -> bool {
     change.flatten().iter().any(|c| matches!(c, Change::Merge { .. } | Change::Split { .. }))
 }
 
-/// Whether a change scores anything.
 pub(crate) fn has_score(change: &Change) -> bool {
     change.flatten().iter().any(|c| matches!(c, Change::Score(_)))
 }
 
-/// Takes from the entry `old` the brightness that `new`, which is to follow, sets anyway, and, where `carry` is
-/// set, moves its tallies there. Nothing is left of an entry that only scored.
+/// Removes from the entry `old` the brightness that the later entry `new` sets again and, with `carry`, moves the tallies
+/// of `old` to `new`. Returns the rest of `old`; none if it is empty.
 pub(crate) fn supersede(old: &Change, new: &mut Change, carry: bool) -> Option<Change> {
     let mut covered: Vec<(u64, u64)> = Vec::new();
     for part in new.flatten() {
@@ -34,15 +33,15 @@ pub(crate) fn supersede(old: &Change, new: &mut Change, carry: bool) -> Option<C
     }
     covered.sort_unstable();
     covered.dedup_by(|next, last| {
-        let touch = next.0 <= last.1;
-        last.1 = if touch { last.1.max(next.1) } else { last.1 };
-        touch
+        let overlaps = next.0 <= last.1;
+        last.1 = if overlaps { last.1.max(next.1) } else { last.1 };
+        overlaps
     });
     let mut carried: BTreeMap<ChunkId, TallyDelta> = BTreeMap::new();
-    let mut left = Vec::new();
+    let mut rest = Vec::new();
     for part in old.flatten() {
         let Change::Score(score) = part else {
-            left.push(part.clone());
+            rest.push(part.clone());
             continue;
         };
         let runs: Vec<_> = score.runs.iter().flat_map(|run| subtract_ranges(run, &covered)).collect();
@@ -53,7 +52,7 @@ pub(crate) fn supersede(old: &Change, new: &mut Change, carry: bool) -> Option<C
             }
         }
         if !runs.is_empty() || !tallies.is_empty() {
-            left.push(Change::Score(Score { runs, tallies }));
+            rest.push(Change::Score(Score { runs, tallies }));
         }
     }
     if let Some(score) = first_score_mut(new).filter(|_| !carried.is_empty()) {
@@ -62,10 +61,10 @@ pub(crate) fn supersede(old: &Change, new: &mut Change, carry: bool) -> Option<C
         }
         score.tallies = carried.into_iter().collect();
     }
-    match left.len() {
+    match rest.len() {
         0 => None,
-        1 => left.pop(),
-        _ => Some(Change::Batch(left)),
+        1 => rest.pop(),
+        _ => Some(Change::Batch(rest)),
     }
 }
 
@@ -83,14 +82,14 @@ fn first_score_mut(change: &mut Change) -> Option<&mut Score> {
     }
 }
 
-/// The parts of a run that lie in none of the covered ranges, which are in order and apart.
+/// The parts of a run outside of the covered ranges, which are sorted and do not overlap.
 fn subtract_ranges(run: &BrightnessRun, covered: &[(u64, u64)]) -> Vec<BrightnessRun> {
     let (mut at, end) = (run.start.0, run.start.0 + run.brightness.len() as u64);
-    let mut left = Vec::new();
+    let mut parts = Vec::new();
     let mut keep = |from: u64, to: u64| {
         if from < to {
             let range = (from - run.start.0) as usize..(to - run.start.0) as usize;
-            left.push(BrightnessRun { start: Position(from), brightness: run.brightness[range].to_vec() });
+            parts.push(BrightnessRun { start: Position(from), brightness: run.brightness[range].to_vec() });
         }
     };
     let first = covered.partition_point(|(_, to)| *to <= at);
@@ -99,5 +98,5 @@ fn subtract_ranges(run: &BrightnessRun, covered: &[(u64, u64)]) -> Vec<Brightnes
         at = at.max(to);
     }
     keep(at, end);
-    left
+    parts
 }

@@ -1,5 +1,5 @@
-//! Message keys: by which the history that a client sends is found again. They are derived data. A conversation that has
-//! none yet gets them when it is next opened.
+//! Message keys: hashes by which the history that a client sends is matched to a conversation. They are derived data: a
+//! conversation without keys gets them when it is opened.
 
 use crate::rows;
 use crate::sql::{SqlConnection, SqlError, SqlRow, SqlValue};
@@ -7,30 +7,30 @@ use halo_core::store::{MessageKey, MessageLookup};
 use halo_core::token::{Role, TurnId};
 
 fn read_key(row: &SqlRow<'_>) -> Result<MessageKey, SqlError> {
-    let damaged = || SqlError::damaged("a message key cannot be read");
-    let small = |column| u32::try_from(row.int(column)?).map_err(|_| damaged());
+    let damaged = || SqlError::damaged("a message key is damaged");
+    let number = |column| u32::try_from(row.int(column)?).map_err(|_| damaged());
     Ok(MessageKey {
-        turn: TurnId(small(0)?),
+        turn: TurnId(number(0)?),
         role: row.text(1)?.chars().next().and_then(Role::from_letter).ok_or_else(damaged)?,
         exact_hash: row.int(2)?.cast_unsigned(),
         loose_hash: row.int(3)?.cast_unsigned(),
         name_hash: row.int(4)?.cast_unsigned(),
-        length: small(5)?,
+        length: number(5)?,
         prefix_hash: row.int(6)?.cast_unsigned(),
     })
 }
 
-/// The last so many keys of a conversation, by turn.
+/// The keys of the last messages of a conversation, at most `limit`, in order.
 pub(crate) fn last_keys(
     sql: &mut dyn SqlConnection,
     id: i64,
-    most: usize,
+    limit: usize,
 ) -> Result<Vec<MessageKey>, SqlError> {
     let mut keys = Vec::new();
     let select = "SELECT turn, role, exact, loose, name, length, prefix FROM message WHERE conversation = $1 \
                   ORDER BY turn DESC LIMIT $2";
-    let most = i64::try_from(most).unwrap_or(i64::MAX);
-    sql.query(select, &[SqlValue::Int(id), SqlValue::Int(most)], &mut |row| {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    sql.query(select, &[SqlValue::Int(id), SqlValue::Int(limit)], &mut |row| {
         keys.push(read_key(&row)?);
         Ok(())
     })?;
@@ -60,11 +60,11 @@ pub(crate) fn put_keys(sql: &mut dyn SqlConnection, id: i64, keys: &[MessageKey]
     sql.execute_many(upsert, &rows)
 }
 
-/// Conversations that hold a message, the newest first.
+/// Conversations with a message that has the hash, and its turn; the newest conversations first.
 pub(crate) fn find_conversations(
     sql: &mut dyn SqlConnection,
     lookup: MessageLookup,
-    most: usize,
+    limit: usize,
 ) -> Result<Vec<(String, TurnId)>, SqlError> {
     let (select, hash) = match lookup {
         MessageLookup::Prefix(hash) => (
@@ -78,18 +78,17 @@ pub(crate) fn find_conversations(
             hash,
         ),
     };
-    let mut found = Vec::new();
-    let most = i64::try_from(most).unwrap_or(i64::MAX);
-    sql.query(select, &[SqlValue::Int(hash.cast_signed()), SqlValue::Int(most)], &mut |row| {
-        let turn =
-            u32::try_from(row.int(1)?).map_err(|_| SqlError::damaged("a message key cannot be read"))?;
-        found.push((row.text(0)?.to_owned(), TurnId(turn)));
+    let mut matches = Vec::new();
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    sql.query(select, &[SqlValue::Int(hash.cast_signed()), SqlValue::Int(limit)], &mut |row| {
+        let turn = u32::try_from(row.int(1)?).map_err(|_| SqlError::damaged("a message key is damaged"))?;
+        matches.push((row.text(0)?.to_owned(), TurnId(turn)));
         Ok(())
     })?;
-    Ok(found)
+    Ok(matches)
 }
 
-/// Gives one conversation the keys of another, up to a turn.
+/// Copies the keys of one conversation to another, up to a turn.
 pub(crate) fn copy_keys(sql: &mut dyn SqlConnection, from: i64, to: i64, last: u32) -> Result<(), SqlError> {
     let copy = "INSERT INTO message (conversation, turn, role, exact, loose, name, length, prefix) \
                 SELECT CAST($1 AS BIGINT), turn, role, exact, loose, name, length, prefix FROM message \

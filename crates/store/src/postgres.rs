@@ -1,8 +1,9 @@
-//! PostgreSQL, for when one machine is not enough: the same tables in a schema of their own, `halo`.
+//! PostgreSQL, for stores that several machines share: the same tables in a schema named `halo`.
 //!
-//! The client is asynchronous, the seam is not: each call runs on a small runtime of this connection's own.
-//! Statements that go together are sent together, without waiting for each answer.
+//! The client is asynchronous, [`SqlConnection`] is not: each call runs on a runtime that belongs to the connection.
+//! Rows of one statement are pipelined.
 
+use crate::schema::{self, NEWEST_VERSION, POSTGRES_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
 use futures_util::{StreamExt, future::try_join_all, pin_mut};
 use halo_core::store::Durability;
@@ -14,12 +15,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 use tokio_postgres::{Client, Config, NoTls, Statement};
 
-const MIGRATIONS: [&str; 3] = [
-    include_str!("../schema/postgres-1.sql"),
-    include_str!("../schema/postgres-2.sql"),
-    include_str!("../schema/postgres-3.sql"),
-];
-/// Under which two programs that open an empty database take turns.
+/// The key of the advisory lock under which programs migrate a database one after the other.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
 const TABLES: [&str; 8] =
     ["conversation", "chunk", "block", "log", "mention", "record", "embedding", "message"];
@@ -32,20 +28,20 @@ pub(crate) struct Postgres {
     statements: BTreeMap<&'static str, Statement>,
     locks: Vec<u64>,
     config: Config,
-    /// Whether a schema is made where there is none.
+    /// Whether a missing schema is created.
     creates_schema: bool,
-    /// A connection that breaks within a transaction takes it along; between them a new one does as well.
+    /// A connection that is lost within a transaction loses the transaction; outside of one it can be replaced.
     in_transaction: bool,
-    /// What was claimed is not ours any more.
+    /// The server has released the locks with the lost connection, and they are not all taken again.
     locks_lost: bool,
 }
 
 impl Postgres {
-    /// Connects, and brings the schema to this version; `makes` it where there is none.
-    pub(crate) fn connect(url: &str, makes: bool) -> Result<Self, SqlError> {
+    /// Connects and migrates the schema to the newest version.
+    pub(crate) fn connect(url: &str, creates_schema: bool) -> Result<Self, SqlError> {
         let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
             SqlError::invalid_input(format!(
-                "the address of the PostgreSQL server cannot be read: {}",
+                "the address of the PostgreSQL server cannot be parsed: {}",
                 error_message(&e)
             ))
         })?;
@@ -60,14 +56,13 @@ impl Postgres {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| SqlError::new(SqlErrorKind::Unavailable, e.to_string()))?;
         let client = open_client(&runtime, &config)?;
-        let (statements, claims) = (BTreeMap::new(), Vec::new());
         let mut postgres = Self {
             runtime,
             client,
-            statements,
-            locks: claims,
+            statements: BTreeMap::new(),
+            locks: Vec::new(),
             config,
-            creates_schema: makes,
+            creates_schema,
             in_transaction: false,
             locks_lost: false,
         };
@@ -75,17 +70,17 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Connects anew, and takes again what was claimed; somebody else may have been faster. Until all of it is ours
-    /// again, nothing can be done.
+    /// Opens a new connection and takes the locks again. Another program may have taken one meanwhile: until all locks
+    /// are held again, every transaction fails.
     fn reconnect(&mut self) -> Result<(), SqlError> {
         self.locks_lost = true;
         self.client = open_client(&self.runtime, &self.config)?;
         self.statements.clear();
         self.migrate()?;
-        let claims = std::mem::take(&mut self.locks);
-        let taken = claims.iter().try_for_each(|&key| self.lock(key));
-        self.locks = claims;
-        taken?;
+        let keys = std::mem::take(&mut self.locks);
+        let locked = keys.iter().try_for_each(|&key| self.lock(key));
+        self.locks = keys;
+        locked?;
         self.locks_lost = false;
         Ok(())
     }
@@ -97,8 +92,7 @@ impl Postgres {
     fn migrate(&mut self) -> Result<(), SqlError> {
         self.batch_execute("BEGIN")?;
         self.in_transaction = true;
-        let done = self.migrate_in_transaction();
-        match done {
+        match self.migrate_in_transaction() {
             Ok(()) => self.commit(),
             Err(error) => {
                 self.rollback();
@@ -117,9 +111,9 @@ impl Postgres {
             Ok(())
         })?;
         if tables == 0 && !self.creates_schema {
-            return Err(SqlError::not_found("nothing of Halo's is kept there yet"));
+            return Err(SqlError::not_found("the database has no store of Halo"));
         }
-        // An administrator may have made the schema for a role that may not.
+        // An administrator may have created the schema for a role that may not create one.
         if schemas == 0 {
             self.batch_execute("CREATE SCHEMA halo")?;
         }
@@ -134,19 +128,19 @@ impl Postgres {
             version = row.int(0)?;
             Ok(())
         })?;
-        let newest = MIGRATIONS.len() as i64;
-        if version > newest {
+        if version > NEWEST_VERSION {
             let why = format!(
-                "the database was written by a newer Halo (its schema is {version}, this program knows \
-                 {newest}); it was left untouched: use that Halo"
+                "the database was written by a newer Halo (schema version {version}, this program supports \
+                 {NEWEST_VERSION}); it was not changed: use the newer Halo"
             );
             return Err(SqlError::new(SqlErrorKind::NewerSchema, why));
         }
-        for sql in MIGRATIONS.iter().skip(version as usize) {
+        for sql in POSTGRES_MIGRATIONS.iter().skip(version as usize) {
             self.batch_execute(sql)?;
         }
-        if version < newest {
-            self.execute("UPDATE version SET version = $1", &[SqlValue::Int(newest)])?;
+        if version < NEWEST_VERSION {
+            schema::fill_new_columns(self, version)?;
+            self.execute("UPDATE version SET version = $1", &[SqlValue::Int(NEWEST_VERSION)])?;
         }
         Ok(())
     }
@@ -163,17 +157,14 @@ impl Postgres {
 
 fn open_client(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
     let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(|e| {
-        let how = if e.as_db_error().is_some() { "refuses" } else { "cannot be reached" };
-        SqlError::new(
-            SqlErrorKind::Unavailable,
-            format!("the PostgreSQL server {how}: {}", error_message(&e)),
-        )
+        let problem = if e.as_db_error().is_some() { "refuses the connection" } else { "cannot be reached" };
+        SqlError::unavailable(format!("the PostgreSQL server {problem}: {}", error_message(&e)))
     })?;
     runtime.spawn(connection);
     Ok(client)
 }
 
-/// The arguments as the client wants them.
+/// Parameters in the type that the client takes.
 fn params<'a>(args: &'a [SqlValue<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
     args.iter().map(|cell| cell as &(dyn ToSql + Sync)).collect()
 }
@@ -186,7 +177,7 @@ impl SqlConnection for Postgres {
 
     fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError> {
         let statement = self.prepare(sql)?;
-        // A few hundred at a time: enough that the way there and back is paid once, little enough to hold.
+        // A batch hides the latency of the network; its size bounds the memory that it takes.
         for rows in rows.chunks(256) {
             let params: Vec<_> = rows.iter().map(|row| params(row)).collect();
             let all = params.iter().map(|params| self.client.execute(&statement, params));
@@ -201,7 +192,7 @@ impl SqlConnection for Postgres {
         args: &[SqlValue<'_>],
         each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError> {
-        // The server is asked whether it is there: a statement that is known already would be sent blindly.
+        // An empty statement detects a lost connection while it can still be replaced.
         if !self.in_transaction && self.batch_execute("").is_err_and(|e| e.kind == SqlErrorKind::Unavailable)
         {
             self.reconnect()?;
@@ -255,7 +246,7 @@ impl SqlConnection for Postgres {
     }
 
     fn rollback(&mut self) {
-        // If the server is gone, so is the transaction.
+        // If the connection is lost, the server has rolled back.
         let _ = self.batch_execute("ROLLBACK");
         self.in_transaction = false;
     }
@@ -264,19 +255,19 @@ impl SqlConnection for Postgres {
         if self.locks.contains(&key) {
             return Ok(());
         }
-        let asked = Instant::now();
+        let started = Instant::now();
         loop {
-            let mut mine = 0;
+            let mut locked = 0;
             let sql = "SELECT (CASE WHEN pg_try_advisory_lock($1) THEN 1 ELSE 0 END)::BIGINT";
             self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
-                mine = row.int(0)?;
+                locked = row.int(0)?;
                 Ok(())
             })?;
-            if mine == 1 {
+            if locked == 1 {
                 self.locks.push(key);
                 return Ok(());
             }
-            if asked.elapsed() > LOCK_TIMEOUT {
+            if started.elapsed() > LOCK_TIMEOUT {
                 let why = "another Halo is using it: close that one, or wait until it is done";
                 return Err(SqlError::new(SqlErrorKind::Busy, why));
             }
@@ -288,29 +279,29 @@ impl SqlConnection for Postgres {
         if self.locks.contains(&key) {
             return Ok(false);
         }
-        // Let go of at once: whoever claims it meanwhile tries again.
+        // The shared lock is released at once: a program that wants the lock meanwhile tries again.
         let sql = "SELECT (CASE WHEN pg_try_advisory_lock_shared($1) THEN \
                    (CASE WHEN pg_advisory_unlock_shared($1) THEN 0 ELSE 0 END) ELSE 1 END)::BIGINT";
-        let mut theirs = 0;
+        let mut locked_elsewhere = 0;
         self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
-            theirs = row.int(0)?;
+            locked_elsewhere = row.int(0)?;
             Ok(())
         })?;
-        Ok(theirs == 1)
+        Ok(locked_elsewhere == 1)
     }
 
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
-        let mut there = Vec::new();
+        let mut tables = Vec::new();
         let select = "SELECT table_name::TEXT FROM information_schema.tables WHERE table_schema = 'halo'";
         self.query(select, &[], &mut |row| {
-            there.push(row.text(0)?.to_owned());
+            tables.push(row.text(0)?.to_owned());
             Ok(())
         })?;
-        Ok(TABLES.iter().all(|table| there.iter().any(|t| t == table)))
+        Ok(TABLES.iter().all(|table| tables.iter().any(|t| t == table)))
     }
 
     fn integrity_check(&mut self) -> Result<Vec<String>, SqlError> {
-        // The server looks after its own files.
+        // The server checks its own files.
         Ok(Vec::new())
     }
 
@@ -347,9 +338,9 @@ impl SqlConnection for Postgres {
     fn unlock_all(&mut self) {}
 
     fn unlock(&mut self, key: u64) {
-        if let Some(at) = self.locks.iter().position(|&claimed| claimed == key) {
+        if let Some(at) = self.locks.iter().position(|&held| held == key) {
             self.locks.swap_remove(at);
-            // A connection that is gone has released it.
+            // If this fails, the connection is lost, and the lock with it.
             let _ = self.execute("SELECT pg_advisory_unlock($1)", &[SqlValue::Int(key.cast_signed())]);
         }
     }
@@ -382,7 +373,7 @@ impl ToSql for SqlValue<'_> {
     to_sql_checked!();
 }
 
-/// The innermost reason: what the server said, or the system.
+/// The innermost cause: the message of the server, or of the system.
 fn error_message(error: &tokio_postgres::Error) -> String {
     if let Some(server) = error.as_db_error() {
         return server.message().to_owned();
@@ -393,9 +384,9 @@ fn error_message(error: &tokio_postgres::Error) -> String {
     }
 }
 
-/// What PostgreSQL's error means to a person.
+/// The kind of a PostgreSQL error.
 fn classify_error(error: &tokio_postgres::Error) -> SqlError {
-    let trouble = match error.code() {
+    let kind = match error.code() {
         Some(code) if *code == SqlState::DISK_FULL => SqlErrorKind::DiskFull,
         Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => SqlErrorKind::ReadOnly,
         Some(code) if [SqlState::DATA_CORRUPTED, SqlState::INDEX_CORRUPTED].contains(code) => {
@@ -407,9 +398,9 @@ fn classify_error(error: &tokio_postgres::Error) -> SqlError {
         Some(code) if [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code) => {
             SqlErrorKind::Unavailable
         }
-        // Not the server's word: the way to it is broken.
+        // An error without a code is not from the server: the connection is broken.
         None => SqlErrorKind::Unavailable,
         _ => SqlErrorKind::Other,
     };
-    SqlError::new(trouble, format!("PostgreSQL: {}", error_message(error)))
+    SqlError::new(kind, format!("PostgreSQL: {}", error_message(error)))
 }

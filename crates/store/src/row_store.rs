@@ -2,40 +2,16 @@
 //! with a reserved prefix, and its rows as records. Prefix and kinds are part of the stored format.
 
 use crate::database::Database;
+use crate::names::{self, namespace_of, stored_name};
 use crate::rows;
-use crate::sql::{SqlError, SqlValue};
+use crate::sql::SqlValue;
 use halo_core::Error;
 use halo_core::row_store::{NamespaceSummary, Row, RowKind, RowStore};
 use halo_core::store::Durability;
 use std::ops::Range;
 
-/// The prefix of a namespace's name in the table `conversation`. Worlds of rooms are the only namespaces so far.
-const NAMESPACE_PREFIX: &str = "world:";
-
 /// Finds namespaces without their row in `conversation`: every namespace has one record of this kind.
 pub(crate) const SELECT_NAMESPACES: &str = "SELECT DISTINCT conversation FROM record WHERE kind = 'world'";
-
-pub(crate) fn is_namespace(stored: &str) -> bool {
-    namespace_of(stored).is_some()
-}
-
-pub(crate) fn check_conversation_name(name: &str) -> Result<(), SqlError> {
-    if is_namespace(name) {
-        return Err(SqlError::invalid_input(format!(
-            "names that begin with '{NAMESPACE_PREFIX}' belong to worlds of rooms: choose another name"
-        )));
-    }
-    Ok(())
-}
-
-pub(crate) fn stored_name(namespace: &str) -> String {
-    format!("{NAMESPACE_PREFIX}{namespace}")
-}
-
-/// The namespace that is stored under a name; none for a conversation.
-pub(crate) fn namespace_of(stored: &str) -> Option<&str> {
-    stored.strip_prefix(NAMESPACE_PREFIX)
-}
 
 impl RowStore for Database {
     fn list_namespaces(&mut self) -> Result<Vec<NamespaceSummary>, Error> {
@@ -100,7 +76,7 @@ impl RowStore for Database {
     ) -> Result<(), Error> {
         let name = stored_name(namespace);
         // The namespace is created in the same transaction: it never exists without its rows.
-        let written = rows::check_conversation_name(&name).and_then(|()| {
+        let written = names::check_name(&name).and_then(|()| {
             self.in_transaction(Some(Durability::Immediate), |sql| {
                 let at = rows::now_ms();
                 let id = match rows::find_conversation_id(sql, &name)? {

@@ -1,13 +1,13 @@
-//! What the two databases have in common: statements with numbered parameters over three kinds of values, and
-//! transactions. [`Database`](crate::database::Database) says everything else once, for both.
+//! What SQLite and PostgreSQL have in common: statements with numbered parameters over three types of values, and
+//! transactions. [`Database`](crate::database::Database) is written once, on top of this.
 //!
-//! Statements number their parameters `$1`, `$2`, … in the order in which they first appear: then both databases
-//! read the same text.
+//! Statements number their parameters `$1`, `$2`, … in the order in which they first appear. SQLite counts them in that
+//! order and PostgreSQL reads the numbers, so both take the same text.
 
 use halo_core::store::Durability;
 use halo_core::{Error, ErrorKind};
 
-/// One value of a row or of a statement.
+/// A value in a row, or a parameter of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SqlValue<'a> {
     Int(i64),
@@ -15,7 +15,7 @@ pub(crate) enum SqlValue<'a> {
     Blob(&'a [u8]),
 }
 
-/// One row of an answer.
+/// One row of a result.
 pub(crate) struct SqlRow<'a>(pub &'a [SqlValue<'a>]);
 
 impl<'a> SqlRow<'a> {
@@ -26,9 +26,9 @@ impl<'a> SqlRow<'a> {
         }
     }
 
-    /// A number that cannot be negative.
+    /// An integer that is never negative.
     pub(crate) fn count(&self, column: usize) -> Result<u64, SqlError> {
-        u64::try_from(self.int(column)?).map_err(|_| SqlError::damaged("a count is negative"))
+        u64::try_from(self.int(column)?).map_err(|_| SqlError::damaged("a stored count is negative"))
     }
 
     pub(crate) fn text(&self, column: usize) -> Result<&'a str, SqlError> {
@@ -46,75 +46,75 @@ impl<'a> SqlRow<'a> {
     }
 }
 
-fn wrong_type(column: usize, got: Option<&SqlValue<'_>>) -> SqlError {
-    let got = got.map_or("nothing", |cell| match cell {
-        SqlValue::Int(_) => "a number",
+fn wrong_type(column: usize, value: Option<&SqlValue<'_>>) -> SqlError {
+    let type_name = value.map_or("nothing", |value| match value {
+        SqlValue::Int(_) => "an integer",
         SqlValue::Text(_) => "text",
-        SqlValue::Blob(_) => "bytes",
+        SqlValue::Blob(_) => "a blob",
     });
-    SqlError::damaged(format!("column {column} of an answer holds {got}"))
+    SqlError::damaged(format!("column {column} of a stored row has an unexpected type: {type_name}"))
 }
 
-/// What went wrong, as far as it makes a difference to what can be done about it.
+/// What kind of failure it was. Repair and retry decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SqlErrorKind {
-    /// Somebody else is writing.
+    /// Another connection is writing.
     Busy,
-    /// No space is left.
+    /// The disk has no space left.
     DiskFull,
-    /// It may be read but not written.
+    /// The database may be read but not written.
     ReadOnly,
-    /// What is there is not what was written.
+    /// Stored data fails its checks.
     Damaged,
-    /// It was written by a later version of this program.
+    /// A newer version of this program has written the database.
     NewerSchema,
-    /// The server or the file cannot be reached.
+    /// The server or the file cannot be accessed.
     Unavailable,
     /// The statement names a conversation or world that does not exist.
     NotFound,
-    /// The name is taken, or the log has changed since it was read.
+    /// The name is taken, or the change contradicts the stored state.
     Conflict,
-    /// It does not fit what the store holds.
+    /// The request does not make sense for this store.
     InvalidInput,
     Other,
 }
 
-/// Why a database did not do what it was asked.
+/// A failed database operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SqlError {
     pub kind: SqlErrorKind,
-    /// In words: why, and what to do.
+    /// Why it failed, and what to do.
     pub message: String,
 }
 
 impl SqlError {
-    pub(crate) fn new(trouble: SqlErrorKind, why: impl Into<String>) -> Self {
-        Self { kind: trouble, message: why.into() }
+    pub(crate) fn new(kind: SqlErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
     }
 
-    pub(crate) fn damaged(why: impl Into<String>) -> Self {
-        Self::new(SqlErrorKind::Damaged, why)
+    pub(crate) fn damaged(message: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::Damaged, message)
     }
 
-    pub(crate) fn not_found(why: impl Into<String>) -> Self {
-        Self::new(SqlErrorKind::NotFound, why)
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::NotFound, message)
     }
 
-    pub(crate) fn conflict(why: impl Into<String>) -> Self {
-        Self::new(SqlErrorKind::Conflict, why)
+    pub(crate) fn conflict(message: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::Conflict, message)
     }
 
-    pub(crate) fn unavailable(why: impl Into<String>) -> Self {
-        Self::new(SqlErrorKind::Unavailable, why)
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::Unavailable, message)
     }
 
-    pub(crate) fn invalid_input(why: impl Into<String>) -> Self {
-        Self::new(SqlErrorKind::InvalidInput, why)
+    pub(crate) fn invalid_input(message: impl Into<String>) -> Self {
+        Self::new(SqlErrorKind::InvalidInput, message)
     }
 
-    /// As the seam tells it, with what can be done.
-    pub(crate) fn with_context(self, what: impl Into<String>) -> Error {
+    /// The error that callers of the store get. `operation` is a gerund: "opening the store".
+    pub(crate) fn with_context(self, operation: impl Into<String>) -> Error {
         let advice = match self.kind {
             SqlErrorKind::DiskFull => "; nothing was lost: free some space and try again",
             _ => "",
@@ -131,19 +131,19 @@ impl SqlError {
             | SqlErrorKind::Unavailable => ErrorKind::Unavailable,
             SqlErrorKind::Other => ErrorKind::Internal,
         };
-        Error::new(kind, what, format!("{}{advice}", self.message)).with_source(self)
+        Error::new(kind, operation, format!("{}{advice}", self.message)).with_source(self)
     }
 }
 
-/// A database that speaks SQL.
+/// A connection to an SQL database.
 pub(crate) trait SqlConnection {
-    /// Runs a statement; returns how many rows it changed.
+    /// Runs a statement and returns how many rows it changed.
     fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError>;
 
     /// Runs a statement once for each row of arguments.
     fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError>;
 
-    /// Asks, and gives the rows one by one.
+    /// Runs a query and calls `each` with every row.
     fn query(
         &mut self,
         sql: &'static str,
@@ -151,43 +151,41 @@ pub(crate) trait SqlConnection {
         each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError>;
 
-    /// Begins a transaction that will write, or with `None` one that sees a single state while it reads.
+    /// Begins a transaction that writes, or with `None` one that reads a single snapshot.
     fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError>;
 
-    /// Ends it; what it wrote is there, and safe if it was to be.
+    /// Commits the transaction. With [`Durability::Immediate`] its writes are synced when this returns.
     fn commit(&mut self) -> Result<(), SqlError>;
 
-    /// Ends it as if it had not been.
     fn rollback(&mut self);
 
-    /// Takes the right to write under a number, until the database is closed; fails if somebody else has it.
+    /// Takes the write lock with this key until it is released or the connection is closed. Fails if another connection
+    /// does not release it in time.
     fn lock(&mut self, key: u64) -> Result<(), SqlError>;
 
-    /// Whether somebody else has that right.
+    /// Whether another connection has the lock with this key.
     fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError>;
 
-    /// Whether the tables are those of this version.
+    /// Whether all tables of this version's schema exist.
     fn has_current_schema(&mut self) -> Result<bool, SqlError>;
 
-    /// What the database itself finds wrong with its files, if it can look.
+    /// What the database itself finds wrong with its files, one line each.
     fn integrity_check(&mut self) -> Result<Vec<String>, SqlError>;
 
-    /// Copies all of it beside itself; returns where to.
+    /// Copies the database to a place beside it and returns that place.
     fn backup(&mut self) -> Result<String, SqlError>;
 
-    /// From now on, what is deleted or replaced is overwritten, or no longer.
+    /// Switches overwriting of deleted data on or off.
     fn set_secure_delete(&mut self, on: bool) -> Result<(), SqlError>;
 
-    /// Writes all of it anew, so that nothing is left of what was deleted, in no file of the database's own.
+    /// Rewrites the whole database, so that none of its files contains deleted data.
     fn vacuum(&mut self) -> Result<(), SqlError>;
 
-    /// Lets go of the file; nothing can be asked any more.
+    /// Closes the file; every later query fails.
     fn close(&mut self);
 
-    /// Gives up all that was claimed.
     fn unlock_all(&mut self);
 
-    /// Gives up one claim.
     fn unlock(&mut self, key: u64);
 
     fn size_on_disk(&mut self) -> Result<u64, SqlError>;

@@ -1,9 +1,10 @@
-//! SQLite in a file, written ahead (WAL). Readers never wait; a commit that is to be safe is one sync.
+//! SQLite in a file with a write-ahead log (WAL). Readers never wait; a durable commit is one sync.
 //!
-//! Beside the file lies a folder of locks, one file for each conversation that is being written: two programs
-//! may share a database, not a conversation.
+//! Beside the database is a folder with a lock file for each conversation that is being written: two programs may share
+//! a database, but not a conversation.
 
 use crate::files::{create_private, io_error, open_lock_file, remove_database_files, unused_sibling_path};
+use crate::schema::{self, NEWEST_VERSION, SQLITE_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
 use halo_core::store::Durability;
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
@@ -15,44 +16,39 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const MIGRATIONS: [&str; 3] = [
-    include_str!("../schema/sqlite-1.sql"),
-    include_str!("../schema/sqlite-2.sql"),
-    include_str!("../schema/sqlite-3.sql"),
-];
-/// "halo" in the file's header says whose file it is.
+/// "halo" in the header of the file marks it as a database of this program.
 const APPLICATION_ID: i64 = 0x6861_6c6f;
-/// How long a command waits for another that is about to end.
+/// How long to wait for a lock: the program that has it may be about to exit.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a write waits for another, such as a long import: the user's words are worth waiting for.
+/// How long a write waits for another one. A long import must not make a user's message fail.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Sqlite {
     connection: Connection,
     path: PathBuf,
-    /// Whether commits are synced now.
+    /// Whether commits are synced now; unknown before the first one.
     synchronous_full: Option<bool>,
     locks: BTreeMap<u64, File>,
-    /// Whether it is a file that others can see.
+    /// Whether other programs can open the file, so that conversations need locks.
     shared: bool,
-    /// Held while anything is claimed, so that nobody puts another file in the place of this one.
+    /// Held while any conversation is locked, so that a repair cannot replace the file.
     in_use_lock: Option<File>,
 }
 
-/// What a file is opened for.
+/// What a database is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenMode {
-    /// To read and write; it is made where there is none.
+    /// Reading and writing; a missing file is created.
     Write,
     Read,
 }
 
 impl Sqlite {
-    /// Opens a file, and brings it to this version's schema.
+    /// Opens a file and migrates it to the newest schema.
     pub(crate) fn open(path: &Path, mode: OpenMode, vfs: Option<&str>) -> Result<Self, SqlError> {
-        let real = vfs.is_none();
-        if mode == OpenMode::Write && real {
+        let shared = vfs.is_none();
+        if mode == OpenMode::Write && shared {
             create_private(path)?;
         }
         let flags = match mode {
@@ -61,7 +57,7 @@ impl Sqlite {
         } | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         if path.is_dir() {
             return Err(SqlError::invalid_input(format!(
-                "{} is a folder: name a file in it",
+                "{} is a folder: give the path of a file",
                 path.display()
             )));
         }
@@ -76,13 +72,13 @@ impl Sqlite {
             path: path.to_owned(),
             synchronous_full: None,
             locks: BTreeMap::new(),
-            shared: real,
+            shared,
             in_use_lock: None,
         };
         sqlite.connection.busy_timeout(BUSY_TIMEOUT).map_err(|e| classify_error(&e, path))?;
         sqlite.connection.set_prepared_statement_cache_capacity(64);
-        if !real {
-            // Without shared memory, which such a layer need not have.
+        if !shared {
+            // A VFS need not implement shared memory; with exclusive locking, WAL does without it.
             sqlite.set_pragma("locking_mode", "EXCLUSIVE")?;
         }
         sqlite.migrate(mode)?;
@@ -90,55 +86,40 @@ impl Sqlite {
     }
 
     fn migrate(&mut self, mode: OpenMode) -> Result<(), SqlError> {
-        // Somebody else may be making it just now: one look at all of it.
+        // Another program may be creating the schema: one transaction reads a consistent state.
         self.begin(None)?;
-        let looked = (|| {
+        let header = (|| {
             let version = self.query_integer("PRAGMA user_version")?;
             let application = self.query_integer("PRAGMA application_id")?;
             Ok((version, application, self.query_integer("SELECT count(*) FROM sqlite_schema")?))
         })();
         self.rollback();
-        let (version, application, tables) = looked?;
-        let newest = MIGRATIONS.len() as i64;
+        let (version, application, tables) = header?;
         let path = self.path.display();
-        if version > newest {
+        if version > NEWEST_VERSION {
             let why = format!(
-                "{path} was written by a newer Halo (its schema is {version}, this program knows {newest}); it \
-                 was left untouched: use that Halo, or another --data folder"
+                "{path} was written by a newer Halo (schema version {version}, this program supports \
+                 {NEWEST_VERSION}); the file was not changed: use the newer Halo, or another store"
             );
             return Err(SqlError::new(SqlErrorKind::NewerSchema, why));
         }
         if (version == 0) != (tables == 0) || (tables > 0 && application != APPLICATION_ID) {
-            let why = format!("{path} is a database, but not one of Halo's; it was left untouched");
+            let why = format!("{path} is a database of another program; the file was not changed");
             return Err(SqlError::invalid_input(why));
         }
         if mode == OpenMode::Read {
-            let old = format!("{path} is empty, or older than this program, and cannot be written to");
-            return if version < newest { Err(SqlError::new(SqlErrorKind::ReadOnly, old)) } else { Ok(()) };
+            let why = format!(
+                "{path} is empty or has an older schema, and cannot be migrated without write access"
+            );
+            let old = version < NEWEST_VERSION;
+            return if old { Err(SqlError::new(SqlErrorKind::ReadOnly, why)) } else { Ok(()) };
         }
-        let asked = Instant::now();
-        while let Err(error) = self.set_pragma("journal_mode", "WAL") {
-            if error.kind != SqlErrorKind::Busy || asked.elapsed() > LOCK_TIMEOUT {
-                return Err(error);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.set_pragma("temp_store", "MEMORY")?;
-        self.set_pragma("cache_size", "-16384")?;
-        // Saving brightness touches pages all over the file, the same ones each time: moving them over only now and
-        // then pays.
-        self.set_pragma("wal_autocheckpoint", "4096")?;
-        if version == newest {
+        self.configure()?;
+        if version == NEWEST_VERSION {
             return Ok(());
         }
         self.begin(Some(Durability::Immediate))?;
-        // Somebody else may have been faster.
-        let version = self.query_integer("PRAGMA user_version")?;
-        let done = MIGRATIONS.iter().skip(version as usize).try_for_each(|sql| {
-            self.connection.execute_batch(sql).map_err(|e| classify_error(&e, &self.path))
-        });
-        let done = done.and_then(|()| self.set_pragma("application_id", &APPLICATION_ID.to_string()));
-        match done.and_then(|()| self.set_pragma("user_version", &newest.to_string())) {
+        match self.run_migrations() {
             Ok(()) => self.commit(),
             Err(error) => {
                 self.rollback();
@@ -147,14 +128,39 @@ impl Sqlite {
         }
     }
 
+    fn configure(&mut self) -> Result<(), SqlError> {
+        let started = Instant::now();
+        while let Err(error) = self.set_pragma("journal_mode", "WAL") {
+            if error.kind != SqlErrorKind::Busy || started.elapsed() > LOCK_TIMEOUT {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.set_pragma("temp_store", "MEMORY")?;
+        self.set_pragma("cache_size", "-16384")?;
+        // Saving brightness changes pages all over the file, the same ones each time: rare checkpoints write each of
+        // them once.
+        self.set_pragma("wal_autocheckpoint", "4096")
+    }
+
+    fn run_migrations(&mut self) -> Result<(), SqlError> {
+        // Another program may have migrated the file before this transaction began.
+        let version = self.query_integer("PRAGMA user_version")?;
+        for sql in SQLITE_MIGRATIONS.iter().skip(version as usize) {
+            self.connection.execute_batch(sql).map_err(|e| classify_error(&e, &self.path))?;
+        }
+        schema::fill_new_columns(self, version)?;
+        self.set_pragma("application_id", &APPLICATION_ID.to_string())?;
+        self.set_pragma("user_version", &NEWEST_VERSION.to_string())
+    }
+
     fn query_integer(&self, sql: &str) -> Result<i64, SqlError> {
         self.connection.query_row(sql, [], |row| row.get(0)).map_err(|e| classify_error(&e, &self.path))
     }
 
     fn set_pragma(&self, name: &str, value: &str) -> Result<(), SqlError> {
-        let done = self.connection.pragma_update_and_check(None, name, value, |_| Ok(()));
-        match done {
-            // Most give no answer.
+        match self.connection.pragma_update_and_check(None, name, value, |_| Ok(())) {
+            // Most pragmas return no row.
             Ok(()) | Err(rusqlite::Error::QueryReturnedNoRows) => Ok(()),
             Err(error) => Err(classify_error(&error, &self.path)),
         }
@@ -163,15 +169,16 @@ impl Sqlite {
 
 impl SqlConnection for Sqlite {
     fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError> {
-        let done = self.connection.prepare_cached(sql).and_then(|mut s| s.execute(params_from_iter(args)));
-        done.map(|rows| rows as u64).map_err(|e| classify_error(&e, &self.path))
+        let executed =
+            self.connection.prepare_cached(sql).and_then(|mut s| s.execute(params_from_iter(args)));
+        executed.map(|rows| rows as u64).map_err(|e| classify_error(&e, &self.path))
     }
 
     fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError> {
-        let done = self.connection.prepare_cached(sql).and_then(|mut statement| {
+        let executed = self.connection.prepare_cached(sql).and_then(|mut statement| {
             rows.iter().try_for_each(|row| statement.execute(params_from_iter(row)).map(drop))
         });
-        done.map_err(|e| classify_error(&e, &self.path))
+        executed.map_err(|e| classify_error(&e, &self.path))
     }
 
     fn query(
@@ -189,10 +196,10 @@ impl SqlConnection for Sqlite {
                 Ok(ValueRef::Integer(n)) => Ok(SqlValue::Int(n)),
                 Ok(ValueRef::Text(text)) => match str::from_utf8(text) {
                     Ok(text) => Ok(SqlValue::Text(text)),
-                    Err(_) => Err(SqlError::damaged("text in the database is not UTF-8")),
+                    Err(_) => Err(SqlError::damaged("stored text is not UTF-8")),
                 },
                 Ok(ValueRef::Blob(blob)) => Ok(SqlValue::Blob(blob)),
-                Ok(_) => Err(SqlError::damaged("a value in the database has a type that is never written")),
+                Ok(_) => Err(SqlError::damaged("a stored value has a type that this program never writes")),
                 Err(error) => Err(fail(&error)),
             };
             let cells: Vec<_> = (0..columns).map(cell).collect::<Result<_, _>>()?;
@@ -221,7 +228,7 @@ impl SqlConnection for Sqlite {
     }
 
     fn rollback(&mut self) {
-        // Some errors have rolled back by themselves; then there is nothing left to do.
+        // After some errors SQLite has rolled back already, and this statement fails.
         let _ = self.execute("ROLLBACK", &[]);
     }
 
@@ -231,33 +238,27 @@ impl SqlConnection for Sqlite {
         }
         if self.in_use_lock.is_none() {
             let file = open_lock_file(&self.path, "in-use")?;
-            let held = file.try_lock_shared();
-            held.map_err(|_| {
-                SqlError::new(SqlErrorKind::Busy, "it is being mended just now: wait until that is done")
+            file.try_lock_shared().map_err(|_| {
+                SqlError::new(
+                    SqlErrorKind::Busy,
+                    "the store is being repaired: wait until the repair is done",
+                )
             })?;
             self.in_use_lock = Some(file);
         }
         let mut file = open_lock_file(&self.path, &format!("{key:016x}"))?;
-        let asked = Instant::now();
+        let started = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if asked.elapsed() < LOCK_TIMEOUT => {
+                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(TryLockError::WouldBlock) => {
-                    let mut who = String::new();
-                    let _ = file.read_to_string(&mut who);
-                    let who =
-                        who.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
-                    let why =
-                        format!("another Halo{who} is using it: close that one, or wait until it is done");
-                    return Err(SqlError::new(SqlErrorKind::Busy, why));
-                }
+                Err(TryLockError::WouldBlock) => return Err(locked_by_another(&mut file)),
                 Err(TryLockError::Error(error)) => return Err(io_error(&error, &self.path)),
             }
         }
-        // Only for the message above: nothing depends on it.
+        // The process id is only shown in the error of another program: a failure to write it does no harm.
         let _ = file.set_len(0).and_then(|()| file.rewind());
         let _ = write!(file, "{}", std::process::id());
         self.locks.insert(key, file);
@@ -268,7 +269,7 @@ impl SqlConnection for Sqlite {
         if !self.shared || self.locks.contains_key(&key) {
             return Ok(false);
         }
-        // Let go of at once, with the file: whoever claims it meanwhile tries again.
+        // The shared lock is released with the file, at once: a program that wants the lock meanwhile tries again.
         match open_lock_file(&self.path, &format!("{key:016x}"))?.try_lock_shared() {
             Ok(()) => Ok(false),
             Err(TryLockError::WouldBlock) => Ok(true),
@@ -277,20 +278,20 @@ impl SqlConnection for Sqlite {
     }
 
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
-        // Order and place of tables may change (VACUUM), and others may have been added (ANALYZE); none may be missing.
+        // VACUUM changes the order of tables and ANALYZE adds some, but none of this schema may be missing.
         let schema = |connection: &Connection| -> rusqlite::Result<BTreeSet<(String, Option<String>)>> {
             let mut select = connection
                 .prepare("SELECT type || ' ' || name || ' ' || tbl_name, sql FROM sqlite_schema")?;
             let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             rows.collect()
         };
-        let made = Connection::open_in_memory().and_then(|made| {
-            MIGRATIONS.iter().try_for_each(|sql| made.execute_batch(sql))?;
-            schema(&made)
+        let expected = Connection::open_in_memory().and_then(|empty| {
+            SQLITE_MIGRATIONS.iter().try_for_each(|sql| empty.execute_batch(sql))?;
+            schema(&empty)
         });
-        let made = made.map_err(|e| classify_error(&e, &self.path))?;
+        let expected = expected.map_err(|e| classify_error(&e, &self.path))?;
         match schema(&self.connection) {
-            Ok(own) => Ok(made.is_subset(&own)),
+            Ok(stored) => Ok(expected.is_subset(&stored)),
             Err(rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::Utf8Error(..)) => Ok(false),
             Err(error) => match classify_error(&error, &self.path) {
                 error if error.kind == SqlErrorKind::Damaged => Ok(false),
@@ -300,21 +301,23 @@ impl SqlConnection for Sqlite {
     }
 
     fn integrity_check(&mut self) -> Result<Vec<String>, SqlError> {
-        let mut found = Vec::new();
+        let mut problems = Vec::new();
         self.query("PRAGMA integrity_check(20)", &[], &mut |row| {
-            found.extend(Some(row.text(0)?.to_owned()).filter(|line| line != "ok"));
+            problems.extend(Some(row.text(0)?.to_owned()).filter(|line| line != "ok"));
             Ok(())
         })?;
-        Ok(found)
+        Ok(problems)
     }
 
     fn backup(&mut self) -> Result<String, SqlError> {
-        let to = unused_sibling_path(&self.path, "backup");
-        create_private(&to)?;
-        // What is half there is no copy.
-        let copied =
-            self.connection.backup("main", &to, None::<fn(_)>).inspect_err(|_| remove_database_files(&to));
-        copied.map_err(|e| classify_error(&e, &to)).map(|()| to.display().to_string())
+        let copy = unused_sibling_path(&self.path, "backup");
+        create_private(&copy)?;
+        // An incomplete copy must not be mistaken for a backup.
+        let copied = self
+            .connection
+            .backup("main", &copy, None::<fn(_)>)
+            .inspect_err(|_| remove_database_files(&copy));
+        copied.map_err(|e| classify_error(&e, &copy)).map(|()| copy.display().to_string())
     }
 
     fn unlock_all(&mut self) {
@@ -334,24 +337,24 @@ impl SqlConnection for Sqlite {
     }
 
     fn vacuum(&mut self) -> Result<(), SqlError> {
-        // What was written before is still in the log of the file; it is emptied twice, because the second writes anew.
-        let emptied = |sqlite: &mut Self| match sqlite.query_integer("PRAGMA wal_checkpoint(TRUNCATE)")? {
+        // The write-ahead log still contains deleted data. VACUUM fills it again, so it is emptied before and after.
+        let empty_wal = |sqlite: &mut Self| match sqlite.query_integer("PRAGMA wal_checkpoint(TRUNCATE)")? {
             0 => Ok(()),
             _ => Err(SqlError::new(
                 SqlErrorKind::Busy,
-                "somebody else is reading, so what was deleted is still in the file: try again",
+                "another program is reading, so deleted data is still in the file: try again when it is done",
             )),
         };
-        emptied(self)?;
+        empty_wal(self)?;
         self.connection.execute_batch("VACUUM").map_err(|e| classify_error(&e, &self.path))?;
-        emptied(self)
+        empty_wal(self)
     }
 
     fn close(&mut self) {
         self.unlock_all();
-        // An empty database in memory takes its place.
-        if let Ok(nothing) = Connection::open_in_memory() {
-            self.connection = nothing;
+        // A connection cannot be closed through a reference; an empty database in memory replaces it.
+        if let Ok(empty) = Connection::open_in_memory() {
+            self.connection = empty;
         }
     }
 
@@ -373,18 +376,19 @@ impl ToSql for SqlValue<'_> {
     }
 }
 
-/// Whether nobody can be writing: the folder cannot be written to, and no write-ahead log lies there.
+/// Whether no program can be writing: the folder is write-protected and has no write-ahead log.
 fn is_immutable(path: &Path) -> bool {
     let mut wal = OsString::from(path);
     wal.push("-wal");
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let probe = tempfile::Builder::new().prefix(".halo-").tempfile_in(folder);
     use std::io::ErrorKind as Kind;
-    let sealed = probe.is_err_and(|e| matches!(e.kind(), Kind::PermissionDenied | Kind::ReadOnlyFilesystem));
-    sealed && fs::metadata(wal).map_or(true, |about| about.len() == 0)
+    let write_protected =
+        probe.is_err_and(|e| matches!(e.kind(), Kind::PermissionDenied | Kind::ReadOnlyFilesystem));
+    write_protected && fs::metadata(wal).map_or(true, |metadata| metadata.len() == 0)
 }
 
-/// Opens a file that does not change: without the locks that such a folder cannot hold.
+/// Opens a file that does not change, without the lock files that a write-protected folder cannot have.
 fn open_immutable(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let mut uri = String::from("file:");
     for byte in path.as_os_str().as_encoded_bytes() {
@@ -398,11 +402,19 @@ fn open_immutable(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection>
     Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
 }
 
-/// What SQLite's error means to a person.
+fn locked_by_another(lock_file: &mut File) -> SqlError {
+    let mut pid = String::new();
+    let _ = lock_file.read_to_string(&mut pid);
+    let process = pid.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+    let why = format!("another Halo{process} is using it: close that one, or wait until it is done");
+    SqlError::new(SqlErrorKind::Busy, why)
+}
+
+/// The kind of an SQLite error, and what to do about it.
 fn classify_error(error: &rusqlite::Error, path: &Path) -> SqlError {
     let path = path.display();
     let code = error.sqlite_error_code();
-    let (trouble, why) = match code {
+    let (kind, why) = match code {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             (SqlErrorKind::Busy, format!("another program is writing to {path}; try again when it is done"))
         }
@@ -424,5 +436,5 @@ fn classify_error(error: &rusqlite::Error, path: &Path) -> SqlError {
         }
         _ => (SqlErrorKind::Other, format!("{path}: {error}")),
     };
-    SqlError::new(trouble, why)
+    SqlError::new(kind, why)
 }

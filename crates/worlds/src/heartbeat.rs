@@ -6,7 +6,7 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since 1970.
+/// A time in milliseconds since 1970, or a duration in milliseconds.
 pub type Millis = i64;
 
 /// The time from one heartbeat of an agent to the next, between one and ten seconds.
@@ -43,19 +43,19 @@ impl HeartbeatInterval {
         f64::from(self.0) / 1000.0
     }
 
-    /// After a thumbs-up.
+    /// The interval after a thumbs-up.
     #[must_use]
     pub fn faster(self) -> Self {
         Self::new(self.0.saturating_sub(Self::REACTION_STEP))
     }
 
-    /// After a thumbs-down.
+    /// The interval after a thumbs-down.
     #[must_use]
     pub fn slower(self) -> Self {
         Self::new(self.0 + Self::REACTION_STEP)
     }
 
-    /// After a heartbeat: without reactions, an agent slows down.
+    /// The interval after a heartbeat: without reactions, an agent slows down.
     #[must_use]
     pub fn decayed(self) -> Self {
         Self::new(self.0 + Self::DECAY_STEP)

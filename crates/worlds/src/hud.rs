@@ -94,7 +94,7 @@ pub struct HudRoom {
     /// Only in the agent's own room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_access_requests: Option<Vec<HudAccessRequest>>,
-    /// Oldest first.
+    /// The selected messages, oldest first.
     pub messages: Vec<Arc<HudMessage>>,
 }
 
@@ -113,7 +113,7 @@ pub struct HudMessage {
     pub timestamp: String,
     pub sender: String,
     pub content: String,
-    /// `text` or `system`.
+    /// Either `text` or `system`.
     #[serde(rename = "type")]
     pub kind: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ impl From<&RoomMessage> for HudMessage {
 }
 
 impl HudRoom {
-    /// Without messages.
+    /// A room without its messages.
     pub(crate) fn new(you: AgentId, room: &Room, share: f64, now: Millis) -> Self {
         let is_own = room.id == you;
         let member = room.members.get(&you);

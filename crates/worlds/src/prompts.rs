@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorldPrompts {
-    /// Rules of conduct.
     pub directives: Vec<PromptSection>,
     /// How to read the HUD and how to answer.
     pub technical: Vec<PromptSection>,
@@ -30,7 +29,6 @@ pub struct PromptSection {
     pub optional: bool,
 }
 
-/// The built-in file.
 pub const DEFAULT_PROMPTS_JSON: &str = include_str!("../data/prompts.json");
 
 impl Default for WorldPrompts {

@@ -123,7 +123,7 @@ impl WorldRunner {
         *lock(&self.world_clock)
     }
 
-    /// World time.
+    /// The current world time.
     #[must_use]
     pub fn now(&self) -> Millis {
         self.world_time(&self.world_clock())
@@ -136,7 +136,7 @@ impl WorldRunner {
         world + (elapsed as f64 * speed) as Millis
     }
 
-    /// Sets world time.
+    /// Sets world time to `at`.
     fn set_anchor(&self, clock: &mut WorldClock, at: Millis) {
         clock.anchor = ((self.wall_clock)(), at);
     }

@@ -153,9 +153,7 @@ pub const START_TIME: Millis = 1_705_314_600_000;
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWorldSize {
     pub agents: usize,
-    /// Messages per room.
     pub messages: usize,
-    /// Words per message.
     pub words: usize,
 }
 

@@ -42,7 +42,7 @@ pub enum UserCommand {
     SetAttention {
         agent: AgentId,
         room: RoomId,
-        /// `30%` or `%*`.
+        /// A percentage such as `30%`, or `%*`.
         value: String,
     },
     /// Ends sleep and pause of an agent, and makes its heartbeat due before all others.

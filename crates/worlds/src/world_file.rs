@@ -49,7 +49,7 @@ pub struct AgentFile {
     pub input_format: HudFormat,
     #[serde(default)]
     pub output_format: AnswerFormat,
-    /// Seconds between heartbeats.
+    /// The seconds between two heartbeats.
     pub interval: Option<f64>,
     #[serde(default)]
     pub knowledge: Map<String, Value>,
@@ -61,7 +61,7 @@ pub struct AgentFile {
 #[serde(deny_unknown_fields)]
 pub struct RoomFile {
     pub owner: AgentRef,
-    /// Besides the owner.
+    /// The members besides the owner.
     #[serde(default)]
     pub members: Vec<AgentRef>,
     pub billboard: Option<String>,

@@ -250,6 +250,10 @@ fn require_summary(store: &mut dyn RowStore, name: &str) -> Result<NamespaceSumm
     find_summary(store, name)?.ok_or_else(|| world_not_found(name))
 }
 
+pub fn check_world_exists(store: &mut dyn RowStore, name: &str) -> Result<(), Error> {
+    require_summary(store, name).map(drop)
+}
+
 /// Deletes a world. The caller has its lease.
 pub fn delete_world(store: &mut dyn RowStore, name: &str) -> Result<(), Error> {
     require_summary(store, name)?;

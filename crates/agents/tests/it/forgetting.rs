@@ -1,4 +1,4 @@
-//! Forgetting: by age, with proof, in step with the window; and questions that take something false for granted.
+//! Retention, proofs of deletion, forgetting cycles, and premise checks.
 
 use halo_agents::agent::{Agent, AgentExt, agent_fn};
 use halo_agents::forgetting::{
@@ -27,15 +27,15 @@ fn retention_stages_follow_age() {
     use RetentionStage::{Compost, Forgotten, Hot, Warm};
     assert_eq!(stages, [Hot, Hot, Warm, Warm, Compost, Compost, Forgotten, Forgotten]);
     assert_eq!(policy.stage_for_age(30 * DAY_MILLIS - 1), Hot, "to the millisecond");
-    assert_eq!(policy.stage_for_age(-5 * DAY_MILLIS), Hot, "a clock that was set back forgets nothing");
+    assert_eq!(policy.stage_for_age(-5 * DAY_MILLIS), Hot, "a clock that was set back deletes nothing");
     assert!(policy.is_ordered() && !RetentionPolicy { hot: 400, ..policy }.is_ordered());
-    // A clock goes on, and each thing passes every stage once, in order.
-    let mut things = vec![("a", 0, Hot), ("b", 10 * DAY_MILLIS, Hot), ("c", 700 * DAY_MILLIS, Hot)];
-    let mut told = Vec::new();
+    // Each item passes every stage once, in order.
+    let mut items = vec![("a", 0, Hot), ("b", 10 * DAY_MILLIS, Hot), ("c", 700 * DAY_MILLIS, Hot)];
+    let mut transitions = Vec::new();
     for day in 0..1500 {
-        for (name, to) in policy.due_transitions(things.clone(), day * DAY_MILLIS) {
-            told.push((day, name, to));
-            things.iter_mut().filter(|t| t.0 == name).for_each(|t| t.2 = to);
+        for (name, to) in policy.due_transitions(items.clone(), day * DAY_MILLIS) {
+            transitions.push((day, name, to));
+            items.iter_mut().filter(|t| t.0 == name).for_each(|t| t.2 = to);
         }
     }
     let expected = [
@@ -49,7 +49,7 @@ fn retention_stages_follow_age() {
         (1065, "c", Compost),
         (1430, "c", Forgotten),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(transitions, expected);
     for stage in [Hot, Warm, Compost, Forgotten] {
         assert_eq!(RetentionStage::from_name(stage.name()), Some(stage));
     }
@@ -58,23 +58,23 @@ fn retention_stages_follow_age() {
 #[test]
 fn forget_proof_verifies_only_with_its_key() {
     let key = [7; 32];
-    let gone = ForgottenContent {
+    let content = ForgottenContent {
         subject: "main u4.0",
         requested_by: "the user's wish",
         text: "The gun is called Betsy.",
         tokens: 9,
     };
-    let proof = ForgetProof::sign(&key, [1; 16], gone, 1_700_000_000_000);
+    let proof = ForgetProof::sign(&key, [1; 16], content, 1_700_000_000_000);
     assert!(proof.verify(&key) && !proof.verify(&[8; 32]));
     assert!(
         proof.matches_text("The gun is called Betsy.") && !proof.matches_text("The gun is called Bertha.")
     );
     assert_ne!(
         proof.content_hash,
-        ForgetProof::sign(&key, [2; 16], gone, 1_700_000_000_000).content_hash,
+        ForgetProof::sign(&key, [2; 16], content, 1_700_000_000_000).content_hash,
         "salted"
     );
-    let lies = [
+    let forgeries = [
         ForgetProof { forgotten_at: proof.forgotten_at + 1, ..proof.clone() },
         ForgetProof { tokens: 8, ..proof.clone() },
         ForgetProof { subject: "main u4.1".into(), ..proof.clone() },
@@ -83,10 +83,10 @@ fn forget_proof_verifies_only_with_its_key() {
         ForgetProof { salt: "00".repeat(16), ..proof.clone() },
         ForgetProof { signature: "00".repeat(32), ..proof.clone() },
         ForgetProof { signature: "not hexadecimal".into(), ..proof.clone() },
-        // What moves from one field into the next is another statement.
+        // The same bytes divided into other fields.
         ForgetProof { subject: "main u4.0t".into(), requested_by: "he user's wish".into(), ..proof.clone() },
     ];
-    assert!(lies.iter().all(|lie| !lie.verify(&key)));
+    assert!(forgeries.iter().all(|forgery| !forgery.verify(&key)));
     assert!(!format!("{proof:?}").contains("Betsy"));
     assert_eq!(from_hex(&to_hex(&[0, 15, 255])), Some(vec![0, 15, 255]));
 }
@@ -122,7 +122,7 @@ fn forgetting_cycle_prunes_window_and_deactivates_memories() {
         window.push(format!("w{n}"), 1);
     }
     let memory = |id, text: &str| (ActiveMemory { id, text: text.into() }, true);
-    // The oldest has no recency: 0.06 for being a line. Rufus is known; the last is new.
+    // The oldest memory has a salience of 0.06; Rufus is a known entity; the last memory is recent.
     let mut memories = ListedMemories(vec![
         memory(1, "it rained"),
         memory(2, "Rufus is a fox"),
@@ -217,7 +217,7 @@ fn contradiction_is_found_by_words() {
         ("my sister exists", "My sister does not like tea.", None),
         ("my sister exists", "My sister is called Ida.", None),
         ("i get married", "The married couple next door did not like the noise.", None),
-        // What people say every day speaks against nothing.
+        // Everyday sentences that contradict nothing.
         ("you know", "I don't know.", None),
         ("my keys exists", "I don't have my keys.", None),
         ("my job exists", "That's not my job.", None),
@@ -235,58 +235,61 @@ fn contradiction_is_found_by_words() {
 
 #[test]
 fn premise_check_reports_false_premise() {
-    let facts = |known: &[&str]| known.iter().map(|fact| (*fact).to_owned()).collect::<Vec<_>>();
-    let check = |question: &str, known: &[&str]| {
-        block_on(check_premise(question, &facts(known), &RuleContradictionDetector, &RuleJudge))
+    let facts = |facts: &[&str]| facts.iter().map(|fact| (*fact).to_owned()).collect::<Vec<_>>();
+    let check = |question: &str, known_facts: &[&str]| {
+        block_on(check_premise(question, &facts(known_facts), &RuleContradictionDetector, &RuleJudge))
             .expect("nothing fails")
     };
-    assert_eq!(check("Why did the server crash?", &[]), PremiseResult::valid(), "nothing is known of it");
+    assert_eq!(check("Why did the server crash?", &[]), PremiseResult::valid(), "no facts");
     assert!(check("Why did the server crash?", &["The server crashed at noon."]).valid);
     let mu = check("What is the capital of Atlantis?", &["We spoke of Greece. Atlantis is a myth."]);
     assert_eq!((mu.valid, mu.invalid_premise.as_deref()), (false, Some("atlantis exists")));
     assert_eq!(mu.suggestion.as_deref(), Some("Please verify the premise of your question."));
     assert_eq!(mu.suggestion.as_deref(), Some(SUGGESTION));
     assert!(mu.reason.is_some_and(|reason| reason.contains("Atlantis is a myth.")));
-    assert!(check("Why is the meeting tuesday?", &["The meeting is friday."]).valid, "it may have moved");
+    assert!(
+        check("Why is the meeting tuesday?", &["The meeting is friday."]).valid,
+        "another value may be a newer one"
+    );
 }
 
 #[test]
 fn premise_check_accepts_model_judges() {
-    let yes = |to: &'static str| {
-        agent_fn(move |asked: String| async move {
-            Ok(if asked.contains(to) { "Yes, it does.".to_owned() } else { "no".to_owned() })
+    let yes_if = |part: &'static str| {
+        agent_fn(move |prompt: String| async move {
+            Ok(if prompt.contains(part) { "Yes, it does.".to_owned() } else { "no".to_owned() })
         })
         .boxed()
     };
     let facts = ["Tea is served.".to_owned(), "It snowed.".to_owned()];
     let (contradict, judge) =
-        (ModelContradictionDetector(yes("It snowed")), ModelJudge(yes("accuracy and honesty")));
+        (ModelContradictionDetector(yes_if("It snowed")), ModelJudge(yes_if("accuracy and honesty")));
     let mu = block_on(check_premise("Why did it rain?", &facts, &contradict, &judge)).expect("it answers");
     assert_eq!(mu.reason.as_deref(), Some("it was said: “It snowed.”"));
-    let lenient = ModelJudge(yes("nothing of the kind"));
+    let lenient = ModelJudge(yes_if("nothing of the kind"));
     let valid =
         block_on(check_premise("Why did it rain?", &facts, &contradict, &lenient)).expect("it answers");
-    assert!(valid.valid, "the judge lets it stand");
+    assert!(valid.valid, "the judge accepts the premise");
     let lists =
         agent_fn(|_: String| async { Ok("1. it was wet\n- It Rain\n\n* there were clouds".to_owned()) });
-    let drawn =
+    let premises =
         block_on(ModelPremiseExtractor(lists.boxed()).invoke("Why did it rain?".into())).expect("it answers");
-    assert_eq!(drawn, ["it rain", "it was wet", "there were clouds"]);
+    assert_eq!(premises, ["it rain", "it was wet", "there were clouds"]);
     let claim = PremiseClaim { premise: "tea".into(), facts: vec![] };
     assert_eq!(block_on(contradict.invoke(claim)), Ok(None));
 }
 
 proptest! {
-    /// A sketch knows quantiles within one part in a hundred; two together know what one of all would; a line keeps it.
+    /// Quantiles are within one percent; a merged sketch equals one of all numbers; a sketch survives its text form.
     #[test]
     fn sketch_keeps_counts_and_quantiles(numbers in prop::collection::vec(0.5f64..1e6, 1..300), share in 0.0f64..=1.0) {
-        let sketch = |of: &[f64]| of.iter().fold(QuantileSketch::default(), |mut s, &n| { s.add(n); s });
+        let sketch = |numbers: &[f64]| numbers.iter().fold(QuantileSketch::default(), |mut s, &n| { s.add(n); s });
         let whole = sketch(&numbers);
         let mut sorted = numbers.clone();
         sorted.sort_by(f64::total_cmp);
         let exact = sorted[(share * (sorted.len() - 1) as f64).floor() as usize];
-        let told = whole.quantile(share).expect("there are numbers");
-        prop_assert!((told / exact - 1.0).abs() <= 0.0101, "{told} for {exact}");
+        let quantile = whole.quantile(share).expect("numbers");
+        prop_assert!((quantile / exact - 1.0).abs() <= 0.0101, "{quantile} for {exact}");
         let (a, b) = numbers.split_at(numbers.len() / 3);
         let mut both = sketch(a);
         both.merge(&sketch(b));
@@ -294,28 +297,28 @@ proptest! {
         prop_assert_eq!(QuantileSketch::parse(&whole.to_line()), Some(whole));
     }
 
-    /// Contradiction has no favourites, and no text breaks it.
+    /// No text panics, and no sentence negates itself.
     #[test]
     fn contradiction_fuzz_accepts_any_text(premise in "\\PC{0,80}", fact in "\\PC{0,80}") {
         let _ = find_contradiction(&premise, &fact);
         let _ = extract_premises(&premise);
         let _ = QuantileSketch::parse(&premise);
-        prop_assert_eq!(find_contradiction(&premise, &premise).filter(|why| *why == ContradictionReason::Negated), None);
+        prop_assert_eq!(find_contradiction(&premise, &premise).filter(|reason| *reason == ContradictionReason::Negated), None);
     }
 }
 
 #[test]
 fn compost_stats_merge() {
-    let mut heap = CompostStats::default();
+    let mut stats = CompostStats::default();
     let mut other =
         CompostStats { user_messages: 2, assistant_messages: 1, tokens: 90, ..CompostStats::default() };
     (0..3).for_each(|n| other.lengths.add(f64::from(n) * 30.0));
-    heap.merge(&other);
-    heap.merge(&other);
+    stats.merge(&other);
+    stats.merge(&other);
     assert_eq!(
-        (heap.user_messages, heap.assistant_messages, heap.tokens, heap.lengths.count()),
+        (stats.user_messages, stats.assistant_messages, stats.tokens, stats.lengths.count()),
         (4, 2, 180, 6)
     );
-    assert_eq!(heap.lengths.quantile(0.0), Some(0.0));
-    assert!((heap.lengths.mean().unwrap_or_default() - 30.0).abs() < 1e-9);
+    assert_eq!(stats.lengths.quantile(0.0), Some(0.0));
+    assert!((stats.lengths.mean().unwrap_or_default() - 30.0).abs() < 1e-9);
 }

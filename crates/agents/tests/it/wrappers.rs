@@ -1,4 +1,4 @@
-//! Wrappers: what an agent within them sees, and what it never does.
+//! Wrappers: what the inner agent sees, and what it never sees.
 
 use halo_agents::agent::{Agent, AgentExt, agent_fn};
 use halo_agents::constraint::{SummaryConstraint, SummaryLayer};
@@ -14,12 +14,12 @@ use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// An agent that answers with what it was asked.
+/// Answers with its input.
 fn echo<I: Send>() -> impl Agent<I, Out = I> {
     agent_fn(|input: I| async { Ok(input) })
 }
 
-/// Words are tokens.
+/// Counts one token per word.
 fn count_words(text: &str) -> usize {
     text.split_whitespace().count()
 }
@@ -31,44 +31,44 @@ fn cooled_agent_passes_short_input_and_truncates_long() {
     let short = "x".repeat(4096 * 4 + 3);
     assert_eq!(block_on(agent.invoke(short.clone())), Ok(short), "16387 characters are 4096 tokens");
     let long = "é".repeat(4097 * 4);
-    let heard = block_on(agent.invoke(long)).expect("it echoes");
-    assert_eq!(heard.chars().count(), 4096 * 4, "cut to so many characters");
+    let truncated = block_on(agent.invoke(long)).expect("an echo");
+    assert_eq!(truncated.chars().count(), 4096 * 4, "truncated to the limit");
 }
 
 #[test]
 fn cooled_agent_summarizer_shortens_only_agent_text() {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&asked);
+    let inputs = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&inputs);
     let inner = agent_fn(move |input: Vec<AuthoredMessage>| {
-        seen.lock().expect("nobody panics").push(input.clone());
+        recorder.lock().expect("not poisoned").push(input.clone());
         async move { Ok(input.len()) }
     });
-    let radiator =
+    let summarizer =
         agent_fn(|text: String| async move { Ok(format!("made shorter from {}", text.len())) }).boxed();
     let agent = inner.with_layer(CoolingLayer {
         threshold: 11,
-        summarizer: Some(radiator),
+        summarizer: Some(summarizer),
         counter: Arc::new(count_words),
     });
     let user = "one two three four five";
     let input = vec![
         AuthoredMessage::user(user),
         AuthoredMessage::agent("word ".repeat(40)),
-        AuthoredMessage::agent("kept as is"),
+        AuthoredMessage::agent("is short enough"),
     ];
     assert_eq!(block_on(agent.invoke(input)), Ok(3), "the same type, rebuilt");
-    let seen = asked.lock().expect("nobody panics")[0].clone();
-    assert_eq!(seen[0], AuthoredMessage::user(user));
-    assert_eq!(seen[1].text, "made shorter from ", "what the radiator left too long is cut: {seen:?}");
-    assert_eq!(seen[2].text, "kept as is");
+    let input = inputs.lock().expect("not poisoned")[0].clone();
+    assert_eq!(input[0], AuthoredMessage::user(user));
+    assert_eq!(input[1].text, "made shorter from ", "a summary that is too long is truncated: {input:?}");
+    assert_eq!(input[2].text, "is short enough");
 }
 
 #[test]
 fn cooled_agent_returns_summarizer_error() {
-    let radiator = agent_fn(|_: String| async { Err(Error::internal("shortening", "it is away")) }).boxed();
-    let agent = with_context_management(echo::<String>(), 2, Some(radiator));
-    let why = block_on(agent.invoke("a rather long text".into())).expect_err("it is too long");
-    assert_eq!(why.to_string(), "shortening: it is away");
+    let summarizer = agent_fn(|_: String| async { Err(Error::internal("summarizing", "no model")) }).boxed();
+    let agent = with_context_management(echo::<String>(), 2, Some(summarizer));
+    let error = block_on(agent.invoke("a rather long text".into())).expect_err("the error of the summarizer");
+    assert_eq!(error.to_string(), "summarizing: no model");
 }
 
 #[test]
@@ -78,34 +78,34 @@ fn summary_constraint_compresses_under_pressure() {
     let message = "0123456789".to_owned();
     assert_eq!(block_on(constraint.maybe_compress(message.clone(), 0.79)), Ok(message.clone()));
     assert_eq!(block_on(constraint.maybe_compress(message.clone(), 0.8)), Ok("01...".into()));
-    let heard = agent_fn(|text: String| async move { Ok(text) }).boxed();
-    let constraint = SummaryConstraint { summarizer: Some(heard), ..constraint };
-    let told = block_on(constraint.maybe_compress(message, 0.9));
-    assert_eq!(told, Ok("Summarize in 2 characters: 0123456789".into()));
+    let echo = agent_fn(|text: String| async move { Ok(text) }).boxed();
+    let constraint = SummaryConstraint { summarizer: Some(echo), ..constraint };
+    let prompt = block_on(constraint.maybe_compress(message, 0.9));
+    assert_eq!(prompt, Ok("Summarize in 2 characters: 0123456789".into()));
 }
 
 #[test]
 fn windowed_agent_keeps_first_and_latest_messages() {
     let size = WindowSize { window: 12, sink: 2, recent: 4 };
     let count: Arc<dyn TokenCounter> = Arc::new(count_words);
-    let join = |said: Vec<AuthoredMessage>| async move {
-        let all: Vec<String> = said.iter().map(|said| said.text.clone()).collect();
-        Ok(format!("{} heard", all.join("|").split('|').count()))
+    let count_messages = |messages: Vec<AuthoredMessage>| async move {
+        let texts: Vec<String> = messages.iter().map(|message| message.text.clone()).collect();
+        Ok(format!("{} messages", texts.join("|").split('|').count()))
     };
-    let agent = agent_fn(join).with_layer(WindowLayer {
+    let agent = agent_fn(count_messages).with_layer(WindowLayer {
         size,
         scorer: Some(SalienceScorer::default()),
         counter: count,
     });
-    assert_eq!(block_on(agent.invoke(AuthoredMessage::user("the very first"))), Ok("1 heard".into()));
+    assert_eq!(block_on(agent.invoke(AuthoredMessage::user("the very first"))), Ok("1 messages".into()));
     for n in 0..6 {
         block_on(agent.invoke(AuthoredMessage::user(format!("message number {n}")))).expect("it answers");
-        assert!(agent.context().iter().map(|said| count_words(&said.text)).sum::<usize>() <= 12);
+        assert!(agent.context().iter().map(|message| count_words(&message.text)).sum::<usize>() <= 12);
     }
     let context = agent.context();
-    assert_eq!(context[0], AuthoredMessage::user("the very first"), "the first stays");
-    assert_eq!(context.last().map(|said| said.author), Some(TextAuthor::Agent), "and the last");
-    assert!(context.iter().any(|said| said.text == "message number 5"), "{context:?}");
+    assert_eq!(context[0], AuthoredMessage::user("the very first"), "the first is a sink");
+    assert_eq!(context.last().map(|message| message.author), Some(TextAuthor::Agent), "the last is recent");
+    assert!(context.iter().any(|message| message.text == "message number 5"), "{context:?}");
     assert!((0.0..=1.0).contains(&agent.pressure()));
 }
 
@@ -120,74 +120,74 @@ fn agent_layers_compose() {
 }
 
 fn message_strategy() -> impl Strategy<Value = Vec<AuthoredMessage>> {
-    let whose = prop_oneof![Just(TextAuthor::User), Just(TextAuthor::Agent)];
+    let author = prop_oneof![Just(TextAuthor::User), Just(TextAuthor::Agent)];
     prop::collection::vec(
-        (whose, "\\PC{0,80}").prop_map(|(whose, text)| AuthoredMessage { author: whose, text }),
+        (author, "\\PC{0,80}").prop_map(|(author, text)| AuthoredMessage { author, text }),
         0..8,
     )
 }
 
-/// What an agent in the middle of any wrappers was asked.
+/// The input of the inner agent, and the answer of the wrapped one.
 fn run_wrapped(
     input: Vec<AuthoredMessage>,
     cooling: CoolingLayer,
     twice: bool,
     pressure: f64,
 ) -> (Vec<AuthoredMessage>, Vec<AuthoredMessage>) {
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&heard);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&received);
     let inner = agent_fn(move |input: Vec<AuthoredMessage>| {
-        *seen.lock().expect("nobody panics") = input.clone();
+        *recorder.lock().expect("not poisoned") = input.clone();
         async move { Ok(input) }
     });
-    let pressed =
+    let summary =
         SummaryLayer { constraint: SummaryConstraint::default(), pressure: Arc::new(move || pressure) };
-    let agent = inner.with_layer(cooling.clone()).with_layer(pressed);
+    let agent = inner.with_layer(cooling.clone()).with_layer(summary);
     let out =
         if twice { block_on(agent.with_layer(cooling).invoke(input)) } else { block_on(agent.invoke(input)) };
-    let heard = heard.lock().expect("nobody panics").clone();
-    (heard, out.expect("nothing fails"))
+    let received = received.lock().expect("not poisoned").clone();
+    (received, out.expect("nothing fails"))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The budget holds as counted, and what a person said passes byte for byte, in and out, whatever is around.
+    /// The input stays within the limit, and text of the user passes unchanged in both directions.
     #[test]
     fn cooled_agent_property_budget_holds_and_user_text_is_unchanged(
         input in message_strategy(),
         threshold in 0usize..60,
         by_words in any::<bool>(),
-        radiates in any::<bool>(),
+        summarizes in any::<bool>(),
         twice in any::<bool>(),
         pressure in 0.0f64..1.0,
     ) {
         let count: Arc<dyn TokenCounter> = if by_words { Arc::new(count_words) } else { Arc::new(ApproxTokenCounter) };
         let calls = Arc::new(AtomicUsize::new(0));
         let called = Arc::clone(&calls);
-        // It may make things longer: it is not believed.
-        let radiator = radiates.then(|| agent_fn(move |text: String| {
+        // A summarizer that makes texts longer.
+        let summarizer = summarizes.then(|| agent_fn(move |text: String| {
             called.fetch_add(1, Ordering::SeqCst);
             async move { Ok(format!("{text} {text}")) }
         }).boxed());
-        let cooling = CoolingLayer { threshold, summarizer: radiator, counter: Arc::clone(&count) };
-        let (heard, out) = run_wrapped(input.clone(), cooling, twice, pressure);
-        let tokens = |said: &[AuthoredMessage], user: bool| -> usize {
-            said.iter().filter(|s| !user || s.author == TextAuthor::User).map(|s| count.count_tokens(&s.text)).sum()
+        let cooling = CoolingLayer { threshold, summarizer, counter: Arc::clone(&count) };
+        let (received, answer) = run_wrapped(input.clone(), cooling, twice, pressure);
+        let tokens = |messages: &[AuthoredMessage], user: bool| -> usize {
+            messages.iter().filter(|s| !user || s.author == TextAuthor::User).map(|s| count.count_tokens(&s.text)).sum()
         };
-        prop_assert!(tokens(&heard, false) <= threshold.max(tokens(&input, true)));
-        let users = |said: &[AuthoredMessage]| -> Vec<String> {
-            said.iter().filter(|s| s.author == TextAuthor::User).map(|s| s.text.clone()).collect()
+        prop_assert!(tokens(&received, false) <= threshold.max(tokens(&input, true)));
+        let users = |messages: &[AuthoredMessage]| -> Vec<String> {
+            messages.iter().filter(|s| s.author == TextAuthor::User).map(|s| s.text.clone()).collect()
         };
-        prop_assert_eq!(users(&heard), users(&input));
-        prop_assert_eq!(users(&out), users(&input));
+        prop_assert_eq!(users(&received), users(&input));
+        prop_assert_eq!(users(&answer), users(&input));
         if tokens(&input, false) <= threshold {
-            prop_assert_eq!(heard, input);
+            prop_assert_eq!(received, input);
             prop_assert_eq!(calls.load(Ordering::SeqCst), 0);
         }
     }
 
-    /// The first and the latest stay; equal texts are different pieces; what is left and what has left are all there was.
+    /// The newest message stays, and every message is either in the window or was pruned once.
     #[test]
     fn windowed_agent_property_prunes_each_message_once(
         texts in prop::collection::vec(prop_oneof![Just("same words here".to_owned()), "[a-c ]{1,12}"], 1..60),
@@ -196,25 +196,24 @@ proptest! {
         let size = WindowSize { window, sink, recent };
         let count: Arc<dyn TokenCounter> = Arc::new(count_words);
         let agent = echo::<Vec<AuthoredMessage>>().with_layer(WindowLayer { size, scorer: Some(SalienceScorer::default()), counter: count });
-        let mut left = Vec::new();
+        let mut pruned = Vec::new();
         for text in &texts {
-            left.extend(agent.add_message(&AuthoredMessage::agent(text.clone())));
+            pruned.extend(agent.add_message(&AuthoredMessage::agent(text.clone())));
             let context = agent.context();
             prop_assert_eq!(&context.last().expect("the latest stays").text, text);
         }
-        let mut all: Vec<String> = agent.context().into_iter().map(|said| said.text).collect();
-        all.extend(left.iter().map(|piece| piece.text.clone()));
-        let mut said = texts;
+        let mut all: Vec<String> = agent.context().into_iter().map(|message| message.text).collect();
+        all.extend(pruned.iter().map(|item| item.text.clone()));
+        let mut expected = texts;
         all.sort();
-        said.sort();
-        prop_assert_eq!(all, said, "nothing is lost that did not leave, and nothing leaves twice");
-        let mut ids: Vec<u64> = left.iter().map(|piece| piece.id).collect();
+        expected.sort();
+        prop_assert_eq!(all, expected, "no message is lost or duplicated");
+        let mut ids: Vec<u64> = pruned.iter().map(|item| item.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        prop_assert_eq!(ids.len(), left.len());
+        prop_assert_eq!(ids.len(), pruned.len());
     }
 
-    /// A text is cut where its tokens reach the limit, at a character.
     #[test]
     fn truncate_property_respects_token_limit(text in "\\PC{0,60}", limit in 0usize..20) {
         prop_assert!(count_words(count_words.truncate(&text, limit)) <= limit);

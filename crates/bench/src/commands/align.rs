@@ -1,4 +1,4 @@
-//! `halo-bench align`: how long it takes to find the conversation that a client's history belongs to.
+//! `halo-bench align`: matching a client's message history to its conversation.
 
 use anyhow::{Context, Result, ensure};
 use halo_bench::align;
@@ -8,21 +8,22 @@ use halo_store::database::{Database, StoreLocation};
 use serde_json::json;
 use std::fmt::Write;
 
-/// How many conversations to look among.
 #[derive(clap::Args)]
 pub struct AlignBenchOptions {
-    /// Conversations in the store
+    /// Number of conversations in the store
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     conversations: usize,
-    /// Requests of each kind
+    /// Number of requests of each kind
     #[arg(long, value_name = "N", default_value_t = 1000)]
     requests: usize,
 }
 
-/// Measures finding a conversation.
 pub fn run(options: &AlignBenchOptions, as_json: bool) -> Result<()> {
-    ensure!(options.conversations > 0 && options.requests > 0, "look for at least one, among at least one");
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    ensure!(
+        options.conversations > 0 && options.requests > 0,
+        "--conversations and --requests must be at least 1"
+    );
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let mut store = Database::open(&StoreLocation::Sqlite(folder.path().join("halo.db")))?;
     let bar = Progress::new("filling the store", options.conversations as u64);
     align::fill_store(&mut store, options.conversations, &mut |n| bar.set_position(n as u64))?;
@@ -37,8 +38,7 @@ pub fn run(options: &AlignBenchOptions, as_json: bool) -> Result<()> {
         return print_json(&json!({ "conversations": options.conversations, "figures": figures,
                                    "records_ms": report.read_records_ms }));
     }
-    let mut out =
-        format!("{:<48}{:>9}{:>9}{:>10}{:>7}\n", "a client sends", "p50 ms", "p99 ms", "ratio", "right");
+    let mut out = format!("{:<48}{:>9}{:>9}{:>10}{:>7}\n", "request", "p50 ms", "p99 ms", "ratio", "correct");
     for f in &report.figures {
         let (ratio, right) = (report.read_records_ms / f.p50_ms, if f.correct { "yes" } else { "NO" });
         let _ = writeln!(out, "{:<48}{:>9.3}{:>9.3}{ratio:>10.0}{right:>7}", f.name, f.p50_ms, f.p99_ms);

@@ -1,4 +1,4 @@
-//! `halo-bench hud`: what agents see, for many of them.
+//! `halo-bench hud`: rendering of agents' HUDs.
 
 use anyhow::{Result, ensure};
 use halo_agents::token_counter::TokenCounter;
@@ -13,10 +13,9 @@ use serde_json::{Map, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// How many.
 #[derive(clap::Args)]
 pub struct HudBenchOptions {
-    /// Agents
+    /// Number of agents in all rooms
     #[arg(long, value_name = "N", default_value_t = 1000)]
     agents: usize,
     /// Rooms in which they meet
@@ -25,27 +24,27 @@ pub struct HudBenchOptions {
     /// HUDs of each agent
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// HUDs by lot, in every format and back
+    /// Also test N HUDs of random worlds, in every format and back
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     random: u64,
-    /// Which lot
+    /// Random seed of these worlds
     #[arg(long, value_name = "N", default_value_t = 0)]
     first_seed: u64,
 }
 
-/// Measures.
 pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
-    ensure!((1..=4_000).contains(&options.agents), "--agents takes 1 up to 4000");
-    ensure!((1..=1_000).contains(&options.rounds), "--rounds takes 1 up to 1000");
+    ensure!((1..=4_000).contains(&options.agents), "--agents must be 1 to 4000");
+    ensure!((1..=1_000).contains(&options.rounds), "--rounds must be 1 to 1000");
     let settings = env.load_settings()?.settings;
     let llama = wiring::open_llama(env, &settings, KvArchiveLimits::disabled())?;
     let count: Arc<dyn TokenCounter> = Arc::new(ModelTokenCounter::new(Box::new(llama)));
     let mut world = hud::build_world(options.agents, options.rooms);
-    let hud::HudBenchReport { huds: figures, message_times: said } =
+    let hud::HudBenchReport { huds: figures, message_times } =
         hud::render_all(&mut world, &count, options.rounds);
     let (minified, by) = hud::tokens_by_format(&world, &count, 20);
-    let bar = Progress::new("by lot", options.random);
-    let lot = hud::check_random_huds(options.random, options.first_seed, &mut |n| bar.set_position(n));
+    let bar = Progress::new("random worlds", options.random);
+    let random_report =
+        hud::check_random_huds(options.random, options.first_seed, &mut |n| bar.set_position(n));
     drop(bar);
     let overruns: usize = figures.values().map(|figures| figures.overruns).sum();
     if env.json {
@@ -68,13 +67,13 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
             "rooms": options.rooms,
             "formats": formats,
             "said": {
-                "messages": said.len(),
-                "ms_p50": hud::percentile_ms(&said, 50),
-                "ms_p99": hud::percentile_ms(&said, 99),
+                "messages": message_times.len(),
+                "ms_p50": hud::percentile_ms(&message_times, 50),
+                "ms_p99": hud::percentile_ms(&message_times, 99),
             },
             "minified_json_tokens": minified,
             "overruns": overruns,
-            "by_lot": { "huds": lot.huds, "overruns": lot.overruns, "changed": lot.roundtrip_errors, "refused": lot.refused },
+            "by_lot": { "huds": random_report.huds, "overruns": random_report.overruns, "changed": random_report.roundtrip_errors, "refused": random_report.refused },
         }));
     }
     let mut out = format!(
@@ -95,15 +94,15 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
     }
     let _ = writeln!(
         out,
-        "\nA message that is said is written and counted at once for all who will see it: p50 {:.3} ms, p99 {:.3} ms.\n\
-         {overruns} were too long. By lot: {} HUDs, {} too long, {} other when read back; {} more did not fit and said so.\n\
+        "\nRendering and counting a new message for all its readers: p50 {:.3} ms, p99 {:.3} ms.\n\
+         {overruns} HUDs exceeded their budget. Random worlds: {} HUDs, {} over budget, {} different when parsed back; {} more did not fit (an error).\n\
          Tokens are of the same HUDs in each format; minified JSON has {minified:.0}.",
-        hud::percentile_ms(&said, 50),
-        hud::percentile_ms(&said, 99),
-        lot.huds,
-        lot.overruns,
-        lot.roundtrip_errors,
-        lot.refused
+        hud::percentile_ms(&message_times, 50),
+        hud::percentile_ms(&message_times, 99),
+        random_report.huds,
+        random_report.overruns,
+        random_report.roundtrip_errors,
+        random_report.refused
     );
     print_stdout(&out)
 }

@@ -1,4 +1,4 @@
-//! `halo-bench kv` and `halo-bench attention`: what keeping a model's memory saves, and what watching it costs.
+//! `halo-bench kv` and `halo-bench attention`: restoring KV cells, and the cost of capturing attention.
 
 use anyhow::{Result, ensure};
 use halo_bench::kv::{self, KvBenchFigures};
@@ -11,33 +11,31 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// At which lengths to measure memory.
 #[derive(clap::Args)]
 pub struct KvBenchOptions {
-    /// Tokens in the window; several lengths are measured one after the other
+    /// Tokens in the context window; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2000, 6000])]
     context: Vec<usize>,
 }
 
-/// Measures leaving and returning.
 pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     let path = env.model_file()?;
     let weights = Arc::new(ModelWeights::load(&path, 0)?);
     if let Some(why) = weights.kv_edit_unsupported() {
-        anyhow::bail!("nothing can be measured with this model: {why}");
+        anyhow::bail!("the KV cells of this model cannot be edited: {why}");
     }
-    let most = weights.trained_context() as usize;
+    let trained_context = weights.trained_context() as usize;
     for &context in &options.context {
         ensure!(
-            (1000..most).contains(&context),
-            "--context {context}: this model takes 1000 up to {} tokens",
-            most - 1
+            (1000..trained_context).contains(&context),
+            "--context {context}: must be 1000 to {} tokens for this model",
+            trained_context - 1
         );
     }
     let mut rows = Vec::new();
     let mut out = String::new();
     for &context in &options.context {
-        let bar = Progress::new("reading", context as u64);
+        let bar = Progress::new("prefilling", context as u64);
         let mut read = 0;
         let report = kv::measure(&weights, context, env.models.thread_count(), &mut |n| {
             read += n;
@@ -60,10 +58,9 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         row["noise"] = json!({ "max_logit_diff": report.noise.0, "kl": report.noise.1 });
         row["bytes_per_token"] = json!(report.bytes_per_token);
         rows.push(row);
-        let _ =
-            writeln!(out, "{context} tokens: reading them again, to the next token, takes {reread:.0} ms");
+        let _ = writeln!(out, "{context} tokens: prefill to the next token takes {reread:.0} ms");
         let figures = [
-            ("a chunk leaves and returns", &report.running),
+            ("prune and resurrect a chunk", &report.running),
             ("the same after a restart, from disk", &report.after_restart),
             ("the same after a compaction", &report.after_compaction),
         ];
@@ -81,7 +78,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         }
         let _ = writeln!(
             out,
-            "  the model's own noise (sixteen tokens read at once or one by one): KL {:.1e}",
+            "  numerical noise (sixteen tokens in one batch or one by one): KL {:.1e}",
             report.noise.1
         );
         let _ = writeln!(
@@ -94,7 +91,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     if env.json {
         return print_json(&json!(rows));
     }
-    out.push_str("\nAll of this run, on this machine. A chunk is 64 tokens; the middle of nine.\n");
+    out.push_str("\nA chunk is 64 tokens; median of nine.\n");
     print_stdout(&out)
 }
 
@@ -109,15 +106,13 @@ fn figures_json(figures: &KvBenchFigures) -> Value {
     })
 }
 
-/// At which lengths to measure watching.
 #[derive(clap::Args)]
 pub struct AttentionBenchOptions {
-    /// Tokens in the window; several lengths are measured one after the other
+    /// Tokens in the context window; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [512, 2000, 6000])]
     context: Vec<usize>,
 }
 
-/// Measures watching.
 pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
     let path = env.model_file()?;
     let longest = options.context.iter().copied().max().unwrap_or(0);
@@ -126,9 +121,9 @@ pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
     let mut model =
         Llama::open(&path, &Running { context, threads: env.models.thread_count(), ..Running::default() })?;
     let mut rows = Vec::new();
-    let mut out = format!("{:>8}{:>16}{:>16}{:>9}\n", "context", "tokens/s plain", "watched", "ratio");
+    let mut out = format!("{:>8}{:>16}{:>16}{:>9}\n", "context", "tokens/s", "with capture", "ratio");
     for &context in &options.context {
-        let bar = Progress::new("reading", context as u64);
+        let bar = Progress::new("prefilling", context as u64);
         let report = halo_bench::attention::measure(&mut model, context, &mut |n| bar.set_position(n))?;
         drop(bar);
         rows.push(json!({
@@ -146,6 +141,6 @@ pub fn attention(options: &AttentionBenchOptions, env: &Env) -> Result<()> {
     if env.json {
         return print_json(&json!(rows));
     }
-    out.push_str("\nAll layers, all heads, every token. Answers alternate; the middle of twelve pairs.\n");
+    out.push_str("\nAll layers, all heads, every token. Answers alternate; median of twelve pairs.\n");
     print_stdout(&out)
 }

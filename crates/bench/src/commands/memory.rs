@@ -1,4 +1,4 @@
-//! `halo-bench memory`: what a memory is worth, and what forming one costs whoever speaks next.
+//! `halo-bench memory`: the value of memories, and the delay that forming one causes.
 
 use super::recall::DatasetFormatArg;
 use anyhow::{Result, ensure};
@@ -16,16 +16,15 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to remember.
 #[derive(clap::Args)]
 pub struct MemoryBenchOptions {
-    /// The conversations: a file, or a folder
+    /// Dataset: a file or a folder
     #[arg(long, value_name = "FILE_OR_DIR")]
     data: PathBuf,
-    /// How they are written
+    /// Format of the dataset files
     #[arg(long, value_name = "FORMAT", default_value = "realtalk")]
     format: DatasetFormatArg,
-    /// Stretches that are taken of each conversation
+    /// Stretches per conversation of the dataset
     #[arg(long, value_name = "N", default_value_t = 1)]
     samples: usize,
     /// Tokens before the range
@@ -34,24 +33,23 @@ pub struct MemoryBenchOptions {
     /// Tokens of the range
     #[arg(long, value_name = "N", default_value_t = 600)]
     range: usize,
-    /// Tokens between the range and what came next
+    /// Tokens between the range and the continuation
     #[arg(long, value_name = "N", default_value_t = 250)]
     between: usize,
-    /// Tokens that really came next
+    /// Tokens of the continuation
     #[arg(long, value_name = "N", default_value_t = 160)]
     next: usize,
-    /// How often somebody speaks while a memory is formed
+    /// Number of messages that are sent while a memory is formed
     #[arg(long, value_name = "N", default_value_t = 12)]
     rounds: usize,
-    /// Prints the memories too
+    /// Print the memories, too
     #[arg(long)]
     texts: bool,
 }
 
-/// Remembers, and measures what for.
 pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
-    ensure!((1..=1000).contains(&options.samples), "--samples takes 1 up to 1000");
-    ensure!((2..=4096).contains(&options.next), "--next takes 2 up to 4096");
+    ensure!((1..=1000).contains(&options.samples), "--samples must be 1 to 1000");
+    ensure!((2..=4096).contains(&options.next), "--next must be 2 to 4096");
     let settings = env.load_settings()?.settings;
     let conversations = options.format.read(&options.data)?;
     let path = env.model_file()?;
@@ -87,7 +85,7 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
     drop(bar);
     ensure!(
         report.samples > 0,
-        "no conversation is long enough: ask for less with --before, --range or --between"
+        "no conversation is long enough: use less with --before, --range or --between"
     );
     drop(context);
     let text = "The gun on the wall is called Betsy, and nobody has fired it since the war. ".repeat(50);
@@ -113,15 +111,15 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
             "texts": texts,
         }));
     }
-    let mut out = format!("{:<20}{:>10}{:>10}\n", "where the range was", "tokens", "NLL");
+    let mut out = format!("{:<20}{:>10}{:>10}\n", "replacement", "tokens", "NLL");
     for (what, nll, tokens) in &report.by_replacement {
         let (nll, tokens) = (nll.mean().unwrap_or(f64::NAN), tokens.mean().unwrap_or(f64::NAN));
         let _ = writeln!(out, "{:<20}{tokens:>10.0}{nll:>10.4}", what.name());
     }
     let _ = writeln!(
         out,
-        "\n{} stretches. NLL: how unlikely the model finds what really came next, in nats a token. The memory of the state that had\n\
-         lived the range did better than the fresh one in {}.\n\
+        "\n{} stretches. NLL: loss on the continuation, in nats per token. The memory from the fork was better than\n\
+         the fresh one in {}.\n\
          First token of the next answer: {alone:.0} ms alone, {forming:.0} ms while a memory is formed ({:.2}).",
         report.samples,
         report.in_context_wins,

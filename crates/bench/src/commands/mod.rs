@@ -36,10 +36,9 @@ fn halo_program() -> Result<PathBuf> {
     Ok(halo)
 }
 
-/// How long to measure.
 #[derive(clap::Args)]
 pub struct CoreBenchOptions {
-    /// The least time that each figure is measured for, in seconds
+    /// Minimum measuring time of each figure, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     time: Duration,
 }
@@ -52,7 +51,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Measures the core.
 pub fn core(options: &CoreBenchOptions, as_json: bool) -> Result<()> {
     let figures = halo_bench::core::run(options.time);
     if as_json {
@@ -94,36 +92,34 @@ fn figure_json(figure: &CoreBenchFigure) -> serde_json::Value {
     })
 }
 
-/// How often to crash.
 #[derive(clap::Args)]
 pub struct CrashBenchOptions {
-    /// How many processes to kill
+    /// Number of processes to kill
     #[arg(long, value_name = "N", default_value_t = 1000)]
     kills: u64,
-    /// How many disks to cut the power of [default: as many as are killed]
+    /// Number of power cuts [default: as many as kills]
     #[arg(long, value_name = "N")]
     power_cuts: Option<u64>,
-    /// Changes in the life on a disk that fills up
+    /// Changes in the history on a disk that fills up
     #[arg(long, value_name = "N", default_value_t = 24)]
     full_changes: u64,
-    /// The process that is killed: a life on this file
+    /// Run as the child process, on this file
     #[arg(long, value_name = "FILE", hide = true)]
     child: Option<PathBuf>,
-    /// Whose life it is
+    /// Random seed of the history
     #[arg(long, value_name = "N", default_value_t = 1)]
     history_seed: u64,
 }
 
-/// Kills processes, cuts power and fills disks, and counts what was lost.
 pub fn crash(options: &CrashBenchOptions, as_json: bool) -> Result<()> {
     if let Some(path) = &options.child {
         return Ok(crash::run_child(path, options.history_seed)?);
     }
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let halo = std::env::current_exe().context("cannot find this program")?;
-    let start = |path: &Path, life: u64| {
+    let start = |path: &Path, history_seed: u64| {
         let mut command = Command::new(&halo);
-        command.args(["crash", "--history-seed", &life.to_string(), "--child"]).arg(path);
+        command.args(["crash", "--history-seed", &history_seed.to_string(), "--child"]).arg(path);
         command
     };
     let mut report = crash::CrashBenchReport::default();
@@ -137,9 +133,9 @@ pub fn crash(options: &CrashBenchOptions, as_json: bool) -> Result<()> {
         &mut report,
     );
     done.context("cannot start a process to kill")?;
-    let lives = options.power_cuts.unwrap_or(options.kills).div_ceil(3);
-    let bar = Progress::new("cutting power", lives);
-    crash::cut_power(lives, options.history_seed, &mut |n| bar.set_position(n), &mut report);
+    let histories = options.power_cuts.unwrap_or(options.kills).div_ceil(3);
+    let bar = Progress::new("cutting power", histories);
+    crash::cut_power(histories, options.history_seed, &mut |n| bar.set_position(n), &mut report);
     let bar = Progress::new("filling disks", 0);
     crash::fill_disk(options.full_changes, options.history_seed, &mut |n| bar.set_position(n), &mut report);
     drop(bar);
@@ -159,9 +155,9 @@ pub fn crash(options: &CrashBenchOptions, as_json: bool) -> Result<()> {
     } else {
         print_stdout(&format!(
             "killed           {:>8} processes, {} changes acknowledged: {} lost, {} states differ\n\
-             opened again     {:>8.1} ms at most, in 99 of 100 cases\n\
-             power cut        {:>8} times: {} safe changes lost, {} states differ\n\
-             disk full        {:>8} times: {} faults\n",
+             opened again     {:>8.1} ms (p99)\n\
+             power cut        {:>8} times: {} synced changes lost, {} states differ\n\
+             disk full        {:>8} times: {} errors\n",
             report.kills,
             report.acknowledged,
             report.lost,
@@ -174,28 +170,26 @@ pub fn crash(options: &CrashBenchOptions, as_json: bool) -> Result<()> {
             report.full_disk_errors,
         ))?;
     }
-    anyhow::ensure!(report.is_clean(), "something was lost: the figures above say what");
+    anyhow::ensure!(report.is_clean(), "data was lost: see the figures above");
     Ok(())
 }
 
-/// How large a conversation to keep.
 #[derive(clap::Args)]
 pub struct StoreBenchOptions {
-    /// Tokens ever spoken; several sizes are measured one after the other
+    /// Tokens of the conversation; several sizes are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1000000")]
     tokens: Vec<usize>,
-    /// Tokens in the window
+    /// Tokens in the context window
     #[arg(long, value_name = "N", default_value_t = 30_000)]
     live: usize,
-    /// The least time that each figure is measured for, in seconds
+    /// Minimum measuring time of each figure, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     time: Duration,
-    /// Measures the store in this file and nothing else: so memory is that of one process
+    /// Measure only the store in this file, so that memory is that of one process
     #[arg(long, value_name = "FILE", hide = true)]
     file: Option<PathBuf>,
 }
 
-/// Measures the store.
 pub fn store(options: &StoreBenchOptions, as_json: bool) -> Result<()> {
     if let Some(path) = &options.file {
         return print_json(&store_json(&store::measure(path, options.time)?));
@@ -208,7 +202,7 @@ pub fn store(options: &StoreBenchOptions, as_json: bool) -> Result<()> {
             (64..=tokens).contains(&options.live),
             "--live: a window of 64 tokens up to all of them"
         );
-        let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
         let path = folder.path().join("halo.db");
         let bar = Progress::new("filling the store", tokens as u64);
         store::build_store(&path, tokens, options.live, &mut |n| bar.set_position(n))?;
@@ -229,7 +223,7 @@ pub fn store(options: &StoreBenchOptions, as_json: bool) -> Result<()> {
     for report in &reports {
         let _ = write!(out, "{:>17}", format!("{} tokens", report["tokens"]));
     }
-    let _ = writeln!(out, "{:>10}{:>14}{:>20}", "budget", "row a token", "the documents");
+    let _ = writeln!(out, "{:>10}{:>14}{:>20}", "budget", "row per token", "founding docs");
     for (name, key, budget, rows, documents) in STORE_FIGURES {
         let _ = write!(out, "{name:<46}");
         let number = |v: &serde_json::Value| v.as_f64().map_or_else(|| "–".into(), |n| format!("{n:.3}"));
@@ -242,22 +236,22 @@ pub fn store(options: &StoreBenchOptions, as_json: bool) -> Result<()> {
     for report in &reports {
         let _ = writeln!(out, "{} tokens: {} bytes on disk", report["tokens"], report["bytes"]);
     }
-    out.push_str("\nOne call in ten is faster. Writes are without the sync, but for those that say so.\n");
+    out.push_str("\n10th percentile of calls. Writes exclude the sync, unless noted.\n");
     print_stdout(&out)
 }
 
-/// Name, key, budget, key of the baseline, and what the founding documents claim at a million tokens.
+/// Name, key, budget, key of the baseline, and the claim of the founding documents at a million tokens.
 const STORE_FIGURES: [(&str, &str, &str, &str, &str); 11] = [
     ("open the file and the conversation, ms", "open_ms", "100", "", "–"),
     ("live context (ids, slots, text), ms", "live_ms", "1", "live_ms", "10–50 ms"),
     ("append 16 tokens, ms", "append_ms", "–", "", "–"),
     ("prune a chunk, ms", "prune_ms", "0.1", "prune_ms", "20 ms"),
-    ("return it, read from the store, ms", "resurrect_ms", "0.1", "prune_ms", "30 ms"),
-    ("save the brightness of all that is live, ms", "brightness_ms", "5", "brightness_ms", "–"),
+    ("resurrect it, read from the store, ms", "resurrect_ms", "0.1", "prune_ms", "30 ms"),
+    ("save the brightness of all live tokens, ms", "brightness_ms", "5", "brightness_ms", "–"),
     ("one sync of this disk, ms", "sync_ms", "–", "", "–"),
     ("prune a chunk, synced, ms", "durable_prune_ms", "–", "", "20 ms"),
     ("save all brightness, synced, ms", "durable_brightness_ms", "–", "", "–"),
-    ("bytes a token on disk", "bytes_per_token", "–", "", "–"),
+    ("bytes per token on disk", "bytes_per_token", "–", "", "–"),
     ("peak memory of the process, MiB", "memory_mib", "300", "", "–"),
 ];
 

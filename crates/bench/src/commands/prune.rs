@@ -1,4 +1,4 @@
-//! `halo-bench keep`: what each policy keeps, and what it costs the model that the rest is gone.
+//! `halo-bench keep`: what each pruning policy keeps, and the cost of pruning the rest.
 
 use super::recall::DatasetFormatArg;
 use anyhow::{Result, ensure};
@@ -19,61 +19,59 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// What to shrink.
 #[derive(clap::Args)]
 pub struct PruneBenchOptions {
-    /// The conversations: a file, or a folder
+    /// Dataset: a file or a folder
     #[arg(long, value_name = "FILE_OR_DIR")]
     data: PathBuf,
-    /// How they are written
+    /// Format of the dataset files
     #[arg(long, value_name = "FORMAT", default_value = "realtalk")]
     format: DatasetFormatArg,
-    /// The share of the window that stays
+    /// Share of the window that is kept
     #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
     budget: f64,
-    /// The share of what stays that is kept for being recent
+    /// Share of the budget that is reserved for recent tokens
     #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
     recent: f64,
-    /// Stretches that are taken of each conversation
+    /// Stretches per conversation of the dataset
     #[arg(long, value_name = "N", default_value_t = 1)]
     samples: usize,
-    /// Tokens of a stretch that are read first
+    /// Tokens of a stretch that are prefilled first
     #[arg(long, value_name = "N", default_value_t = 2000)]
     context: usize,
-    /// Tokens that are said next, while the model is watched
+    /// Tokens of the next part, over which attention is captured
     #[arg(long, value_name = "N", default_value_t = 400)]
     watch: usize,
-    /// Tokens that come then, by which the damage is told
+    /// Tokens of the continuation, on which the cost is measured
     #[arg(long, value_name = "N", default_value_t = 192)]
     next: usize,
-    /// Does not leave every chunk out once, which takes most of the time: no agreement is told
+    /// Skip removing every chunk once, which takes most of the time; no agreement is reported
     #[arg(long)]
     policies_only: bool,
 }
 
-/// Shrinks windows.
 pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
     for (name, share) in [("--budget", options.budget), ("--recent", options.recent)] {
-        ensure!((0.01..=0.99).contains(&share), "{name} takes a share from 0.01 to 0.99");
+        ensure!((0.01..=0.99).contains(&share), "{name} must be a share from 0.01 to 0.99");
     }
-    ensure!((1..=1000).contains(&options.samples), "--samples takes 1 up to 1000");
-    ensure!((2..=4096).contains(&options.next), "--next takes 2 up to 4096");
+    ensure!((1..=1000).contains(&options.samples), "--samples must be 1 to 1000");
+    ensure!((2..=4096).contains(&options.next), "--next must be 2 to 4096");
     let settings = env.load_settings()?.settings;
     let conversations = options.format.read(&options.data)?;
     let path = env.model_file()?;
     let model = Llama::open(&path, &Running { context: Some(64), ..Running::default() })?;
-    let (wanted, trained) = (options.context + options.watch, model.weights().trained_context() as usize);
-    // What came next is read beside what is in memory.
-    let most = (2 * wanted).min(trained.saturating_sub(options.next + 64));
-    ensure!(wanted <= most, "--context {}: the model sees no more than {trained} tokens", options.context);
+    let (needed, trained) = (options.context + options.watch, model.weights().trained_context() as usize);
+    // The continuation is decoded beside the window.
+    let limit = (2 * needed).min(trained.saturating_sub(options.next + 64));
+    ensure!(needed <= limit, "--context {}: the model's context length is {trained} tokens", options.context);
     let lengths = SampleLengths {
         history: options.context,
         observed: options.watch,
         next: options.next,
-        max_window: most,
+        max_window: limit,
     };
     let shape = ContextParams {
-        tokens: u32::try_from((most + options.next + 64).min(trained))?,
+        tokens: u32::try_from((limit + options.next + 64).min(trained))?,
         batch: 256,
         threads: env.models.thread_count().cast_signed(),
         sequences: 2,
@@ -103,7 +101,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
         prune::measure(conversation, &mut setup, &mut report, &mut |n| bar.set_position(n))?;
     }
     drop(bar);
-    ensure!(report.samples > 0, "no conversation is long enough: ask for less with --context");
+    ensure!(report.samples > 0, "no conversation is long enough: use less with --context");
     if env.json {
         return print_json(&report_json(&report, options));
     }
@@ -122,14 +120,14 @@ fn rank_name(rank: RankBy) -> &'static str {
 }
 
 fn report_json(report: &PruneBenchReport, options: &PruneBenchOptions) -> Value {
-    let policies = report.by_policy.iter().map(|kept| {
+    let policies = report.by_policy.iter().map(|result| {
         let row = json!({
-            "kl": kept.kl.mean(),
-            "nll": kept.nll.mean(),
-            "evidence_kept": kept.evidence_kept.mean(),
-            "tokens": kept.tokens.mean(),
+            "kl": result.kl.mean(),
+            "nll": result.nll.mean(),
+            "evidence_kept": result.evidence_kept.mean(),
+            "tokens": result.tokens.mean(),
         });
-        (kept.policy.name().to_owned(), row)
+        (result.policy.name().to_owned(), row)
     });
     let agreement =
         report.rank_agreement.iter().map(|(rank, sum)| (rank_name(*rank).to_owned(), json!(sum.mean())));
@@ -153,8 +151,8 @@ fn report_table(report: &PruneBenchReport, options: &PruneBenchOptions) -> Strin
     let fifo = report
         .by_policy
         .iter()
-        .find(|kept| kept.policy == ComparedPolicy::Fifo)
-        .and_then(|kept| kept.kl.mean());
+        .find(|result| result.policy == ComparedPolicy::Fifo)
+        .and_then(|result| result.kl.mean());
     let mut out = format!(
         "{:<12}{:>8}{:>10}{:>11}{:>9}{:>16}\n",
         "policy", "tokens", "KL", "of fifo's", "NLL", "evidence kept"
@@ -169,36 +167,38 @@ fn report_table(report: &PruneBenchReport, options: &PruneBenchOptions) -> Strin
         number(&report.nll, 4),
         "1.00"
     );
-    for kept in &report.by_policy {
+    for result in &report.by_policy {
         let ratio =
-            kept.kl.mean().zip(fifo).map_or_else(String::new, |(kl, fifo)| format!("{:.2}", kl / fifo));
+            result.kl.mean().zip(fifo).map_or_else(String::new, |(kl, fifo)| format!("{:.2}", kl / fifo));
         let _ = writeln!(
             out,
             "{:<12}{:>8}{:>10}{ratio:>11}{:>9}{:>16}",
-            kept.policy.name(),
-            number(&kept.tokens, 0),
-            number(&kept.kl, 4),
-            number(&kept.nll, 4),
-            number(&kept.evidence_kept, 2),
+            result.policy.name(),
+            number(&result.tokens, 0),
+            number(&result.kl, 4),
+            number(&result.nll, 4),
+            number(&result.evidence_kept, 2),
         );
     }
     if !report.rank_agreement.is_empty() {
-        out.push_str("\nhow the ranking of chunks agrees with the damage of leaving each out (Spearman)\n");
+        out.push_str(
+            "\nrank correlation of chunk rankings with the damage of removing each chunk (Spearman)\n",
+        );
         for (rank, sum) in &report.rank_agreement {
             let _ = writeln!(out, "  {:<10}{:>8}", rank_name(*rank), number(sum, 3));
         }
         let ceiling = report.agreement_ceiling.mean().map_or(f64::NAN, f64::sqrt);
         let _ = writeln!(
             out,
-            "  at most   {ceiling:>8.3}  (the damage, measured on these {} tokens, agrees with itself no better)",
+            "  ceiling   {ceiling:>8.3}  (reliability of the damage, measured on these {} tokens)",
             options.next
         );
     }
     let _ = write!(
         out,
-        "\n{} stretches, {} questions. KL: how far the model's guesses at the {} tokens that really came next are from those with the\n\
-         whole window, in nats; NLL: how unlikely they find them. All policies keep the same first tokens and the same latest, {:.0} % of\n\
-         what stays. H2O, SnapKV and TOVA rank the same whole chunks here; in their papers they choose single tokens.\n",
+        "\n{} stretches, {} questions. KL: divergence from the predictions with the full window on the {} tokens of the\n\
+         continuation, in nats; NLL: loss on them. All policies keep the same sinks and the same recent tokens, {:.0} % of\n\
+         the budget. H2O, SnapKV and TOVA rank the same whole chunks here; in their papers they choose single tokens.\n",
         report.samples,
         report.questions,
         options.next,

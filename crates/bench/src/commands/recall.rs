@@ -1,4 +1,4 @@
-//! `halo-bench recall`: how much of what a question needs is found.
+//! `halo-bench recall`: search recall on datasets with known answers.
 
 use anyhow::{Context, Result, anyhow};
 use halo_bench::recall::{
@@ -15,33 +15,30 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// What to ask.
 #[derive(clap::Args)]
 pub struct RecallBenchOptions {
-    /// The conversations: a file, or a folder
+    /// Dataset: a file or a folder
     #[arg(long, value_name = "FILE_OR_DIR")]
     data: PathBuf,
-    /// How they are written
+    /// Format of the dataset files
     #[arg(long, value_name = "FORMAT")]
     format: DatasetFormatArg,
-    /// Where what was embedded is kept for the next time [default: nowhere]
+    /// Folder that caches embeddings between runs [default: none]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 
-/// How conversations are written.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub enum DatasetFormatArg {
-    /// LoCoMo (snap-research/locomo)
+    /// Format of LoCoMo (snap-research/locomo)
     Locomo,
-    /// REALTALK (danny911kr/REALTALK)
+    /// Format of REALTALK (danny911kr/REALTALK)
     Realtalk,
-    /// BEAM (mohammadtavakoli78/BEAM)
+    /// Format of BEAM (mohammadtavakoli78/BEAM)
     Beam,
 }
 
 impl DatasetFormatArg {
-    /// Reads all conversations of a file or a folder.
     pub fn read(self, data: &Path) -> Result<Vec<recall::DatasetConversation>> {
         let format = match self {
             DatasetFormatArg::Locomo => recall::DatasetFormat::Locomo,
@@ -52,16 +49,15 @@ impl DatasetFormatArg {
     }
 }
 
-/// Asks all questions.
 pub fn run(options: &RecallBenchOptions, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let conversations = options.format.read(&options.data)?;
-    let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let temporary = tempfile::tempdir().context("cannot create a temporary folder")?;
     let folder = options.keep.as_deref().unwrap_or(temporary.path());
     std::fs::create_dir_all(folder)
-        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        .with_context(|| format!("cannot create the folder {}", folder.display()))?;
     let embedder = wiring::open_embedder(env, &settings)?;
-    // A chat model is wanted for its tokens alone; where none is named and none is here, words are counted.
+    // The chat model is needed for its tokenizer only; without one, words are counted.
     let model = match &env.models.name {
         Some(_) => Some(env.model_file()?),
         None => env.model_file().ok(),
@@ -121,7 +117,7 @@ fn report_json(report: &RecallBenchReport, mode: &str, tokens: &str) -> Value {
 }
 
 fn report_table(report: &RecallBenchReport, mode: &str, tokens: &str) -> String {
-    let mut out = format!("{:<26}{:>6}", "share of evidence, %", "asked");
+    let mut out = format!("{:<26}{:>6}", "recall of evidence, %", "asked");
     let heads = RECALL_AT.map(|n| format!("{:>7}", format!("@{n}"))).concat()
         + &SESSIONS_AT.map(|n| format!("{:>12}", format!("session@{n}"))).concat()
         + &TOKENS_AT.map(|n| format!("{:>11}", format!("{n} tok"))).concat();
@@ -141,8 +137,8 @@ fn report_table(report: &RecallBenchReport, mode: &str, tokens: &str) -> String 
     let ms = report.search_ms.iter().sum::<f64>() / report.search_ms.len().max(1) as f64;
     let _ = writeln!(
         out,
-        "\n{mode}; {} messages, {} chunks, {} tokens ({tokens}); {ms:.1} ms a question; {} questions name no evidence \
-         and were left out, {} pieces of evidence are not there and count as not found",
+        "\n{mode}; {} messages, {} chunks, {} tokens ({tokens}); {ms:.1} ms per question; {} questions without evidence \
+         were skipped, {} references to missing messages count as not found",
         report.messages, report.chunks, report.tokens, report.without_evidence, report.unknown_evidence
     );
     out

@@ -1,4 +1,4 @@
-//! `halo-bench rooms`: agents on the real model, in a process that is killed now and then.
+//! `halo-bench rooms`: agents on a real model, in a process that is killed now and then.
 
 use super::halo_program;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// How long.
 #[derive(clap::Args)]
 pub struct RoomsBenchOptions {
     /// Heartbeats of each agent
@@ -24,17 +23,17 @@ pub struct RoomsBenchOptions {
     /// How often the process is killed
     #[arg(long, value_name = "N", default_value_t = 3)]
     kills: u64,
-    /// The world [default: five who live at a harbour]
+    /// World file [default: the example, five agents at a harbour]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 }
 
 const WORLD_NAME: &str = "bench";
 
-/// Runs, kills, looks what is left, and runs on.
+/// Runs the world, kills the process, checks the store, and continues.
 pub fn run(options: &RoomsBenchOptions, env: &Env) -> Result<()> {
-    ensure!((1..=100_000).contains(&options.beats), "--beats takes 1 up to 100000");
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    ensure!((1..=100_000).contains(&options.beats), "--beats must be 1 to 100000");
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let halo = halo_program()?;
     let start = |arguments: &[&str]| {
         let mut command = Command::new(&halo);
@@ -46,25 +45,29 @@ pub fn run(options: &RoomsBenchOptions, env: &Env) -> Result<()> {
     };
     let mut new = start(&["new", WORLD_NAME]);
     new.args(options.file.iter().flat_map(|file| ["--file".as_ref(), file.as_os_str()]));
-    ensure!(new.stdout(Stdio::null()).status()?.success(), "the world cannot be made");
+    ensure!(new.stdout(Stdio::null()).status()?.success(), "the world cannot be created");
     let agents = load_world(folder.path())?.agents().count() as u64;
-    let wanted = agents * options.beats;
-    let bar = Progress::new("heartbeats", wanted);
+    let total_beats = agents * options.beats;
+    let bar = Progress::new("heartbeats", total_beats);
     let mut report = RoomsBenchReport::default();
     let begin = Instant::now();
-    while report.beats < wanted {
-        // So that each life ends at another place.
-        let left = wanted - report.beats;
+    while report.beats < total_beats {
+        // Each process is killed at another point.
+        let remaining = total_beats - report.beats;
         let kills = options.kills.saturating_sub(report.kills);
-        let life = if kills == 0 { left } else { (left / (kills + 1)).max(1) };
-        let dies = kills > 0 && life < left;
-        let told =
-            run_process(start(&["run", WORLD_NAME, "--json"]), env, life, dies, &mut report, &mut |n| {
-                bar.set_position(n);
-            })?;
-        report.kills += u64::from(dies);
+        let process_beats = if kills == 0 { remaining } else { (remaining / (kills + 1)).max(1) };
+        let is_killed = kills > 0 && process_beats < remaining;
+        let printed = run_process(
+            start(&["run", WORLD_NAME, "--json"]),
+            env,
+            process_beats,
+            is_killed,
+            &mut report,
+            &mut |n| bar.set_position(n),
+        )?;
+        report.kills += u64::from(is_killed);
         let world = load_world(folder.path())?;
-        report.lost += told.iter().filter(|message| !is_stored(&world, message)).count() as u64;
+        report.lost += printed.iter().filter(|message| !is_stored(&world, message)).count() as u64;
         report.rule_violations.extend(rule_violations(&world));
     }
     drop(bar);
@@ -83,16 +86,16 @@ fn load_world(folder: &Path) -> Result<World> {
 }
 
 fn is_stored(world: &World, message: &RoomMessage) -> bool {
-    let found = world.any_room(message.room).and_then(|room| room.message(message.id));
-    found.is_some_and(|found| found.content == message.content && found.sender == message.sender)
+    let stored = world.any_room(message.room).and_then(|room| room.message(message.id));
+    stored.is_some_and(|stored| stored.content == message.content && stored.sender == message.sender)
 }
 
-/// One life of the process: as many heartbeats as that, then it is killed, or ends. Returns what it said that it said.
+/// One process: runs so many heartbeats, then is killed or ends. Returns the messages that it printed.
 fn run_process(
     mut command: Command,
     env: &Env,
-    life: u64,
-    dies: bool,
+    process_beats: u64,
+    is_killed: bool,
     report: &mut RoomsBenchReport,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<RoomMessage>> {
@@ -102,34 +105,34 @@ fn run_process(
     if let Some(threads) = env.models.threads {
         command.args(["--threads", &threads.to_string()]);
     }
-    if !dies {
-        command.args(["--beats", &life.to_string()]);
+    if !is_killed {
+        command.args(["--beats", &process_beats.to_string()]);
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a process to kill")?;
-    let out = child.stdout.take().context("it says nothing")?;
-    let (mut told, mut beats) = (Vec::new(), 0);
+    let out = child.stdout.take().context("it has no standard output")?;
+    let (mut printed, mut beats) = (Vec::new(), 0);
     for line in BufReader::new(out).lines() {
         let Ok(line) = line else { break };
         let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
         let messages = value.get("messages").cloned().unwrap_or_default();
-        told.extend(serde_json::from_value::<Vec<RoomMessage>>(messages).unwrap_or_default());
+        printed.extend(serde_json::from_value::<Vec<RoomMessage>>(messages).unwrap_or_default());
         if let Some(beat) = value.get("beat").filter(|beat| !beat.is_null()) {
             report.record_beat(beat);
             beats += 1;
             progress(report.beats);
         }
-        if dies && beats >= life {
+        if is_killed && beats >= process_beats {
             break;
         }
     }
-    if dies {
-        child.kill().context("it cannot be killed")?;
+    if is_killed {
+        child.kill().context("cannot kill the process")?;
     }
     let ended = child.wait()?;
-    if !dies && !ended.success() {
+    if !is_killed && !ended.success() {
         bail!("the process ended by itself: {ended}");
     }
-    Ok(told)
+    Ok(printed)
 }
 
 fn print_report(report: &RoomsBenchReport, agents: u64, env: &Env) -> Result<()> {
@@ -152,9 +155,9 @@ fn print_report(report: &RoomsBenchReport, agents: u64, env: &Env) -> Result<()>
         }));
     }
     print_stdout(&format!(
-        "{agents} agents, {} heartbeats: {} answers were read, {} of them put right first, {} could not be.\n\
-         {} messages, {} actions, {} refused with a reason; rules broken: {}.\n\
-         Tokens: {} shown, {} read ({:.1} %), {} answered; {:.1} s a heartbeat.\n\
+        "{agents} agents, {} heartbeats: {} answers were parsed, {} of them after a repair, {} could not be.\n\
+         {} messages, {} actions, {} refused; rule violations: {}.\n\
+         Tokens: {} of prompts, {} prefilled ({:.1} %), {} of answers; {:.1} s per heartbeat.\n\
          Killed {} times, lost {}.\n",
         report.beats,
         report.parsed,

@@ -1,4 +1,4 @@
-//! `halo-bench search`: how long it takes to find the nearest of many rows, and whether they are the nearest.
+//! `halo-bench search`: time and recall of approximate vector search.
 
 use anyhow::{Context, Result, ensure};
 use halo_bench::search::{self, SearchBenchPlan, VectorDistribution};
@@ -9,28 +9,27 @@ use serde_json::json;
 use std::fmt::Write;
 use std::num::NonZero;
 
-/// What to search.
 #[derive(clap::Args)]
 pub struct SearchBenchOptions {
-    /// Rows to search; several numbers are measured one after the other
+    /// Number of vectors; several sizes are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100_000, 1_000_000])]
     entries: Vec<usize>,
-    /// Numbers in a row
+    /// Dimensions of a vector
     #[arg(long, value_name = "N", default_value = "384")]
     dimensions: NonZero<u16>,
-    /// How many times to search
+    /// Number of queries to measure
     #[arg(long, value_name = "N", default_value_t = 300)]
     queries: usize,
-    /// How the rows lie
+    /// Distribution of the vectors
     #[arg(long, value_name = "KIND", default_value = "sentences")]
     rows: RowDistribution,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum RowDistribution {
-    /// As the embeddings of sentences do
+    /// Distributed as embeddings of sentences
     Sentences,
-    /// As by chance, which is the hardest to search
+    /// Uniformly random, the hardest case
     Random,
 }
 
@@ -43,11 +42,10 @@ impl RowDistribution {
     }
 }
 
-/// Measures searching.
 pub fn run(options: &SearchBenchOptions, env: &Env) -> Result<()> {
-    ensure!(options.queries > 0, "--queries: search at least once");
+    ensure!(options.queries > 0, "--queries must be at least 1");
     let seed = env.settings.seed.as_deref().unwrap_or("1");
-    let seed = seed.parse().with_context(|| format!("--seed {seed}: write a whole number"))?;
+    let seed = seed.parse().with_context(|| format!("--seed {seed} is not a whole number"))?;
     let threads = NonZero::new(env.models.threads.unwrap_or(1) as usize).unwrap_or(NonZero::<usize>::MIN);
     let data = match options.rows {
         RowDistribution::Sentences => VectorDistribution::Sentences,
@@ -60,15 +58,15 @@ pub fn run(options: &SearchBenchOptions, env: &Env) -> Result<()> {
         "p50 ms",
         "p99 ms",
         "recall@10",
-        "each row, ms",
+        "exact, ms",
         "ratio",
         "documents, ms",
         "bytes",
         "build ms"
     );
     for &entries in &options.entries {
-        ensure!(entries >= 10, "--entries {entries}: search at least ten rows");
-        let bar = Progress::new("making rows", entries as u64);
+        ensure!(entries >= 10, "--entries {entries} must be at least 10");
+        let bar = Progress::new("creating vectors", entries as u64);
         let (dimensions, queries) = (options.dimensions, options.queries);
         let plan = SearchBenchPlan { entries, dimensions, data, queries, threads, seed };
         let report = search::measure(&plan, &mut |n| bar.set_position(n as u64))?;
@@ -105,8 +103,8 @@ pub fn run(options: &SearchBenchOptions, env: &Env) -> Result<()> {
         return print_json(&json!(rows));
     }
     out.push_str(
-        "\nAll of this run, on this machine. Each row: scoring every row as it was given, in plain code; that is the\n\
-         truth that recall is measured by, too. Ratio = each row ÷ p50: larger is better.\n",
+        "\nExact: scoring every unquantized vector in plain code; recall is measured against it.\n\
+         Ratio = exact ÷ p50: larger is better.\n",
     );
     print_stdout(&out)
 }

@@ -1,4 +1,4 @@
-//! `halo-bench server`: many who read and search while one is answered, beside nobody.
+//! `halo-bench server`: answer speed with and without concurrent readers and searches.
 
 use super::halo_program;
 use anyhow::{Context, Result, bail, ensure};
@@ -12,13 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many, and how often.
 #[derive(clap::Args)]
 pub struct ServerBenchOptions {
-    /// Clients that read and search
+    /// Number of clients that read and search
     #[arg(long, value_name = "N", default_value_t = 200)]
     clients: usize,
-    /// Milliseconds that a client thinks between two requests; every tenth is a search
+    /// Milliseconds between two requests of a client; every tenth is a search
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pause: u64,
     /// Answers that are measured, with the clients and without
@@ -26,46 +25,46 @@ pub struct ServerBenchOptions {
     answers: usize,
 }
 
-/// How long the requests took, by what they asked for.
+/// Milliseconds of the requests, by kind.
 #[derive(Default)]
 struct RequestTimes {
     reads: Vec<f64>,
     searches: Vec<f64>,
 }
 
-/// Measures.
 pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
     ensure!(options.clients > 0 && options.answers > 0, "--clients and --answers must be at least 1");
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let server = BenchServer::start(env, folder.path())?;
-    let mut speaker = BenchConnection::open(&server.address)?;
+    let mut connection = BenchConnection::open(&server.address)?;
     for topic in ["cheese", "trains", "winter", "music"] {
-        speaker.send_message(&format!("Tell me something about {topic}."))?;
+        connection.send_message(&format!("Tell me something about {topic}."))?;
     }
-    speaker.send_message("Tell me a long story about a fisherman and his brother.")?;
+    connection.send_message("Tell me a long story about a fisherman and his brother.")?;
     let mut pace = [Vec::new(), Vec::new()];
     let mut times = RequestTimes::default();
-    // The same answer again and again: alone, beside, beside, alone. Whatever else this machine does counts for both.
+    // The same answer each time: alone, with clients, with clients, alone. Other load of the machine affects both.
     for n in 0..options.answers * 2 {
-        let beside = n % 4 == 1 || n % 4 == 2;
-        let crowd = beside.then(|| BackgroundClients::start(options, &server.address));
+        let with_clients = n % 4 == 1 || n % 4 == 2;
+        let clients = with_clients.then(|| BackgroundClients::start(options, &server.address));
         std::thread::sleep(Duration::from_millis(options.pause + 100));
-        pace[usize::from(beside)].push(speaker.regenerate()?);
-        if let Some(crowd) = crowd {
-            let more = crowd.stop()?;
+        pace[usize::from(with_clients)].push(connection.regenerate()?);
+        if let Some(clients) = clients {
+            let more = clients.stop()?;
             times.reads.extend(more.reads);
             times.searches.extend(more.searches);
         }
     }
-    let mut ratios: Vec<f64> = pace[0].iter().zip(&pace[1]).map(|(alone, beside)| beside / alone).collect();
-    let [alone, beside] = pace.each_mut().map(|values| quantile(values, 0.5));
+    let mut ratios: Vec<f64> =
+        pace[0].iter().zip(&pace[1]).map(|(alone, with_clients)| with_clients / alone).collect();
+    let [alone, with_clients] = pace.each_mut().map(|values| quantile(values, 0.5));
     let requests = times.reads.len() + times.searches.len();
-    let told = json!({
+    let figures = json!({
         "clients": options.clients,
         "pause_ms": options.pause,
         "requests": requests,
         "tok_s_alone": alone,
-        "tok_s_with_clients": beside,
+        "tok_s_with_clients": with_clients,
         "ratio": quantile(&mut ratios, 0.5),
         "read_p50_ms": quantile(&mut times.reads, 0.5),
         "read_p99_ms": quantile(&mut times.reads, 0.99),
@@ -73,24 +72,23 @@ pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
         "search_p99_ms": quantile(&mut times.searches, 0.99),
     });
     if env.json {
-        return print_json(&told);
+        return print_json(&figures);
     }
     let mut out = String::new();
-    for (key, value) in told.as_object().into_iter().flatten() {
+    for (key, value) in figures.as_object().into_iter().flatten() {
         let _ =
             writeln!(out, "{key:<20} {:>10}", value.as_f64().map_or_else(String::new, |n| format!("{n:.2}")));
     }
     print_stdout(&out)
 }
 
-/// The value that so large a share of them do not pass.
 fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
     values.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// A server of our own, which ends with this.
+/// A server process that ends with this value.
 struct BenchServer {
     process: Child,
     address: String,
@@ -101,7 +99,7 @@ impl BenchServer {
         let mut command = Command::new(halo_program()?);
         let models = env.data_dir().map(|folder| folder.join("models")).filter(|folder| folder.exists());
         if let Some(models) = models {
-            // It has the models of this one, and nothing else.
+            // It uses the models of this data folder, and nothing else of it.
             #[cfg(unix)]
             std::os::unix::fs::symlink(models, data.join("models"))?;
             #[cfg(not(unix))]
@@ -125,17 +123,17 @@ impl BenchServer {
         command.args(["--threads", &env.models.thread_count().to_string()]);
         let mut process = command.stderr(Stdio::piped()).spawn().context("cannot start a server")?;
         let errors = process.stderr.take().context("it has no standard error")?;
-        let mut heard = String::new();
+        let mut startup_log = String::new();
         for line in BufReader::new(errors).lines() {
             let line = line?;
             if let Some((_, rest)) = line.split_once("listening on http://") {
                 let address = rest.split_whitespace().next().unwrap_or_default().to_owned();
                 return Ok(Self { process, address });
             }
-            heard.push_str(&line);
+            startup_log.push_str(&line);
         }
         let _ = process.wait();
-        bail!("the server did not start: {heard}")
+        bail!("the server did not start: {startup_log}")
     }
 }
 
@@ -146,7 +144,6 @@ impl Drop for BenchServer {
     }
 }
 
-/// A connection that is kept.
 struct BenchConnection {
     stream: BufReader<TcpStream>,
     address: String,
@@ -160,7 +157,7 @@ impl BenchConnection {
         Ok(Self { stream: BufReader::new(stream), address: address.to_owned() })
     }
 
-    /// Asks, and reads all of the answer.
+    /// Sends a request and reads the whole response.
     fn request(&mut self, method: &str, path: &str, body: &str) -> Result<Vec<u8>> {
         let (address, length) = (&self.address, body.len());
         let request =
@@ -172,14 +169,14 @@ impl BenchConnection {
         let mut length = 0;
         loop {
             line.clear();
-            ensure!(self.stream.read_line(&mut line)? > 0, "the server has gone");
+            ensure!(self.stream.read_line(&mut line)? > 0, "the server closed the connection");
             if line.trim().is_empty() {
                 break;
             }
             if let Some((name, value)) = line.split_once(':')
                 && name.eq_ignore_ascii_case("content-length")
             {
-                length = value.trim().parse().context("a length that is no number")?;
+                length = value.trim().parse().context("Content-Length is not a number")?;
             }
         }
         let mut body = vec![0; length];
@@ -188,12 +185,12 @@ impl BenchConnection {
         Ok(body)
     }
 
-    /// Says something, and waits for the end of the answer.
+    /// Sends a message and waits for the end of the answer.
     fn send_message(&mut self, text: &str) -> Result<f64> {
         self.post_and_wait("messages", &json!({ "text": text }))
     }
 
-    /// Asks for the last answer once more, and waits for its end. Returns its tokens a second.
+    /// Regenerates the last answer; returns its tokens per second.
     fn regenerate(&mut self) -> Result<f64> {
         self.post_and_wait("regenerate", &json!({}))
     }
@@ -217,19 +214,19 @@ impl BenchConnection {
     }
 }
 
-/// Those who read and search.
+/// Clients that read and search.
 struct BackgroundClients {
     stop_signal: Arc<StopSignal>,
     threads: Vec<std::thread::JoinHandle<Result<()>>>,
     times: Arc<Mutex<RequestTimes>>,
 }
 
-/// Wakes those who think when they may go. They would cost the machine more by looking up than by asking.
+/// Wakes waiting clients when they are to stop: polling would cost more than their requests.
 #[derive(Default)]
 struct StopSignal(Mutex<bool>, Condvar);
 
 impl StopSignal {
-    /// Thinks for a while. Whether to go.
+    /// Waits for the pause of a client; returns whether to stop.
     fn wait(&self, time: Duration) -> bool {
         let enough = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let woken = self.1.wait_timeout_while(enough, time, |enough| !*enough);
@@ -242,7 +239,7 @@ impl StopSignal {
     }
 }
 
-/// What is searched for: no two clients ask the same at the same time.
+/// Search queries: no two clients send the same at the same time.
 const SEARCH_TERMS: [&str; 12] = [
     "trains",
     "winter",
@@ -266,7 +263,7 @@ impl BackgroundClients {
         let one = |number: usize| {
             let (enough, times, address) = (Arc::clone(&enough), Arc::clone(&times), address.to_owned());
             std::thread::spawn(move || {
-                // They do not come all at the same moment.
+                // The clients do not start at the same moment.
                 let mut enough_now =
                     enough.wait(Duration::from_millis(pause * number as u64 / clients as u64));
                 let mut connection = BenchConnection::open(&address)?;
@@ -307,7 +304,7 @@ impl BackgroundClients {
     fn stop(self) -> Result<RequestTimes> {
         self.stop_signal.stop();
         for thread in self.threads {
-            thread.join().map_err(|_| anyhow::anyhow!("a client broke down"))??;
+            thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
         Ok(std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner)))
     }

@@ -1,5 +1,4 @@
-//! `halo-bench turn` and `halo-bench needle`: what a turn takes, and whether what was said first is there when it is asked
-//! for last.
+//! `halo-bench turn` and `halo-bench needle`: the stages of a turn, and resurrecting a fact from the beginning.
 
 use anyhow::{Context, Result, ensure};
 use halo_bench::needle::{self, NeedlePolicy};
@@ -19,28 +18,26 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::Path;
 
-/// At which lengths to measure turns.
 #[derive(clap::Args)]
 pub struct TurnBenchOptions {
-    /// Tokens ever said before; several lengths are measured one after the other
+    /// Tokens of the history; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1000, 100_000, 1_000_000])]
     history: Vec<usize>,
-    /// Tokens in the window of the turns in which only what is not the model's is measured
+    /// Tokens in the context window of the turns in which only the time outside the model is measured
     #[arg(long, value_name = "N", default_value_t = 30_000)]
     live: usize,
 }
 
-/// Measures turns.
 pub fn turn(options: &TurnBenchOptions, env: &Env) -> Result<()> {
     ensure!(
         options.history.iter().all(|n| (500..=20_000_000).contains(n)),
-        "--history takes 500 up to 20000000"
+        "--history must be 500 to 20000000"
     );
-    ensure!((100..=1_000_000).contains(&options.live), "--live takes 100 up to 1000000");
+    ensure!((100..=1_000_000).contains(&options.live), "--live must be 100 to 1000000");
     let settings = env.load_settings()?.settings;
     let rules = deterministic_rules(&settings);
     let embedder = wiring::open_embedder(env, &settings)?;
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let model = wiring::open_llama(env, &settings, kv_archive_limits(folder.path()))?;
     let mut reports = Vec::new();
     for &history in &options.history {
@@ -54,7 +51,7 @@ pub fn turn(options: &TurnBenchOptions, env: &Env) -> Result<()> {
     let own =
         turn::measure(&rote, embedder.as_ref(), &own_rules, past, &mut |n, of| bar.set_progress(n, of))?;
     drop(bar);
-    // The model's own time for a token of a larger window would be more.
+    // The model's time per token in a larger window would be higher.
     let slowest = reports.iter().map(TurnBenchReport::model_ms_per_token).fold(0.0, f64::max);
     let share = own.overhead_ms() / (own.overhead_ms() + slowest * own.tokens);
     if env.json {
@@ -88,10 +85,10 @@ pub fn turn(options: &TurnBenchOptions, env: &Env) -> Result<()> {
     }
     let _ = write!(
         out,
-        "\nMilliseconds; the middle of ten turns each, with answers of up to {} tokens. In the last line a model that takes no time\n\
-         speaks, in a window of {} tokens: what it takes is all Halo's own. Its share is beside {slowest:.1} ms that {} took for a\n\
-         token of the windows above. Own is all but reading and speaking: storing, searching, scoring, pruning, indexing (with the\n\
-         embedder), and saving the model's memory.\n",
+        "\nMilliseconds; median of ten turns each, with answers of up to {} tokens. The last line uses a model that takes no time,\n\
+         in a window of {} tokens: all of its time is Halo's own. Its share is relative to the {slowest:.1} ms that {} took per\n\
+         token in the windows above. Own is the time outside prefill and generation: storing, searching, scoring, pruning,\n\
+         indexing (with the embedder), and saving KV cells.\n",
         rules.sampling.max_tokens,
         own.live,
         model.info().name,
@@ -120,32 +117,30 @@ fn report_json(report: &TurnBenchReport) -> Value {
     })
 }
 
-/// Where to hide what is asked for.
 #[derive(clap::Args)]
 pub struct NeedleBenchOptions {
-    /// Tokens said before it is asked for; several lengths are measured one after the other
+    /// Tokens of the history before the questions; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [8000, 100_000])]
     history: Vec<usize>,
-    /// Tokens that the window may hold
+    /// Tokens in the context window
     #[arg(long, value_name = "N", default_value_t = 1024)]
     window: usize,
-    /// Only those policies whose names begin with one of these
+    /// Only policies whose names begin with one of these
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
 }
 
-/// Asks for what was said first.
 pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     ensure!(
         options.history.iter().all(|n| (500..=20_000_000).contains(n)),
-        "--history takes 500 up to 20000000"
+        "--history must be 500 to 20000000"
     );
-    ensure!(options.window >= 400, "--window takes at least 400 tokens");
+    ensure!(options.window >= 400, "--window must be at least 400 tokens");
     let settings = env.load_settings()?.settings;
     let embedder = wiring::open_embedder(env, &settings)?.context(
-        "there is no embedder: fetch one with `halo models pull e5-small`, or name one with --set recall.embedder=NAME",
+        "no embedder is installed: download one with `halo models pull e5-small`, or name one with --set recall.embedder=NAME",
     )?;
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let model = wiring::open_llama(env, &settings, kv_archive_limits(folder.path()))?;
     let mut rules = deterministic_rules(&settings);
     rules.context.max_tokens = options.window;
@@ -158,36 +153,37 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
         PrunePolicy::Brightness { .. } => chosen,
         _ => PrunePolicy::Brightness { rank: RankBy::Top4, ties: TieBreak::Dimmer },
     };
-    let way = |name, policy, recall| NeedlePolicy { name, policy, recall };
-    let ways = [
-        way("brightness", brightness, true),
-        way("fifo", PrunePolicy::Fifo, true),
-        way("window", PrunePolicy::Window, true),
-        way("random", PrunePolicy::Random { seed: 1 }, true),
-        way("brightness, nothing returns", brightness, false),
-        way("fifo, nothing returns", PrunePolicy::Fifo, false),
+    let policy = |name, policy, recall| NeedlePolicy { name, policy, recall };
+    let policies = [
+        policy("brightness", brightness, true),
+        policy("fifo", PrunePolicy::Fifo, true),
+        policy("window", PrunePolicy::Window, true),
+        policy("random", PrunePolicy::Random { seed: 1 }, true),
+        policy("brightness, nothing returns", brightness, false),
+        policy("fifo, nothing returns", PrunePolicy::Fifo, false),
     ];
-    let wanted = |way: &&NeedlePolicy| {
-        options.policies.is_empty() || options.policies.iter().any(|name| way.name.starts_with(name.as_str()))
+    let is_selected = |policy: &&NeedlePolicy| {
+        options.policies.is_empty()
+            || options.policies.iter().any(|name| policy.name.starts_with(name.as_str()))
     };
-    let ways: Vec<&NeedlePolicy> = ways.iter().filter(wanted).collect();
-    ensure!(!ways.is_empty(), "--policies: there are brightness, fifo, window and random");
+    let policies: Vec<&NeedlePolicy> = policies.iter().filter(is_selected).collect();
+    ensure!(!policies.is_empty(), "--policies: use brightness, fifo, window or random");
     let mut rows = Vec::new();
     let mut out = format!(
         "{:>9}  {:<30}{:>7}{:>10}{:>10}{:>11}{:>10}{:>14}\n",
-        "history", "policy", "asked", "had left", "returned", "own place", "answered", "fact alone"
+        "history", "policy", "asked", "pruned", "back", "position", "answered", "fact alone"
     );
     for &history in &options.history {
-        for &way in &ways {
-            let bar = Progress::new(way.name, 0);
-            let report = needle::measure(&model, &embedder, &rules, way, history, &mut |n, of| {
+        for &policy in &policies {
+            let bar = Progress::new(policy.name, 0);
+            let report = needle::measure(&model, &embedder, &rules, policy, history, &mut |n, of| {
                 bar.set_progress(n, of);
             })?;
             drop(bar);
             rows.push(json!({
                 "history": history,
                 "window": options.window,
-                "policy": way.name,
+                "policy": policy.name,
                 "lived": history <= needle::MAX_GENERATED_HISTORY,
                 "asked": report.questions,
                 "had_left": report.pruned,
@@ -199,7 +195,7 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
             let _ = writeln!(
                 out,
                 "{history:>9}  {:<30}{:>7}{:>10}{:>10}{:>11}{:>10}{:>14}",
-                way.name,
+                policy.name,
                 report.questions,
                 report.pruned,
                 report.resurrected,
@@ -214,15 +210,15 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     }
     let _ = write!(
         out,
-        "\nA window of {} tokens. Up to {} tokens the model lives all of it; beyond, the past is made by rote. \"fact alone\" is the\n\
-         same question behind nothing but what it asks for.\n",
+        "\nA window of {} tokens. Up to {} tokens the model generates all answers; longer histories are synthetic. \"fact alone\" is the\n\
+         same question with only the fact before it.\n",
         options.window,
         needle::MAX_GENERATED_HISTORY
     );
     print_stdout(&out)
 }
 
-/// As the settings have it, but the same each time.
+/// Rules of the settings, with a fixed seed.
 fn deterministic_rules(settings: &Settings) -> ConversationRules {
     let mut rules = wiring::engine_config(settings);
     if settings.generation_seed == AutoOr::Auto {
@@ -232,7 +228,7 @@ fn deterministic_rules(settings: &Settings) -> ConversationRules {
     rules
 }
 
-/// The same rules for a window of so many tokens after each turn.
+/// The same rules with a window of so many tokens after each turn.
 fn with_window(rules: &ConversationRules, live: usize) -> ConversationRules {
     let mut rules = rules.clone();
     rules.reserved_tokens = live / 4;
@@ -241,7 +237,7 @@ fn with_window(rules: &ConversationRules, live: usize) -> ConversationRules {
     rules
 }
 
-/// Room for what leaves the model's memory.
+/// Limits of the KV archive for the benchmark.
 fn kv_archive_limits(folder: &Path) -> KvArchiveLimits {
     KvArchiveLimits { ram: 256 << 20, disk: 4 << 30, folder: Some(folder.to_owned()) }
 }

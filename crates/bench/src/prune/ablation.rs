@@ -1,40 +1,39 @@
-//! A real model with a sample in its memory: what it looked at, and what it guesses when some of it is gone.
+//! A real model with a sample in its KV cache: its attention, and its predictions without some of the tokens.
 
 use halo_llama::attention::{ReducedAttention, TapConfig};
 use halo_llama::ffi::{BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, SeqId};
 use std::ops::Range;
 
-/// All of the sample.
+/// The sequence with the whole sample.
 const FULL_SEQ: SeqId = SeqId(0);
-/// What is left of it.
+/// The sequence with what is left of it.
 const PRUNED_SEQ: SeqId = SeqId(1);
 
-/// Tokens that are read at once while all of them are watched.
+/// Batch size while attention of all tokens is captured.
 const OBSERVED_BATCH: usize = 16;
 
-/// A real model with a sample in its memory.
 pub(super) struct AblationRun<'a> {
     context: &'a mut LlamaContext,
     len: usize,
     next: &'a [LlamaToken],
-    /// What it guesses with all of it in memory, as logarithms, one row a token of what came next.
+    /// Log probabilities with the whole sample in the cache, one row per token of the continuation.
     full_logprobs: Vec<f32>,
 }
 
-/// What letting some of a window go has cost.
+/// The cost of removing some of a window.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PruneCost {
-    /// By token of what came next: how far the guess is from that of the full window, in nats.
+    /// By token of the continuation: KL divergence from the full window, in nats.
     pub(super) kl: Vec<f64>,
-    /// By token: how unlikely the guess thinks what really came, in nats.
+    /// By token: loss on the actual token, in nats.
     pub(super) nll: Vec<f64>,
 }
 
-/// Who hears of each row of attention: what a token looked at, one after the other.
+/// Receives each row of attention, token by token.
 pub(super) type OnAttentionRow<'a> = dyn FnMut(&ReducedAttention) + 'a;
 
 impl<'a> AblationRun<'a> {
-    /// Reads a window; the rows of the tokens from `watched` on are told.
+    /// Prefills a window; rows of tokens from `watched` on are passed to `listener`.
     pub(super) fn start(
         context: &'a mut LlamaContext,
         window: &[LlamaToken],
@@ -56,7 +55,7 @@ impl<'a> AblationRun<'a> {
             context.tap().configure(TapConfig { cells: true, ..want.clone() });
             context.decode(FULL_SEQ, &batch_items(part, start, false))?;
             let cells: Vec<i64> = (start..start + part.len()).map(|n| n as i64).collect();
-            assert_eq!(context.tap().batch_cells(), cells, "an empty memory is filled from its beginning");
+            assert_eq!(context.tap().batch_cells(), cells, "an empty cache is filled from its beginning");
             context.tap().take_rows().iter().for_each(&mut *looked);
         }
         let mut trial = Self { context, len: window.len(), next, full_logprobs: Vec::new() };
@@ -64,12 +63,12 @@ impl<'a> AblationRun<'a> {
         Ok(trial)
     }
 
-    /// What it costs to let these slots go.
+    /// The cost of removing these slots.
     pub(super) fn cost_without(&mut self, gone: &[Range<usize>]) -> Result<PruneCost, LlamaError> {
         let guesses = self.logprobs_without(gone)?;
         let size = self.context.weights().vocab_size();
         let mut cost = PruneCost::default();
-        // The guess behind a token is at the one that follows it.
+        // The logits of a token predict the one after it.
         let following = self.next.iter().skip(1);
         for ((full, rest), &came) in self.full_logprobs.chunks(size).zip(guesses.chunks(size)).zip(following)
         {
@@ -79,7 +78,7 @@ impl<'a> AblationRun<'a> {
         Ok(cost)
     }
 
-    /// The guesses at what came next with some slots gone: the logarithms of probabilities.
+    /// Log probabilities of the continuation without some slots.
     fn logprobs_without(&mut self, gone: &[Range<usize>]) -> Result<Vec<f32>, LlamaError> {
         let end = self.len as LlamaPos;
         self.context.seq_cp(FULL_SEQ, PRUNED_SEQ, 0, end);
@@ -112,7 +111,7 @@ fn batch_items(tokens: &[LlamaToken], start: usize, logits: bool) -> Vec<BatchTo
     tokens.iter().enumerate().map(item).collect()
 }
 
-/// Scores become logarithms of probabilities.
+/// Logits to log probabilities.
 fn log_softmax(scores: &mut [f32]) {
     let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = scores.chunks(1024).map(|part| part.iter().map(|s| (s - top).exp()).sum::<f32>()).sum();

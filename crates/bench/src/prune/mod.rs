@@ -1,9 +1,9 @@
-//! What is worth keeping: each policy lets a window shrink, and the model tells what that cost it.
+//! Comparison of pruning policies: each shrinks a window, and the cost is measured with the model.
 //!
-//! A stretch of a real conversation is read; the model's attention is watched over what is said next, word for word as it
-//! was said; the window shrinks to a share of its size; and what the model then expects is compared with what it expects
-//! with all of it in memory, and with what really came. All policies choose among the same chunks, keep the same first and
-//! latest tokens, and may keep as much.
+//! A stretch of a real conversation is prefilled; attention is captured over the next part, token by token as it was
+//! written; the window is pruned to a share of its size; and the model's predictions of the continuation are compared
+//! with those with the full window, and with the actual tokens. All policies choose among the same chunks, keep the
+//! same sinks and recent tokens, and have the same budget.
 
 mod ablation;
 mod policies;
@@ -26,54 +26,49 @@ use policies::ObservedAttention;
 use sample::ConversationSample;
 use std::ops::Range;
 
-/// How it is measured.
 pub struct PruneBenchSetup<'a> {
     pub context: &'a mut LlamaContext,
-    /// How messages are written for it.
+    /// How messages are formatted for the model.
     pub frame: ChatFormatter,
-    /// How it is scored; its window and its recent tokens are those of the budget.
+    /// The scoring rules; window and recent tokens follow from the budget.
     pub rules: ContextRules,
-    /// What is wanted of its attention.
     pub want: TapConfig,
-    /// How long the parts of a stretch are.
+    /// Lengths of the parts of a stretch.
     pub lengths: SampleLengths,
-    /// Stretches of each conversation.
     pub samples: usize,
-    /// The share of the window that stays.
+    /// The share of the window that is kept.
     pub budget: f64,
-    /// The share of what stays that is kept for being recent.
+    /// The share of the budget that is reserved for recent tokens.
     pub recent: f64,
-    /// Whether every chunk is left out once, to see how bright those are that matter.
+    /// Whether every chunk is removed once, to compare its brightness with the damage.
     pub ablate_each_chunk: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct PruneBenchReport {
     pub samples: usize,
-    /// Tokens of their windows.
     pub window: MeanAccumulator,
-    /// Questions whose evidence, or some of it, is in the window.
+    /// Questions with evidence in the window.
     pub questions: usize,
-    /// How unlikely the model thinks what really came next, with all of it in memory, in nats.
+    /// Loss on the continuation with the full window, in nats.
     pub nll: MeanAccumulator,
     pub by_policy: Vec<PrunePolicyResult>,
-    /// By ranking: how its order of chunks agrees with that of the damage which leaving each of them out does.
+    /// By ranking: rank correlation with the damage that removing each chunk does.
     pub rank_agreement: Vec<(RankBy, MeanAccumulator)>,
-    /// How far that damage agrees with itself, measured on every second token: no ranking can agree more with it than the
-    /// root of this.
+    /// Reliability of that damage, measured on every second token: no ranking can correlate more than its root.
     pub agreement_ceiling: MeanAccumulator,
 }
 
-/// What became of the windows under one policy.
+/// Results of one policy.
 #[derive(Clone, Debug)]
 pub struct PrunePolicyResult {
     pub policy: ComparedPolicy,
     pub tokens: MeanAccumulator,
-    /// How far the guesses are from those of the full window, in nats.
+    /// KL divergence from the full window, in nats.
     pub kl: MeanAccumulator,
-    /// How unlikely they think what really came.
+    /// Loss on the continuation, in nats.
     pub nll: MeanAccumulator,
-    /// The share of a question's evidence that stayed.
+    /// The share of a question's evidence that was kept.
     pub evidence_kept: MeanAccumulator,
 }
 
@@ -91,7 +86,6 @@ impl MeanAccumulator {
         }
     }
 
-    /// Their mean; none of none.
     #[must_use]
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
@@ -102,7 +96,7 @@ impl MeanAccumulator {
 pub const RANKS: [RankBy; 6] =
     [RankBy::Share, RankBy::Sum, RankBy::Votes, RankBy::Top4, RankBy::Mean, RankBy::Peak];
 
-/// Measures one conversation. `progress` hears how many stretches are done.
+/// Measures one conversation. `progress` gets the number of finished stretches.
 pub fn measure(
     conversation: &DatasetConversation,
     setup: &mut PruneBenchSetup<'_>,
@@ -161,15 +155,16 @@ fn measure_sample(
         };
         report.by_policy = ComparedPolicy::ALL.map(fresh).to_vec();
     }
-    for kept in &mut report.by_policy {
-        let rest = policies::prune_window(kept.policy, &timeline, prefix, budget, &rules, &observed);
-        let cost = trial.cost_without(&pruned_slots(&rest, prefix))?;
-        kept.tokens.add((prefix + rest.live_len()) as f64);
-        kept.kl.add(mean(&cost.kl));
-        kept.nll.add(mean(&cost.nll));
+    for result in &mut report.by_policy {
+        let pruned_timeline =
+            policies::prune_window(result.policy, &timeline, prefix, budget, &rules, &observed);
+        let cost = trial.cost_without(&pruned_slots(&pruned_timeline, prefix))?;
+        result.tokens.add((prefix + pruned_timeline.live_len()) as f64);
+        result.kl.add(mean(&cost.kl));
+        result.nll.add(mean(&cost.nll));
         for needed in &sample.evidence {
-            let stays = |turn: &&TurnId| rest.turn_chunks(**turn).any(|chunk| chunk.is_live());
-            kept.evidence_kept.add(needed.iter().filter(stays).count() as f64 / needed.len() as f64);
+            let stays = |turn: &&TurnId| pruned_timeline.turn_chunks(**turn).any(|chunk| chunk.is_live());
+            result.evidence_kept.add(needed.iter().filter(stays).count() as f64 / needed.len() as f64);
         }
     }
     if setup.ablate_each_chunk {
@@ -178,7 +173,7 @@ fn measure_sample(
     Ok(())
 }
 
-/// Leaves every chunk out once.
+/// Removes every chunk once.
 fn ablate_chunks(
     timeline: &Timeline,
     prefix: usize,
@@ -204,10 +199,10 @@ fn ablate_chunks(
         report.rank_agreement = RANKS.map(|rank| (rank, MeanAccumulator::default())).to_vec();
     }
     for (rank, agreement) in &mut report.rank_agreement {
-        let lights: Vec<f64> = chunks.iter().map(|&chunk| rank.value_of(chunk)).collect();
-        agreement.add(spearman(&lights, &damage[0]));
+        let values: Vec<f64> = chunks.iter().map(|&chunk| rank.value_of(chunk)).collect();
+        agreement.add(spearman(&values, &damage[0]));
     }
-    // Half of the tokens tell less than all of them.
+    // Half of the tokens are less reliable than all (Spearman-Brown).
     let half = spearman(&damage[1], &damage[2]);
     report.agreement_ceiling.add(2.0 * half / (1.0 + half));
     Ok(())
@@ -215,8 +210,8 @@ fn ablate_chunks(
 
 /// The slots that are not live.
 fn pruned_slots(timeline: &Timeline, prefix: usize) -> Vec<Range<usize>> {
-    let dead = timeline.chunks().filter(|chunk| !chunk.is_live());
-    let slots = dead.map(|chunk| {
+    let pruned = timeline.chunks().filter(|chunk| !chunk.is_live());
+    let slots = pruned.map(|chunk| {
         let start = prefix + chunk.start().0 as usize;
         start..start + chunk.len()
     });
@@ -227,7 +222,6 @@ fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len() as f64
 }
 
-/// How far two orders agree: 1 where they are the same, 0 where they have nothing to do with each other.
 fn spearman(a: &[f64], b: &[f64]) -> f64 {
     let (a, b) = (fractional_ranks(a), fractional_ranks(b));
     let (ma, mb) = (mean(&a), mean(&b));
@@ -236,7 +230,7 @@ fn spearman(a: &[f64], b: &[f64]) -> f64 {
     of(&a, ma, &b, mb) / (of(&a, ma, &a, ma) * of(&b, mb, &b, mb)).sqrt()
 }
 
-/// The place of each number among all; equals share theirs.
+/// The rank of each number; equal numbers share theirs.
 fn fractional_ranks(numbers: &[f64]) -> Vec<f64> {
     let below = |n: f64| numbers.iter().filter(|&&m| m < n).count() as f64;
     let equal = |n: f64| numbers.iter().filter(|&&m| m == n).count() as f64;

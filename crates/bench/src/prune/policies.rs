@@ -1,4 +1,4 @@
-//! What stays of a window, by Halo's own rules and by those of others.
+//! What each policy keeps of a window: Halo's own and others.
 
 use super::sample::ConversationSample;
 use halo_core::change::{BrightnessRun, Change, Score};
@@ -8,22 +8,22 @@ use halo_core::scorer::Scorer;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Role};
 
-/// What is compared. H2O, SnapKV and TOVA choose single tokens of single heads in their papers; here they rank the same
-/// whole chunks as the others.
+/// The policies. H2O, SnapKV and TOVA choose single tokens per head in their papers; here they rank the same whole
+/// chunks as the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparedPolicy {
-    /// Halo's own ranking, as the settings have it.
+    /// Halo's ranking, by the settings.
     Brightness,
     HaloWeave,
     Fifo,
-    /// The first tokens and the latest (StreamingLLM).
+    /// The first and the latest tokens (StreamingLLM).
     Window,
     Random,
-    /// The attention that tokens have gathered in all.
+    /// H2O: the accumulated attention.
     H2o,
-    /// That of the latest observers, smoothed.
+    /// SnapKV: attention of the latest observers, smoothed.
     SnapKv,
-    /// That of the last one.
+    /// TOVA: attention of the last observer.
     Tova,
 }
 
@@ -54,17 +54,17 @@ impl ComparedPolicy {
     }
 }
 
-/// Rows of the latest observers that count for SnapKV, and how many neighbours its scores are smoothed over.
+/// SnapKV: number of latest observers, and the width of the smoothing.
 const SNAPKV_OBSERVERS: usize = 32;
 const SNAPKV_KERNEL: usize = 7;
 
-/// What the tokens that were watched have looked at.
+/// The attention of the watched tokens.
 pub(super) struct ObservedAttention {
-    /// Slots that were read before.
+    /// Slots that were prefilled before.
     prefilled: usize,
-    /// By token that was watched: what it looked at, by slot.
+    /// By watched token: its attention by slot.
     rows: Vec<Vec<f32>>,
-    /// By slot: all that looked at it, added up.
+    /// By slot: accumulated attention.
     sums: Vec<f32>,
 }
 
@@ -73,20 +73,20 @@ impl ObservedAttention {
         Self { prefilled: read, rows: Vec::with_capacity(watched), sums: vec![0.0; read + watched] }
     }
 
-    /// The next token has looked.
+    /// Adds the row of the next token.
     pub(super) fn push_row(&mut self, row: &[f32]) {
-        let seen = self.prefilled + self.rows.len() + 1;
-        let row: Vec<f32> = row.iter().copied().take(seen).collect();
+        let visible = self.prefilled + self.rows.len() + 1;
+        let row: Vec<f32> = row.iter().copied().take(visible).collect();
         self.sums.iter_mut().zip(&row).for_each(|(sum, a)| *sum += a);
         self.rows.push(row);
     }
 
-    /// What the token in a slot looked at, if it was watched.
+    /// The row of the token in a slot, if it was watched.
     fn row_at(&self, slot: usize) -> Option<&[f32]> {
         self.rows.get(slot.checked_sub(self.prefilled)?).map(Vec::as_slice)
     }
 
-    /// By slot: what the latest observers looked at, smoothed.
+    /// By slot: attention of the latest observers, smoothed.
     fn snapkv_scores(&self) -> Vec<f32> {
         let rows = &self.rows[self.rows.len().saturating_sub(SNAPKV_OBSERVERS)..];
         let mut sums = vec![0.0f32; self.sums.len()];
@@ -99,7 +99,7 @@ impl ObservedAttention {
     }
 }
 
-/// The conversation after the turns that were watched, scored as if the model had said its part of them itself.
+/// The conversation after the watched turns, scored as if the model had generated its part of them.
 pub(super) fn replay_scored(
     sample: &ConversationSample,
     observed: &ObservedAttention,
@@ -125,7 +125,7 @@ pub(super) fn replay_scored(
         for (n, token) in said.tokens.iter().enumerate() {
             let position = said.at.plus(n);
             scorer.push(ChunkId::new(turn.role, turn.turn, token.chunk_index), position, token.brightness);
-            // A token comes about by what the one before it looked at.
+            // A token is generated with the attention of the one before it.
             let before = prefix + position.0 as usize - 1;
             scorer.observe(observed.row_at(before)).expect("the model's own attention can be used");
         }
@@ -136,7 +136,7 @@ pub(super) fn replay_scored(
     timeline
 }
 
-/// The conversation with a window of at most so many tokens.
+/// The conversation pruned to so many tokens.
 pub(super) fn prune_window(
     way: ComparedPolicy,
     timeline: &Timeline,
@@ -147,7 +147,7 @@ pub(super) fn prune_window(
 ) -> Timeline {
     let mut timeline = timeline.clone();
     let by = |rank| PrunePolicy::Brightness { rank, ties: TieBreak::Dimmer };
-    let (policy, lights) = match way {
+    let (policy, scores) = match way {
         ComparedPolicy::Brightness => (rules.policy, None),
         ComparedPolicy::HaloWeave => (by(RankBy::Peak), None),
         ComparedPolicy::Fifo => (PrunePolicy::Fifo, None),
@@ -157,12 +157,12 @@ pub(super) fn prune_window(
         ComparedPolicy::SnapKv => (by(RankBy::Mean), Some(observed.snapkv_scores())),
         ComparedPolicy::Tova => (by(RankBy::Mean), observed.rows.last().cloned()),
     };
-    if let Some(lights) = lights {
-        // Their scores take the place of brightness.
+    if let Some(scores) = scores {
+        // Their scores replace brightness.
         let run = |chunk: halo_core::timeline::ChunkRef<'_>| {
             let start = prefix + chunk.start().0 as usize;
-            let lights = lights[start..start + chunk.len()].iter().map(|&light| Brightness(light * 1e4));
-            BrightnessRun { start: chunk.start(), brightness: lights.collect() }
+            let scores = scores[start..start + chunk.len()].iter().map(|&light| Brightness(light * 1e4));
+            BrightnessRun { start: chunk.start(), brightness: scores.collect() }
         };
         let runs = timeline.chunks().filter(|chunk| !chunk.is_empty()).map(run).collect();
         let score = Score { runs, tallies: Vec::new() };

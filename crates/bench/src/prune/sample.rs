@@ -1,4 +1,4 @@
-//! Stretches of real conversations: a window, and what really came next.
+//! Stretches of real conversations: a window, and its actual continuation.
 
 use crate::recall::DatasetConversation;
 use halo_core::change::{Append, Change};
@@ -10,52 +10,49 @@ use halo_engine::chat_format::{self, ChatFormatter};
 use halo_llama::ffi::LlamaToken;
 use std::collections::BTreeMap;
 
-/// How long the parts of a stretch are, in tokens.
+/// Lengths of the parts of a stretch, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLengths {
-    /// What is read first, as a conversation so far.
+    /// The conversation so far, which is prefilled first.
     pub history: usize,
-    /// What is said next, while the model's attention is watched.
+    /// The next part, over which attention is captured.
     pub observed: usize,
-    /// What really came next: the guesses at it are compared.
+    /// The continuation, whose predictions are compared.
     pub next: usize,
-    /// What is read and watched together, at most: both end with a whole message, and those can be long.
+    /// The maximum of both first parts together: each ends with a whole message, which can be long.
     pub max_window: usize,
 }
 
-/// A stretch of a conversation.
 pub(crate) struct ConversationSample {
-    /// What stands before the timeline.
+    /// Tokens before the timeline.
     pub(crate) prefix: Vec<LlamaToken>,
-    /// What has been said so far.
+    /// The conversation so far.
     pub(crate) history: Timeline,
-    /// What is said then, while the model is watched.
+    /// The next part, over which attention is captured.
     pub(crate) observed: Vec<Append>,
-    /// What really came next.
     pub(crate) next: Vec<LlamaToken>,
     /// By question: the turns of the window that it needs.
     pub(crate) evidence: Vec<Vec<TurnId>>,
 }
 
 impl ConversationSample {
-    /// The tokens of the window before anything is watched.
+    /// Tokens of the window before the watched part.
     #[must_use]
     pub(crate) fn prefill_tokens(&self) -> Vec<LlamaToken> {
         let ids = self.history.chunks().flat_map(|chunk| chunk.ids(chunk.run()));
         self.prefix.iter().copied().chain(ids.map(|id| id.0.cast_signed())).collect()
     }
 
-    /// The tokens that are watched.
     #[must_use]
     pub(crate) fn observed_tokens(&self) -> Vec<LlamaToken> {
         self.observed.iter().flat_map(|turn| &turn.tokens).map(|token| token.id.0.cast_signed()).collect()
     }
 }
 
-/// Cuts text into tokens, special ones where that is asked for.
+/// Tokenizes a text, with special tokens where requested.
 pub(crate) type TokenizeFn<'a> = dyn Fn(&str, bool) -> Vec<ModelToken> + 'a;
 
-/// Up to `count` stretches of a conversation, evenly spread and none overlapping another.
+/// Up to `count` stretches of a conversation, evenly spread without overlap.
 pub(crate) fn cut_samples(
     conversation: &DatasetConversation,
     count: usize,
@@ -74,8 +71,8 @@ pub(crate) fn cut_samples(
     for number in 0..count {
         let from = (turns.len() * number / count).max(free);
         let mut so_far = 0;
-        let rest = written[from.min(written.len())..].iter();
-        let ends = rest.map(|turn| {
+        let remaining = written[from.min(written.len())..].iter();
+        let ends = remaining.map(|turn| {
             so_far += turn.len();
             so_far
         });
@@ -116,7 +113,7 @@ pub(crate) fn cut_samples(
     samples
 }
 
-/// What one of them said before the other spoke again.
+/// Consecutive messages of one speaker as one.
 struct MergedTurn {
     role: Role,
     text: String,
@@ -146,7 +143,7 @@ fn tokenize_turn(
     tokenize: &TokenizeFn<'_>,
 ) -> Vec<(ModelToken, ContentKind)> {
     let opening = tokenize(&frame.turn_header(turn.role, before, None), true);
-    let said = tokenize(&turn.text, false);
+    let tokens = tokenize(&turn.text, false);
     let frame = opening.into_iter().map(|piece| (piece, ContentKind::Template));
-    frame.chain(said.into_iter().map(|piece| (piece, ContentKind::Message))).collect()
+    frame.chain(tokens.into_iter().map(|piece| (piece, ContentKind::Message))).collect()
 }

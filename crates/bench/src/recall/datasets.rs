@@ -1,4 +1,4 @@
-//! The three collections, read into one form.
+//! The three datasets, read into one form.
 
 use halo_core::token::TurnId;
 use jiff::civil::{Date, DateTime};
@@ -11,23 +11,21 @@ use xxhash_rust::xxh3::xxh3_64;
 pub enum DatasetFormat {
     /// LoCoMo: a file with a list of conversations; evidence such as `D3:7`.
     Locomo,
-    /// REALTALK: a file a conversation.
+    /// REALTALK: one file per conversation.
     Realtalk,
-    /// BEAM: a folder a conversation, with `chat.json` and `probing_questions.json`.
+    /// BEAM: one folder per conversation, with `chat.json` and `probing_questions.json`.
     Beam,
 }
 
-/// A conversation, and what is asked about it.
+/// A conversation and its questions.
 #[derive(Clone, Debug, Default)]
 pub struct DatasetConversation {
-    /// What it is called.
     pub name: String,
     messages: Vec<DatasetMessage>,
     message_indices: BTreeMap<String, usize>,
     pub questions: Vec<DatasetQuestion>,
 }
 
-/// Something that was said.
 #[derive(Clone, Debug)]
 struct DatasetMessage {
     speaker: String,
@@ -37,24 +35,21 @@ struct DatasetMessage {
     at: Option<DateTime>,
 }
 
-/// Something that is asked.
 #[derive(Clone, Debug)]
 pub struct DatasetQuestion {
     pub text: String,
-    /// What kind of question it is.
     pub kind: String,
     /// The messages that are needed to answer it.
     pub evidence: BTreeSet<String>,
 }
 
-/// Reads all conversations of a file or a folder.
 pub fn read_dataset(data: &Path, format: DatasetFormat) -> Result<Vec<DatasetConversation>, String> {
     let mut files = Vec::new();
-    let wanted = |path: &Path| match format {
+    let is_dataset_file = |path: &Path| match format {
         DatasetFormat::Beam => path.file_name().is_some_and(|name| name == "chat.json"),
         _ => path.extension().is_some_and(|e| e == "json"),
     };
-    collect_files(data, &wanted, &mut files)?;
+    collect_files(data, &is_dataset_file, &mut files)?;
     files.sort();
     let mut all = Vec::new();
     for file in &files {
@@ -77,22 +72,22 @@ pub fn read_dataset(data: &Path, format: DatasetFormat) -> Result<Vec<DatasetCon
         all.extend(read);
     }
     if all.is_empty() {
-        return Err(format!("{} holds nothing of that format", data.display()));
+        return Err(format!("{} contains nothing of that format", data.display()));
     }
     Ok(all)
 }
 
 fn collect_files(
     path: &Path,
-    wanted: &dyn Fn(&Path) -> bool,
+    is_dataset_file: &dyn Fn(&Path) -> bool,
     files: &mut Vec<PathBuf>,
 ) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
     if path.is_dir() {
         for entry in std::fs::read_dir(path).map_err(failed)? {
-            collect_files(&entry.map_err(failed)?.path(), wanted, files)?;
+            collect_files(&entry.map_err(failed)?.path(), is_dataset_file, files)?;
         }
-    } else if wanted(path) {
+    } else if is_dataset_file(path) {
         files.push(path.to_owned());
     } else if !path.exists() {
         return Err(format!("there is no {}", path.display()));
@@ -102,7 +97,7 @@ fn collect_files(
 
 fn parse_json(path: &Path) -> Result<Value, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    serde_json::from_slice(&bytes).map_err(|e| format!("{} is no JSON: {e}", path.display()))
+    serde_json::from_slice(&bytes).map_err(|e| format!("{} is not JSON: {e}", path.display()))
 }
 
 fn text_field<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -124,12 +119,12 @@ fn read_locomo(value: &Value) -> Option<Vec<DatasetConversation>> {
             )
             .ok();
             for message in session.as_array()? {
-                let said = with_caption(text_field(message, "text"), text_field(message, "blip_caption"));
+                let text = with_caption(text_field(message, "text"), text_field(message, "blip_caption"));
                 conversation.push_message(
                     text_field(message, "dia_id"),
                     text_field(message, "speaker"),
                     None,
-                    said,
+                    text,
                     number,
                     at,
                 );
@@ -150,12 +145,12 @@ fn read_realtalk(value: &Value) -> Option<DatasetConversation> {
                 Value::Array(all) => all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
                 one => one.as_str().unwrap_or_default().to_owned(),
             };
-            let said = with_caption(text_field(message, "clean_text"), caption.trim());
+            let text = with_caption(text_field(message, "clean_text"), caption.trim());
             conversation.push_message(
                 text_field(message, "dia_id"),
                 text_field(message, "speaker"),
                 None,
-                said,
+                text,
                 number,
                 at,
             );
@@ -173,11 +168,11 @@ fn sorted_sessions(value: &Value) -> Option<Vec<(usize, &Value)>> {
     (!all.is_empty()).then_some(all)
 }
 
-fn with_caption(said: &str, caption: &str) -> String {
-    match (said, caption) {
+fn with_caption(text: &str, caption: &str) -> String {
+    match (text, caption) {
         ("", "") => "[a picture]".into(),
-        (said, "") => said.into(),
-        (said, caption) => format!("{said} [shares {caption}]").trim().into(),
+        (text, "") => text.into(),
+        (text, caption) => format!("{text} [shares {caption}]").trim().into(),
     }
 }
 
@@ -192,15 +187,15 @@ fn read_beam(chat: &Value, questions: &Value) -> Option<DatasetConversation> {
                     .into_iter()
                     .find_map(|m| parse_time_anchor(text_field(m, "time_anchor")));
                 at = anchor.or(at);
-                let said = text_field(message, "content");
-                // The collection's own marks behind a message were never said.
-                let said = said.rsplit_once("->->").map_or(said, |(said, _)| said.trim_end());
+                let text = text_field(message, "content");
+                // Annotations of the dataset behind a message are not part of it.
+                let text = text.rsplit_once("->->").map_or(text, |(text, _)| text.trim_end());
                 let user = text_field(message, "role") == "user";
                 conversation.push_message(
                     &message["id"].to_string(),
                     "",
                     Some(user),
-                    said.to_owned(),
+                    text.to_owned(),
                     session,
                     at,
                 );
@@ -235,7 +230,7 @@ fn collect_ids(value: &Value, into: &mut BTreeSet<String>) {
     }
 }
 
-/// All of `D1:3`, `D:1:3` and the like that a text names, as `D1:3`.
+/// All references such as `D1:3` or `D:1:3` in a text, as `D1:3`.
 fn parse_evidence_ids(text: &str) -> Vec<String> {
     let mut all = Vec::new();
     for piece in text.split('D').skip(1) {
@@ -259,7 +254,7 @@ impl DatasetConversation {
         session: usize,
         at: Option<DateTime>,
     ) {
-        // Of two people who talk, the first is the user.
+        // Of two people, the first is the user.
         let first = self.messages.first().map_or(speaker, |m| m.speaker.as_str());
         let user = user.unwrap_or(first == speaker);
         let id = parse_evidence_ids(id).pop().unwrap_or_else(|| id.to_owned());
@@ -291,24 +286,23 @@ impl DatasetConversation {
         Some(())
     }
 
-    /// The message of that name, as the turn that it becomes.
+    /// The turn of the message of that name.
     #[must_use]
     pub fn turn_of(&self, id: &str) -> Option<TurnId> {
         self.message_indices.get(id).map(|&place| TurnId(place as u32))
     }
 
-    /// The session of a turn.
     #[must_use]
     pub fn session_of(&self, turn: TurnId) -> Option<usize> {
         self.messages.get(turn.0 as usize).map(|m| m.session)
     }
 
-    /// What was said, in order: by whom, whether that is the user, and what.
+    /// The messages in order: speaker, whether that is the user, and text.
     pub fn messages(&self) -> impl ExactSizeIterator<Item = (&str, bool, &str)> {
         self.messages.iter().map(|m| (m.speaker.as_str(), m.user, m.text.as_str()))
     }
 
-    /// When it was last spoken in.
+    /// The time of the last session.
     #[must_use]
     pub fn last_date(&self) -> Option<Date> {
         self.messages.iter().filter_map(|m| m.at).map(DateTime::date).max()
@@ -323,7 +317,7 @@ impl DatasetConversation {
         self.messages.iter().map(line).collect()
     }
 
-    /// Another one for another conversation, or another way of reading it.
+    /// A fingerprint of the conversation and of how it is read, for the cache of embeddings.
     pub(super) fn checksum(&self) -> u64 {
         xxh3_64(self.to_sillytavern().as_bytes())
     }

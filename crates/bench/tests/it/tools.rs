@@ -67,7 +67,7 @@ fn jq_limits_time_and_memory() {
     }
 }
 
-/// Filters put together by lot from everything that jq knows: each ends, in time, with a result or a reason.
+/// Random filters from everything that jq knows: each ends in time, with a result or an error.
 #[test]
 fn jq_fuzz_filters_end_in_time() {
     let parts = [
@@ -166,7 +166,7 @@ fn jq_fuzz_filters_end_in_time() {
     assert!(good > 5, "some of them are filters: {good}; the slowest took {slowest:?}");
 }
 
-/// Messages and answers put together by lot from what might do harm, on the real store: each turn ends in time, nothing
+/// Messages and answers assembled at random from harmful parts, on the real store: each turn ends in time, nothing
 /// falls over, no file is touched, and what was said is there.
 #[test]
 fn tools_fuzz_hostile_messages_and_calls_do_no_harm() {

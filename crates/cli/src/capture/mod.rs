@@ -1,4 +1,4 @@
-//! Captures on disk: what a model was given, and each step that followed with its attention.
+//! Attention recordings (captures) on disk: the prompt, and each generated token with its attention.
 //!
 //! A capture is a folder with `capture.json` and `steps.jsonl`; folders of the Halo Weave front end
 //! (`metadata.json`, `token_%05d_meta.json`, `token_%05d_attn.bin`) are read too. Steps are read one at a
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// The newest version of the format that this program reads and writes.
 const FORMAT_VERSION: u32 = 1;
 
-/// How layers and heads are reduced, where a capture holds all of them.
+/// How attention is reduced over layers and heads, where a capture contains all of them.
 #[derive(Clone, Debug)]
 pub struct AttentionReduction {
     layers: LayerReduction,
@@ -38,29 +38,25 @@ impl Default for AttentionReduction {
 }
 
 impl AttentionReduction {
-    /// As the settings say.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         Self { layers: settings.brightness_layers.clone(), heads: settings.brightness_heads }
     }
 }
 
-/// What a capture folder may hold, in either format; none of it is ever overwritten.
+/// Files of a capture folder, in either format; none is ever overwritten.
 const CAPTURE_FILES: [&str; 3] = ["capture.json", "steps.jsonl", "metadata.json"];
 
-/// A capture that is open.
 pub struct Capture {
-    /// The model that was recorded.
     pub model: String,
-    /// The settings at the time, as they were written.
+    /// The settings at the time of the recording, as written.
     pub settings: serde_json::Value,
-    /// What stood before the conversation.
+    /// Tokens before the conversation: the system prompt.
     pub prefix: Vec<CapturePrefixToken>,
-    /// What the model was given.
     pub prompt: Vec<RecordedToken>,
     steps: CaptureSteps,
     reduction: AttentionReduction,
-    /// What is odd about it, for the user to know.
+    /// Oddities to report to the user.
     pub warnings: Vec<String>,
 }
 
@@ -78,13 +74,13 @@ struct CaptureHeader {
     model: String,
     #[serde(default)]
     settings: serde_json::Value,
-    /// What stood before the conversation.
+    /// Tokens before the conversation: the system prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     prefix: Vec<CapturePrefixToken>,
     prompt: Vec<CapturePromptToken>,
 }
 
-/// A token of the standing instructions.
+/// A token of the system prompt.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(expecting = "an object with id and text")]
 pub struct CapturePrefixToken {
@@ -145,16 +141,13 @@ struct CaptureStepToken {
 }
 
 impl Capture {
-    /// Opens the capture in `folder`, in either format.
-    ///
-    /// # Errors
-    /// When there is none, or it cannot be read.
+    /// Opens a capture folder in either format.
     pub fn open(folder: &Path) -> Result<Self> {
-        let (own, weave) = (folder.join("capture.json"), folder.join("metadata.json"));
-        if own.is_file() {
-            Self::open_halo(&own, &folder.join("steps.jsonl"))
-        } else if weave.is_file() {
-            Self::open_weave(&weave, folder)
+        let (halo_header, weave_header) = (folder.join("capture.json"), folder.join("metadata.json"));
+        if halo_header.is_file() {
+            Self::open_halo(&halo_header, &folder.join("steps.jsonl"))
+        } else if weave_header.is_file() {
+            Self::open_weave(&weave_header, folder)
         } else {
             let mut within: Vec<String> = std::fs::read_dir(folder).map_or_else(
                 |_| Vec::new(),
@@ -188,7 +181,7 @@ impl Capture {
         let head: CaptureHeader = parse_json_file(path, &text)?;
         ensure!(
             head.version <= FORMAT_VERSION,
-            "{} is of version {}, and this halo reads up to version {FORMAT_VERSION}: use a newer halo",
+            "{} has version {}, and this program reads versions up to {FORMAT_VERSION}: use a newer halo",
             path.display(),
             head.version
         );
@@ -202,17 +195,16 @@ impl Capture {
         Ok(Self { model, settings, prefix: head.prefix, prompt, steps, reduction, warnings: Vec::new() })
     }
 
-    /// How attention of all layers and heads is to be reduced.
     pub fn set_reduction(&mut self, reduction: AttentionReduction) {
         self.reduction = reduction;
     }
 
-    /// Whether its steps hold one row each, so that there is nothing left to reduce.
+    /// Whether each step has a single row, so that nothing is left to reduce.
     pub fn is_reduced(&self) -> bool {
         matches!(self.steps, CaptureSteps::Jsonl { .. })
     }
 
-    /// The settings at the time, key by key; tables within tables are written with dots.
+    /// The recorded settings by key; nested tables become dotted keys.
     pub fn recorded_settings(&self) -> Vec<(String, String)> {
         fn flatten(prefix: &str, value: &serde_json::Value, out: &mut Vec<(String, String)>) {
             match value {
@@ -232,10 +224,7 @@ impl Capture {
         out
     }
 
-    /// The next step, or none at the end.
-    ///
-    /// # Errors
-    /// When it cannot be read; the error says which.
+    /// The next step; none at the end.
     pub fn next_step(&mut self) -> Result<Option<RecordedStep>> {
         match &mut self.steps {
             CaptureSteps::Jsonl { path, lines, number } => loop {
@@ -258,10 +247,7 @@ impl Capture {
         }
     }
 
-    /// What each step looked at, part by part: the standing instructions, the chunks of the prompt, the answer itself.
-    ///
-    /// # Errors
-    /// When a step cannot be read.
+    /// Each step's attention, summed per segment: the system prompt, the chunks of the prompt, the answer.
     pub fn attention_by_chunk(mut self) -> Result<AttentionCapture> {
         let instructions = self.prefix.iter().map(|token| token.text.as_str()).collect();
         let mut parts = vec![CaptureSegment { chunk: String::new(), text: instructions }];
@@ -272,7 +258,7 @@ impl Capture {
             let text = said.map(|token| token.text.as_str()).collect();
             parts.push(CaptureSegment { chunk: chunk[0].chunk.to_string(), text });
         }
-        // What stands before the first word of an answer is its beginning.
+        // Template tokens before the first word of the answer belong to the answer.
         if parts.len() > 1 && parts.last().is_some_and(|part| part.text.is_empty()) {
             parts.pop();
         }
@@ -293,10 +279,7 @@ impl Capture {
         Ok(AttentionCapture { segments: parts, steps })
     }
 
-    /// Writes this capture, with the steps that are still to come, as a folder of Halo's own format.
-    ///
-    /// # Errors
-    /// When the folder holds a capture already, or cannot be written.
+    /// Writes this capture, with its remaining steps, in Halo's own format.
     pub fn save(mut self, folder: &Path) -> Result<usize> {
         let head_path = folder.join("capture.json");
         ensure_no_capture(folder)?;
@@ -304,7 +287,7 @@ impl Capture {
         if let (CaptureSteps::WeaveFiles { .. }, Some(settings)) =
             (&self.steps, self.settings.as_object_mut())
         {
-            // One row a step is written: how it came about is part of what was recorded.
+            // One row per step is written, so how it was reduced is recorded with it.
             settings.insert("brightness.layers".into(), self.reduction.layers.to_json());
             settings.insert("brightness.heads".into(), self.reduction.heads.to_json());
         }
@@ -317,16 +300,16 @@ impl Capture {
             prompt,
         };
         let steps = folder.join("steps.jsonl");
-        let wrong = || format!("cannot write {}", steps.display());
-        let mut out = BufWriter::new(File::create(&steps).with_context(wrong)?);
+        let write_error = || format!("cannot write {}", steps.display());
+        let mut out = BufWriter::new(File::create(&steps).with_context(write_error)?);
         let mut count = 0;
         while let Some(step) = self.next_step()? {
-            serde_json::to_writer(&mut out, &CaptureStepLine::from_step(&step)).with_context(wrong)?;
-            out.write_all(b"\n").with_context(wrong)?;
+            serde_json::to_writer(&mut out, &CaptureStepLine::from_step(&step)).with_context(write_error)?;
+            out.write_all(b"\n").with_context(write_error)?;
             count += 1;
         }
-        out.into_inner().map_err(|e| e.into_error()).and_then(|f| f.sync_all()).with_context(wrong)?;
-        // The head is written last: a folder without it is no capture, so a half-written one is never read.
+        out.into_inner().map_err(|e| e.into_error()).and_then(|f| f.sync_all()).with_context(write_error)?;
+        // The header is written last: a folder without it is no capture, so an incomplete one is never read.
         let head = serde_json::to_string_pretty(&head)?;
         std::fs::write(&head_path, head).with_context(|| format!("cannot write {}", head_path.display()))?;
         Ok(count)
@@ -379,10 +362,7 @@ impl Capture {
     }
 }
 
-/// Whether a capture can be written to a folder without touching anything that is there.
-///
-/// # Errors
-/// When the folder holds a capture, or a part of one.
+/// Whether a capture can be written to a folder without overwriting anything.
 pub fn ensure_no_capture(folder: &Path) -> Result<()> {
     for name in CAPTURE_FILES {
         let taken = folder.join(name).exists();
@@ -402,7 +382,7 @@ impl CapturePromptToken {
     fn into_recorded(self) -> Result<RecordedToken> {
         let role = parse_role(&self.role)?;
         let finite = self.brightness.is_none_or(f32::is_finite);
-        ensure!(finite, "its brightness is larger than any number that can be kept");
+        ensure!(finite, "its brightness is not a finite number");
         Ok(RecordedToken {
             id: TokenId(self.id),
             text: self.text,
@@ -438,7 +418,7 @@ impl CaptureStepLine {
     fn into_step(self) -> Result<RecordedStep> {
         let attention = match (self.attention, self.attention_b64) {
             (Some(_), Some(_)) => bail!("it has both attention and attention_b64: one is enough"),
-            // JSON has no way to write what is no number but null; scoring will report it.
+            // JSON has only null for values that are no number; scoring reports it.
             (Some(row), None) => Some(Ok(row.into_iter().map(|a| a.unwrap_or(f32::NAN)).collect())),
             (None, Some(text)) => {
                 let bytes = base64::engine::general_purpose::STANDARD.decode(text);
@@ -466,7 +446,7 @@ impl CaptureStepLine {
     }
 
     fn from_step(step: &RecordedStep) -> Self {
-        // What could not be read is written as a row that says so when it is scored.
+        // An unreadable row is written as one that scoring will report.
         let row = step.attention.as_ref().map(|row| row.clone().unwrap_or_else(|_| vec![f32::NAN]));
         let encode = |row: Vec<f32>| {
             let bytes: Vec<u8> = row.iter().flat_map(|a| a.to_le_bytes()).collect();
@@ -545,7 +525,7 @@ fn reduce_attention(
     if expected != Some(values.len()) {
         return Err(format!("{} values do not fill the shape {layers} × {heads} × {slots}", values.len()));
     }
-    // A maximum would hide what is no probability, so all of it is looked at first.
+    // A maximum would hide invalid values, so all of them are checked first.
     if let Some(i) = values.iter().position(|a| !(0.0..=1.001).contains(a)) {
         let (row, slot) = (i / slots, i % slots);
         let (layer, head) = (row / heads, row % heads);
@@ -563,7 +543,7 @@ fn reduce_attention(
             layers - 1
         ));
     }
-    // Sums in single precision, in the order of the heads, then one product: the original's arithmetic.
+    // Sums in single precision, in the order of the heads, then one product: the arithmetic of Halo Weave.
     let mean = reduction.heads == HeadReduction::Mean && reduction.layers != LayerReduction::Max;
     let share = (1.0 / (chosen.len() * heads) as f64) as f32;
     let row_of = |layer: usize, head: usize| &values[(layer * heads + head) * slots..][..slots];
@@ -598,13 +578,13 @@ fn reduce_attention(
 fn parse_role(name: &str) -> Result<Role> {
     let hint = if name == "tool" { "; a tool's result is the assistant's, with \"tool\": true" } else { "" };
     Role::from_name(name)
-        .with_context(|| format!("'{name}' is no role: system, user and assistant are{hint}"))
+        .with_context(|| format!("'{name}' is not a role: use system, user or assistant{hint}"))
 }
 
 fn decode_f32_le(bytes: &[u8]) -> Result<Vec<f32>, String> {
     let (values, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
-        return Err(format!("{} bytes of attention are no whole number of 32-bit floats", bytes.len()));
+        return Err(format!("{} bytes of attention are not a whole number of 32-bit floats", bytes.len()));
     }
     Ok(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }

@@ -1,4 +1,4 @@
-//! Answers, recorded as they are given: a folder for each.
+//! Records answers as they are generated, one capture folder each.
 
 use super::{
     CaptureHeader, CapturePrefixToken, CapturePromptToken, CaptureStepLine, FORMAT_VERSION, ensure_no_capture,
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Records answers in folders within a folder, `turn-1`, `turn-3` and so on.
+/// Records each answer in a folder of its own: `turn-1`, `turn-3` and so on.
 pub struct CaptureRecorder {
     folder: PathBuf,
     model: String,
@@ -23,7 +23,6 @@ pub struct CaptureRecorder {
     current: Option<AnswerRecording>,
 }
 
-/// An answer that is being recorded.
 struct AnswerRecording {
     folder: PathBuf,
     turn: TurnId,
@@ -33,7 +32,6 @@ struct AnswerRecording {
 }
 
 impl CaptureRecorder {
-    /// Records in this folder.
     #[must_use]
     pub fn new(folder: &Path, model: &str, settings: &Settings) -> Self {
         Self {
@@ -45,7 +43,7 @@ impl CaptureRecorder {
     }
 }
 
-/// All settings that bear on an answer, by key.
+/// The settings that affect an answer, by key.
 fn settings_to_record(settings: &Settings) -> Value {
     let all = KEYS
         .iter()
@@ -65,7 +63,7 @@ impl AnswerRecorder for CaptureRecorder {
         prefix: &[ModelToken],
         view: ContextWindow<'_>,
     ) -> Result<(), Error> {
-        // A tool that is called in between makes two answers of one turn, and so does saying it again.
+        // A tool call in between, and regenerating, give one turn several answers.
         let mut names =
             std::iter::once(format!("turn-{}", turn.0)).chain((2..).map(|n| format!("turn-{}.{n}", turn.0)));
         let free = names.find(|name| !self.folder.join(name).exists());
@@ -127,11 +125,11 @@ impl AnswerRecorder for CaptureRecorder {
         let AnswerRecording { folder, turn, header: head, steps, count } = answer;
         let file = steps.into_inner().map_err(std::io::IntoInnerError::into_error);
         file.and_then(|file| file.sync_all()).map_err(write_error(&folder))?;
-        // The head comes last: a folder without it is no capture, so one that is half written is never read.
+        // The header is written last: a folder without it is no capture, so an incomplete one is never read.
         let head = serde_json::to_string_pretty(&head).map_err(std::io::Error::from);
         head.and_then(|head| std::fs::write(folder.join("capture.json"), head))
             .map_err(write_error(&folder))?;
-        let place = std::path::absolute(&folder).unwrap_or(folder).display().to_string();
-        Ok(Some((place, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string())))
+        let folder = std::path::absolute(&folder).unwrap_or(folder).display().to_string();
+        Ok(Some((folder, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string())))
     }
 }

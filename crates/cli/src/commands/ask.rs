@@ -1,4 +1,4 @@
-//! `halo ask`: one question, one answer, in a conversation that goes on.
+//! `halo ask`: one question and its answer, in a conversation.
 
 use super::conversations::ConversationArgs;
 use crate::env::Env;
@@ -12,7 +12,6 @@ use halo_engine::premise::PremiseMethod;
 use serde_json::json;
 use std::io::Write;
 
-/// What to ask.
 #[derive(clap::Args)]
 pub struct AskArgs {
     #[command(flatten)]
@@ -28,7 +27,6 @@ pub struct AskArgs {
     by_model: bool,
 }
 
-/// Asks, and prints the answer.
 pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let mut session = wiring::open_session(env, &settings, &options.conversation.name)?;
@@ -61,7 +59,7 @@ pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
         "question": options.question,
         "answer": text,
         "turn": summary.turn.0,
-        "returned": summary.resurrected,
+        "resurrected": summary.resurrected,
         "valid": premise.is_none(),
         "invalid_premise": premise.as_ref().and_then(|p| p.invalid_premise.clone()),
         "reason": premise.as_ref().and_then(|p| p.reason.clone()),

@@ -1,4 +1,4 @@
-//! `halo config`: the settings in force; `halo config reference`: all there are.
+//! `halo config` and `halo config reference`.
 
 use crate::env::Env;
 use crate::output::{print_json, print_stdout, sanitize_terminal_text};
@@ -8,7 +8,7 @@ use serde_json::json;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Prints the settings in force and where each came from.
+/// Prints the effective settings with their sources.
 pub fn print_settings(env: &Env) -> Result<()> {
     let loaded = env.load_settings()?;
     let path = |path: Option<PathBuf>| path.map_or_else(|| "none".into(), |p| p.display().to_string());
@@ -26,10 +26,8 @@ pub fn print_settings(env: &Env) -> Result<()> {
         return print_json(&json!({"data": data, "file": file, "settings": settings}));
     }
     let there = env.settings_path().is_some_and(|f| f.exists());
-    let mut out = format!(
-        "data folder    {data}\nsettings file  {file}{}\n\n",
-        if there { "" } else { " (not there)" }
-    );
+    let mut out =
+        format!("data folder    {data}\nsettings file  {file}{}\n\n", if there { "" } else { " (missing)" });
     for key in KEYS {
         let Some((mut text, _)) = loaded.settings.get(key.name) else { continue };
         let auto = match key.name {
@@ -45,7 +43,6 @@ pub fn print_settings(env: &Env) -> Result<()> {
     print_stdout(&sanitize_terminal_text(&out))
 }
 
-/// Prints all settings with type, default and range.
 pub fn print_reference(as_json: bool) -> Result<()> {
     if !as_json {
         return print_stdout(&reference::reference_markdown());

@@ -11,10 +11,9 @@ use halo_store::database::Database;
 use serde_json::json;
 use std::fmt::Write;
 
-/// The conversation that is meant where none is named.
+/// The conversation that is used when none is named.
 pub const DEFAULT_CONVERSATION: &str = "main";
 
-/// Which conversation.
 #[derive(clap::Args)]
 pub struct ConversationArgs {
     /// Name of the conversation
@@ -22,7 +21,6 @@ pub struct ConversationArgs {
     pub name: String,
 }
 
-/// Which conversation, and its new name.
 #[derive(clap::Args)]
 pub struct RenameArgs {
     /// Current name of the conversation
@@ -33,7 +31,6 @@ pub struct RenameArgs {
     to: String,
 }
 
-/// Gives a conversation another name.
 pub fn rename(options: &RenameArgs, env: &Env) -> Result<()> {
     let (mut store, _) = open_existing(env, &options.from, Access::Write)?;
     store.rename(&options.from, &options.to)?;
@@ -41,13 +38,12 @@ pub fn rename(options: &RenameArgs, env: &Env) -> Result<()> {
         return print_json(&json!({ "from": options.from, "to": options.to }));
     }
     print_stdout(&format!(
-        "'{}' is called '{}' now\n",
+        "'{}' was renamed to '{}'\n",
         sanitize_terminal_text(&options.from),
         sanitize_terminal_text(&options.to)
     ))
 }
 
-/// Lists the conversations.
 pub fn list_conversations(env: &Env) -> Result<()> {
     let all = match env.open_store_read_only()? {
         Some(mut store) => store.list_conversations()?,
@@ -69,7 +65,9 @@ pub fn list_conversations(env: &Env) -> Result<()> {
         return print_json(&list.collect());
     }
     if all.is_empty() {
-        return print_stdout("no conversations yet: `halo import FILE` brings one in\n");
+        return print_stdout(
+            "no conversations yet: `halo chat` starts one, `halo import FILE` imports one\n",
+        );
     }
     let width = all.iter().map(|s| truncate_line(&s.name, 40).chars().count() + 2).max().unwrap_or(0).max(14);
     let mut out = format!(
@@ -91,7 +89,7 @@ pub fn list_conversations(env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
-/// A conversation that must be there, and the store that has it.
+/// Opens a conversation that must exist, and its store.
 pub fn open_existing(env: &Env, name: &str, access: Access) -> Result<(Database, Timeline)> {
     let store = match access {
         Access::Read => env.open_store_read_only()?,
@@ -101,15 +99,15 @@ pub fn open_existing(env: &Env, name: &str, access: Access) -> Result<(Database,
     let mut names = Vec::new();
     if let Some(mut store) = store {
         names.extend(store.list_conversations()?.into_iter().map(|s| s.name));
-        if names.iter().any(|known| known == name) {
+        if names.iter().any(|existing| existing == name) {
             let timeline = store.load(name, access)?;
             return Ok((store, timeline));
         }
     }
     let name = sanitize_terminal_text(name);
     let advice = match (closest_match(&name, names.iter().map(String::as_str)), names.as_slice()) {
-        (_, []) => ", and no other yet: `halo chat` begins one".to_owned(),
-        (Some(near), _) => format!(": did you mean -c '{}'?", sanitize_terminal_text(near)),
+        (_, []) => ", and no other yet: `halo chat` starts one".to_owned(),
+        (Some(closest), _) => format!(": did you mean -c '{}'?", sanitize_terminal_text(closest)),
         (None, [only]) => format!(": the only one is '{}' (-c NAME)", sanitize_terminal_text(only)),
         (None, _) => ": name one with -c NAME".to_owned(),
     };

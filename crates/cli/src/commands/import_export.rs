@@ -1,4 +1,4 @@
-//! `halo export` and `halo import`: conversations that leave and arrive.
+//! `halo export` and `halo import`.
 
 use super::conversations::ConversationArgs;
 use super::search;
@@ -25,7 +25,6 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// What to write, and where to.
 #[derive(clap::Args)]
 pub struct ExportArgs {
     #[command(flatten)]
@@ -38,7 +37,6 @@ pub struct ExportArgs {
     output: Option<PathBuf>,
 }
 
-/// What to take in.
 #[derive(clap::Args)]
 pub struct ImportArgs {
     /// Files to import, or - for stdin; each is imported completely or not at all
@@ -55,7 +53,6 @@ pub struct ImportArgs {
     format: String,
 }
 
-/// What leaves.
 #[derive(Clone, Copy)]
 enum ExportItem<'a> {
     Conversation(&'a str),
@@ -71,7 +68,10 @@ impl ExportItem<'_> {
     ) -> Result<()> {
         match self {
             Self::Conversation(name) => store.export(name, out, progress)?,
-            Self::World(name) => store.export_namespace(name, &world_store::ROW_KINDS, out)?,
+            Self::World(name) => {
+                world_store::check_world_exists(store, name)?;
+                store.export_namespace(name, &world_store::ROW_KINDS, out)?;
+            }
         }
         Ok(())
     }
@@ -84,7 +84,6 @@ impl ExportItem<'_> {
     }
 }
 
-/// Writes conversations out.
 pub fn export(options: &ExportArgs, env: &Env) -> Result<()> {
     let name = &options.conversation.name;
     let Some(mut store) = env.open_store_read_only()? else {
@@ -92,24 +91,24 @@ pub fn export(options: &ExportArgs, env: &Env) -> Result<()> {
     };
     if !options.all {
         let world = name.strip_prefix("world:").unwrap_or(name);
-        let is_there = store.list_conversations()?.iter().any(|known| known.name == *name);
-        if !is_there && store.list_namespaces()?.iter().any(|known| known.name == world) {
-            bail!("'{world}' is a world: `halo rooms export` writes it");
+        let exists = store.list_conversations()?.iter().any(|entry| entry.name == *name);
+        if !exists && store.list_namespaces()?.iter().any(|entry| entry.name == world) {
+            bail!("'{world}' is a world: use `halo rooms export`");
         }
         return export_one(&mut store, ExportItem::Conversation(name), options.output.as_deref(), env);
     }
     let folder = options.output.as_deref().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)
-        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        .with_context(|| format!("cannot create the folder {}", folder.display()))?;
     let (conversations, worlds) = (store.list_conversations()?, store.list_namespaces()?);
-    let conversations = conversations.iter().map(|known| ExportItem::Conversation(&known.name));
-    let all = conversations.chain(worlds.iter().map(|known| ExportItem::World(&known.name)));
+    let conversations = conversations.iter().map(|entry| ExportItem::Conversation(&entry.name));
+    let all = conversations.chain(worlds.iter().map(|entry| ExportItem::World(&entry.name)));
     let (mut written, mut failed) = (Vec::new(), 0);
-    // A name may be anything, so files are numbered; each says in its first line whose it is.
-    for (n, leaving) in all.enumerate() {
+    // A name may contain anything, so files are numbered; the first line of each has the name.
+    for (n, item) in all.enumerate() {
         let file = folder.join(format!("{:05}.jsonl", n + 1));
-        match export_to_file(&mut store, leaving, &file) {
-            Ok(bytes) => written.push((leaving, file, bytes)),
+        match export_to_file(&mut store, item, &file) {
+            Ok(bytes) => written.push((item, file, bytes)),
             Err(why) => {
                 print_notice(&error_text(&why));
                 failed += 1;
@@ -122,12 +121,14 @@ pub fn export(options: &ExportArgs, env: &Env) -> Result<()> {
         written.iter().try_for_each(print_exported)?;
     }
     if failed > 0 {
-        bail!("{} could not be exported; the others are whole", pluralize(failed, "conversation or world"));
+        bail!(
+            "{} could not be exported; the others are complete",
+            pluralize(failed, "conversation or world")
+        );
     }
     Ok(())
 }
 
-/// Writes a world out.
 pub fn export_world(name: &str, output: Option<&Path>, env: &Env) -> Result<()> {
     let Some(mut store) = env.open_store_read_only()? else {
         return Err(not_found(format!("there is no world '{name}': the store is empty")));
@@ -135,65 +136,65 @@ pub fn export_world(name: &str, output: Option<&Path>, env: &Env) -> Result<()> 
     export_one(&mut store, ExportItem::World(name), output, env)
 }
 
-/// Writes one thing to a file that is not there yet, or to whoever reads.
-fn export_one(store: &mut Database, leaving: ExportItem<'_>, output: Option<&Path>, env: &Env) -> Result<()> {
+/// Writes an export to a new file or to standard output.
+fn export_one(store: &mut Database, item: ExportItem<'_>, output: Option<&Path>, env: &Env) -> Result<()> {
     let Some(path) = output.filter(|path| path.as_os_str() != "-") else {
         let out = std::io::stdout();
         if out.is_terminal() {
-            bail!("an export is long and not for reading: name a file with -o, or send it on with a pipe");
+            bail!("an export is not for reading on a terminal: name a file with -o, or use a pipe");
         }
         let mut pipe = StdoutPipe { out: BufWriter::new(out.lock()), closed: false };
-        let done = leaving.export_to_writer(store, &mut pipe, &mut |_, _| {});
-        return if pipe.closed { Err(StdoutClosed.into()) } else { done };
+        let result = item.export_to_writer(store, &mut pipe, &mut |_, _| {});
+        return if pipe.closed { Err(StdoutClosed.into()) } else { result };
     };
-    let bytes = export_to_file(store, leaving, path)?;
-    let written = (leaving, path.to_owned(), bytes);
+    let bytes = export_to_file(store, item, path)?;
+    let written = (item, path.to_owned(), bytes);
     if env.json { print_json(&exported_json(&written)) } else { print_exported(&written) }
 }
 
-fn exported_json((leaving, file, bytes): &(ExportItem<'_>, PathBuf, u64)) -> serde_json::Value {
-    let (kind, name) = leaving.kind_and_name();
+fn exported_json((item, file, bytes): &(ExportItem<'_>, PathBuf, u64)) -> serde_json::Value {
+    let (kind, name) = item.kind_and_name();
     json!({ kind: name, "file": file, "bytes": bytes })
 }
 
-fn print_exported((leaving, file, bytes): &(ExportItem<'_>, PathBuf, u64)) -> Result<()> {
-    let (kind, name) = leaving.kind_and_name();
+fn print_exported((item, file, bytes): &(ExportItem<'_>, PathBuf, u64)) -> Result<()> {
+    let (kind, name) = item.kind_and_name();
     let what = if kind == "world" { "the world " } else { "" };
     let (name, bytes) = (sanitize_terminal_text(&name), pluralize(*bytes, "byte"));
     print_stdout(&format!("exported {what}'{name}' to {} ({bytes})\n", file.display()))
 }
 
-/// Standard output, and whether anyone reads it.
+/// Standard output, and whether its reader is still there.
 struct StdoutPipe<W> {
     out: W,
     closed: bool,
 }
 
 impl<W: Write> StdoutPipe<W> {
-    fn note_broken_pipe<T>(&mut self, done: std::io::Result<T>) -> std::io::Result<T> {
-        self.closed |= done.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
-        done
+    fn note_broken_pipe<T>(&mut self, result: std::io::Result<T>) -> std::io::Result<T> {
+        self.closed |= result.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe);
+        result
     }
 }
 
 impl<W: Write> Write for StdoutPipe<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let done = self.out.write(bytes);
-        self.note_broken_pipe(done)
+        let result = self.out.write(bytes);
+        self.note_broken_pipe(result)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        let done = self.out.flush();
-        self.note_broken_pipe(done)
+        let result = self.out.flush();
+        self.note_broken_pipe(result)
     }
 }
 
-/// Writes one thing to a file that is not there yet; returns how long it is.
-fn export_to_file(store: &mut Database, leaving: ExportItem<'_>, path: &Path) -> Result<u64> {
-    // Beside its place first: what bears the name is always whole.
+/// Writes an export to a new file; returns its size.
+fn export_to_file(store: &mut Database, item: ExportItem<'_>, path: &Path) -> Result<u64> {
+    // Written beside the target first: a file of the final name is always complete.
     let folder = path.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.exists() {
-        bail!("{} is there already: name another file, or remove it", path.display());
+        bail!("{} exists already: name another file, or remove it", path.display());
     }
     let failed = || format!("cannot write {}", path.display());
     let mut file = tempfile::Builder::new()
@@ -203,7 +204,7 @@ fn export_to_file(store: &mut Database, leaving: ExportItem<'_>, path: &Path) ->
         .with_context(failed)?;
     let bar = Progress::new("exporting", 1);
     let mut writer = BufWriter::new(file.as_file_mut());
-    leaving.export_to_writer(store, &mut writer, &mut |done, all| bar.set_progress(done, all))?;
+    item.export_to_writer(store, &mut writer, &mut |done, all| bar.set_progress(done, all))?;
     writer.flush().with_context(failed)?;
     drop((writer, bar));
     file.as_file().sync_all().with_context(failed)?;
@@ -212,31 +213,30 @@ fn export_to_file(store: &mut Database, leaving: ExportItem<'_>, path: &Path) ->
     Ok(bytes)
 }
 
-/// Takes conversations in.
 pub fn import(options: &ImportArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     if options.name.is_some() && options.files.len() > 1 {
-        bail!("-c names one conversation: import the files one by one, or let each have its own name");
+        bail!("-c names one conversation: import the files one by one, or without -c");
     }
     let mut store = env.open_store()?;
     let (mut all, mut foreign) = (ImportReport::default(), false);
     let (mut worlds, mut failed) = (Vec::new(), Vec::new());
     for file in &options.files {
-        let arrived = match import_file(&mut store, file, options, &settings) {
-            Ok(arrived) => arrived,
+        let report = match import_file(&mut store, file, options, &settings) {
+            Ok(report) => report,
             Err(why) if options.files.len() == 1 => return Err(why),
-            // The others come in.
+            // The other files are imported.
             Err(why) => {
                 print_notice(&error_text(&why));
                 failed.push(json!({ "file": file, "why": error_text(&why) }));
                 continue;
             }
         };
-        foreign |= arrived.format != "an export of Halo";
-        all.losses.merge(&arrived.losses);
-        all.format = arrived.format;
+        foreign |= report.format != "an export of Halo";
+        all.losses.merge(&report.losses);
+        all.format = report.format;
         let mut out = String::new();
-        for a in &arrived.conversations {
+        for a in &report.conversations {
             let name = sanitize_terminal_text(&a.name);
             if a.is_namespace {
                 let (agents, messages) = world_store::world_size(&mut store, &a.name)?;
@@ -249,14 +249,14 @@ pub fn import(options: &ImportArgs, env: &Env) -> Result<()> {
                 let _ = writeln!(out, "'{name}': {turns}, {tokens}, {} live", a.live);
             }
         }
-        let _ = writeln!(out, "came in from {}", all.format);
-        for (what, n) in arrived.losses.iter() {
-            let _ = writeln!(out, "not kept: {what} ({n})");
+        let _ = writeln!(out, "imported from {}", all.format);
+        for (what, n) in report.losses.iter() {
+            let _ = writeln!(out, "not imported: {what} ({n})");
         }
         if !env.json {
             print_stdout(&out)?;
         }
-        all.conversations.extend(arrived.conversations.into_iter().filter(|a| !a.is_namespace));
+        all.conversations.extend(report.conversations.into_iter().filter(|a| !a.is_namespace));
     }
     if env.json {
         let each = all
@@ -274,7 +274,7 @@ pub fn import(options: &ImportArgs, env: &Env) -> Result<()> {
         }))?;
     } else if foreign {
         print_notice(
-            "no model has read this yet: until one does, text is cut into words, and token ids are as they came",
+            "no model has tokenized this yet: until then, tokens are words, and token ids are those of the file",
         );
     }
     let names: Vec<String> = all.conversations.into_iter().map(|a| a.name).collect();
@@ -283,12 +283,13 @@ pub fn import(options: &ImportArgs, env: &Env) -> Result<()> {
     }
     if !failed.is_empty() {
         let files = pluralize(failed.len() as u64, "file");
-        bail!("{files} did not come in, and nothing of what is in them; all others did");
+        bail!("{files} could not be imported; all others were");
     }
     Ok(())
 }
 
-/// Whether a world comes in: whoever wrote the file does not say whom this program speaks to, and with whose key.
+/// Checks the models of an imported world: a file must not choose which servers this program talks to, with the
+/// user's keys.
 fn admit_world(name: &str, rows: &[Row], settings: &Settings) -> Result<(), Error> {
     let world = import::world_from_rows(name, rows)?;
     let allowed = &settings.rooms_models.0;
@@ -301,9 +302,9 @@ fn admit_world(name: &str, rows: &[Row], settings: &Settings) -> Result<(), Erro
     {
         None => Ok(()),
         Some(at) => Err(Error::invalid_input(
-            format!("taking in the world '{name}'"),
+            format!("importing the world '{name}'"),
             format!(
-                "it thinks with '{}', to which your key would be sent and all that its agents see: if you trust that, \
+                "it uses the model '{}', which would receive your key and everything that its agents see: if you trust it, \
                  name it in the setting rooms.models",
                 sanitize_terminal_text(at).replace('\n', " ")
             ),
@@ -311,7 +312,6 @@ fn admit_world(name: &str, rows: &[Row], settings: &Settings) -> Result<(), Erro
     }
 }
 
-/// Takes in one file.
 fn import_file(
     store: &mut Database,
     path: &Path,
@@ -320,8 +320,8 @@ fn import_file(
 ) -> Result<ImportReport> {
     let from_pipe = path.as_os_str() == "-";
     let (input, bytes): (Box<dyn Read>, u64) = if from_pipe {
-        // Others may write while somebody types: only then is it taken in.
-        let mut spool = tempfile::tempfile().context("cannot make a temporary file")?;
+        // Standard input is read completely before the store is locked: the user may be typing it.
+        let mut spool = tempfile::tempfile().context("cannot create a temporary file")?;
         let bytes =
             std::io::copy(&mut std::io::stdin().lock(), &mut spool).context("cannot read standard input")?;
         spool.rewind().context("cannot read standard input")?;
@@ -350,10 +350,10 @@ fn import_file(
         model: None,
         validate_rows: Some(&|name, rows| admit_world(name, rows, settings)),
     };
-    let arrived = store.import(&mut input, import)?;
-    for conversation in arrived.conversations.iter().filter(|one| !one.is_namespace) {
-        // A client that goes on with it is recognised by what it sends.
+    let report = store.import(&mut input, import)?;
+    for conversation in report.conversations.iter().filter(|one| !one.is_namespace) {
+        // Message keys let clients that continue an imported conversation be recognised.
         write_message_keys(store, &conversation.name)?;
     }
-    Ok(arrived)
+    Ok(report)
 }

@@ -1,4 +1,4 @@
-//! `halo pin`, `unpin`, `prune`, `resurrect`, `delete`, `undelete`, `merge`: manual edits.
+//! `halo pin`, `unpin`, `prune`, `resurrect`, `merge`, `delete`, `undelete`: manual edits of the context window.
 
 use super::conversations::{ConversationArgs, open_existing};
 use crate::env::Env;
@@ -19,6 +19,7 @@ pub struct ManualEditArgs {
     chunks: Vec<ChunkId>,
 }
 
+/// Applies an edit to all named chunks, as one change.
 pub fn run(edit: ManualEdit, options: &ManualEditArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let full = Brightness(settings.brightness_cap.0 as f32);

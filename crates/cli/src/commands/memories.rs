@@ -1,4 +1,4 @@
-//! `halo memories`: what the model remembers, and the user's hand on it.
+//! `halo memories`: lists, searches, forms and edits memories.
 
 use super::conversations::{ConversationArgs, open_existing};
 use crate::env::Env;
@@ -63,7 +63,6 @@ enum MemoriesCommand {
     },
 }
 
-/// Lists, finds, forms or changes memories.
 pub fn run(options: &MemoriesArgs, env: &Env) -> Result<()> {
     let name = &options.conversation.name;
     if options.command.is_some() && (options.all || options.find.is_some()) {
@@ -87,7 +86,7 @@ pub fn run(options: &MemoriesArgs, env: &Env) -> Result<()> {
         Some(memory) if env.json => print_json(&memory_json(name, memory)),
         Some(memory) => print_stdout(&memory_text(memory)),
         None if env.json => print_json(&json!({ "deleted": deleted, "id": id })),
-        None => print_stdout(&format!("memory {id} is deleted; what it was of is still there\n")),
+        None => print_stdout(&format!("memory {id} was deleted; the text it covers stays\n")),
     }
 }
 
@@ -116,9 +115,9 @@ fn list_memories(options: &MemoriesArgs, env: &Env) -> Result<()> {
     }
     if found.is_empty() {
         print_notice(if options.find.is_some() {
-            "nothing that is remembered has to do with it"
+            "no memory matches"
         } else {
-            "nothing is remembered; memories are formed where the setting memory.enabled is true, and by \
+            "there are no memories; they are formed when memory.enabled is true, and by \
              `halo memories form`"
         });
     }
@@ -133,7 +132,7 @@ fn list_memories(options: &MemoriesArgs, env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Forms what is due, one after the other.
+/// Forms all memories that are due.
 fn form_due_memories(name: &str, env: &Env) -> Result<()> {
     let mut settings = env.load_settings()?.settings;
     settings.memory_enabled = true;
@@ -164,12 +163,11 @@ fn form_due_memories(name: &str, env: &Env) -> Result<()> {
     new.iter().try_for_each(|memory| print_stdout(&memory_text(memory)))
 }
 
-/// A memory, for people.
 pub fn memory_text(memory: &Memory) -> String {
     let mut marks = Vec::new();
-    marks.extend(memory.reflection.then(|| "looks back".to_owned()));
+    marks.extend(memory.reflection.then(|| "reflection".to_owned()));
     marks.extend(memory.pinned.then(|| "pinned".to_owned()));
-    marks.extend(memory.disabled.then(|| "resting".to_owned()));
+    marks.extend(memory.disabled.then(|| "disabled".to_owned()));
     marks.extend(memory.edited.then(|| "edited".to_owned()));
     marks.extend((!memory.conflicts.is_empty()).then(|| {
         let others: Vec<String> = memory.conflicts.iter().map(ToString::to_string).collect();
@@ -184,7 +182,7 @@ fn memory_json(conversation: &str, memory: &Memory) -> Value {
     json!({
         "conversation": conversation, "id": memory.id, "from": memory.range.from.0, "to": memory.range.to.0,
         "text": memory.text, "model": memory.model, "at": memory.formed_at, "reflection": memory.reflection,
-        "pinned": memory.pinned, "resting": memory.disabled, "edited": memory.edited,
+        "pinned": memory.pinned, "disabled": memory.disabled, "edited": memory.edited,
         "conflicts": memory.conflicts, "operations": memory.operations,
     })
 }

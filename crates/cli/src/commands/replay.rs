@@ -1,4 +1,4 @@
-//! `halo replay`: a recorded conversation through scoring and pruning, under any settings.
+//! `halo replay`: replays an attention recording through scoring and pruning, under any settings.
 
 use crate::capture::{AttentionReduction, Capture, ensure_no_capture};
 use crate::env::Env;
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// What to replay.
 #[derive(clap::Args)]
 pub struct ReplayArgs {
     /// Folder of an attention recording, by Halo or Halo Weave
@@ -25,7 +24,6 @@ pub struct ReplayArgs {
     save: Option<PathBuf>,
 }
 
-/// Replays a capture and prints what came of it.
 pub fn run(options: &ReplayArgs, env: &Env) -> Result<()> {
     if let Some(folder) = &options.save {
         ensure_no_capture(folder)?;
@@ -39,7 +37,7 @@ pub fn run(options: &ReplayArgs, env: &Env) -> Result<()> {
         let named = |key| !matches!(loaded.origin(key), SettingOrigin::Default | SettingOrigin::Capture);
         if named("brightness.layers") || named("brightness.heads") {
             print_notice(
-                "this capture holds one row a step: brightness.layers and brightness.heads stay as it recorded them",
+                "this capture has one row per step: brightness.layers and brightness.heads stay as recorded",
             );
         }
         let recorded = load_settings(&SettingsSources {
@@ -75,7 +73,7 @@ pub fn run(options: &ReplayArgs, env: &Env) -> Result<()> {
     }
 }
 
-/// The settings that are not at their defaults: key, value and where it came from.
+/// Settings that are not at their defaults: key, value and source.
 fn non_default_settings(loaded: &LoadedSettings) -> Vec<(&'static str, (String, Value), String)> {
     let defaults = Settings::default();
     let row = |key: &SettingKey| {
@@ -85,12 +83,12 @@ fn non_default_settings(loaded: &LoadedSettings) -> Vec<(&'static str, (String, 
     KEYS.iter().filter_map(row).collect()
 }
 
-/// Whole numbers without a point, as they are counted.
+/// Formats integers without a decimal point.
 fn json_number(n: f64) -> Value {
     if n.fract() == 0.0 && n.abs() < 1e15 { json!(n as i64) } else { json!(n) }
 }
 
-/// The birth index that a token was recorded with.
+/// The position that a token was recorded with.
 fn recorded_position(outcome: &ReplayOutcome, position: Position) -> u64 {
     usize::try_from(position.0).ok().and_then(|i| outcome.positions.get(i)).copied().unwrap_or(position.0)
 }
@@ -112,7 +110,7 @@ fn outcome_json(model: &str, set: ChangedSettings<'_>, outcome: &ReplayOutcome) 
         })
         .collect();
     let names = |r: &ReplayRound| {
-        // In v0 single tokens leave; a chunk that loses several in a row is named once.
+        // v0 prunes single tokens; a chunk that loses several in a row is listed once.
         let mut names: Vec<String> = r.pruned.iter().map(|l| l.chunk.to_string()).collect();
         names.dedup();
         names
@@ -130,7 +128,7 @@ fn outcome_json(model: &str, set: ChangedSettings<'_>, outcome: &ReplayOutcome) 
 }
 
 fn round_json(round: &ReplayRound) -> Value {
-    let left = round
+    let pruned = round
         .pruned
         .iter()
         .map(|l| json!({"chunk": l.chunk.to_string(), "tokens": l.tokens, "why": l.reason}));
@@ -142,10 +140,10 @@ fn round_json(round: &ReplayRound) -> Value {
         "steps": round.steps,
         "votes": round.votes,
         "live": round.live,
-        "left": left.collect::<Vec<_>>(),
+        "pruned": pruned.collect::<Vec<_>>(),
         "exceeded": round.exceeded,
-        "faults": round.attention_errors.iter().map(|(s, why)| json!({"step": s, "why": why})).collect::<Vec<_>>(),
-        "sums": round.off_sums.iter().map(|(s, sum)| json!({"step": s, "sum": sum})).collect::<Vec<_>>(),
+        "errors": round.attention_errors.iter().map(|(s, why)| json!({"step": s, "why": why})).collect::<Vec<_>>(),
+        "attention_sums": round.off_sums.iter().map(|(s, sum)| json!({"step": s, "sum": sum})).collect::<Vec<_>>(),
         "padded": round.padded_rows,
         "traces": traces.collect::<Vec<_>>(),
     })
@@ -245,5 +243,5 @@ fn write_round(out: &mut String, number: usize, round: &ReplayRound) {
     }
 }
 
-/// How many of a kind of trouble are listed.
+/// The maximum number of listed errors of a kind.
 const MAX_LISTED: usize = 5;

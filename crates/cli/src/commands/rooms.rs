@@ -1,4 +1,4 @@
-//! `halo rooms`: worlds of agents, made, run, watched and spoken to.
+//! `halo rooms`: creates, runs, watches and exports worlds of agents.
 
 use super::{forget, import_export};
 use crate::env::Env;
@@ -35,7 +35,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What to do with worlds.
 #[derive(clap::Subcommand)]
 pub enum RoomsCommand {
     /// Create a world from a file, or the example world
@@ -112,28 +111,22 @@ pub enum RoomsCommand {
     },
 }
 
-/// The example.
 pub const EXAMPLE_WORLD: &str = include_str!("../../worlds/harbour.toml");
 
 fn parse_format(word: &str) -> Result<HudFormat, String> {
-    let known = || HudFormat::ALL.map(HudFormat::name).join(", ");
-    HudFormat::from_name(word).ok_or_else(|| format!("there is no format '{word}': there is {}", known()))
+    let formats = || HudFormat::ALL.map(HudFormat::name).join(", ");
+    HudFormat::from_name(word).ok_or_else(|| format!("there is no format '{word}': use {}", formats()))
 }
 
 fn parse_speed(text: &str) -> Result<f64, String> {
     let speed: f64 = text.parse().map_err(|_| "write a number, such as 2 or 0.5".to_owned())?;
-    if (0.1..=100.0).contains(&speed) {
-        Ok(speed)
-    } else {
-        Err("time goes by 0.1 to 100 times as fast".to_owned())
-    }
+    if (0.1..=100.0).contains(&speed) { Ok(speed) } else { Err("the speed must be 0.1 to 100".to_owned()) }
 }
 
 fn now_millis() -> Millis {
     jiff::Timestamp::now().as_millisecond()
 }
 
-/// Does it.
 pub fn run(what: &RoomsCommand, env: &Env) -> Result<()> {
     match what {
         RoomsCommand::New { name, file } => create_world(name, file.as_ref(), env),
@@ -159,26 +152,26 @@ fn create_world(name: &str, file: Option<&PathBuf>, env: &Env) -> Result<()> {
         }
         None => (EXAMPLE_WORLD.to_owned(), "the example".to_owned()),
     };
-    let file: WorldFile = toml::from_str(&text).with_context(|| format!("{from} is no world"))?;
+    let file: WorldFile = toml::from_str(&text).with_context(|| format!("{from} is not a world file"))?;
     let world =
         file.into_world(LOCAL_MODEL_NAME, now_millis()).map_err(|why| anyhow::anyhow!("{from}: {why}"))?;
-    let realm = WorldStore::create(Box::new(env.open_store()?), name, world, now_millis())?;
+    let stored = WorldStore::create(Box::new(env.open_store()?), name, world, now_millis())?;
     if env.json {
-        return print_json(&world_json(name, &realm.world));
+        return print_json(&world_json(name, &stored.world));
     }
-    let agents = pluralize(realm.world.agents().count() as u64, "agent");
-    let rooms = pluralize(realm.world.rooms().count() as u64, "room");
+    let agents = pluralize(stored.world.agents().count() as u64, "agent");
+    let rooms = pluralize(stored.world.rooms().count() as u64, "room");
     let named = shell_quote(name);
-    print_stdout(&format!("{name}: {agents} in {rooms}; `halo rooms run {named}` lets their hearts beat\n"))
+    print_stdout(&format!("{name}: {agents} in {rooms}; `halo rooms run {named}` runs it\n"))
 }
 
-/// A name as a shell takes it.
+/// Quotes a name for a shell.
 fn shell_quote(name: &str) -> String {
     let plain = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) && !name.starts_with('-');
     if plain { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
 }
 
-/// What the program's own model is called in a world.
+/// The name of the program's own model in a world.
 const LOCAL_MODEL_NAME: &str = "local";
 
 fn world_json(name: &str, world: &World) -> serde_json::Value {
@@ -218,14 +211,14 @@ fn list_worlds(env: &Env) -> Result<()> {
         return if env.json {
             print_json(&json!([]))
         } else {
-            print_stdout("there are no worlds yet: `halo rooms new NAME` makes one\n")
+            print_stdout("there are no worlds yet: `halo rooms new NAME` creates one\n")
         };
     };
     let worlds = store.list_namespaces()?;
     let mut all = Vec::new();
     let mut out = String::new();
-    for known in &worlds {
-        let world = match world_store::load_world_preview(&mut store, &known.name) {
+    for entry in &worlds {
+        let world = match world_store::load_world_preview(&mut store, &entry.name) {
             Ok(world) => world,
             Err(why) => {
                 print_notice(&format!("{why}; `halo rooms delete` deletes it"));
@@ -237,16 +230,16 @@ fn list_worlds(env: &Env) -> Result<()> {
         let _ = writeln!(
             out,
             "{}  {agents}, {messages}, since {}",
-            sanitize_terminal_text(&known.name),
-            format_time(known.created)
+            sanitize_terminal_text(&entry.name),
+            format_time(entry.created)
         );
-        all.push(world_json(&known.name, &world));
+        all.push(world_json(&entry.name, &world));
     }
     if env.json {
         return print_json(&json!(all));
     }
     print_stdout(if out.is_empty() {
-        "there are no worlds yet: `halo rooms new NAME` makes one\n"
+        "there are no worlds yet: `halo rooms new NAME` creates one\n"
     } else {
         &out
     })
@@ -255,7 +248,7 @@ fn list_worlds(env: &Env) -> Result<()> {
 fn open_world_read_only(name: &str, env: &Env) -> Result<(halo_store::database::Database, World)> {
     let store = env.open_store_read_only()?;
     let mut store =
-        store.with_context(|| format!("there is no world '{name}': `halo rooms new {name}` makes one"))?;
+        store.with_context(|| format!("there is no world '{name}': `halo rooms new {name}` creates one"))?;
     let world = world_store::load_world(&mut store, name)?;
     Ok((store, world))
 }
@@ -273,7 +266,7 @@ fn show_world(name: &str, env: &Env) -> Result<()> {
             .unwrap_or_default();
         let _ = writeln!(
             out,
-            "{:>4}  {}  {}, one each {} s, thinks with {}{sleeps}{}",
+            "{:>4}  {}  {}, every {} s, model {}{sleeps}{}",
             agent.id,
             sanitize_terminal_text(&agent.name),
             pluralize(agent.heartbeat_count, "heartbeat"),
@@ -291,7 +284,7 @@ fn show_world(name: &str, env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
-/// What agents are told: the user's own file, or the program's.
+/// The agents' prompts: the user's own file, or the built-in ones.
 pub fn load_prompts(settings: &Settings) -> Result<WorldPrompts> {
     match &settings.rooms_prompts {
         AutoOr::Auto => Ok(WorldPrompts::default()),
@@ -303,7 +296,7 @@ pub fn load_prompts(settings: &Settings) -> Result<WorldPrompts> {
     }
 }
 
-/// How agents' answers are drawn.
+/// Sampling of the agents' answers.
 pub fn agent_sampling(settings: &Settings) -> Sampling {
     Sampling {
         max_tokens: settings.rooms_max_tokens.as_usize(),
@@ -312,43 +305,46 @@ pub fn agent_sampling(settings: &Settings) -> Sampling {
     }
 }
 
-/// What thinks for the agents of a world. `own` is the program's model, each time anew.
+/// The models of a world's agents. `own` opens the program's own model.
 pub fn open_agent_models(
-    brains: &[WorldModelRef],
+    model_refs: &[WorldModelRef],
     env: &Env,
     settings: &Settings,
-    own: &mut dyn FnMut() -> Result<Box<dyn Model + Send>>,
+    open_own: &mut dyn FnMut() -> Result<Box<dyn Model + Send>>,
 ) -> Result<BTreeMap<String, AgentModel>> {
-    let mut minds = BTreeMap::new();
-    for brain in brains {
+    let mut models = BTreeMap::new();
+    for model_ref in model_refs {
         let mut env = env.clone();
-        if let Some(at) = &brain.address {
+        if let Some(at) = &model_ref.address {
             env.models.name = Some(at.clone());
         }
-        let far = wiring::uses_remote_model(&env);
-        // A model of this machine is opened once, and thinks and counts.
-        let here = (!far && brain.address.is_some())
+        let remote = wiring::uses_remote_model(&env);
+        // A local model is opened once: for generating and for counting tokens.
+        let local_model = (!remote && model_ref.address.is_some())
             .then(|| wiring::open_local_model(&env, settings))
             .transpose()?;
-        let mut model = || match (&here, &brain.address) {
-            (Some(here), _) => Ok(Box::new(here.clone()) as Box<dyn Model + Send>),
-            (None, None) => own(),
+        let mut model = || match (&local_model, &model_ref.address) {
+            (Some(local_model), _) => Ok(Box::new(local_model.clone()) as Box<dyn Model + Send>),
+            (None, None) => open_own(),
             (None, Some(_)) => wiring::open_model(&env, settings),
         };
-        // Who is asked over a wire how long a text is would be asked a hundred times for each HUD.
+        // Counting tokens over the network would take a hundred requests per HUD.
         let count: Arc<dyn TokenCounter> =
-            if far { Arc::new(CeilTokenCounter) } else { Arc::new(ModelTokenCounter::new(model()?)) };
-        minds.insert(brain.name.clone(), AgentModel::new(model()?, count, agent_sampling(settings), !far));
+            if remote { Arc::new(CeilTokenCounter) } else { Arc::new(ModelTokenCounter::new(model()?)) };
+        models.insert(
+            model_ref.name.clone(),
+            AgentModel::new(model()?, count, agent_sampling(settings), !remote),
+        );
     }
-    Ok(minds)
+    Ok(models)
 }
 
 fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
-    let realm = WorldStore::open(Box::new(env.open_store()?), name)?;
-    let brains = realm.world.header.models.clone();
+    let stored = WorldStore::open(Box::new(env.open_store()?), name)?;
+    let model_refs = stored.world.header.models.clone();
     let llama = std::cell::OnceCell::new();
-    let mut own = || -> Result<Box<dyn Model + Send>> {
+    let mut open_own = || -> Result<Box<dyn Model + Send>> {
         if wiring::uses_remote_model(env) {
             return wiring::open_model(env, &settings);
         }
@@ -357,40 +353,40 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
         }
         llama.get().map(|llama| Box::new(llama.clone()) as Box<dyn Model + Send>).context("there is no model")
     };
-    let minds = open_agent_models(&brains, env, &settings, &mut own)?;
-    let house = Arc::new(WorldRunner::new(realm, minds, load_prompts(&settings)?, Box::new(now_millis)));
-    house.set_speed(speed);
-    let ends = Arc::clone(&house);
-    ctrlc::set_handler(move || ends.stop()).context("cannot listen for Ctrl-C")?;
+    let models = open_agent_models(&model_refs, env, &settings, &mut open_own)?;
+    let runner = Arc::new(WorldRunner::new(stored, models, load_prompts(&settings)?, Box::new(now_millis)));
+    runner.set_speed(speed);
+    let stop_handle = Arc::clone(&runner);
+    ctrlc::set_handler(move || stop_handle.stop()).context("cannot listen for Ctrl-C")?;
     if !env.json {
         let named = shell_quote(name);
         print_notice(&format!(
-            "{name} is running; `halo rooms say {named} ROOM \"…\"` speaks to it (Ctrl-C ends it)"
+            "{name} is running; `halo rooms say {named} ROOM \"…\"` posts a message (Ctrl-C stops it)"
         ));
     }
-    let mut seen = house.store().world.header.next_message - 1;
+    let mut last_printed = runner.store().world.header.next_message - 1;
     let mut done = 0;
-    while !house.is_stopping() && beats.is_none_or(|beats| done < beats) {
-        let next = house.run_next(None)?;
-        for why in house.take_refusals() {
-            print_notice(&format!("what was asked from outside could not be done: {why}"));
+    while !runner.is_stopping() && beats.is_none_or(|beats| done < beats) {
+        let next = runner.run_next(None)?;
+        for why in runner.take_refusals() {
+            print_notice(&format!("a command could not be executed: {why}"));
         }
         match next {
-            RunnerStep::Wait(time) => house.wait(time),
+            RunnerStep::Wait(time) => runner.wait(time),
             RunnerStep::Preempted => {}
-            RunnerStep::Changed(touched) => print_events(&house, &touched, None, &mut seen, env)?,
+            RunnerStep::Changed(touched) => print_events(&runner, &touched, None, &mut last_printed, env)?,
             RunnerStep::Heartbeat(beat) => {
                 done += 1;
-                print_events(&house, &beat.changes, Some(&beat), &mut seen, env)?;
+                print_events(&runner, &beat.changes, Some(&beat), &mut last_printed, env)?;
             }
         }
     }
-    // What came during the last heartbeat is heard too.
-    if let Some(touched) = house.apply_pending()? {
-        print_events(&house, &touched, None, &mut seen, env)?;
+    // Messages of the last heartbeat are printed too.
+    if let Some(touched) = runner.apply_pending()? {
+        print_events(&runner, &touched, None, &mut last_printed, env)?;
     }
     if !env.json {
-        print_notice(&format!("ended after {}; all of it is stored", pluralize(done, "heartbeat")));
+        print_notice(&format!("stopped after {}; everything is stored", pluralize(done, "heartbeat")));
     }
     Ok(())
 }
@@ -401,31 +397,32 @@ fn message_line(world: &World, message: &RoomMessage) -> String {
         MessageSender::Agent(id) => world.display_name(id),
     };
     let room = world.display_name(message.room);
-    // What goes on in another line belongs to it.
+    // Continuation lines of a message are indented.
     let content = sanitize_terminal_text(&message.content).trim_end().replace('\n', "\n    ");
     format!("[{}] {}: {content}\n", sanitize_terminal_text(&room), sanitize_terminal_text(&who))
 }
 
-/// Prints what has happened, of messages those behind the last that was `seen`.
+/// Prints events, and the messages after the last one that was `seen`.
 fn print_events(
-    house: &WorldRunner,
+    runner: &WorldRunner,
     touched: &WorldChanges,
     beat: Option<&HeartbeatReport>,
-    seen: &mut u64,
+    last_printed: &mut u64,
     env: &Env,
 ) -> Result<()> {
-    let realm = house.store();
-    // What somebody feels about something else is no news.
-    let said: Vec<&RoomMessage> = touched.messages.range(*seen + 1..).map(|(_, message)| message).collect();
-    *seen = said.last().map_or(*seen, |message| message.id);
+    let stored = runner.store();
+    // Changes of mood alone are not printed.
+    let messages: Vec<&RoomMessage> =
+        touched.messages.range(*last_printed + 1..).map(|(_, message)| message).collect();
+    *last_printed = messages.last().map_or(*last_printed, |message| message.id);
     if env.json {
         let beat = beat.map(heartbeat_json);
-        let value = json!({ "messages": said, "beat": beat });
+        let value = json!({ "messages": messages, "beat": beat });
         return print_stdout(&format!("{value}\n"));
     }
-    let mut out: String = said.iter().map(|message| message_line(&realm.world, message)).collect();
+    let mut out: String = messages.iter().map(|message| message_line(&stored.world, message)).collect();
     if let Some(beat) = beat {
-        let who = realm.world.display_name(beat.agent);
+        let who = stored.world.display_name(beat.agent);
         match &beat.outcome {
             Err(why) => print_notice(&format!("{who} could not answer: {why}")),
             Ok(outcome) => {
@@ -443,19 +440,18 @@ fn print_events(
     print_stdout(&out)
 }
 
-/// A heartbeat as JSON.
 fn heartbeat_json(beat: &HeartbeatReport) -> serde_json::Value {
     json!({
         "agent": beat.agent,
         "at": beat.finished_at,
         "repaired": beat.repaired,
-        "shown": beat.generation.as_ref().map(|thought| thought.prompt_tokens),
-        "read": beat.generation.as_ref().map(|thought| thought.prefill_tokens),
-        "kept": beat.generation.as_ref().map(|thought| thought.cache_stats.reused),
-        "returned": beat.generation.as_ref().map(|thought| thought.cache_stats.restored),
-        "moved": beat.generation.as_ref().map(|thought| thought.cache_stats.shifted),
-        "answered": beat.generation.as_ref().map(|thought| thought.answer_tokens),
-        "answer": beat.generation.as_ref().map(|thought| &thought.text),
+        "hud_tokens": beat.generation.as_ref().map(|generation| generation.prompt_tokens),
+        "prefilled_tokens": beat.generation.as_ref().map(|generation| generation.prefill_tokens),
+        "kept_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.reused),
+        "restored_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.restored),
+        "shifted_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.shifted),
+        "answered": beat.generation.as_ref().map(|generation| generation.answer_tokens),
+        "answer": beat.generation.as_ref().map(|generation| &generation.text),
         "said": beat.outcome.as_ref().ok().map(|outcome| outcome.sent),
         "done": beat.outcome.as_ref().ok().map(|outcome| outcome.performed),
         "refused": beat.outcome.as_ref().ok().map(|outcome| &outcome.refused),
@@ -463,12 +459,12 @@ fn heartbeat_json(beat: &HeartbeatReport) -> serde_json::Value {
     })
 }
 
-/// Whom a word means.
+/// An agent by name or id.
 fn find_agent(world: &World, who: &str) -> Result<AgentId> {
     world_file::find_agent(world, who).with_context(|| {
-        let known: Vec<String> =
+        let names: Vec<String> =
             world.agents().map(|agent| format!("{} ({})", agent.name, agent.id)).collect();
-        format!("nobody is called '{who}': there is {}", known.join(", "))
+        format!("there is no agent '{who}': agents are {}", names.join(", "))
     })
 }
 
@@ -485,28 +481,29 @@ fn post_message(name: &str, room: &str, message: &str, env: &Env) -> Result<()> 
         return print_json(&json!({ "posted": true, "room": room }));
     }
     print_stdout(&format!(
-        "left for {name}: it is said when somebody runs it, or if somebody does, when whoever thinks now is done\n"
+        "queued for {name}: it is posted when the world runs, after the current heartbeat\n"
     ))
 }
 
 fn watch_world(name: &str, last: usize, once: bool, env: &Env) -> Result<()> {
     let (mut store, _) = open_world_read_only(name, env)?;
     let ending = Arc::new(AtomicBool::new(false));
-    let ends = Arc::clone(&ending);
-    ctrlc::set_handler(move || ends.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
-    let mut seen: BTreeMap<RoomId, u64> = BTreeMap::new();
+    let stop_handle = Arc::clone(&ending);
+    ctrlc::set_handler(move || stop_handle.store(true, Ordering::SeqCst))
+        .context("cannot listen for Ctrl-C")?;
+    let mut last_printed: BTreeMap<RoomId, u64> = BTreeMap::new();
     let mut before = None;
     while !ending.load(Ordering::SeqCst) {
-        // Nothing is read where nothing was said.
-        let said = Some(world_store::message_count(&mut store, name)?);
-        if said == std::mem::replace(&mut before, said) {
+        // A world without new messages is not loaded.
+        let message_count = Some(world_store::message_count(&mut store, name)?);
+        if message_count == std::mem::replace(&mut before, message_count) {
             std::thread::sleep(Duration::from_millis(300));
             continue;
         }
         let world = world_store::load_world(&mut store, name)?;
         let mut new: Vec<RoomMessage> = Vec::new();
         for room in world.rooms() {
-            let first = seen.insert(room.id, room.messages.back().map_or(0, |message| message.id));
+            let first = last_printed.insert(room.id, room.messages.back().map_or(0, |message| message.id));
             let since =
                 first.unwrap_or_else(|| room.messages.iter().rev().nth(last).map_or(0, |message| message.id));
             new.extend(room.messages.iter().filter(|message| message.id > since).cloned());
@@ -530,12 +527,12 @@ fn print_hud(name: &str, agent: &str, format: Option<HudFormat>, env: &Env) -> R
     let (mut store, world) = open_world_read_only(name, env)?;
     let who = find_agent(&world, agent)?;
     let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.display_name(who)))?;
-    let brain = world.header.models.iter().find(|known| known.name == agent.model).cloned();
-    let brain = brain.unwrap_or_else(|| WorldModelRef::local(&agent.model));
-    let mut own = || wiring::open_model(env, &settings);
-    let minds = open_agent_models(&[brain], env, &settings, &mut own)?;
-    let mind = minds.values().next().context("nothing thinks for it")?;
-    let (scribe, prompts): (&HudRenderer, WorldPrompts) = (&mind.renderer, load_prompts(&settings)?);
+    let model_ref = world.header.models.iter().find(|entry| entry.name == agent.model).cloned();
+    let model_ref = model_ref.unwrap_or_else(|| WorldModelRef::local(&agent.model));
+    let mut open_own = || wiring::open_model(env, &settings);
+    let models = open_agent_models(&[model_ref], env, &settings, &mut open_own)?;
+    let model = models.values().next().context("it has no model")?;
+    let (renderer, prompts): (&HudRenderer, WorldPrompts) = (&model.renderer, load_prompts(&settings)?);
     let mut found: BTreeMap<RoomId, Vec<RoomMessage>> = BTreeMap::new();
     for room in world.rooms_of(who) {
         let shelf = world_store::build_room_index(&mut store, name, room.id)?;
@@ -544,39 +541,39 @@ fn print_hud(name: &str, agent: &str, format: Option<HudFormat>, env: &Env) -> R
     let recalled = |room: RoomId| found.get(&room).cloned().unwrap_or_default();
     let now = now_millis().max(world.header.clock);
     let view =
-        HudRequest { now, prompts: &prompts, token_limit: mind.hud_token_limit(), recalled: &recalled };
-    let shown = scribe.render_as(&world, agent, format.unwrap_or(agent.hud_format), &view)?;
+        HudRequest { now, prompts: &prompts, token_limit: model.hud_token_limit(), recalled: &recalled };
+    let hud = renderer.render_as(&world, agent, format.unwrap_or(agent.hud_format), &view)?;
     if env.json {
         let formats: serde_json::Map<String, serde_json::Value> = HudFormat::ALL
             .iter()
             .map(|&format| {
                 let tokens =
-                    scribe.render_as(&world, agent, format, &view).map(|shown| shown.token_usage.total);
+                    renderer.render_as(&world, agent, format, &view).map(|hud| hud.token_usage.total);
                 (format.name().to_owned(), json!(tokens.ok()))
             })
             .collect();
         return print_json(&json!({
-            "hud": shown.hud,
-            "spent": shown.token_usage,
-            "budgets": shown.budgets,
+            "hud": hud.hud,
+            "spent": hud.token_usage,
+            "budgets": hud.budgets,
             "tokens_by_format": formats,
-            "recalled": shown.recalled,
-            "left_out": shown.omitted_rooms,
+            "recalled": hud.recalled,
+            "left_out": hud.omitted_rooms,
             "actions": action::ACTION_TYPES.len(),
         }));
     }
-    print_stdout(&format!("{}\n", sanitize_terminal_text(&shown.text())))?;
-    print_notice(&format!("{} of {} tokens", shown.token_usage.total, shown.budgets.total));
+    print_stdout(&format!("{}\n", sanitize_terminal_text(&hud.text())))?;
+    print_notice(&format!("{} of {} tokens", hud.token_usage.total, hud.budgets.total));
     Ok(())
 }
 
-/// Ends a world for good, with what models had saved of it.
+/// Deletes a world and the KV cells that models have saved of it.
 pub fn delete_world(store: &mut halo_store::database::Database, name: &str, env: &Env) -> Result<()> {
     world_store::lease_world(store, name)?;
     if let Some(data) = env.data_dir() {
         let keys = forget::kv_keys_except(store, None, Some(name))?;
         kv_archive::retain_conversations(&data.join("kv"), &keys)
-            .context("what the model had saved of it is still there")?;
+            .context("the saved KV cells could not be deleted")?;
     }
     Ok(world_store::delete_world(store, name)?)
 }
@@ -584,14 +581,14 @@ pub fn delete_world(store: &mut halo_store::database::Database, name: &str, env:
 fn delete_world_if_confirmed(name: &str, yes: bool, env: &Env) -> Result<()> {
     let store = env.open_store_read_only()?;
     let mut store = store.with_context(|| format!("there is no world '{name}'"))?;
-    if !store.list_namespaces()?.iter().any(|known| known.name == name) {
+    if !store.list_namespaces()?.iter().any(|entry| entry.name == name) {
         return Err(not_found(format!("there is no world '{name}'")));
     }
     if !yes {
-        // One that is damaged can be ended too.
+        // A damaged world can be deleted too.
         let messages = world_store::world_size(&mut store, name).map_or(0, |(_, messages)| messages);
         bail!(
-            "this ends {name} for good, with {}: add --yes if that is what you want",
+            "this deletes {name} permanently, with {}: add --yes to confirm",
             pluralize(messages, "message")
         );
     }
@@ -600,5 +597,5 @@ fn delete_world_if_confirmed(name: &str, yes: bool, env: &Env) -> Result<()> {
     if env.json {
         return print_json(&json!({ "ended": name }));
     }
-    print_stdout(&format!("{name} is no more\n"))
+    print_stdout(&format!("{name} was deleted\n"))
 }

@@ -1,4 +1,4 @@
-//! `halo search` and `halo index`: what was said, and the vectors that find it by its meaning.
+//! `halo search` and `halo index`: search, and the embeddings that it needs.
 
 use super::conversations::{ConversationArgs, open_existing};
 use crate::env::Env;
@@ -18,12 +18,11 @@ use halo_store::database::Database;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// As many chunks are embedded between two commits: what is lost by stopping in between is a fraction of a second's work.
+/// Chunks that are embedded between two commits: stopping in between loses a fraction of a second of work.
 const EMBED_BATCH: usize = 8;
-/// So many vectors are made without asking; more are told of first.
+/// More missing embeddings than this are announced before they are created.
 const EMBED_NOTICE_THRESHOLD: usize = 200;
 
-/// What to search for.
 #[derive(clap::Args)]
 pub struct SearchArgs {
     #[command(flatten)]
@@ -39,7 +38,6 @@ pub struct SearchArgs {
     no_index: bool,
 }
 
-/// What to index.
 #[derive(clap::Args)]
 pub struct IndexArgs {
     #[command(flatten)]
@@ -50,91 +48,91 @@ fn boxed_embedder(embedder: EmbedderHandle) -> Box<dyn Embedder + Send> {
     Box::new(embedder)
 }
 
-/// Searches a conversation.
 pub fn run(options: &SearchArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let (query, name) = (options.query.join(" "), &options.conversation.name);
     if query.trim().is_empty() {
-        bail!("there is nothing to search for: write a question, or some words");
+        bail!("the query is empty: write a question or keywords");
     }
     let lexical = settings.recall_mode == SearchMode::Lexical;
     let embedder = if lexical { None } else { open_embedder(env, &settings)? };
     if embedder.is_none() && !lexical {
-        print_notice("no embedder is here: this goes by words alone; `halo models pull` fetches one");
+        print_notice("no embedder is installed: searching by words only; `halo models pull` downloads one");
     }
     let (mut store, timeline) = open_existing(env, name, Access::Read)?;
     let mut recall = Recall::open(&mut store, name, &timeline, embedder.map(boxed_embedder))?;
     if recall.index().missing_vectors() > 0 && !options.no_index {
-        // To look at a conversation needs no more than reading; to keep vectors does.
+        // Searching needs read access only; storing embeddings needs write access.
         store = env.open_store()?;
         embed_missing(&mut recall, &mut store, &timeline)?;
     }
     let today = jiff::Zoned::now().date();
-    let found = recall.search(&query, Some(today), search_options(&settings, options.limit))?;
+    let hits = recall.search(&query, Some(today), search_options(&settings, options.limit))?;
     if env.json {
         let missing = recall.index().missing_vectors();
-        let hits: Vec<Value> = found.iter().map(|f| hit_json(f, &timeline, &recall)).collect();
+        let hits: Vec<Value> = hits.iter().map(|f| hit_json(f, &timeline, &recall)).collect();
         let mode = if recall.has_embedder() { settings.recall_mode.to_string() } else { "lexical".into() };
         return print_json(&json!({ "query": query, "mode": mode, "missing": missing, "found": hits }));
     }
-    if found.is_empty() {
-        return print_stdout("nothing was said in this conversation yet\n");
+    if hits.is_empty() {
+        return print_stdout("this conversation is empty\n");
     }
-    if found.iter().all(|found| found.matched_terms.is_empty()) {
-        print_notice("nothing that was said has these words; this is what comes nearest");
+    if hits.iter().all(|hit| hit.matched_terms.is_empty()) {
+        print_notice("no text contains these words; these are the nearest results");
     }
-    print_stdout(&found.iter().map(|f| hit_text(f, &timeline, &recall)).collect::<String>())
+    print_stdout(&hits.iter().map(|f| hit_text(f, &timeline, &recall)).collect::<String>())
 }
 
-/// Makes the vectors that are missing.
 pub fn index(options: &IndexArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let name = &options.conversation.name;
     open_existing(env, name, Access::Read)?;
     let Some(embedder) = open_embedder(env, &settings)? else {
-        bail!("no embedder is here: `halo models pull` fetches one");
+        bail!("no embedder is installed: `halo models pull` downloads one");
     };
     let mut store = env.open_store()?;
     let timeline = store.load(name, Access::Read)?;
     let mut recall = Recall::open(&mut store, name, &timeline, Some(boxed_embedder(embedder)))?;
-    let made = embed_missing(&mut recall, &mut store, &timeline)?;
+    let created = embed_missing(&mut recall, &mut store, &timeline)?;
     let (chunks, bytes) = (recall.index().len(), recall.index().memory_bytes());
     if env.json {
-        return print_json(&json!({ "conversation": name, "chunks": chunks, "made": made, "bytes": bytes }));
+        return print_json(
+            &json!({ "conversation": name, "chunks": chunks, "made": created, "bytes": bytes }),
+        );
     }
     print_stdout(&format!(
         "{} can be found; {} made\n",
         pluralize(chunks as u64, "chunk"),
-        pluralize(made as u64, "vector")
+        pluralize(created as u64, "vector")
     ))
 }
 
-/// Makes the vectors that are missing, a few at a time; whoever stops it loses a second's work.
+/// Creates missing embeddings in batches; stopping it loses at most a second of work.
 pub fn embed_missing(recall: &mut Recall, store: &mut dyn Store, timeline: &Timeline) -> Result<usize> {
     let missing = recall.index().missing_vectors();
     if missing > EMBED_NOTICE_THRESHOLD {
         print_notice(&format!(
-            "{} to make: stop it whenever you like, what is made is kept and `halo index` goes on",
+            "{} to create: stop at any time, finished embeddings are kept and `halo index` resumes",
             pluralize(missing as u64, "vector")
         ));
     }
     let bar = Progress::new("embedding", missing as u64);
-    let mut made = 0;
+    let mut created = 0;
     loop {
         let done = recall.embed_pending(store, timeline, EMBED_BATCH, &mut |n| {
-            made += n;
-            bar.set_position(made as u64);
+            created += n;
+            bar.set_position(created as u64);
             StepFlow::Continue
         })?;
         if done.missing == 0 || done.embedded == 0 {
-            return Ok(made);
+            return Ok(created);
         }
     }
 }
 
-/// Makes the vectors of conversations that have just come in, if there is an embedder.
+/// Creates the embeddings of imported conversations, if there is an embedder.
 pub fn embed_imported(store: &mut Database, names: &[String], env: &Env, settings: &Settings) -> Result<()> {
-    // Who has none is told what is missing when they search.
+    // Without an embedder, `halo search` says what is missing.
     let Some(embedder) = open_embedder(env, settings)? else { return Ok(()) };
     for name in names {
         let timeline = store.load(name, Access::Read)?;
@@ -144,34 +142,34 @@ pub fn embed_imported(store: &mut Database, names: &[String], env: &Env, setting
     Ok(())
 }
 
-fn hit_json(found: &RankedChunk, timeline: &Timeline, recall: &Recall) -> Value {
-    let chunk = timeline.chunk(found.hit.chunk);
+fn hit_json(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> Value {
+    let chunk = timeline.chunk(ranked.hit.chunk);
     let points: serde_json::Map<String, Value> =
-        found.feature_scores.iter().map(|(scale, points)| (scale.name().into(), json!(points))).collect();
+        ranked.feature_scores.iter().map(|(scale, points)| (scale.name().into(), json!(points))).collect();
     json!({
-        "chunk": found.hit.chunk.to_string(),
-        "score": found.hit.score,
+        "chunk": ranked.hit.chunk.to_string(),
+        "score": ranked.hit.score,
         "live": chunk.is_some_and(|c| c.is_live()),
-        "text": recall.index().text(timeline, found.hit.chunk),
-        "words": found.matched_terms,
-        "near": found.similarity[0],
-        "near_in_place": found.similarity[1],
-        "rank_by_words": found.ranks[0],
-        "rank_by_meaning": found.ranks[1],
+        "text": recall.index().text(timeline, ranked.hit.chunk),
+        "words": ranked.matched_terms,
+        "near": ranked.similarity[0],
+        "near_in_place": ranked.similarity[1],
+        "rank_by_words": ranked.ranks[0],
+        "rank_by_meaning": ranked.ranks[1],
         "points": points,
     })
 }
 
-fn hit_text(found: &RankedChunk, timeline: &Timeline, recall: &Recall) -> String {
-    let id = found.hit.chunk;
+fn hit_text(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> String {
+    let id = ranked.hit.chunk;
     let live = timeline.chunk(id).is_some_and(|c| c.is_live());
     let mut out = format!(
         "{:<8} {:>5.2}  {}  {}\n",
         id.to_string(),
-        found.hit.score,
+        ranked.hit.score,
         if live { "live" } else { "dead" },
         truncate_line(recall.index().text(timeline, id), 160)
     );
-    let _ = writeln!(out, "{:<16}{}", "", found.explain(4));
+    let _ = writeln!(out, "{:<16}{}", "", ranked.explain(4));
     out
 }

@@ -1,4 +1,4 @@
-//! `halo serve`: the page, the APIs and the engine behind them.
+//! `halo serve` and `halo mcp`: the server, and the parts of this program that it needs.
 
 use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder};
@@ -40,7 +40,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Where to listen.
 #[derive(clap::Args)]
 pub struct ServeArgs {
     /// Address and port to listen on, overrides server.listen; port 0 picks a free port
@@ -48,7 +47,6 @@ pub struct ServeArgs {
     listen: Option<String>,
 }
 
-/// Serves, until it is told to end.
 pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     super::forget::run_scheduled_forgetting(env, &settings);
@@ -62,19 +60,19 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         (AutoOr::Value(cert), AutoOr::Value(key)) => {
             Some(TlsConfig::read(Path::new(&cert.0), Path::new(&key.0))?)
         }
-        _ => bail!("server.cert and server.cert_key go together: set both, or neither"),
+        _ => bail!("server.cert and server.cert_key must be set together"),
     };
     if !listen.ip().is_loopback() {
         if key.is_none() {
             bail!(
-                "listening on {listen} lets in whoever can reach it: set a key first, with HALO_SERVER_KEY or server.key in the \
+                "everybody who can reach {listen} could use the server: set a key first, with HALO_SERVER_KEY or server.key in the \
                  settings file, or listen on 127.0.0.1"
             );
         }
         if tls.is_none() {
             print_notice(&format!(
-                "what goes to and from {listen} can be read on its way, the key too: set server.cert and server.cert_key, or \
-                 put something that speaks TLS before it"
+                "the connection to {listen} is not encrypted, and the key is sent over it: set server.cert and server.cert_key, or \
+                 use a TLS proxy"
             ));
         }
     }
@@ -98,61 +96,59 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
     let ready = Box::new(move |here: SocketAddr| {
         let shown =
             if here.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], here.port())) } else { here };
-        print_notice(&format!("listening on {scheme}://{shown} (Ctrl-C ends it)"));
+        print_notice(&format!("listening on {scheme}://{shown} (Ctrl-C stops it)"));
     });
     halo_server::serve(&app, ListenOptions { address: listen, tls, on_ready: ready })?;
-    print_notice("ended; all that was said is stored");
+    print_notice("stopped; everything is stored");
     Ok(())
 }
 
-/// Speaks the Model Context Protocol on standard input and output.
 pub fn run_mcp(env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let app = App::new(Arc::new(CliBackend::new(env, settings)?), ServerLimits::default(), None);
     Ok(halo_server::serve_mcp_stdio(&app)?)
 }
 
-/// Open files that a conversation needs: its database with the files beside it, its lock, and the store's.
+/// Open files per conversation: its database with journal and shared memory, its lock, and the store's.
 const FILES_PER_CONVERSATION: u64 = 6;
 
-/// Open files that everything else needs: readers of the store, the model, the cells on disk, some connections.
+/// Open files for everything else: readers of the store, the model, the KV archive, connections.
 const RESERVED_FILES: u64 = 96;
 
-/// How many conversations may be open at once: as many as the user wants, if the system allows so many open files. The limit
-/// is raised as far as it can be.
-fn max_open_conversations(wanted: usize) -> usize {
+/// How many conversations may be open at once: as many as requested, if the limit on open files allows it. The limit
+/// is raised to its maximum first.
+fn max_open_conversations(requested: usize) -> usize {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, getrlimit, setrlimit};
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
         if let Err(why) = setrlimit(Resource::Nofile, limit) {
-            tracing::debug!("the limit on open files stays as it is: {why}");
+            tracing::debug!("the limit on open files cannot be raised: {why}");
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let fits = files.saturating_sub(RESERVED_FILES) / FILES_PER_CONVERSATION;
-        wanted.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
+        requested.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
     }
     #[cfg(not(unix))]
-    wanted
+    requested
 }
 
-/// Sends traces to a collector.
 fn trace_exporter(address: &str) -> Result<TraceExporter> {
     let poster =
-        JsonPoster::new(address, "/v1/traces").context("server.otlp is no address of a collector")?;
+        JsonPoster::new(address, "/v1/traces").context("server.otlp is not the URL of a collector")?;
     Ok(Box::new(move |trace| poster.post("sending traces", trace).map_err(|why| why.to_string())))
 }
 
 fn parse_listen_address(text: &str) -> Result<SocketAddr> {
-    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
-    found.with_context(|| format!("'{text}' is no address to listen on: write one such as 127.0.0.1:5001"))
+    let address = text.to_socket_addrs().ok().and_then(|mut address| address.next());
+    address
+        .with_context(|| format!("'{text}' is not an address to listen on: write one such as 127.0.0.1:5001"))
 }
 
-/// The model that speaks.
 enum ServedModel {
     Local(halo_llama::model::Llama),
-    /// Each conversation has a connection of its own; this is what the first one told.
+    /// Each conversation has its own connection; this is what the first one reported.
     Remote(ModelInfo),
 }
 
@@ -165,12 +161,11 @@ impl ServedModel {
     }
 }
 
-/// The parts, as this program has them.
 struct CliBackend {
     env: Env,
     model: ServedModel,
     embedder: Option<EmbedderHandle>,
-    /// The settings that the model was started with.
+    /// The settings at start: the model was opened with them.
     startup_settings: Settings,
     settings_lock: Mutex<()>,
 }
@@ -181,7 +176,7 @@ fn backend_error(what: &str) -> impl Fn(anyhow::Error) -> Error + '_ {
 
 impl CliBackend {
     fn new(env: &Env, settings: Settings) -> Result<Self> {
-        // A store that cannot be opened is told of now, and not at the first message.
+        // A store that cannot be opened is an error at start, and not at the first message.
         drop(env.open_store()?);
         Ok(Self {
             env: env.clone(),
@@ -192,7 +187,7 @@ impl CliBackend {
         })
     }
 
-    /// The settings as they are now; those of the start, where somebody has broken the file meanwhile.
+    /// The current settings; those at start if the settings file is invalid now.
     fn current_settings(&self) -> Settings {
         self.env.load_settings().map_or_else(|_| self.startup_settings.clone(), |loaded| loaded.settings)
     }
@@ -201,12 +196,12 @@ impl CliBackend {
         match &self.model {
             ServedModel::Local(llama) => Ok(Box::new(llama.clone())),
             ServedModel::Remote(_) => wiring::open_model(&self.env, &self.startup_settings)
-                .map_err(backend_error("reaching the model")),
+                .map_err(backend_error("connecting to the model")),
         }
     }
 }
 
-/// Settings that nobody changes over the wire.
+/// Settings that cannot be changed over the API.
 const FILE_ONLY_SETTINGS: [&str; 1] = ["rooms.models"];
 
 impl Backend for CliBackend {
@@ -289,19 +284,19 @@ impl Backend for CliBackend {
         let failed = |why: String| Error::invalid_input("recording", why);
         if !info.attention {
             return Err(failed(format!(
-                "{} does not tell what it looks at, so there is nothing to record: use a local model",
+                "{} does not return attention, so there is nothing to record: use a local model",
                 info.name
             )));
         }
         let folder = self.env.data_dir();
-        let folder = folder.ok_or_else(|| failed("this system names no place for data".into()))?;
+        let folder = folder.ok_or_else(|| failed("this system has no data folder".into()))?;
         let folder = folder.join("captures").join(called);
         create_private_dir(&folder).map_err(|e| failed(format!("{}: {e}", folder.display())))?;
         Ok(Box::new(CaptureRecorder::new(&folder, &info.name, &self.current_settings())))
     }
 
-    fn read_capture(&self, place: &str) -> Result<AttentionCapture, Error> {
-        let open = Capture::open(Path::new(place)).and_then(|mut capture| {
+    fn read_capture(&self, path: &str) -> Result<AttentionCapture, Error> {
+        let open = Capture::open(Path::new(path)).and_then(|mut capture| {
             capture.set_reduction(AttentionReduction::from_settings(&self.startup_settings));
             capture.attention_by_chunk()
         });
@@ -314,31 +309,31 @@ impl Backend for CliBackend {
     }
 
     fn delete_world(&self, world: &str) -> Result<(), Error> {
-        let failed = backend_error("ending the world");
+        let failed = backend_error("deleting the world");
         let mut store = self.env.open_store().map_err(&failed)?;
         if let ServedModel::Local(model) = &self.model {
-            let created = store.list_namespaces()?.into_iter().find(|known| known.name == world);
+            let created = store.list_namespaces()?.into_iter().find(|entry| entry.name == world);
             let mut model = model.clone();
             created
-                .map(|known| model.delete_kv(&world_store::world_kv_key(&known.name, known.created)))
+                .map(|entry| model.delete_kv(&world_store::world_kv_key(&entry.name, entry.created)))
                 .transpose()?;
         }
         rooms::delete_world(&mut store, world, &self.env).map_err(failed)
     }
 
     fn is_world_model_allowed(&self, at: &str) -> bool {
-        self.current_settings().rooms_models.0.iter().any(|known| known == at)
+        self.current_settings().rooms_models.0.iter().any(|entry| entry == at)
     }
 
-    fn agent_models(&self, brains: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
-        let mut own = || self.connect_model().map_err(anyhow::Error::from);
-        rooms::open_agent_models(brains, &self.env, &self.current_settings(), &mut own)
-            .map_err(backend_error("waking the agents"))
+    fn agent_models(&self, model_refs: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
+        let mut open_own = || self.connect_model().map_err(anyhow::Error::from);
+        rooms::open_agent_models(model_refs, &self.env, &self.current_settings(), &mut open_own)
+            .map_err(backend_error("opening the agents' models"))
     }
 
     fn agent_prompts(&self) -> Result<WorldPrompts, Error> {
         let read = rooms::load_prompts(&self.current_settings());
-        read.map_err(backend_error("reading what agents are told"))
+        read.map_err(backend_error("reading the agents' prompts"))
             .map_err(|why| why.with_kind(ErrorKind::InvalidInput))
     }
 
@@ -384,22 +379,21 @@ impl Backend for CliBackend {
 
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
         if FILE_ONLY_SETTINGS.contains(&key) {
-            let why =
-                format!("{key} opens a door: write it into the settings file, or start the program with it");
+            let why = format!("{key} affects security: set it in the settings file or on the command line");
             return Err(Error::invalid_input("setting", why));
         }
         let _one_at_a_time = self.settings_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = self.env.load_settings().map_err(backend_error("setting"))?;
         if let origin @ (SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) = loaded.origin(key) {
-            let why =
-                format!("{key} was set by the {origin} when the program was started, and that is stronger");
+            let why = format!(
+                "{key} was set by the {origin} when the program was started, which overrides the settings file"
+            );
             return Err(Error::invalid_input("setting", why));
         }
         let file = self.env.settings_path();
-        let file = file.ok_or_else(|| {
-            Error::invalid_input("setting", "this system names no place for a settings file")
-        })?;
-        // Whether it is allowed is tried beside the rest before anything is written.
+        let file = file
+            .ok_or_else(|| Error::invalid_input("setting", "this system has no place for a settings file"))?;
+        // The new value is checked together with all other settings before it is written.
         let new_value = value.map(|value| (key.to_owned(), value.to_owned()));
         let loaded = self
             .env

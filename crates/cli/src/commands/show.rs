@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What to show.
 #[derive(clap::Args)]
 pub struct ShowArgs {
     #[command(flatten)]
@@ -26,7 +25,6 @@ pub struct ShowArgs {
     all: bool,
 }
 
-/// Whose history.
 #[derive(clap::Args)]
 pub struct WhyArgs {
     #[command(flatten)]
@@ -36,26 +34,25 @@ pub struct WhyArgs {
     chunk: ChunkId,
 }
 
-/// Shows a conversation.
 pub fn run(options: &ShowArgs, env: &Env) -> Result<()> {
     let name = &options.conversation.name;
     let (mut store, mut timeline) = open_existing(env, name, Access::Read)?;
     let mut last: BTreeMap<ChunkId, LogEntry> = store.last_mentions(name)?;
-    let hidden = pending_forget::pending_chunks(&mut store, name)?;
+    let pending = pending_forget::pending_chunks(&mut store, name)?;
     let shown: Vec<ChunkId> =
         timeline.chunks().filter(|c| options.all || c.is_live()).map(|c| c.id()).collect();
     let mut values = Vec::new();
     let mut out = String::new();
     for part in shown.chunks(256) {
-        let away: Vec<_> =
+        let unloaded: Vec<_> =
             part.iter().copied().filter(|&c| timeline.chunk(c).is_some_and(|c| !c.is_loaded())).collect();
-        store.load_bodies(name, &mut timeline, &away)?;
+        store.load_bodies(name, &mut timeline, &unloaded)?;
         for chunk in part.iter().filter_map(|&c| timeline.chunk(c)) {
             let why = last.remove(&chunk.id()).and_then(|e| history::entries_for_chunk(&e, chunk.id()).pop());
             if env.json {
-                values.push(chunk_json(chunk, why.as_ref(), hidden.get(&chunk.id()).copied()));
+                values.push(chunk_json(chunk, why.as_ref(), pending.get(&chunk.id()).copied()));
             } else {
-                write_chunk(&mut out, chunk, why.as_ref(), hidden.get(&chunk.id()).copied());
+                write_chunk(&mut out, chunk, why.as_ref(), pending.get(&chunk.id()).copied());
             }
         }
         timeline.unload_pruned();
@@ -67,7 +64,7 @@ pub fn run(options: &ShowArgs, env: &Env) -> Result<()> {
         return print_json(&values.into());
     }
     let (live, all) = (timeline.live_len(), timeline.len());
-    let more = if options.all || live == all { "" } else { "; --all shows the rest too" };
+    let more = if options.all || live == all { "" } else { "; --all includes the rest" };
     print_stdout(&format!("{live} of {} live{more}\n", pluralize(all as u64, "token")))
 }
 
@@ -76,7 +73,7 @@ fn chunk_json(chunk: ChunkRef<'_>, why: Option<&ChunkHistoryEntry>, forgotten_at
     json!({
         "chunk": chunk.id().to_string(),
         "turn": chunk.id().turn.0,
-        "sentence": chunk.id().index,
+        "paragraph": chunk.id().index,
         "role": chunk.id().role.name(),
         "position": chunk.start().0,
         "tokens": chunk.len(),
@@ -99,7 +96,7 @@ fn write_chunk(
 ) {
     let state = match (chunk.is_deleted(), chunk.is_live()) {
         (true, _) => "  deleted",
-        (_, false) => "  dead",
+        (_, false) => "  pruned",
         _ => "",
     };
     let pinned = if chunk.is_pinned() { "  pinned" } else { "" };
@@ -115,7 +112,6 @@ fn write_chunk(
     }
 }
 
-/// Tells what happened to a chunk.
 pub fn explain_chunk(options: &WhyArgs, env: &Env) -> Result<()> {
     let (name, id) = (&options.conversation.name, options.chunk);
     let (mut store, mut timeline) = open_existing(env, name, Access::Read)?;
@@ -124,7 +120,7 @@ pub fn explain_chunk(options: &WhyArgs, env: &Env) -> Result<()> {
     }
     let events = chunk_history(&mut store, name, &mut timeline, id)?;
     let chunk = timeline.chunk(id);
-    let told = events
+    let entries = events
         .iter()
         .map(|e| json!({ "at": e.at, "seq": e.seq, "what": e.action.as_str(), "why": e.reason }));
     let tally = chunk.map(ChunkRef::tally).unwrap_or_default();
@@ -137,12 +133,12 @@ pub fn explain_chunk(options: &WhyArgs, env: &Env) -> Result<()> {
         "peak": chunk.map(|c| c.peak().0),
         "votes": tally.votes,
         "attention": tally.mass as f64 / AttentionTally::MASS_UNIT,
-        "looks": tally.exposures,
-        "events": told.collect::<Vec<_>>(),
+        "exposures": tally.exposures,
+        "events": entries.collect::<Vec<_>>(),
     }))
 }
 
-/// What happened to a chunk, the oldest first; its tokens are brought into memory.
+/// The history of a chunk, oldest first. Its body is loaded.
 fn chunk_history(
     store: &mut dyn Store,
     name: &str,
@@ -161,7 +157,7 @@ fn chunk_history(
     Ok(events)
 }
 
-/// The same, for people.
+/// The history of a chunk as text.
 pub fn chunk_history_text(
     store: &mut dyn Store,
     name: &str,
@@ -173,7 +169,7 @@ pub fn chunk_history_text(
     let mut out = String::new();
     match timeline.chunk(id) {
         None => {
-            let _ = writeln!(out, "{id} is no more: it was merged");
+            let _ = writeln!(out, "{id} does not exist any more: it was merged");
         }
         Some(chunk) => {
             write_chunk(&mut out, chunk, None, forgotten_at);
@@ -181,7 +177,7 @@ pub fn chunk_history_text(
             let scored = match chunk.tally().share() {
                 None => "never scored".into(),
                 Some(share) => format!(
-                    "{}, attention {:.3} in all, {:.3} ‰ of it to a token at a step",
+                    "{}, total attention {:.3}, {:.3} ‰ per token and step",
                     pluralize(votes, "vote"),
                     mass as f64 / AttentionTally::MASS_UNIT,
                     share * 1000.0
@@ -194,7 +190,7 @@ pub fn chunk_history_text(
         let _ = writeln!(out, "{}  {}", format_time(event.at), sanitize_terminal_text(&event.describe()));
     }
     if events.is_empty() {
-        out.push_str("it has been in the window since it was said\n");
+        out.push_str("it has been in the context window since it was added\n");
     }
     Ok(out)
 }

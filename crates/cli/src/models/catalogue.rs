@@ -1,36 +1,29 @@
-//! What can be fetched by name: a small table that comes with the program, or one of the user's own.
+//! The catalogue of models that can be downloaded by name: built in, or the user's own.
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// The table that comes with the program.
 const BUILTIN_CATALOGUE: &str = include_str!("catalogue.toml");
 
-/// The variable that names a catalogue of the user's own: for mirrors, and behind firewalls.
+/// The variable that names the user's own catalogue: for mirrors, and behind firewalls.
 pub const CATALOGUE_ENV: &str = "HALO_MODELS_CATALOGUE";
 
-/// All that can be fetched by name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
-    /// The models, in the order in which they are listed.
     #[serde(rename = "model", default)]
     pub models: Vec<CatalogueEntry>,
 }
 
-/// What a model is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelKind {
-    /// It speaks.
     Chat,
-    /// It turns text into numbers that can be compared.
     Embedding,
 }
 
 impl ModelKind {
-    /// As it is written.
     pub fn name(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -39,79 +32,68 @@ impl ModelKind {
     }
 }
 
-/// One model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogueEntry {
-    /// What it is called.
     pub name: String,
-    /// What it is for.
     pub kind: ModelKind,
-    /// Whether it is fetched where no name is given, and taken where none is.
+    /// Whether it is downloaded, and used, when no name is given.
     #[serde(default)]
     pub default: bool,
-    /// What it is, in a line.
+    /// Description in one line.
     pub about: String,
-    /// Under which licence it comes.
     pub licence: String,
-    /// Bytes that come over the network, where that is more or less than the files.
+    /// Bytes to download, where that differs from the size of the files.
     download: Option<u64>,
-    /// Of what kind it is, where the file does not tell.
+    /// The architecture, where the file does not contain it.
     pub architecture: Option<String>,
-    /// How its numbers are kept, where the file does not tell.
+    /// The quantization, where the file does not contain it.
     pub quantisation: Option<String>,
-    /// How many tokens it sees, where the file does not tell.
+    /// The context length, where the file does not contain it.
     pub context: Option<u64>,
-    /// Its files; its name leads to the first.
+    /// Its files; the first is the one that is loaded.
     #[serde(rename = "file", default)]
     pub files: Vec<CatalogueFile>,
 }
 
 impl CatalogueEntry {
-    /// Bytes on disk.
     pub fn size_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that come over the network.
     pub fn download_bytes(&self) -> u64 {
         self.download.unwrap_or_else(|| self.size_bytes())
     }
 }
 
-/// One file of a model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogueFile {
-    /// Its place in the models folder.
+    /// Path in the models folder.
     pub name: String,
-    /// How long it is.
     pub bytes: u64,
-    /// Its SHA-256, in hexadecimal.
     pub sha256: String,
-    /// What it is joined from, in order.
+    /// The parts that it is joined from, in order.
     #[serde(default)]
     pub parts: Vec<WheelMember>,
-    /// Where it lies as a whole.
     pub url: Option<String>,
-    /// What is in it, where that is short enough to be said here.
+    /// Its contents, where they are short.
     pub text: Option<String>,
 }
 
-/// A file in a Python package.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelMember {
-    /// The package, as `name==version`.
+    /// It is written as `name==version`.
     pub package: String,
-    /// The path in it.
+    /// Path within the package.
     pub member: String,
-    /// The one file that is meant of those in the member, which is then a `.tar.gz`.
+    /// The file inside the member, which is a `.tar.gz` then.
     pub inside: Option<String>,
 }
 
 impl WheelMember {
-    /// How the file of the package begins: with its name as such files write it, and its version.
+    /// The beginning of the wheel's file name: normalized package name and version.
     pub fn wheel_prefix(&self) -> String {
         let (name, version) = self.package.split_once("==").unwrap_or((&self.package, ""));
         format!("{}-{version}-", name.to_lowercase().replace(['-', '.'], "_"))
@@ -119,10 +101,7 @@ impl WheelMember {
 }
 
 impl Catalogue {
-    /// The user's own catalogue, if there is one, else ours.
-    ///
-    /// # Errors
-    /// When the user's own cannot be read, or would lead out of the models folder.
+    /// The user's own catalogue, or the built-in one.
     pub fn load() -> Result<Self> {
         let named = std::env::var_os(CATALOGUE_ENV).filter(|path| !path.is_empty()).map(PathBuf::from);
         let Some(path) = named else {
@@ -132,39 +111,36 @@ impl Catalogue {
         parse_catalogue(&std::fs::read_to_string(&path).with_context(whose)?).with_context(whose)
     }
 
-    /// A model by its name.
     pub fn get(&self, name: &str) -> Option<&CatalogueEntry> {
         self.models.iter().find(|entry| entry.name == name)
     }
 
-    /// Those that are fetched where no name is given.
+    /// Models that are downloaded when no name is given.
     pub fn defaults(&self) -> impl Iterator<Item = &CatalogueEntry> {
         self.models.iter().filter(|entry| entry.default)
     }
 
-    /// The model that speaks where none is named.
+    /// The chat model that is used when none is named.
     pub fn default_chat_model(&self) -> Option<&CatalogueEntry> {
         self.defaults().find(|entry| entry.kind == ModelKind::Chat)
     }
 
-    /// The model that turns texts into numbers where none is named.
+    /// The embedding model that is used when none is named.
     pub fn default_embedder(&self) -> Option<&CatalogueEntry> {
         self.defaults().find(|entry| entry.kind == ModelKind::Embedding)
     }
 }
 
-/// Whether a text is a plain name of a file: nothing that hides, leads elsewhere or reads as an option.
+/// Whether a text is a plain file name: not hidden, no path, and no option.
 pub fn is_plain_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+'))
 }
 
-/// Whether a text is the SHA-256 of something.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// Whether a text is an address that can be fetched.
 pub fn is_http_url(text: &str) -> bool {
     text.starts_with("http://") || text.starts_with("https://")
 }
@@ -180,17 +156,17 @@ fn parse_catalogue(text: &str) -> Result<Catalogue> {
         }
         for file in &mut entry.files {
             file.sha256.make_ascii_lowercase();
-            if let Some(wrong) = file_entry_error(file) {
-                bail!("{}: the file '{}' {wrong}", entry.name, file.name);
+            if let Some(defect) = file_entry_error(file) {
+                bail!("{}: the file '{}' {defect}", entry.name, file.name);
             }
         }
     }
     Ok(catalogue)
 }
 
-/// What is wrong with what is said of a file.
+/// What is wrong with the entry of a file.
 fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
-    // The folder is searched for GGUF files and nothing else; what belongs to one model lies in a folder of its own.
+    // Only GGUF files are searched for in the folder itself; other files of a model have a folder of their own.
     let steps: Vec<_> = file.name.split('/').collect();
     let gguf = file.name.ends_with(".gguf");
     let sources = [!file.parts.is_empty(), file.url.is_some(), file.text.is_some()];
@@ -199,10 +175,10 @@ fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
     };
     match () {
         () if !steps.iter().all(|step| is_plain_name(step)) => {
-            Some("has no plain name: it must stay in its folder")
+            Some("has an invalid name: it must not leave its folder")
         }
         () if steps.len() != if gguf { 1 } else { 2 } => {
-            Some("lies wrong: a .gguf file lies in no folder, any other in one")
+            Some("has a wrong path: a .gguf file is in no folder, any other file in one")
         }
         () if !is_sha256(&file.sha256) => Some("needs a sha256 of 64 hexadecimal digits"),
         () if sources.iter().filter(|given| **given).count() != 1 => {
@@ -212,10 +188,10 @@ fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
             Some("has a url that does not begin with http:// or https://")
         }
         () if !file.parts.iter().all(package) => {
-            Some("has a part whose package is not written name==version")
+            Some("has a part whose package is not of the form name==version")
         }
         () if file.text.as_ref().is_some_and(|text| text.len() as u64 != file.bytes) => {
-            Some("has a text of another length than its bytes say")
+            Some("has a text whose length is not that of `bytes`")
         }
         () => None,
     }
@@ -258,17 +234,17 @@ mod tests {
         ] {
             parse_catalogue(&file(right)).expect(right);
         }
-        for (wrong, says) in [
+        for (defect, says) in [
             ("", "needs parts, a url or a text, and only one of them"),
             ("text='{}'\nurl='http://host/x'", "needs parts, a url or a text, and only one of them"),
             (
                 "text='{}'\nparts=[{package='a==1',member='x'}]",
                 "needs parts, a url or a text, and only one of them",
             ),
-            ("text='{ }'", "has a text of another length than its bytes say"),
+            ("text='{ }'", "has a text whose length is not that of `bytes`"),
         ] {
-            let said = parse_catalogue(&file(wrong)).expect_err(wrong).to_string();
-            assert!(said.contains(says), "{said}");
+            let message = parse_catalogue(&file(defect)).expect_err(defect).to_string();
+            assert!(message.contains(says), "{message}");
         }
     }
 

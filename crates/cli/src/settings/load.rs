@@ -1,4 +1,5 @@
-//! Where settings come from: defaults, a preset, a file, the environment, the command line. Later ones win.
+//! Sources of settings: defaults, a preset, a file, the environment, the command line. Later ones override earlier
+//! ones.
 
 use super::value::{Preset, TomlValue};
 use super::{KEYS, SettingKey, Settings, preset_values};
@@ -6,20 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// Nobody set it.
     Default,
-    /// A capture that recorded it.
+    /// Recorded in a capture.
     Capture,
-    /// The preset of that name.
     Preset(Preset),
-    /// A file, and the line in it.
     File(PathBuf, usize),
-    /// An environment variable.
+    /// Name of the variable.
     Environment(String),
-    /// The command line.
     CommandLine(&'static str),
     /// A value that is about to be written to the settings file.
     NewValue,
@@ -39,7 +35,7 @@ impl fmt::Display for SettingOrigin {
     }
 }
 
-/// What the user wrote for one key, not yet read.
+/// One key and value as the user wrote them, before parsing.
 #[derive(Clone, Debug)]
 struct RawSetting {
     key: String,
@@ -47,29 +43,26 @@ struct RawSetting {
     origin: SettingOrigin,
 }
 
-/// The settings in force, and where each came from.
+/// The effective settings with their sources.
 #[derive(Clone, Debug)]
 pub struct LoadedSettings {
-    /// The settings.
     pub settings: Settings,
-    /// By key; what is not here is a default.
+    /// Keys that are missing here have their default.
     origins: BTreeMap<&'static str, SettingOrigin>,
-    /// Recorded settings that were left out, and why.
+    /// Recorded settings that were ignored, and why.
     pub warnings: Vec<String>,
 }
 
 impl LoadedSettings {
-    /// Where a key's value came from.
     #[must_use]
     pub fn origin(&self, key: &str) -> SettingOrigin {
         self.origins.get(key).cloned().unwrap_or(SettingOrigin::Default)
     }
 }
 
-/// One thing that is wrong with the settings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SettingProblem {
-    /// The source of the wrong value; none where the message names its sources itself.
+    /// The source of the wrong value; none if the message names its sources.
     pub origin: Option<SettingOrigin>,
     pub message: String,
 }
@@ -77,14 +70,14 @@ pub struct SettingProblem {
 impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            // The user who sends a value knows where it came from.
+            // The user who sends a new value knows where it came from.
             None | Some(SettingOrigin::NewValue) => f.write_str(&self.message),
             Some(origin) => write!(f, "{origin}: {}", self.message),
         }
     }
 }
 
-/// All that is wrong with the settings, a line each.
+/// All problems of the settings, one per line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SettingsError(pub Vec<SettingProblem>);
 
@@ -97,16 +90,15 @@ impl fmt::Display for SettingsError {
 
 impl std::error::Error for SettingsError {}
 
-/// What settings are made from.
 #[derive(Debug, Default)]
 pub struct SettingsSources {
-    /// What a capture recorded, keys and values: it stands in for the defaults.
+    /// Keys and values that a capture recorded; they replace the defaults.
     pub from_capture: Vec<(String, String)>,
-    /// The file, and what stands in it.
+    /// Path and contents of the settings file.
     pub file: Option<(PathBuf, String)>,
-    /// The environment, names and values.
+    /// Names and values of environment variables.
     pub environment: Vec<(String, String)>,
-    /// `--set KEY=VALUE`, in order.
+    /// Values of `--set KEY=VALUE`, in order.
     pub set_flags: Vec<String>,
     /// Other flags that set a key: the flag, the key, the value.
     pub other_flags: Vec<(&'static str, &'static str, String)>,
@@ -114,23 +106,19 @@ pub struct SettingsSources {
     pub new_value: Option<(String, String)>,
 }
 
-/// Reads the settings from all their sources.
-///
-/// # Errors
-/// When a key is unknown, a value not allowed, or two contradict each other.
 pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, SettingsError> {
     let mut errors = Vec::new();
-    let mut written = Vec::new();
+    let mut values = Vec::new();
     if let Some((path, text)) = &sources.file {
         match settings_from_toml(path, text) {
-            Ok(all) => written.extend(all),
+            Ok(all) => values.extend(all),
             Err(message) => errors.push(SettingProblem { origin: None, message }),
         }
     }
-    written.extend(settings_from_environment(&sources.environment));
+    values.extend(settings_from_environment(&sources.environment));
     for set in &sources.set_flags {
         match set.split_once('=') {
-            Some((key, text)) => written.push(RawSetting {
+            Some((key, text)) => values.push(RawSetting {
                 key: key.trim().to_owned(),
                 text: text.trim().to_owned(),
                 origin: SettingOrigin::CommandLine("--set"),
@@ -142,13 +130,13 @@ pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, Settin
         }
     }
     for (flag, key, text) in &sources.other_flags {
-        written.push(RawSetting {
+        values.push(RawSetting {
             key: (*key).to_owned(),
             text: text.clone(),
             origin: SettingOrigin::CommandLine(flag),
         });
     }
-    written.extend(sources.new_value.iter().map(|(key, text)| RawSetting {
+    values.extend(sources.new_value.iter().map(|(key, text)| RawSetting {
         key: key.clone(),
         text: text.trim().to_owned(),
         origin: SettingOrigin::NewValue,
@@ -160,11 +148,11 @@ pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, Settin
         text: text.clone(),
         origin: SettingOrigin::Capture,
     });
-    let mut odd = Vec::new();
-    apply_all(&mut loaded, recorded.collect(), &mut odd);
-    // Another version may have had other settings: what is not known here is said, and no error.
-    loaded.warnings = odd.into_iter().map(|why| format!("{why}; it is left out")).collect();
-    apply_all(&mut loaded, written, &mut errors);
+    let mut ignored = Vec::new();
+    apply_all(&mut loaded, recorded.collect(), &mut ignored);
+    // Another version may have recorded settings that this one does not have: a warning, no error.
+    loaded.warnings = ignored.into_iter().map(|why| format!("{why}; it is ignored")).collect();
+    apply_all(&mut loaded, values, &mut errors);
     if errors.is_empty() {
         let of = |key: &str| {
             let (value, _) = loaded.settings.get(key).unwrap_or_default();
@@ -176,9 +164,9 @@ pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, Settin
     if errors.is_empty() { Ok(loaded) } else { Err(SettingsError(errors)) }
 }
 
-/// Reads a group of values, the preset first: what stands beside it still counts.
-fn apply_all(loaded: &mut LoadedSettings, written: Vec<RawSetting>, errors: &mut Vec<SettingProblem>) {
-    let (presets, others): (Vec<_>, Vec<_>) = written.into_iter().partition(|w| w.key == "preset");
+/// Applies a group of values, the preset first: the others override it.
+fn apply_all(loaded: &mut LoadedSettings, values: Vec<RawSetting>, errors: &mut Vec<SettingProblem>) {
+    let (presets, others): (Vec<_>, Vec<_>) = values.into_iter().partition(|w| w.key == "preset");
     for set in &presets {
         apply_setting(loaded, set, errors);
     }
@@ -197,22 +185,26 @@ fn apply_all(loaded: &mut LoadedSettings, written: Vec<RawSetting>, errors: &mut
     }
 }
 
-/// Reads one value into the settings, or says what is wrong with it.
-fn apply_setting(loaded: &mut LoadedSettings, written: &RawSetting, errors: &mut Vec<SettingProblem>) {
-    let RawSetting { key, text, origin } = written;
+/// Applies one value, or adds a problem.
+fn apply_setting(loaded: &mut LoadedSettings, value: &RawSetting, errors: &mut Vec<SettingProblem>) {
+    let RawSetting { key, text, origin } = value;
     let mut report = |message| errors.push(SettingProblem { origin: Some(origin.clone()), message });
-    let Some(known) = KEYS.iter().find(|k| k.name == key) else {
+    let Some(setting) = KEYS.iter().find(|k| k.name == key) else {
         report(format!("there is no setting '{}'{}", truncate_for_message(key), suggest_key(key)));
         return;
     };
-    if loaded.settings.set(known.name, &parse_toml_or_string(text)) {
-        loaded.origins.insert(known.name, origin.clone());
+    if loaded.settings.set(setting.name, &parse_toml_or_string(text)) {
+        loaded.origins.insert(setting.name, origin.clone());
     } else {
-        report(format!("{key} cannot be '{}': {}", truncate_for_message(text), explain_allowed(known, text)));
+        report(format!(
+            "{key} cannot be '{}': {}",
+            truncate_for_message(text),
+            explain_allowed(setting, text)
+        ));
     }
 }
 
-/// The beginning of what the user wrote: enough to find it again.
+/// The beginning of the user's text, for a message.
 fn truncate_for_message(text: &str) -> String {
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -242,36 +234,36 @@ fn suggest_key(key: &str) -> String {
     }
 }
 
-/// The most similar of some words, if it is similar at all.
+/// The most similar word, if one is similar enough.
 pub fn closest_match<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // The last part of a dotted name counts too: people remember `top_p`, not where it lives.
+    // The last part of a dotted name counts too: people remember `top_p`, not its section.
     let likeness = |word: &str| {
         let last = word.rsplit('.').next().unwrap_or(word);
         let text_last = text.rsplit('.').next().unwrap_or(text);
         let whole = strsim::normalized_damerau_levenshtein(text, word);
         whole.max(0.8 * strsim::normalized_damerau_levenshtein(text_last, last))
     };
-    // Of equals the first, in the order of the reference page.
+    // The first of equals, in the order of the reference page.
     let first = |best: Option<(f64, &'a str)>, word| match (best, likeness(word)) {
-        (Some(best), alike) if best.0 >= alike => Some(best),
-        (_, alike) => Some((alike, word)),
+        (Some(best), similarity) if best.0 >= similarity => Some(best),
+        (_, similarity) => Some((similarity, word)),
     };
     words.fold(None, first).filter(|best| best.0 >= 0.5).map(|best| best.1)
 }
 
-/// What a text means: a TOML value where it is one, else a string.
+/// A text as a TOML value, or as a string if it is none.
 pub(super) fn parse_toml_or_string(text: &str) -> TomlValue {
     let table: Result<toml::Table, _> = toml::from_str(&format!("x = {text}"));
     let alone = |mut table: toml::Table| if table.len() == 1 { table.remove("x") } else { None };
     table.ok().and_then(alone).unwrap_or_else(|| TomlValue::String(text.to_owned()))
 }
 
-/// The values of a file, each with its line.
+/// The values of a file with their lines.
 fn settings_from_toml(path: &Path, text: &str) -> Result<Vec<RawSetting>, String> {
     let table = toml::de::DeTable::parse(text).map_err(|e| format!("{}: {e}", path.display()))?;
-    let mut written = Vec::new();
-    flatten_toml_table(path, text, "", table.get_ref(), &mut written);
-    Ok(written)
+    let mut values = Vec::new();
+    flatten_toml_table(path, text, "", table.get_ref(), &mut values);
+    Ok(values)
 }
 
 fn flatten_toml_table(
@@ -279,7 +271,7 @@ fn flatten_toml_table(
     text: &str,
     prefix: &str,
     table: &toml::de::DeTable<'_>,
-    written: &mut Vec<RawSetting>,
+    values: &mut Vec<RawSetting>,
 ) {
     for (name, value) in table {
         let key = if prefix.is_empty() {
@@ -290,35 +282,35 @@ fn flatten_toml_table(
         if let toml::de::DeValue::Table(table) = value.get_ref()
             && !table.is_empty()
         {
-            flatten_toml_table(path, text, &key, table, written);
+            flatten_toml_table(path, text, &key, table, values);
         } else if KEYS.iter().any(|k| k.name.strip_prefix(&key).is_some_and(|rest| rest.starts_with('.')))
             && matches!(value.get_ref(), toml::de::DeValue::Table(_))
         {
-            // A section of ours with nothing in it.
+            // An empty section.
         } else {
             let line = text[..value.span().start].lines().count().max(1);
             let line = if text[..value.span().start].ends_with('\n') { line + 1 } else { line };
             let origin = SettingOrigin::File(path.to_owned(), line);
-            written.push(RawSetting { key, text: text[value.span()].to_owned(), origin });
+            values.push(RawSetting { key, text: text[value.span()].to_owned(), origin });
         }
     }
 }
 
-/// The variable that sets a key: `HALO_CONTEXT_MAX_TOKENS`.
+/// The environment variable of a key, such as `HALO_CONTEXT_MAX_TOKENS`.
 #[must_use]
 pub fn env_var_name(key: &str) -> String {
     format!("HALO_{}", key.replace('.', "_").to_uppercase())
 }
 
-/// Values of the environment. A variable that begins as one of ours does but names no key is a mistake worth
-/// telling; any other is somebody else's.
+/// Settings from environment variables. A variable with the prefix of a section that names no key is an error; other
+/// variables are ignored.
 fn settings_from_environment(environment: &[(String, String)]) -> Vec<RawSetting> {
     let sections: Vec<String> = KEYS
         .iter()
         .filter_map(|k| k.name.split_once('.'))
         .map(|(section, _)| format!("HALO_{}_", section.to_uppercase()))
         .collect();
-    let mut written = Vec::new();
+    let mut values = Vec::new();
     for (name, text) in environment.iter().filter(|(_, text)| !text.is_empty()) {
         let key = match KEYS.iter().find(|k| env_var_name(k.name) == *name) {
             Some(key) => key.name.to_owned(),
@@ -330,20 +322,16 @@ fn settings_from_environment(environment: &[(String, String)]) -> Vec<RawSetting
             }
             None => continue,
         };
-        written.push(RawSetting {
-            key,
-            text: text.clone(),
-            origin: SettingOrigin::Environment(name.clone()),
-        });
+        values.push(RawSetting { key, text: text.clone(), origin: SettingOrigin::Environment(name.clone()) });
     }
-    written
+    values
 }
 
-/// Whether a variable is so near to one of ours that it is meant to be it.
+/// Whether a variable is a misspelt name of a setting's variable.
 fn resembles_setting_variable(name: &str) -> bool {
-    let alike =
+    let is_similar =
         |key: &SettingKey| strsim::normalized_damerau_levenshtein(name, &env_var_name(key.name)) >= 0.85;
-    name.starts_with("HALO_") && KEYS.iter().any(alike)
+    name.starts_with("HALO_") && KEYS.iter().any(is_similar)
 }
 
 #[cfg(test)]
@@ -367,12 +355,12 @@ mod tests {
         let loaded = load_settings(&test_sources(file, &environment, &["context.max_tokens=300"]))
             .expect("good settings");
         let all = ["context.max_tokens", "chunk.min_tokens", "context.sink_tokens", "kv.ram"];
-        let shown = all.map(|key| {
+        let printed = all.map(|key| {
             let (value, _) = loaded.settings.get(key).expect("a key");
             format!("{value} ({})", loaded.origin(key))
         });
         assert_eq!(
-            shown,
+            printed,
             ["300 (--set)", "8 (environment HALO_CHUNK_MIN_TOKENS)", "1 (halo.toml:3)", "512 MiB (default)"]
         );
     }
@@ -402,12 +390,12 @@ mod tests {
             ..test_sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"])
         };
         let loaded = load_settings(&sources).expect("good settings");
-        let shown = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
+        let printed = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
             .map(|key| format!("{} ({})", loaded.settings.get(key).expect("a key").0, loaded.origin(key)));
-        assert_eq!(shown, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
+        assert_eq!(printed, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
         assert_eq!(loaded.warnings.len(), 2, "{:?}", loaded.warnings);
         assert!(loaded.warnings[0].starts_with("recorded in the capture: there is no setting 'old'"));
-        let bad = "recorded in the capture: kv.mode cannot be 'x': it must be keep or reread; it is left out";
+        let bad = "recorded in the capture: kv.mode cannot be 'x': it must be keep or reread; it is ignored";
         assert_eq!(loaded.warnings[1], bad);
     }
 
@@ -494,7 +482,7 @@ mod tests {
                 "",
                 &[],
                 &["brightness.initial=20000"],
-                "brightness.initial (20000, --set) is above brightness.cap (10000, default): raise the cap or lower the start",
+                "brightness.initial (20000, --set) is above brightness.cap (10000, default): raise the cap or lower the initial brightness",
             ),
             (
                 "",

@@ -1,5 +1,5 @@
-//! The settings: one table of typed keys, from which come the struct that the program reads, the errors that
-//! the user reads, and the reference page.
+//! The settings: one table of typed keys. The struct that the program reads, the error messages and the reference
+//! page are generated from it.
 
 pub mod load;
 pub mod persist;
@@ -24,15 +24,12 @@ use value::{
     SettingValue, TextSetting, TomlValue,
 };
 
-/// What is known of a key.
 pub struct SettingKey {
-    /// Its name.
     pub name: &'static str,
-    /// What it does.
     pub doc: &'static str,
-    /// What may be written.
+    /// Allowed values, as a phrase.
     pub allowed: fn() -> String,
-    /// The words that may be written, where they are fixed.
+    /// Allowed words, if they are fixed.
     pub choices: fn() -> Vec<&'static str>,
 }
 
@@ -78,7 +75,6 @@ type BrightnessSetting = IntInRange<-100_000, 100_000>;
 
 macro_rules! define_settings {
     ($($(#[doc = $doc:literal])+ $name:literal $field:ident: $type:ty = $default:expr;)+) => {
-        /// All settings, as the program reads them.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Settings { $($(#[doc = $doc])+ pub $field: $type,)+ }
 
@@ -97,10 +93,7 @@ macro_rules! define_settings {
         },)+];
 
         impl Settings {
-            /// Sets a key; false where the value is not allowed.
-            ///
-            /// # Panics
-            /// Where there is no such key.
+            /// Sets a key; false if the value is not allowed.
             fn set(&mut self, key: &str, raw: &TomlValue) -> bool {
                 match key {
                     $($name => <$type as SettingValue>::from_toml(raw).map(|v| self.$field = v).is_some(),)+
@@ -108,7 +101,7 @@ macro_rules! define_settings {
                 }
             }
 
-            /// A key's value, as it is written and as JSON.
+            /// The value of a key, as text and as JSON.
             #[must_use]
             pub fn get(&self, key: &str) -> Option<(String, serde_json::Value)> {
                 match key {
@@ -333,7 +326,7 @@ define_settings! {
     "server.otlp" server_otlp: AutoOr<TextSetting> = AutoOr::Auto;
 }
 
-/// What a preset changes of the defaults.
+/// The defaults that a preset changes.
 fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
     match preset {
         Preset::Halo => &[],
@@ -356,7 +349,7 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// What a preset sets: all that any preset changes, so that naming one leaves nothing of another.
+/// The values that a preset sets: every key that any preset changes, so that one preset replaces another completely.
 #[must_use]
 pub fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
     let defaults = Settings::default();
@@ -367,15 +360,15 @@ pub fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
 }
 
 impl Settings {
-    /// What two settings contradict each other in, if any do; `of` tells a key with where it came from.
-    fn conflict_error(&self, of: impl Fn(&str) -> String) -> Option<String> {
+    /// Why two settings contradict each other; `of` formats a key with its source.
+    fn conflict_error(&self, describe: impl Fn(&str) -> String) -> Option<String> {
         if self.chunk_min_tokens.0 > self.chunk_max_tokens.0 {
-            let (min, max) = (of("chunk.min_tokens"), of("chunk.max_tokens"));
+            let (min, max) = (describe("chunk.min_tokens"), describe("chunk.max_tokens"));
             return Some(format!("{min} is larger than {max}: no chunk could ever end"));
         }
         if self.brightness_initial.0 > self.brightness_cap.0 {
-            let (initial, cap) = (of("brightness.initial"), of("brightness.cap"));
-            return Some(format!("{initial} is above {cap}: raise the cap or lower the start"));
+            let (initial, cap) = (describe("brightness.initial"), describe("brightness.cap"));
+            return Some(format!("{initial} is above {cap}: raise the cap or lower the initial brightness"));
         }
         let seeds = ["user", "system", "tool", "llm", "default"].map(|name| format!("ttl.seed.{name}"));
         let values = [
@@ -388,20 +381,23 @@ impl Settings {
         let over = seeds.iter().zip(values).find(|(_, seed)| seed.0 > self.ttl_max.0);
         if let (ScoringKind::Ttl, Some((seed, _))) = (self.brightness_strategy, over) {
             return Some(format!(
-                "{} is above {}: raise the maximum or lower the seed",
-                of(seed),
-                of("ttl.max")
+                "{} is above {}: raise the maximum or lower the initial brightness",
+                describe(seed),
+                describe("ttl.max")
             ));
         }
         let (recent, max) = (self.recent_window_tokens(), self.context_max_tokens.as_usize());
         (max > 0 && recent + self.context_sink_tokens.as_usize() > max).then(|| {
-            let (recent, sinks) = (of("context.recent_tokens"), of("context.sink_tokens"));
-            format!("{recent} and {sinks} do not fit {}: lower them or raise it", of("context.max_tokens"))
+            let (recent, sinks) = (describe("context.recent_tokens"), describe("context.sink_tokens"));
+            format!(
+                "{recent} and {sinks} do not fit {}: lower them or raise it",
+                describe("context.max_tokens")
+            )
         })
     }
 
-    /// Why a program with these settings would not start, or would forget everything at once. Asked when a setting is changed;
-    /// a settings file that is there already is read as it is.
+    /// Why the program would not start with these settings, or would prune everything at once. Checked when a setting
+    /// is changed; an existing settings file is accepted as it is.
     #[must_use]
     pub fn startup_error(&self) -> Option<String> {
         if self.server_listen.0.to_socket_addrs().is_err() {
@@ -418,14 +414,14 @@ impl Settings {
         let rest = max.saturating_sub(room + answer);
         (max > 0 && room > 0 && rest < max / 8).then(|| {
             format!(
-                "no room is left for the conversation: of {max} tokens (context.max_tokens), {answer} are kept for the answer \
-                 (generation.max_tokens) and {room} for what returns (context.room_tokens), which leaves {rest}; lower the \
+                "the context window is too small: of {max} tokens (context.max_tokens), {answer} are reserved for the answer \
+                 (generation.max_tokens) and {room} for resurrected chunks (context.room_tokens), which leaves {rest}; lower the \
                  answer or raise the context"
             )
         })
     }
 
-    /// What stays free after a turn, in tokens.
+    /// Tokens that stay free after a turn.
     #[must_use]
     pub fn reserved_tokens(&self) -> usize {
         match self.context_room_tokens {
@@ -434,7 +430,6 @@ impl Settings {
         }
     }
 
-    /// The recent window, in tokens.
     #[must_use]
     pub fn recent_window_tokens(&self) -> usize {
         match self.context_recent_tokens {
@@ -443,7 +438,6 @@ impl Settings {
         }
     }
 
-    /// The rules of scoring and pruning.
     #[must_use]
     pub fn context_rules(&self) -> ContextRules {
         ContextRules {

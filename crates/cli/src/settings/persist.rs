@@ -1,4 +1,4 @@
-//! Writing a setting into the settings file, which stays as the user wrote it otherwise.
+//! Writes a setting to the settings file and keeps the rest as the user wrote it.
 
 use super::load::parse_toml_or_string;
 use super::value::TomlValue;
@@ -7,12 +7,9 @@ use std::io::Write;
 use std::path::Path;
 use toml_edit::{DocumentMut, Item, Table, TableLike};
 
-/// The text of a settings file with a key set, or without it.
-///
-/// # Errors
-/// When the file is no TOML, or something else stands where the key belongs.
+/// The text of a settings file with a key set or removed.
 fn set_toml_key(text: &str, key: &str, value: Option<&str>) -> Result<String> {
-    let mut document: DocumentMut = text.parse().context("the settings file is no TOML")?;
+    let mut document: DocumentMut = text.parse().context("the settings file is not valid TOML")?;
     let mut path: Vec<&str> = key.split('.').collect();
     let last = path.pop().unwrap_or_default();
     let mut table: &mut dyn TableLike = document.as_table_mut();
@@ -24,7 +21,7 @@ fn set_toml_key(text: &str, key: &str, value: Option<&str>) -> Result<String> {
             table.insert(part, Item::Table(Table::new()));
         }
         let Some(inner) = table.get_mut(part).and_then(Item::as_table_like_mut) else {
-            bail!("{part} is no section in the settings file: mend it by hand");
+            bail!("{part} is not a section in the settings file: correct it by hand");
         };
         table = inner;
     }
@@ -44,10 +41,7 @@ fn to_toml_edit_value(raw: &TomlValue) -> Result<toml_edit::Value> {
     Ok(raw.to_string().parse()?)
 }
 
-/// Sets a key in a file, or takes it out; the file is there whole before and after.
-///
-/// # Errors
-/// When it cannot be read or written.
+/// Sets or removes a key. The file is replaced atomically.
 pub fn write_setting(file: &Path, key: &str, value: Option<&str>) -> Result<()> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,

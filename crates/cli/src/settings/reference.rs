@@ -1,11 +1,11 @@
-//! The reference page of the settings, made from their table.
+//! The reference page of the settings, generated from their table.
 
 use super::load::env_var_name;
 use super::value::Preset;
 use super::{KEYS, Settings, preset_values, section_title};
 use std::fmt::Write;
 
-/// The page, in Markdown.
+/// The page in Markdown.
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut out = String::from(

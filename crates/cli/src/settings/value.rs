@@ -1,4 +1,4 @@
-//! The kinds of values that settings have: what is allowed, how each is read and how it is written.
+//! The types of settings: allowed values, parsing and formatting.
 
 use halo_core::attention::{LayerReduction, PromptRows};
 use halo_core::brightness::{AttentionSink, ScoringKind};
@@ -10,34 +10,32 @@ use halo_recall::rank::SearchMode;
 use std::fmt;
 use strum::VariantNames;
 
-/// What the user wrote, before anything is known of what it should be.
+/// A value as the user wrote it, before its type is checked.
 pub type TomlValue = toml::Value;
 
-/// A value of a setting.
 pub trait SettingValue: Sized + Clone + PartialEq + fmt::Display {
-    /// What may be written, in words.
+    /// Allowed values, as a phrase.
     fn allowed() -> String;
 
-    /// Reads what the user wrote; nothing where it is not allowed.
+    /// Parses a value; none if it is not allowed.
     fn from_toml(raw: &TomlValue) -> Option<Self>;
 
-    /// The words that may be written, for suggestions; empty where there are no fixed words.
+    /// Allowed words, for suggestions; empty if they are not fixed.
     fn choices() -> Vec<&'static str> {
         Vec::new()
     }
 
-    /// For `--json`.
+    /// The value for `--json` output.
     fn to_json(&self) -> serde_json::Value {
         serde_json::Value::String(self.to_string())
     }
 }
 
-/// A whole number between two others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntInRange<const MIN: i64, const MAX: i64>(pub i64);
 
 impl<const MIN: i64, const MAX: i64> IntInRange<MIN, MAX> {
-    /// As a count; settings that count are never negative.
+    /// The value as a count; such settings are never negative.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(0)
     }
@@ -63,7 +61,7 @@ impl<const MIN: i64, const MAX: i64> fmt::Display for IntInRange<MIN, MAX> {
     }
 }
 
-/// A number between two others, which are whole.
+/// A number between two integers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FloatInRange<const MIN: i64, const MAX: i64>(pub f64);
 
@@ -106,7 +104,7 @@ impl SettingValue for bool {
     }
 }
 
-/// A name, or a path.
+/// A name or a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextSetting(pub String);
 
@@ -121,7 +119,6 @@ impl SettingValue for TextSetting {
 }
 
 impl AutoOr<TextSetting> {
-    /// What it is set to, if it is.
     #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
@@ -137,7 +134,7 @@ impl fmt::Display for TextSetting {
     }
 }
 
-/// Something that is told to nobody.
+/// A value that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretSetting(pub String);
 
@@ -167,7 +164,7 @@ impl fmt::Debug for SecretSetting {
     }
 }
 
-/// Words, each of which means something: `a, b, c`, or a list of them.
+/// A list of words: `a, b, c`, or a TOML array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListSetting(pub Vec<String>);
 
@@ -198,7 +195,6 @@ impl fmt::Display for ListSetting {
     }
 }
 
-/// A number of bytes, written with or without a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
@@ -233,12 +229,10 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A value that may be left to the program.
+/// A value, or `auto`: the program chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoOr<T> {
-    /// Left to the program.
     Auto,
-    /// Set.
     Value(T),
 }
 
@@ -272,7 +266,6 @@ impl<T: fmt::Display> fmt::Display for AutoOr<T> {
     }
 }
 
-/// A value that may be switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffOr<T> {
     Off,
@@ -354,15 +347,14 @@ impl_setting_for_enums!(
     TieBreak,
 );
 
-/// A set of defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum Preset {
-    /// Tuned by measurement.
+    /// Defaults tuned by measurement.
     Halo,
-    /// The values and rules of the founding documents, exactly.
+    /// The values and rules of the founding documents.
     HaloWeave,
-    /// The first engine.
+    /// The first engine, v0.
     #[strum(serialize = "halo_v0")]
     HaloV0,
 }

@@ -188,13 +188,13 @@ fn forget_has_grace_period() {
     assert!(!files_with(data, b"main says 0").is_empty(), "and still there");
     assert_eq!(run_json(data, &["forget", "--due"])["forgotten"], 0);
     assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 2);
-    assert_eq!(live(data), before, "taken back");
+    assert_eq!(live(data), before, "restored");
     // What is restored meanwhile is not forgotten when its time has come.
     run_ok(data, &["forget", "u0.0", "--yes"]);
     run_ok(data, &["undelete", "u0.0"]);
-    assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 0, "there is nothing to take back");
+    assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 0, "nothing is pending");
     assert_eq!(live(data), before);
-    // What waits and is then forgotten at once cannot be taken back any more.
+    // What waits and is then forgotten at once cannot be restored any more.
     run_ok(data, &["forget", "a1.0", "--yes"]);
     run_ok(data, &["forget", "a1.0", "--yes", "--now"]);
     assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 0);

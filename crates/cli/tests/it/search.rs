@@ -61,7 +61,7 @@ fn search_is_lexical_without_embedder() {
     let home = SearchTestHome::with_conversation("main", &CONVERSATION);
     let run = home.run(&["search", "who", "mended", "the", "chain"]);
     assert_eq!(run.status, 0, "{}", run.err);
-    assert!(run.err.contains("goes by words alone; `halo models pull` fetches"), "{}", run.err);
+    assert!(run.err.contains("searching by words only; `halo models pull` downloads"), "{}", run.err);
     assert!(run.out.starts_with("u2.0"), "{}", run.out);
     assert!(run.out.contains("words: mend, chain") || run.out.contains("words: chain, mend"), "{}", run.out);
     let found = home.run_json(&["search", "東京", "-n", "2", "--set", "recall.mode=lexical"]);
@@ -78,10 +78,10 @@ fn search_is_lexical_without_embedder() {
     home.run_ok(&["delete", "u2.0"]);
     assert!(!home.run_ok(&["search", "Iñigo"]).contains("Iñigo"));
     for (status, args, why) in [
-        (1, ["search", "  "].as_slice(), "there is nothing to search for"),
+        (1, ["search", "  "].as_slice(), "the query is empty"),
         (3, &["search", "x", "-c", "nobody"], "there is no conversation 'nobody'"),
         (1, &["search", "x", "--set", "recall.embedder=/nowhere"], "/nowhere"),
-        (1, &["index"], "no embedder is here: `halo models pull`"),
+        (1, &["index"], "no embedder is installed: `halo models pull`"),
     ] {
         let run = home.run(args);
         assert_eq!((run.status, run.out.as_str()), (status, ""), "{args:?}");

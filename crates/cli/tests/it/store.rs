@@ -68,7 +68,10 @@ const WEAVE_EXPORT: &str = r#"{"conversation":{"version":1,"tokens":[
 #[test]
 fn store_import_edit_and_export_round_trip() {
     let home = StoreTestHome::new();
-    assert_eq!(home.run_ok(&["conversations"]), "no conversations yet: `halo import FILE` brings one in\n");
+    assert_eq!(
+        home.run_ok(&["conversations"]),
+        "no conversations yet: `halo chat` starts one, `halo import FILE` imports one\n"
+    );
     assert_eq!(home.run_json(&["conversations"]), Value::Array(vec![]));
     assert!(!home.data_dir().exists(), "looking makes nothing");
     home.write_file("weave.json", WEAVE_EXPORT);
@@ -91,7 +94,7 @@ fn store_import_edit_and_export_round_trip() {
     let all = home.run_json(&["show", "--all"]);
     let dead = &all[2];
     let expected = serde_json::json!({
-        "chunk": "a1.1", "turn": 1, "sentence": 1, "role": "assistant", "position": 3, "tokens": 1,
+        "chunk": "a1.1", "turn": 1, "paragraph": 1, "role": "assistant", "position": 3, "tokens": 1,
         "live": false, "live_tokens": 0, "pinned": false, "deleted": false, "peak": 77.0,
         "text": "It hung there.", "to_be_forgotten": null, "why": "pruned: before this log begins",
     });
@@ -135,7 +138,7 @@ fn store_import_edit_and_export_round_trip() {
     );
     let page = home.run_ok(&["why", "a1.1"]);
     assert!(
-        page.starts_with("a1.1 is no more: it was merged\n")
+        page.starts_with("a1.1 does not exist any more: it was merged\n")
             && page.contains("pruned: before this log begins"),
         "{page}"
     );
@@ -144,7 +147,7 @@ fn store_import_edit_and_export_round_trip() {
     home.run_ok(&["export", "-o", "main.jsonl"]);
     assert!(
         home.run_err(1, &["export", "-o", "main.jsonl"])
-            .contains("main.jsonl is there already: name another file")
+            .contains("main.jsonl exists already: name another file")
     );
     home.run_ok(&["import", "main.jsonl", "-c", "copy"]);
     home.run_ok(&["export", "-c", "copy", "-o", "copy.jsonl"]);
@@ -152,10 +155,9 @@ fn store_import_edit_and_export_round_trip() {
     let (main, copy) = (home.read_file("main.jsonl"), home.read_file("copy.jsonl"));
     assert_eq!(lines(&main)[..lines(&main).len() - 1], lines(&copy)[..lines(&copy).len() - 1]);
     assert_eq!(home.run_ok(&["export"]), main, "standard output gets the same bytes");
-    assert!(
-        home.run_err(2, &["import", "main.jsonl"])
-            .contains("there is a conversation 'main' already: give this one another name with -c")
-    );
+    assert!(home.run_err(4, &["import", "main.jsonl"]).contains(
+        "there is a conversation 'main' already: choose another name\nhalo: hint: `halo import FILE -c NAME`"
+    ));
     let listed = home.run_ok(&["conversations"]);
     assert!(
         listed.contains("main                3         6         6") && listed.contains("none yet"),
@@ -200,10 +202,14 @@ fn store_errors_are_reported_and_change_nothing() {
         (
             "zip.json",
             "PK\u{3}\u{4}",
-            "it is a zip archive: unpack it and import the conversations.json inside",
+            "the file is a zip archive: unpack it and import the conversations.json inside",
         ),
-        ("what.bin", "\u{1}\u{2}", "its format is not known; if it is one of halo, halo_weave, sillytavern"),
-        ("empty.json", "", "it is empty"),
+        (
+            "what.bin",
+            "\u{1}\u{2}",
+            "the format of the file cannot be detected: choose one of halo, halo_weave, sillytavern",
+        ),
+        ("empty.json", "", "the file is empty"),
         ("cut.json", &WEAVE_EXPORT[..500], "cannot be read: EOF while parsing"),
     ] {
         home.write_file(file, text);

@@ -89,7 +89,7 @@ pub(super) fn scan(folder: &Path, model_fingerprint: u128) -> Vec<ScannedFile> {
 /// The result of [`verify_folder`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvArchiveReport {
-    /// Intact entries.
+    /// The number of intact entries.
     pub entries: usize,
     /// Bytes of the intact entries.
     pub bytes: u64,

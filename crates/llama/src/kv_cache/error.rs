@@ -37,7 +37,7 @@ impl KvCacheError {
     }
 }
 
-/// `9012` as `9,012`.
+/// Writes `9012` as `9,012`, as users read token counts elsewhere.
 fn group_digits(n: &usize) -> String {
     let digits = n.to_string();
     let mut grouped = String::new();

@@ -1,12 +1,12 @@
-//! Captures: answers that are recorded with what each of their words looked at, to be kept and looked at again.
+//! Captures: answers recorded with the attention of each token.
 
-// The macro that writes the API down qualifies what it need not.
+// utoipa's macro generates qualified paths.
 #![allow(unused_qualifications)]
 
-use super::commands::run_in_session;
 use crate::app::App;
 use crate::backend::AttentionCapture;
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
+use crate::session_job::run_in_session;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -26,34 +26,30 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(set_recording))
 }
 
-/// What was recorded of a conversation.
 #[derive(Serialize, ToSchema)]
 #[schema(as = CaptureList)]
 struct ApiCaptureList {
-    /// Whether its answers are recorded now.
+    /// Whether new answers are recorded.
     recording: bool,
-    /// Whether they can be: the model must tell what it looks at.
+    /// Whether the model reports attention, which recording needs.
     supported: bool,
-    /// What was, the latest first.
+    /// The latest capture first.
     captures: Vec<ApiCaptureSummary>,
 }
 
-/// A capture that is kept.
 #[derive(Serialize, ToSchema)]
 #[schema(as = CaptureSummary)]
 struct ApiCaptureSummary {
     id: String,
     turn: u32,
     steps: usize,
-    /// The model that gave it.
     model: String,
-    /// When, in milliseconds since 1970.
+    /// When it was recorded, in milliseconds since 1970.
     at: i64,
-    /// The folder, for `halo replay`.
+    /// The folder of the capture, which can be replayed.
     path: String,
 }
 
-/// Whether answers are to be recorded.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = RecordingRequest)]
 #[serde(deny_unknown_fields)]
@@ -61,12 +57,12 @@ struct ApiRecordingRequest {
     recording: bool,
 }
 
-/// What a capture is called here, and a conversation's folder of them: no path is ever made of what somebody writes.
+/// The id of a capture, and the folder name of a conversation: a hash, because no path may contain text from a request.
 fn capture_id(name: &str) -> String {
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(name.as_bytes()))
 }
 
-/// What was recorded, and whether more will be
+/// Lists the captures of a conversation, and whether it is being recorded
 #[utoipa::path(get, path = "/conversations/{name}/captures", params(("name" = String, Path)),
     responses((status = 200, body = ApiCaptureList), (status = 404, body = ApiError)))]
 async fn list_captures(
@@ -74,32 +70,28 @@ async fn list_captures(
     PathParams(name): PathParams<String>,
 ) -> ApiResult<Json<ApiCaptureList>> {
     spawn_blocking(move || {
-        let standing = app.view_nonempty_conversation(&name)?.snapshot.state;
+        let state = app.view_nonempty_conversation(&name)?.snapshot.state;
         let records = app.with_reader(|store| store.records(&name, RecordKind::Capture))?;
         let mut captures: Vec<ApiCaptureSummary> = (records.into_iter())
             .map(|record| {
-                let told: serde_json::Value = serde_json::from_str(&record.value).unwrap_or_default();
+                let json: serde_json::Value = serde_json::from_str(&record.value).unwrap_or_default();
                 ApiCaptureSummary {
                     id: capture_id(&record.key),
-                    turn: told["turn"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
-                    steps: told["steps"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
-                    model: told["model"].as_str().unwrap_or_default().to_owned(),
+                    turn: json["turn"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
+                    steps: json["steps"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
+                    model: json["model"].as_str().unwrap_or_default().to_owned(),
                     at: record.updated_at,
                     path: record.key,
                 }
             })
             .collect();
-        captures.sort_by_key(|kept| std::cmp::Reverse((kept.at, kept.turn)));
-        Ok(Json(ApiCaptureList {
-            recording: standing.recording,
-            supported: standing.model.attention,
-            captures,
-        }))
+        captures.sort_by_key(|capture| std::cmp::Reverse((capture.at, capture.turn)));
+        Ok(Json(ApiCaptureList { recording: state.recording, supported: state.model.attention, captures }))
     })
     .await
 }
 
-/// What each word of a recorded answer looked at, paragraph by paragraph
+/// A capture: the attention of each token to each segment of the context
 #[utoipa::path(get, path = "/conversations/{name}/captures/{capture}", params(("name" = String, Path), ("capture" = String, Path)),
     responses((status = 200, body = AttentionCapture), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn get_capture(
@@ -109,31 +101,31 @@ async fn get_capture(
     spawn_blocking(move || {
         app.view_nonempty_conversation(&name)?;
         let records = app.with_reader(|store| store.records(&name, RecordKind::Capture))?;
-        let found = records.into_iter().find(|record| capture_id(&record.key) == capture);
-        let found =
-            found.ok_or_else(|| ErrorResponse::not_found(format!("there is no capture '{capture}'")))?;
-        Ok(Json(app.backend.read_capture(&found.key)?))
+        let record = records.into_iter().find(|record| capture_id(&record.key) == capture);
+        let record =
+            record.ok_or_else(|| ErrorResponse::not_found(format!("there is no capture '{capture}'")))?;
+        Ok(Json(app.backend.read_capture(&record.key)?))
     })
     .await
 }
 
-/// Begins to record a conversation's answers, or ends it
+/// Turns the recording of a conversation's answers on or off
 #[utoipa::path(put, path = "/conversations/{name}/recording", params(("name" = String, Path)), request_body = ApiRecordingRequest,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn set_recording(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiRecordingRequest>,
+    JsonBody(request): JsonBody<ApiRecordingRequest>,
 ) -> ApiResult<StatusCode> {
-    let (opener, named) = (Arc::clone(&app), name.clone());
-    let (desk, recorder) = spawn_blocking(move || {
-        let desk = opener.open_conversation(&named)?;
+    let opener = Arc::clone(&app);
+    let (handle, recorder) = spawn_blocking(move || {
+        let handle = opener.open_conversation(&name)?;
         let recorder =
-            wanted.recording.then(|| opener.backend.capture_recorder(&capture_id(&named))).transpose()?;
-        Ok((desk, recorder))
+            request.recording.then(|| opener.backend.capture_recorder(&capture_id(&name))).transpose()?;
+        Ok((handle, recorder))
     })
     .await?;
-    run_in_session(&desk, move |session| {
+    run_in_session(&handle, move |session| {
         session.set_recorder(RecorderPurpose::Capture, recorder);
         Ok(((), Some((ChangeAction::RecordingChanged, Vec::new()))))
     })

@@ -1,11 +1,12 @@
-//! Talking, and the user's own hand.
+//! Commands: turns, manual edits, variants, branches, notes.
 
-use super::wire::{
+use crate::app::App;
+use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
+use crate::session_job::run_in_session;
+use crate::wire::{
     ApiBranchRequest, ApiEditRequest, ApiEditResult, ApiNewMessage, ApiNote, ApiRenameRequest,
     ApiTurnAccepted, ApiUndoRequest, ApiVariantChoice,
 };
-use crate::app::App;
-use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,10 +15,9 @@ use halo_core::Error;
 use halo_core::model::StepFlow;
 use halo_core::store::RecordKind;
 use halo_core::token::ChunkId;
-use halo_engine::event::ChangeAction;
+use halo_engine::event::{ChangeAction, Event};
 use halo_engine::host::{ConversationHandle, TurnRequest};
 use halo_engine::manual_edit::ManualEdit;
-use halo_engine::session::Session;
 use halo_engine::tools::notes;
 use halo_engine::turn::{EditAuthor, TurnInput};
 use serde_json::json;
@@ -40,7 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(write_notes))
 }
 
-/// Says something. The answer comes as events; what is refused is not stored
+/// Sends a message. The answer comes as events; a refused message is not stored
 #[utoipa::path(post, path = "/conversations/{name}/messages", params(("name" = String, Path)), request_body = ApiNewMessage,
     responses((status = 202, body = ApiTurnAccepted), (status = 400, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn send_message(
@@ -48,42 +48,41 @@ async fn send_message(
     PathParams(name): PathParams<String>,
     JsonBody(message): JsonBody<ApiNewMessage>,
 ) -> ApiResult<Response> {
-    let opened = Arc::clone(&app);
-    let named = name.clone();
-    let (desk, known) = spawn_blocking(move || {
-        let known = match &message.id {
-            Some(id) => opened.is_duplicate_message(&named, id)?,
+    let (opener, opened_name) = (Arc::clone(&app), name.clone());
+    let (handle, is_duplicate, message) = spawn_blocking(move || {
+        let is_duplicate = match &message.id {
+            Some(id) => opener.is_duplicate_message(&opened_name, id)?,
             None => false,
         };
-        Ok((opened.open_or_create_conversation(&named)?, (known, message)))
+        Ok((opener.open_or_create_conversation(&opened_name)?, is_duplicate, message))
     })
     .await?;
-    let (taken, message) = known;
-    if taken {
+    if is_duplicate {
         return Ok((StatusCode::ACCEPTED, Json(ApiTurnAccepted { ahead: 0 })).into_response());
     }
     if let Some(id) = &message.id {
         app.record_message_id(&name, id);
     }
-    let asked = start_turn(&app, &desk, &name, TurnInput::Message(message.text), message.id.clone()).await;
-    if let (Err(_), Some(id)) = (&asked, &message.id) {
+    let started =
+        start_turn(&app, &handle, &name, TurnInput::Message(message.text), message.id.clone()).await;
+    if let (Err(_), Some(id)) = (&started, &message.id) {
         app.release_message_id(&name, id);
     }
-    asked
+    started
 }
 
-/// Answers the last message again
+/// Generates another answer to the last message
 #[utoipa::path(post, path = "/conversations/{name}/regenerate", params(("name" = String, Path)),
     responses((status = 202, body = ApiTurnAccepted), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn regenerate(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
 ) -> ApiResult<Response> {
-    let desk = open_existing(&app, &name).await?;
-    start_turn(&app, &desk, &name, TurnInput::Regenerate(EditAuthor::User), None).await
+    let handle = open_existing(&app, &name).await?;
+    start_turn(&app, &handle, &name, TurnInput::Regenerate(EditAuthor::User), None).await
 }
 
-/// Takes the last message back, with its answer, and says another in its place
+/// Replaces the last message; it and its answer become a variant
 #[utoipa::path(post, path = "/conversations/{name}/edit_last", params(("name" = String, Path)), request_body = ApiNewMessage,
     responses((status = 202, body = ApiTurnAccepted), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn edit_last_message(
@@ -91,15 +90,15 @@ async fn edit_last_message(
     PathParams(name): PathParams<String>,
     JsonBody(message): JsonBody<ApiNewMessage>,
 ) -> ApiResult<Response> {
-    let desk = open_existing(&app, &name).await?;
-    start_turn(&app, &desk, &name, TurnInput::EditLast(message.text, EditAuthor::User), None).await
+    let handle = open_existing(&app, &name).await?;
+    start_turn(&app, &handle, &name, TurnInput::EditLast(message.text, EditAuthor::User), None).await
 }
 
-/// Stops the answer that is being given; what was said of it stays
+/// Stops the running answer; its tokens are stored
 #[utoipa::path(post, path = "/conversations/{name}/stop", params(("name" = String, Path)), responses((status = 204)))]
 async fn stop_answer(State(app): State<Arc<App>>, PathParams(name): PathParams<String>) -> StatusCode {
-    if let Some(desk) = app.host.find_open(&name) {
-        desk.stop();
+    if let Some(handle) = app.host.find_open(&name) {
+        handle.stop();
     }
     StatusCode::NO_CONTENT
 }
@@ -109,104 +108,85 @@ async fn open_existing(app: &Arc<App>, name: &str) -> ApiResult<Arc<Conversation
     spawn_blocking(move || app.open_conversation(&name)).await
 }
 
-/// Begins a turn. Answers when the first thing has happened, so that whoever asked knows that it is stored or in line.
+/// Starts a turn. Responds at its first event, so that the client knows that the message is stored or queued.
 async fn start_turn(
     app: &Arc<App>,
-    desk: &ConversationHandle,
+    handle: &ConversationHandle,
     name: &str,
-    say: TurnInput,
-    id: Option<String>,
+    input: TurnInput,
+    message_id: Option<String>,
 ) -> ApiResult<Response> {
     app.check_queue_capacity()?;
-    let (begun, heard) = oneshot::channel::<Result<usize, Error>>();
-    let begun = Arc::new(Mutex::new(Some(begun)));
-    let first = |begun: &Mutex<Option<oneshot::Sender<_>>>, what| {
-        let sender = begun.lock().ok().and_then(|mut sender| sender.take());
-        sender.map(|sender| sender.send(what))
+    let (sender, receiver) = oneshot::channel::<Result<usize, Error>>();
+    let at_first_event = Arc::new(Mutex::new(Some(sender)));
+    let at_end = Arc::clone(&at_first_event);
+    let respond = |sender: &Mutex<Option<oneshot::Sender<_>>>, result| {
+        let sender = sender.lock().ok().and_then(|mut sender| sender.take());
+        sender.map(|sender| sender.send(result))
     };
-    let ended = Arc::clone(&begun);
     let metrics = app.metrics.clone();
-    let request = TurnRequest { input: say, client: name.to_owned(), sampling: None, message_id: id };
-    let asker = Box::new(move |event: &halo_engine::event::Event| {
+    let request = TurnRequest { input, client: name.to_owned(), sampling: None, message_id };
+    let on_event = Box::new(move |event: &Event| {
         let ahead = match event {
-            halo_engine::event::Event::Queued { ahead } => *ahead,
+            Event::Queued { ahead } => *ahead,
             _ => 0,
         };
-        first(&begun, Ok(ahead));
+        respond(&at_first_event, Ok(ahead));
         StepFlow::Continue
     });
-    desk.submit_turn(request, asker, move |done| {
-        metrics.record_turn(&done);
-        first(&ended, done.map(|_| 0));
+    handle.submit_turn(request, on_event, move |result| {
+        metrics.record_turn(&result);
+        respond(&at_end, result.map(|_| 0));
     })?;
-    let ahead = heard
-        .await
-        .map_err(|_| ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending"))??;
+    let ahead = receiver.await.map_err(|_| ErrorResponse::shutting_down())??;
     Ok((StatusCode::ACCEPTED, Json(ApiTurnAccepted { ahead })).into_response())
 }
 
-/// Does something with an open conversation, after what is being done there, and waits for what comes of it.
-pub(crate) async fn run_in_session<T: Send + 'static>(
-    desk: &ConversationHandle,
-    work: impl FnOnce(&mut Session) -> ApiResult<(T, Option<(ChangeAction, Vec<ChunkId>)>)> + Send + 'static,
-) -> ApiResult<T> {
-    let (done, heard) = oneshot::channel();
-    desk.submit(move |session, teller| {
-        let worked = work(session).map(|(value, told)| {
-            if let Some((what, chunks)) = told {
-                teller.announce_change(what, chunks);
-            }
-            value
-        });
-        let _ = done.send(worked);
-    })?;
-    heard.await.map_err(|_| ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "the program is ending"))?
-}
-
-/// Pins, unpins, prunes, resurrects, deletes, restores or merges chunks: all of them, or on an error none
+/// Pins, unpins, prunes, resurrects, deletes, undeletes or merges chunks: all of them, or none if one fails
 #[utoipa::path(post, path = "/conversations/{name}/edits", params(("name" = String, Path)), request_body = ApiEditRequest,
     responses((status = 200, body = ApiEditResult), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn edit_chunks(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiEditRequest>,
+    JsonBody(request): JsonBody<ApiEditRequest>,
 ) -> ApiResult<Json<ApiEditResult>> {
-    let words = || ManualEdit::ALL.map(ManualEdit::name).join(", ");
-    let signal = ManualEdit::ALL.into_iter().find(|signal| signal.name() == wanted.edit);
-    let signal = signal.ok_or_else(|| {
-        ErrorResponse::bad_request(format!("there is no signal '{}': there are {}", wanted.edit, words()))
+    let edit = ManualEdit::ALL.into_iter().find(|edit| edit.name() == request.edit);
+    let edit = edit.ok_or_else(|| {
+        let names = ManualEdit::ALL.map(ManualEdit::name).join(", ");
+        ErrorResponse::bad_request(format!("there is no edit '{}'; use one of {names}", request.edit))
     })?;
-    let chunks: Result<Vec<ChunkId>, _> = wanted.chunks.iter().map(|chunk| chunk.parse()).collect();
+    let chunks: Result<Vec<ChunkId>, _> = request.chunks.iter().map(|chunk| chunk.parse()).collect();
     let chunks = chunks.map_err(|e| ErrorResponse::bad_request(format!("{e}")))?;
     if chunks.is_empty() {
-        return Err(ErrorResponse::bad_request("name at least one chunk, such as u4.0"));
+        return Err(ErrorResponse::bad_request("chunks is empty; list at least one chunk id, such as u4.0"));
     }
-    let desk = open_existing(&app, &name).await?;
-    let sent = run_in_session(&desk, move |session| {
-        let sent = session.apply_edit(signal, &chunks)?;
-        let names = sent.change.named_chunks().into_iter().collect();
-        Ok((sent, Some((signal.action(), names))))
-    });
-    let sent = sent.await?;
-    let names = sent.change.named_chunks().iter().map(ToString::to_string).collect();
-    let undo = app.record_undo(&name, sent.undo);
-    Ok(Json(ApiEditResult { action: signal.action().as_str(), chunks: names, undo }))
+    let handle = open_existing(&app, &name).await?;
+    let result = run_in_session(&handle, move |session| {
+        let result = session.apply_edit(edit, &chunks)?;
+        let changed = result.change.named_chunks().into_iter().collect();
+        Ok((result, Some((edit.action(), changed))))
+    })
+    .await?;
+    let chunks = result.change.named_chunks().iter().map(ToString::to_string).collect();
+    let undo = app.record_undo(&name, result.undo);
+    Ok(Json(ApiEditResult { action: edit.action().as_str(), chunks, undo }))
 }
 
-/// Takes back what was done by hand, as long as nothing has happened since that it does not fit
+/// Undoes a manual edit, unless its chunks have changed since
 #[utoipa::path(post, path = "/conversations/{name}/undo", params(("name" = String, Path)), request_body = ApiUndoRequest,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn undo_edit(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiUndoRequest>,
+    JsonBody(request): JsonBody<ApiUndoRequest>,
 ) -> ApiResult<StatusCode> {
-    let undo = app.find_undo(&name, wanted.undo);
+    let undo = app.find_undo(&name, request.undo);
     let undo = undo.ok_or_else(|| {
-        ErrorResponse::not_found(format!("nothing that was done here has the number {}", wanted.undo))
+        let message = format!("there is no edit with the undo id {} in '{name}'", request.undo);
+        ErrorResponse::not_found(message)
     })?;
-    let desk = open_existing(&app, &name).await?;
-    run_in_session(&desk, move |session| {
+    let handle = open_existing(&app, &name).await?;
+    run_in_session(&handle, move |session| {
         session.undo(&undo)?;
         Ok(((), Some((ChangeAction::Undone, undo.named_chunks().into_iter().collect()))))
     })
@@ -214,24 +194,24 @@ async fn undo_edit(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Puts a variant in the place of what stands there, which becomes a variant itself
+/// Replaces the last exchange by a variant; the replaced one becomes a variant
 #[utoipa::path(post, path = "/conversations/{name}/variants", params(("name" = String, Path)), request_body = ApiVariantChoice,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn choose_variant(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiVariantChoice>,
+    JsonBody(request): JsonBody<ApiVariantChoice>,
 ) -> ApiResult<StatusCode> {
-    let desk = open_existing(&app, &name).await?;
-    run_in_session(&desk, move |session| {
+    let handle = open_existing(&app, &name).await?;
+    run_in_session(&handle, move |session| {
         let choices = session.variant_choices()?;
-        let stands = choices.iter().find(|choice| choice.is_current).map_or(&[][..], |choice| &choice.turns);
-        let chosen = choices.iter().find(|choice| choice.turns.first().is_some_and(|t| t.0 == wanted.turn));
+        let current = choices.iter().find(|choice| choice.is_current).map_or(&[][..], |choice| &choice.turns);
+        let chosen = choices.iter().find(|choice| choice.turns.first().is_some_and(|t| t.0 == request.turn));
         let chosen = chosen.ok_or_else(|| {
-            ErrorResponse::not_found(format!("there is no variant that begins with turn {}", wanted.turn))
+            ErrorResponse::not_found(format!("there is no variant that begins with turn {}", request.turn))
         })?;
         if !chosen.is_current {
-            session.choose_variant(&chosen.turns, stands)?;
+            session.choose_variant(&chosen.turns, current)?;
         }
         Ok(((), Some((ChangeAction::VariantChosen, Vec::new()))))
     })
@@ -239,56 +219,56 @@ async fn choose_variant(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Begins another conversation that shares the past of this one
+/// Creates a conversation that shares the turns of this one, up to one of them
 #[utoipa::path(post, path = "/conversations/{name}/branch", params(("name" = String, Path)), request_body = ApiBranchRequest,
     responses((status = 201, body = Object), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
 async fn create_branch(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiBranchRequest>,
+    JsonBody(request): JsonBody<ApiBranchRequest>,
 ) -> ApiResult<Response> {
-    check_name_is_free(&app, &wanted.name).await?;
-    let desk = open_existing(&app, &name).await?;
-    let ApiBranchRequest { name: to, turn } = wanted;
-    let shared = run_in_session(&desk, move |session| Ok((session.branch(&to, turn)?, None))).await?;
+    check_name_is_free(&app, &request.name).await?;
+    let handle = open_existing(&app, &name).await?;
+    let ApiBranchRequest { name: branch, turn } = request;
+    let shared = run_in_session(&handle, move |session| Ok((session.branch(&branch, turn)?, None))).await?;
     Ok((StatusCode::CREATED, Json(json!({ "messages": shared }))).into_response())
 }
 
-/// Gives a conversation another name
+/// Gives a conversation a new name
 #[utoipa::path(post, path = "/conversations/{name}/rename", params(("name" = String, Path)), request_body = ApiRenameRequest,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
 async fn rename_conversation(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    JsonBody(wanted): JsonBody<ApiRenameRequest>,
+    JsonBody(request): JsonBody<ApiRenameRequest>,
 ) -> ApiResult<StatusCode> {
-    check_name_is_free(&app, &wanted.name).await?;
-    let desk = open_existing(&app, &name).await?;
-    let (from, to) = (name.clone(), wanted.name);
-    run_in_session(&desk, move |session| {
+    check_name_is_free(&app, &request.name).await?;
+    let handle = open_existing(&app, &name).await?;
+    let (from, to) = (name.clone(), request.name);
+    run_in_session(&handle, move |session| {
         session.store().rename(&from, &to)?;
         Ok(((), Some((ChangeAction::Renamed, Vec::new()))))
     })
     .await?;
-    // It goes by its old name until it is opened again.
+    // The open session has the old name.
     app.host.close(&name);
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A name for a conversation that there is not yet.
 async fn check_name_is_free(app: &Arc<App>, name: &str) -> ApiResult<()> {
     crate::app::check_conversation_name(name)?;
     let (app, name) = (Arc::clone(app), name.to_owned());
-    spawn_blocking(move || match !app.is_name_free(&name)? {
-        true => {
-            Err(ErrorResponse::new(StatusCode::CONFLICT, format!("there is a conversation '{name}' already")))
+    spawn_blocking(move || match app.is_name_free(&name)? {
+        true => Ok(()),
+        false => {
+            let message = format!("the conversation '{name}' exists already; choose another name");
+            Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
-        false => Ok(()),
     })
     .await
 }
 
-/// Writes the model's notes; they must be JSON
+/// Replaces the notes; they must be JSON
 #[utoipa::path(put, path = "/conversations/{name}/notes", params(("name" = String, Path)), request_body = ApiNote,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn write_notes(
@@ -297,19 +277,15 @@ async fn write_notes(
     JsonBody(note): JsonBody<ApiNote>,
 ) -> ApiResult<StatusCode> {
     if note.file != notes::NOTES_FILE {
-        return Err(ErrorResponse::not_found(format!(
-            "there is no note '{}': there is {}",
-            note.file,
-            notes::NOTES_FILE
-        )));
+        let message = format!("there is no note '{}'; use {}", note.file, notes::NOTES_FILE);
+        return Err(ErrorResponse::not_found(message));
     }
-    if let Err(why) = serde_json::from_str::<serde_json::Value>(&note.text) {
-        return Err(ErrorResponse::bad_request(format!("the notes are no JSON: {why}")));
+    if let Err(e) = serde_json::from_str::<serde_json::Value>(&note.text) {
+        return Err(ErrorResponse::bad_request(format!("the notes are not valid JSON: {e}")));
     }
-    let desk = open_existing(&app, &name).await?;
-    let named = name.clone();
-    run_in_session(&desk, move |session| {
-        session.store().put_record(&named, RecordKind::Note, notes::NOTES_FILE, Some(&note.text))?;
+    let handle = open_existing(&app, &name).await?;
+    run_in_session(&handle, move |session| {
+        session.store().put_record(&name, RecordKind::Note, notes::NOTES_FILE, Some(&note.text))?;
         Ok(((), Some((ChangeAction::NotesWritten, Vec::new()))))
     })
     .await?;

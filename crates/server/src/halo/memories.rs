@@ -1,11 +1,12 @@
-//! What the model remembers, and the user's hand on it.
+//! Memories: list, update, delete.
 
-// The macro that writes the API down qualifies what it need not.
+// utoipa's macro generates qualified paths.
 #![allow(unused_qualifications)]
 
-use super::commands::run_in_session;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
+use crate::search::search_index;
+use crate::session_job::run_in_session;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -24,13 +25,12 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(delete_memory))
 }
 
-/// What is remembered of a conversation.
 #[derive(Serialize, ToSchema)]
 #[schema(as = MemoryList)]
 struct ApiMemoryList {
     /// Whether memories are formed.
     enabled: bool,
-    /// Those that there are: the latest first, or those that were asked for, the best first.
+    /// The latest first; with a query, the best match first.
     memories: Vec<ApiMemory>,
 }
 
@@ -38,44 +38,42 @@ struct ApiMemoryList {
 #[schema(as = Memory)]
 struct ApiMemory {
     id: u64,
-    /// The first turn that it is of.
+    /// The first turn of its range.
     first_turn: u32,
+    /// The last turn of its range.
     last_turn: u32,
     text: String,
     /// The model that wrote it.
     model: String,
-    /// When, in milliseconds since 1970.
+    /// When it was formed, in milliseconds since 1970.
     at: i64,
-    /// Whether it looks back over everything, and so stands in nothing's place.
+    /// Whether it is a reflection on the whole conversation, which replaces no range.
     reflection: bool,
-    /// Whether it stands before others.
+    /// Pinned memories are placed first.
     pinned: bool,
-    /// Whether it is kept and not used.
+    /// A disabled memory is stored and not used.
     disabled: bool,
-    /// Whether it was changed by hand.
+    /// Whether the user edited its text.
     edited: bool,
-    /// Whether it stands in the window now.
+    /// Whether it is in the context window.
     placed: bool,
-    /// Memories that it contradicts.
+    /// Ids of memories that it contradicts.
     conflicts: Vec<u64>,
 }
 
-/// What a memory is to be; what is left out stays as it is.
+/// Fields that are left out do not change.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MemoryUpdate)]
 #[serde(deny_unknown_fields)]
 struct ApiMemoryUpdate {
-    /// What it is to say.
     text: Option<String>,
-    /// Whether it is to stand before others.
     pinned: Option<bool>,
-    /// Whether it is to be kept and not used.
     disabled: Option<bool>,
 }
 
 #[derive(Deserialize, IntoParams)]
 struct MemoriesQuery {
-    /// Only those that have to do with these words
+    /// Only memories that match this query
     q: Option<String>,
 }
 
@@ -84,11 +82,11 @@ struct MemoriesQuery {
 async fn list_memories(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,
-    QueryParams(asked): QueryParams<MemoriesQuery>,
+    QueryParams(query): QueryParams<MemoriesQuery>,
 ) -> ApiResult<Json<ApiMemoryList>> {
     spawn_blocking(move || {
-        let standing = app.view_conversation(&name)?.snapshot.state;
-        let told = |memory: &Memory| ApiMemory {
+        let state = app.view_conversation(&name)?.snapshot.state;
+        let api_memory = |memory: &Memory| ApiMemory {
             id: memory.id,
             first_turn: memory.range.from.0,
             last_turn: memory.range.to.0,
@@ -99,39 +97,38 @@ async fn list_memories(
             pinned: memory.pinned,
             disabled: memory.disabled,
             edited: memory.edited,
-            placed: standing.placed_memories.iter().any(|stand| stand.id == memory.id),
+            placed: state.placed_memories.iter().any(|placed| placed.id == memory.id),
             conflicts: memory.conflicts.iter().copied().collect(),
         };
-        let asked = asked.q.filter(|words| !words.trim().is_empty());
-        let memories = match asked {
-            None => standing.memories.iter().rev().map(told).collect(),
-            Some(words) => {
-                let found = super::search_index(&app, &standing, &words, standing.search_options.limit)?;
-                let hits: Vec<_> = found.iter().map(|found| (found.hit.chunk, found.hit.score)).collect();
-                let ranked = memory::rank_memories(&standing.memories, &words, &hits);
-                ranked.iter().map(|(_, memory)| told(memory)).collect()
+        let memories = match query.q.filter(|text| !text.trim().is_empty()) {
+            None => state.memories.iter().rev().map(api_memory).collect(),
+            Some(text) => {
+                let ranked = search_index(&app, &state, &text, state.search_options.limit)?;
+                let hits: Vec<_> = ranked.iter().map(|chunk| (chunk.hit.chunk, chunk.hit.score)).collect();
+                let ranked = memory::rank_memories(&state.memories, &text, &hits);
+                ranked.iter().map(|(_, memory)| api_memory(memory)).collect()
             }
         };
-        Ok(Json(ApiMemoryList { enabled: standing.forms_memories, memories }))
+        Ok(Json(ApiMemoryList { enabled: state.forms_memories, memories }))
     })
     .await
 }
 
-/// Changes a memory: what it says, whether it stands before others, whether it is used
+/// Updates a memory: its text, whether it is pinned, whether it is used
 #[utoipa::path(put, path = "/conversations/{name}/memories/{memory}", params(("name" = String, Path), ("memory" = u64, Path)), request_body = ApiMemoryUpdate,
     responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn update_memory(
     State(app): State<Arc<App>>,
     PathParams((name, memory)): PathParams<(String, u64)>,
-    JsonBody(changed): JsonBody<ApiMemoryUpdate>,
+    JsonBody(update): JsonBody<ApiMemoryUpdate>,
 ) -> ApiResult<StatusCode> {
-    let ApiMemoryUpdate { text, pinned, disabled } = changed;
-    let orders =
+    let ApiMemoryUpdate { text, pinned, disabled } = update;
+    let edits =
         [text.map(MemoryEdit::SetText), pinned.map(MemoryEdit::Pin), disabled.map(MemoryEdit::Disable)];
-    edit_memory(&app, name, memory, orders.into_iter().flatten().collect()).await
+    edit_memory(&app, name, memory, edits.into_iter().flatten().collect()).await
 }
 
-/// Deletes a memory; what it is of stays
+/// Deletes a memory; the messages of its range stay
 #[utoipa::path(delete, path = "/conversations/{name}/memories/{memory}", params(("name" = String, Path), ("memory" = u64, Path)),
     responses((status = 204), (status = 404, body = ApiError)))]
 async fn delete_memory(
@@ -145,16 +142,16 @@ async fn edit_memory(
     app: &Arc<App>,
     name: String,
     memory: u64,
-    orders: Vec<MemoryEdit>,
+    edits: Vec<MemoryEdit>,
 ) -> ApiResult<StatusCode> {
     let opener = Arc::clone(app);
-    let desk = spawn_blocking(move || opener.open_conversation(&name)).await?;
-    run_in_session(&desk, move |session| {
-        if !session.memories().iter().any(|known| known.id == memory) {
+    let handle = spawn_blocking(move || opener.open_conversation(&name)).await?;
+    run_in_session(&handle, move |session| {
+        if !session.memories().iter().any(|other| other.id == memory) {
             return Err(ErrorResponse::not_found(format!("there is no memory {memory}")));
         }
-        for order in orders {
-            session.edit_memory(memory, order)?;
+        for edit in edits {
+            session.edit_memory(memory, edit)?;
         }
         Ok(((), Some((ChangeAction::MemoryEdited, Vec::new()))))
     })

@@ -1,59 +1,18 @@
-//! Which conversation a chat request is answered in, and what it changes there. The request is compared with what is stored
-//! (`halo_engine::find`); nothing is deleted but the last exchange, and that is kept as a variant.
+//! Which conversation a chat request belongs to, and what it changes there. The request is aligned with the stored conversations
+//! (`halo_engine::lookup`). Only the last exchange is ever replaced, and it becomes a variant.
 
-use super::chat::ParsedChatRequest;
+use super::chat_request::ParsedChatRequest;
 use crate::app::{App, check_conversation_name};
+use crate::chat_dispatcher::InFlightRequest;
 use crate::error::{ApiResult, ErrorResponse};
 use axum::http::StatusCode;
 use halo_core::token::{Role, TurnId};
 use halo_engine::align::{AlignVerdict, Alignment, SentMessage};
 use halo_engine::branch::BranchPoint;
-use halo_engine::lookup::{AlignOptions, align_with_conversation, find_conversation};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use halo_engine::lookup::{AlignOptions, ConversationMatch, align_with_conversation, find_conversation};
+use std::collections::BTreeSet;
 
-/// The requests that are on their way, by conversation.
-#[derive(Default)]
-pub(crate) struct ChatDispatcher {
-    /// Requests are placed one at a time: of two on one history, the second finds the first.
-    dispatch_lock: Mutex<()>,
-    in_flight: Arc<Mutex<BTreeMap<String, usize>>>,
-}
-
-/// A request that is on its way in a conversation, until this is dropped.
-pub(super) struct InFlightRequest {
-    name: String,
-    in_flight: Arc<Mutex<BTreeMap<String, usize>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl ChatDispatcher {
-    fn has_in_flight(&self, name: &str) -> bool {
-        lock(&self.in_flight).contains_key(name)
-    }
-
-    fn register(&self, name: &str) -> InFlightRequest {
-        *lock(&self.in_flight).entry(name.to_owned()).or_default() += 1;
-        InFlightRequest { name: name.to_owned(), in_flight: Arc::clone(&self.in_flight) }
-    }
-}
-
-impl Drop for InFlightRequest {
-    fn drop(&mut self) {
-        let mut all = lock(&self.in_flight);
-        if let Some(count) = all.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.name);
-            }
-        }
-    }
-}
-
-/// Where a request is answered, and what it changes there.
+/// The conversation of a request, and what the request changes there.
 pub(super) struct DispatchedChat {
     pub name: String,
     pub plan: DispatchPlan,
@@ -63,161 +22,196 @@ pub(super) struct DispatchedChat {
 /// What a request changes in its conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DispatchPlan {
-    /// Messages of the request that the conversation has already.
+    /// How many messages of the request the conversation has already.
     pub known_messages: usize,
-    /// What happens to its end.
     pub tail: TailAction,
-    /// Messages of the request that stand in the place of text that the conversation has.
+    /// Messages of the request that replace older text of the conversation, such as a client's summary.
     pub substitutes: Vec<usize>,
 }
 
-/// What happens to the end of a conversation before the last message is said.
+/// What happens to the last exchange before the new message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum TailAction {
     #[default]
     Continue,
-    /// The answer to the last message is set aside, and the message answered again.
+    /// The last answer becomes a variant, and its message is answered again.
     Regenerate(Vec<TurnId>),
-    /// The last message is set aside with its answer.
+    /// The last message and its answer become a variant.
     EditLast(Vec<TurnId>),
-    /// A variant takes the place of what stands there.
+    /// A variant replaces the last exchange.
     ChooseVariant { chosen: Vec<TurnId>, replaces: Vec<TurnId> },
 }
 
 impl DispatchPlan {
     fn from_alignment(alignment: &Alignment) -> Self {
-        let asides = alignment.summaries.clone();
-        let (known, end) = match &alignment.verdict {
-            AlignVerdict::Continue { first_new: from } => (*from, TailAction::Continue),
+        let (known_messages, tail) = match &alignment.verdict {
+            AlignVerdict::Continue { first_new } => (*first_new, TailAction::Continue),
             AlignVerdict::Regenerate { replaces } => {
                 (alignment.first_unmatched, TailAction::Regenerate(replaces.clone()))
             }
             AlignVerdict::EditLast { replaces } => {
                 (alignment.first_unmatched, TailAction::EditLast(replaces.clone()))
             }
-            AlignVerdict::ChooseVariant { chosen_turns: chosen, replaces, first_new: from } => {
-                (*from, TailAction::ChooseVariant { chosen: chosen.clone(), replaces: replaces.clone() })
+            AlignVerdict::ChooseVariant { chosen_turns: chosen, replaces, first_new } => {
+                (*first_new, TailAction::ChooseVariant { chosen: chosen.clone(), replaces: replaces.clone() })
             }
-            // In the branch, nothing stands behind what both share.
-            AlignVerdict::Branch { first_new: from, .. } => (*from, TailAction::Continue),
+            // A branch ends with the last shared turn, so there is nothing to replace.
+            AlignVerdict::Branch { first_new, .. } => (*first_new, TailAction::Continue),
         };
-        Self { known_messages: known, tail: end, substitutes: asides }
+        Self { known_messages, tail, substitutes: alignment.summaries.clone() }
     }
 }
 
-/// In the place of a message of the user's, where there is none: no message is this.
+/// Takes the place of the user's message if the request has none; no real message has this text.
 const NO_USER_MESSAGE: &str = "\u{0}";
 
-/// Decides where a request is answered. A branch is made here; everything else is changed when the request's turn comes.
+/// A request, as it is aligned with stored conversations.
+struct AlignRequest<'a> {
+    messages: Vec<SentMessage>,
+    system: Option<&'a str>,
+    default_system: String,
+    /// In a group chat another character speaks next: all messages of the request are history.
+    without_user_message: bool,
+}
+
+/// Finds the conversation of a request, or names a new one. A branch is created here; everything else changes when the turn runs.
 pub(super) fn dispatch_chat(
     app: &App,
-    named: Option<&str>,
-    wanted: &ParsedChatRequest,
+    name: Option<&str>,
+    request: &ParsedChatRequest,
 ) -> ApiResult<DispatchedChat> {
-    let usual = app.backend.rules().system_prompt;
-    // Where somebody else is to speak next, everything that was sent is history.
-    let speaks_next = wanted.messages.last().is_some_and(|message| message.role != Role::User);
-    let mut sent = wanted.messages.clone();
-    if speaks_next {
-        sent.push(SentMessage::new(Role::User, NO_USER_MESSAGE.to_owned()));
+    let without_user_message = request.messages.last().is_some_and(|message| message.role != Role::User);
+    let mut messages = request.messages.clone();
+    if without_user_message {
+        messages.push(SentMessage::new(Role::User, NO_USER_MESSAGE.to_owned()));
     }
-    let system = wanted.system.as_deref();
-    let _one = lock(&app.dispatcher.dispatch_lock);
-    let placed = |name: &str, plan: DispatchPlan| DispatchedChat {
-        name: name.to_owned(),
-        plan,
-        in_flight: app.dispatcher.register(name),
+    let align = AlignRequest {
+        messages,
+        system: request.system.as_deref(),
+        default_system: app.backend.rules().system_prompt,
+        without_user_message,
     };
-    if let Some(name) = named {
-        check_conversation_name(name)?;
-        if app.with_reader(|store| store.find_conversation(name))?.is_none() {
-            return Ok(placed(name, DispatchPlan::default()));
+    let _guard = app.dispatcher.lock();
+    let (name, plan) = match name {
+        Some(name) => (name.to_owned(), plan_for_named(app, name, &align)?),
+        None => find_or_create(app, &align, &request.messages)?,
+    };
+    let in_flight = app.dispatcher.register(&name);
+    Ok(DispatchedChat { name, plan, in_flight })
+}
+
+/// The plan for a conversation that the client names: the request continues there, whatever its history is.
+fn plan_for_named(app: &App, name: &str, request: &AlignRequest<'_>) -> ApiResult<DispatchPlan> {
+    check_conversation_name(name)?;
+    if app.with_reader(|store| store.find_conversation(name))?.is_none() {
+        return Ok(DispatchPlan::default());
+    }
+    let options = AlignOptions {
+        system: request.system,
+        default_system: &request.default_system,
+        unique_hashes: &BTreeSet::new(),
+        named: true,
+    };
+    let sent = &request.messages;
+    let alignment = app.with_reader(|store| align_with_conversation(store, name, sent, options))?;
+    let last = sent.len() - 1;
+    let mut plan = match &alignment {
+        Some(alignment) if !matches!(alignment.verdict, AlignVerdict::Branch { .. }) => {
+            DispatchPlan::from_alignment(alignment)
         }
-        let how =
-            AlignOptions { system, default_system: &usual, unique_hashes: &BTreeSet::new(), named: true };
-        let alignment = app.with_reader(|store| align_with_conversation(store, name, &sent, how))?;
-        let mut plan = match &alignment {
-            Some(alignment) if !matches!(alignment.verdict, AlignVerdict::Branch { .. }) => {
-                DispatchPlan::from_alignment(alignment)
-            }
-            // The conversation is named, so it goes on there: what the client has that is not known is kept beside it.
-            other => {
-                let from = other.as_ref().map_or(0, |alignment| alignment.first_unmatched);
-                let last = sent.len() - 1;
-                DispatchPlan {
-                    known_messages: last,
+        // Messages that the conversation does not have are stored beside it.
+        other => {
+            let first = other.as_ref().map_or(0, |alignment| alignment.first_unmatched);
+            let substitutes = (first..last).collect();
+            DispatchPlan { known_messages: last, tail: TailAction::Continue, substitutes }
+        }
+    };
+    if is_busy(app, name) {
+        // The client has not seen the answer that is being generated, so its request replaces nothing.
+        plan.known_messages = plan.known_messages.min(last);
+        plan.tail = TailAction::Continue;
+    }
+    Ok(plan)
+}
+
+/// The conversation that the history of the request belongs to: an existing one, a new branch of it, or a new one.
+fn find_or_create(
+    app: &App,
+    request: &AlignRequest<'_>,
+    messages: &[SentMessage],
+) -> ApiResult<(String, DispatchPlan)> {
+    let new =
+        || ApiResult::Ok((unused_name(app, &conversation_title(messages), " ")?, DispatchPlan::default()));
+    let found = app.with_reader(|store| {
+        find_conversation(store, &request.messages, request.system, &request.default_system)
+    })?;
+    let Some(found) = found else { return new() };
+    let plan = DispatchPlan::from_alignment(&found.alignment);
+    match branch_decision(app, request, &found) {
+        BranchDecision::Stay => Ok((found.name, plan)),
+        BranchDecision::NewConversation => new(),
+        BranchDecision::Branch(point) => {
+            let plan = match found.alignment.verdict {
+                AlignVerdict::Branch { .. } => plan,
+                _ => DispatchPlan {
+                    known_messages: found.alignment.first_unmatched,
                     tail: TailAction::Continue,
-                    substitutes: (from..last).collect(),
-                }
-            }
-        };
-        if app.dispatcher.has_in_flight(name) || is_answering(app, name) {
-            // What is on its way there was not seen by this client: it replaces nothing.
-            plan.known_messages = plan.known_messages.min(sent.len() - 1);
-            plan.tail = TailAction::Continue;
+                    substitutes: plan.substitutes,
+                },
+            };
+            let name = unused_name(app, &found.name, " · branch ")?;
+            app.backend.create_branch(&found.name, &name, &point)?;
+            Ok((name, plan))
         }
-        return Ok(placed(name, plan));
     }
-    let found = app.with_reader(|store| find_conversation(store, &sent, system, &usual))?;
-    let Some(found) = found else {
-        return Ok(placed(
-            &unused_name(app, &conversation_title(&wanted.messages), " ")?,
-            DispatchPlan::default(),
-        ));
-    };
-    let busy = app.dispatcher.has_in_flight(&found.name) || is_answering(app, &found.name);
-    let point = match (&found.alignment.verdict, found.alignment.last_shared_turn) {
-        (AlignVerdict::Branch { last_shared_turn: through, chosen_turns: chosen, .. }, _) => {
-            Some(BranchPoint { last_shared_turn: *through, chosen_turns: chosen.clone() })
+}
+
+enum BranchDecision {
+    Stay,
+    Branch(BranchPoint),
+    NewConversation,
+}
+
+/// Two requests with the same history at the same time go to different branches; and a request without a user message cannot edit
+/// one.
+fn branch_decision(app: &App, request: &AlignRequest<'_>, found: &ConversationMatch) -> BranchDecision {
+    let busy = is_busy(app, &found.name);
+    match (&found.alignment.verdict, found.alignment.last_shared_turn) {
+        (AlignVerdict::Branch { last_shared_turn, chosen_turns, .. }, _) => {
+            let (last_shared_turn, chosen_turns) = (*last_shared_turn, chosen_turns.clone());
+            BranchDecision::Branch(BranchPoint { last_shared_turn, chosen_turns })
         }
-        // Requests on one history at the same time go different ways; and a message that is not there replaces none.
-        (verdict, Some(through))
-            if busy || (speaks_next && matches!(verdict, AlignVerdict::EditLast { .. })) =>
+        (verdict, Some(last_shared_turn))
+            if busy || (request.without_user_message && matches!(verdict, AlignVerdict::EditLast { .. })) =>
         {
-            Some(BranchPoint { last_shared_turn: through, chosen_turns: Vec::new() })
+            BranchDecision::Branch(BranchPoint { last_shared_turn, chosen_turns: Vec::new() })
         }
-        (_, None) if busy => {
-            return Ok(placed(
-                &unused_name(app, &conversation_title(&wanted.messages), " ")?,
-                DispatchPlan::default(),
-            ));
-        }
-        _ => None,
-    };
-    let Some(point) = point else {
-        return Ok(placed(&found.name, DispatchPlan::from_alignment(&found.alignment)));
-    };
-    let mut plan = DispatchPlan::from_alignment(&found.alignment);
-    if !matches!(found.alignment.verdict, AlignVerdict::Branch { .. }) {
-        plan = DispatchPlan {
-            known_messages: found.alignment.first_unmatched,
-            tail: TailAction::Continue,
-            substitutes: plan.substitutes,
-        };
+        (_, None) if busy => BranchDecision::NewConversation,
+        _ => BranchDecision::Stay,
     }
-    let name = unused_name(app, &found.name, " · branch ")?;
-    app.backend.create_branch(&found.name, &name, &point)?;
-    Ok(placed(&name, plan))
 }
 
-/// Whether an answer is being given there that some other request asked for.
-fn is_answering(app: &App, name: &str) -> bool {
-    app.host.find_open(name).is_some_and(|desk| desk.snapshot_cell().get().answer.is_some())
+/// Whether another request is in flight in the conversation, or an answer is being generated there.
+fn is_busy(app: &App, name: &str) -> bool {
+    let is_answering = || {
+        let handle = app.host.find_open(name);
+        handle.is_some_and(|handle| handle.snapshot_cell().get().answer.is_some())
+    };
+    app.dispatcher.has_in_flight(name) || is_answering()
 }
 
-/// What a new conversation is called: by the first words of its first message that a person has said.
+/// The name of a new conversation: the first words of the first user message.
 fn conversation_title(messages: &[SentMessage]) -> String {
     let first = messages.iter().find(|message| message.role == Role::User).or(messages.first());
-    let words: String = first.map_or("", |message| &message.text).chars().take(400).collect();
-    let words: String = words.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let words: String = words.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(48).collect();
-    words.trim().to_owned()
+    let text: String = first.map_or("", |message| &message.text).chars().take(400).collect();
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let title: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(48).collect();
+    title.trim().to_owned()
 }
 
-/// A name that no conversation has: as it is, or with a number behind it.
-fn unused_name(app: &App, wanted: &str, before_number: &str) -> ApiResult<String> {
-    // A number is found in a few steps, however many of that name there are.
-    let base = wanted.split(before_number).next().filter(|_| before_number.len() > 1).unwrap_or(wanted);
+/// A name that no conversation has: the wanted one, or with a number after it.
+fn unused_name(app: &App, wanted: &str, separator: &str) -> ApiResult<String> {
+    let base = wanted.split(separator).next().filter(|_| separator.len() > 1).unwrap_or(wanted);
     let mut stem = base.trim().to_owned();
     while stem.len() > 160 {
         stem.pop();
@@ -226,19 +220,20 @@ fn unused_name(app: &App, wanted: &str, before_number: &str) -> ApiResult<String
         "chat".clone_into(&mut stem);
     }
     let name = |n: u64| match n {
-        1 if before_number.len() == 1 => stem.clone(),
-        n => format!("{stem}{before_number}{n}"),
+        1 if separator.len() == 1 => stem.clone(),
+        n => format!("{stem}{separator}{n}"),
     };
     let is_free = |name: &str| -> ApiResult<bool> {
         Ok(!app.dispatcher.has_in_flight(name) && app.is_name_free(name)?)
     };
+    // Doubling, then bisection: a free number is found in a few steps, however many names are taken.
     let (mut taken, mut free) = (0, 1);
     while !is_free(&name(free))? {
         taken = free;
         free *= 2;
         if free > 1 << 40 {
-            let why = "no name is left for another conversation: name it with x-halo-conversation";
-            return Err(ErrorResponse::new(StatusCode::CONFLICT, why));
+            let message = "no free name for another conversation: name it with x-halo-conversation";
+            return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
         }
     }
     while taken + 1 < free {

@@ -1,4 +1,4 @@
-//! Which conversation a chat request goes to, and what happens to what was said before.
+//! Which conversation a chat request belongs to, what it replaces there, and the limits of the server.
 
 use crate::fake::{FakeChatResponse, FakeServer, TestStore};
 use halo_core::store::{Access, Store};
@@ -22,16 +22,16 @@ pub fn chat_body(messages: &[&str]) -> Value {
 }
 
 async fn chat(fake: &FakeServer, messages: &[&str]) -> FakeChatResponse {
-    let answered = fake.chat(&chat_body(messages), None).await;
-    assert_eq!(answered.status, 200, "{}", answered.body);
-    answered
+    let response = fake.chat(&chat_body(messages), None).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    response
 }
 
 /// The texts of a conversation that are deleted, with the reason, the latest first.
 async fn deleted_texts(fake: &FakeServer, name: &str) -> Vec<String> {
-    let (status, told) =
+    let (status, body) =
         fake.halo_api("GET", &format!("/conversations/{}/deleted", percent_encoded(name)), None).await;
-    assert_eq!(status, 200, "{told}");
+    assert_eq!(status, 200, "{body}");
     let row = |chunk: &Value| {
         format!(
             "{} ({})",
@@ -39,7 +39,7 @@ async fn deleted_texts(fake: &FakeServer, name: &str) -> Vec<String> {
             chunk["reason"].as_str().unwrap_or_default()
         )
     };
-    told["chunks"].as_array().expect("a list").iter().map(row).collect()
+    body["chunks"].as_array().expect("a list").iter().map(row).collect()
 }
 
 fn percent_encoded(name: &str) -> String {
@@ -89,14 +89,14 @@ async fn align_keeps_messages_that_a_client_drops_mid_history() {
     for n in 0..6 {
         history.push(format!("u Fact {n}: my number {n} is {}.", 100 + 11 * n));
         let lines: Vec<&str> = history.iter().map(String::as_str).collect();
-        let answered = chat(&fake, &lines).await;
-        name = answered.conversation.clone();
-        history.push(format!("a {}", answered.text()));
+        let response = chat(&fake, &lines).await;
+        name = response.conversation.clone();
+        history.push(format!("a {}", response.text()));
     }
     let mut sent: Vec<&str> = history[..2].iter().chain(&history[8..]).map(String::as_str).collect();
     sent.push("u What is my number 3?");
-    let answered = chat(&fake, &sent).await;
-    assert_eq!(answered.conversation, name);
+    let response = chat(&fake, &sent).await;
+    assert_eq!(response.conversation, name);
     assert!(deleted_texts(&fake, &name).await.is_empty());
     let said = live_texts(&fake, &name).await;
     for n in 0..6 {
@@ -117,12 +117,12 @@ async fn align_keeps_regenerated_answer_as_variant() {
     assert_eq!(said.conversation, again.conversation);
     let reason = "Yes. (replaced by another answer, which the client asked for)";
     assert_eq!(deleted_texts(&fake, &again.conversation).await, [reason]);
-    // It can be chosen again, on the page or by going on from it.
+    // The variant can be chosen, on the page or by continuing from it.
     let path = format!("/conversations/{}/variants", percent_encoded(&again.conversation));
     let (_, variants) = fake.halo_api("GET", &path, None).await;
-    let told =
+    let row =
         |v: &Value| (v["messages"][0]["text"].as_str().unwrap_or_default().to_owned(), v["current"] == true);
-    let listed: Vec<_> = variants.as_array().expect("a list").iter().map(told).collect();
+    let listed: Vec<_> = variants.as_array().expect("a list").iter().map(row).collect();
     assert_eq!(listed, [("Yes.".to_owned(), false), ("No.".to_owned(), true)]);
     let (status, _) = fake.halo_api("POST", &path, Some(&json!({ "turn": variants[0]["turn"] }))).await;
     assert_eq!(status, 204);
@@ -142,9 +142,12 @@ async fn align_keeps_edited_last_message_as_variant() {
     chat(&fake, &[opening[0], opening[1], "u And the shortest?"]).await;
     let edited = chat(&fake, &[opening[0], opening[1], "u And the deepest?"]).await;
     assert_eq!(edited.conversation, first.conversation);
-    let gone = deleted_texts(&fake, &first.conversation).await;
-    assert_eq!(gone.len(), 2);
-    assert!(gone.iter().all(|line| line.ends_with("(replaced by the client's edited message)")), "{gone:?}");
+    let deleted = deleted_texts(&fake, &first.conversation).await;
+    assert_eq!(deleted.len(), 2);
+    assert!(
+        deleted.iter().all(|line| line.ends_with("(replaced by the client's edited message)")),
+        "{deleted:?}"
+    );
 }
 
 #[tokio::test]
@@ -171,7 +174,7 @@ async fn variants_list_an_answer_replaced_twice_once() {
     assert_eq!(texts, ["Yes.", "No."]);
 }
 
-/// An answer that was replaced, to a message that was edited since: the client goes on from there.
+/// The client continues from a replaced answer to a message that was edited since.
 #[tokio::test]
 async fn align_continues_from_variant_of_a_variant() {
     let fake = FakeServer::in_memory();
@@ -186,8 +189,11 @@ async fn align_continues_from_variant_of_a_variant() {
     assert_eq!(on.conversation, first.conversation);
     let said = live_texts(&fake, &first.conversation).await;
     assert_eq!(said[2..5], ["Sure?", "Yes.", "Good."], "{said:?}");
-    let gone = deleted_texts(&fake, &first.conversation).await;
-    assert!(gone.len() == 3 && gone.iter().any(|line| line.starts_with("The Marianas.")), "{gone:?}");
+    let deleted = deleted_texts(&fake, &first.conversation).await;
+    assert!(
+        deleted.len() == 3 && deleted.iter().any(|line| line.starts_with("The Marianas.")),
+        "{deleted:?}"
+    );
 }
 
 #[tokio::test]
@@ -204,7 +210,7 @@ async fn branch_when_history_diverges_before_last_exchange() {
     assert_eq!(live_texts(&fake, &first.conversation).await, before);
     let name = format!("{} · branch 1", first.conversation);
     assert_eq!(live_texts(&fake, &name).await[..3], [&opening[0][2..], &opening[1][2..], "And the deepest?"]);
-    // Both go on.
+    // Both conversations continue.
     let on = chat(
         &fake,
         &[opening[0], opening[1], "u And the deepest?", &format!("a {}", forked.text()), "u Oh."],
@@ -240,9 +246,9 @@ async fn system_prompt_changes_without_a_new_conversation() {
         let system = format!("s You are a helpful assistant. The time is 12:0{n}.");
         let lines: Vec<&str> =
             std::iter::once(system.as_str()).chain(history.iter().map(String::as_str)).collect();
-        let answered = chat(&fake, &lines).await;
-        conversations.push(answered.conversation.clone());
-        history.push(format!("a {}", answered.text()));
+        let response = chat(&fake, &lines).await;
+        conversations.push(response.conversation.clone());
+        history.push(format!("a {}", response.text()));
         history.push(format!("u Go on {n}."));
     }
     conversations.dedup();
@@ -250,9 +256,10 @@ async fn system_prompt_changes_without_a_new_conversation() {
     let windows = fake.script().windows.clone();
     assert!(windows[3].contains("12:03") && !windows[3].contains("12:02"), "{}", windows[3]);
     let mut store = fake.store.open().expect("it opens");
-    let versions =
-        store.records(&conversations[0], halo_core::store::RecordKind::SystemPrompt).expect("kept");
-    assert_eq!(versions.len(), 4, "every version is on record");
+    let versions = store
+        .records(&conversations[0], halo_core::store::RecordKind::SystemPrompt)
+        .expect("the records are read");
+    assert_eq!(versions.len(), 4, "every version is stored");
 }
 
 #[tokio::test]
@@ -276,7 +283,7 @@ async fn system_message_mid_history_keeps_its_position() {
     );
 }
 
-/// SillyTavern's group chats: a system message at the end says who speaks next, also behind another character's answer.
+/// SillyTavern's group chats: a system message at the end names the next speaker, even after another character's answer.
 #[tokio::test]
 async fn align_group_chat_with_trailing_system_message() {
     let fake = FakeServer::in_memory();
@@ -294,10 +301,10 @@ async fn align_group_chat_with_trailing_system_message() {
     let mara = format!("a Mara: {}", second.text());
     let third =
         chat(&fake, &["s You are Anna.", question, &anna, &mara, "u Otto: Really?", &nudge("Anna")]).await;
-    // A swipe of that.
+    // A swipe: the same request again.
     let again =
         chat(&fake, &["s You are Anna.", question, &anna, &mara, "u Otto: Really?", &nudge("Anna")]).await;
-    let all = [&first, &second, &third, &again].map(|answered| answered.conversation.clone());
+    let all = [&first, &second, &third, &again].map(|response| response.conversation.clone());
     assert!(all.iter().all(|name| *name == all[0]), "{all:?}");
     assert_eq!(conversation_names(&fake).await.len(), 1);
     assert_eq!(
@@ -315,16 +322,16 @@ async fn named_conversation_deletes_nothing_but_the_last_exchange() {
     let ask = |lines: Vec<&'static str>| {
         let fake = &fake;
         async move {
-            let answered = fake.chat(&chat_body(&lines), Some("mine")).await;
-            assert_eq!((answered.status, answered.conversation.as_str()), (200, "mine"), "{}", answered.body);
-            answered.text()
+            let response = fake.chat(&chat_body(&lines), Some("mine")).await;
+            assert_eq!((response.status, response.conversation.as_str()), (200, "mine"), "{}", response.body);
+            response.text()
         }
     };
     fake.script_answers(&["a1", "a2", "a3", "a4", "a5"]);
     ask(vec!["u one"]).await;
     ask(vec!["u one", "a a1", "u two"]).await;
     ask(vec!["u one", "a a1", "u two", "a a2", "u three"]).await;
-    // Another history, and one that goes back: nothing is deleted.
+    // Another history, and a shorter one: nothing is deleted.
     ask(vec!["u something else"]).await;
     ask(vec!["u one", "a a1", "u five"]).await;
     assert!(deleted_texts(&fake, "mine").await.is_empty());
@@ -339,9 +346,9 @@ async fn store_false_stores_nothing() {
     let fake = FakeServer::in_memory();
     let mut body = chat_body(&["s Be kind.", "u Generate a title."]);
     body["store"] = json!(false);
-    let answered = fake.chat(&body, None).await;
-    assert_eq!((answered.status, answered.conversation.as_str()), (200, "none"), "{}", answered.body);
-    assert!(answered.text().starts_with("answer number"));
+    let response = fake.chat(&body, None).await;
+    assert_eq!((response.status, response.conversation.as_str()), (200, "none"), "{}", response.body);
+    assert!(response.text().starts_with("answer number"));
     let none = fake.chat(&chat_body(&["u Generate tags."]), Some("none")).await;
     assert_eq!(none.status, 200);
     body["stream"] = json!(true);
@@ -358,13 +365,13 @@ async fn stream_failure_sends_error_and_no_clean_end() {
         let mut body = chat_body(&["u Tell me."]);
         (body["stream"], body["prompt"]) = (json!(true), json!("Tell me."));
         let (events, clean) = fake.stream(path, &body).await;
-        assert!(!clean, "{path} ended as if all were well");
+        assert!(!clean, "{path} ended cleanly");
         let last: Value = serde_json::from_str(events.last().expect("events")).expect("JSON");
         let error = if path.starts_with("/v1") { &last["error"]["message"] } else { &last["error"] };
         assert!(error.as_str().is_some_and(|why| why.contains("the model broke down")), "{path}: {last}");
         assert!(!events.iter().any(|event| event == "[DONE]"));
     }
-    // One that does not fail ends well.
+    // A stream without an error ends cleanly.
     let mut body = chat_body(&["u Tell me."]);
     body["stream"] = json!(true);
     let (events, clean) = fake.stream("/v1/chat/completions", &body).await;
@@ -377,14 +384,14 @@ async fn branch_by_user_opens_at_once() {
     let fake = file_backed_server(folder.path(), ServerLimits::default());
     let first = chat(&fake, &["u Which is the longest river of the whole world?"]).await;
     let path = format!("/conversations/{}", percent_encoded(&first.conversation));
-    let (status, told) =
+    let (status, body) =
         fake.halo_api("POST", &format!("{path}/branch"), Some(&json!({ "name": "what if" }))).await;
-    assert_eq!((status, &told["messages"]), (201, &json!(2)));
+    assert_eq!((status, &body["messages"]), (201, &json!(2)));
     assert_eq!(live_texts(&fake, "what if").await, live_texts(&fake, &first.conversation).await);
-    let (status, told) = fake
+    let (status, body) = fake
         .halo_api("POST", "/conversations/what%20if/messages", Some(&json!({ "text": "And then?" })))
         .await;
-    assert_eq!(status, 202, "{told}");
+    assert_eq!(status, 202, "{body}");
 }
 
 fn file_backed_server(folder: &Path, limits: ServerLimits) -> FakeServer {
@@ -425,31 +432,31 @@ async fn read_routes_take_no_lease_and_write_nothing() {
         "/turns/0/context",
         "/chunks/u0.0",
     ] {
-        let (status, told) = fake.halo_api("GET", &format!("/conversations/came{path}"), None).await;
-        assert_eq!(status, 200, "{path}: {told}");
+        let (status, body) = fake.halo_api("GET", &format!("/conversations/came{path}"), None).await;
+        assert_eq!(status, 200, "{path}: {body}");
     }
     assert_eq!(conversation_names(&fake).await, ["came"], "no copy was made");
     assert_eq!(store.find_conversation("came").expect("found").expect("there"), before);
-    // Another program can write there at once.
-    store.load("came", Access::Write).expect("nobody holds it");
+    // Another program can write at once.
+    store.load("came", Access::Write).expect("no lease is held");
     let (status, _) = fake.halo_api("GET", "/conversations/came", None).await;
-    assert_eq!(status, 200, "and can be looked at meanwhile");
-    let (status, told) =
+    assert_eq!(status, 200, "it can be read meanwhile");
+    let (status, body) =
         fake.halo_api("POST", "/conversations/came/messages", Some(&json!({ "text": "Hi" }))).await;
-    assert_eq!(status, 503, "{told}");
+    assert_eq!(status, 503, "{body}");
     store.release_lease("came");
-    let (status, told) =
+    let (status, body) =
         fake.halo_api("POST", "/conversations/came/messages", Some(&json!({ "text": "Hi" }))).await;
-    assert_eq!(status, 202, "{told}");
+    assert_eq!(status, 202, "{body}");
 }
 
 #[tokio::test]
 async fn lease_is_released_when_idle_and_foreign_changes_are_reloaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let fake = file_backed_server(folder.path(), ServerLimits::default());
-    let answered = fake.chat(&chat_body(&["u Hello"]), Some("shared")).await;
-    assert_eq!(answered.status, 200);
-    // It is open still, and another program takes it and adds something.
+    let response = fake.chat(&chat_body(&["u Hello"]), Some("shared")).await;
+    assert_eq!(response.status, 200);
+    // The conversation is still open here, and another program takes the lease and changes it.
     let mut store = Database::open(&sqlite_location(folder.path())).expect("it opens");
     let until = Instant::now() + Duration::from_secs(5);
     let mut timeline = loop {
@@ -464,15 +471,15 @@ async fn lease_is_released_when_idle_and_foreign_changes_are_reloaded() {
         .transact("shared", &mut timeline, &pin, halo_core::store::Durability::Immediate)
         .expect("it is written");
     store.release_lease("shared");
-    let answered = fake.chat(&chat_body(&["u Hello again"]), Some("shared")).await;
-    assert_eq!(answered.status, 200, "{}", answered.body);
+    let response = fake.chat(&chat_body(&["u Hello again"]), Some("shared")).await;
+    assert_eq!(response.status, 200, "{}", response.body);
     let state = store.load("shared", Access::Read).expect("it opens");
     assert!(state.chunk(first).is_some_and(|chunk| chunk.is_pinned()) && state.turns().len() == 4);
 }
 
-/// Threads of this process that attend to a conversation.
+/// The conversation threads of this process.
 fn conversation_threads() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux tells");
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
     let named = |task: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(task.ok()?.path().join("comm"))
             .ok()
@@ -489,11 +496,11 @@ async fn limits_bound_open_conversations() {
         ServerLimits { max_open_conversations: 3, ..ServerLimits::default() },
     );
     for n in 0..40 {
-        let answered = fake
+        let response = fake
             .chat(&chat_body(&[&format!("u A question of its own, number {n}, asked once.")]), None)
             .await;
-        assert_eq!(answered.status, 200, "{}", answered.body);
-        // Other tests of this process have some open, too.
+        assert_eq!(response.status, 200, "{}", response.body);
+        // Other tests of this process have open conversations too.
         assert!(conversation_threads() < 60, "{} conversations are open", conversation_threads());
     }
     assert_eq!(conversation_names(&fake).await.len(), 40);
@@ -506,9 +513,9 @@ async fn limits_reject_too_many_messages() {
         400,
         ServerLimits { max_messages: 4, ..ServerLimits::default() },
     );
-    let answered = fake.chat(&chat_body(&["u 1", "a 2", "u 3", "a 4", "u 5"]), None).await;
-    assert_eq!(answered.status, 400);
-    assert!(answered.body["error"]["message"].as_str().is_some_and(|m| m.contains("at most 4 messages")));
+    let response = fake.chat(&chat_body(&["u 1", "a 2", "u 3", "a 4", "u 5"]), None).await;
+    assert_eq!(response.status, 400);
+    assert!(response.body["error"]["message"].as_str().is_some_and(|m| m.contains("at most 4 messages")));
     assert!(conversation_names(&fake).await.is_empty());
 }
 
@@ -521,8 +528,8 @@ async fn long_history_is_stored_in_one_commit() {
         .collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     let begun = Instant::now();
-    let answered = fake.chat(&chat_body(&lines), Some("long")).await;
-    assert_eq!(answered.status, 200, "{}", answered.body);
+    let response = fake.chat(&chat_body(&lines), Some("long")).await;
+    assert_eq!(response.status, 200, "{}", response.body);
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     let mut store = Database::open(&sqlite_location(folder.path())).expect("it opens");
     let timeline = store.load("long", Access::Read).expect("it opens");
@@ -530,8 +537,8 @@ async fn long_history_is_stored_in_one_commit() {
     assert!(timeline.live_len() < 400);
     assert_eq!(store.replay_log("long").expect("its log is whole").state_hash(), timeline.state_hash());
     assert!(store.check_integrity(&mut |_, _| {}).expect("it is examined").is_empty());
-    let times = store.turn_times("long").expect("told");
-    assert_eq!(times.len(), 4002, "each message has an entry of its own");
+    let times = store.turn_times("long").expect("the times are read");
+    assert_eq!(times.len(), 4002, "each message has its own log entry");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -546,7 +553,7 @@ async fn long_history_can_be_stopped_and_stores_nothing() {
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     let body = chat_body(&lines);
     let stop = async {
-        // Until it has begun there is nothing to stop.
+        // Until the job runs there is nothing to stop.
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
             fake.halo_api("POST", "/conversations/long/stop", None).await;
@@ -557,8 +564,8 @@ async fn long_history_can_be_stopped_and_stores_nothing() {
         }
     };
     let begun = Instant::now();
-    let (answered, ()) = tokio::join!(fake.chat(&body, Some("long")), stop);
-    assert_eq!(answered.status, 409, "{}", answered.body);
+    let (response, ()) = tokio::join!(fake.chat(&body, Some("long")), stop);
+    assert_eq!(response.status, 409, "{}", response.body);
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     let (_, all) = fake.halo_api("GET", "/conversations", None).await;
     let turns = all.as_array().expect("a list").iter().map(|known| known["turns"].as_u64().unwrap_or(0));

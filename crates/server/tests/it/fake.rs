@@ -1,5 +1,5 @@
-//! A server on test doubles: a model that answers at once, and a store in memory or in a file. Requests go through the real
-//! routes, without a socket.
+//! A server on test doubles: a scripted model, and a store in memory or in a file. Requests go through the real routes, without a
+//! socket.
 
 use axum::Router;
 use axum::body::Body;
@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tower::ServiceExt;
 
-/// A model that gives the next of its answers, or one that nobody has given before.
+/// A model that gives the next scripted answer, or else a unique one.
 #[derive(Clone)]
 pub struct FakeModel {
     info: ModelInfo,
@@ -50,13 +50,11 @@ pub struct FakeModel {
 pub struct FakeScript {
     answers: VecDeque<FakeAnswer>,
     answers_given: usize,
-    /// How long a token takes.
     pub token_delay: Duration,
-    /// The windows that the model was given, as text.
+    /// The prompts of all answers, as text.
     pub windows: Vec<String>,
 }
 
-/// What the model does next.
 pub enum FakeAnswer {
     Text(String),
     FailAfter(String),
@@ -78,8 +76,8 @@ impl Model for FakeModel {
         _: &AttentionRequest,
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
-        let (text, fails, pace) = {
-            let mut script = self.script.lock().expect("nobody broke down");
+        let (text, fails, delay) = {
+            let mut script = self.script.lock().expect("the lock is not poisoned");
             let messages = (prompt.messages)();
             script
                 .windows
@@ -99,7 +97,7 @@ impl Model for FakeModel {
             if n == sampling.max_tokens {
                 return Ok(FinishReason::Length);
             }
-            std::thread::sleep(pace);
+            std::thread::sleep(delay);
             if listen(ModelStep::Token(piece, None)) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }
@@ -111,7 +109,6 @@ impl Model for FakeModel {
     }
 }
 
-/// Where conversations are kept.
 #[derive(Clone)]
 pub enum TestStore {
     Memory(SharedStore<InMemoryStore>),
@@ -134,7 +131,7 @@ pub struct FakeBackend {
 }
 
 fn unsupported<T>() -> Result<T, Error> {
-    Err(Error::invalid_input("asking for a part", "there is none in this test"))
+    Err(Error::invalid_input("using the backend", "this test has no such part"))
 }
 
 impl Backend for FakeBackend {
@@ -291,7 +288,6 @@ pub struct FakeServer {
     router: Router,
 }
 
-/// What a request came to.
 pub struct FakeChatResponse {
     pub status: u16,
     pub conversation: String,
@@ -299,20 +295,20 @@ pub struct FakeChatResponse {
 }
 
 impl FakeChatResponse {
-    /// What the model said.
+    /// The text of the answer.
     pub fn text(&self) -> String {
         self.body["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
     }
 }
 
 impl FakeServer {
-    pub fn new(kept: TestStore, context: usize, limits: ServerLimits) -> Self {
-        let cut = ScriptedModel::new(8192, Vec::new());
+    pub fn new(store: TestStore, context: usize, limits: ServerLimits) -> Self {
+        let tokenizer = ScriptedModel::new(8192, Vec::new());
         let script: Arc<Mutex<FakeScript>> = Arc::default();
-        let model = FakeModel { info: cut.info().clone(), tokenizer: cut, script: Arc::clone(&script) };
-        let app = App::new(Arc::new(FakeBackend { model, store: kept.clone(), context }), limits, None);
+        let model = FakeModel { info: tokenizer.info().clone(), tokenizer, script: Arc::clone(&script) };
+        let app = App::new(Arc::new(FakeBackend { model, store: store.clone(), context }), limits, None);
         let router = routes(&app);
-        Self { app, store: kept, script, router }
+        Self { app, store, script, router }
     }
 
     pub fn in_memory() -> Self {
@@ -320,15 +316,14 @@ impl FakeServer {
     }
 
     pub fn script(&self) -> std::sync::MutexGuard<'_, FakeScript> {
-        self.script.lock().expect("nobody broke down")
+        self.script.lock().expect("the lock is not poisoned")
     }
 
-    /// The next answers of the model.
     pub fn script_answers(&self, answers: &[&str]) {
         self.script().answers.extend(answers.iter().map(|text| FakeAnswer::Text((*text).to_owned())));
     }
 
-    /// The next answer breaks off behind this.
+    /// The next answer fails after this text.
     pub fn script_failure_after(&self, text: &str) {
         self.script().answers.push_back(FakeAnswer::FailAfter(text.to_owned()));
     }
@@ -351,13 +346,13 @@ impl FakeServer {
         request.body(body).expect("a request")
     }
 
-    /// A chat request, its answer whole.
+    /// A chat request without streaming.
     pub async fn chat(&self, body: &Value, conversation: Option<&str>) -> FakeChatResponse {
         let response =
             self.send(Self::build_request("POST", "/v1/chat/completions", Some(body), conversation)).await;
         let status = response.status().as_u16();
-        let named = response.headers().get("x-halo-conversation");
-        let conversation = named.and_then(|n| n.to_str().ok()).unwrap_or_default().to_owned();
+        let header = response.headers().get("x-halo-conversation");
+        let conversation = header.and_then(|n| n.to_str().ok()).unwrap_or_default().to_owned();
         let bytes = response.into_body().collect().await.expect("a body").to_bytes();
         FakeChatResponse { status, conversation, body: serde_json::from_slice(&bytes).unwrap_or_default() }
     }

@@ -1,5 +1,5 @@
-//! Random clients: whatever they drop, trim, edit, fork, reorder and ask for again, alone or at the same time, every message
-//! that was ever acknowledged is found: live, pruned, as a variant, or in a branch.
+//! Random clients drop, trim, edit, branch, reorder and regenerate, alone or concurrently. Every acknowledged message is found
+//! afterwards: live, pruned, as a variant, or in a branch.
 
 use crate::fake::FakeServer;
 use halo_core::store::{Access, RecordKind, Store};
@@ -11,19 +11,19 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 enum ClientAction {
-    /// Another chat: by which greeting and which first message.
+    /// A new chat with a greeting and a first message.
     Begin { greeting: usize, first: usize },
-    /// The next message of a chat, sent in some way.
+    /// The next message of a chat, with its history in some form.
     Continue { chat: usize, message: usize, how: SentHistory },
-    /// The last answer is asked for again.
+    /// Another answer to the last message.
     Regenerate { chat: usize },
     /// The last message is edited.
     EditLast { chat: usize, message: usize },
-    /// Some message of the history is edited, and the chat goes on.
+    /// A message of the history is edited, and the chat continues.
     EditAny { chat: usize, at: usize, message: usize },
-    /// The chat goes on from an earlier message, in another chat of the client's.
+    /// Another chat continues from an earlier message.
     Branch { chat: usize, at: usize, message: usize },
-    /// Two messages of the history change places.
+    /// Two messages of the history are swapped.
     Reorder { chat: usize, a: usize, b: usize, message: usize },
 }
 
@@ -60,7 +60,7 @@ fn client_action() -> impl Strategy<Value = ClientAction> {
 
 type ClientMessage = (&'static str, String);
 
-/// What is said: short things that anybody says, and long ones that nobody else does.
+/// Short messages that are common, and long ones that are unique.
 fn message_text(n: usize) -> String {
     match n {
         0..4 => ["ok", "Yes.", "Go on.", "Hi"][n].to_owned(),
@@ -71,14 +71,14 @@ fn message_text(n: usize) -> String {
     }
 }
 
-/// The request for an act, and the chat of the client's that it is made in; none where there is nothing to do it with.
+/// The index of the chat, the messages of the request, and the history of the client; none if the action does not apply.
 fn apply_action(
     chats: &mut Vec<Vec<ClientMessage>>,
-    act: &ClientAction,
+    action: &ClientAction,
 ) -> Option<(usize, Vec<ClientMessage>, Vec<ClientMessage>)> {
     let pick = |chats: &[Vec<ClientMessage>], chat: usize| (!chats.is_empty()).then(|| chat % chats.len());
     let user = |n: usize| ("user", message_text(n));
-    match act {
+    match action {
         ClientAction::Begin { greeting, first } => {
             let mut chat: Vec<ClientMessage> = Vec::new();
             if *greeting > 0 {
@@ -93,9 +93,9 @@ fn apply_action(
         }
         ClientAction::Continue { chat, message, how } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n].clone();
-            whole.push(user(*message));
-            let mut sent = whole.clone();
+            let mut history = chats[n].clone();
+            history.push(user(*message));
+            let mut sent = history.clone();
             let last = sent.len() - 1;
             match how {
                 SentHistory::Full => {}
@@ -115,46 +115,46 @@ fn apply_action(
                     .for_each(|(_, text)| *text = format!("Anna: {text}")),
                 SentHistory::WithoutMiddle | SentHistory::Summarized => {}
             }
-            Some((n, sent, whole))
+            Some((n, sent, history))
         }
         ClientAction::Regenerate { chat } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n].clone();
-            while whole.last().is_some_and(|(role, _)| *role == "assistant") {
-                whole.pop();
+            let mut history = chats[n].clone();
+            while history.last().is_some_and(|(role, _)| *role == "assistant") {
+                history.pop();
             }
-            (!whole.is_empty()).then(|| (n, whole.clone(), whole))
+            (!history.is_empty()).then(|| (n, history.clone(), history))
         }
         ClientAction::EditLast { chat, message } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n].clone();
-            let last = whole.iter().rposition(|(role, _)| *role == "user")?;
-            whole.truncate(last);
-            whole.push(user(*message));
-            Some((n, whole.clone(), whole))
+            let mut history = chats[n].clone();
+            let last = history.iter().rposition(|(role, _)| *role == "user")?;
+            history.truncate(last);
+            history.push(user(*message));
+            Some((n, history.clone(), history))
         }
         ClientAction::EditAny { chat, at, message } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n].clone();
-            let at = at % whole.len();
-            whole[at].1 = format!("{} (edited)", message_text(*message));
-            whole.push(user(*message));
-            Some((n, whole.clone(), whole))
+            let mut history = chats[n].clone();
+            let at = at % history.len();
+            history[at].1 = format!("{} (edited)", message_text(*message));
+            history.push(user(*message));
+            Some((n, history.clone(), history))
         }
         ClientAction::Branch { chat, at, message } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n][..at % chats[n].len()].to_vec();
-            whole.push(user(*message));
-            chats.push(whole.clone());
-            Some((chats.len() - 1, whole.clone(), whole))
+            let mut history = chats[n][..at % chats[n].len()].to_vec();
+            history.push(user(*message));
+            chats.push(history.clone());
+            Some((chats.len() - 1, history.clone(), history))
         }
         ClientAction::Reorder { chat, a, b, message } => {
             let n = pick(chats, *chat)?;
-            let mut whole = chats[n].clone();
-            let len = whole.len();
-            whole.swap(a % len, b % len);
-            whole.push(user(*message));
-            Some((n, whole.clone(), whole))
+            let mut history = chats[n].clone();
+            let len = history.len();
+            history.swap(a % len, b % len);
+            history.push(user(*message));
+            Some((n, history.clone(), history))
         }
     }
 }
@@ -170,7 +170,7 @@ fn normalized(text: &str) -> String {
     words.strip_prefix("Anna: ").unwrap_or(&words).to_owned()
 }
 
-/// All that is found in the store: what stands, what is a variant, and what clients sent in the place of older turns.
+/// All texts of the store (current turns, variants and clients' summaries), and the texts that were lost.
 fn stored_texts(fake: &FakeServer) -> (BTreeSet<String>, Vec<String>) {
     let mut store = fake.store.open().expect("it opens");
     let (mut found, mut lost) = (BTreeSet::new(), Vec::new());
@@ -206,12 +206,12 @@ fn stored_texts(fake: &FakeServer) -> (BTreeSet<String>, Vec<String>) {
         );
         let turns: Vec<TurnId> = timeline.turns().iter().map(|turn| turn.id).collect();
         for turn in turns {
-            let away: Vec<ChunkId> =
+            let unloaded: Vec<ChunkId> =
                 timeline.turn_chunks(turn).filter(|c| !c.is_loaded()).map(|c| c.id()).collect();
-            store.load_bodies(&name, &mut timeline, &away).expect("it is there");
+            store.load_bodies(&name, &mut timeline, &unloaded).expect("it is there");
             let text: String = timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
-            let stands = timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
-            if stands || variants.contains(&u64::from(turn.0)) {
+            let is_current = timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
+            if is_current || variants.contains(&u64::from(turn.0)) {
                 found.insert(normalized(&text));
             } else if !text.trim().is_empty() {
                 lost.push(format!("turn {} of '{name}': {text}", turn.0));
@@ -227,22 +227,22 @@ async fn run_clients(steps: &[Vec<ClientAction>]) -> Result<usize, TestCaseError
     let mut acknowledged: BTreeSet<String> = BTreeSet::new();
     let mut requests = 0;
     for step in steps {
-        let mut asked = Vec::new();
-        for act in step {
-            asked.extend(apply_action(&mut chats, act));
+        let mut requests_of_step = Vec::new();
+        for action in step {
+            requests_of_step.extend(apply_action(&mut chats, action));
         }
-        let answers = asked.iter().map(|(_, sent, _)| {
+        let answers = requests_of_step.iter().map(|(_, sent, _)| {
             let (fake, body) = (&fake, chat_body(sent));
             async move { fake.chat(&body, None).await }
         });
         let answers: Vec<_> = futures_util::future::join_all(answers).await;
-        for ((chat, sent, mut whole), answer) in asked.into_iter().zip(answers) {
+        for ((chat, sent, mut history), answer) in requests_of_step.into_iter().zip(answers) {
             prop_assert_eq!(answer.status, 200, "{}", answer.body);
             requests += 1;
             acknowledged.extend(sent.iter().map(|(_, text)| normalized(text)));
             acknowledged.insert(normalized(&answer.text()));
-            whole.push(("assistant", answer.text()));
-            chats[chat] = whole;
+            history.push(("assistant", answer.text()));
+            chats[chat] = history;
         }
         let (found, deleted) = stored_texts(&fake);
         let missing: Vec<&String> = acknowledged.iter().filter(|text| !found.contains(*text)).collect();
@@ -264,14 +264,14 @@ fn align_random_clients_lose_no_message() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let requests = std::cell::Cell::new(0);
-    // One act a step, mostly; now and then several at the same time.
-    let step = prop_oneof![3 => client_action().prop_map(|act| vec![act]), 1 => prop::collection::vec(client_action(), 2..4)];
+    // Mostly one action per step; sometimes several at the same time.
+    let step = prop_oneof![3 => client_action().prop_map(|action| vec![action]), 1 => prop::collection::vec(client_action(), 2..4)];
     let done = TestRunner::new_with_rng(config, rng).run(&prop::collection::vec(step, 1..14), |steps| {
         requests.set(requests.get() + runtime.block_on(run_clients(&steps))?);
         Ok(())
     });
     eprintln!("{runs} runs, {} requests", requests.get());
-    if let Err(why) = done {
-        panic!("{why}");
+    if let Err(e) = done {
+        panic!("{e}");
     }
 }

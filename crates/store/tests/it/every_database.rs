@@ -1,7 +1,6 @@
-//! One story, every database: what is committed comes back, whatever happened in between.
+//! Tests that run on SQLite and on PostgreSQL: what is committed is loaded again, whatever happens in between.
 
 use crate::common::TestDatabase;
-use halo_core::Error;
 use halo_core::change::{Append, Change};
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::row_store::{Row, RowKind, RowStore};
@@ -10,17 +9,18 @@ use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Position, Role, TurnId};
+use halo_core::{Error, ErrorKind};
 use halo_store::database::{Database, StoreLocation};
 use halo_store::exchange::ImportRequest;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Runs each story on each database.
+/// Makes a test of each function for each database.
 macro_rules! test_on_every_database {
-    ($($story:ident),* $(,)?) => {
-        mod sqlite { $(#[test] fn $story() { super::$story(&crate::common::sqlite()); })* }
-        mod postgres { $(#[test] fn $story() { super::$story(&crate::common::postgres()); })* }
+    ($($test:ident),* $(,)?) => {
+        mod sqlite { $(#[test] fn $test() { super::$test(&crate::common::sqlite()); })* }
+        mod postgres { $(#[test] fn $test() { super::$test(&crate::common::postgres()); })* }
     };
 }
 
@@ -37,12 +37,15 @@ test_on_every_database!(
     import_rejects_damaged_export,
     copy_conversation_keeps_tokens_and_can_branch,
     turn_times_are_those_of_the_first_token,
+    turn_times_include_every_turn_of_a_batch,
+    migration_fills_turns_of_old_log_entries,
     import_reads_foreign_formats,
     doctor_finds_and_repairs_damaged_rows,
     commit_rejects_stale_timeline,
     records_can_precede_first_message,
     repair_recovers_chunks_from_truncated_log,
     repair_recovers_conversation_without_log,
+    repair_recovers_nameless_conversation,
     forget_erases_chunks_and_keeps_the_rest,
     world_rows_are_stored_beside_conversations,
     message_keys_find_conversations,
@@ -54,51 +57,53 @@ fn chunk_id(name: &str) -> ChunkId {
     name.parse().expect("a name")
 }
 
-/// Chunks of random lives are forgotten: nothing else moves, the log tells the same as what stands, the doctor finds nothing
-/// wrong, and what was forgotten says nothing any more.
-fn forget_erases_chunks_and_keeps_the_rest(place: &TestDatabase) {
-    let mut dice = StoreTestRng(17);
+/// Chunks of random histories are forgotten: no other token moves, log and state agree, the integrity check finds nothing,
+/// and the forgotten chunks have no text.
+fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
+    let mut rng = StoreTestRng(17);
     let mut forgotten = 0;
-    for life in 0..12 {
-        let name = format!("life {life}");
-        let world = dice.random_history(40);
-        let mut store = place.open();
+    for n in 0..12 {
+        let name = format!("history {n}");
+        let history = rng.random_history(40);
+        let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("new");
-        for change in &world.changes {
+        for change in &history.changes {
             store.transact(&name, &mut timeline, change, Durability::Deferred).expect("it is written");
         }
         let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
-        let goes: Vec<ChunkId> = all.iter().copied().filter(|_| dice.next_u64().is_multiple_of(3)).collect();
+        let forget: Vec<ChunkId> = all.iter().copied().filter(|_| rng.next_u64().is_multiple_of(3)).collect();
         let texts = |store: &mut Database| -> Vec<(ChunkId, String, usize)> {
-            let said = store.chunk_texts(&name, &all).expect("they are read");
-            said.into_iter().map(|gone| (gone.chunk, gone.text, gone.tokens)).collect()
+            let texts = store.chunk_texts(&name, &all).expect("they are read");
+            texts.into_iter().map(|chunk| (chunk.chunk, chunk.text, chunk.tokens)).collect()
         };
         let before = texts(&mut store);
-        let told = store.forget(&name, &goes, &[]).expect("it forgets");
-        assert_eq!(told.len(), goes.len());
-        forgotten += goes.len();
-        let mut store = place.reopen(store);
+        let texts_forgotten = store.forget(&name, &forget, &[]).expect("they are forgotten");
+        assert_eq!(texts_forgotten.len(), forget.len());
+        forgotten += forget.len();
+        let mut store = database.reopen(store);
         for (old, new) in before.iter().zip(texts(&mut store)) {
-            let gone = goes.contains(&old.0);
-            assert_eq!((old.0, old.2), (new.0, new.2), "nothing moves");
-            assert_eq!(new.1, if gone { "" } else { old.1.as_str() }, "{name}, {}", old.0);
+            let is_forgotten = forget.contains(&old.0);
+            assert_eq!((old.0, old.2), (new.0, new.2), "no token moves");
+            assert_eq!(new.1, if is_forgotten { "" } else { old.1.as_str() }, "{name}, {}", old.0);
         }
-        let findings = store.check_integrity(&mut |_, _| {}).expect("it looks");
+        let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
         assert!(findings.is_empty(), "{name}: {findings:?}");
         let after = store.load(&name, Access::Read).expect("it opens");
-        assert!(goes.iter().all(|&id| after.chunk(id).is_some_and(|chunk| chunk.is_deleted())));
+        assert!(forget.iter().all(|&id| after.chunk(id).is_some_and(|chunk| chunk.is_deleted())));
         assert_eq!(after.len(), timeline.len());
         let missing = store.forget(&name, &[ChunkId::new(Role::User, TurnId(9999), 0)], &[]);
-        assert!(missing.is_err_and(|why| why.to_string().contains("there is no chunk u9999.0")));
+        let missing = missing.expect_err("there is no such chunk");
+        assert_eq!(missing.kind, ErrorKind::NotFound);
+        assert!(missing.to_string().contains("there is no chunk u9999.0"), "{missing}");
         store.forget_conversation(&name).expect("all of it");
-        assert!(store.list_conversations().expect("a list").iter().all(|known| known.name != name));
+        assert!(store.list_conversations().expect("a list").iter().all(|summary| summary.name != name));
     }
     assert!(forgotten > 20);
 }
 
 /// Namespaces have names that no conversation can have, and one process at a time leases one.
-fn world_rows_are_stored_beside_conversations(place: &TestDatabase) {
-    let mut store = place.open();
+fn world_rows_are_stored_beside_conversations(database: &TestDatabase) {
+    let mut store = database.open();
     const HEADER: RowKind = RowKind::from_static("world");
     const MESSAGE: RowKind = RowKind::from_static("said");
     const COMMAND: RowKind = RowKind::from_static("post");
@@ -116,9 +121,11 @@ fn world_rows_are_stored_beside_conversations(place: &TestDatabase) {
     let names = |store: &mut Database| -> Vec<String> {
         store.list_namespaces().expect("listed").into_iter().map(|summary| summary.name).collect()
     };
-    let mut store = place.reopen(store);
+    let mut store = database.reopen(store);
     assert_eq!(names(&mut store), ["lamp"]);
-    assert!(store.list_conversations().expect("a list").iter().all(|known| !known.name.contains("world:")));
+    assert!(
+        store.list_conversations().expect("a list").iter().all(|summary| !summary.name.contains("world:"))
+    );
     let values = |store: &mut Database, kind, keys: std::ops::Range<&str>, last| -> Vec<String> {
         store.load_rows("lamp", &kind, keys, last).expect("read").into_iter().map(|row| row.value).collect()
     };
@@ -128,17 +135,19 @@ fn world_rows_are_stored_beside_conversations(place: &TestDatabase) {
     assert_eq!(values(&mut store, MESSAGE, "0".."9", 10).len(), 3);
     assert_eq!(values(&mut store, COMMAND, "0".."9", 10), Vec::<String>::new());
     let why = store.load("world:lamp", Access::Write).expect_err("it is no conversation");
+    assert_eq!(why.kind, ErrorKind::InvalidInput);
     assert!(why.to_string().contains("belong to worlds of rooms"), "{why}");
     store.lease_namespace("lamp").expect("no other lease");
-    let why = place.open().lease_namespace("lamp").expect_err("leased");
+    let why = database.open().lease_namespace("lamp").expect_err("leased");
+    assert_eq!(why.kind, ErrorKind::Busy);
     assert!(why.to_string().contains("another Halo"), "{why}");
     assert!(store.check_integrity(&mut |_, _| {}).expect("it looks").is_empty());
     store.delete_namespace("lamp").expect("deleted");
     assert_eq!((names(&mut store), values(&mut store, MESSAGE, "0".."9", 10)), (Vec::new(), Vec::new()));
-    assert!(store.delete_namespace("lamp").is_err());
+    assert!(store.delete_namespace("lamp").is_err_and(|why| why.kind == ErrorKind::NotFound));
 }
 
-/// Dice that fall the same way every time.
+/// A random number generator with a fixed seed.
 struct StoreTestRng(u64);
 
 impl StoreTestRng {
@@ -155,24 +164,24 @@ impl StoreTestRng {
     }
 }
 
-/// Every change of a random life is committed; now and then what is dead goes out of memory, now and then the
-/// store is closed and opened again. The state is the one that never saw a store, and the log tells it too.
-fn reload_restores_random_histories(place: &TestDatabase) {
-    let mut dice = StoreTestRng(3);
-    for life in 0..if cfg!(debug_assertions) { 60 } else { 400 } {
-        let name = format!("life {life}");
-        let world = dice.random_history(30);
-        let mut store = place.open();
+/// Every change of a random history is committed; now and then pruned chunks are unloaded, or the store is closed and
+/// opened again. The loaded state, and the state that the log leads to, are those of the history.
+fn reload_restores_random_histories(database: &TestDatabase) {
+    let mut rng = StoreTestRng(3);
+    for n in 0..if cfg!(debug_assertions) { 60 } else { 400 } {
+        let name = format!("history {n}");
+        let history = rng.random_history(30);
+        let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("new");
-        for change in &world.changes {
+        for change in &history.changes {
             let durability =
-                if dice.next_u64().is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
+                if rng.next_u64().is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
             store.transact(&name, &mut timeline, change, durability).expect("it is written");
-            match dice.next_u64() % 12 {
+            match rng.next_u64() % 12 {
                 0 | 1 => drop(timeline.unload_pruned()),
                 2 => {
                     drop(store);
-                    store = place.open();
+                    store = database.open();
                     let hash = timeline.state_hash();
                     timeline = store.load(&name, Access::Write).expect("it opens again");
                     assert_eq!(timeline.state_hash(), hash, "{name} after {change:?}");
@@ -181,7 +190,7 @@ fn reload_restores_random_histories(place: &TestDatabase) {
                 _ => {}
             }
         }
-        let hash = world.timeline.state_hash();
+        let hash = history.timeline.state_hash();
         assert_eq!(timeline.state_hash(), hash);
         assert_eq!(store.load(&name, Access::Read).expect("it opens").state_hash(), hash);
         assert_eq!(
@@ -190,38 +199,38 @@ fn reload_restores_random_histories(place: &TestDatabase) {
             "{name} by its log"
         );
         load_all_bodies(&mut store, &name, &mut timeline);
-        assert_eq!(timeline, world.timeline);
+        assert_eq!(timeline, history.timeline);
     }
 }
 
 fn load_all_bodies(store: &mut Database, name: &str, timeline: &mut Timeline) {
-    let away: Vec<_> = timeline.chunks().filter(|c| !c.is_loaded()).map(|c| c.id()).collect();
-    store.load_bodies(name, timeline, &away).expect("they are there");
+    let unloaded: Vec<_> = timeline.chunks().filter(|c| !c.is_loaded()).map(|c| c.id()).collect();
+    store.load_bodies(name, timeline, &unloaded).expect("they are there");
 }
 
-fn conversations_are_isolated(place: &TestDatabase) {
-    let mut dice = StoreTestRng(5);
-    let worlds: Vec<_> = (0..3).map(|_| dice.random_history(25)).collect();
+fn conversations_are_isolated(database: &TestDatabase) {
+    let mut rng = StoreTestRng(5);
+    let histories: Vec<_> = (0..3).map(|_| rng.random_history(25)).collect();
     let names = ["ärger", "b", "B"];
-    let mut store = place.open();
+    let mut store = database.open();
     assert_eq!(store.list_conversations().expect("an empty list"), []);
     let mut open: Vec<_> = names.map(|n| store.load(n, Access::Write).expect("new")).into();
-    let longest = worlds.iter().map(|w| w.changes.len()).max().unwrap_or(0);
+    let longest = histories.iter().map(|h| h.changes.len()).max().unwrap_or(0);
     for step in 0..longest {
-        for (i, world) in worlds.iter().enumerate() {
-            if let Some(change) = world.changes.get(step) {
+        for (i, history) in histories.iter().enumerate() {
+            if let Some(change) = history.changes.get(step) {
                 store.transact(names[i], &mut open[i], change, Durability::Deferred).expect("it is written");
             }
         }
     }
-    let mut store = place.reopen(store);
+    let mut store = database.reopen(store);
     let listed = store.list_conversations().expect("a list");
     assert_eq!(listed.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["B", "b", "ärger"]);
-    for (name, world) in names.iter().zip(&worlds) {
+    for (name, history) in names.iter().zip(&histories) {
         let timeline = store.load(name, Access::Read).expect("it opens");
-        assert_eq!(timeline.state_hash(), world.timeline.state_hash(), "{name}");
+        assert_eq!(timeline.state_hash(), history.timeline.state_hash(), "{name}");
         let summary = listed.iter().find(|s| s.name == *name).expect("listed");
-        let counts = [world.timeline.turns().len(), world.timeline.len(), world.timeline.live_len()];
+        let counts = [history.timeline.turns().len(), history.timeline.len(), history.timeline.live_len()];
         assert_eq!([summary.turns, summary.tokens, summary.live], counts.map(|n| n as u64));
         assert!(summary.created > 0 && summary.updated >= summary.created);
     }
@@ -234,25 +243,25 @@ impl TestDatabase {
     }
 }
 
-fn records_and_embeddings_are_stored(place: &TestDatabase) {
-    let mut store = place.open();
+fn records_and_embeddings_are_stored(database: &TestDatabase) {
+    let mut store = database.open();
     assert_eq!(store.records("c", RecordKind::Note).expect("none"), []);
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{}}")).expect("kept");
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{\"go\":1}}")).expect("kept");
-    store.put_record("c", RecordKind::Note, "a", Some("")).expect("kept");
-    store.put_record("c", RecordKind::Setting, "notes.json", Some("other kind")).expect("kept");
-    store.put_record("d", RecordKind::Note, "notes.json", Some("other conversation 🌱")).expect("kept");
+    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{}}")).expect("stored");
+    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{\"go\":1}}")).expect("stored");
+    store.put_record("c", RecordKind::Note, "a", Some("")).expect("stored");
+    store.put_record("c", RecordKind::Setting, "notes.json", Some("other kind")).expect("stored");
+    store.put_record("d", RecordKind::Note, "notes.json", Some("other conversation 🌱")).expect("stored");
     let vector = |x: f32| Embedding {
         chunk: chunk_id("a1.0"),
         text_hash: 7,
         vector: vec![x, -0.0, f32::MIN_POSITIVE],
     };
     let other = Embedding { chunk: chunk_id("u0.0"), text_hash: 7, vector: vec![1.0] };
-    store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("kept");
-    store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("kept");
-    store.put_embeddings("c", "granite", &[vector(9.0)]).expect("kept");
-    store.set_model("c", "SmolLM2").expect("noted");
-    let mut store = place.reopen(store);
+    store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("stored");
+    store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("stored");
+    store.put_embeddings("c", "granite", &[vector(9.0)]).expect("stored");
+    store.set_model("c", "SmolLM2").expect("stored");
+    let mut store = database.reopen(store);
     let notes = store.records("c", RecordKind::Note).expect("some");
     let pairs: Vec<_> = notes.iter().map(|r| (r.key.as_str(), r.value.as_str())).collect();
     assert_eq!(pairs, [("a", ""), ("notes.json", "{\"topics\":{\"go\":1}}")]);
@@ -260,78 +269,87 @@ fn records_and_embeddings_are_stored(place: &TestDatabase) {
     assert_eq!(store.records("d", RecordKind::Note).expect("some")[0].value, "other conversation 🌱");
     assert_eq!(store.records("d", RecordKind::Memory).expect("none"), []);
     assert_eq!(store.embeddings("c", "minilm").expect("two"), [other.clone(), vector(2.0)]);
-    store.put_record("c", RecordKind::Note, "a", None).expect("gone");
-    store.put_embeddings("c", "minilm", &[Embedding { vector: vec![], ..vector(0.0) }]).expect("gone");
+    store.put_record("c", RecordKind::Note, "a", None).expect("deleted");
+    store.put_embeddings("c", "minilm", &[Embedding { vector: vec![], ..vector(0.0) }]).expect("deleted");
     assert_eq!(store.records("c", RecordKind::Note).expect("one").len(), 1);
     assert_eq!(store.embeddings("c", "minilm").expect("one"), [other]);
     assert_eq!(store.list_conversations().expect("two")[0].model, "SmolLM2");
 }
 
-fn history_lists_all_changes_of_a_chunk(place: &TestDatabase) {
-    let mut store = place.open();
-    let mut dice = StoreTestRng(11);
-    let world = dice.random_history(60);
+fn history_lists_all_changes_of_a_chunk(database: &TestDatabase) {
+    let mut store = database.open();
+    let mut rng = StoreTestRng(11);
+    let history = rng.random_history(60);
     let mut timeline = store.load("c", Access::Write).expect("new");
-    for change in &world.changes {
+    for change in &history.changes {
         store.transact("c", &mut timeline, change, Durability::Deferred).expect("it is written");
     }
-    let mut told = 0;
-    for chunk in world.timeline.chunks().map(|c| c.id()) {
-        let history = store.chunk_history("c", chunk).expect("it can be read");
-        let named: Vec<_> = world.changes.iter().filter(|c| c.named_chunks().contains(&chunk)).collect();
+    let mut compared = 0;
+    for chunk in history.timeline.chunks().map(|c| c.id()) {
+        let entries = store.chunk_history("c", chunk).expect("it can be read");
+        let named: Vec<_> = history.changes.iter().filter(|c| c.named_chunks().contains(&chunk)).collect();
         let without_scores = |change: &Change| -> Vec<Change> {
             change.flatten().into_iter().filter(|c| !matches!(c, Change::Score(_))).cloned().collect()
         };
-        let got: Vec<_> = history.iter().map(|e| without_scores(&e.change)).collect();
-        assert_eq!(got, named.iter().map(|c| without_scores(c)).collect::<Vec<_>>(), "{chunk}");
-        assert!(history.is_sorted_by_key(|e| e.seq) && history.iter().all(|e| e.committed_at > 0));
-        told += got.len();
+        let stored: Vec<_> = entries.iter().map(|e| without_scores(&e.change)).collect();
+        assert_eq!(stored, named.iter().map(|c| without_scores(c)).collect::<Vec<_>>(), "{chunk}");
+        assert!(entries.is_sorted_by_key(|e| e.seq) && entries.iter().all(|e| e.committed_at > 0));
+        compared += stored.len();
     }
-    assert!(told > 20, "the life was long enough to tell of: {told}");
+    assert!(compared > 20, "the history was too short: {compared}");
     assert_eq!(store.chunk_history("c", chunk_id("u999.0")).expect("none"), []);
 }
 
-fn lease_allows_one_writer_at_a_time(place: &TestDatabase) {
-    let mut first = place.open();
+fn lease_allows_one_writer_at_a_time(database: &TestDatabase) {
+    let mut first = database.open();
     let mut timeline = first.load("c", Access::Write).expect("new");
-    let world = StoreTestRng(1).random_history(3);
-    first.transact("c", &mut timeline, &world.changes[0], Durability::Immediate).expect("it is written");
-    let mut second = place.open();
-    let refused = second.load("c", Access::Write).expect_err("it is taken").to_string();
+    let history = StoreTestRng(1).random_history(3);
+    first.transact("c", &mut timeline, &history.changes[0], Durability::Immediate).expect("it is written");
+    let mut second = database.open();
+    let refused = second.load("c", Access::Write).expect_err("it is taken");
+    assert_eq!(refused.kind, ErrorKind::Busy);
+    let refused = refused.to_string();
     assert!(refused.starts_with("opening 'c': another Halo"), "{refused}");
     assert!(refused.ends_with("is using it: close that one, or wait until it is done"), "{refused}");
-    let mut seen = second.load("c", Access::Read).expect("looking is free");
-    assert_eq!(seen.state_hash(), timeline.state_hash());
-    let change = &world.changes[1];
-    let refused = seen.transact(change, |after| second.commit("c", change, after, Durability::Immediate));
-    assert!(refused.expect_err("only seen").to_string().contains("was not opened to be written"));
+    let mut read_only = second.load("c", Access::Read).expect("reading needs no lock");
+    assert_eq!(read_only.state_hash(), timeline.state_hash());
+    let change = &history.changes[1];
+    let refused =
+        read_only.transact(change, |after| second.commit("c", change, after, Durability::Immediate));
+    assert!(refused.expect_err("it is read only").to_string().contains("was not opened for writing"));
     second.load("d", Access::Write).expect("another conversation is free");
     drop(first);
     second.load("c", Access::Write).expect("now it is free");
 }
 
-/// Even without the locks: who has not seen the last entry of the log may not write.
-fn commit_rejects_writer_that_missed_a_log_entry(place: &TestDatabase) {
-    let mut dice = StoreTestRng(2);
-    let world = dice.random_history(6);
-    let mut store = place.open();
+/// Even without the locks, a writer that has not seen the last entry of the log may not commit.
+fn commit_rejects_writer_that_missed_a_log_entry(database: &TestDatabase) {
+    let mut rng = StoreTestRng(2);
+    let history = rng.random_history(6);
+    let mut store = database.open();
     let mut timeline = store.load("c", Access::Write).expect("new");
-    for change in &world.changes[..3] {
+    for change in &history.changes[..3] {
         store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
     }
-    execute_sql_directly(place, "UPDATE conversation SET seq = seq + 1");
+    execute_sql_directly(database, "UPDATE conversation SET seq = seq + 1");
     let hash = timeline.state_hash();
-    let refused = store.transact("c", &mut timeline, &world.changes[3], Durability::Immediate);
-    let refused = refused.expect_err("it has missed an entry").to_string();
-    assert_eq!(refused, "saving 'c': somebody else has changed it since it was opened: open it again");
+    let refused = store.transact("c", &mut timeline, &history.changes[3], Durability::Immediate);
+    let refused = refused.expect_err("it has missed an entry");
+    assert_eq!(refused.kind, ErrorKind::Busy);
+    assert_eq!(
+        refused.to_string(),
+        "saving 'c': another writer has changed the conversation since it was opened: open it again"
+    );
     assert_eq!(timeline.state_hash(), hash);
-    execute_sql_directly(place, "UPDATE conversation SET seq = seq - 1");
-    store.transact("c", &mut timeline, &world.changes[3], Durability::Immediate).expect("nothing is broken");
+    execute_sql_directly(database, "UPDATE conversation SET seq = seq - 1");
+    store
+        .transact("c", &mut timeline, &history.changes[3], Durability::Immediate)
+        .expect("nothing is broken");
 }
 
-/// Does something to the database that the store does not know of.
-fn execute_sql_directly(place: &TestDatabase, sql: &str) {
-    match &place.location {
+/// Changes the database without the store.
+fn execute_sql_directly(database: &TestDatabase, sql: &str) {
+    match &database.location {
         StoreLocation::Sqlite(path) => {
             rusqlite::Connection::open(path).expect("it opens").execute_batch(sql).expect("it runs");
         }
@@ -341,11 +359,11 @@ fn execute_sql_directly(place: &TestDatabase, sql: &str) {
     }
 }
 
-fn commit_of_invalid_change_leaves_no_trace(place: &TestDatabase) {
-    let world = StoreTestRng(8).random_history(12);
-    let mut store = place.open();
+fn commit_of_invalid_change_leaves_no_trace(database: &TestDatabase) {
+    let history = StoreTestRng(8).random_history(12);
+    let mut store = database.open();
     let mut timeline = store.load("c", Access::Write).expect("new");
-    for change in &world.changes {
+    for change in &history.changes {
         store.transact("c", &mut timeline, change, Durability::Deferred).expect("it is written");
         let nonsense =
             Change::Batch(vec![change.clone(), Change::Pin { chunk: chunk_id("u4000.0"), pinned: true }]);
@@ -353,48 +371,49 @@ fn commit_of_invalid_change_leaves_no_trace(place: &TestDatabase) {
         assert!(store.transact("c", &mut timeline, &nonsense, Durability::Immediate).is_err());
         assert_eq!(timeline.state_hash(), hash);
     }
-    let mut store = place.reopen(store);
+    let mut store = database.reopen(store);
     assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
     assert_eq!(store.replay_log("c").expect("the log is whole").state_hash(), timeline.state_hash());
 }
 
-fn conversation_names_are_validated(place: &TestDatabase) {
-    let mut store = place.open();
+fn conversation_names_are_validated(database: &TestDatabase) {
+    let mut store = database.open();
     for name in ["", " x", "x\n", "a\0b", &"x".repeat(201)] {
-        assert!(store.load(name, Access::Read).is_err(), "{name:?}");
-        assert!(store.set_model(name, "m").is_err(), "{name:?}");
+        let invalid = |e: Error| e.kind == ErrorKind::InvalidInput;
+        assert!(store.load(name, Access::Read).is_err_and(invalid), "{name:?}");
+        assert!(store.set_model(name, "m").is_err_and(invalid), "{name:?}");
     }
     for name in ["'; DROP TABLE log; --", "../../etc/passwd", "$1", "%s", "🌱 años"] {
         store.set_model(name, "m").expect("any line of text is a name");
     }
     assert_eq!(store.list_conversations().expect("a list").len(), 5);
-    let missing =
-        store.chunk_history("nobody", chunk_id("u0.0")).expect_err("no such conversation").to_string();
-    assert!(missing.contains("there is no conversation 'nobody'"), "{missing}");
+    let missing = store.chunk_history("nobody", chunk_id("u0.0")).expect_err("no such conversation");
+    assert_eq!(missing.kind, ErrorKind::NotFound);
+    assert!(missing.to_string().ends_with("there is no conversation 'nobody'"), "{missing}");
 }
 
-/// A conversation with everything that one can have.
+/// A conversation with records, embeddings and a model.
 fn create_full_conversation(store: &mut Database, name: &str, seed: u64) -> Timeline {
-    let world = StoreTestRng(seed).random_history(40);
+    let history = StoreTestRng(seed).random_history(40);
     let mut timeline = store.load(name, Access::Write).expect("new");
-    for change in &world.changes {
+    for change in &history.changes {
         store.transact(name, &mut timeline, change, Durability::Deferred).expect("it is written");
     }
-    store.put_record(name, RecordKind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}")).expect("kept");
-    store.put_record(name, RecordKind::Memory, "1", Some("line\nline")).expect("kept");
+    store.put_record(name, RecordKind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}")).expect("stored");
+    store.put_record(name, RecordKind::Memory, "1", Some("line\nline")).expect("stored");
     let vector =
         |x| Embedding { chunk: chunk_id("u0.0"), text_hash: 7, vector: vec![x, 0.1, f32::MIN_POSITIVE] };
-    store.put_embeddings(name, "b", &[vector(0.3)]).expect("kept");
-    store.put_embeddings(name, "B", &[vector(-7.25)]).expect("kept");
-    store.set_model(name, "SmolLM2").expect("noted");
+    store.put_embeddings(name, "b", &[vector(0.3)]).expect("stored");
+    store.put_embeddings(name, "B", &[vector(-7.25)]).expect("stored");
+    store.set_model(name, "SmolLM2").expect("stored");
     timeline
 }
 
-/// A turn began when its first token was said, whatever happened to it since, and however it came in.
-fn turn_times_are_those_of_the_first_token(place: &TestDatabase) {
-    let mut store = place.open();
+/// A turn began at its first append, whatever happened later, also in an imported conversation.
+fn turn_times_are_those_of_the_first_token(database: &TestDatabase) {
+    let mut store = database.open();
     for seed in 0..6 {
-        let name = format!("life {seed}");
+        let name = format!("history {seed}");
         let timeline = create_full_conversation(&mut store, &name, seed);
         let log = String::from_utf8(export_bytes(&mut store, &name)).expect("text");
         let mut first = std::collections::BTreeMap::new();
@@ -405,21 +424,77 @@ fn turn_times_are_those_of_the_first_token(place: &TestDatabase) {
             }
         }
         let times = store.turn_times(&name).expect("read");
-        let told: Vec<_> = times.iter().map(|(turn, at)| (Some(u64::from(turn.0)), Some(*at))).collect();
-        assert!(!told.is_empty() && told.len() == timeline.turns().len());
-        assert_eq!(told, first.into_iter().collect::<Vec<_>>(), "life {seed}");
+        let times: Vec<_> = times.iter().map(|(turn, at)| (Some(u64::from(turn.0)), Some(*at))).collect();
+        assert!(!times.is_empty() && times.len() == timeline.turns().len());
+        assert_eq!(times, first.into_iter().collect::<Vec<_>>(), "history {seed}");
     }
 }
 
-/// Told anew, a conversation is the same but for names that were merged away; up to a turn, it is a branch. What it was
-/// told from stays.
-fn copy_conversation_keeps_tokens_and_can_branch(place: &TestDatabase) {
-    let mut store = place.open();
+/// One log entry may append to several turns.
+fn turn_times_include_every_turn_of_a_batch(database: &TestDatabase) {
+    let mut store = database.open();
+    let mut timeline = store.load("c", Access::Write).expect("new");
+    let append = |turn: u32, role| {
+        Change::Append(Append { at: Position(0), turn: TurnId(turn), role, tokens: Vec::new() })
+    };
+    let changes = [
+        Change::Batch(vec![append(0, Role::User), append(3, Role::Assistant), append(4, Role::User)]),
+        Change::Batch(vec![append(4, Role::User), append(4, Role::User)]),
+        append(5, Role::Assistant),
+    ];
+    for change in &changes {
+        store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
+    }
+    let turns = |store: &mut Database| -> Vec<u32> {
+        store.turn_times("c").expect("read").iter().map(|(turn, _)| turn.0).collect()
+    };
+    assert_eq!(turns(&mut store), [0, 3, 4, 5]);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+}
+
+/// A database of version 3 has no column `turn`: the migration fills it from the changes.
+fn migration_fills_turns_of_old_log_entries(database: &TestDatabase) {
+    let mut store = database.open();
+    let mut times = Vec::new();
+    for seed in 0..4 {
+        let name = format!("history {seed}");
+        create_full_conversation(&mut store, &name, seed);
+        times.push(store.turn_times(&name).expect("read"));
+    }
+    drop(store);
+    let set_version = match &database.location {
+        StoreLocation::Sqlite(_) => "PRAGMA user_version = 3",
+        StoreLocation::Postgres(_) => "UPDATE version SET version = 3",
+    };
+    let to_version_3 = format!("DROP INDEX log_turn; ALTER TABLE log DROP COLUMN turn; {set_version}");
+    execute_sql_directly(database, &to_version_3);
+    let mut store = database.open();
+    for (seed, times) in times.iter().enumerate() {
+        assert_eq!(store.turn_times(&format!("history {seed}")).as_ref(), Ok(times));
+    }
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    drop(store);
+    // An entry that cannot be parsed does not keep the store from opening.
+    execute_sql_directly(
+        database,
+        &format!("UPDATE log SET change = 'x' WHERE key = (SELECT max(key) FROM log); {to_version_3}"),
+    );
+    let mut store = database.open();
+    assert_eq!(store.turn_times("history 0").as_ref(), Ok(&times[0]));
+    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    store.repair(&findings).expect("it can be repaired");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+}
+
+/// A copy has the same tokens and chunks, except for ids that were merged away; a copy up to a turn is a branch. The
+/// original does not change.
+fn copy_conversation_keeps_tokens_and_can_branch(database: &TestDatabase) {
+    let mut store = database.open();
     for seed in 0..8 {
         let (from, to, branch) = (format!("from {seed}"), format!("to {seed}"), format!("branch {seed}"));
         create_full_conversation(&mut store, &from, seed);
         let before = export_bytes(&mut store, &from);
-        store.copy_conversation(&from, &to, "SmolLM2", &mut |told| Ok(Some(told))).expect("told");
+        store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn))).expect("copied");
         let tokens = |store: &mut Database, name: &str| {
             let mut timeline = store.load(name, Access::Read).expect("it loads");
             let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
@@ -431,42 +506,42 @@ fn copy_conversation_keeps_tokens_and_can_branch(place: &TestDatabase) {
             let chunks = timeline.chunks().map(|c| (c.id(), c.is_pinned(), c.tally()));
             (tokens.collect::<Vec<_>>(), chunks.collect::<Vec<_>>())
         };
-        let whole = tokens(&mut store, &from);
-        assert_eq!(tokens(&mut store, &to), whole, "life {seed}");
-        let kept = |store: &mut Database, name: &str| {
+        let original = tokens(&mut store, &from);
+        assert_eq!(tokens(&mut store, &to), original, "history {seed}");
+        let beside = |store: &mut Database, name: &str| {
             (store.records(name, RecordKind::Note).expect("read"), store.embeddings(name, "b").expect("read"))
         };
-        assert_eq!(kept(&mut store, &to).0[0].value, kept(&mut store, &from).0[0].value);
-        let mut vectors = kept(&mut store, &from).1;
-        vectors.retain(|vector| whole.1.iter().any(|(id, ..)| *id == vector.chunk));
-        assert_eq!(kept(&mut store, &to).1, vectors);
+        assert_eq!(beside(&mut store, &to).0[0].value, beside(&mut store, &from).0[0].value);
+        let mut vectors = beside(&mut store, &from).1;
+        vectors.retain(|vector| original.1.iter().any(|(id, ..)| *id == vector.chunk));
+        assert_eq!(beside(&mut store, &to).1, vectors);
         let mut left = 3;
-        let mut some = |told: TurnCopy| {
+        let mut two_turns = |turn: TurnCopy| {
             left -= 1;
-            Ok((left > 0).then_some(told))
+            Ok((left > 0).then_some(turn))
         };
-        store.copy_conversation(&from, &branch, "SmolLM2", &mut some).expect("told");
+        store.copy_conversation(&from, &branch, "SmolLM2", &mut two_turns).expect("copied");
         let part = tokens(&mut store, &branch);
-        assert_eq!(part.0[..], whole.0[..part.0.len()], "life {seed}");
+        assert_eq!(part.0[..], original.0[..part.0.len()], "history {seed}");
         let turns = store.load(&branch, Access::Read).expect("it loads").turns().len();
         assert!(turns <= 2 && store.replay_log(&branch).expect("it can be").len() == part.0.len());
-        let taken = store.copy_conversation(&from, &to, "SmolLM2", &mut |told| Ok(Some(told)));
-        assert!(taken.is_err_and(|e| e.to_string().contains("already")));
+        let taken = store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)));
+        assert!(taken.is_err_and(|e| e.kind == ErrorKind::Conflict && e.to_string().contains("already")));
         let stopped =
-            store.copy_conversation(&from, "never", "m", &mut |_| Err(Error::internal("telling", "no")));
-        assert_eq!(stopped, Err(Error::internal("telling", "no")));
-        assert_eq!(export_bytes(&mut store, &from), before, "life {seed}");
+            store.copy_conversation(&from, "never", "m", &mut |_| Err(Error::internal("copying", "no")));
+        assert_eq!(stopped, Err(Error::internal("copying", "no")));
+        assert_eq!(export_bytes(&mut store, &from), before, "history {seed}");
     }
-    assert!(store.list_conversations().expect("read").iter().all(|known| known.name != "never"));
+    assert!(store.list_conversations().expect("read").iter().all(|summary| summary.name != "never"));
 }
 
 fn export_bytes(store: &mut Database, name: &str) -> Vec<u8> {
     let mut out = Vec::new();
-    store.export(name, &mut out, &mut |done, all| assert!(done <= all)).expect("it can be written out");
+    store.export(name, &mut out, &mut |done, all| assert!(done <= all)).expect("it can be exported");
     out
 }
 
-fn import_bytes(store: &mut Database, bytes: &[u8], name: Option<&str>) -> Result<String, String> {
+fn import_bytes(store: &mut Database, bytes: &[u8], name: Option<&str>) -> Result<String, Error> {
     let import = ImportRequest {
         file_name: "export.jsonl",
         format: None,
@@ -476,20 +551,20 @@ fn import_bytes(store: &mut Database, bytes: &[u8], name: Option<&str>) -> Resul
         model: None,
         validate_rows: None,
     };
-    let arrived = store.import(&mut &*bytes, import).map_err(|e| e.to_string())?;
-    Ok(arrived.conversations[0].name.clone())
+    let report = store.import(&mut &*bytes, import)?;
+    Ok(report.conversations[0].name.clone())
 }
 
-fn export_import_round_trip_is_byte_identical(place: &TestDatabase) {
-    let mut store = place.open();
+fn export_import_round_trip_is_byte_identical(database: &TestDatabase) {
+    let mut store = database.open();
     for seed in 0..5 {
-        let name = format!("life {seed}");
+        let name = format!("history {seed}");
         let timeline = create_full_conversation(&mut store, &name, seed);
         let first = export_bytes(&mut store, &name);
-        // Into another store, of the other kind or the same, and out again.
+        // Into another store and out again.
         let elsewhere = crate::common::sqlite();
         let mut other = elsewhere.open();
-        assert_eq!(import_bytes(&mut other, &first, None).as_deref(), Ok(name.as_str()));
+        assert_eq!(import_bytes(&mut other, &first, None).as_ref(), Ok(&name));
         assert_eq!(export_bytes(&mut other, &name), first);
         assert_eq!(other.load(&name, Access::Write).expect("it opens").state_hash(), timeline.state_hash());
         let there = other.list_conversations().expect("listed");
@@ -497,43 +572,43 @@ fn export_import_round_trip_is_byte_identical(place: &TestDatabase) {
         for chunk in timeline.chunks().map(|c| c.id()) {
             assert_eq!(other.chunk_history(&name, chunk), store.chunk_history(&name, chunk));
         }
-        assert_eq!(other.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+        assert_eq!(other.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
         let taken = import_bytes(&mut store, &first, None).expect_err("the name is taken");
-        assert!(taken.ends_with(&format!(
-            "there is a conversation '{name}' already: give this one another name with -c"
-        )));
-        assert_eq!(
-            import_bytes(&mut store, &first, Some(&format!("z{seed}"))).as_deref(),
-            Ok(format!("z{seed}").as_str())
-        );
+        assert_eq!(taken.kind, ErrorKind::Conflict);
+        let why = format!("there is a conversation '{name}' already: choose another name");
+        assert!(taken.to_string().ends_with(&why), "{taken}");
+        let renamed = format!("z{seed}");
+        assert_eq!(import_bytes(&mut store, &first, Some(&renamed)).as_ref(), Ok(&renamed));
         let renamed = String::from_utf8(export_bytes(&mut store, &format!("z{seed}"))).expect("text");
         let (_, body) = renamed.split_once('\n').expect("lines");
         assert!(String::from_utf8_lossy(&first).contains(body.rsplit_once("{\"end\"").expect("an end").0));
     }
 }
 
-fn import_rejects_damaged_export(place: &TestDatabase) {
-    let mut store = place.open();
+fn import_rejects_damaged_export(database: &TestDatabase) {
+    let mut store = database.open();
     create_full_conversation(&mut store, "c", 9);
     let good = export_bytes(&mut store, "c");
     let before = store.list_conversations().expect("listed");
-    let mut dice = StoreTestRng(77);
+    let mut rng = StoreTestRng(77);
     for _ in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
         let mut bytes = good.clone();
-        let at = dice.next_u64() as usize % bytes.len();
-        match dice.next_u64() % 4 {
-            0 => bytes[at] ^= 1 << (dice.next_u64() % 8),
+        let at = rng.next_u64() as usize % bytes.len();
+        match rng.next_u64() % 4 {
+            0 => bytes[at] ^= 1 << (rng.next_u64() % 8),
             1 => bytes.truncate(at),
-            2 => drop(bytes.drain(at..(at + 1 + dice.next_u64() as usize % 99).min(good.len()))),
-            _ => bytes.insert(at, dice.next_u64() as u8),
+            2 => drop(bytes.drain(at..(at + 1 + rng.next_u64() as usize % 99).min(good.len()))),
+            _ => bytes.insert(at, rng.next_u64() as u8),
         }
         let refused = import_bytes(&mut store, &bytes, Some("copy"));
-        assert!(refused.is_err(), "damage at {at} was not seen");
+        assert!(refused.is_err(), "damage at {at} was not noticed");
     }
     assert_eq!(store.list_conversations().expect("listed"), before);
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
     let newer = String::from_utf8(good).expect("text").replacen("\"version\":1", "\"version\":2", 1);
     let refused = import_bytes(&mut store, newer.as_bytes(), Some("copy")).expect_err("too new");
+    assert_eq!(refused.kind, ErrorKind::InvalidInput);
+    let refused = refused.to_string();
     assert!(refused.contains("written by a newer Halo (version 2, this program reads 1)"), "{refused}");
 }
 
@@ -542,10 +617,10 @@ fn read_sample(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The files of other programs, and what is in the store afterwards: with words, and with a model's tokens.
-fn import_reads_foreign_formats(place: &TestDatabase) {
-    let mut store = place.open();
-    let mut shown = String::new();
+/// Files of other programs, and what the store has after the import, with and without a model.
+fn import_reads_foreign_formats(database: &TestDatabase) {
+    let mut store = database.open();
+    let mut rendered = String::new();
     for (file, with_model) in [
         ("weave-export.json", false),
         ("weave-export.json", true),
@@ -569,32 +644,35 @@ fn import_reads_foreign_formats(place: &TestDatabase) {
         let bytes = read_sample(file);
         let before: Vec<_> =
             store.list_conversations().expect("listed").into_iter().map(|s| s.name).collect();
-        let arrived = store.import(&mut bytes.as_slice(), import).expect("it is readable");
-        let _ = writeln!(shown, "== {file}: {}", arrived.format);
-        for (what, n) in arrived.losses.iter() {
-            let _ = writeln!(shown, "lost {what}: {n}");
+        let report = store.import(&mut bytes.as_slice(), import).expect("it is readable");
+        let _ = writeln!(rendered, "== {file}: {}", report.format);
+        for (kind, n) in report.losses.iter() {
+            let _ = writeln!(rendered, "lost {kind}: {n}");
         }
-        for arrival in arrived.conversations {
-            assert!(!before.contains(&arrival.name));
-            render_conversation(&mut store, &arrival.name, &mut shown);
-            store.set_model(&arrival.name, "").expect("noted");
+        for imported in report.conversations {
+            assert!(!before.contains(&imported.name));
+            render_conversation(&mut store, &imported.name, &mut rendered);
+            store.set_model(&imported.name, "").expect("stored");
         }
-        // Names of one file do not meet those of the next.
+        // The next file with a model has the same name.
         if with_model {
-            rename_directly(place, "with a model", &format!("with a model {file}"));
+            rename_directly(database, "with a model", &format!("with a model {file}"));
         }
     }
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/arrivals.expected");
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
-        std::fs::write(&path, &shown).expect("written");
+        std::fs::write(&path, &rendered).expect("written");
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(shown == expected, "tests/arrivals.expected differs; UPDATE_EXPECTED=1 writes it anew:\n{shown}");
+    assert!(
+        rendered == expected,
+        "tests/arrivals.expected differs; UPDATE_EXPECTED=1 writes it:\n{rendered}"
+    );
 }
 
-fn rename_directly(place: &TestDatabase, from: &str, to: &str) {
-    execute_sql_directly(place, &format!("UPDATE conversation SET name = '{to}' WHERE name = '{from}'"));
+fn rename_directly(database: &TestDatabase, from: &str, to: &str) {
+    execute_sql_directly(database, &format!("UPDATE conversation SET name = '{to}' WHERE name = '{from}'"));
 }
 
 fn render_conversation(store: &mut Database, name: &str, out: &mut String) {
@@ -635,137 +713,172 @@ fn render_conversation(store: &mut Database, name: &str, out: &mut String) {
     }
 }
 
-/// What can be wrong with rows, how it is found, and that mending brings back all that can be.
-fn doctor_finds_and_repairs_damaged_rows(place: &TestDatabase) {
-    let mut store = place.open();
+/// Damage to rows of the conversation "c".
+struct DamageCase {
+    /// What damages the rows; `LAST` is the key of an entry near the end of the log.
+    sql: &'static str,
+    problem: &'static str,
+    repaired: &'static str,
+    /// Whether the repair restores the exact state, not only the text.
+    lossless: bool,
+}
+
+const DAMAGE_CASES: [DamageCase; 12] = [
+    DamageCase {
+        sql: "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 2",
+        problem: "the checksum of the tokens of",
+        repaired: "rebuilt from its log",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "DELETE FROM chunk WHERE key % 4294967296 = 1",
+        problem: "missing",
+        repaired: "rebuilt from its log",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE block SET sum = sum + 1",
+        problem: "block 0 of the chunk headers is damaged",
+        repaired: "rebuilt from its log",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE chunk SET live = 1 - live WHERE key % 4294967296 = 0",
+        problem: "",
+        repaired: "rebuilt from its log",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE conversation SET tokens = tokens + 1",
+        problem: "its counts do not match its chunks",
+        repaired: "rebuilt from its log",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "DELETE FROM mention",
+        problem: "the indexes of its log do not match its entries",
+        repaired: "the indexes of its log were rebuilt",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE log SET turn = turn + 1 WHERE turn <> -1",
+        problem: "the indexes of its log do not match its entries",
+        repaired: "the indexes of its log were rebuilt",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE embedding SET sum = sum + 1",
+        problem: "the checksum of the embedding of u0.0 does not match",
+        repaired: "its damaged embeddings were deleted",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "DELETE FROM log WHERE key = (SELECT min(key) FROM log)",
+        problem: "does not fit the entries before it",
+        repaired: "its log was rewritten",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE record SET value = 'changed' WHERE kind = 'memory'",
+        problem: "the checksum of the memory '1' does not match",
+        repaired: "its records are kept as they are",
+        lossless: true,
+    },
+    DamageCase {
+        sql: "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 3; UPDATE log SET sum = sum + 1 WHERE key = LAST",
+        problem: "the checksum of the tokens of",
+        repaired: "1 of them from the log; no text is lost",
+        lossless: false,
+    },
+    DamageCase {
+        sql: "UPDATE log SET sum = sum + 1 WHERE key >= LAST; UPDATE block SET sum = sum + 1",
+        problem: "block 0",
+        repaired: "no text is lost, but the reasons of earlier changes are",
+        lossless: false,
+    },
+];
+
+/// For every kind of damage: what the integrity check reports, and that a repair restores all text.
+fn doctor_finds_and_repairs_damaged_rows(database: &TestDatabase) {
+    let mut store = database.open();
     let timeline = create_full_conversation(&mut store, "c", 21);
     let hash = timeline.state_hash();
     drop(store);
-    let last = "(SELECT max(key) - 2 FROM log)";
-    let cases: [(&str, String, &str, bool); 11] = [
-        (
-            "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 2",
-            "not what was written (their sum differs)".into(),
-            "made again from its log",
-            true,
-        ),
-        ("DELETE FROM chunk WHERE key % 4294967296 = 1", "missing".into(), "made again from its log", true),
-        (
-            "UPDATE block SET sum = sum + 1",
-            "block 0 of its chunks is not what was written".into(),
-            "made again from its log",
-            true,
-        ),
-        (
-            "UPDATE chunk SET live = 1 - live WHERE key % 4294967296 = 0",
-            "".into(),
-            "made again from its log",
-            true,
-        ),
-        (
-            "UPDATE conversation SET tokens = tokens + 1",
-            "its counts are not those of its chunks".into(),
-            "made again from its log",
-            true,
-        ),
-        ("DELETE FROM mention", "the index of its reasons does not fit its log".into(), "noted anew", true),
-        (
-            "UPDATE embedding SET sum = sum + 1",
-            "the embedding of u0.0 is not what was written".into(),
-            "dropped embeddings",
-            true,
-        ),
-        (
-            "DELETE FROM log WHERE key = (SELECT min(key) FROM log)",
-            "does not fit what came before".into(),
-            "its log was told anew",
-            true,
-        ),
-        (
-            "UPDATE record SET value = 'changed' WHERE kind = 'memory'",
-            "the memory '1' is not what was written".into(),
-            "its records are kept as they stand",
-            true,
-        ),
-        (
-            "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 3; UPDATE log SET sum = sum + 1 WHERE key = LAST",
-            "not what was written (their sum differs)".into(),
-            "1 of them from the words in the log; no word is lost",
-            false,
-        ),
-        (
-            "UPDATE log SET sum = sum + 1 WHERE key >= LAST; UPDATE block SET sum = sum + 1",
-            "block 0".into(),
-            "no word is lost, the reasons of what happened are",
-            false,
-        ),
-    ];
-    for (harm, found, done, whole) in cases {
-        execute_sql_directly(place, &harm.replace("LAST", last));
-        let mut store = place.open();
-        let findings = store.check_integrity(&mut |_, _| {}).expect("it can be examined");
-        let words: Vec<_> = findings.iter().map(|f| f.problem.clone()).collect();
-        assert!(words.iter().any(|w| w.contains(&found)), "{harm}: {words:?}");
-        let (copy, mended) = store.repair(&findings).expect("it can be mended");
+    for DamageCase { sql, problem, repaired, lossless } in DAMAGE_CASES {
+        execute_sql_directly(database, &sql.replace("LAST", "(SELECT max(key) - 2 FROM log)"));
+        let mut store = database.open();
+        let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+        assert!(findings.iter().any(|f| f.problem.contains(problem)), "{sql}: {findings:?}");
+        let (copy, done) = store.repair(&findings).expect("it can be repaired");
         let copy = copy.expect("a copy comes first");
         assert!(Path::new(&copy).exists() || copy.starts_with("schema halo_backup_"), "{copy}");
-        assert!(mended.iter().any(|m| m.contains(done)), "{harm}: {mended:?}");
-        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), [], "{harm}");
+        assert!(done.iter().any(|d| d.contains(repaired)), "{sql}: {done:?}");
+        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), [], "{sql}");
         let mut loaded = store.load("c", Access::Write).expect("it opens");
-        assert!(loaded.state_hash() == hash || !whole, "{harm}");
+        assert!(loaded.state_hash() == hash || !lossless, "{sql}");
         load_all_bodies(&mut store, "c", &mut loaded);
         let texts = |t: &Timeline| {
             t.chunks().map(|c| (c.id(), c.text().into_owned(), c.is_live())).collect::<Vec<_>>()
         };
-        assert_eq!(texts(&loaded), texts(&timeline), "{harm}");
-        if !whole {
+        assert_eq!(texts(&loaded), texts(&timeline), "{sql}");
+        if !lossless {
             let (at, turn) = (loaded.next_position(), loaded.next_turn());
             let append = Append { at, turn, role: Role::User, tokens: Vec::new() };
             store
                 .transact("c", &mut loaded, &Change::Append(append), Durability::Immediate)
-                .expect("it goes on");
+                .expect("it can be continued");
         }
     }
-    // A conversation that has lost its name is found again by its log; its rows are not swept away.
-    let whole = place.open().load("c", Access::Read).expect("it opens").state_hash();
-    execute_sql_directly(place, "DELETE FROM conversation");
-    let mut store = place.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be examined");
-    assert_eq!(findings[0].problem, "1 of the conversations lost their name");
-    store.repair(&findings).expect("it can be mended");
-    assert_eq!(store.load("recovered 1", Access::Read).expect("it is back").state_hash(), whole);
-    drop(store);
-    execute_sql_directly(place, "INSERT INTO record VALUES (999, 'note', 'k', 'v', 0, 0)");
-    let mut store = place.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be examined");
-    assert_eq!(findings.len(), 1, "{findings:?}");
-    assert_eq!(findings[0].problem, "1 rows belong to no conversation");
-    store.repair(&findings).expect("it can be mended");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
 }
 
-/// Two that were loaded from one store: who has missed a change may not write over it.
-fn commit_rejects_stale_timeline(place: &TestDatabase) {
-    let world = StoreTestRng(6).random_history(12);
-    let mut store = place.open();
+/// A conversation that has lost its row is recovered, and other orphan rows are deleted.
+fn repair_recovers_nameless_conversation(database: &TestDatabase) {
+    create_full_conversation(&mut database.open(), "c", 21);
+    let hash = database.open().load("c", Access::Read).expect("it opens").state_hash();
+    execute_sql_directly(database, "DELETE FROM conversation");
+    let mut store = database.open();
+    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    assert_eq!(findings[0].problem, "conversations without a name: 1");
+    store.repair(&findings).expect("it can be repaired");
+    assert_eq!(store.load("recovered 1", Access::Read).expect("it is back").state_hash(), hash);
+    drop(store);
+    execute_sql_directly(database, "INSERT INTO record VALUES (999, 'note', 'k', 'v', 0, 0)");
+    let mut store = database.open();
+    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!(findings[0].problem, "rows without a conversation: 1");
+    store.repair(&findings).expect("it can be repaired");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+}
+
+/// Of two timelines loaded from one store, the one that has missed a change may not be committed.
+fn commit_rejects_stale_timeline(database: &TestDatabase) {
+    let history = StoreTestRng(6).random_history(12);
+    let mut store = database.open();
     let mut first = store.load("c", Access::Write).expect("new");
-    for change in &world.changes[..4] {
+    for change in &history.changes[..4] {
         store.transact("c", &mut first, change, Durability::Immediate).expect("it is written");
     }
     let mut second = store.load("c", Access::Write).expect("the same store may");
-    store.transact("c", &mut second, &world.changes[4], Durability::Immediate).expect("it is written");
-    let refused = store.transact("c", &mut first, &world.changes[4], Durability::Immediate);
-    let refused = refused.expect_err("it has missed one").to_string();
-    assert_eq!(refused, "saving 'c': it has changed since this was loaded: open it again");
-    store.transact("c", &mut second, &world.changes[5], Durability::Immediate).expect("it goes on");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+    store.transact("c", &mut second, &history.changes[4], Durability::Immediate).expect("it is written");
+    let refused = store.transact("c", &mut first, &history.changes[4], Durability::Immediate);
+    let refused = refused.expect_err("it has missed one");
+    assert_eq!(refused.kind, ErrorKind::Busy);
+    assert_eq!(
+        refused.to_string(),
+        "saving 'c': the conversation has changed since this timeline was loaded: open it again"
+    );
+    store
+        .transact("c", &mut second, &history.changes[5], Durability::Immediate)
+        .expect("it can be continued");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
 }
 
-fn records_can_precede_first_message(place: &TestDatabase) {
-    let mut store = place.open();
+fn records_can_precede_first_message(database: &TestDatabase) {
+    let mut store = database.open();
     let mut timeline = store.load("c", Access::Write).expect("new");
-    store.set_model("c", "SmolLM2").expect("noted");
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{}")).expect("kept");
+    store.set_model("c", "SmolLM2").expect("stored");
+    store.put_record("c", RecordKind::Note, "notes.json", Some("{}")).expect("stored");
     assert!(
         store.put_record("c", RecordKind::Note, "n", Some("a\0b")).is_err(),
         "the same on every database"
@@ -774,7 +887,7 @@ fn records_can_precede_first_message(place: &TestDatabase) {
         store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
     }
     assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
-    assert_eq!(store.records("c", RecordKind::Note).expect("kept").len(), 1);
+    assert_eq!(store.records("c", RecordKind::Note).expect("stored").len(), 1);
 }
 
 fn chunk_texts(store: &mut Database, name: &str) -> Vec<(ChunkId, String)> {
@@ -783,36 +896,36 @@ fn chunk_texts(store: &mut Database, name: &str) -> Vec<(ChunkId, String)> {
     timeline.chunks().map(|c| (c.id(), c.text().into_owned())).collect()
 }
 
-fn repair_recovers_chunks_from_truncated_log(place: &TestDatabase) {
-    let mut store = place.open();
+fn repair_recovers_chunks_from_truncated_log(database: &TestDatabase) {
+    let mut store = database.open();
     create_full_conversation(&mut store, "c", 31);
-    let said = chunk_texts(&mut store, "c");
+    let texts = chunk_texts(&mut store, "c");
     drop(store);
-    execute_sql_directly(place, "DELETE FROM log WHERE key >= (SELECT max(key) - 20 FROM log)");
-    execute_sql_directly(place, "UPDATE block SET sum = sum + 1");
-    let mut store = place.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be examined");
-    assert!(findings.iter().any(|f| f.problem == "its log has lost its end"), "{findings:?}");
-    store.repair(&findings).expect("it can be mended");
-    assert_eq!(chunk_texts(&mut store, "c"), said);
+    execute_sql_directly(database, "DELETE FROM log WHERE key >= (SELECT max(key) - 20 FROM log)");
+    execute_sql_directly(database, "UPDATE block SET sum = sum + 1");
+    let mut store = database.open();
+    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    assert!(findings.iter().any(|f| f.problem == "the end of its log is missing"), "{findings:?}");
+    store.repair(&findings).expect("it can be repaired");
+    assert_eq!(chunk_texts(&mut store, "c"), texts);
 }
 
-fn repair_recovers_conversation_without_log(place: &TestDatabase) {
-    let mut store = place.open();
+fn repair_recovers_conversation_without_log(database: &TestDatabase) {
+    let mut store = database.open();
     create_full_conversation(&mut store, "c", 33);
-    let said = chunk_texts(&mut store, "c");
+    let texts = chunk_texts(&mut store, "c");
     drop(store);
-    execute_sql_directly(place, "DELETE FROM log; DELETE FROM conversation");
-    let mut store = place.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be examined");
-    store.repair(&findings).expect("it can be mended");
-    assert_eq!(chunk_texts(&mut store, "recovered 1"), said);
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+    execute_sql_directly(database, "DELETE FROM log; DELETE FROM conversation");
+    let mut store = database.open();
+    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    store.repair(&findings).expect("it can be repaired");
+    assert_eq!(chunk_texts(&mut store, "recovered 1"), texts);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
 }
 
-/// Message keys are found by path and by text, follow a branch up to its turn, and go with what is forgotten.
-fn message_keys_find_conversations(place: &TestDatabase) {
-    let mut store = place.open();
+/// Message keys are found by path and by text, are copied to a branch up to its turn, and are deleted with forgotten text.
+fn message_keys_find_conversations(database: &TestDatabase) {
+    let mut store = database.open();
     let key = |turn: u32, loose: u64| MessageKey {
         turn: TurnId(turn),
         role: if turn.is_multiple_of(2) { Role::User } else { Role::Assistant },
@@ -828,10 +941,10 @@ fn message_keys_find_conversations(place: &TestDatabase) {
     }
     let turns: Vec<u32> = timeline.turns().iter().map(|turn| turn.id.0).collect();
     let keys: Vec<MessageKey> = turns.iter().map(|&turn| key(turn, u64::MAX / 3 + u64::from(turn))).collect();
-    store.put_message_keys("c", &keys).expect("kept");
-    store.put_message_keys("d", &[keys[0]]).expect("kept, before a word is said there");
-    assert_eq!(store.message_keys("c", 1000).expect("told"), keys);
-    assert_eq!(store.message_keys("c", 1).expect("told"), keys[keys.len() - 1..]);
+    store.put_message_keys("c", &keys).expect("stored");
+    store.put_message_keys("d", &[keys[0]]).expect("stored, before its first message");
+    assert_eq!(store.message_keys("c", 1000).expect("read"), keys);
+    assert_eq!(store.message_keys("c", 1).expect("read"), keys[keys.len() - 1..]);
     let found = store.find_messages(MessageLookup::Loose(keys[0].loose_hash), 8).expect("found");
     assert_eq!(found, [("d".to_owned(), keys[0].turn), ("c".to_owned(), keys[0].turn)], "the newest first");
     let last = keys[keys.len() - 1];
@@ -840,66 +953,75 @@ fn message_keys_find_conversations(place: &TestDatabase) {
     assert_eq!(store.find_messages(MessageLookup::Prefix(7), 8).expect("looked for"), []);
     let middle = turns[turns.len() / 2];
     store
-        .copy_conversation("c", "branch", "m", &mut |told| Ok((told.turn.0 <= middle).then_some(told)))
-        .expect("told");
+        .copy_conversation("c", "branch", "m", &mut |turn| Ok((turn.turn.0 <= middle).then_some(turn)))
+        .expect("copied");
     let shared: Vec<MessageKey> = keys.iter().copied().filter(|key| key.turn.0 <= middle).collect();
-    assert_eq!(store.message_keys("branch", 1000).expect("told"), shared);
-    place.open().load("branch", Access::Write).expect("its maker has given it up");
-    // Keys from the first turn that was forgotten on would tell of it.
-    let gone = timeline.chunks().map(|chunk| chunk.id()).find(|id| id.turn.0 >= middle).expect("a chunk");
-    store.forget("c", &[gone], &[]).expect("forgotten");
-    assert!(store.message_keys("c", 1000).expect("told").iter().all(|key| key.turn < gone.turn));
-    assert_eq!(store.find_conversation("c").expect("found").map(|known| known.name).as_deref(), Some("c"));
+    assert_eq!(store.message_keys("branch", 1000).expect("read"), shared);
+    database.open().load("branch", Access::Write).expect("the copy is not locked");
+    // Keys from the first forgotten turn on contain a hash of its text.
+    let forgotten =
+        timeline.chunks().map(|chunk| chunk.id()).find(|id| id.turn.0 >= middle).expect("a chunk");
+    store.forget("c", &[forgotten], &[]).expect("forgotten");
+    assert!(store.message_keys("c", 1000).expect("read").iter().all(|key| key.turn < forgotten.turn));
+    assert_eq!(
+        store.find_conversation("c").expect("found").map(|summary| summary.name).as_deref(),
+        Some("c")
+    );
     assert_eq!(store.find_conversation("nobody").expect("looked for"), None);
 }
 
-/// Many changes in one transaction leave the same state and a log that makes it again; a change that does not fit leaves nothing.
-fn transaction_commits_all_changes_or_none(place: &TestDatabase) {
-    let mut dice = StoreTestRng(8);
-    for life in 0..6 {
-        let world = dice.random_history(40);
-        let name = format!("life {life}");
-        let mut store = place.open();
+/// Many changes in one transaction lead to the same state and to a log that replays to it. If one of them is invalid, none
+/// is committed.
+fn transaction_commits_all_changes_or_none(database: &TestDatabase) {
+    let mut rng = StoreTestRng(8);
+    for n in 0..6 {
+        let history = rng.random_history(40);
+        let name = format!("history {n}");
+        let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("new");
-        let (first, rest) = world.changes.split_at(world.changes.len() / 3);
+        let (first, rest) = history.changes.split_at(history.changes.len() / 3);
         for change in first {
             store.transact(&name, &mut timeline, change, Durability::Deferred).expect("it is written");
         }
-        let (hash, mut wrong) = (timeline.state_hash(), rest.to_vec());
-        wrong.push(Change::Pin { chunk: chunk_id("u999.0"), pinned: true });
-        store.transact_all(&name, &mut timeline, &wrong).expect_err("the last does not fit");
+        let (hash, mut invalid) = (timeline.state_hash(), rest.to_vec());
+        invalid.push(Change::Pin { chunk: chunk_id("u999.0"), pinned: true });
+        store.transact_all(&name, &mut timeline, &invalid).expect_err("the last is invalid");
         assert_eq!(timeline.state_hash(), hash);
-        assert_eq!(place.open().load(&name, Access::Read).expect("it opens").state_hash(), hash);
+        assert_eq!(database.open().load(&name, Access::Read).expect("it opens").state_hash(), hash);
         store.transact_all(&name, &mut timeline, rest).expect("all of them");
-        // And it goes on from there.
+        // The next commit continues from there.
         store
             .transact(&name, &mut timeline, &Change::Batch(vec![]), Durability::Immediate)
             .expect("one more");
-        let stored = place.open().load(&name, Access::Read).expect("it opens");
+        let stored = database.open().load(&name, Access::Read).expect("it opens");
         assert_eq!(stored.state_hash(), timeline.state_hash());
         assert_eq!(store.replay_log(&name).expect("its log is whole").state_hash(), timeline.state_hash());
-        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
+        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
     }
 }
 
-/// What is given up can be taken by another, and taken again only by who has seen what the other did.
-fn lease_release_lets_another_writer_take_over(place: &TestDatabase) {
-    let world = StoreTestRng(1).random_history(8);
-    let mut first = place.open();
+/// Another writer can take a released lease. The first one gets it back only if nothing has changed.
+fn lease_release_lets_another_writer_take_over(database: &TestDatabase) {
+    let history = StoreTestRng(1).random_history(8);
+    let mut first = database.open();
     let mut timeline = first.load("c", Access::Write).expect("new");
-    first.transact("c", &mut timeline, &world.changes[0], Durability::Immediate).expect("it is written");
+    first.transact("c", &mut timeline, &history.changes[0], Durability::Immediate).expect("it is written");
     first.release_lease("c");
     assert!(first.reacquire_lease("c", timeline.revision()).expect("it is free"), "nothing has changed");
-    first.transact("c", &mut timeline, &world.changes[1], Durability::Immediate).expect("it goes on");
+    first
+        .transact("c", &mut timeline, &history.changes[1], Durability::Immediate)
+        .expect("it can be continued");
     first.release_lease("c");
-    let mut second = place.open();
-    let mut theirs = second.load("c", Access::Write).expect("it was given up");
-    assert!(first.reacquire_lease("c", timeline.revision()).is_err(), "it is theirs now");
-    second.transact("c", &mut theirs, &world.changes[2], Durability::Immediate).expect("it is written");
+    let mut second = database.open();
+    let mut theirs = second.load("c", Access::Write).expect("it was released");
+    assert!(first.reacquire_lease("c", timeline.revision()).is_err(), "the second has the lease");
+    second.transact("c", &mut theirs, &history.changes[2], Durability::Immediate).expect("it is written");
     second.release_lease("c");
     assert!(!first.reacquire_lease("c", timeline.revision()).expect("it is free"), "it has changed");
-    second.load("c", Access::Write).expect("nothing was taken");
+    second.load("c", Access::Write).expect("the lease is free");
     second.release_lease("c");
     let mut timeline = first.load("c", Access::Write).expect("read again");
-    first.transact("c", &mut timeline, &world.changes[3], Durability::Immediate).expect("it goes on");
+    first
+        .transact("c", &mut timeline, &history.changes[3], Durability::Immediate)
+        .expect("it can be continued");
 }

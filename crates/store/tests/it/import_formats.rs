@@ -1,6 +1,7 @@
-//! One sample file for each shape, what comes in of it, and what damage to it may do: nothing but an error.
+//! One sample file for each format and its variants, what is imported of it, and damaged copies, which must give an error
+//! or a valid conversation.
 //!
-//! `UPDATE_EXPECTED=1 cargo test` writes the expected texts anew; read them before you keep them.
+//! `UPDATE_EXPECTED=1 cargo test` writes the expected texts; read them before you commit them.
 
 use halo_store::exchange::importers::{
     ForeignContent, ForeignConversation, ImportError, ImportFormat, ImportLosses, detect_format, is_zip, read,
@@ -38,12 +39,12 @@ fn read_sample(name: &str) -> Vec<u8> {
 }
 
 fn read_all(format: ImportFormat, input: &mut dyn BufRead) -> Result<Vec<ForeignConversation>, ImportError> {
-    let mut found = Vec::new();
+    let mut conversations = Vec::new();
     read(format, input, &mut |foreign| {
-        found.push(foreign);
+        conversations.push(foreign);
         Ok(())
     })?;
-    Ok(found)
+    Ok(conversations)
 }
 
 fn read_error(format: ImportFormat, bytes: &[u8]) -> String {
@@ -53,7 +54,7 @@ fn read_error(format: ImportFormat, bytes: &[u8]) -> String {
     }
 }
 
-/// A conversation as a reader of the test would write it down.
+/// A conversation as text, in the notation of the expected files.
 fn render_conversation(foreign: &ForeignConversation) -> String {
     let mut out = String::new();
     let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
@@ -212,7 +213,7 @@ fn import_bounds_nesting_depth() {
     assert_eq!(read_all(ImportFormat::Markdown, &mut quotes.as_bytes()).unwrap()[0].turns.len(), 1);
 }
 
-/// Fails when its bytes are used up.
+/// Fails after its last byte.
 struct FailingReader<'a>(&'a [u8]);
 
 impl Read for FailingReader<'_> {
@@ -303,7 +304,7 @@ fn import_losses_are_summed() {
     assert!(!sum.is_empty());
 }
 
-/// A small generator, so that a failure can be repeated.
+/// A random number generator with a fixed seed, so that a failure can be repeated.
 struct FormatFuzzRng(u64);
 
 impl FormatFuzzRng {
@@ -315,15 +316,15 @@ impl FormatFuzzRng {
     }
 }
 
-fn mutate(bytes: &mut Vec<u8>, dice: &mut FormatFuzzRng) {
+fn mutate(bytes: &mut Vec<u8>, rng: &mut FormatFuzzRng) {
     let len = bytes.len();
-    let (a, b) = (dice.below(len + 1), dice.below(len + 1));
+    let (a, b) = (rng.below(len + 1), rng.below(len + 1));
     let range = a.min(b)..a.max(b).min(a.min(b) + 200);
     let insert = |bytes: &mut Vec<u8>, what: &[u8]| {
         bytes.splice(a..a, what.iter().copied());
     };
-    match dice.below(9) {
-        0 if a < len => bytes[a] ^= 1 << dice.below(8),
+    match rng.below(9) {
+        0 if a < len => bytes[a] ^= 1 << rng.below(8),
         1 => bytes.truncate(a),
         2 => {
             let copy = bytes[range.clone()].to_vec();
@@ -337,17 +338,17 @@ fn mutate(bytes: &mut Vec<u8>, dice: &mut FormatFuzzRng) {
             let digits: Vec<usize> = (0..len).filter(|i| bytes[*i].is_ascii_digit()).collect();
             let numbers =
                 ["1e308", "-1e308", "1e999", "18446744073709551616", "-1", "0.5", "null", "99999999999"];
-            if let Some(at) = digits.get(dice.below(digits.len())) {
-                let number = numbers[dice.below(numbers.len())];
+            if let Some(at) = digits.get(rng.below(digits.len())) {
+                let number = numbers[rng.below(numbers.len())];
                 bytes.splice(*at..*at + 1, number.bytes());
             }
         }
-        6 => insert(bytes, "[{\"a\":".repeat(1 + dice.below(3000)).as_bytes()),
-        7 => insert(bytes, &[0xf0, 0x9f, 0x90, 0x87][..1 + dice.below(4)]),
+        6 => insert(bytes, "[{\"a\":".repeat(1 + rng.below(3000)).as_bytes()),
+        7 => insert(bytes, &[0xf0, 0x9f, 0x90, 0x87][..1 + rng.below(4)]),
         _ => {
             let words =
                 ["\"", "\\", "}", "]", ",", "\n", "\r", "\n## User\n", "\n```\n", "**", "---\n", "null"];
-            insert(bytes, words[dice.below(words.len())].as_bytes());
+            insert(bytes, words[rng.below(words.len())].as_bytes());
         }
     }
 }
@@ -358,13 +359,13 @@ fn import_fuzz_never_panics() {
     for (name, format) in SAMPLES {
         let original = read_sample(name);
         for seed in 0..300 {
-            let mut dice = FormatFuzzRng(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
+            let mut rng = FormatFuzzRng(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
             let mut bytes = original.clone();
-            for _ in 0..=dice.below(4) {
-                mutate(&mut bytes, &mut dice);
+            for _ in 0..=rng.below(4) {
+                mutate(&mut bytes, &mut rng);
             }
             let _ = detect_format(&bytes, name);
-            for format in [format, ImportFormat::ALL[dice.below(6)]] {
+            for format in [format, ImportFormat::ALL[rng.below(6)]] {
                 let Ok(found) = read_all(format, &mut &bytes[..]) else { continue };
                 good += 1;
                 found.iter().for_each(|foreign| assert_invariants(foreign, name, seed));
@@ -374,7 +375,7 @@ fn import_fuzz_never_panics() {
     assert!(good > 500, "only {good} damaged files could be read; the damage is too heavy to test anything");
 }
 
-/// What the types promise about every conversation that comes in.
+/// What the types promise about every imported conversation.
 fn assert_invariants(foreign: &ForeignConversation, name: &str, seed: u64) {
     let numbers: Vec<u32> = foreign.turns.iter().filter_map(|turn| turn.number).collect();
     assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{name} {seed}: {numbers:?}");

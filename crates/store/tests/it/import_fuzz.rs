@@ -1,5 +1,5 @@
-//! Ten thousand files that nobody wrote: exports of ours and of others, damaged. Whatever they hold, the answer is
-//! a conversation or an error, and after an error the store is as it was.
+//! Ten thousand damaged files: exports of Halo and of other programs. The result is a conversation or an error, and after
+//! an error the store is unchanged.
 
 use halo_core::chunker::ChunkSize;
 use halo_core::store::{Access, Store};
@@ -36,11 +36,11 @@ fn import(
     store.import(&mut &*bytes, import).map_err(|e| e.to_string())
 }
 
-fn mutate(bytes: &mut Vec<u8>, dice: &mut ImportFuzzRng) {
-    let at = dice.below(bytes.len() + 1);
-    let some = dice.below(80).min(bytes.len() - at);
-    match dice.below(7) {
-        0 if at < bytes.len() => bytes[at] ^= 1 << dice.below(8),
+fn mutate(bytes: &mut Vec<u8>, rng: &mut ImportFuzzRng) {
+    let at = rng.below(bytes.len() + 1);
+    let some = rng.below(80).min(bytes.len() - at);
+    match rng.below(7) {
+        0 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
         1 => bytes.truncate(at),
         2 => drop(bytes.drain(at..at + some)),
         3 => {
@@ -50,15 +50,15 @@ fn mutate(bytes: &mut Vec<u8>, dice: &mut ImportFuzzRng) {
         4 => {
             let numbers = ["-1", "1e999", "4294967295", "18446744073709551615", "0.1", "null", "\"x\"", "[]"];
             let digits: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
-            if let Some(&digit) = digits.get(dice.below(digits.len())) {
-                bytes.splice(digit..=digit, numbers[dice.below(numbers.len())].bytes());
+            if let Some(&digit) = digits.get(rng.below(digits.len())) {
+                bytes.splice(digit..=digit, numbers[rng.below(numbers.len())].bytes());
             }
         }
-        5 => drop(bytes.splice(at..at, "[{\"a\":".repeat(dice.below(500)).into_bytes())),
+        5 => drop(bytes.splice(at..at, "[{\"a\":".repeat(rng.below(500)).into_bytes())),
         _ => {
             let words =
                 ["\"", "\\u0000", "}", "]", ",", "\n", "\r\n## User\r\n", "\u{202e}", "{\"mes\":\"x\"}\n"];
-            drop(bytes.splice(at..at, words[dice.below(words.len())].bytes()));
+            drop(bytes.splice(at..at, words[rng.below(words.len())].bytes()));
         }
     }
 }
@@ -74,54 +74,55 @@ fn import_fuzz_leaves_store_intact() {
         .map(|(name, path)| (name, std::fs::read(path).expect("readable")))
         .collect();
     samples.sort();
-    let place = crate::common::sqlite();
-    let mut store = place.open();
+    let database = crate::common::sqlite();
+    let mut store = database.open();
     import(
         &mut store,
         "weave.json",
         &samples.iter().find(|(n, _)| n == "weave-export.json").expect("there").1,
-        Some("kept"),
+        Some("original"),
     )
-    .expect("it comes in");
-    let hash = |store: &mut Database| store.load("kept", Access::Read).expect("it opens").state_hash();
-    let kept = hash(&mut store);
+    .expect("it can be imported");
+    let hash = |store: &mut Database| store.load("original", Access::Read).expect("it opens").state_hash();
+    let original_hash = hash(&mut store);
     let mut own = Vec::new();
-    store.export("kept", &mut own, &mut |_, _| {}).expect("it goes out");
+    store.export("original", &mut own, &mut |_, _| {}).expect("it can be exported");
     samples.push(("own.jsonl".into(), own.clone()));
-    let (mut came, mut refused, mut dice) = (0, 0, ImportFuzzRng(11));
+    let (mut imported, mut rejected, mut rng) = (0, 0, ImportFuzzRng(11));
     for n in 0..10_000 {
         let (name, original) = &samples[n % samples.len()];
         let mut bytes = original.clone();
-        for _ in 0..=dice.below(3) {
-            mutate(&mut bytes, &mut dice);
+        for _ in 0..=rng.below(3) {
+            mutate(&mut bytes, &mut rng);
         }
         let before = store.list_conversations().expect("listed");
         match import(&mut store, name, &bytes, (name == "own.jsonl").then_some("copy")) {
-            Ok(arrived) => {
-                came += 1;
-                for arrival in arrived.conversations {
-                    let timeline = store.load(&arrival.name, Access::Read).expect("it opens");
-                    timeline.check_invariants().expect("sound");
-                    assert_eq!((timeline.len(), timeline.live_len()), (arrival.tokens, arrival.live));
+            Ok(report) => {
+                imported += 1;
+                for conversation in report.conversations {
+                    let timeline = store.load(&conversation.name, Access::Read).expect("it opens");
+                    timeline.check_invariants().expect("valid");
+                    let counts = (conversation.tokens, conversation.live);
+                    assert_eq!((timeline.len(), timeline.live_len()), counts);
                 }
-                // An export of ours bears its sum: only one that is as it was comes in.
-                assert!(name != "own.jsonl" || bytes == *original, "a damaged export came in");
+                // An export of Halo has a checksum: only an undamaged one is imported.
+                assert!(name != "own.jsonl" || bytes == *original, "a damaged export was imported");
             }
             Err(why) => {
-                refused += 1;
+                rejected += 1;
                 assert!(why.starts_with(&format!("importing {name}: ")), "{why}");
                 assert_eq!(store.list_conversations().expect("listed"), before, "{name}: {why}");
             }
         }
         if n % 500 == 499 {
-            assert_eq!(hash(&mut store), kept);
-            assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be examined"), []);
-            // A new store now and then: the old one fills up with what came in.
-            std::fs::remove_dir_all(place.folder()).expect("gone");
-            std::fs::create_dir(place.folder()).expect("made");
-            store = place.open();
-            import(&mut store, "own.jsonl", &own, None).expect("it comes back");
+            assert_eq!(hash(&mut store), original_hash);
+            assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+            // A new store now and then: imports fill the old one.
+            std::fs::remove_dir_all(database.folder()).expect("gone");
+            std::fs::create_dir(database.folder()).expect("made");
+            store = database.open();
+            import(&mut store, "own.jsonl", &own, None).expect("it can be imported");
         }
     }
-    assert!(came > 1_000 && refused > 4_000, "{came} came in, {refused} were refused");
+    assert!(imported > 1_000 && rejected > 4_000, "{imported} imported, {rejected} rejected");
 }

@@ -90,7 +90,7 @@ pub enum Action {
     SetAttention {
         #[serde(deserialize_with = "read::id")]
         room_id: RoomId,
-        /// `30%` or `%*`.
+        /// A percentage such as `30%`, or `%*`.
         #[serde(deserialize_with = "read::share")]
         value: String,
     },
@@ -100,7 +100,7 @@ pub enum Action {
     },
     /// No heartbeats until then.
     Sleep {
-        /// ISO 8601.
+        /// A time in ISO 8601.
         #[serde(deserialize_with = "read::text")]
         until: String,
     },

@@ -19,7 +19,6 @@ fn room_fields_before_pace(room: &HudRoom) -> Value {
     })
 }
 
-/// Without the messages.
 fn room_fields_after_pace(room: &HudRoom) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Option<Value>| {

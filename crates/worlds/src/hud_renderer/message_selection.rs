@@ -64,7 +64,7 @@ struct Selection {
     spent: usize,
     /// Tokens between two messages.
     separator: usize,
-    /// Newest first.
+    /// Without gaps, newest first.
     newest: Vec<RenderedMessage>,
     recalled: Vec<RenderedMessage>,
 }

@@ -24,7 +24,7 @@ pub struct HudRenderer {
 
 /// A room while its HUD is assembled.
 struct RoomPart {
-    /// Header and pace.
+    /// The header and the pace.
     top: [CountedText; 2],
     messages: Vec<RenderedMessage>,
 }

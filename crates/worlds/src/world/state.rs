@@ -17,7 +17,7 @@ pub struct AgentId(pub u32);
 /// A room has the number of its owner.
 pub type RoomId = AgentId;
 
-/// The user.
+/// The number of the user.
 pub const ARCHITECT: AgentId = AgentId(0);
 
 impl fmt::Display for AgentId {
@@ -104,7 +104,7 @@ pub struct RecentAction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RoomAttention {
-    /// Percent.
+    /// A share in percent.
     Fixed(f64),
     /// An equal part of what fixed shares leave.
     #[default]

@@ -1,10 +1,13 @@
 //! The runner on a real database, with a scripted model and a clock that the test sets.
 
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
+use halo_core::chunker::ChunkSize;
 use halo_core::model::Sampling;
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
+use halo_core::token::Brightness;
 use halo_store::database::{Database, StoreLocation};
+use halo_store::exchange::ImportRequest;
 use halo_worlds::action::{Action, ActionContext};
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::format::HudFormat;
@@ -522,4 +525,42 @@ fn world_import_rejects_inconsistent_rows() {
     let error =
         import::world_from_rows("w", &[rows.as_slice(), &[other]].concat()).expect_err("a kind").to_string();
     assert!(error.contains("no rows of the kind 'setting'"), "{error}");
+}
+
+/// An export has the rows of a world by kind, and an imported world has the same export under the same name.
+#[test]
+fn world_export_is_identical_after_import() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut world = test_world();
+    world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("sent");
+    drop(WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world"));
+    let command = UserCommand::Join { room: AgentId(2) };
+    world_store::post_command(&mut *open_store(folder.path()), "w", &command, START_TIME).expect("posted");
+    let export = |file: &str| {
+        let mut store = Database::open(&StoreLocation::Sqlite(folder.path().join(file))).expect("a store");
+        let mut out = Vec::new();
+        store.export_namespace("w", &world_store::ROW_KINDS, &mut out).expect("an export");
+        String::from_utf8(out).expect("UTF-8")
+    };
+    let exported = export("halo.db");
+    let mut kinds: Vec<&str> = exported
+        .lines()
+        .filter_map(|line| line.strip_prefix(r#"{"record":{"kind":""#)?.split('"').next())
+        .collect();
+    kinds.dedup();
+    assert_eq!(kinds, ["world", "agent", "room", "said", "post"]);
+    let mut other = Database::open(&StoreLocation::Sqlite(folder.path().join("other.db"))).expect("a store");
+    let validate = |name: &str, rows: &[Row]| import::world_from_rows(name, rows).map(drop);
+    let request = ImportRequest {
+        file_name: "w.halo",
+        format: None,
+        name: None,
+        chunk_size: ChunkSize::default(),
+        initial_brightness: Brightness(0.0),
+        model: None,
+        validate_rows: Some(&validate),
+    };
+    other.import(&mut exported.as_bytes(), request).expect("imported");
+    drop(other);
+    assert_eq!(export("other.db"), exported);
 }

@@ -1,5 +1,4 @@
-//! `halo chat`: the conversation in a terminal. Lines from a pipe are messages, and the answers alone go to standard
-//! output.
+//! `halo chat` and `halo capture`. From a pipe, each line is a message, and standard output gets the answers only.
 
 mod slash_commands;
 mod style;
@@ -20,17 +19,15 @@ use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 
-/// What was typed, for whoever wants to type it again.
+/// The history of the line editor.
 pub const HISTORY_FILE: &str = "chat_history.txt";
 
-/// Which conversation.
 #[derive(clap::Args)]
 pub struct ChatArgs {
     #[command(flatten)]
     conversation: ConversationArgs,
 }
 
-/// Which conversation to record, and where.
 #[derive(clap::Args)]
 pub struct CaptureArgs {
     #[command(flatten)]
@@ -40,25 +37,21 @@ pub struct CaptureArgs {
     output: PathBuf,
 }
 
-/// Talks.
 pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     super::forget::run_scheduled_forgetting(env, &settings);
     chat_loop(wiring::open_session(env, &settings, &options.conversation.name)?, env)
 }
 
-/// Talks, and records what the model looks at.
+/// Chats and records the model's attention.
 pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
     let loaded = env.load_settings()?;
     std::fs::create_dir_all(&options.output)
-        .with_context(|| format!("cannot make the folder {}", options.output.display()))?;
+        .with_context(|| format!("cannot create the folder {}", options.output.display()))?;
     let mut session = wiring::open_session(env, &loaded.settings, &options.conversation.name)?;
     let info = session.model().info().clone();
     if !info.attention {
-        bail!(
-            "{} does not tell what it looks at, so there is nothing to record: use a local model",
-            info.name
-        );
+        bail!("{} does not return attention, so there is nothing to record: use a local model", info.name);
     }
     let recording = CaptureRecorder::new(&options.output, &info.name, &loaded.settings);
     session.set_recorder(RecorderPurpose::Capture, Some(Box::new(recording)));
@@ -73,26 +66,24 @@ fn chat_loop(mut session: Session, env: &Env) -> Result<()> {
     for notice in session.take_notices() {
         print_notice(&notice);
     }
-    let said = chat_from_pipe(&mut session, env.json);
-    // Whoever waits for a pipe to end does not wait for memories too.
+    let result = chat_from_pipe(&mut session, env.json);
+    // Memories are not formed here: the reader of a pipe waits for its end.
     if session.next_memory_range().is_some() {
-        print_notice(
-            "there is something to remember: `halo memories form` does so now, or the next conversation at a terminal",
-        );
+        print_notice("a memory is due: `halo memories form` creates it now, or the next chat in a terminal");
     }
-    said
+    result
 }
 
-/// Each line is a message; its answer is printed, and a line break behind it. What goes wrong with one line does not keep
-/// the next from being said; it is told, and makes the whole fail in the end.
+/// Sends each line as a message and prints the answers. A line that fails is reported and the next is sent; the
+/// command fails at the end.
 fn chat_from_pipe(session: &mut Session, as_json: bool) -> Result<()> {
-    let mut wrong = 0;
+    let mut failed_lines = 0;
     for (number, line) in (1..).zip(std::io::stdin().lock().split(b'\n')) {
         let line = match String::from_utf8(line?) {
             Ok(line) => line,
             Err(_) => {
-                print_notice(&format!("line {number} of standard input is not UTF-8: it was not said"));
-                wrong += 1;
+                print_notice(&format!("line {number} of standard input is not UTF-8: it was not sent"));
+                failed_lines += 1;
                 continue;
             }
         };
@@ -104,14 +95,14 @@ fn chat_from_pipe(session: &mut Session, as_json: bool) -> Result<()> {
             Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => return Err(error),
             Err(error) => {
                 print_notice(&format!("line {number}: {}", error_text(&error)));
-                wrong += 1;
+                failed_lines += 1;
             }
         }
     }
-    if wrong > 0 { bail!("{} could not be answered", pluralize(wrong, "line")) } else { Ok(()) }
+    if failed_lines > 0 { bail!("{} could not be answered", pluralize(failed_lines, "line")) } else { Ok(()) }
 }
 
-/// Says one line, and prints its answer.
+/// Sends one line and prints the answer.
 fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut failed, mut text, mut exceeded) = (None, String::new(), None);
@@ -121,7 +112,7 @@ fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
         }
     };
     let today = jiff::Zoned::now().date();
-    let said = session.send_message(line.trim_end_matches('\r'), today, &mut |event| {
+    let result = session.send_message(line.trim_end_matches('\r'), today, &mut |event| {
         match event {
             Event::Token { text: more, .. } if as_json => text.push_str(&more),
             Event::Token { text, .. } => write(&text),
@@ -130,18 +121,18 @@ fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
         }
         StepFlow::Continue
     });
-    match &said {
+    match &result {
         Ok(summary) if as_json => {
-            let told = json!({
+            let answer = json!({
                 "message": line,
                 "answer": text,
                 "turn": summary.turn.0,
                 "finish": format!("{:?}", summary.finish).to_lowercase(),
-                "returned": summary.resurrected,
-                "left": summary.pruned,
+                "resurrected": summary.resurrected,
+                "pruned": summary.pruned,
                 "live": summary.live_tokens,
             });
-            write(&format!("{told}\n"));
+            write(&format!("{answer}\n"));
         }
         Ok(_) => write("\n"),
         Err(_) if as_json => {}
@@ -155,6 +146,6 @@ fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
     if let Some(why) = exceeded {
         print_notice(&why);
     }
-    said?;
+    result?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What can be asked for in the middle of a conversation, with a slash before it.
+//! Slash commands of `halo chat`.
 
 use super::style::{TerminalStyle, brightness_range};
 use crate::commands::memories;
@@ -13,17 +13,13 @@ use halo_engine::session::Session;
 use halo_engine::turn::EditAuthor;
 use std::fmt::Write;
 
-/// What an order comes to.
 pub enum SlashCommandResult {
-    /// Something to read.
     Print(String),
     /// The last message is to be answered again.
     Regenerate,
-    /// The last message was taken back: this is what it said, to be said in other words.
+    /// The last message was removed: its text, for editing.
     EditLast(String),
-    /// This is to be said.
     Send(String),
-    /// The user leaves.
     Quit,
 }
 
@@ -49,14 +45,14 @@ To erase text permanently, quit and use `halo forget`.
 A chunk is a paragraph of a message, such as u4.0 or a5.2: role (u user, a assistant), turn, paragraph.
 ";
 
-/// Does what a line asks for; none, if it is no order.
+/// Runs a slash command; none if the line is a message.
 pub fn run_slash_command(
     line: &str,
     session: &mut Session,
     settings: &Settings,
     paint: TerminalStyle,
 ) -> Result<Option<SlashCommandResult>> {
-    // Two slashes begin a message that begins with one.
+    // Two slashes begin a message that starts with a slash.
     let Some(order) = line.trim().strip_prefix('/').filter(|order| !order.starts_with('/')) else {
         return Ok(None);
     };
@@ -87,14 +83,14 @@ pub fn run_slash_command(
         "notes" => SlashCommandResult::Print(notes_page(session)?),
         "memories" => SlashCommandResult::Print(memories_page(session)),
         "settings" => SlashCommandResult::Print(settings_page(settings)),
-        _ => bail!("there is no /{}: /help lists what there is", sanitize_terminal_text(word)),
+        _ => bail!("there is no command /{}: /help lists the commands", sanitize_terminal_text(word)),
     }))
 }
 
 fn memories_page(session: &Session) -> String {
     let lines: String = session.memories().iter().map(memories::memory_text).collect();
     if lines.is_empty() {
-        format!("nothing is remembered yet: {}\n", session.explain_no_memory_due())
+        format!("there are no memories yet: {}\n", session.explain_no_memory_due())
     } else {
         lines
     }
@@ -136,7 +132,7 @@ fn context_window_page(session: &Session, paint: TerminalStyle) -> String {
         ));
         let _ = writeln!(out, "{about}\n{}", text.trim());
     }
-    if out.is_empty() { "nothing was said yet\n".into() } else { out }
+    if out.is_empty() { "the context window is empty\n".into() } else { out }
 }
 
 fn graveyard_page(session: &mut Session) -> Result<String> {
@@ -159,23 +155,23 @@ fn graveyard_page(session: &mut Session) -> Result<String> {
             truncate_line(&chunk.text(), 90)
         );
     }
-    Ok(if dead.is_empty() { "nothing has left the window yet\n".into() } else { out })
+    Ok(if dead.is_empty() { "no chunk is pruned\n".into() } else { out })
 }
 
-/// How much of the graveyard is listed.
+/// The graveyard lists so many of the latest chunks.
 const MAX_GRAVEYARD_LISTED: usize = 100;
 
 fn create_branch(words: &[&str], session: &mut Session) -> Result<String> {
     let (name, turn) = match words {
         [name] => (*name, None),
         [name, turn] => {
-            (*name, Some(turn.parse().map_err(|_| anyhow::anyhow!("{turn} is no turn: /branch NAME 12"))?))
+            (*name, Some(turn.parse().map_err(|_| anyhow::anyhow!("{turn} is not a turn: /branch NAME 12"))?))
         }
         _ => bail!("write /branch NAME, or /branch NAME TURN"),
     };
     let turns = session.branch(name, turn)?;
     Ok(format!(
-        "'{name}' shares {} with this one: `halo chat -c {name}` goes on there\n",
+        "'{name}' has {} of this conversation: `halo chat -c {name}` continues there\n",
         pluralize(turns as u64, "message")
     ))
 }
@@ -184,11 +180,7 @@ fn notes_page(session: &mut Session) -> Result<String> {
     let name = session.name().to_owned();
     let notes = session.store().records(&name, RecordKind::Note)?;
     let page: String = notes.iter().map(|note| format!("{}\n{}\n", note.key, note.value)).collect();
-    Ok(if page.is_empty() {
-        "the model has noted nothing yet\n".into()
-    } else {
-        sanitize_terminal_text(&page)
-    })
+    Ok(if page.is_empty() { "the model has no notes yet\n".into() } else { sanitize_terminal_text(&page) })
 }
 
 fn settings_page(settings: &Settings) -> String {

@@ -1,5 +1,4 @@
-//! The conversation on a screen: what is said streams in, what leaves and returns is told, and a line says how things
-//! stand.
+//! The interactive chat: streams answers, reports pruned and resurrected chunks, and prints a status line per turn.
 
 use super::slash_commands::{SlashCommandResult, run_slash_command};
 use super::style::TerminalStyle;
@@ -8,8 +7,8 @@ use crate::error::error_text;
 use crate::output::{pluralize, sanitize_terminal_text};
 use anyhow::Result;
 use halo_agents::mu;
-use halo_core::Error;
 use halo_core::model::{FinishReason, StepFlow};
+use halo_core::{Error, ErrorKind};
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::session::Session;
 use halo_engine::turn::EditAuthor;
@@ -20,13 +19,12 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Talks until the user leaves.
 pub fn run(session: &mut Session, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
-    let paint = TerminalStyle::from_environment();
+    let style = TerminalStyle::from_environment();
     let halted = Arc::new(AtomicUsize::new(0));
     let heard = Arc::clone(&halted);
-    // The first stops the answer; the second does not wait for that. Whatever was on the screen is stored.
+    // The first Ctrl-C stops the answer; the second exits at once. Every printed token is stored.
     ctrlc::set_handler(move || {
         if heard.fetch_add(1, Ordering::SeqCst) > 0 {
             println!();
@@ -38,9 +36,9 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
     if let Some(history) = &history {
         let _ = editor.load_history(history);
     }
-    println!("{}", paint.dim(&greeting(session)));
+    println!("{}", style.dim(&greeting(session)));
     for notice in session.take_notices() {
-        println!("{}", paint.highlight(&sanitize_terminal_text(&notice)));
+        println!("{}", style.highlight(&sanitize_terminal_text(&notice)));
     }
     let (mut begun, mut leaving, mut ahead) = (String::new(), false, VecDeque::new());
     loop {
@@ -56,7 +54,7 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
         let line = match read {
             Ok(line) => line,
             Err(ReadlineError::Eof) => break,
-            // Once drops the line, twice leaves.
+            // Ctrl-C clears the line; twice in a row exits.
             Err(ReadlineError::Interrupted) if !std::mem::replace(&mut leaving, true) => continue,
             Err(ReadlineError::Interrupted) => break,
             Err(error) => return Err(error.into()),
@@ -68,8 +66,8 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
         }
         halted.store(0, Ordering::SeqCst);
         let today = jiff::Zoned::now().date();
-        let mut screen = AnswerDisplay { paint, interrupts: &halted, line_open: false };
-        let done = match run_slash_command(&line, session, &settings, paint) {
+        let mut screen = AnswerDisplay { style, interrupts: &halted, line_open: false };
+        let done = match run_slash_command(&line, session, &settings, style) {
             Ok(None) => {
                 let message = line.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(&line);
                 Some(session.send_message(message, today, &mut |event| screen.handle_event(event)))
@@ -90,7 +88,7 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
             }
             Ok(Some(SlashCommandResult::Quit)) => break,
             Err(error) => {
-                println!("{}", paint.error(&sanitize_terminal_text(&error_text(&error))));
+                println!("{}", style.error(&sanitize_terminal_text(&error_text(&error))));
                 None
             }
         };
@@ -99,8 +97,8 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
             println!();
         }
         match done {
-            Some(Ok(summary)) => println!("{}", paint.dim(&status_line(session, &summary))),
-            Some(Err(error)) => println!("{}", paint.error(&turn_error_message(&error))),
+            Some(Ok(summary)) => println!("{}", style.dim(&status_line(session, &summary))),
+            Some(Err(error)) => println!("{}", style.error(&turn_error_message(&error))),
             None => {}
         }
         if let Some(history) = &history {
@@ -110,7 +108,7 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// While somebody types, memories are formed; what they send ends that at once.
+/// Forms memories while the user types; sending a message cancels that.
 fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
     if session.rules().memory.is_none() {
         return read();
@@ -118,7 +116,7 @@ fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> 
     let breaker = session.model().cancel_handle();
     let wanted = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // What fails is tried again after the next answer.
+        // A failed memory is tried again after the next answer.
         scope.spawn(|| {
             while session
                 .run_idle_memory_work(&|| wanted.load(Ordering::SeqCst), &mut |_| {})
@@ -132,7 +130,7 @@ fn form_memories_while_reading<T>(session: &mut Session, read: impl FnOnce() -> 
     })
 }
 
-/// The lines that were typed while an answer came: the editor would take the first of them and drop the rest.
+/// The lines that were typed during an answer: the line editor would take the first and drop the rest.
 #[cfg(unix)]
 fn drain_typed_lines() -> Vec<String> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -143,7 +141,7 @@ fn drain_typed_lines() -> Vec<String> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut one, Some(&now)).is_ok_and(|n| n > 0)
     };
-    // The terminal gives whole lines as long as nobody edits one.
+    // The terminal delivers whole lines while no line is edited.
     while typed.len() < 1 << 20 && waiting() {
         match rustix::io::read(stdin, &mut buffer) {
             Ok(n) if n > 0 => typed.extend_from_slice(&buffer[..n]),
@@ -153,7 +151,7 @@ fn drain_typed_lines() -> Vec<String> {
     String::from_utf8_lossy(&typed).lines().map(str::to_owned).collect()
 }
 
-/// Elsewhere the editor sees all that is typed.
+/// On other systems the editor receives everything that is typed.
 #[cfg(not(unix))]
 fn typed_ahead() -> Vec<String> {
     Vec::new()
@@ -163,32 +161,31 @@ fn greeting(session: &Session) -> String {
     let (timeline, name) = (session.timeline(), sanitize_terminal_text(session.name()));
     let model = sanitize_terminal_text(&session.model().info().name);
     if timeline.is_empty() {
-        return format!("{model} · a new conversation, '{name}' · /help lists what can be asked for");
+        return format!("{model} · a new conversation, '{name}' · /help lists the commands");
     }
     let messages = pluralize(timeline.turns().len() as u64, "message");
     let (live, all) = (group_digits(timeline.live_len()), group_digits(timeline.len()));
-    format!(
-        "{model} · '{name}': {messages}, {live} of {all} tokens in the window · /help lists what can be asked for"
-    )
+    format!("{model} · '{name}': {messages}, {live} of {all} tokens in context · /help lists the commands")
 }
 
 fn turn_error_message(error: &Error) -> String {
-    let told = sanitize_terminal_text(&error.to_string());
-    // What is wrong with an order or a message is no matter of answering once more.
-    let ours = ["answering again", "making room for the message", "reading the message"];
-    if ours.contains(&error.operation.as_str()) {
-        told
-    } else {
-        format!("{told}\nthe message is kept; /regenerate answers it")
+    let text = sanitize_terminal_text(&error.to_string());
+    match error.kind {
+        // The message was rejected, so there is nothing to regenerate.
+        ErrorKind::InvalidInput | ErrorKind::Conflict | ErrorKind::ContextLengthExceeded => text,
+        _ => format!("{text}\nthe message is stored; /regenerate answers it"),
     }
 }
 
-/// `window 1,412/2,000 · 3 left · 1 returned · 78 tok/s`.
+/// Status line: `context 1,412/2,000 · 3 pruned · 1 resurrected · 78 tok/s`.
 fn status_line(session: &Session, summary: &TurnSummary) -> String {
-    let mut parts =
-        vec![format!("window {}/{}", group_digits(summary.live_tokens), group_digits(session.token_limit()))];
-    parts.extend((summary.pruned > 0).then(|| format!("{} left", summary.pruned)));
-    parts.extend((summary.resurrected > 0).then(|| format!("{} returned", summary.resurrected)));
+    let mut parts = vec![format!(
+        "context {}/{}",
+        group_digits(summary.live_tokens),
+        group_digits(session.token_limit())
+    )];
+    parts.extend((summary.pruned > 0).then(|| format!("{} pruned", summary.pruned)));
+    parts.extend((summary.resurrected > 0).then(|| format!("{} resurrected", summary.resurrected)));
     parts.push(format!("{:.0} tok/s", summary.tokens_per_second()));
     parts.push(format!("first token after {:.1} s", time_to_first_token(summary)));
     match summary.finish {
@@ -199,7 +196,7 @@ fn status_line(session: &Session, summary: &TurnSummary) -> String {
     parts.join(" · ")
 }
 
-/// From Enter to the first token, in seconds.
+/// Seconds from Enter to the first token.
 fn time_to_first_token(summary: &TurnSummary) -> f64 {
     let before = [TurnStage::Preview, TurnStage::Recall, TurnStage::Store, TurnStage::Prefill];
     before.iter().map(|&stage| summary.stage_duration(stage).as_secs_f64()).sum()
@@ -212,11 +209,11 @@ fn group_digits(n: usize) -> String {
     groups.join(",")
 }
 
-/// What is on the screen while an answer comes.
+/// The state of the screen during an answer.
 struct AnswerDisplay<'a> {
-    paint: TerminalStyle,
+    style: TerminalStyle,
     interrupts: &'a AtomicUsize,
-    /// The last line has not ended.
+    /// Whether the last line is not ended.
     line_open: bool,
 }
 
@@ -225,16 +222,16 @@ impl AnswerDisplay<'_> {
         match event {
             Event::Resurrected { chunk, tokens, reason: why } => {
                 self.clear_open_line();
-                let told = format!("↩ {chunk} is back ({}): {why}", pluralize(tokens as u64, "token"));
-                println!("{}", self.paint.highlight(&sanitize_terminal_text(&told)));
+                let text = format!("↩ {chunk} resurrected ({}): {why}", pluralize(tokens as u64, "token"));
+                println!("{}", self.style.highlight(&sanitize_terminal_text(&text)));
             }
             Event::Prefilling { done, total: of } if of > 64 => {
-                print!("\r{}", self.paint.dim(&format!("reading {done}/{of} ")));
+                print!("\r{}", self.style.dim(&format!("prefill {done}/{of} ")));
                 self.line_open = true;
             }
             Event::Token { text, .. } => {
                 if self.line_open {
-                    // What was read is told no more.
+                    // The prefill progress is not shown after prefill.
                     print!("\r\x1b[K");
                     self.line_open = false;
                 }
@@ -242,16 +239,16 @@ impl AnswerDisplay<'_> {
             }
             Event::BudgetExceeded(why) => {
                 self.clear_open_line();
-                print!("\n{}", self.paint.error(&sanitize_terminal_text(&why)));
+                print!("\n{}", self.style.error(&sanitize_terminal_text(&why)));
             }
             Event::FalsePremise { premise, reason, suggestion } => {
-                let told = mu::premise_notice(&premise, &reason, &suggestion);
-                println!("{}", self.paint.error(&sanitize_terminal_text(&told)));
+                let text = mu::premise_notice(&premise, &reason, &suggestion);
+                println!("{}", self.style.error(&sanitize_terminal_text(&text)));
             }
-            Event::Notice(text) => println!("{}", self.paint.dim(&sanitize_terminal_text(&text))),
+            Event::Notice(text) => println!("{}", self.style.dim(&sanitize_terminal_text(&text))),
             Event::Scored { errors: Some((steps, why)), .. } => {
-                let told = format!("{} whose attention could not be used: {why}", pluralize(steps, "step"));
-                print!("\n{}", self.paint.error(&told));
+                let text = format!("{} whose attention could not be used: {why}", pluralize(steps, "step"));
+                print!("\n{}", self.style.error(&text));
             }
             _ => {}
         }
@@ -259,7 +256,7 @@ impl AnswerDisplay<'_> {
         if self.interrupts.load(Ordering::SeqCst) > 0 { StepFlow::Stop } else { StepFlow::Continue }
     }
 
-    /// Ends a line that was begun.
+    /// Ends a line that is not ended.
     fn clear_open_line(&mut self) {
         if std::mem::take(&mut self.line_open) {
             print!("\r\x1b[K");

@@ -1,4 +1,4 @@
-//! Bytes on their way to their place, and the sums that tell whether they are the right ones.
+//! Copying with a SHA-256 checksum.
 
 use crate::disk::io_error_with_advice;
 use crate::progress::Progress;
@@ -8,15 +8,12 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
-/// Copies bytes and sums them up.
 #[derive(Default)]
 pub struct HashingCopy {
     hash: Sha256,
-    /// How many there were.
     pub bytes: u64,
 }
 
-/// On which side copying failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     #[error("cannot read it: {0}")]
@@ -26,7 +23,7 @@ pub enum CopyError {
 }
 
 impl HashingCopy {
-    /// Copies all of `input`, which is no longer than `most`.
+    /// Copies all of `input`; longer than `most` is an error.
     pub fn copy_all(
         &mut self,
         input: &mut dyn Read,
@@ -43,7 +40,7 @@ impl HashingCopy {
                 Err(error) => return Err(CopyError::Read(error)),
             };
             left = left.checked_sub(n as u64).ok_or_else(|| {
-                CopyError::Read(std::io::Error::new(ErrorKind::InvalidData, "it is longer than it should be"))
+                CopyError::Read(std::io::Error::new(ErrorKind::InvalidData, "it is longer than expected"))
             })?;
             output.write_all(&buffer[..n]).map_err(CopyError::Write)?;
             self.hash.update(&buffer[..n]);
@@ -51,20 +48,18 @@ impl HashingCopy {
         }
     }
 
-    /// The SHA-256 of all that was copied, in hexadecimal.
+    /// The SHA-256 of everything copied, in hexadecimal.
     pub fn sha256(&self) -> String {
         self.hash.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// The SHA-256 of a text.
 pub fn sha256_of_text(text: &str) -> String {
     let mut copy = HashingCopy::default();
     copy.hash.update(text);
     copy.sha256()
 }
 
-/// The SHA-256 of a file.
 pub fn sha256_of_file(path: &Path, bar: &Progress) -> Result<String> {
     let file = File::open(path).map_err(|e| io_error_with_advice(e, "read", path))?;
     let mut copy = HashingCopy::default();
@@ -73,12 +68,12 @@ pub fn sha256_of_file(path: &Path, bar: &Progress) -> Result<String> {
     Ok(copy.sha256())
 }
 
-/// Checks that a file is the one that is meant.
-pub fn check_sha256(what: &str, wanted: &str, is: &str) -> Result<()> {
-    if wanted != is {
+/// Fails if a file does not have the expected SHA-256.
+pub fn check_sha256(what: &str, expected: &str, actual: &str) -> Result<()> {
+    if expected != actual {
         bail!(
-            "{what} is not what it should be: its SHA-256 is {is} and should be {wanted}; nothing was kept. If it is so \
-             again, somebody has changed it: do not use it"
+            "{what} has a wrong checksum: its SHA-256 is {actual}, expected {expected}; it was not installed. If this happens \
+             again, the file was changed at its source: do not use it"
         );
     }
     Ok(())

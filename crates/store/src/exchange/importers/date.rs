@@ -1,8 +1,8 @@
-//! Dates in the spellings that other programs use.
+//! Dates in the formats that other programs write.
 //!
-//! A spelling without a time zone was local time on a machine that the file does not name; it is read as UTC.
+//! A date without a time zone was local time on a machine that the file does not name; it is read as UTC.
 
-use super::{ImportLosses, loss_kind};
+use super::losses::{ImportLosses, loss_kind};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -11,23 +11,22 @@ use serde_json::Value;
 /// The last millisecond of the year 9999.
 const MAX_TIMESTAMP_MS: f64 = 253_402_300_799_999.0;
 
-/// Numbers below are seconds, above milliseconds: the year 5138 as one, 1973 as the other.
+/// Smaller numbers are seconds (up to the year 5138), larger ones milliseconds (from 1973).
 const MILLISECONDS_FROM: f64 = 1e11;
 
-/// Reads a date, in milliseconds since 1970; one that is there and makes no sense is counted.
-pub(super) fn parse_date(value: Option<&Value>, lost: &mut ImportLosses) -> Option<i64> {
-    let read = match value? {
+/// Parses a date to milliseconds since 1970. One that cannot be parsed is counted as a loss; a missing one is not.
+pub(super) fn parse_date(value: Option<&Value>, losses: &mut ImportLosses) -> Option<i64> {
+    let date = match value? {
         Value::Null => return None,
         Value::String(text) if text.trim().is_empty() => return None,
         Value::String(text) => parse_date_text(text),
         Value::Number(number) => number.as_f64().and_then(parse_epoch_number),
         _ => None,
     };
-    lost.add(loss_kind::UNREADABLE_DATES, usize::from(read.is_none()));
-    read
+    losses.add(loss_kind::UNREADABLE_DATES, usize::from(date.is_none()));
+    date
 }
 
-/// Reads a date that is written out.
 pub(super) fn parse_date_text(text: &str) -> Option<i64> {
     let text = text.trim();
     if text.bytes().all(|b| b.is_ascii_digit()) {
@@ -46,7 +45,7 @@ fn parse_epoch_number(number: f64) -> Option<i64> {
     (ms.abs() <= MAX_TIMESTAMP_MS).then_some(ms.round() as i64)
 }
 
-/// `2023-6-19 @14h 20m 32s 123ms`, with or without the blanks and the milliseconds.
+/// `2023-6-19 @14h 20m 32s 123ms`, with or without the spaces and the milliseconds.
 fn parse_date_with_units(text: &str) -> Option<DateTime> {
     let (day, time) = text.split_once('@')?;
     let mut units = String::new();

@@ -1,19 +1,20 @@
-//! Which format a file has, told from its first bytes.
+//! Detection of a file's format from its first bytes.
 //!
-//! The head of a big file ends in the middle of something, so it is not parsed: its JSON keys are collected
-//! with the depth at which they stand, and a format is known by the keys that only it has.
+//! The first bytes of a large file are incomplete JSON, so they are not parsed: the JSON keys are collected with their
+//! depth, and a format is recognised by keys that no other has.
 
-use super::{ImportFormat, markdown};
+use super::format::ImportFormat;
+use super::markdown;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// How many of the first bytes are looked at.
+/// How many of the first bytes are read.
 const DETECT_BYTES: usize = 64 << 10;
 
-/// Keys further in are somebody's data, not the format.
+/// Deeper keys are data, not part of the format.
 const MAX_KEY_DEPTH: usize = 3;
 
-/// Whether a file is a zip archive, as account exports are when they arrive: it has to be unpacked first.
+/// Whether a file is a zip archive. Account exports are downloaded as such, and must be unpacked first.
 #[must_use]
 pub fn is_zip(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04") || head.starts_with(b"PK\x05\x06")
@@ -29,8 +30,9 @@ pub fn detect_format(head: &[u8], file_name: &str) -> Option<ImportFormat> {
     }
     detect_json_format(head).or_else(|| {
         let extension = Path::new(file_name).extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let named = ["md", "markdown"].iter().any(|e| extension.eq_ignore_ascii_case(e));
-        (named || markdown::has_speakers(&String::from_utf8_lossy(head))).then_some(ImportFormat::Markdown)
+        let is_markdown = ["md", "markdown"].iter().any(|e| extension.eq_ignore_ascii_case(e));
+        (is_markdown || markdown::has_speakers(&String::from_utf8_lossy(head)))
+            .then_some(ImportFormat::Markdown)
     })
 }
 
@@ -38,7 +40,7 @@ fn detect_json_format(head: &[u8]) -> Option<ImportFormat> {
     let first = head.iter().find(|b| !b.is_ascii_whitespace())?;
     let keys = json_keys(head);
     let has = |depth: usize, key: &str| keys.contains(&(depth, key.as_bytes()));
-    // The depth of a record: in an array, by itself, or in the `conversations` of an object.
+    // The depth of the keys of a record: in an array, at the top, or in the `conversations` of an object.
     let depth = match first {
         b'[' => 2,
         b'{' if has(1, "conversations") => 3,
@@ -63,7 +65,7 @@ fn detect_json_format(head: &[u8]) -> Option<ImportFormat> {
 
 /// The keys of the outer objects with their depth, as far as the text goes.
 fn json_keys(text: &[u8]) -> BTreeSet<(usize, &[u8])> {
-    let mut found = BTreeSet::new();
+    let mut keys = BTreeSet::new();
     let mut depth = 0usize;
     let mut at = 0;
     while let Some(byte) = text.get(at) {
@@ -81,11 +83,11 @@ fn json_keys(text: &[u8]) -> BTreeSet<(usize, &[u8])> {
                 let rest = text.get(at..).unwrap_or_default();
                 let is_key = rest.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b':');
                 if is_key && depth <= MAX_KEY_DEPTH {
-                    found.insert((depth, string));
+                    keys.insert((depth, string));
                 }
             }
             _ => {}
         }
     }
-    found
+    keys
 }

@@ -1,9 +1,9 @@
-//! The bytes of a foreign file: checked for UTF-8, bounded, and cut into JSON records.
+//! The bytes of an imported file: checked for UTF-8, bounded, and split into JSON records.
 //!
-//! A record is what a reader needs in memory at once. Whether the file is one big array, one object, or one
-//! object a line, [`records`] hands over the same thing, so no reader has to care.
+//! A record is what an importer needs in memory at once. Whether the file is one array, one object, or one object per
+//! line, [`for_each_record`] yields the same records.
 
-use super::ImportError;
+use super::error::ImportError;
 use serde::Deserializer as _;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -11,13 +11,12 @@ use std::cell::Cell;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 
-/// How long a record may be.
 pub(super) const MAX_RECORD_BYTES: u64 = 256 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// What the file itself can do wrong; travels inside an [`io::Error`].
+/// An invalid file; carried inside an [`io::Error`], the only error that a reader may return.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum InputFileError {
     #[error("not UTF-8")]
@@ -26,7 +25,7 @@ enum InputFileError {
     TooLong { limit: u64 },
 }
 
-/// How much more may be read before the record is too long.
+/// How many bytes of the current record may still be read.
 #[derive(Debug)]
 pub(super) struct RecordByteLimit {
     remaining: Cell<u64>,
@@ -38,37 +37,36 @@ impl RecordByteLimit {
         Self { remaining: Cell::new(limit), limit }
     }
 
-    /// Begins the next record.
     fn reset(&self) {
         self.remaining.set(self.limit);
     }
 
     fn consume(&self, n: usize) -> Result<(), InputFileError> {
-        let left = self
+        let remaining = self
             .remaining
             .get()
             .checked_sub(n as u64)
             .ok_or(InputFileError::TooLong { limit: self.limit })?;
-        self.remaining.set(left);
+        self.remaining.set(remaining);
         Ok(())
     }
 }
 
-/// A foreign file without its byte order mark, of which every byte that comes out is part of UTF-8 text.
+/// A file without its byte order mark. Every byte that this reader returns is part of valid UTF-8 text.
 pub(super) struct Utf8Reader<'a> {
     inner: Chain<Cursor<Vec<u8>>, &'a mut dyn BufRead>,
     byte_limit: &'a RecordByteLimit,
     line: u64,
     byte: u64,
-    /// The beginning of a character whose end has not been read yet.
+    /// The first bytes of a character that is not complete yet.
     partial: Vec<u8>,
 }
 
 impl<'a> Utf8Reader<'a> {
-    /// Opens a file, buffered, because `serde_json` asks for single bytes.
+    /// Opens a file, buffered because `serde_json` reads single bytes.
     pub(super) fn open(
         inner: &'a mut dyn BufRead,
-        allowance: &'a RecordByteLimit,
+        byte_limit: &'a RecordByteLimit,
     ) -> Result<BufReader<Self>, ImportError> {
         let mut head = Vec::with_capacity(BYTE_ORDER_MARK.len());
         let read = (&mut *inner).take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut head);
@@ -79,7 +77,7 @@ impl<'a> Utf8Reader<'a> {
             head.clear();
         }
         let inner = Cursor::new(head).chain(inner);
-        let input = Self { inner, byte_limit: allowance, line: 1, byte, partial: Vec::with_capacity(4) };
+        let input = Self { inner, byte_limit, line: 1, byte, partial: Vec::with_capacity(4) };
         Ok(BufReader::with_capacity(BUFFER_BYTES, input))
     }
 
@@ -97,19 +95,19 @@ impl<'a> Utf8Reader<'a> {
                 Err(_) => return Err(self.not_utf8()),
             }
         }
-        let (good, bad, broken) = match std::str::from_utf8(bytes) {
+        let (valid, rest, invalid) = match std::str::from_utf8(bytes) {
             Ok(_) => (bytes, &[][..], false),
             Err(e) => {
-                let (good, bad) = bytes.split_at(e.valid_up_to());
-                (good, bad, e.error_len().is_some())
+                let (valid, rest) = bytes.split_at(e.valid_up_to());
+                (valid, rest, e.error_len().is_some())
             }
         };
-        self.line += good.iter().filter(|byte| **byte == b'\n').count() as u64;
-        self.byte += good.len() as u64;
-        if broken {
+        self.line += valid.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.byte += valid.len() as u64;
+        if invalid {
             return Err(self.not_utf8());
         }
-        self.partial.extend_from_slice(bad);
+        self.partial.extend_from_slice(rest);
         Ok(())
     }
 
@@ -129,7 +127,7 @@ impl Read for Utf8Reader<'_> {
     }
 }
 
-/// Says which record a failed read belongs to.
+/// The error of a failed read, with the number of its record.
 pub(super) fn read_error(error: io::Error, record: u64) -> ImportError {
     match error.get_ref().and_then(|e| e.downcast_ref::<InputFileError>()) {
         Some(&InputFileError::NotUtf8 { line, byte }) => ImportError::NotUtf8 { line, byte },
@@ -138,23 +136,23 @@ pub(super) fn read_error(error: io::Error, record: u64) -> ImportError {
     }
 }
 
-/// Says which record a failed parse belongs to.
+/// The error of a failed parse, with the number of its record.
 pub(super) fn json_error(error: serde_json::Error, record: u64) -> ImportError {
     if error.is_io() { read_error(error.into(), record) } else { ImportError::Json { record, source: error } }
 }
 
-/// Hands over the records of a file with their numbers, counted from 1: each element of an array, or of the
-/// `conversations` of an object, and any other object as it is, however many stand one after the other.
+/// Calls `each` with the records of a file and their numbers, counted from 1: each element of an array or of the
+/// `conversations` of an object, and every other object by itself.
 pub(super) fn for_each_record(
     input: &mut dyn BufRead,
     limit: u64,
     each: &mut dyn FnMut(u64, Value) -> Result<(), ImportError>,
 ) -> Result<(), ImportError> {
-    let allowance = RecordByteLimit::new(limit);
-    let mut json = serde_json::Deserializer::from_reader(Utf8Reader::open(input, &allowance)?);
-    let mut records = RecordVisitor { each, byte_limit: &allowance, emitted: 0, callback_error: None };
+    let byte_limit = RecordByteLimit::new(limit);
+    let mut json = serde_json::Deserializer::from_reader(Utf8Reader::open(input, &byte_limit)?);
+    let mut records = RecordVisitor { each, byte_limit: &byte_limit, emitted: 0, callback_error: None };
     loop {
-        // `end` reads over white space and consumes nothing else; that more follows is its other answer.
+        // `end` skips white space, and fails without consuming anything if more follows.
         match json.end() {
             Ok(()) => return Ok(()),
             Err(e) if e.is_io() => return Err(json_error(e, records.emitted + 1)),
@@ -171,7 +169,7 @@ struct RecordVisitor<'a> {
     each: &'a mut dyn FnMut(u64, Value) -> Result<(), ImportError>,
     byte_limit: &'a RecordByteLimit,
     emitted: u64,
-    /// What `each` has said; serde could only carry its text.
+    /// The error of `each`: an error of serde can only carry its text.
     callback_error: Option<ImportError>,
 }
 

@@ -1,22 +1,23 @@
-//! SillyTavern chats: one JSON object a line, a header and then the messages, in a group chat without a
-//! header.
+//! SillyTavern chats: one JSON object per line, a header and then the messages; group chats have no header.
 //!
-//! `is_system` does not mean the system's role: it marks what SillyTavern shows but never sends to the model
-//! (help texts, comments, messages hidden with `/hide`), so those are counted as hidden. What the model gets
-//! in the system's role is a message of the narrator.
+//! `is_system` does not mean the role "system": it marks what SillyTavern shows but never sends to the model (help texts,
+//! comments, messages hidden with `/hide`), so those are counted as hidden. Messages of the narrator are sent to the
+//! model with the role "system".
 
+use super::conversation::{ConversationCallback, ForeignConversation, append_attachment, non_blank};
 use super::date::parse_date;
+use super::error::ImportError;
+use super::format::ImportFormat;
 use super::input::{MAX_RECORD_BYTES, for_each_record};
-use super::{
-    ConversationCallback, ForeignConversation, ImportError, ImportFormat, Role, append_attachment,
-    array_field, bool_field, loss_kind, non_blank, str_field,
-};
+use super::json::{array_field, bool_field, str_field};
+use super::losses::loss_kind;
+use halo_core::token::Role;
 use serde_json::Value;
 use std::io::BufRead;
 
 const SWIPES_LOSS: &str = "alternative answers (swipes)";
 
-/// What newer versions write where the names used to be.
+/// What newer versions write in place of the names.
 const PLACEHOLDER_NAME: &str = "unused";
 
 pub(super) fn read(input: &mut dyn BufRead, each: ConversationCallback<'_>) -> Result<(), ImportError> {
@@ -51,40 +52,40 @@ fn read_header(header: &Value, chat: &mut ForeignConversation) {
 
 fn read_message(message: &Value, chat: &mut ForeignConversation) {
     let extra = message.get("extra").unwrap_or(&Value::Null);
-    let lost = &mut chat.losses;
+    let losses = &mut chat.losses;
     let swipes = array_field(message, "swipes");
-    lost.add(SWIPES_LOSS, swipes.len().saturating_sub(1));
-    lost.add(loss_kind::REASONING, usize::from(!str_field(extra, "reasoning").is_empty()));
+    losses.add(SWIPES_LOSS, swipes.len().saturating_sub(1));
+    losses.add(loss_kind::REASONING, usize::from(!str_field(extra, "reasoning").is_empty()));
     let image = usize::from(!str_field(extra, "image").is_empty());
-    lost.add(loss_kind::IMAGES, array_field(extra, "image_swipes").len().max(image));
+    losses.add(loss_kind::IMAGES, array_field(extra, "image_swipes").len().max(image));
     for medium in array_field(extra, "media") {
         let kind = match str_field(medium, "type") {
             "image" => loss_kind::IMAGES,
             "audio" => loss_kind::AUDIO,
             _ => loss_kind::ATTACHMENTS,
         };
-        lost.add(kind, 1);
+        losses.add(kind, 1);
     }
 
     let tool_calls = array_field(extra, "tool_invocations").len();
     if tool_calls > 0 {
-        lost.add(loss_kind::TOOL_CALLS, tool_calls);
+        losses.add(loss_kind::TOOL_CALLS, tool_calls);
         return;
     }
-    let mut said = str_field(message, "mes").to_owned();
-    if said.is_empty() {
+    let mut text = str_field(message, "mes").to_owned();
+    if text.is_empty() {
         let shown = message.get("swipe_id").and_then(Value::as_u64).and_then(|id| usize::try_from(id).ok());
         let shown = shown.and_then(|id| swipes.get(id)).and_then(Value::as_str);
-        said.push_str(shown.unwrap_or_default());
+        text.push_str(shown.unwrap_or_default());
     }
     for file in array_field(extra, "files").iter().chain(extra.get("file").filter(|file| file.is_object())) {
         match str_field(file, "text") {
-            "" => lost.add(loss_kind::ATTACHMENTS, 1),
-            content => append_attachment(&mut said, str_field(file, "name"), content),
+            "" => losses.add(loss_kind::ATTACHMENTS, 1),
+            content => append_attachment(&mut text, str_field(file, "name"), content),
         }
     }
     if bool_field(message, "is_system") {
-        lost.add(loss_kind::HIDDEN_MESSAGES, usize::from(!said.is_empty()));
+        losses.add(loss_kind::HIDDEN_MESSAGES, usize::from(!text.is_empty()));
         return;
     }
     let role = if str_field(extra, "type") == "narrator" {
@@ -97,6 +98,6 @@ fn read_message(message: &Value, chat: &mut ForeignConversation) {
     if role == Role::Assistant {
         chat.model = non_blank(str_field(extra, "model")).or(chat.model.take());
     }
-    let at = parse_date(message.get("send_date"), lost);
-    chat.push_turn(role, str_field(message, "name"), at, said);
+    let at = parse_date(message.get("send_date"), losses);
+    chat.push_turn(role, str_field(message, "name"), at, text);
 }

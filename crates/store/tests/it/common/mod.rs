@@ -1,4 +1,4 @@
-//! What the tests of the store share: the databases that they run on.
+//! The databases that the tests run on.
 
 use halo_store::database::{Database, StoreLocation};
 use std::path::{Path, PathBuf};
@@ -36,12 +36,12 @@ pub fn postgres() -> TestDatabase {
     TestDatabase { location, folder: tempfile::tempdir().expect("a folder") }
 }
 
-/// A real PostgreSQL in a temporary folder, on a free port, gone with the test.
+/// A PostgreSQL server in a temporary folder, on a free port, which ends with the tests.
 struct PostgresTestServer {
     url: String,
 }
 
-/// Starts the server, and what ends it when the process of the tests has ended: statics are never dropped.
+/// Starts the server, and a loop that ends it after the process of the tests: statics are never dropped.
 const START_SCRIPT: &str = r#"
 me=$1 folder=$2; shift 2
 "$@" >"$folder/log" 2>&1 &
@@ -57,7 +57,7 @@ impl PostgresTestServer {
         let bin = find_postgres_programs();
         let folder = tempfile::Builder::new().prefix("halo-postgres-").tempdir().expect("a folder").keep();
         let data = folder.join("data");
-        // The server refuses to run as root; then the user that its package has made runs it.
+        // The server refuses to run as root; the user `postgres` of its package runs it then.
         let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.starts_with(b"0\n"));
         if root {
             let owned = Command::new("chown").arg("postgres").arg(&folder).status();
@@ -72,12 +72,12 @@ impl PostgresTestServer {
             command.current_dir(&folder);
             command
         };
-        let made = program("initdb")
+        let initialized = program("initdb")
             .args(["--username=halo", "--auth=trust", "--encoding=UTF8", "--locale=C", "-D"])
             .arg(&data)
             .output()
             .expect("initdb runs");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        assert!(initialized.status.success(), "{}", String::from_utf8_lossy(&initialized.stderr));
         let port = free_port();
         let mut server = program("postgres");
         server.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c"]);
@@ -91,9 +91,9 @@ impl PostgresTestServer {
             .status();
         assert!(started.expect("a shell").success());
         let url = format!("postgres://halo@127.0.0.1:{port}/postgres");
-        let asked = Instant::now();
+        let started_at = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() || !accepts_queries(&url) {
-            assert!(asked.elapsed() < Duration::from_secs(60), "the PostgreSQL server does not answer");
+            assert!(started_at.elapsed() < Duration::from_secs(60), "the PostgreSQL server does not answer");
             std::thread::sleep(Duration::from_millis(100));
         }
         Self { url }
@@ -114,7 +114,7 @@ fn accepts_queries(url: &str) -> bool {
     execute_sql(url, "SELECT 1").is_ok()
 }
 
-/// Says something to the server, beside the store.
+/// Runs a statement on the server without the store.
 pub fn execute_sql(url: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -132,7 +132,7 @@ fn free_port() -> u16 {
     socket.local_addr().expect("an address").port()
 }
 
-/// Where the server's programs are: Debian keeps them by version, off the path.
+/// The folder of the server's programs. Debian installs them by version, outside of the path.
 fn find_postgres_programs() -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut bins: Vec<_> =

@@ -1,0 +1,247 @@
+//! Chunks and tokens.
+
+use halo_core::prune::RankBy;
+use halo_core::timeline::{ChunkRef, Timeline};
+use halo_core::token::ContentKind;
+use halo_engine::history::ChunkHistoryEntry;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+#[derive(Clone, Serialize, ToSchema)]
+#[schema(as = Chunk)]
+pub(crate) struct ApiChunk {
+    /// Role, turn and index, such as `u4.0`.
+    pub id: String,
+    pub turn: u32,
+    /// The index of the chunk in its turn.
+    pub index: u32,
+    /// user, assistant or system.
+    pub role: &'static str,
+    /// The position of its first token on the timeline.
+    pub position: u64,
+    /// Number of tokens, with those of the chat template.
+    pub tokens: usize,
+    /// Whether it is in the context window.
+    pub live: bool,
+    /// A pinned chunk is never pruned.
+    pub pinned: bool,
+    /// The brightness of its brightest token.
+    pub peak: f32,
+    /// Its rank for pruning relative to the other chunks of the context window, from 0 (pruned first) to 1; null if it is not in
+    /// the context window.
+    pub relative_brightness: Option<f32>,
+    pub text: String,
+    /// The ranges of the text that are results of tools, in UTF-16 code units.
+    pub tool_ranges: Vec<(usize, usize)>,
+    /// How many pruned chunks are between it and the chunk before it in the context window.
+    pub pruned_before: usize,
+    /// The reason of the latest change to it, if it was requested.
+    pub reason: Option<String>,
+}
+
+impl ApiChunk {
+    /// The body of the chunk must be loaded.
+    pub fn from_chunk(chunk: ChunkRef<'_>, timeline: &Timeline, pruned_before: usize) -> Self {
+        let (text, tool_ranges) = chunk_text(chunk, timeline);
+        Self {
+            id: chunk.id().to_string(),
+            turn: chunk.id().turn.0,
+            index: chunk.id().index,
+            role: chunk.id().role.name(),
+            position: chunk.start().0,
+            tokens: chunk.len(),
+            live: chunk.is_live(),
+            pinned: chunk.is_pinned(),
+            peak: chunk.peak().0,
+            relative_brightness: None,
+            text,
+            tool_ranges,
+            pruned_before,
+            reason: None,
+        }
+    }
+}
+
+/// The text of a chunk without its template tokens, and the ranges that are results of tools. Ranges count UTF-16 code units, as
+/// JavaScript does.
+fn chunk_text(chunk: ChunkRef<'_>, timeline: &Timeline) -> (String, Vec<(usize, usize)>) {
+    let (mut text, mut tool_ranges, mut length): (String, Vec<(usize, usize)>, usize) = Default::default();
+    for token in chunk.run().positions().filter_map(|position| timeline.token(position)) {
+        let kind = token.flags.kind();
+        if kind == ContentKind::Template {
+            continue;
+        }
+        text.push_str(token.text);
+        let end = length + token.text.encode_utf16().count();
+        if kind == ContentKind::ToolResult {
+            match tool_ranges.last_mut() {
+                Some(last) if last.1 == length => last.1 = end,
+                _ => tool_ranges.push((length, end)),
+            }
+        }
+        length = end;
+    }
+    (text, tool_ranges)
+}
+
+/// The chunks of the context window, in order.
+pub(crate) fn context_window(timeline: &Timeline, rank: RankBy) -> Vec<ApiChunk> {
+    let rows = with_pruned_before(timeline).zip(relative_brightness(timeline, rank));
+    rows.map(|((chunk, pruned_before), brightness)| ApiChunk {
+        relative_brightness: Some(brightness),
+        ..ApiChunk::from_chunk(chunk, timeline, pruned_before)
+    })
+    .collect()
+}
+
+/// The brightness of each chunk relative to the others, from 0 to 1. Peaks are scaled linearly. The other measures are scaled by
+/// rank: a few chunks receive most of the attention, and on a linear scale all others would look equally dark.
+pub(super) fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
+    let values: Vec<f64> = timeline.live_chunks().map(|chunk| rank.value_of(chunk)).collect();
+    let mut sorted = values.clone();
+    sorted.sort_by(f64::total_cmp);
+    let (Some(&least), Some(&most)) = (sorted.first(), sorted.last()) else { return Vec::new() };
+    let scale = |&value: &f64| {
+        if least == most {
+            0.5
+        } else if rank == RankBy::Peak {
+            (value - least) / (most - least)
+        } else {
+            // Equal values share the middle of their ranks.
+            let below = sorted.partition_point(|v| *v < value);
+            let up_to = sorted.partition_point(|v| *v <= value);
+            (below + up_to - 1) as f64 / 2.0 / (sorted.len() - 1) as f64
+        }
+    };
+    values.iter().map(|value| scale(value) as f32).collect()
+}
+
+/// The chunks of the context window, each with the number of pruned chunks before it.
+pub(super) fn with_pruned_before(timeline: &Timeline) -> impl Iterator<Item = (ChunkRef<'_>, usize)> {
+    let mut next = 0;
+    timeline.live_chunks().map(move |chunk| {
+        let between = (next..chunk.row_index()).filter_map(|row| timeline.chunk_at_row(row));
+        next = chunk.row_index() + 1;
+        (chunk, between.filter(|c| is_pruned(*c)).count())
+    })
+}
+
+/// Whether a chunk is out of the context window and can be resurrected.
+pub(crate) fn is_pruned(chunk: ChunkRef<'_>) -> bool {
+    !chunk.is_live() && chunk.pruned_len() > 0
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ChunkHistoryEntry)]
+pub(crate) struct ApiChunkHistoryEntry {
+    /// In milliseconds since 1970.
+    pub at: i64,
+    /// pruned, resurrected, pinned, unpinned, deleted, undeleted, merged or split.
+    pub action: &'static str,
+    /// Empty where the log has none.
+    pub reason: String,
+}
+
+impl From<ChunkHistoryEntry> for ApiChunkHistoryEntry {
+    fn from(entry: ChunkHistoryEntry) -> Self {
+        let ChunkHistoryEntry { at, action, reason, .. } = entry;
+        Self { at, action: action.as_str(), reason }
+    }
+}
+
+/// A chunk with its tokens, its attention and its history.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ChunkDetail)]
+pub(crate) struct ApiChunkDetail {
+    pub chunk: ApiChunk,
+    pub tokens: Vec<ApiToken>,
+    /// How many votes its tokens received in scoring.
+    pub votes: u64,
+    /// The sum of the attention that it received.
+    pub attention: f64,
+    /// The mean share of attention that one of its tokens received per step; null if it was never in the context while attention
+    /// was measured.
+    pub share: Option<f64>,
+    /// The oldest entry first.
+    pub history: Vec<ApiChunkHistoryEntry>,
+    /// The chunk that is pruned and resurrected together with it.
+    pub pair: Option<String>,
+    /// The chunks that are deleted together with it.
+    pub dependents: Vec<ApiChunk>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Token)]
+pub(crate) struct ApiToken {
+    /// The position on the timeline.
+    pub position: u64,
+    /// The id in the vocabulary of the model.
+    pub id: u32,
+    pub text: String,
+    pub brightness: f32,
+    /// Whether it is in the context window.
+    pub live: bool,
+    /// Whether it belongs to the chat template and not to a message.
+    pub template: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ChunkPage)]
+pub(crate) struct ApiChunkPage {
+    /// The number of matching chunks on all pages.
+    pub total: usize,
+    pub chunks: Vec<ApiChunk>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = SearchHit)]
+pub(crate) struct ApiSearchHit {
+    pub chunk: ApiChunk,
+    pub score: f64,
+    /// Why it matches the query.
+    pub reason: String,
+}
+
+/// The attention of a token when it was generated: shares of all attention, over all layers and heads.
+#[derive(Serialize, ToSchema)]
+#[schema(as = TokenAttention)]
+pub(crate) struct ApiTokenAttention {
+    pub turn: u32,
+    pub text: String,
+    /// The share of the system prompt, with the first token, which is the attention sink.
+    pub system_prompt: f32,
+    /// The share of the earlier tokens of the answer.
+    pub answer: f32,
+    /// The shares of chunks, the largest first.
+    pub chunks: Vec<(String, f32)>,
+    /// The tokens with the largest shares.
+    pub tokens: Vec<ApiAttendedToken>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = AttendedToken)]
+pub(crate) struct ApiAttendedToken {
+    /// The position on the timeline.
+    pub position: u64,
+    pub chunk: String,
+    /// Empty if the chunk is unloaded.
+    pub text: String,
+    pub share: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halo_core::notation;
+
+    #[test]
+    fn relative_brightness_follows_prune_rank() {
+        let timeline = notation::read("u0.0:3*900 a1.0:2*700 u2.0:4*700 a3.0:2*100").expect("a timeline");
+        let brightness = |rank| relative_brightness(&timeline, rank);
+        assert_eq!(brightness(RankBy::Peak), [1.0, 0.75, 0.75, 0.0], "peaks are scaled linearly");
+        assert_eq!(brightness(RankBy::Mean), [1.0, 0.5, 0.5, 0.0], "other measures are scaled by rank");
+        assert_eq!(brightness(RankBy::Share), [0.5; 4], "no chunk has received attention");
+        let one = notation::read("u0.0:3*900").expect("a timeline");
+        assert_eq!(relative_brightness(&one, RankBy::Mean), [0.5]);
+    }
+}

@@ -1,0 +1,227 @@
+//! Conversations: their lists, snapshots, turns, variants and notes.
+
+use super::chunk::{ApiChunk, context_window, is_pruned};
+use halo_core::store::ConversationSummary;
+use halo_core::token::{ChunkId, Role};
+use halo_engine::memory::placement::PlacedMemory;
+use halo_engine::snapshot::{AnswerProgress, ConversationState};
+use halo_engine::variant::VariantChoice;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ConversationSummary)]
+pub(crate) struct ApiConversationSummary {
+    pub name: String,
+    /// The model whose tokens it consists of; empty if no model has tokenized it yet.
+    pub model: String,
+    /// In milliseconds since 1970.
+    pub created: i64,
+    /// In milliseconds since 1970.
+    pub updated: i64,
+    pub turns: u64,
+    pub tokens: u64,
+    /// Tokens in the context window.
+    pub live: u64,
+}
+
+impl From<ConversationSummary> for ApiConversationSummary {
+    fn from(summary: ConversationSummary) -> Self {
+        let ConversationSummary { name, model, created, updated, turns, tokens, live, .. } = summary;
+        Self { name, model, created, updated, turns, tokens, live }
+    }
+}
+
+/// A conversation with its context window and the running answer.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Conversation)]
+pub(crate) struct ApiConversation {
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub snapshot: Arc<ApiSnapshot>,
+    /// The number of the last event that is included.
+    pub last_event: u64,
+    /// Messages for the user about how the conversation was opened.
+    pub notices: Vec<String>,
+    /// The answer that is being generated.
+    pub running: Option<ApiRunningAnswer>,
+}
+
+/// A conversation after its last change.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ConversationSnapshot)]
+pub(crate) struct ApiSnapshot {
+    pub name: String,
+    pub model: String,
+    /// Whether the model reports attention.
+    pub attention: bool,
+    /// The maximum number of tokens in the context window.
+    pub limit: usize,
+    /// The maximum number of tokens after a turn: the rest is reserved for the next message, its answer, and the chunks that are
+    /// resurrected for it.
+    pub budget_after_turn: usize,
+    /// Tokens in the context window, with the system prompt.
+    pub live: usize,
+    /// Tokens on the timeline.
+    pub tokens: usize,
+    /// Number of pruned chunks.
+    pub pruned: usize,
+    /// The system prompt with its chat template.
+    pub system_prompt: String,
+    pub system_prompt_tokens: usize,
+    /// The maximum brightness of a token.
+    pub max_brightness: f32,
+    /// The chunks of the context window, in order.
+    pub chunks: Vec<ApiChunk>,
+    /// The memories in the context window, each where its range was.
+    pub placed_memories: Vec<ApiPlacedMemory>,
+    /// When each turn of the context window began, in milliseconds since 1970.
+    pub times: BTreeMap<u32, i64>,
+    /// False premises of questions, by the turn of the answer.
+    pub premises: BTreeMap<u32, String>,
+    /// The finish reasons of turns, except of those that ended normally.
+    pub finish_reasons: BTreeMap<u32, String>,
+}
+
+impl ApiSnapshot {
+    /// `times`, `premises` and `finish_reasons` are empty: they come from the store.
+    pub fn from_state(state: &ConversationState) -> Self {
+        let timeline = &state.timeline;
+        Self {
+            name: state.name.clone(),
+            model: state.model.name.clone(),
+            attention: state.model.attention,
+            limit: state.token_limit,
+            budget_after_turn: state.budget_after_turn,
+            live: state.live_tokens(),
+            tokens: timeline.len(),
+            pruned: timeline.chunks().filter(|c| is_pruned(*c)).count(),
+            system_prompt: state.system_tokens.iter().map(|token| token.text.as_str()).collect(),
+            system_prompt_tokens: state.system_tokens.len(),
+            max_brightness: state.max_brightness.0,
+            chunks: context_window(timeline, state.rank),
+            placed_memories: state.placed_memories.iter().map(ApiPlacedMemory::from).collect(),
+            times: BTreeMap::new(),
+            finish_reasons: BTreeMap::new(),
+            premises: BTreeMap::new(),
+        }
+    }
+}
+
+/// A memory in the context window.
+#[derive(Serialize, ToSchema)]
+#[schema(as = PlacedMemory)]
+pub(crate) struct ApiPlacedMemory {
+    pub id: u64,
+    /// The position on the timeline that it comes after.
+    pub position: u64,
+    /// The turn that it replaces.
+    pub turn: u32,
+    /// Its text, with the quoted messages of the user.
+    pub text: String,
+    pub tokens: usize,
+}
+
+impl From<&PlacedMemory> for ApiPlacedMemory {
+    fn from(memory: &PlacedMemory) -> Self {
+        Self {
+            id: memory.id,
+            position: memory.position.0,
+            turn: memory.turn.0,
+            text: memory.text(),
+            tokens: memory.len(),
+        }
+    }
+}
+
+/// The answer that is being generated.
+#[derive(Serialize, ToSchema)]
+#[schema(as = RunningAnswer)]
+pub(crate) struct ApiRunningAnswer {
+    /// Null until its first token.
+    pub turn: Option<u32>,
+    /// How many requests are ahead of it in the queue.
+    pub ahead: usize,
+    /// The text so far: chunk id and text.
+    pub chunks: Vec<(String, String)>,
+}
+
+impl From<&AnswerProgress> for ApiRunningAnswer {
+    fn from(answer: &AnswerProgress) -> Self {
+        let mut chunks: Vec<(ChunkId, String)> = Vec::new();
+        for (chunk, _, text) in &answer.tokens {
+            match chunks.last_mut() {
+                Some((last, so_far)) if last == chunk => so_far.push_str(text),
+                _ => chunks.push((*chunk, text.clone())),
+            }
+        }
+        Self {
+            turn: answer.turn.map(|turn| turn.0),
+            ahead: answer.ahead,
+            chunks: chunks.into_iter().map(|(chunk, text)| (chunk.to_string(), text)).collect(),
+        }
+    }
+}
+
+/// A turn and its stored record: finish reason, chunks pruned and resurrected, times of the stages.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Turn)]
+pub(crate) struct ApiTurn {
+    pub turn: u32,
+    /// When it ended, in milliseconds since 1970.
+    pub at: i64,
+    #[schema(value_type = Object)]
+    pub record: serde_json::Value,
+}
+
+/// The context window after an earlier turn.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ContextAtTurn)]
+pub(crate) struct ApiContextAtTurn {
+    pub turn: u32,
+    /// Tokens in the context window then, with the current system prompt.
+    pub live: usize,
+    /// Brightness of the past is not stored: peaks are those of new tokens.
+    pub chunks: Vec<ApiChunk>,
+    /// Those of them that are not in the context window now.
+    pub removed_since: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = Note)]
+pub(crate) struct ApiNote {
+    pub file: String,
+    pub text: String,
+}
+
+/// A variant of the last answer, or of the last exchange.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Variant)]
+pub(crate) struct ApiVariant {
+    /// Its first turn, which identifies it.
+    pub turn: u32,
+    pub messages: Vec<ApiVariantMessage>,
+    /// Whether the conversation contains it now.
+    pub current: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = VariantMessage)]
+pub(crate) struct ApiVariantMessage {
+    /// The role: user or assistant.
+    pub role: String,
+    pub text: String,
+}
+
+impl From<VariantChoice> for ApiVariant {
+    fn from(choice: VariantChoice) -> Self {
+        let message = |(role, text): (Role, String)| ApiVariantMessage { role: role.name().to_owned(), text };
+        Self {
+            turn: choice.turns.first().map_or(0, |turn| turn.0),
+            messages: choice.messages.into_iter().map(message).collect(),
+            current: choice.is_current,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The types of Halo's own API, with their conversions from the types of the engine.
+
+mod chunk;
+mod conversation;
+mod event;
+mod request;
+mod world;
+
+pub(crate) use chunk::{
+    ApiAttendedToken, ApiChunk, ApiChunkDetail, ApiChunkPage, ApiSearchHit, ApiToken, ApiTokenAttention,
+    context_window, is_pruned,
+};
+pub(crate) use conversation::{
+    ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiSnapshot, ApiTurn, ApiVariant,
+};
+pub(crate) use event::{ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiWorldEvent, api_event};
+pub(crate) use request::{
+    ApiBranchRequest, ApiEditRequest, ApiEditResult, ApiNewMessage, ApiRenameRequest, ApiSettingValue,
+    ApiTurnAccepted, ApiUndoRequest, ApiVariantChoice,
+};
+pub(crate) use world::{
+    ApiAgentMind, ApiClockUpdate, ApiNewWorld, ApiRenderedHud, ApiRoomMessage, ApiUserCommand, ApiWorld,
+    ApiWorldSummary,
+};
