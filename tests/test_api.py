@@ -388,7 +388,7 @@ def test_otlp_traces_turns(tmp_path):
         )
         ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(one)) == 8 for one in ids)
-        assert {"speak", "recall", "store"} <= {span.name for span in stages}
+        assert {"generate", "recall", "store"} <= {span.name for span in stages}
         for span in stages:
             assert (
                 turn.start_time_unix_nano

@@ -89,7 +89,7 @@ def test_page_with_30000_tokens(browser, long):
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
     expect(page.locator(".chunk", has_text="word399")).to_be_visible()
     status, state = long.halo("GET", "/conversations/main")
-    took = [turn for turn in long.halo("GET", "/conversations/main/turns")[1]][-1]["record"]
+    took = [turn for turn in long.halo("GET", "/conversations/main/turns")[1]][-1]["figures"]
     result = {
         "live": state["live"],
         "chunks": len(state["chunks"]),

@@ -8,24 +8,23 @@ const STAGES = {
   store: "#7a8cff",
   preview: "#b07aff",
   recall: "#ffdc64",
-  read: "#5fb7e0",
-  speak: "#6f6a58",
-  attend: "#ff8f5a",
+  prefill: "#5fb7e0",
+  generate: "#6f6a58",
+  score: "#ff8f5a",
   prune: "#ff6b8b",
   index: "#7be08a",
-  settle: "#c8b450",
+  persist_kv: "#c8b450",
 };
-// The stored records keep the old names of the stages.
 const STAGE_LABELS = {
   store: "store",
   preview: "preview",
   recall: "recall",
-  read: "prefill",
-  speak: "generate",
-  attend: "score",
+  prefill: "prefill",
+  generate: "generate",
+  score: "score",
   prune: "prune",
   index: "index",
-  settle: "save KV cache",
+  persist_kv: "save KV cache",
 };
 const W = 400,
   H = 130,
@@ -36,7 +35,7 @@ export function stats(panel) {
   const load = async () => {
     try {
       const turns = await api.turns(state.name);
-      body.replaceChildren(...charts(turns.filter((turn) => turn.record.ms).slice(-120)));
+      body.replaceChildren(...charts(turns.filter((turn) => turn.figures).slice(-120)));
     } catch (error) {
       body.replaceChildren(el("p", { class: "error" }, error.message));
     }
@@ -52,21 +51,20 @@ export function stats(panel) {
 
 function charts(turns) {
   if (!turns.length) return [el("p", { class: "quiet" }, "No answer yet.")];
-  const last = turns.at(-1).record;
+  const last = turns.at(-1).figures;
   const all = Object.values(last.ms).reduce((a, b) => a + b, 0);
-  const overhead = all - last.ms.read - last.ms.speak - (last.ms.preview ?? 0);
   return [
     el(
       "dl",
       {},
-      ...pair("last turn", `${number(all / 1000)} s, of which ${number(overhead)} ms outside of the model`),
+      ...pair("last turn", `${number(all / 1000)} s, of which ${number(last.overhead_ms)} ms outside of the model`),
       ...pair(
         "first token",
-        `${number((last.ms.store + (last.ms.preview ?? 0) + last.ms.recall + last.ms.read) / 1000)} s after the message`,
+        `${number(last.first_token_ms / 1000)} s after the message`,
       ),
     ),
     el("h3", {}, "Tokens in the context after each turn"),
-    line(turns, (turn) => turn.record.live, state.snapshot?.limit),
+    line(turns, (turn) => turn.figures.live, state.snapshot?.limit),
     el("h3", {}, "Paragraphs removed from the context (down) and brought back (up)"),
     bars(turns),
     el("h3", {}, "Time by stage, in seconds"),
@@ -117,21 +115,21 @@ function line(turns, value, limit) {
 }
 
 function bars(turns) {
-  const most = Math.max(1, ...turns.flatMap((turn) => [turn.record.left, turn.record.returned]));
+  const most = Math.max(1, ...turns.flatMap((turn) => [turn.figures.pruned, turn.figures.resurrected]));
   const middle = H / 2,
     wide = Math.max(1, (W - PAD) / turns.length - 1);
   const parts = turns.flatMap((turn, n) => {
-    const up = (turn.record.returned / most) * (middle - 8),
-      down = (turn.record.left / most) * (middle - 8);
+    const up = (turn.figures.resurrected / most) * (middle - 8),
+      down = (turn.figures.pruned / most) * (middle - 8);
     const x = PAD + n * ((W - PAD) / turns.length);
     return [
       svg("rect", { x, y: middle - up, width: wide, height: up, fill: "#ffdc64" }),
       svg("rect", { x, y: middle, width: wide, height: down, fill: "#7a8cff" }),
     ];
   });
-  const sum = (key) => turns.reduce((total, turn) => total + turn.record[key], 0);
+  const sum = (key) => turns.reduce((total, turn) => total + turn.figures[key], 0);
   return chart(
-    `${sum("left")} removed, ${sum("returned")} brought back`,
+    `${sum("pruned")} removed, ${sum("resurrected")} brought back`,
     ...parts,
     svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, stroke: "#a79f86" }),
     label(2, 12, String(most)),
@@ -139,13 +137,13 @@ function bars(turns) {
 }
 
 function stacked(turns) {
-  const sum = (turn) => Object.values(turn.record.ms).reduce((a, b) => a + b, 0);
+  const sum = (turn) => Object.values(turn.figures.ms).reduce((a, b) => a + b, 0);
   const most = Math.max(1, ...turns.map(sum)),
     wide = Math.max(1, (W - PAD) / turns.length - 1);
   const parts = turns.flatMap((turn, n) => {
     let y = H - 4;
     return Object.entries(STAGES).map(([name, fill]) => {
-      const height = ((turn.record.ms[name] ?? 0) / most) * (H - 18);
+      const height = ((turn.figures.ms[name] ?? 0) / most) * (H - 18);
       y -= height;
       return svg("rect", { x: PAD + n * ((W - PAD) / turns.length), y, width: wide, height, fill });
     });

@@ -2,12 +2,13 @@
 //! full. Files are known by name.
 
 use crate::random_changes::BenchRng;
+use parking_lot::{Mutex, MutexGuard};
 use sqlite_plugin::flags::{AccessFlags, LockLevel, OpenOpts};
 use sqlite_plugin::vars;
 use sqlite_plugin::vfs::{RegisterOpts, Vfs, VfsHandle, VfsResult, register_static};
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The name under which SQLite knows this VFS.
 pub const VFS_NAME: &str = "halo-faulty";
@@ -61,7 +62,7 @@ fn shared_disk() -> &'static Arc<Mutex<FaultyDisk>> {
 }
 
 fn lock_disk() -> MutexGuard<'static, FaultyDisk> {
-    shared_disk().lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    shared_disk().lock()
 }
 
 /// Empties the disk and removes the limit on writes.
@@ -134,7 +135,7 @@ impl VfsHandle for FaultyVfsHandle {
 
 impl FaultyVfs {
     fn lock_disk(&self) -> MutexGuard<'_, FaultyDisk> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn with_file<T>(&self, handle: &FaultyVfsHandle, work: impl FnOnce(&mut FaultyFile) -> T) -> T {

@@ -16,8 +16,9 @@ use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
 use halo_store::database::{Database, StoreLocation};
 use jiff::civil::{Date, date};
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A fact, the question for it, and the word that a correct answer contains.
 struct Needle {
@@ -167,7 +168,7 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
         let (run, live) = fact.ok_or_else(|| Error::internal("asking", "the fact is not on the timeline"))?;
         report.pruned += usize::from(!live);
         report.answered += usize::from(answers_needle(&mut session, needle)?);
-        let window = shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let window = shown.lock().clone();
         let needed = run.start..run.start.plus(run.len as usize);
         let in_window = window.iter().filter(|token| token.position.is_some_and(|p| needed.contains(&p)));
         let returned = in_window.count() == run.len as usize;
@@ -212,7 +213,7 @@ impl<M: Model> Model for WindowRecorder<M> {
         watch: &AttentionRequest,
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
-        prompt.window.clone_into(&mut self.last_window.lock().unwrap_or_else(PoisonError::into_inner));
+        prompt.window.clone_into(&mut self.last_window.lock());
         self.model.generate(prompt, sampling, watch, listen)
     }
 

@@ -7,8 +7,8 @@ use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{Model, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, WindowToken};
 use halo_core::token::{Position, Role};
+use parking_lot::Mutex;
 use std::borrow::BorrowMut;
-use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 /// A model that answers without a history. It blocks while it generates: callers that must not block run it on a thread.
@@ -31,7 +31,7 @@ impl<M: BorrowMut<dyn Model + Send>> CompletionAgent<M> {
     }
 
     fn complete(&self, history: &[AuthoredMessage]) -> Result<String, Error> {
-        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut model = self.model.lock();
         let model: &mut (dyn Model + Send) = (*model).borrow_mut();
         let template = model.info().template.clone();
         let format = ChatFormatter {

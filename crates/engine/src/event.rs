@@ -160,19 +160,22 @@ impl TurnStage {
         TurnStage::PersistKv,
     ];
 
+    /// The stages before the first token.
+    pub const BEFORE_ANSWER: [TurnStage; 4] =
+        [TurnStage::Store, TurnStage::Preview, TurnStage::Recall, TurnStage::Prefill];
+
     #[must_use]
     pub fn name(self) -> &'static str {
-        // Stored in the records of turns.
         match self {
             TurnStage::Preview => "preview",
             TurnStage::Recall => "recall",
             TurnStage::Store => "store",
-            TurnStage::Prefill => "read",
-            TurnStage::Generate => "speak",
-            TurnStage::Score => "attend",
+            TurnStage::Prefill => "prefill",
+            TurnStage::Generate => "generate",
+            TurnStage::Score => "score",
             TurnStage::Prune => "prune",
             TurnStage::Index => "index",
-            TurnStage::PersistKv => "settle",
+            TurnStage::PersistKv => "persist_kv",
         }
     }
 }

@@ -32,4 +32,5 @@ pub mod snapshot;
 pub mod tools;
 pub mod turn;
 mod turn_progress;
+pub mod turn_record;
 pub mod variant;

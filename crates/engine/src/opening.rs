@@ -14,13 +14,13 @@ use crate::retokenize::Retokenizer;
 use crate::rules::ConversationRules;
 use crate::snapshot::SnapshotPublisher;
 use crate::tools;
+use crate::turn_record::TurnRecord;
 use halo_core::Error;
 use halo_core::embedder::Embedder;
 use halo_core::model::Model;
 use halo_core::store::{Access, RecordKind, Store};
 use halo_core::token::{Role, TurnId};
 use halo_recall::recall::Recall;
-use serde_json::json;
 
 /// What a session is opened with.
 pub(crate) struct OpenRequest<'a> {
@@ -177,7 +177,7 @@ fn retokenize_copy(
 /// Marks a turn that was running when the program ended as interrupted. Returns it.
 fn mark_interrupted_turn(conversation: &mut Conversation) -> Result<Option<TurnId>, Error> {
     let Some(turn) = conversation.setting(RUNNING_TURN_KEY)? else { return Ok(None) };
-    let record = json!({ "finish": "interrupted" }).to_string();
+    let record = TurnRecord::interrupted().to_json();
     conversation.put_record(RecordKind::Turn, &turn, Some(&record))?;
     conversation.put_setting(RUNNING_TURN_KEY, None)?;
     Ok(turn.parse().ok().map(TurnId))

@@ -2,9 +2,9 @@
 //! requests does not hold up one with a single request.
 
 use halo_core::model::{CancelHandle, StepFlow};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Grants the model to one request at a time.
@@ -120,11 +120,7 @@ impl ModelScheduler {
                 return None;
             }
             if queue.count_ahead(ticket) > 0 {
-                queue = self
-                    .queue_changed
-                    .wait_timeout(queue, POLL_INTERVAL)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                self.queue_changed.wait_for(&mut queue, POLL_INTERVAL);
             }
         }
     }
@@ -164,7 +160,7 @@ impl ModelScheduler {
     }
 
     fn lock(&self) -> MutexGuard<'_, WaitQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

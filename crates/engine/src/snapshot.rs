@@ -8,7 +8,8 @@ use halo_core::prune::RankBy;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, Position, TurnId};
 use halo_recall::recall::{SearchOptions, SharedIndex};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Holds the current snapshot of a conversation.
 pub struct SnapshotCell {
@@ -78,12 +79,12 @@ impl SnapshotCell {
 
     #[must_use]
     pub fn get(&self) -> ConversationSnapshot {
-        self.lock().clone()
+        self.inner.lock().clone()
     }
 
     pub(crate) fn publish(&self, state: ConversationState) {
         let state = Arc::new(state);
-        self.lock().state = state;
+        self.inner.lock().state = state;
     }
 
     /// Updates the answer with an event and numbers the event in one step, so that the snapshot and its event number agree.
@@ -92,17 +93,13 @@ impl SnapshotCell {
         update: impl FnOnce(&mut Option<AnswerProgress>),
         number: impl FnOnce() -> u64,
     ) -> u64 {
-        let mut snapshot = self.lock();
+        let mut snapshot = self.inner.lock();
         // Cloned only where a reader holds it at this moment.
         let mut answer = snapshot.answer.take().map(Arc::unwrap_or_clone);
         update(&mut answer);
         snapshot.answer = answer.map(Arc::new);
         snapshot.last_event = number();
         snapshot.last_event
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConversationSnapshot> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

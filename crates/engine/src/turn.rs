@@ -10,9 +10,9 @@ use crate::parts::SessionParts;
 use crate::rules::ResurrectBrightness;
 pub use crate::turn_progress::TurnCallback;
 use crate::turn_progress::TurnProgress;
+use crate::turn_record::TurnRecord;
 use crate::variant::move_to_variant;
 use halo_core::Error;
-use halo_core::attention::AttentionStats;
 use halo_core::budget::TurnBudget;
 use halo_core::change::{Change, DeleteReason};
 use halo_core::model::{FinishReason, ModelToken, StepFlow};
@@ -21,8 +21,7 @@ use halo_core::resurrect::{Hit, ResurrectedBrightness, plan_resurrection};
 use halo_core::store::{Durability, RecordKind};
 use halo_core::token::{ChunkId, ContentKind, Role, TurnId};
 use jiff::civil::Date;
-use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The input of a turn: what is to be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,25 +321,10 @@ impl<'a> TurnRunner<'a> {
     }
 
     fn store_turn_record(&mut self, summary: &TurnSummary, error: Option<&Error>) -> Result<(), Error> {
-        let finish = if error.is_some() { "failed" } else { summary.finish.name() };
-        let ms = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
-        let stages: serde_json::Map<String, serde_json::Value> = (summary.stages.iter())
-            .map(|(stage, duration)| (stage.name().to_owned(), json!(ms(*duration))))
-            .collect();
-        let record = json!({
-            "finish": finish,
-            "why": error.map(ToString::to_string),
-            "tokens": summary.tokens,
-            "returned": summary.resurrected,
-            "left": summary.pruned,
-            "live": summary.live_tokens,
-            "ms": stages,
-            "attention": summary.traces.iter().map(attention_stats_json).collect::<Vec<_>>(),
-            "premise": self.progress.false_premise,
-        });
+        let record = TurnRecord::new(summary, error, self.progress.false_premise.clone());
         let conversation = &mut self.parts.conversation;
         let turn = summary.turn.0.to_string();
-        conversation.put_record(RecordKind::Turn, &turn, Some(&record.to_string()))?;
+        conversation.put_record(RecordKind::Turn, &turn, Some(&record.to_json()))?;
         conversation.put_setting(RUNNING_TURN_KEY, None)
     }
 
@@ -391,9 +375,4 @@ fn check_not_empty(message: &str) -> Result<(), Error> {
         return Err(Error::invalid_input("reading the message", "the message is empty"));
     }
     Ok(())
-}
-
-fn attention_stats_json((step, stats): &(u64, AttentionStats)) -> serde_json::Value {
-    let AttentionStats { mean, median, max, min, std } = stats;
-    json!({ "step": step, "mean": mean, "median": median, "max": max, "min": min, "std": std })
 }

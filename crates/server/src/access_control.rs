@@ -2,21 +2,26 @@
 
 use crate::app::App;
 use crate::error::ErrorResponse;
+use crate::metrics::ApiName;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HOST, HeaderValue, ORIGIN, REFERRER_POLICY, RETRY_AFTER, VARY,
-    X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY,
+    RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tower_http::CompressionLevel;
+use tower_http::compression::CompressionLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::set_header::SetResponseHeaderLayer;
 
 /// The address of the client, an extension of the request.
 #[derive(Clone, Copy)]
@@ -32,44 +37,63 @@ struct AccessGuard {
     rate_limiter: Arc<RateLimiter>,
 }
 
+/// Wraps the routes, from the outside in: response headers, compression, host and origin, CORS, rate limit and key, body
+/// limit. CORS is inside of the check of the origin, so every origin that it sees is allowed; it is outside of the key, so
+/// a page can read why a request was rejected.
 pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
     let guard = AccessGuard { app: Arc::clone(app), rate_limiter: Arc::default() };
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::mirror_request())
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
+        .allow_headers([
+            AUTHORIZATION,
+            CONTENT_TYPE,
+            HeaderName::from_static("x-api-key"),
+            HeaderName::from_static("x-halo-conversation"),
+        ])
+        .expose_headers([HeaderName::from_static("x-halo-conversation")])
+        .max_age(Duration::from_secs(600));
+    let header = SetResponseHeaderLayer::overriding;
     router
         .layer(DefaultBodyLimit::max(app.limits.max_body_bytes))
-        .layer(middleware::from_fn_with_state(guard, check_access))
+        .layer(middleware::from_fn_with_state(guard.clone(), check_rate_and_key))
+        .layer(cors)
+        .layer(middleware::from_fn_with_state(guard, check_host_and_origin))
+        .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
+        .layer(header(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")))
+        .layer(header(REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
 }
 
-async fn check_access(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
-    let origin = request.headers().get(ORIGIN).cloned();
-    let preflight = request.method() == Method::OPTIONS && origin.is_some();
-    let rejection = guard.find_rejection(&request, preflight);
-    let mut response = match rejection {
+async fn check_host_and_origin(
+    State(guard): State<AccessGuard>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let started = Instant::now();
+    let api = ApiName::of_path(request.uri().path());
+    let response = match guard.reject_host_or_origin(&request) {
         Some(rejection) => rejection_response(rejection, request.uri()),
-        None if preflight => StatusCode::NO_CONTENT.into_response(),
-        None => next.run(request).await,
-    };
-    guard.app.metrics.record_request(response.status().as_u16());
-    let headers = response.headers_mut();
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(VARY, HeaderValue::from_static("origin"));
-    if let Some(origin) = origin
-        && response.status() != StatusCode::FORBIDDEN
-    {
-        let headers = response.headers_mut();
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        if preflight {
-            headers.insert(
-                ACCESS_CONTROL_ALLOW_METHODS,
-                HeaderValue::from_static("GET, POST, PUT, DELETE, OPTIONS"),
-            );
-            let allowed =
-                HeaderValue::from_static("authorization, content-type, x-api-key, x-halo-conversation");
-            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-            headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+        None => {
+            // On this machine, compression costs more time than it saves.
+            if peer_ip(&request).is_some_and(|peer| peer.is_loopback()) {
+                request.headers_mut().remove(ACCEPT_ENCODING);
+            }
+            next.run(request).await
         }
-    }
+    };
+    guard.app.metrics.record_request(api, response.status(), started.elapsed());
     response
+}
+
+async fn check_rate_and_key(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
+    match guard.reject_rate_or_key(&request) {
+        Some(rejection) => rejection_response(rejection, request.uri()),
+        None => next.run(request).await,
+    }
+}
+
+fn peer_ip(request: &Request) -> Option<IpAddr> {
+    request.extensions().get::<PeerIp>().map(|peer| peer.0)
 }
 
 /// A rejection in the format of the API that the request is for.
@@ -93,7 +117,7 @@ fn rejection_response(rejection: ErrorResponse, uri: &Uri) -> Response {
 }
 
 impl AccessGuard {
-    fn find_rejection(&self, request: &Request, preflight: bool) -> Option<ErrorResponse> {
+    fn reject_host_or_origin(&self, request: &Request) -> Option<ErrorResponse> {
         let (headers, path) = (request.headers(), request.uri().path());
         let limits = &self.app.limits;
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
@@ -112,8 +136,13 @@ impl AccessGuard {
                 return Some(ErrorResponse::new(StatusCode::FORBIDDEN, message));
             }
         }
-        let peer = request.extensions().get::<PeerIp>().map(|peer| peer.0);
-        if let Some(peer) = peer.filter(|peer| !peer.is_loopback())
+        None
+    }
+
+    fn reject_rate_or_key(&self, request: &Request) -> Option<ErrorResponse> {
+        let (headers, path) = (request.headers(), request.uri().path());
+        let limits = &self.app.limits;
+        if let Some(peer) = peer_ip(request).filter(|peer| !peer.is_loopback())
             && limits.requests_per_second > 0
             && !self.rate_limiter.try_acquire(peer, f64::from(limits.requests_per_second))
         {
@@ -125,7 +154,7 @@ impl AccessGuard {
         // The page contains no secrets, and asks the user for the key.
         let public =
             !path.starts_with("/api/") && !path.starts_with("/v1/") && !["/mcp", "/metrics"].contains(&path);
-        let key = limits.api_key.as_deref().filter(|_| !public && !preflight)?;
+        let key = limits.api_key.as_deref().filter(|_| !public)?;
         if presented_key(headers).is_some_and(|presented| constant_time_eq(presented, key)) {
             return None;
         }
@@ -181,7 +210,7 @@ impl RateLimiter {
     /// Takes a token: `rate` of them per second, bursts of twice as many.
     fn try_acquire(&self, address: IpAddr, rate: f64) -> bool {
         let now = Instant::now();
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if all.len() > 10_000 {
             all.retain(|_, (_, counted_at)| now.duration_since(*counted_at).as_secs() < 60);
         }

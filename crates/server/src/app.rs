@@ -18,8 +18,9 @@ use halo_engine::host::{ConversationHandle, ConversationHost, EventListener, Hos
 use halo_engine::recorder::RecorderPurpose;
 use halo_engine::session::MESSAGE_ID_KEY;
 use halo_engine::snapshot::{ConversationSnapshot, ConversationState};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The state that all requests share.
 pub struct App {
@@ -181,7 +182,7 @@ impl App {
             let key = (cached.state.name.as_str(), cached.created, cached.revision);
             key == (stored.name.as_str(), stored.created, stored.changes)
         };
-        if let Some(cached) = lock(&self.snapshots).iter().find(is_current) {
+        if let Some(cached) = self.snapshots.lock().iter().find(is_current) {
             return Ok(view(cached));
         }
         let mut session = self.backend.open_session_read_only(&stored.name)?;
@@ -193,7 +194,7 @@ impl App {
         };
         drop(session);
         let view = view(&loaded);
-        let mut snapshots = lock(&self.snapshots);
+        let mut snapshots = self.snapshots.lock();
         snapshots.retain(|other| other.state.name != stored.name);
         snapshots.push_back(loaded);
         if snapshots.len() > MAX_SNAPSHOTS {
@@ -236,7 +237,7 @@ impl App {
 
     /// Stores the change that undoes an edit. Returns its id.
     pub(crate) fn record_undo(&self, conversation: &str, undo: Change) -> u64 {
-        let mut log = lock(&self.undo_log);
+        let mut log = self.undo_log.lock();
         log.last_id += 1;
         let id = log.last_id;
         log.entries.push_back((id, conversation.to_owned(), undo));
@@ -248,7 +249,7 @@ impl App {
 
     /// The change that undoes the edit with that id.
     pub(crate) fn find_undo(&self, conversation: &str, id: u64) -> Option<Change> {
-        let log = lock(&self.undo_log);
+        let log = self.undo_log.lock();
         let entry = log.entries.iter().find(|(other, name, _)| *other == id && name == conversation);
         entry.map(|(_, _, undo)| undo.clone())
     }
@@ -260,7 +261,7 @@ impl App {
         }
         let is_same =
             |(name, other): &(String, String)| (name.as_str(), other.as_str()) == (conversation, id);
-        if lock(&self.message_ids).iter().any(is_same) {
+        if self.message_ids.lock().iter().any(is_same) {
             return Ok(true);
         }
         let records = self.with_reader(|store| store.records(conversation, RecordKind::Setting))?;
@@ -268,7 +269,7 @@ impl App {
     }
 
     pub(crate) fn record_message_id(&self, conversation: &str, id: &str) {
-        let mut ids = lock(&self.message_ids);
+        let mut ids = self.message_ids.lock();
         ids.push_back((conversation.to_owned(), id.to_owned()));
         if ids.len() > MAX_MESSAGE_IDS {
             ids.pop_front();
@@ -277,7 +278,7 @@ impl App {
 
     /// The message was refused, so the client may send it again.
     pub(crate) fn release_message_id(&self, conversation: &str, id: &str) {
-        lock(&self.message_ids).retain(|(name, other)| (name.as_str(), other.as_str()) != (conversation, id));
+        self.message_ids.lock().retain(|(name, other)| (name.as_str(), other.as_str()) != (conversation, id));
     }
 
     pub(crate) fn check_queue_capacity(&self) -> ApiResult<()> {
@@ -303,18 +304,14 @@ fn conversation_not_found(name: &str) -> ErrorResponse {
     ErrorResponse::not_found(format!("there is no conversation '{name}'; the first message creates it"))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ReaderPool {
     fn acquire(
         &self,
         open: impl FnOnce() -> Result<Box<dyn Store + Send>, Error>,
     ) -> Result<Box<dyn Store + Send>, Error> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.idle.is_empty() && state.in_use >= MAX_READERS {
-            state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.released.wait(&mut state);
         }
         state.in_use += 1;
         match state.idle.pop() {
@@ -327,7 +324,7 @@ impl ReaderPool {
     }
 
     fn release(&self, store: Option<Box<dyn Store + Send>>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.in_use = state.in_use.saturating_sub(1);
         state.idle.extend(store);
         drop(state);
@@ -335,6 +332,6 @@ impl ReaderPool {
     }
 
     fn clear(&self) {
-        lock(&self.state).idle.clear();
+        self.state.lock().idle.clear();
     }
 }

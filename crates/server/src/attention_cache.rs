@@ -5,8 +5,9 @@ use halo_core::context_window::ContextWindow;
 use halo_core::model::ModelToken;
 use halo_core::token::{ChunkId, Position, TurnId};
 use halo_engine::recorder::AnswerRecorder;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The attention of the latest answer of each conversation.
 #[derive(Clone, Default)]
@@ -58,7 +59,7 @@ impl AttentionCache {
 
     /// The attention of the token at a position, if it belongs to the latest answer.
     pub fn get(&self, name: &str, position: Position) -> Option<CachedTokenAttention> {
-        let all = self.lock();
+        let all = self.0.lock();
         let answer = all.get(name)?;
         let nth = position.0.checked_sub(answer.first_position.0)?;
         answer.tokens.get(usize::try_from(nth).ok()?).cloned()
@@ -66,11 +67,7 @@ impl AttentionCache {
 
     /// Drops what is cached of a conversation.
     pub fn remove(&self, name: &str) {
-        self.lock().remove(name);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, CachedAnswerAttention>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(name);
     }
 }
 
@@ -87,7 +84,7 @@ impl AnswerRecorder for AttentionCacheRecorder {
             positions.extend(chunk.live_runs().flat_map(|run| run.positions()));
         }
         let first_position = view.timeline().next_position();
-        let mut all = self.cache.lock();
+        let mut all = self.cache.0.lock();
         let sequence = all.values().map(|answer| answer.sequence).max().unwrap_or(0) + 1;
         let answer = CachedAnswerAttention {
             sequence,
@@ -107,7 +104,7 @@ impl AnswerRecorder for AttentionCacheRecorder {
     }
 
     fn record_token(&mut self, piece: &ModelToken, row: Option<&[f32]>) -> Result<(), Error> {
-        if let Some(answer) = self.cache.lock().get_mut(&self.name) {
+        if let Some(answer) = self.cache.0.lock().get_mut(&self.name) {
             let attention = answer.token_attention(piece, row.unwrap_or_default());
             answer.tokens.push(attention);
         }

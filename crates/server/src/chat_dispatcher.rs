@@ -1,7 +1,8 @@
 //! Which chat requests are in flight, by conversation.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 #[derive(Default)]
 pub(crate) struct ChatDispatcher {
@@ -16,28 +17,24 @@ pub(crate) struct InFlightRequest {
     in_flight: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ChatDispatcher {
     pub fn lock(&self) -> MutexGuard<'_, ()> {
-        lock(&self.dispatch_lock)
+        self.dispatch_lock.lock()
     }
 
     pub fn has_in_flight(&self, name: &str) -> bool {
-        lock(&self.in_flight).contains_key(name)
+        self.in_flight.lock().contains_key(name)
     }
 
     pub fn register(&self, name: &str) -> InFlightRequest {
-        *lock(&self.in_flight).entry(name.to_owned()).or_default() += 1;
+        *self.in_flight.lock().entry(name.to_owned()).or_default() += 1;
         InFlightRequest { name: name.to_owned(), in_flight: Arc::clone(&self.in_flight) }
     }
 }
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        let mut all = lock(&self.in_flight);
+        let mut all = self.in_flight.lock();
         if let Some(count) = all.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {

@@ -2,8 +2,9 @@
 //! get the same positions again, so their KV cells are reused, even where a part in between was removed or put back.
 
 use halo_core::token::{Position, TokenId};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The histories of the latest clients, the last used first.
 pub(crate) struct CompletionHistories {
@@ -78,14 +79,10 @@ impl CompletionHistory {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl CompletionHistories {
     /// Finds the history that a window continues, or begins a new one; it becomes the first. An ephemeral window leaves no trace.
     pub fn match_history(&self, window: &[TokenId], ephemeral: bool) -> MatchedPrompt {
-        let mut histories = lock(&self.histories);
+        let mut histories = self.histories.lock();
         let best = (histories.iter().enumerate())
             .map(|(n, history)| (n, history.match_positions(window).1))
             .max_by_key(|(n, matched)| (*matched, std::cmp::Reverse(*n)));
@@ -107,7 +104,7 @@ impl CompletionHistories {
         let key = history.key.clone();
         if !ephemeral {
             history.tokens.extend(&window[matched..]);
-            *lock(&self.last_window) = window.to_vec();
+            *self.last_window.lock() = window.to_vec();
         }
         histories.insert(0, history);
         histories.truncate(MAX_HISTORIES);
@@ -116,38 +113,38 @@ impl CompletionHistories {
 
     /// Appends a generated token to its history.
     pub fn push_token(&self, key: &str, id: TokenId) {
-        let mut histories = lock(&self.histories);
+        let mut histories = self.histories.lock();
         if let Some(history) = histories.iter_mut().find(|history| history.key == key) {
             history.tokens.push(id);
         }
-        lock(&self.last_window).push(id);
+        self.last_window.lock().push(id);
     }
 
     /// The tokens of the last prompt and its completion, if there was one.
     pub fn last_window(&self) -> Option<Vec<TokenId>> {
-        Some(lock(&self.last_window).clone()).filter(|last| !last.is_empty())
+        Some(self.last_window.lock().clone()).filter(|last| !last.is_empty())
     }
 
     /// The text of the running or the last completion.
     pub fn last_text(&self) -> String {
-        lock(&self.last_text).clone()
+        self.last_text.lock().clone()
     }
 
     pub fn push_text(&self, text: &str) {
-        lock(&self.last_text).push_str(text);
+        self.last_text.lock().push_str(text);
     }
 
     /// Begins a completion: returns the flag that stops it.
     pub fn begin(&self) -> Arc<AtomicBool> {
         let flag = Arc::new(AtomicBool::new(false));
-        *lock(&self.stop_flag) = Arc::clone(&flag);
-        lock(&self.last_text).clear();
+        *self.stop_flag.lock() = Arc::clone(&flag);
+        self.last_text.lock().clear();
         flag
     }
 
     /// Stops the running completion.
     pub fn stop(&self) {
-        lock(&self.stop_flag).store(true, Ordering::SeqCst);
+        self.stop_flag.lock().store(true, Ordering::SeqCst);
     }
 }
 

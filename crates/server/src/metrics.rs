@@ -1,76 +1,159 @@
-//! Counters of requests and turns.
+//! Metrics in the registry of `prometheus-client`: counters and histograms of requests and turns.
 
+use axum::http::StatusCode;
 use halo_core::Error;
 use halo_engine::event::{TurnStage, TurnSummary};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-#[derive(Clone, Default)]
-pub(crate) struct Metrics(Arc<MetricCounters>);
-
-#[derive(Default)]
-struct MetricCounters {
-    requests: [AtomicU64; 6],
-    turns: AtomicU64,
-    failed_turns: AtomicU64,
-    generated_tokens: AtomicU64,
-    resurrected: AtomicU64,
-    pruned: AtomicU64,
-    stage_micros: [AtomicU64; TurnStage::ALL.len()],
+/// The API that a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ApiName {
+    Halo,
+    OpenAi,
+    Kobold,
+    Mcp,
+    /// The page, and everything else.
+    Page,
 }
 
-/// The counters at one moment.
-pub(crate) struct MetricValues {
-    /// By the first digit of the status.
-    pub requests: [u64; 6],
-    pub turns: u64,
-    pub failed_turns: u64,
-    pub generated_tokens: u64,
-    pub resurrected: u64,
-    pub pruned: u64,
-    pub stage_seconds: Vec<(TurnStage, f64)>,
+impl ApiName {
+    pub fn of_path(path: &str) -> Self {
+        match path {
+            _ if path.starts_with("/api/halo/") => Self::Halo,
+            _ if path.starts_with("/api/") => Self::Kobold,
+            _ if path.starts_with("/v1/") => Self::OpenAi,
+            "/mcp" => Self::Mcp,
+            _ => Self::Page,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Halo => "halo",
+            Self::OpenAi => "openai",
+            Self::Kobold => "kobold",
+            Self::Mcp => "mcp",
+            Self::Page => "page",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    api: &'static str,
+    /// The class of the status, such as `2xx`.
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiLabel {
+    api: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StageLabel {
+    stage: &'static str,
+}
+
+/// From 1 ms to about 2 minutes; each bucket is twice as wide as the one before.
+fn latency_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 18))
+}
+
+#[derive(Clone)]
+pub(crate) struct Metrics(Arc<MetricSet>);
+
+struct MetricSet {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    request_seconds: Family<ApiLabel, Histogram>,
+    turns: Counter,
+    failed_turns: Counter,
+    generated_tokens: Counter,
+    resurrected: Counter,
+    pruned: Counter,
+    turn_seconds: Histogram,
+    first_token_seconds: Histogram,
+    stage_seconds: Family<StageLabel, Histogram>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut set = MetricSet {
+            registry: Registry::with_prefix("halo"),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(latency_histogram),
+            turns: Counter::default(),
+            failed_turns: Counter::default(),
+            generated_tokens: Counter::default(),
+            resurrected: Counter::default(),
+            pruned: Counter::default(),
+            turn_seconds: latency_histogram(),
+            first_token_seconds: latency_histogram(),
+            stage_seconds: Family::new_with_constructor(latency_histogram),
+        };
+        let registry = &mut set.registry;
+        registry.register("requests", "Requests answered, by API and status class", set.requests.clone());
+        let help = "Time until the response begins, by API";
+        registry.register("request_seconds", help, set.request_seconds.clone());
+        registry.register("turns", "Turns completed", set.turns.clone());
+        registry.register("turns_failed", "Turns that failed", set.failed_turns.clone());
+        registry.register("tokens", "Tokens generated", set.generated_tokens.clone());
+        registry.register("chunks_resurrected", "Chunks resurrected", set.resurrected.clone());
+        registry.register("chunks_pruned", "Chunks pruned", set.pruned.clone());
+        registry.register("turn_seconds", "Duration of a turn", set.turn_seconds.clone());
+        let help = "Time from the message to the first token";
+        registry.register("first_token_seconds", help, set.first_token_seconds.clone());
+        registry.register("stage_seconds", "Duration of a stage of a turn", set.stage_seconds.clone());
+        Self(Arc::new(set))
+    }
 }
 
 impl Metrics {
-    pub fn record_request(&self, status: u16) {
-        add(&self.0.requests[usize::from(status / 100).min(5)], 1);
+    pub fn registry(&self) -> &Registry {
+        &self.0.registry
+    }
+
+    pub fn record_request(&self, api: ApiName, status: StatusCode, time: Duration) {
+        let class = match status.as_u16() {
+            100..200 => "1xx",
+            200..300 => "2xx",
+            300..400 => "3xx",
+            400..500 => "4xx",
+            _ => "5xx",
+        };
+        self.0.requests.get_or_create(&RequestLabels { api: api.name(), status: class }).inc();
+        self.0.request_seconds.get_or_create(&ApiLabel { api: api.name() }).observe(time.as_secs_f64());
     }
 
     pub fn record_turn(&self, result: &Result<TurnSummary, Error>) {
-        let Ok(summary) = result else { return add(&self.0.failed_turns, 1) };
-        add(&self.0.turns, 1);
-        add(&self.0.generated_tokens, summary.tokens as u64);
-        add(&self.0.resurrected, summary.resurrected as u64);
-        add(&self.0.pruned, summary.pruned as u64);
-        for (stage, micros) in TurnStage::ALL.iter().zip(&self.0.stage_micros) {
-            add(micros, u64::try_from(summary.stage_duration(*stage).as_micros()).unwrap_or(u64::MAX));
+        let Ok(summary) = result else {
+            self.0.failed_turns.inc();
+            return;
+        };
+        self.0.turns.inc();
+        self.0.generated_tokens.inc_by(summary.tokens as u64);
+        self.0.resurrected.inc_by(summary.resurrected as u64);
+        self.0.pruned.inc_by(summary.pruned as u64);
+        let seconds = |stages: &[TurnStage]| -> f64 {
+            stages.iter().map(|stage| summary.stage_duration(*stage).as_secs_f64()).sum()
+        };
+        self.0.turn_seconds.observe(seconds(&TurnStage::ALL));
+        self.0.first_token_seconds.observe(seconds(&TurnStage::BEFORE_ANSWER));
+        for stage in TurnStage::ALL {
+            let label = StageLabel { stage: stage.name() };
+            self.0.stage_seconds.get_or_create(&label).observe(seconds(&[stage]));
         }
     }
 
     /// Counts the tokens of a completion outside of any conversation.
     pub fn record_generated_tokens(&self, tokens: usize) {
-        add(&self.0.generated_tokens, tokens as u64);
+        self.0.generated_tokens.inc_by(tokens as u64);
     }
-
-    pub fn values(&self) -> MetricValues {
-        let counters = &self.0;
-        let stages = TurnStage::ALL.iter().zip(&counters.stage_micros);
-        MetricValues {
-            requests: counters.requests.each_ref().map(read),
-            turns: read(&counters.turns),
-            failed_turns: read(&counters.failed_turns),
-            generated_tokens: read(&counters.generated_tokens),
-            resurrected: read(&counters.resurrected),
-            pruned: read(&counters.pruned),
-            stage_seconds: stages.map(|(stage, micros)| (*stage, read(micros) as f64 / 1e6)).collect(),
-        }
-    }
-}
-
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
-}
-
-fn read(counter: &AtomicU64) -> u64 {
-    counter.load(Ordering::Relaxed)
 }

@@ -1,13 +1,29 @@
-//! `/health`, and `/metrics` in the text format of Prometheus.
+//! `/health`, and `/metrics` in the text format of OpenMetrics.
 
 use crate::app::App;
+use crate::error::{ApiResult, ErrorResponse};
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use axum::routing::get;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use std::fmt::Write;
 use std::sync::Arc;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConversationLabels {
+    conversation: String,
+    /// `live`: in the context window; `all`: on the timeline.
+    scope: &'static str,
+}
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new().route("/health", get(health)).route("/metrics", get(metrics))
@@ -19,53 +35,35 @@ async fn health(State(app): State<Arc<App>>) -> Json<Value> {
     )
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> ([(&'static str, &'static str); 1], String) {
-    let mut out = String::new();
-    write_counters(&mut out, &app);
-    write_conversations(&mut out, &app);
-    ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], out)
+async fn metrics(State(app): State<Arc<App>>) -> ApiResult<impl IntoResponse> {
+    let mut text = String::new();
+    encode_registry(&mut text, app.metrics.registry())
+        .and_then(|()| encode_registry(&mut text, &current_gauges(&app)))
+        .and_then(|()| encode_eof(&mut text))
+        .map_err(|e| ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+    Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 
-fn write_header(out: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
-fn write_counters(out: &mut String, app: &App) {
-    let values = app.metrics.values();
+/// Values that are read when they are asked for: the queue, the subscribers, the open conversations.
+fn current_gauges(app: &App) -> Registry {
+    let mut registry = Registry::with_prefix("halo");
     let scheduler = app.host.scheduler();
-    write_header(out, "halo_requests_total", "counter", "Requests answered, by status class.");
-    for (class, count) in values.requests.iter().enumerate().skip(1) {
-        let _ = writeln!(out, "halo_requests_total{{status=\"{class}xx\"}} {count}");
-    }
-    let subscribers = app.events.subscriber_count() as u64;
-    let unlabeled: [(&str, &str, &str, u64); 8] = [
-        ("halo_turns_total", "counter", "Turns completed.", values.turns),
-        ("halo_turns_failed_total", "counter", "Turns that failed.", values.failed_turns),
-        ("halo_tokens_total", "counter", "Tokens generated.", values.generated_tokens),
-        ("halo_chunks_resurrected_total", "counter", "Chunks resurrected.", values.resurrected),
-        ("halo_chunks_pruned_total", "counter", "Chunks pruned.", values.pruned),
-        ("halo_queued_requests", "gauge", "Requests queued for the model.", scheduler.queue_len() as u64),
-        ("halo_busy", "gauge", "Whether the model is generating.", u64::from(scheduler.is_busy())),
-        ("halo_event_subscribers", "gauge", "Subscribers of the event stream.", subscribers),
+    let gauges = [
+        ("queued_requests", "Requests queued for the model", scheduler.queue_len()),
+        ("busy", "Whether the model is generating", usize::from(scheduler.is_busy())),
+        ("event_subscribers", "Subscribers of the event stream", app.events.subscriber_count()),
     ];
-    for (name, kind, help, value) in unlabeled {
-        write_header(out, name, kind, help);
-        let _ = writeln!(out, "{name} {value}");
+    for (name, help, value) in gauges {
+        registry.register(name, help, ConstGauge::new(value as i64));
     }
-    write_header(out, "halo_stage_seconds_total", "counter", "Time spent in each stage of a turn.");
-    for (stage, seconds) in values.stage_seconds {
-        let _ = writeln!(out, "halo_stage_seconds_total{{stage=\"{}\"}} {seconds}", stage.name());
-    }
-}
-
-fn write_conversations(out: &mut String, app: &App) {
-    let help = "Tokens of open conversations: in the context window, and all.";
-    write_header(out, "halo_conversation_tokens", "gauge", help);
+    let tokens: Family<ConversationLabels, Gauge> = Family::default();
     for (name, handle) in app.host.open_conversations() {
         let state = handle.snapshot_cell().get().state;
-        let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
-        let (live, all) = (state.live_tokens(), state.timeline.len());
-        let _ = writeln!(out, "halo_conversation_tokens{{conversation=\"{name}\",scope=\"live\"}} {live}");
-        let _ = writeln!(out, "halo_conversation_tokens{{conversation=\"{name}\",scope=\"all\"}} {all}");
+        for (scope, count) in [("live", state.live_tokens()), ("all", state.timeline.len())] {
+            tokens.get_or_create(&ConversationLabels { conversation: name.clone(), scope }).set(count as i64);
+        }
     }
+    let help = "Tokens of open conversations, in the context window and all";
+    registry.register("conversation_tokens", help, tokens);
+    registry
 }

@@ -2,8 +2,9 @@
 
 use halo_core::Error;
 use halo_worlds::runner::WorldRunner;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,14 +22,10 @@ struct OpenWorld {
     last_used: Instant,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl OpenWorlds {
     fn with_slot<T>(&self, name: &str, work: impl FnOnce(&mut Option<OpenWorld>) -> T) -> T {
-        let slot = Arc::clone(lock(&self.slots).entry(name.to_owned()).or_default());
-        let result = work(&mut lock(&slot));
+        let slot = Arc::clone(self.slots.lock().entry(name.to_owned()).or_default());
+        let result = work(&mut slot.lock());
         drop(slot);
         self.remove_empty_slot(name);
         result
@@ -36,8 +33,8 @@ impl OpenWorlds {
 
     /// Names come from requests, so an empty slot is removed: otherwise any client could fill the memory.
     fn remove_empty_slot(&self, name: &str) {
-        let mut slots = lock(&self.slots);
-        if slots.get(name).is_some_and(|slot| Arc::strong_count(slot) == 1 && lock(slot).is_none()) {
+        let mut slots = self.slots.lock();
+        if slots.get(name).is_some_and(|slot| Arc::strong_count(slot) == 1 && slot.lock().is_none()) {
             slots.remove(name);
         }
     }
@@ -63,15 +60,15 @@ impl OpenWorlds {
 
     /// An open world, for reading. Does not wait for a world that is being opened or deleted, and does not keep it open.
     pub(crate) fn peek(&self, name: &str) -> Option<Arc<WorldRunner>> {
-        let slots = lock(&self.slots);
-        let open = slots.get(name)?.try_lock().ok()?;
+        let slots = self.slots.lock();
+        let open = slots.get(name)?.try_lock()?;
         open.as_ref().map(|open| Arc::clone(&open.runner))
     }
 
     /// An open world, for changing it: it stays open until it is idle again.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<WorldRunner>> {
-        let slots = lock(&self.slots);
-        let mut open = slots.get(name)?.try_lock().ok()?;
+        let slots = self.slots.lock();
+        let mut open = slots.get(name)?.try_lock()?;
         let open = open.as_mut()?;
         open.last_used = Instant::now();
         Some(Arc::clone(&open.runner))
@@ -85,9 +82,9 @@ impl OpenWorlds {
         runner: Arc<WorldRunner>,
         idle: Duration,
     ) -> Option<Arc<WorldRunner>> {
-        let Some(slot) = lock(&self.slots).get(name).map(Arc::clone) else { return Some(runner) };
+        let Some(slot) = self.slots.lock().get(name).map(Arc::clone) else { return Some(runner) };
         // Locked: the world is being opened or deleted.
-        let Ok(mut open) = slot.try_lock() else { return Some(runner) };
+        let Some(mut open) = slot.try_lock() else { return Some(runner) };
         let is_unused = |open: &OpenWorld| {
             let (same, shared) = (Arc::ptr_eq(&open.runner, &runner), Arc::strong_count(&runner) > 2);
             same && !shared && open.last_used.elapsed() >= idle
@@ -113,8 +110,8 @@ impl OpenWorlds {
     }
 
     pub(crate) fn close_all(&self) {
-        let slots = std::mem::take(&mut *lock(&self.slots));
-        let worlds: Vec<OpenWorld> = slots.into_values().filter_map(|slot| lock(&slot).take()).collect();
+        let slots = std::mem::take(&mut *self.slots.lock());
+        let worlds: Vec<OpenWorld> = slots.into_values().filter_map(|slot| slot.lock().take()).collect();
         // All of them stop before the first is joined.
         worlds.iter().for_each(|open| open.runner.stop());
         worlds.into_iter().for_each(stop_world);

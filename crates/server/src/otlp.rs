@@ -2,11 +2,11 @@
 
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::SnapshotCell;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Exports one request of OTLP over HTTP, as JSON. It runs on a thread of its own, so it may block.
@@ -55,22 +55,18 @@ impl TurnTracer {
             Event::StageFinished(stage, duration) => {
                 let to = SystemTime::now();
                 let span = StageSpan { stage: *stage, from: to.checked_sub(*duration).unwrap_or(to), to };
-                self.lock().entry(conversation.to_owned()).or_default().push(span);
+                self.open_turns.lock().entry(conversation.to_owned()).or_default().push(span);
                 return;
             }
             Event::Done(summary) => Ok(summary),
             Event::Failed(message) => Err(message.as_str()),
             _ => return,
         };
-        let stages = self.lock().remove(conversation).unwrap_or_default();
+        let stages = self.open_turns.lock().remove(conversation).unwrap_or_default();
         if !stages.is_empty() {
             let model = &snapshot.get().state.model.name;
             let _ = self.queue.try_send(otlp_trace(conversation, number, model, &stages, outcome));
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Vec<StageSpan>>> {
-        self.open_turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,36 +7,18 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, E
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rust_embed::Embed;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-macro_rules! embedded_files {
-    ($($path:literal),* $(,)?) => {
-        &[$(($path, include_str!(concat!("../../../web/", $path)))),*]
-    };
-}
-
-const PAGE_FILES: &[(&str, &str)] = embedded_files![
-    "index.html",
-    "halo.css",
-    "rooms.css",
-    "rooms.html",
-    "icon.svg",
-    "js/api.js",
-    "js/bus.js",
-    "js/captures.js",
-    "js/chat.js",
-    "js/dom.js",
-    "js/graveyard.js",
-    "js/main.js",
-    "js/memories.js",
-    "js/mind.js",
-    "js/panels.js",
-    "js/rooms.js",
-    "js/shade.js",
-    "js/state.js",
-    "js/stats.js",
-];
+/// The files of `web/`. A debug build reads them from the folder, so an edit of the page needs no build.
+#[derive(Embed)]
+#[folder = "../../web"]
+#[include = "*.html"]
+#[include = "*.css"]
+#[include = "*.svg"]
+#[include = "js/*.js"]
+struct PageFiles;
 
 /// Only files of this server, no inline scripts or styles, no framing.
 const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -44,27 +26,31 @@ const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     let mut router = Router::new();
-    for &(path, content) in PAGE_FILES {
-        let serve = move |headers: HeaderMap| async move { serve_file(path, content, &headers) };
-        router = router.route(&format!("/{path}"), get(serve));
+    for path in PageFiles::iter() {
+        let serve = {
+            let path = path.clone();
+            move |headers: HeaderMap| async move { serve_file(&path, &headers) }
+        };
         if path == "index.html" {
-            router = router.route("/", get(serve));
+            router = router.route("/", get(serve.clone()));
         }
+        router = router.route(&format!("/{path}"), get(serve));
     }
     router
 }
 
-fn serve_file(path: &str, content: &'static str, headers: &HeaderMap) -> Response {
+fn serve_file(path: &str, headers: &HeaderMap) -> Response {
+    let Some(file) = PageFiles::get(path) else { return StatusCode::NOT_FOUND.into_response() };
     let content_type = match path.rsplit('.').next() {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
         _ => "text/javascript; charset=utf-8",
     };
-    let etag = format!("\"{:016x}\"", xxh3_64(content.as_bytes()));
+    let etag = format!("\"{:016x}\"", xxh3_64(&file.data));
     let cached = headers.get(IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == etag.as_bytes());
     let mut response =
-        if cached { StatusCode::NOT_MODIFIED.into_response() } else { content.into_response() };
+        if cached { StatusCode::NOT_MODIFIED.into_response() } else { file.data.into_response() };
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -3,8 +3,9 @@
 use crate::error::ApiResult;
 use crate::wire::ApiSnapshot;
 use halo_engine::snapshot::{ConversationSnapshot, ConversationState};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The latest rendered snapshot of each conversation.
 #[derive(Default)]
@@ -22,7 +23,7 @@ impl StateCache {
     /// The rendered snapshot, if it is in the cache.
     pub fn get(&self, snapshot: &ConversationSnapshot) -> Option<Arc<ApiSnapshot>> {
         let (state, running) = (&snapshot.state, snapshot.answer.is_some());
-        let all = self.lock();
+        let all = self.0.lock();
         let cached = all.get(&state.name)?;
         let same = cached.running == running && std::ptr::eq(cached.source.as_ptr(), Arc::as_ptr(state));
         same.then(|| Arc::clone(&cached.rendered))
@@ -38,15 +39,11 @@ impl StateCache {
         }
         let (state, running) = (&snapshot.state, snapshot.answer.is_some());
         let rendered = Arc::new(render()?);
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         // A state that nobody holds any more cannot be requested.
         all.retain(|_, cached| cached.source.strong_count() > 0);
         let cached = CachedState { source: Arc::downgrade(state), running, rendered: Arc::clone(&rendered) };
         all.insert(state.name.clone(), cached);
         Ok(rendered)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, CachedState>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

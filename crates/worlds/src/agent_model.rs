@@ -15,7 +15,8 @@ use halo_core::model::{
     PromptMessage, Sampling, StepFlow, WindowToken,
 };
 use halo_core::token::{Position, Role};
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 pub struct AgentModel {
     model: Box<dyn Model + Send>,
@@ -54,7 +55,7 @@ impl ModelTokenCounter {
 
 impl TokenCounter for ModelTokenCounter {
     fn count_tokens(&self, text: &str) -> usize {
-        let mut model = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut model = self.0.lock();
         // If the tokenizer fails, the number of bytes is an upper bound: a budget is never exceeded.
         model.count_tokens(text).unwrap_or(text.len())
     }

@@ -15,9 +15,10 @@ use crate::world_store::WorldStore;
 use halo_core::Error;
 use halo_core::model::{OutputConstraint, StepFlow};
 use halo_engine::scheduler::{IdlePermit, ModelScheduler};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Returns the wall clock time in milliseconds since 1970.
@@ -81,10 +82,6 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// The wait for a model that a conversation uses.
 const MODEL_BUSY_RETRY: Duration = Duration::from_millis(50);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl WorldRunner {
     /// `models` are the models of the agents by name.
     #[must_use]
@@ -115,12 +112,12 @@ impl WorldRunner {
     }
 
     pub fn store(&self) -> MutexGuard<'_, WorldStore> {
-        lock(&self.store)
+        self.store.lock()
     }
 
     #[must_use]
     pub fn world_clock(&self) -> WorldClock {
-        *lock(&self.world_clock)
+        *self.world_clock.lock()
     }
 
     /// The current world time.
@@ -143,7 +140,7 @@ impl WorldRunner {
 
     /// Stops world time or lets it run on. No heartbeat is missed: heartbeats are due in world time.
     pub fn set_paused(&self, paused: bool) {
-        let mut clock = lock(&self.world_clock);
+        let mut clock = self.world_clock.lock();
         let now = self.world_time(&clock);
         self.set_anchor(&mut clock, now);
         (clock.paused, clock.steps) = (paused, 0);
@@ -152,13 +149,13 @@ impl WorldRunner {
 
     /// Runs one heartbeat, whichever is next. World time jumps to it.
     pub fn step(&self) {
-        lock(&self.world_clock).steps += 1;
+        self.world_clock.lock().steps += 1;
         self.wakeup.notify_all();
     }
 
     /// Sets the speed of world time, between 0.1 and 100.
     pub fn set_speed(&self, speed: f64) {
-        let mut clock = lock(&self.world_clock);
+        let mut clock = self.world_clock.lock();
         let now = self.world_time(&clock);
         self.set_anchor(&mut clock, now);
         clock.speed = speed.clamp(0.1, 100.0);
@@ -251,7 +248,7 @@ impl WorldRunner {
             let store = self.store();
             (store.world.next_heartbeat(), store.world.next_draft_due())
         };
-        let mut clock = lock(&self.world_clock);
+        let mut clock = self.world_clock.lock();
         if heartbeat.is_none() {
             // A step is not saved up for an agent that comes later.
             clock.steps = 0;
@@ -289,7 +286,7 @@ impl WorldRunner {
     /// step includes their delivery.
     fn finish_step(&self, agent: AgentId) {
         let drafts_done = self.store().world.drafts_done_at(agent);
-        let mut clock = lock(&self.world_clock);
+        let mut clock = self.world_clock.lock();
         let steps = clock.steps;
         clock.steps = steps.saturating_sub(1);
         if let Some(at) = drafts_done.filter(|at| clock.paused && steps > 0 && *at > self.world_time(&clock))
@@ -300,14 +297,14 @@ impl WorldRunner {
 
     /// Takes the reasons of posted commands that were refused since the last call.
     pub fn take_refusals(&self) -> Vec<String> {
-        std::mem::take(&mut lock(&self.refusals))
+        std::mem::take(&mut self.refusals.lock())
     }
 
     /// Waits for a time, or until a command, a clock change or [`WorldRunner::stop`].
     pub fn wait(&self, time: Duration) {
-        let clock = lock(&self.world_clock);
+        let mut clock = self.world_clock.lock();
         if !self.is_stopping() {
-            drop(self.wakeup.wait_timeout(clock, time));
+            self.wakeup.wait_for(&mut clock, time);
         }
     }
 
@@ -320,7 +317,7 @@ impl WorldRunner {
         let mut store = self.store();
         let (mut changes, refused) = store.apply_posted_commands(now)?;
         self.prerender_messages(&store, &changes);
-        lock(&self.refusals).extend(refused);
+        self.refusals.lock().extend(refused);
         if !store.world.deliver_due_drafts(now).is_empty() {
             store.world.advance_clock(now);
             changes.merge(self.save_changes(&mut store)?);
@@ -331,7 +328,7 @@ impl WorldRunner {
     fn run_heartbeat(&self, agent: AgentId, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
         let now = self.now();
         let Some(state) = self.store().world.agent(agent).cloned() else { return Ok(RunnerStep::Preempted) };
-        let mut models = lock(&self.models);
+        let mut models = self.models.lock();
         let Some(model) = models.get_mut(&state.model) else {
             return self.finish_heartbeat(agent, None, Err(unknown_model(&state.model)));
         };
@@ -349,7 +346,7 @@ impl WorldRunner {
             Ok(hud) => hud,
             Err(error) => return self.finish_heartbeat(agent, None, Err(error)),
         };
-        lock(&self.world_clock).thinking_agent = Some(agent);
+        self.world_clock.lock().thinking_agent = Some(agent);
         let schema = schema::answer_schema(&hud.hud, model.sampling.max_tokens);
         let constraint = match state.answer_format {
             AnswerFormat::Json => OutputConstraint::JsonSchema(schema.to_string()),
@@ -361,7 +358,7 @@ impl WorldRunner {
         });
         drop(permit);
         drop(models);
-        lock(&self.world_clock).thinking_agent = None;
+        self.world_clock.lock().thinking_agent = None;
         match generation {
             Ok(None) => Ok(RunnerStep::Preempted),
             Ok(Some(generation)) => {

@@ -4,12 +4,13 @@ use super::halo_program;
 use anyhow::{Context, Result, bail, ensure};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
+use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
@@ -208,9 +209,7 @@ impl BenchConnection {
         let turns: Value =
             serde_json::from_slice(&self.request("GET", "/api/halo/v1/conversations/main/turns", "")?)?;
         let last = turns.as_array().and_then(|turns| turns.last()).context("no turn was recorded")?;
-        let ms = |stage: &str| last["record"]["ms"][stage].as_f64().unwrap_or(0.0);
-        let spoke = ms("speak") + ms("attend");
-        Ok(last["record"]["tokens"].as_f64().unwrap_or(0.0) * 1e3 / spoke)
+        last["figures"]["tokens_per_second"].as_f64().context("the turn was interrupted")
     }
 }
 
@@ -228,13 +227,13 @@ struct StopSignal(Mutex<bool>, Condvar);
 impl StopSignal {
     /// Waits for the pause of a client; returns whether to stop.
     fn wait(&self, time: Duration) -> bool {
-        let enough = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let woken = self.1.wait_timeout_while(enough, time, |enough| !*enough);
-        *woken.unwrap_or_else(PoisonError::into_inner).0
+        let mut stopped = self.0.lock();
+        self.1.wait_while_for(&mut stopped, |stopped| !*stopped, time);
+        *stopped
     }
 
     fn stop(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.0.lock() = true;
         self.1.notify_all();
     }
 }
@@ -285,7 +284,7 @@ impl BackgroundClients {
                     let begin = Instant::now();
                     connection.request("GET", &path, "")?;
                     let took = begin.elapsed().as_secs_f64() * 1e3;
-                    let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut times = times.lock();
                     if search {
                         times.searches.push(took);
                     } else {
@@ -306,6 +305,6 @@ impl BackgroundClients {
         for thread in self.threads {
             thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
-        Ok(std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner)))
+        Ok(std::mem::take(&mut *self.times.lock()))
     }
 }

@@ -34,10 +34,11 @@ use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use halo_worlds::world_store;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -382,7 +383,7 @@ impl Backend for CliBackend {
             let why = format!("{key} affects security: set it in the settings file or on the command line");
             return Err(Error::invalid_input("setting", why));
         }
-        let _one_at_a_time = self.settings_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.settings_lock.lock();
         let loaded = self.env.load_settings().map_err(backend_error("setting"))?;
         if let origin @ (SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) = loaded.origin(key) {
             let why = format!(

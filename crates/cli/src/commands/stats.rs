@@ -5,6 +5,7 @@ use crate::env::Env;
 use crate::output::{print_json, print_stdout};
 use anyhow::Result;
 use halo_core::store::{Access, RecordKind, Store};
+use halo_engine::turn_record::TurnRecord;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -19,59 +20,53 @@ pub struct StatsArgs {
 
 pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
     let (mut store, _) = open_existing(env, &options.conversation.name, Access::Read)?;
-    let mut turns: Vec<(u64, Value)> = Vec::new();
-    for record in store.records(&options.conversation.name, RecordKind::Turn)? {
-        // A record that cannot be parsed is skipped: other turns are still printed.
-        if let (Ok(turn), Ok(Value::Object(mut turn_stats))) =
-            (record.key.parse(), serde_json::from_str(&record.value))
-        {
-            turn_stats.insert("turn".into(), json!(turn));
-            turn_stats.insert("at".into(), json!(record.updated_at));
-            turns.push((turn, Value::Object(turn_stats)));
-        }
-    }
-    turns.sort_by_key(|(turn, _)| *turn);
+    let records = store.records(&options.conversation.name, RecordKind::Turn)?;
+    // A record that cannot be parsed is skipped: other turns are still printed.
+    let mut turns: Vec<(u64, i64, TurnRecord)> = (records.iter())
+        .filter_map(|record| {
+            let turn = record.key.parse().ok()?;
+            Some((turn, record.updated_at, TurnRecord::from_json(&record.value)?))
+        })
+        .collect();
+    turns.sort_by_key(|(turn, ..)| *turn);
     let skipped = if options.limit == 0 { 0 } else { turns.len().saturating_sub(options.limit) };
-    let printed: Vec<&Value> = turns[skipped..].iter().map(|(_, turn_stats)| turn_stats).collect();
+    let printed = &turns[skipped..];
     if env.json {
-        return print_json(&json!(printed));
+        return print_json(&printed.iter().map(turn_json).collect());
     }
     if turns.is_empty() {
         return print_stdout("no turn has been answered yet: `halo chat` starts a conversation\n");
     }
     let mut out = format!(
-        "{:>6}  {:<12}{:>7}{:>7}{:>9}{:>6}{:>10}{:>9}{:>10}{:>9}{:>9}\n",
+        "{:>6}  {:<12}{:>7}{:>7}{:>9}{:>7}{:>10}{:>9}{:>10}{:>9}{:>9}\n",
         "turn",
         "ended",
         "tokens",
         "window",
         "returned",
-        "left",
+        "pruned",
         "first ms",
         "tok/s",
         "total ms",
         "own ms",
         "own %"
     );
-    for turn_stats in printed {
-        let ms = |stage: &str| turn_stats["ms"][stage].as_f64().unwrap_or(0.0);
-        let all: f64 =
-            turn_stats["ms"].as_object().map_or(0.0, |ms| ms.values().filter_map(Value::as_f64).sum());
-        let own = all - ms("read") - ms("speak") - ms("preview");
-        let number = |key: &str| turn_stats[key].as_u64().map_or_else(|| "–".into(), |n| n.to_string());
-        let spoke = ms("speak") + ms("attend");
-        let pace =
-            turn_stats["tokens"].as_f64().filter(|_| spoke > 0.0).map_or(0.0, |tokens| tokens * 1e3 / spoke);
+    for (turn, _, record) in printed {
+        let _ = write!(out, "{turn:>6}  {:<12}", record.finish);
+        let Some(figures) = &record.figures else {
+            out.push('\n');
+            continue;
+        };
+        let (all, own) = (figures.stages.total_ms(), figures.stages.overhead_ms());
         let _ = writeln!(
             out,
-            "{:>6}  {:<12}{:>7}{:>7}{:>9}{:>6}{:>10.0}{pace:>9.1}{all:>10.0}{own:>9.1}{:>9.1}",
-            number("turn"),
-            turn_stats["finish"].as_str().unwrap_or("?"),
-            number("tokens"),
-            number("live"),
-            number("returned"),
-            number("left"),
-            ms("store") + ms("preview") + ms("recall") + ms("read"),
+            "{:>7}{:>7}{:>9}{:>7}{:>10.0}{:>9.1}{all:>10.0}{own:>9.1}{:>9.1}",
+            figures.tokens,
+            figures.live_tokens,
+            figures.resurrected,
+            figures.pruned,
+            figures.stages.first_token_ms(),
+            figures.tokens_per_second(),
             if all > 0.0 { own / all * 100.0 } else { 0.0 },
         );
     }
@@ -80,4 +75,23 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
     }
     out.push_str("\nown: time outside the model (prefill and generation). --json prints every stage and attention statistics.\n");
     print_stdout(&out)
+}
+
+fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
+    let mut json = json!({
+        "turn": turn,
+        "at": at,
+        "finish": record.finish,
+        "error": record.error,
+        "premise": record.premise,
+    });
+    if let Some(figures) = &record.figures {
+        json["tokens"] = json!(figures.tokens);
+        json["resurrected"] = json!(figures.resurrected);
+        json["pruned"] = json!(figures.pruned);
+        json["live"] = json!(figures.live_tokens);
+        json["ms"] = json!(figures.stages.by_name());
+        json["attention"] = json!(figures.attention);
+    }
+    json
 }

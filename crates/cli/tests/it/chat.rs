@@ -270,6 +270,6 @@ fn capture_replays_to_same_brightness() {
             turn["attention"].as_array().expect("traces").iter().filter_map(|t| t["step"].as_u64()).collect();
         let tokens = turn["tokens"].as_u64().expect("a number");
         assert_eq!(steps, (0..tokens).step_by(5).collect::<Vec<_>>(), "{turn:#}");
-        assert!(turn["ms"]["speak"].as_f64() > Some(0.0), "{turn:#}");
+        assert!(turn["ms"]["generate"].as_f64() > Some(0.0), "{turn:#}");
     }
 }

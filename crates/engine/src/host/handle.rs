@@ -8,10 +8,11 @@ use crate::turn::TurnInput;
 use halo_core::Error;
 use halo_core::model::{Sampling, StepFlow};
 use halo_core::token::ChunkId;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Opens a conversation; the second argument hears how many messages were retokenized, and of how many.
@@ -69,7 +70,7 @@ impl HostState {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, OpenConversations> {
-        self.conversations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.conversations.lock()
     }
 
     pub fn last_event_number(&self) -> u64 {
@@ -163,7 +164,7 @@ impl ConversationHandle {
         &self,
         job: impl FnOnce(&mut Session, &JobContext<'_>) + Send + 'static,
     ) -> Result<(), Error> {
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs = self.jobs.lock();
         let jobs = jobs.as_ref().ok_or_else(closed_error)?;
         self.queued_jobs.fetch_add(1, Ordering::SeqCst);
         self.unfinished_jobs.fetch_add(1, Ordering::SeqCst);
@@ -188,7 +189,7 @@ impl ConversationHandle {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.jobs.lock().is_some()
     }
 
     pub(super) fn has_queued_jobs(&self) -> bool {
@@ -223,7 +224,7 @@ impl ConversationHandle {
     }
 
     pub(super) fn close(&self) {
-        *self.jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.jobs.lock() = None;
     }
 }
 

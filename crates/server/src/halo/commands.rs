@@ -20,8 +20,9 @@ use halo_engine::host::{ConversationHandle, TurnRequest};
 use halo_engine::manual_edit::ManualEdit;
 use halo_engine::tools::notes;
 use halo_engine::turn::{EditAuthor, TurnInput};
+use parking_lot::Mutex;
 use serde_json::json;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -121,7 +122,7 @@ async fn start_turn(
     let at_first_event = Arc::new(Mutex::new(Some(sender)));
     let at_end = Arc::clone(&at_first_event);
     let respond = |sender: &Mutex<Option<oneshot::Sender<_>>>, result| {
-        let sender = sender.lock().ok().and_then(|mut sender| sender.take());
+        let sender = sender.lock().take();
         sender.map(|sender| sender.send(result))
     };
     let metrics = app.metrics.clone();

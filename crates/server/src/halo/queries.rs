@@ -23,6 +23,7 @@ use halo_core::token::{ChunkId, ContentKind, Position, TurnId};
 use halo_engine::forget::pending as pending_forget;
 use halo_engine::history::{self, ChunkAction};
 use halo_engine::snapshot::ConversationState;
+use halo_engine::turn_record::TurnRecord;
 use halo_engine::variant;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -106,13 +107,12 @@ fn render_snapshot(app: &App, state: &ConversationState) -> ApiResult<ApiSnapsho
         if !live_turns.contains(&turn) {
             continue;
         }
-        let json: serde_json::Value = serde_json::from_str(&record.value).unwrap_or_default();
-        if let Some(premise) = json["premise"].as_str() {
-            snapshot.premises.insert(turn, premise.to_owned());
+        let Some(record) = TurnRecord::from_json(&record.value) else { continue };
+        if !record.is_complete() {
+            snapshot.finish_reasons.insert(turn, record.finish);
         }
-        let finish = json["finish"].as_str().unwrap_or("end");
-        if !["end", "stop"].contains(&finish) {
-            snapshot.finish_reasons.insert(turn, finish.to_owned());
+        if let Some(premise) = record.premise {
+            snapshot.premises.insert(turn, premise);
         }
     }
     Ok(snapshot)
@@ -387,8 +387,8 @@ async fn list_turns(
         let mut turns: Vec<ApiTurn> = records
             .into_iter()
             .filter_map(|record| {
-                let json: serde_json::Value = serde_json::from_str(&record.value).ok()?;
-                Some(ApiTurn { turn: record.key.parse().ok()?, at: record.updated_at, record: json })
+                let turn_record = TurnRecord::from_json(&record.value)?;
+                Some(ApiTurn::new(record.key.parse().ok()?, record.updated_at, turn_record))
             })
             .collect();
         turns.sort_by_key(|turn| turn.turn);

@@ -5,6 +5,7 @@ use halo_core::store::ConversationSummary;
 use halo_core::token::{ChunkId, Role};
 use halo_engine::memory::placement::PlacedMemory;
 use halo_engine::snapshot::{AnswerProgress, ConversationState};
+use halo_engine::turn_record::{AttentionSample, TurnFigures, TurnRecord};
 use halo_engine::variant::VariantChoice;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -165,15 +166,66 @@ impl From<&AnswerProgress> for ApiRunningAnswer {
     }
 }
 
-/// A turn and its stored record: finish reason, chunks pruned and resurrected, times of the stages.
+/// A turn: how it ended, chunks pruned and resurrected, times of the stages.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Turn)]
 pub(crate) struct ApiTurn {
     pub turn: u32,
     /// When it ended, in milliseconds since 1970.
     pub at: i64,
-    #[schema(value_type = Object)]
-    pub record: serde_json::Value,
+    /// A finish reason, `failed` or `interrupted`.
+    pub finish: String,
+    pub error: Option<String>,
+    /// Why the premise of the message is false.
+    pub premise: Option<String>,
+    /// Null if the program ended during the turn.
+    pub figures: Option<ApiTurnFigures>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = TurnFigures)]
+pub(crate) struct ApiTurnFigures {
+    /// Tokens of the answer.
+    pub tokens: usize,
+    /// The number of chunks.
+    pub resurrected: usize,
+    /// The number of chunks.
+    pub pruned: usize,
+    /// Tokens in the context window after the turn.
+    pub live: usize,
+    pub tokens_per_second: f64,
+    /// From the message to the first token.
+    pub first_token_ms: f64,
+    /// Time outside of the model.
+    pub overhead_ms: f64,
+    /// Milliseconds of each stage.
+    pub ms: BTreeMap<&'static str, f64>,
+    /// Statistics of the attention at some steps of the answer.
+    #[schema(value_type = Vec<Object>)]
+    pub attention: Vec<AttentionSample>,
+}
+
+impl ApiTurn {
+    pub fn new(turn: u32, at: i64, record: TurnRecord) -> Self {
+        let TurnRecord { finish, error, premise, figures } = record;
+        Self { turn, at, finish, error, premise, figures: figures.map(ApiTurnFigures::from) }
+    }
+}
+
+impl From<TurnFigures> for ApiTurnFigures {
+    fn from(figures: TurnFigures) -> Self {
+        Self {
+            tokens_per_second: figures.tokens_per_second(),
+            first_token_ms: figures.stages.first_token_ms(),
+            overhead_ms: figures.stages.overhead_ms(),
+            ms: figures.stages.by_name(),
+            tokens: figures.tokens,
+            resurrected: figures.resurrected,
+            pruned: figures.pruned,
+            live: figures.live_tokens,
+            attention: figures.attention,
+        }
+    }
 }
 
 /// The context window after an earlier turn.

@@ -171,7 +171,6 @@ pub(crate) struct ApiTurnSummary {
 
 impl From<&TurnSummary> for ApiTurnSummary {
     fn from(summary: &TurnSummary) -> Self {
-        let before_answer = [TurnStage::Store, TurnStage::Preview, TurnStage::Recall, TurnStage::Prefill];
         let seconds = |stage: TurnStage| summary.stage_duration(stage).as_secs_f64();
         Self {
             turn: summary.turn.0,
@@ -180,7 +179,7 @@ impl From<&TurnSummary> for ApiTurnSummary {
             resurrected: summary.resurrected,
             pruned: summary.pruned,
             tokens_per_second: summary.tokens_per_second(),
-            first_token_seconds: before_answer.into_iter().map(seconds).sum(),
+            first_token_seconds: TurnStage::BEFORE_ANSWER.into_iter().map(seconds).sum(),
             ms: TurnStage::ALL.iter().map(|&stage| (stage.name(), seconds(stage) * 1e3)).collect(),
         }
     }

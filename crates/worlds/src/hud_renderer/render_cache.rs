@@ -4,9 +4,10 @@ use crate::hud::{self, HudMessage, HudMeta, HudRoom, HudSystem};
 use crate::hud_format::HudFormat;
 use crate::world::{AgentId, AgentState, RecentAction, RoomMessage};
 use halo_agents::token_counter::TokenCounter;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Entries of a map; a full map is cleared.
 const MAX_CACHED_ITEMS: usize = 1 << 18;
@@ -87,10 +88,6 @@ impl RenderCache {
         &*self.counter
     }
 
-    fn lock_entries(&self) -> MutexGuard<'_, RenderCacheEntries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn count_tokens(&self, text: &str) -> usize {
         self.count_tokens_cached(text, 0, || self.counter.count_tokens(text))
     }
@@ -98,11 +95,11 @@ impl RenderCache {
     /// The tokens of something that depends on a text only; `kind` separates different counts of the same text.
     pub(super) fn count_tokens_cached(&self, text: &str, kind: u64, count: impl FnOnce() -> usize) -> usize {
         let key = xxhash_rust::xxh3::xxh3_64_with_seed(text.as_bytes(), kind);
-        if let Some(&tokens) = self.lock_entries().tokens.get(&key) {
+        if let Some(&tokens) = self.entries.lock().tokens.get(&key) {
             return tokens;
         }
         let tokens = count();
-        clear_if_full(&mut self.lock_entries().tokens, MAX_CACHED_ITEMS).insert(key, tokens);
+        clear_if_full(&mut self.entries.lock().tokens, MAX_CACHED_ITEMS).insert(key, tokens);
         tokens
     }
 
@@ -127,13 +124,13 @@ impl RenderCache {
         write: impl FnOnce(&T) -> String,
     ) -> (Arc<T>, CountedText) {
         let (view, text) = {
-            let mut entries = self.lock_entries();
+            let mut entries = self.entries.lock();
             let row = rows(&mut entries).entry(key).or_insert_with(|| CachedRow::new(view()));
             (Arc::clone(&row.view), row.texts[format as usize].clone())
         };
         let text = text.unwrap_or_else(|| {
             let text = self.counted_text_uncached(write(&view));
-            if let Some(row) = rows(&mut self.lock_entries()).get_mut(&key) {
+            if let Some(row) = rows(&mut self.entries.lock()).get_mut(&key) {
                 row.texts[format as usize] = Some(text.clone());
             }
             text
@@ -169,7 +166,7 @@ impl RenderCache {
 
     pub(super) fn recent_actions(&self, agent: &AgentState) -> Vec<Arc<Map<String, Value>>> {
         let first = agent.action_count.saturating_sub(agent.recent_actions.len() as u64);
-        let mut entries = self.lock_entries();
+        let mut entries = self.entries.lock();
         let actions = entries.actions_mut();
         let view = |(recent, number): (&RecentAction, u64)| {
             let row = actions
@@ -188,11 +185,11 @@ impl RenderCache {
         write: impl FnOnce() -> String,
     ) -> CountedText {
         let key = (format, hash_room_header(room, n));
-        if let Some(text) = self.lock_entries().room_headers.get(&key) {
+        if let Some(text) = self.entries.lock().room_headers.get(&key) {
             return text.clone();
         }
         let text = self.counted_text_uncached(write());
-        clear_if_full(&mut self.lock_entries().room_headers, MAX_CACHED_ROOM_HEADERS)
+        clear_if_full(&mut self.entries.lock().room_headers, MAX_CACHED_ROOM_HEADERS)
             .insert(key, text.clone());
         text
     }
@@ -205,11 +202,11 @@ impl RenderCache {
         write: impl FnOnce() -> Vec<String>,
     ) -> Arc<[CountedText]> {
         let key = (format, hash_parts(parts));
-        if let Some(texts) = self.lock_entries().texts.get(&key) {
+        if let Some(texts) = self.entries.lock().texts.get(&key) {
             return Arc::clone(texts);
         }
         let texts: Arc<[CountedText]> = write().into_iter().map(|text| self.counted_text(text)).collect();
-        clear_if_full(&mut self.lock_entries().texts, MAX_CACHED_TEXTS).insert(key, Arc::clone(&texts));
+        clear_if_full(&mut self.entries.lock().texts, MAX_CACHED_TEXTS).insert(key, Arc::clone(&texts));
         texts
     }
 
@@ -220,12 +217,12 @@ impl RenderCache {
         create: impl FnOnce() -> (HudSystem, HudMeta),
     ) -> SharedPrompt {
         let key = hash_parts(parts);
-        if let Some(prompt) = self.lock_entries().shared_prompts.get(&key) {
+        if let Some(prompt) = self.entries.lock().shared_prompts.get(&key) {
             return prompt.clone();
         }
         let (system, meta) = create();
         let prompt = (Arc::new(system), Arc::new(meta));
-        clear_if_full(&mut self.lock_entries().shared_prompts, MAX_CACHED_ITEMS).insert(key, prompt.clone());
+        clear_if_full(&mut self.entries.lock().shared_prompts, MAX_CACHED_ITEMS).insert(key, prompt.clone());
         prompt
     }
 }

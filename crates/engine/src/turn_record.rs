@@ -1,0 +1,201 @@
+//! The record of a turn: how it ended, what was pruned and resurrected, and how long each stage took. It is stored beside
+//! the timeline. The names in the stored JSON are those of the first version; every reader goes through this type.
+
+use crate::event::{TurnStage, TurnSummary};
+use halo_core::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TurnRecord {
+    /// A finish reason, `failed` or `interrupted`.
+    pub finish: String,
+    #[serde(rename = "why", default)]
+    pub error: Option<String>,
+    /// Why the premise of the message is false.
+    #[serde(default)]
+    pub premise: Option<String>,
+    /// None if the program ended during the turn.
+    #[serde(flatten)]
+    pub figures: Option<TurnFigures>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TurnFigures {
+    /// Tokens of the answer.
+    pub tokens: usize,
+    #[serde(rename = "returned")]
+    pub resurrected: usize,
+    #[serde(rename = "left")]
+    pub pruned: usize,
+    /// Tokens in the context window after the turn.
+    #[serde(rename = "live")]
+    pub live_tokens: usize,
+    #[serde(rename = "ms")]
+    pub stages: StageTimes,
+    /// Statistics of the attention at some steps of the answer.
+    #[serde(default)]
+    pub attention: Vec<AttentionSample>,
+}
+
+/// Milliseconds by stage. Names of stages that this version does not know are ignored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, f64>", into = "BTreeMap<String, f64>")]
+pub struct StageTimes(pub BTreeMap<TurnStage, f64>);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionSample {
+    pub step: u64,
+    pub mean: f64,
+    pub median: f64,
+    pub max: f64,
+    pub min: f64,
+    pub std: f64,
+}
+
+impl TurnRecord {
+    #[must_use]
+    pub fn new(summary: &TurnSummary, error: Option<&Error>, premise: Option<String>) -> Self {
+        let ms = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
+        Self {
+            finish: if error.is_some() { "failed" } else { summary.finish.name() }.to_owned(),
+            error: error.map(ToString::to_string),
+            premise,
+            figures: Some(TurnFigures {
+                tokens: summary.tokens,
+                resurrected: summary.resurrected,
+                pruned: summary.pruned,
+                live_tokens: summary.live_tokens,
+                stages: StageTimes(summary.stages.iter().map(|(stage, time)| (*stage, ms(*time))).collect()),
+                attention: summary.traces.iter().map(AttentionSample::from).collect(),
+            }),
+        }
+    }
+
+    /// The record of a turn during which the program ended.
+    #[must_use]
+    pub fn interrupted() -> Self {
+        Self { finish: "interrupted".into(), error: None, premise: None, figures: None }
+    }
+
+    /// None if the record cannot be read.
+    #[must_use]
+    pub fn from_json(stored: &str) -> Option<Self> {
+        serde_json::from_str(stored).ok()
+    }
+
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_value(self).unwrap_or_default().to_string()
+    }
+
+    /// Whether the answer is complete: the model ended it.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        ["end", "stop"].contains(&self.finish.as_str())
+    }
+}
+
+impl StageTimes {
+    #[must_use]
+    pub fn ms(&self, stage: TurnStage) -> f64 {
+        self.0.get(&stage).copied().unwrap_or(0.0)
+    }
+
+    /// The sum over all stages.
+    #[must_use]
+    pub fn total_ms(&self) -> f64 {
+        self.0.values().sum()
+    }
+
+    /// From the message to the first token.
+    #[must_use]
+    pub fn first_token_ms(&self) -> f64 {
+        TurnStage::BEFORE_ANSWER.iter().map(|stage| self.ms(*stage)).sum()
+    }
+
+    /// Time outside of the model.
+    #[must_use]
+    pub fn overhead_ms(&self) -> f64 {
+        let in_model = [TurnStage::Prefill, TurnStage::Generate, TurnStage::Preview];
+        self.total_ms() - in_model.iter().map(|stage| self.ms(*stage)).sum::<f64>()
+    }
+
+    /// By the public names of the stages.
+    #[must_use]
+    pub fn by_name(&self) -> BTreeMap<&'static str, f64> {
+        self.0.iter().map(|(stage, ms)| (stage.name(), *ms)).collect()
+    }
+}
+
+impl TurnFigures {
+    #[must_use]
+    pub fn tokens_per_second(&self) -> f64 {
+        let ms = self.stages.ms(TurnStage::Generate) + self.stages.ms(TurnStage::Score);
+        if ms > 0.0 { self.tokens as f64 * 1e3 / ms } else { 0.0 }
+    }
+}
+
+impl From<BTreeMap<String, f64>> for StageTimes {
+    fn from(stored: BTreeMap<String, f64>) -> Self {
+        let known = stored.iter().filter_map(|(name, ms)| {
+            TurnStage::ALL.into_iter().find(|stage| stored_name(*stage) == name).map(|stage| (stage, *ms))
+        });
+        Self(known.collect())
+    }
+}
+
+impl From<StageTimes> for BTreeMap<String, f64> {
+    fn from(times: StageTimes) -> Self {
+        times.0.into_iter().map(|(stage, ms)| (stored_name(stage).to_owned(), ms)).collect()
+    }
+}
+
+impl From<&(u64, halo_core::attention::AttentionStats)> for AttentionSample {
+    fn from((step, stats): &(u64, halo_core::attention::AttentionStats)) -> Self {
+        let halo_core::attention::AttentionStats { mean, median, max, min, std } = *stats;
+        Self { step: *step, mean, median, max, min, std }
+    }
+}
+
+/// The name of a stage in stored records.
+fn stored_name(stage: TurnStage) -> &'static str {
+    match stage {
+        TurnStage::Prefill => "read",
+        TurnStage::Generate => "speak",
+        TurnStage::Score => "attend",
+        TurnStage::PersistKv => "settle",
+        TurnStage::Store | TurnStage::Preview | TurnStage::Recall | TurnStage::Prune | TurnStage::Index => {
+            stage.name()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turn_record_reads_and_writes_the_stored_names() {
+        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5}],"finish":"end","left":2,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":null,"returned":1,"tokens":41,"why":null}"#;
+        let record = TurnRecord::from_json(stored).expect("a record");
+        assert_eq!(record.to_json(), stored);
+        let figures = record.figures.as_ref().expect("figures");
+        assert_eq!((figures.resurrected, figures.pruned, figures.live_tokens), (1, 2, 300));
+        assert_eq!(figures.stages.by_name()["generate"], 20.0);
+        assert_eq!(figures.stages.by_name()["prefill"], 3.0);
+        assert_eq!(figures.stages.first_token_ms(), 3.5);
+        assert_eq!(figures.stages.overhead_ms(), 2.4);
+        assert!((figures.tokens_per_second() - 41.0 * 1e3 / 20.4).abs() < 1e-9);
+        assert!(record.is_complete());
+    }
+
+    #[test]
+    fn turn_record_of_an_interrupted_turn_has_no_figures() {
+        let record = TurnRecord::from_json(r#"{"finish":"interrupted"}"#).expect("a record");
+        assert_eq!(record, TurnRecord::interrupted());
+        assert!(!record.is_complete());
+        assert_eq!(TurnRecord::from_json("{"), None);
+    }
+}
