@@ -1,43 +1,42 @@
-//! TOON's own conformance cases, through the library that writes and reads TOON here: `scripts/toon` fetches them and runs this.
-//! Each case that does not come out as it should is named.
+//! Runs the conformance cases of the TOON specification on the `toon-format` library and prints each failed case.
+//! `scripts/toon` downloads the cases and runs this example.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use toon_format::types::{Delimiter, Indent};
 use toon_format::{DecodeOptions, EncodeOptions};
 
-/// What came of a case.
 enum FixtureResult {
     Passed,
-    /// It is about what the library does not have.
+    /// The case needs an option that the library does not have.
     Unsupported,
     Failed(String),
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder =
-        std::env::args().nth(1).ok_or("name the folder of the cases, with encode and decode in it")?;
-    let (mut out, mut unknown, mut wrong) = (0, 0, 0);
-    for way in ["decode", "encode"] {
-        let files = std::fs::read_dir(Path::new(&folder).join(way))?.filter_map(Result::ok);
+        std::env::args().nth(1).ok_or("usage: toon_fixtures FOLDER, with encode and decode in it")?;
+    let (mut passed, mut unsupported, mut failed) = (0, 0, 0);
+    for direction in ["decode", "encode"] {
+        let files = std::fs::read_dir(Path::new(&folder).join(direction))?.filter_map(Result::ok);
         let mut files: Vec<PathBuf> = files.map(|file| file.path()).collect();
         files.sort();
         for file in files {
             let text = std::fs::read_to_string(&file)?;
-            let told: Value = serde_json::from_str(&text)?;
-            for case in told["tests"].as_array().ok_or("no cases")? {
-                match if way == "decode" { check_decode(case) } else { check_encode(case) } {
-                    FixtureResult::Passed => out += 1,
-                    FixtureResult::Unsupported => unknown += 1,
-                    FixtureResult::Failed(what) => {
-                        wrong += 1;
-                        println!("{way} {}: {}: {what}", file.display(), case["name"]);
+            let fixture: Value = serde_json::from_str(&text)?;
+            for case in fixture["tests"].as_array().ok_or("no cases")? {
+                match if direction == "decode" { check_decode(case) } else { check_encode(case) } {
+                    FixtureResult::Passed => passed += 1,
+                    FixtureResult::Unsupported => unsupported += 1,
+                    FixtureResult::Failed(reason) => {
+                        failed += 1;
+                        println!("{direction} {}: {}: {reason}", file.display(), case["name"]);
                     }
                 }
             }
         }
     }
-    println!("{out} as they should be, {wrong} not, {unknown} of what the library does not have");
+    println!("{passed} passed, {failed} failed, {unsupported} unsupported");
     Ok(())
 }
 
@@ -50,16 +49,16 @@ fn check_decode(case: &Value) -> FixtureResult {
     if options["expandPaths"] == "safe" {
         return FixtureResult::Unsupported;
     }
-    let how = DecodeOptions::new()
+    let decode_options = DecodeOptions::new()
         .with_strict(options["strict"].as_bool().unwrap_or(true))
         .with_indent(indent(options));
-    let read = toon_format::decode::<Value>(case["input"].as_str().unwrap_or_default(), &how);
-    match (read, case["shouldError"].as_bool().unwrap_or(false)) {
+    let decoded = toon_format::decode::<Value>(case["input"].as_str().unwrap_or_default(), &decode_options);
+    match (decoded, case["shouldError"].as_bool().unwrap_or(false)) {
         (Err(_), true) => FixtureResult::Passed,
         (Ok(value), false) if json_equal(&value, &case["expected"]) => FixtureResult::Passed,
-        (Ok(value), false) => FixtureResult::Failed(format!("{value} for {}", case["expected"])),
-        (Ok(value), true) => FixtureResult::Failed(format!("{value} where it should fail")),
-        (Err(why), false) => FixtureResult::Failed(why.to_string()),
+        (Ok(value), false) => FixtureResult::Failed(format!("{value}, but expected {}", case["expected"])),
+        (Ok(value), true) => FixtureResult::Failed(format!("{value}, but an error was expected")),
+        (Err(error), false) => FixtureResult::Failed(error.to_string()),
     }
 }
 
@@ -73,17 +72,17 @@ fn check_encode(case: &Value) -> FixtureResult {
         Some("|") => Delimiter::Pipe,
         _ => Delimiter::Comma,
     };
-    let how = EncodeOptions::new().with_delimiter(delimiter).with_indent(indent(options));
-    match toon_format::encode(&case["input"], &how) {
+    let encode_options = EncodeOptions::new().with_delimiter(delimiter).with_indent(indent(options));
+    match toon_format::encode(&case["input"], &encode_options) {
         Ok(text) if Some(text.as_str()) == case["expected"].as_str() => FixtureResult::Passed,
-        Ok(text) => FixtureResult::Failed(format!("{text:?} for {}", case["expected"])),
-        Err(why) => FixtureResult::Failed(why.to_string()),
+        Ok(text) => FixtureResult::Failed(format!("{text:?}, but expected {}", case["expected"])),
+        Err(error) => FixtureResult::Failed(error.to_string()),
     }
 }
 
-/// Numbers are equal when they are the same number.
-fn json_equal(one: &Value, other: &Value) -> bool {
-    match (one, other) {
+/// Compares numbers by value: 1 equals 1.0.
+fn json_equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
         (Value::Array(a), Value::Array(b)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| json_equal(a, b))

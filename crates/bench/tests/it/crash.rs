@@ -1,4 +1,4 @@
-//! The crash bench in small, on every test run: disks that lose power, and disks that are full.
+//! A short run of the crash bench: power cuts and full disks.
 
 use halo_bench::crash::{CrashBenchReport, cut_power, fill_disk};
 

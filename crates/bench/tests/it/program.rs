@@ -1,4 +1,4 @@
-//! Runs the real `halo-bench`.
+//! Runs the real `halo-bench` binary.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -9,13 +9,13 @@ fn run_bench(args: &[&str]) -> Output {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HALO_")) {
         command.env_remove(name);
     }
-    command.args(args).arg("--data").arg(data.path()).output().expect("the binary runs")
+    command.args(args).arg("--data").arg(data.path()).output().expect("the binary starts")
 }
 
 fn run_json(args: &[&str]) -> Value {
     let output = run_bench(&[args, &["--json"]].concat());
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON alone")
+    serde_json::from_slice(&output.stdout).expect("stdout is JSON only")
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tool calls of a hostile model: a real program runs each jq filter in a process of its own, with limits.
+//! Tool calls of a hostile model: each jq filter runs in a subprocess with limits on time and memory.
 
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
@@ -28,7 +28,7 @@ fn seeded_random() -> impl FnMut(usize) -> usize {
     }
 }
 
-/// How many hostile filters and calls are tried.
+/// The number of random filters; `HALO_HOSTILE` overrides it.
 fn iterations() -> usize {
     std::env::var("HALO_HOSTILE").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
 }
@@ -43,11 +43,11 @@ fn jq_runs_in_its_own_process() {
     assert_eq!(jq_runner().run(".context.name", &notes), Ok(vec![json!("Ada")]));
     assert_eq!(jq_runner().run("[.list[] | . + 1]", &notes), Ok(vec![json!([2, 3, 4])]));
     assert_eq!(jq_runner().run("def f: f; f", &notes), Err("def is not allowed here".into()));
-    let gone = JqRunner::Subprocess("/nowhere/halo".into()).run(".", &notes);
-    assert!(gone.is_err_and(|why| why.starts_with("it could not be run")));
+    let missing = JqRunner::Subprocess("/nowhere/halo".into()).run(".", &notes);
+    assert!(missing.is_err_and(|error| error.starts_with("it could not be run")));
 }
 
-/// A few harmless steps can multiply for ever: time and memory end it.
+/// Filters whose output grows exponentially, and deeply nested ones, fail within the limits of time and memory.
 #[test]
 fn jq_limits_time_and_memory() {
     let notes = json!({"list": (0..20_000).collect::<Vec<u32>>(), "s": "x".repeat(1000)});
@@ -60,14 +60,14 @@ fn jq_limits_time_and_memory() {
         "if ".repeat(1200),
     ] {
         let begin = Instant::now();
-        let ended = jq_runner().run(&filter, &notes);
-        let short = &filter[..filter.len().min(60)];
-        assert!(begin.elapsed() < Duration::from_secs(3), "{short}: {:?}", begin.elapsed());
-        assert!(ended.is_err(), "{short}: {ended:?}");
+        let result = jq_runner().run(&filter, &notes);
+        let shortened = &filter[..filter.len().min(60)];
+        assert!(begin.elapsed() < Duration::from_secs(3), "{shortened}: {:?}", begin.elapsed());
+        assert!(result.is_err(), "{shortened}: {result:?}");
     }
 }
 
-/// Random filters from everything that jq knows: each ends in time, with a result or an error.
+/// Random filters from the whole syntax of jq end in time, with a result or an error.
 #[test]
 fn jq_fuzz_filters_end_in_time() {
     let parts = [
@@ -150,24 +150,24 @@ fn jq_fuzz_filters_end_in_time() {
         "\n",
     ];
     let notes = json!({"a": {"b": [1, "two", null]}, "list": [[1, 2], {"c": false}], "🐇": "ü"});
-    let mut draw = seeded_random();
-    let (mut good, mut slowest) = (0, Duration::ZERO);
+    let mut random = seeded_random();
+    let (mut succeeded, mut slowest) = (0, Duration::ZERO);
     for _ in 0..iterations() {
-        let filter: String = (0..1 + draw(9)).map(|_| parts[draw(parts.len())]).collect();
+        let filter: String = (0..1 + random(9)).map(|_| parts[random(parts.len())]).collect();
         let begin = Instant::now();
-        let ended: Result<Vec<Value>, String> = jq_runner().run(&filter, &notes);
+        let result: Result<Vec<Value>, String> = jq_runner().run(&filter, &notes);
         slowest = slowest.max(begin.elapsed());
         assert!(begin.elapsed() < Duration::from_secs(3), "{filter:?} took {:?}", begin.elapsed());
-        match ended {
-            Ok(_) => good += 1,
-            Err(why) => assert!(!why.is_empty(), "{filter:?}"),
+        match result {
+            Ok(_) => succeeded += 1,
+            Err(error) => assert!(!error.is_empty(), "{filter:?}"),
         }
     }
-    assert!(good > 5, "some of them are filters: {good}; the slowest took {slowest:?}");
+    assert!(succeeded > 5, "only {succeeded} filters are valid; the slowest took {slowest:?}");
 }
 
-/// Messages and answers assembled at random from harmful parts, on the real store: each turn ends in time, nothing
-/// falls over, no file is touched, and what was said is there.
+/// Random messages and answers from harmful parts, on the real store: each turn ends in time without an error, no file
+/// is created, and every message is stored unchanged.
 #[test]
 fn tools_fuzz_hostile_messages_and_calls_do_no_harm() {
     let home = tempfile::tempdir().expect("a temporary folder");
@@ -218,16 +218,17 @@ fn tools_fuzz_hostile_messages_and_calls_do_no_harm() {
         " ",
         "word",
     ];
-    let mut draw = seeded_random();
-    let mut by_lot =
-        |most: usize| -> String { (0..1 + draw(most)).map(|_| parts[draw(parts.len())]).collect() };
+    let mut random = seeded_random();
+    let mut random_text = |max_parts: usize| -> String {
+        (0..1 + random(max_parts)).map(|_| parts[random(parts.len())]).collect()
+    };
     let before = current_dir_files();
     let (mut calls, rounds) = (0, iterations() / 4);
     for round in 0..rounds.div_ceil(25) {
         let answer =
             |text: String| ScriptedAnswer { text, attention: ScriptedAttention::Uniform, fails_after: None };
-        let answers = (0..25 * 8).map(|_| answer(by_lot(12))).collect();
-        let messages: Vec<String> = (0..25).map(|_| by_lot(12)).collect();
+        let answers = (0..25 * 8).map(|_| answer(random_text(12))).collect();
+        let messages: Vec<String> = (0..25).map(|_| random_text(12)).collect();
         let store = Box::new(Database::open(&location).expect("a store"));
         let model = Box::new(ScriptedModel::new(100_000, answers));
         let mut session =
@@ -235,34 +236,34 @@ fn tools_fuzz_hostile_messages_and_calls_do_no_harm() {
                 .expect("open");
         for message in messages.iter().filter(|message| !message.trim().is_empty()) {
             let (begin, mut called) = (Instant::now(), 0);
-            let said = session.send_message(message, jiff::civil::date(2026, 11, 15), &mut |event| {
+            let result = session.send_message(message, jiff::civil::date(2026, 11, 15), &mut |event| {
                 called += u32::from(matches!(event, Event::ToolCalled(_)));
                 StepFlow::Continue
             });
-            said.unwrap_or_else(|why| panic!("{message:?}: {why}"));
-            let took = begin.elapsed();
+            result.unwrap_or_else(|error| panic!("{message:?}: {error}"));
+            let elapsed = begin.elapsed();
             assert!(
-                took < Duration::from_secs(1) * (called + 1),
-                "{message:?} took {took:?} for {called} calls"
+                elapsed < Duration::from_secs(1) * (called + 1),
+                "{message:?} took {elapsed:?} for {called} calls"
             );
             calls += called;
             let turns = session.timeline().turns();
             let turn = turns[turns.len() - 2].id;
-            let kept: String =
+            let stored: String =
                 session.timeline().turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
-            assert_eq!(&kept, message);
+            assert_eq!(&stored, message);
         }
     }
-    assert!(calls > 0, "some of them are calls");
-    assert_eq!(current_dir_files(), before, "no file is touched");
+    assert!(calls > 0, "no answer is a tool call");
+    assert_eq!(current_dir_files(), before, "no file is created");
 }
 
-/// The files of the folder that this runs in.
+/// The files in the current directory.
 fn current_dir_files() -> Vec<std::path::PathBuf> {
-    let mut all: Vec<_> =
+    let mut files: Vec<_> =
         std::fs::read_dir(".").expect("a folder").map(|e| e.expect("an entry").path()).collect();
-    all.sort();
-    all
+    files.sort();
+    files
 }
 
 fn test_rules() -> ConversationRules {

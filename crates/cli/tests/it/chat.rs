@@ -1,4 +1,4 @@
-//! `halo chat`, the real binary with the real model: lines from a pipe are messages.
+//! `halo chat` with the real binary and the real model. Each line from the pipe is one message.
 
 use serde_json::Value;
 use std::io::{BufReader, Read, Write};
@@ -9,7 +9,7 @@ fn model_command(data: &Path, args: &[&str]) -> Command {
     let mut command = crate::common::halo_command(data, args);
     command.arg("--model").arg(crate::common::chat_model());
     command.args(["--seed", "7", "--threads", "1", "--set", &crate::common::embedder_setting()]);
-    // What the model says depends on the day that it is told; tests do not.
+    // The prompt contains the date by default, and the answers would change with it.
     command.env("HALO_CHAT_DATES", "false");
     command
 }
@@ -17,37 +17,37 @@ fn model_command(data: &Path, args: &[&str]) -> Command {
 fn spawn_chat(data: &Path, args: &[&str]) -> Child {
     let mut command = model_command(data, &[&["chat"], args].concat());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("it starts")
+    command.spawn().expect("halo starts")
 }
 
-/// Says all lines, and hears what comes back on standard output.
+/// Sends each line as a message and returns standard output.
 fn chat_lines(data: &Path, args: &[&str], lines: &[String]) -> String {
     let mut child = spawn_chat(data, args);
-    let mut stdin = child.stdin.take().expect("piped");
+    let mut stdin = child.stdin.take().expect("stdin is piped");
     let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
     let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().expect("it ends");
-    writer.join().expect("written").expect("written");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    String::from_utf8(output.stdout).expect("text")
+    let output = child.wait_with_output().expect("halo exits");
+    writer.join().expect("the writer does not panic").expect("halo reads stdin");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 fn run_json(data: &Path, args: &[&str]) -> Value {
-    let output = model_command(data, &[args, &["--json"]].concat()).output().expect("it runs");
+    let output = model_command(data, &[args, &["--json"]].concat()).output().expect("halo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// The gun of the first turn: it leaves a window of a thousand tokens, and when turn 80 asks for it, it is back at its
-/// own place and the model says its name. By what the model looks at it would never leave, so here the oldest do.
+/// The message of turn 0 is pruned from a window of a thousand tokens. When turn 80 asks about it, it is resurrected at
+/// its own position and the model answers from it. Pruning by attention would never prune it, so the policy is `fifo`.
 #[test]
 fn resurrect_brings_turn_one_back_at_turn_eighty() {
     let home = crate::common::temp_dir();
-    let small = ["context.max_tokens=1000", "generation.max_tokens=16", "generation.temperature=0"];
-    let set = |setting| ["--set", setting];
-    let args: Vec<&str> = small.into_iter().chain(["prune.policy=fifo"]).flat_map(set).collect();
-    let things = [
+    let settings = ["context.max_tokens=1000", "generation.max_tokens=16", "generation.temperature=0"];
+    let set_flag = |setting| ["--set", setting];
+    let args: Vec<&str> = settings.into_iter().chain(["prune.policy=fifo"]).flat_map(set_flag).collect();
+    let fillers = [
         "The cat sleeps on the sofa.",
         "It rains in Lisbon today.",
         "My sister plays the cello.",
@@ -60,34 +60,33 @@ fn resurrect_brings_turn_one_back_at_turn_eighty() {
         "The clock in the hall is slow.",
     ];
     let mut lines = vec!["My gun is called Betsy. Remember that.".to_owned()];
-    lines.extend((1..40).map(|n| things[n % 10].to_owned()));
+    lines.extend((1..40).map(|n| fillers[n % 10].to_owned()));
     chat_lines(home.path(), &args, &lines);
-    let shown = run_json(home.path(), &["show", "--all"]);
-    let chunk = |page: &Value, name: &str| {
-        let all = page.as_array().expect("chunks").iter();
-        all.clone()
-            .find(|c| c["chunk"] == name)
+    let chunks = run_json(home.path(), &["show", "--all"]);
+    let find_chunk = |chunks: &Value, name: &str| {
+        let mut rows = chunks.as_array().expect("chunks").iter();
+        rows.find(|row| row["chunk"] == name)
             .cloned()
-            .unwrap_or_else(|| panic!("{name} is not in {page:#}"))
+            .unwrap_or_else(|| panic!("{name} is not in {chunks:#}"))
     };
-    let gone = chunk(&shown, "u0.0");
-    assert_eq!((&gone["live"], &gone["position"]), (&Value::Bool(false), &Value::from(0)));
-    assert!(gone["why"].as_str().is_some_and(|why| why.starts_with("pruned: ")), "{gone:#}");
-    assert_eq!(gone["text"], lines[0].as_str());
+    let pruned = find_chunk(&chunks, "u0.0");
+    assert_eq!((&pruned["live"], &pruned["position"]), (&Value::Bool(false), &Value::from(0)));
+    assert!(pruned["why"].as_str().is_some_and(|reason| reason.starts_with("pruned: ")), "{pruned:#}");
+    assert_eq!(pruned["text"], lines[0].as_str());
 
     let answer = chat_lines(home.path(), &args, &["What is my gun called?".to_owned()]);
     assert!(answer.contains("Betsy"), "{answer}");
-    let why = run_json(home.path(), &["why", "u0.0"]);
-    let events = why["events"].as_array().expect("events");
-    let returned = events.iter().rfind(|e| e["what"] == "resurrected").expect("it came back");
-    let told = returned["why"].as_str().unwrap_or_default();
-    assert!(told.starts_with("found by search, hit 1") || told.contains("a1.0"), "{why:#}");
-    let all = run_json(home.path(), &["show", "--all"]);
-    assert_eq!(chunk(&all, "u0.0")["position"], 0, "at its own place");
-    assert_eq!(chunk(&all, "u80.0")["turn"], 80);
+    let history = run_json(home.path(), &["why", "u0.0"]);
+    let events = history["events"].as_array().expect("events");
+    let resurrected = events.iter().rfind(|e| e["what"] == "resurrected").expect("the chunk was resurrected");
+    let reason = resurrected["why"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("found by search, hit 1") || reason.contains("a1.0"), "{history:#}");
+    let chunks = run_json(home.path(), &["show", "--all"]);
+    assert_eq!(find_chunk(&chunks, "u0.0")["position"], 0, "the position does not change");
+    assert_eq!(find_chunk(&chunks, "u80.0")["turn"], 80);
 }
 
-/// The same seed and the same words give the same answers, byte for byte, also when the program was closed in between.
+/// The same seed and messages give the same answers, byte for byte, also when the program exits after every turn.
 #[test]
 fn chat_is_deterministic_for_same_seed_and_messages() {
     let args = [
@@ -102,36 +101,37 @@ fn chat_is_deterministic_for_same_seed_and_messages() {
         ["Hello there.", "Tell me of the sea.", "And of ships?", "What of the gun?", "Good night."]
             .map(str::to_owned)
             .into();
-    let [one, two, three] = [(); 3].map(|()| crate::common::temp_dir());
-    let through = chat_lines(one.path(), &args, &lines);
-    let shown = run_json(one.path(), &["show", "--all"]);
-    let answers = shown.as_array().expect("chunks").iter().filter(|chunk| chunk["role"] == "assistant");
-    let mut rest = through.as_str();
+    let [first, second, restarted] = [(); 3].map(|()| crate::common::temp_dir());
+    let output = chat_lines(first.path(), &args, &lines);
+    let chunks = run_json(first.path(), &["show", "--all"]);
+    let answers = chunks.as_array().expect("chunks").iter().filter(|chunk| chunk["role"] == "assistant");
+    let mut rest = output.as_str();
     for answer in answers {
         let text = answer["text"].as_str().unwrap_or_default().trim();
-        assert!(!text.is_empty(), "{shown:#}");
+        assert!(!text.is_empty(), "{chunks:#}");
         let at = rest.find(text).unwrap_or_else(|| panic!("{text} is not in {rest}"));
         rest = &rest[at + text.len()..];
     }
-    assert_eq!(rest.trim(), "", "answers, and nothing else");
-    assert_eq!(chat_lines(two.path(), &args, &lines), through);
-    let parts: String =
-        lines.iter().map(|line| chat_lines(three.path(), &args, std::slice::from_ref(line))).collect();
-    assert_eq!(parts, through, "closed and opened after every turn");
-    let hashes = [&one, &two, &three].map(|home| {
-        let shown = run_json(home.path(), &["show", "--all"]);
-        serde_json::to_string(&shown).expect("JSON")
+    assert_eq!(rest.trim(), "", "stdout contains only answers");
+    assert_eq!(chat_lines(second.path(), &args, &lines), output);
+    let restarted_output: String =
+        lines.iter().map(|line| chat_lines(restarted.path(), &args, std::slice::from_ref(line))).collect();
+    assert_eq!(restarted_output, output, "a restart after every turn changes nothing");
+    let states = [&first, &second, &restarted].map(|home| {
+        let chunks = run_json(home.path(), &["show", "--all"]);
+        serde_json::to_string(&chunks).expect("JSON")
     });
-    assert!(hashes[0] == hashes[1] && hashes[1] == hashes[2]);
+    assert!(states[0] == states[1] && states[1] == states[2]);
 }
 
-/// Killed in the middle of an answer, it has every token that was on the screen, and says that the answer was cut off.
+/// After a kill in the middle of an answer, every printed token is stored, and the next start reports that the answer
+/// was cut off.
 #[test]
 fn crash_keeps_every_token_already_printed() {
     let home = crate::common::temp_dir();
     let (mut kills, mut cut_off) = (0, 0);
     while kills < crate::common::iterations("HALO_KILLS", 6) {
-        // Each in a conversation of its own: behind answers that were cut off this small model has little to say.
+        // Each kill has its own conversation: after cut-off answers this small model generates few tokens.
         let name = format!("kill {kills}");
         let args = ["--set", "generation.max_tokens=200", "-c", &name];
         chat_lines(home.path(), &args, &["Hello there.".to_owned()]);
@@ -139,55 +139,60 @@ fn crash_keeps_every_token_already_printed() {
         kills += 1;
         let mut child = spawn_chat(home.path(), &args);
         drop(child.stdin.take());
-        let told = child.wait_with_output().expect("it ends").stderr;
-        let told = String::from_utf8_lossy(&told).into_owned();
+        let stderr = child.wait_with_output().expect("halo exits").stderr;
+        let stderr = String::from_utf8_lossy(&stderr).into_owned();
         let turns = run_json(home.path(), &["stats", "-c", &name]);
-        let ends: Vec<&str> =
+        let finishes: Vec<&str> =
             turns.as_array().expect("turns").iter().filter_map(|t| t["finish"].as_str()).collect();
-        assert_eq!(ends.len(), 2, "{turns:#}");
-        let interrupted = ends[1] == "interrupted";
-        assert_eq!(told.contains("the answer of turn 3 was cut off"), interrupted, "{ends:?}: {told}");
+        assert_eq!(finishes.len(), 2, "{turns:#}");
+        let interrupted = finishes[1] == "interrupted";
+        assert_eq!(
+            stderr.contains("the answer of turn 3 was cut off"),
+            interrupted,
+            "{finishes:?}: {stderr}"
+        );
         cut_off += usize::from(interrupted);
     }
-    assert!(2 * cut_off > kills, "{cut_off} of {kills} were killed in the middle");
+    assert!(2 * cut_off > kills, "{cut_off} of {kills} kills interrupted an answer");
 }
 
-/// Says something, and kills the program when the first words of the answer are there.
+/// Sends a message and kills the program after the first bytes of the answer.
 fn kill_mid_answer(data: &Path, args: &[&str], name: &str, round: usize) {
     let mut child = spawn_chat(data, args);
-    let mut stdin = child.stdin.take().expect("piped");
-    writeln!(stdin, "Tell me a long story.").expect("written");
-    // There are no more lines: an answer that is shorter than what is waited for ends the program.
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    writeln!(stdin, "Tell me a long story.").expect("halo reads stdin");
+    // End of input: when the answer is shorter than the bytes awaited below, the program exits and the read returns.
     drop(stdin);
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
-    let mut seen = Vec::new();
-    out.by_ref().take(4 + 4 * round as u64).read_to_end(&mut seen).expect("it speaks");
-    child.kill().expect("killed");
-    child.wait().expect("it is gone");
-    // What was still in the pipe had been on its way to the screen.
-    out.read_to_end(&mut seen).expect("the rest");
-    let shown = run_json(data, &["show", "--all", "-c", name]);
-    let chunks = shown.as_array().expect("chunks");
-    let last = chunks.last().expect("an answer")["turn"].clone();
-    let said: String =
-        chunks.iter().filter(|c| c["turn"] == last).filter_map(|c| c["text"].as_str()).collect();
-    let seen = String::from_utf8_lossy(&seen).into_owned();
-    // Behind an answer that has ended comes a line break of nobody's.
-    let seen = seen.trim_end_matches('\u{fffd}').trim_end_matches('\n');
-    assert!(said.starts_with(seen), "seen {seen:?}, kept {said:?}");
-    // Nothing that was there before is gone.
-    let asked: Vec<&str> =
+    let mut out = BufReader::new(child.stdout.take().expect("stdout is piped"));
+    let mut printed = Vec::new();
+    out.by_ref().take(4 + 4 * round as u64).read_to_end(&mut printed).expect("stdout is readable");
+    child.kill().expect("the process is killed");
+    child.wait().expect("the process exits");
+    // The bytes left in the pipe were printed before the kill.
+    out.read_to_end(&mut printed).expect("stdout is readable");
+    let chunks = run_json(data, &["show", "--all", "-c", name]);
+    let chunks = chunks.as_array().expect("chunks");
+    let last_turn = chunks.last().expect("an answer")["turn"].clone();
+    let stored: String =
+        chunks.iter().filter(|c| c["turn"] == last_turn).filter_map(|c| c["text"].as_str()).collect();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    // The program prints a line break after a complete answer; it is not part of the answer.
+    let printed = printed.trim_end_matches('\u{fffd}').trim_end_matches('\n');
+    assert!(stored.starts_with(printed), "printed {printed:?}, stored {stored:?}");
+    let user_messages: Vec<&str> =
         chunks.iter().filter(|c| c["role"] == "user").filter_map(|c| c["text"].as_str()).collect();
-    assert_eq!(asked, ["Hello there.", "Tell me a long story."]);
+    assert_eq!(user_messages, ["Hello there.", "Tell me a long story."]);
 }
 
-/// What another program wrote is read by the model when it is first opened, and the conversation goes on.
+/// An imported conversation is retokenized when it is first opened, and continues.
 #[test]
 fn import_is_retokenized_and_continues() {
     let home = crate::common::temp_dir();
-    let file = home.path().join("talk.md");
-    std::fs::write(&file, "**User:** The gun is called Betsy.\n\n**Assistant:** Noted.\n").expect("written");
-    let import = model_command(home.path(), &["import", "-c", "main"]).arg(&file).output().expect("it runs");
+    let file = home.path().join("conversation.md");
+    std::fs::write(&file, "**User:** The gun is called Betsy.\n\n**Assistant:** Noted.\n")
+        .expect("the file is written");
+    let import =
+        model_command(home.path(), &["import", "-c", "main"]).arg(&file).output().expect("halo runs");
     assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
     let args = ["--set", "generation.max_tokens=8"];
     let answer = chat_lines(home.path(), &args, &["What is the gun called?".to_owned()]);
@@ -196,20 +201,20 @@ fn import_is_retokenized_and_continues() {
     let names: Vec<&str> =
         names.as_array().expect("a list").iter().filter_map(|c| c["name"].as_str()).collect();
     assert_eq!(names, ["main", "main (original)"]);
-    let shown = run_json(home.path(), &["show"]);
+    let chunks = run_json(home.path(), &["show"]);
     let texts: Vec<&str> =
-        shown.as_array().expect("chunks").iter().filter_map(|c| c["text"].as_str()).collect();
+        chunks.as_array().expect("chunks").iter().filter_map(|c| c["text"].as_str()).collect();
     assert_eq!(&texts[..3], ["The gun is called Betsy.", "Noted.", "What is the gun called?"]);
 }
 
-/// Nothing but answers goes to standard output, and what is wrong is said on standard error.
+/// Standard output contains only answers. Errors are reported on standard error.
 #[test]
 fn chat_reports_errors_on_stderr_and_keeps_data() {
     let home = crate::common::temp_dir();
     let run = |args: &[&str], text: &str| {
         let mut child = spawn_chat(home.path(), args);
-        child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("written");
-        let output = child.wait_with_output().expect("it ends");
+        child.stdin.take().expect("stdin is piped").write_all(text.as_bytes()).expect("halo reads stdin");
+        let output = child.wait_with_output().expect("halo exits");
         let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b).into_owned());
         (output.status.code(), out, err)
     };
@@ -222,16 +227,16 @@ fn chat_reports_errors_on_stderr_and_keeps_data() {
             && err.contains("shorten the message"),
         "{err}"
     );
-    let none = run_json(home.path(), &["conversations"]);
-    assert_eq!(none.as_array().map(Vec::len), Some(0), "{none}");
+    let conversations = run_json(home.path(), &["conversations"]);
+    assert_eq!(conversations.as_array().map(Vec::len), Some(0), "{conversations}");
     assert!(
         err.starts_with("halo: line 1: ") && err.ends_with("halo: 1 line could not be answered\n"),
         "{err}"
     );
 }
 
-/// What is recorded of an answer, replayed, comes to the same brightness as the conversation itself did; and every turn is on
-/// record with what it took.
+/// Replaying the capture of an answer gives the same brightness as the conversation had, and `halo stats` lists every
+/// turn with its attention traces and times.
 #[test]
 fn capture_replays_to_same_brightness() {
     let home = crate::common::temp_dir();
@@ -239,28 +244,28 @@ fn capture_replays_to_same_brightness() {
     let record = |line: &str| {
         let mut command = model_command(home.path(), &["capture", "--set", "generation.max_tokens=12"]);
         command.arg("-o").arg(&captures).args(["--set", "trace.interval=5"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        child.stdin.take().expect("piped").write_all(line.as_bytes()).expect("written");
-        assert!(child.wait_with_output().expect("it ends").status.success());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("halo starts");
+        child.stdin.take().expect("stdin is piped").write_all(line.as_bytes()).expect("halo reads stdin");
+        assert!(child.wait_with_output().expect("halo exits").status.success());
     };
     record("The gun on the wall is called Betsy.\n");
     let replayed = run_json(home.path(), &["replay", &captures.join("turn-1").display().to_string()]);
-    let why = run_json(home.path(), &["why", "u0.0"]);
+    let history = run_json(home.path(), &["why", "u0.0"]);
     assert_eq!(replayed["chunks"][0]["chunk"], "u0.0");
-    assert_eq!(replayed["chunks"][0]["votes"], why["votes"]);
-    assert_ne!(why["votes"], 0);
+    assert_eq!(replayed["chunks"][0]["votes"], history["votes"]);
+    assert_ne!(history["votes"], 0);
     record("What is the gun on the wall called?\n");
     let replayed = run_json(home.path(), &["replay", &captures.join("turn-3").display().to_string()]);
-    let shown = run_json(home.path(), &["show"]);
-    let peaks = |list: &Value| -> Vec<(Value, f64)> {
+    let chunks = run_json(home.path(), &["show"]);
+    let peaks = |chunks: &Value| -> Vec<(Value, f64)> {
         let peak = |c: &Value| (c["chunk"].clone(), c["peak"].as_f64().unwrap_or(-1.0));
-        list.as_array().expect("chunks").iter().map(peak).collect()
+        chunks.as_array().expect("chunks").iter().map(peak).collect()
     };
-    assert_eq!(peaks(&replayed["chunks"]), peaks(&shown));
+    assert_eq!(peaks(&replayed["chunks"]), peaks(&chunks));
 
-    let all = model_command(home.path(), &["replay"]).arg(&captures).output().expect("it runs");
-    let told = String::from_utf8_lossy(&all.stderr).into_owned();
-    assert!(!all.status.success() && told.contains("holds 2 captures"), "{told}");
+    let output = model_command(home.path(), &["replay"]).arg(&captures).output().expect("halo runs");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("holds 2 captures"), "{stderr}");
 
     let turns = run_json(home.path(), &["stats"]);
     let turns = turns.as_array().expect("turns");

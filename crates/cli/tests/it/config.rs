@@ -10,11 +10,11 @@ fn config_merges_file_environment_and_command_line() {
         data.path().join("config.toml"),
         "preset = \"halo_weave\"\n\n[context]\nmax_tokens = 900\n",
     )
-    .expect("written");
+    .expect("the file is written");
     let run = run_halo(data.path(), &["config", "--set", "chunk.min_tokens=32", "--seed", "7"]);
     assert_eq!((run.status, run.err.as_str()), (0, ""));
     let line = |key: &str| {
-        let line = run.out.lines().find(|l| l.starts_with(key)).expect("the key");
+        let line = run.out.lines().find(|l| l.starts_with(key)).expect("the setting is listed");
         line.split_whitespace().map(|w| w.rsplit('/').next().unwrap_or(w)).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("preset"), "preset halo_weave config.toml:1");
@@ -29,15 +29,15 @@ fn config_merges_file_environment_and_command_line() {
 #[test]
 fn config_json_is_alone_on_stdout() {
     let run = run_halo(temp_dir().path(), &["config", "--json", "--set", "brightness.layers=[1, 2]"]);
-    let all: serde_json::Value = serde_json::from_str(&run.out).expect("JSON alone");
-    let all = &all["settings"];
-    assert_eq!(all["context.max_tokens"], serde_json::json!({"value": 2000, "origin": "default"}));
-    assert_eq!(all["context.recent_tokens"]["resolved"], 500);
-    assert_eq!(all["brightness.layers"], serde_json::json!({"value": [1, 2], "origin": "--set"}));
-    assert_eq!(all["kv.ram"]["value"], 536_870_912);
+    let output: serde_json::Value = serde_json::from_str(&run.out).expect("stdout is JSON only");
+    let settings = &output["settings"];
+    assert_eq!(settings["context.max_tokens"], serde_json::json!({"value": 2000, "origin": "default"}));
+    assert_eq!(settings["context.recent_tokens"]["resolved"], 500);
+    assert_eq!(settings["brightness.layers"], serde_json::json!({"value": [1, 2], "origin": "--set"}));
+    assert_eq!(settings["kv.ram"]["value"], 536_870_912);
     let reference = run_halo(temp_dir().path(), &["config", "reference", "--json"]);
-    let rows: serde_json::Value = serde_json::from_str(&reference.out).expect("JSON alone");
-    assert_eq!(rows.as_array().map(Vec::len), all.as_object().map(serde_json::Map::len));
+    let rows: serde_json::Value = serde_json::from_str(&reference.out).expect("stdout is JSON only");
+    assert_eq!(rows.as_array().map(Vec::len), settings.as_object().map(serde_json::Map::len));
 }
 
 #[test]
@@ -62,14 +62,14 @@ fn usage_errors_say_what_to_do() {
         (&[], 2, "Usage: halo"),
         (&["replay"], 2, "<CAPTURE>"),
     ];
-    for (args, status, words) in cases {
+    for (args, status, message) in cases {
         let run = run_halo(temp_dir().path(), args);
         assert_eq!((run.status, run.out.as_str()), (*status, ""), "{args:?}: {}", run.err);
-        assert!(run.err.contains(words), "{args:?}: {}", run.err);
+        assert!(run.err.contains(message), "{args:?}: {}", run.err);
     }
 }
 
-/// Settings on both sides of the command all count, the later ones winning.
+/// `--set` applies before and after the command; a later one overrides an earlier one.
 #[test]
 fn set_flags_count_before_and_after_the_command() {
     let run = run_halo(
@@ -93,14 +93,14 @@ fn set_flags_count_before_and_after_the_command() {
             .map(str::to_owned)
     };
     let values = ["context.max_tokens", "context.sink_tokens", "chunk.min_tokens"]
-        .map(|key| value(key).expect("the key"));
+        .map(|key| value(key).expect("the setting is listed"));
     assert_eq!(values, ["80", "1", "8"]);
 }
 
 #[test]
 fn config_rejects_invalid_toml() {
     let data = temp_dir();
-    std::fs::write(data.path().join("config.toml"), "[context\n").expect("written");
+    std::fs::write(data.path().join("config.toml"), "[context\n").expect("the file is written");
     let run = run_halo(data.path(), &["config"]);
     assert_eq!(run.status, 2);
     assert!(run.err.contains("config.toml: TOML parse error at line 1"), "{}", run.err);
@@ -108,22 +108,22 @@ fn config_rejects_invalid_toml() {
 
 #[test]
 fn config_reference_matches_docs_settings_md() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
-    let written = std::fs::read_to_string(&page).expect("docs/settings.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
+    let documented = std::fs::read_to_string(&path).expect("docs/settings.md");
     let printed = run_halo(temp_dir().path(), &["config", "reference"]).out;
     assert!(
-        written == printed,
+        documented == printed,
         "docs/settings.md is out of date: run 'halo config reference > docs/settings.md'"
     );
 }
 
-/// An empty variable is none, one of ours that is misspelt is said, and one of somebody else is left alone.
+/// An empty variable counts as unset. A misspelt `HALO_` setting is an error; other `HALO_` variables are ignored.
 #[test]
 fn config_environment_reports_misspelt_variables() {
     let run = |name: &str, value: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_halo"));
         let output =
-            command.args(["config"]).env("HALO_DATA", "").env(name, value).output().expect("it runs");
+            command.args(["config"]).env("HALO_DATA", "").env(name, value).output().expect("halo runs");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(run("HALO_HOME", "x"), (Some(0), String::new()));

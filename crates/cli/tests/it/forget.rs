@@ -1,4 +1,4 @@
-//! Forgetting for good, by the real binary: what was said is in every file before, and in none after.
+//! `halo forget` with the real binary: the tests look for the text in every file of the data folder.
 
 use halo_core::store::{Access, RecordKind, Store};
 use halo_store::database::{Database, StoreLocation};
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// A word that nothing else says.
+/// A word that no other text in the data folder contains.
 const SECRET: &str = "Quokkatown";
 
 fn run(data: &Path, args: &[&str]) -> crate::common::HaloOutput {
@@ -21,28 +21,32 @@ fn run_ok(data: &Path, args: &[&str]) -> String {
 }
 
 fn run_json(data: &Path, args: &[&str]) -> Value {
-    serde_json::from_str(&run_ok(data, &[args, &["--json"]].concat())).expect("JSON alone")
+    serde_json::from_str(&run_ok(data, &[args, &["--json"]].concat())).expect("stdout is JSON only")
 }
 
-/// Every file below a folder that has some bytes in it.
+/// The files below a folder that contain these bytes.
 fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok) {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(files_with(&path, bytes));
-        } else if std::fs::read(&path).expect("readable").windows(bytes.len()).any(|some| some == bytes) {
-            found.push(path);
+            files.extend(files_with(&path, bytes));
+        } else if std::fs::read(&path)
+            .expect("the file is readable")
+            .windows(bytes.len())
+            .any(|part| part == bytes)
+        {
+            files.push(path);
         }
     }
-    found
+    files
 }
 
-/// Talks with the real model, and records what it looks at.
+/// Sends each line to the real model and captures the attention.
 fn chat_and_capture(data: &Path, lines: &[&str]) {
-    let records = data.join("records");
-    let records = records.to_str().expect("text");
-    let mut command = crate::common::halo_command(data, &["capture", "-o", records]);
+    let captures = data.join("records");
+    let captures = captures.to_str().expect("UTF-8");
+    let mut command = crate::common::halo_command(data, &["capture", "-o", captures]);
     command.arg("--model").arg(crate::common::chat_model());
     command.args(["--seed", "7", "--threads", "1", "--set", &crate::common::embedder_setting()]);
     command.args(["--set", "generation.max_tokens=8", "--set", "chat.dates=false"]);
@@ -51,11 +55,11 @@ fn chat_and_capture(data: &Path, lines: &[&str]) {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it starts");
-    let mut stdin = child.stdin.take().expect("piped");
-    lines.iter().for_each(|line| writeln!(stdin, "{line}").expect("written"));
+        .expect("halo starts");
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    lines.iter().for_each(|line| writeln!(stdin, "{line}").expect("halo reads stdin"));
     drop(stdin);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("halo exits");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -63,42 +67,47 @@ fn chat_and_capture(data: &Path, lines: &[&str]) {
 fn forget_removes_text_from_every_file() {
     let home = crate::common::temp_dir();
     let data = home.path();
-    let said = format!("I live in {SECRET} and tell nobody.");
-    chat_and_capture(data, &["Good morning.", &said, "And now something about tea."]);
-    // What was typed in the terminal is kept there too.
-    std::fs::write(data.join("chat_history.txt"), format!("#V2\nGood morning.\n{said}\n")).expect("written");
-    assert!(files_with(data, SECRET.as_bytes()).len() > 1, "it is stored");
-    let recorded = |n: u32| data.join("records").join(format!("turn-{n}"));
-    assert!(recorded(1).exists() && recorded(3).exists());
-    // The model's saved memory knows words by their numbers: whatever it is, the files are there.
-    let saved = || {
+    let message = format!("I live in {SECRET} and tell nobody.");
+    chat_and_capture(data, &["Good morning.", &message, "And now something about tea."]);
+    // The line editor stores typed messages in its own history file.
+    std::fs::write(data.join("chat_history.txt"), format!("#V2\nGood morning.\n{message}\n"))
+        .expect("the file is written");
+    assert!(files_with(data, SECRET.as_bytes()).len() > 1, "the message is stored");
+    let capture = |n: u32| data.join("records").join(format!("turn-{n}"));
+    assert!(capture(1).exists() && capture(3).exists());
+    // KV archive files hold no text to search for, so the test counts them.
+    let kv_files = || {
         std::fs::read_dir(data.join("kv")).map_or(0, |models| {
             models
                 .filter_map(Result::ok)
-                .flat_map(|m| std::fs::read_dir(m.path()).into_iter().flatten())
+                .flat_map(|model| std::fs::read_dir(model.path()).into_iter().flatten())
                 .count()
         })
     };
-    assert!(saved() > 0);
+    assert!(kv_files() > 0);
 
-    // Looking forgets nothing, and neither does asking without being sure.
-    let shown = run_json(data, &["forget", "--matching", "quokkaTOWN", "--dry-run"]);
-    assert!(shown.as_array().expect("a list").iter().any(|row| row["chunk"] == "u2.0"), "{shown:#}");
-    let unsure = run(data, &["forget", "--matching", SECRET, "--now"]);
-    assert!(unsure.status == 1 && unsure.err.contains("nothing was forgotten"), "{}", unsure.err);
+    // A dry run and a call without --yes forget nothing.
+    let dry_run = run_json(data, &["forget", "--matching", "quokkaTOWN", "--dry-run"]);
+    assert!(dry_run.as_array().expect("a list").iter().any(|row| row["chunk"] == "u2.0"), "{dry_run:#}");
+    let unconfirmed = run(data, &["forget", "--matching", SECRET, "--now"]);
+    assert!(
+        unconfirmed.status == 1 && unconfirmed.err.contains("nothing was forgotten"),
+        "{}",
+        unconfirmed.err
+    );
     assert!(!files_with(data, SECRET.as_bytes()).is_empty());
 
     run_ok(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
     assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new());
-    let typed = std::fs::read_to_string(data.join("chat_history.txt")).expect("readable");
-    assert_eq!(typed, "#V2\nGood morning.\n");
-    assert!(recorded(1).exists() && !recorded(3).exists(), "what was recorded since may show it");
-    assert_eq!(saved(), 0);
+    let history = std::fs::read_to_string(data.join("chat_history.txt")).expect("the file is readable");
+    assert_eq!(history, "#V2\nGood morning.\n");
+    assert!(capture(1).exists() && !capture(3).exists(), "captures since turn 3 may contain the message");
+    assert_eq!(kv_files(), 0);
     let export = data.join("export.jsonl");
-    run_ok(data, &["export", "-o", export.to_str().expect("text")]);
-    assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new(), "nor in what is exported later");
+    run_ok(data, &["export", "-o", export.to_str().expect("UTF-8")]);
+    assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new(), "the export omits the message");
 
-    // Everything else is as it was: the store is whole, the rest can be searched, and the conversation goes on.
+    // Everything else is unchanged: the store passes its checks and the conversation continues.
     run_ok(data, &["doctor"]);
     let rows = run_json(data, &["show", "--all"]);
     let texts: Vec<&str> =
@@ -109,17 +118,17 @@ fn forget_removes_text_from_every_file() {
     chat_and_capture(data, &["Where do I live?"]);
     run_ok(data, &["doctor"]);
 
-    // A proof remains, sound with the key and with no other.
+    // The proof verifies with its own key and with no other.
     let proofs = run_json(data, &["forget", "--proofs"]);
     let proofs = proofs.as_array().expect("a list");
     assert!(proofs.iter().any(|p| p["subject"] == "main u2.0"));
     assert!(proofs.iter().all(|p| p["sound"] == true && p["by"] == "the user's wish"));
-    std::fs::write(data.join("lethe.key"), "00".repeat(32)).expect("written");
+    std::fs::write(data.join("lethe.key"), "00".repeat(32)).expect("the file is written");
     let forged = run_json(data, &["forget", "--proofs"]);
     assert!(forged.as_array().expect("a list").iter().all(|p| p["sound"] == false));
 }
 
-/// A conversation of so many messages, said so many days ago.
+/// Imports a conversation of four messages that is this many days old.
 fn import_conversation(data: &Path, name: &str, days: i64) {
     let at = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(24 * days);
     let message = |n: usize| {
@@ -132,9 +141,9 @@ fn import_conversation(data: &Path, name: &str, days: i64) {
         messages.join(",")
     );
     let file = data.join(format!("{name}.json"));
-    std::fs::write(&file, text).expect("written");
-    run_ok(data, &["import", file.to_str().expect("text"), "-c", name]);
-    std::fs::remove_file(file).expect("removed");
+    std::fs::write(&file, text).expect("the file is written");
+    run_ok(data, &["import", file.to_str().expect("UTF-8"), "-c", name]);
+    std::fs::remove_file(file).expect("the file is removed");
 }
 
 #[test]
@@ -144,28 +153,28 @@ fn forget_by_age_passes_retention_stages() {
     for (name, days) in [("hot", 3), ("warm", 100), ("compost", 400), ("ancient", 800)] {
         import_conversation(data, name, days);
     }
-    let says = |word: &str| !files_with(data, format!("{word} says").as_bytes()).is_empty();
-    let would = run_json(data, &["forget", "--by-age", "--dry-run"]);
-    let turns: Vec<(&str, usize)> = (would.as_array().expect("rows").iter())
+    let is_stored = |name: &str| !files_with(data, format!("{name} says").as_bytes()).is_empty();
+    let dry_run = run_json(data, &["forget", "--by-age", "--dry-run"]);
+    let turns: Vec<(&str, usize)> = (dry_run.as_array().expect("rows").iter())
         .map(|row| {
             (row["conversation"].as_str().expect("a name"), row["turns"].as_array().expect("turns").len())
         })
         .collect();
     assert_eq!(turns, [("ancient", 4), ("compost", 4), ("hot", 0), ("warm", 0)]);
-    assert!(says("ancient") && says("compost"));
-    let unsure = run(data, &["forget", "--by-age"]);
+    assert!(is_stored("ancient") && is_stored("compost"));
+    let unconfirmed = run(data, &["forget", "--by-age"]);
     assert!(
-        unsure.status == 1 && unsure.err.contains("nothing was forgotten") && says("ancient"),
+        unconfirmed.status == 1 && unconfirmed.err.contains("nothing was forgotten") && is_stored("ancient"),
         "{}",
-        unsure.err
+        unconfirmed.err
     );
     let done = run_json(data, &["forget", "--by-age", "--yes"]);
     assert_eq!(done["forgotten"], 8);
-    assert_eq!(["hot", "warm", "compost", "ancient"].map(says), [true, true, false, false]);
-    // What is a year old leaves a heap of figures; what is older leaves none.
-    let records = |name: &str| run_ok(data, &["export", "-c", name]);
-    assert!(records("compost").contains("lethe.compost"), "{}", records("compost"));
-    assert!(!records("ancient").contains("lethe.compost"));
+    assert_eq!(["hot", "warm", "compost", "ancient"].map(is_stored), [true, true, false, false]);
+    // Text older than a year leaves statistics, the compost stage; text older than two years leaves nothing.
+    let export = |name: &str| run_ok(data, &["export", "-c", name]);
+    assert!(export("compost").contains("lethe.compost"), "{}", export("compost"));
+    assert!(!export("ancient").contains("lethe.compost"));
     assert_eq!(
         run_json(data, &["forget", "--by-age", "--yes"])["forgotten"],
         0,
@@ -184,25 +193,24 @@ fn forget_has_grace_period() {
     let live = |data: &Path| run_json(data, &["show"]).as_array().expect("rows").len();
     let before = live(data);
     run_ok(data, &["forget", "--turns", "0-1", "--yes"]);
-    assert_eq!(live(data), before - 2, "out of sight at once");
-    assert!(!files_with(data, b"main says 0").is_empty(), "and still there");
+    assert_eq!(live(data), before - 2, "the chunks are hidden at once");
+    assert!(!files_with(data, b"main says 0").is_empty(), "the text is still stored");
     assert_eq!(run_json(data, &["forget", "--due"])["forgotten"], 0);
     assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 2);
     assert_eq!(live(data), before, "restored");
-    // What is restored meanwhile is not forgotten when its time has come.
+    // An undeleted chunk is not pending any more.
     run_ok(data, &["forget", "u0.0", "--yes"]);
     run_ok(data, &["undelete", "u0.0"]);
     assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 0, "nothing is pending");
     assert_eq!(live(data), before);
-    // What waits and is then forgotten at once cannot be restored any more.
+    // A pending chunk can be forgotten at once; then nothing is left to cancel.
     run_ok(data, &["forget", "a1.0", "--yes"]);
     run_ok(data, &["forget", "a1.0", "--yes", "--now"]);
     assert_eq!(run_json(data, &["forget", "--cancel"])["kept"], 0);
     assert!(files_with(data, b"main says 1").is_empty());
     run_ok(data, &["forget", "u0.0", "--yes", "--set", "lethe.grace_days=0"]);
     assert!(files_with(data, b"main says 0").is_empty() && !files_with(data, b"main says 2").is_empty());
-    // What cannot be done says so, and does nothing.
-    for (status, args, why) in [
+    for (status, args, message) in [
         (1, vec!["forget"], "nothing is selected"),
         (3, vec!["forget", "u99.0", "--yes", "--now"], "there is no chunk u99.0"),
         (3, vec!["forget", "--turn", "99", "--yes"], "there is no turn 99"),
@@ -211,27 +219,27 @@ fn forget_has_grace_period() {
         (3, vec!["forget", "-c", "nowhere", "--all", "--yes"], "there is no conversation"),
     ] {
         let run = run(data, &args);
-        assert!(run.status == status && run.err.contains(why), "{args:?}: {}", run.err);
+        assert!(run.status == status && run.err.contains(message), "{args:?}: {}", run.err);
     }
     run_ok(data, &["forget", "--all", "--yes", "--now"]);
     assert!(files_with(data, b"main says").is_empty());
     assert_eq!(run_json(data, &["conversations"]).as_array().expect("rows").len(), 0);
     let proofs = run_json(data, &["forget", "--proofs"]);
-    let last = proofs.as_array().and_then(|all| all.last()).expect("there are some").clone();
+    let last = proofs.as_array().and_then(|list| list.last()).expect("a proof").clone();
     assert!(last["subject"].as_str().is_some_and(|subject| subject.starts_with("a conversation ")), "{last}");
 }
 
-/// Writes a memory into a conversation, as if it had been formed.
+/// Stores a memory as if the model had formed it from turns 0 to `to`.
 fn write_memory(data: &Path, name: &str, id: u32, text: &str, to: u32) {
-    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("it opens");
-    store.load(name, Access::Write).expect("to be written");
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    store.load(name, Access::Write).expect("the conversation is writable");
     let value = serde_json::json!({ "from": [0, 0], "to": [to, 0], "text": text, "model": "m", "formed": 3, "at": 5 });
     store
         .put_record(name, RecordKind::Memory, &format!("{id:08}"), Some(&value.to_string()))
-        .expect("written");
+        .expect("the memory is stored");
 }
 
-/// What waits to be forgotten is out of everybody's sight, with the memories of it, and comes back as it was.
+/// Pending chunks and the memories formed from them are hidden. Cancelling restores them unchanged.
 #[test]
 fn forget_pending_text_is_hidden_and_can_be_cancelled() {
     let home = crate::common::temp_dir();
@@ -239,19 +247,19 @@ fn forget_pending_text_is_hidden_and_can_be_cancelled() {
     import_conversation(data, "other", 1);
     write_memory(data, "other", 1, "Of the first message.", 0);
     write_memory(data, "other", 2, "Of all of it, with a Zanzibar that nobody said.", 3);
-    let memories = |find: &[&str]| {
-        let found = run_json(data, &[&["memories", "-c", "other"], find].concat());
-        found.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect::<Vec<_>>()
+    let memory_ids = |args: &[&str]| {
+        let memories = run_json(data, &[&["memories", "-c", "other"], args].concat());
+        memories.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect::<Vec<_>>()
     };
-    let shown = || {
+    let texts = || {
         let rows = run_json(data, &["show", "-c", "other", "--all"]);
         let rows = rows.as_array().expect("rows").clone();
         rows.iter().filter_map(|row| row["text"].as_str().map(str::to_owned)).collect::<Vec<_>>()
     };
 
-    // What would go is told, memories too.
-    let would = run_json(data, &["forget", "-c", "other", "u2.0", "--dry-run"]);
-    let names: Vec<(Option<&str>, Option<u64>)> = would
+    // A dry run lists chunks and memories.
+    let dry_run = run_json(data, &["forget", "-c", "other", "u2.0", "--dry-run"]);
+    let names: Vec<(Option<&str>, Option<u64>)> = dry_run
         .as_array()
         .expect("rows")
         .iter()
@@ -259,40 +267,47 @@ fn forget_pending_text_is_hidden_and_can_be_cancelled() {
         .collect();
     assert_eq!(names, [(Some("u2.0"), None), (None, Some(2))]);
     run_ok(data, &["forget", "-c", "other", "u2.0", "--yes"]);
-    assert_eq!((memories(&[]), memories(&["--find", "Zanzibar"])), (vec![1], vec![]));
-    assert_eq!(shown(), ["other says 0", "other says 1", "", "other says 3"]);
+    assert_eq!((memory_ids(&[]), memory_ids(&["--find", "Zanzibar"])), (vec![1], vec![]));
+    assert_eq!(texts(), ["other says 0", "other says 1", "", "other says 3"]);
     assert!(!run_ok(data, &["why", "-c", "other", "u2.0"]).contains("other says 2"));
-    let waits = run_json(data, &["forget", "--pending"]);
-    assert_eq!((waits[0]["chunks"][0].as_str(), waits[0]["memories"][0].as_u64()), (Some("u2.0"), Some(2)));
+    let pending = run_json(data, &["forget", "--pending"]);
+    assert_eq!(
+        (pending[0]["chunks"][0].as_str(), pending[0]["memories"][0].as_u64()),
+        (Some("u2.0"), Some(2))
+    );
 
-    // Only what waits can be taken back; without a name it is found wherever it is.
-    for (args, why) in [
+    // Only pending chunks can be cancelled. Without -c, --cancel applies to every conversation.
+    for (args, message) in [
         (["forget", "-c", "other", "--cancel", "u99.0"], "there is no chunk u99.0"),
         (["forget", "-c", "other", "--cancel", "u0.0"], "nothing of u0.0 is pending"),
     ] {
         let run = run(data, &args);
-        assert!(run.status == 3 && run.err.contains(why), "{args:?}: {}", run.err);
+        assert!(run.status == 3 && run.err.contains(message), "{args:?}: {}", run.err);
     }
-    let kept = run_json(data, &["forget", "--cancel"]);
-    assert_eq!((&kept["kept"], &kept["memories"]), (&1.into(), &1.into()));
-    assert_eq!((memories(&[]), shown()[2].as_str()), (vec![1, 2], "other says 2"));
+    let cancelled = run_json(data, &["forget", "--cancel"]);
+    assert_eq!((&cancelled["kept"], &cancelled["memories"]), (&1.into(), &1.into()));
+    assert_eq!((memory_ids(&[]), texts()[2].as_str()), (vec![1, 2], "other says 2"));
 
-    // Of two that wait, one is taken back: a memory that may tell of the other still waits.
+    // One of two pending chunks is cancelled: a memory that was also formed from the other stays pending.
     run_ok(data, &["forget", "-c", "other", "--turns", "1-2", "--yes"]);
     run_ok(data, &["forget", "-c", "other", "--cancel", "u2.0"]);
-    assert_eq!((memories(&[]), shown()[1].as_str(), shown()[2].as_str()), (vec![1], "", "other says 2"));
+    assert_eq!((memory_ids(&[]), texts()[1].as_str(), texts()[2].as_str()), (vec![1], "", "other says 2"));
     run_ok(data, &["forget", "--cancel"]);
-    assert_eq!(memories(&[]), [1, 2]);
+    assert_eq!(memory_ids(&[]), [1, 2]);
 
-    // Words that only a memory has are found there; those of longer words are not, and told.
-    let would = run_json(data, &["forget", "-c", "other", "--matching", "zanzibar", "--dry-run"]);
-    assert_eq!((would.as_array().map(Vec::len), would[0]["memory"].as_u64()), (Some(1), Some(2)), "{would}");
+    // --matching finds whole words, also in memories. For a part of a word the error lists the longer words.
+    let dry_run = run_json(data, &["forget", "-c", "other", "--matching", "zanzibar", "--dry-run"]);
+    assert_eq!(
+        (dry_run.as_array().map(Vec::len), dry_run[0]["memory"].as_u64()),
+        (Some(1), Some(2)),
+        "{dry_run}"
+    );
     let part = run(data, &["forget", "-c", "other", "--matching", "zanzi", "--dry-run"]);
     assert!(part.status == 1 && part.err.contains("nothing matches"), "{}", part.err);
     let part = run(data, &["forget", "-c", "other", "--matching", "oth", "--dry-run"]);
     assert!(part.status == 1 && part.err.contains("longer words contain it: other"), "{}", part.err);
     let both = run_json(data, &["forget", "-c", "other", "--turn", "1", "--matching", "other", "--dry-run"]);
-    assert_eq!(both[0]["chunk"].as_str(), Some("a1.0"), "turns are narrowed by words: {both}");
+    assert_eq!(both[0]["chunk"].as_str(), Some("a1.0"), "--matching narrows --turn: {both}");
     assert!(both.as_array().expect("rows").iter().all(|row| row["chunk"] != "u0.0"));
     run_ok(data, &["forget", "-c", "other", "--matching", "Zanzibar", "--now", "--yes"]);
     assert!(files_with(data, b"Zanzibar").is_empty() && !files_with(data, b"other says 3").is_empty());
@@ -301,24 +316,26 @@ fn forget_pending_text_is_hidden_and_can_be_cancelled() {
     assert_eq!(run_json(data, &["forget", "--proofs", "-c", "main"]).as_array().map(Vec::len), Some(0));
 }
 
-/// Has what waits in a conversation come to its end.
+/// Sets the due time of all pending requests to the past, runs `forget --due` and returns how many chunks it forgot.
 fn expire_grace_period(data: &Path, name: &str) -> u64 {
-    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("it opens");
-    let records = store.records(name, RecordKind::Setting).expect("they are read");
-    let noted = records.iter().find(|record| record.key == "lethe.pending").expect("it is noted");
-    let mut told: Value = serde_json::from_str(&noted.value).expect("JSON");
-    told.as_array_mut().expect("a list").iter_mut().for_each(|wait| wait["due"] = 1.into());
-    store.load(name, Access::Write).expect("to be written");
-    store.put_record(name, RecordKind::Setting, "lethe.pending", Some(&told.to_string())).expect("written");
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    let records = store.records(name, RecordKind::Setting).expect("the settings are readable");
+    let record = records.iter().find(|record| record.key == "lethe.pending").expect("a pending request");
+    let mut pending: Value = serde_json::from_str(&record.value).expect("JSON");
+    pending.as_array_mut().expect("a list").iter_mut().for_each(|request| request["due"] = 1.into());
+    store.load(name, Access::Write).expect("the conversation is writable");
+    store
+        .put_record(name, RecordKind::Setting, "lethe.pending", Some(&pending.to_string()))
+        .expect("the setting is stored");
     drop(store);
     run_json(data, &["forget", "--due"])["forgotten"].as_u64().expect("a number")
 }
 
-/// At the end of the time of grace goes what was wished, no more and no less.
+/// After the grace period exactly the requested chunks and memories are forgotten.
 #[test]
 fn forget_executes_exactly_what_was_requested() {
-    let says = |data: &Path, text: &str| !files_with(data, text.as_bytes()).is_empty();
-    // Something was forgotten before: all that is left is still the whole conversation.
+    let is_stored = |data: &Path, text: &str| !files_with(data, text.as_bytes()).is_empty();
+    // --all also deletes a conversation of which a part was forgotten before.
     let home = crate::common::temp_dir();
     let data = home.path();
     import_conversation(data, "main", 1);
@@ -327,38 +344,41 @@ fn forget_executes_exactly_what_was_requested() {
     expire_grace_period(data, "main");
     assert_eq!(run_json(data, &["conversations"]).as_array().map(Vec::len), Some(0));
 
-    // Deleted, to be forgotten, and restored: it is not forgotten, and neither are memories of it.
+    // Undeleting a pending chunk cancels the request for the chunk and for its memories.
     import_conversation(data, "main", 1);
     write_memory(data, "main", 1, "Of all of it.", 3);
     run_ok(data, &["delete", "a3.0"]);
     run_ok(data, &["forget", "a3.0", "--yes"]);
     assert_eq!(run_json(data, &["memories"]).as_array().map(Vec::len), Some(0));
     run_ok(data, &["undelete", "a3.0"]);
-    assert_eq!(run_json(data, &["memories"]).as_array().map(Vec::len), Some(1), "it is back with it");
+    assert_eq!(run_json(data, &["memories"]).as_array().map(Vec::len), Some(1), "the memory is restored too");
     assert!(run_json(data, &["forget", "--pending"]).as_array().is_some_and(Vec::is_empty));
 
-    // Formed since, by who never saw it: it stays. One that says it itself goes, whatever it is of.
+    // A memory formed after the request was not formed from the pending chunk and stays. A memory that contains the
+    // matched word is forgotten.
     run_ok(data, &["forget", "u2.0", "--yes"]);
     write_memory(data, "main", 7, "Formed since.", 3);
     write_memory(data, "main", 8, "Mentions a walrus.", 0);
     run_ok(data, &["forget", "--matching", "walrus", "--yes"]);
     run_ok(data, &["forget", "a1.0", "--yes"]);
-    let waits = run_json(data, &["forget", "--pending"]);
-    assert_eq!(waits.as_array().map(Vec::len), Some(3), "{waits}");
-    assert_eq!(waits[2]["memories"], serde_json::json!([7]), "it tells of a1.0, perhaps");
+    let pending = run_json(data, &["forget", "--pending"]);
+    assert_eq!(pending.as_array().map(Vec::len), Some(3), "{pending}");
+    assert_eq!(pending[2]["memories"], serde_json::json!([7]), "memory 7 may be formed from a1.0");
     run_ok(data, &["forget", "--cancel", "a1.0"]);
     assert_eq!(expire_grace_period(data, "main"), 1);
-    let left = run_json(data, &["memories"]);
-    let left: Vec<u64> = left.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect();
-    assert_eq!(left, [7]);
-    assert!(!says(data, "walrus") && !says(data, "main says 2") && says(data, "main says 1"));
+    let memories = run_json(data, &["memories"]);
+    let ids: Vec<u64> =
+        memories.as_array().expect("a list").iter().filter_map(|m| m["id"].as_u64()).collect();
+    assert_eq!(ids, [7]);
+    assert!(!is_stored(data, "walrus") && !is_stored(data, "main says 2") && is_stored(data, "main says 1"));
     run_ok(data, &["doctor"]);
 
-    // What waits already can be gone at once, memories too, and nothing is silently left out.
+    // A pending memory can be forgotten at once.
     write_memory(data, "main", 9, "Mentions a heron.", 0);
     run_ok(data, &["forget", "--matching", "heron", "--yes"]);
     run_ok(data, &["forget", "--matching", "Heron", "--yes", "--now"]);
-    assert!(!says(data, "heron"));
+    assert!(!is_stored(data, "heron"));
+    // Flags that do not go together are rejected.
     for args in [
         vec!["forget", "--by-age", "-c", "main", "--yes"],
         vec!["forget", "--due", "--dry-run"],
@@ -370,13 +390,13 @@ fn forget_executes_exactly_what_was_requested() {
     }
 }
 
-/// Words are found as whole words, whatever their script.
+/// `--matching` finds whole words in any script.
 #[test]
 fn forget_matching_finds_whole_words_in_any_script() {
     let home = crate::common::temp_dir();
     let data = home.path();
     let file = data.join("words.part");
-    for (said, words, found) in [
+    for (content, words, matches) in [
         ("Wir fahren nach İstanbul.", "istanbul", true),
         ("Wir fahren nach İstanbul.", "İstanbul", true),
         ("Η ΟΔΟΣ είναι κλειστή.", "οδος", true),
@@ -387,33 +407,33 @@ fn forget_matching_finds_whole_words_in_any_script() {
         ("the cat's bowl", "CAT", true),
         ("C++ is hard", "c++", true),
     ] {
-        let told = serde_json::json!({ "messages": [{ "role": "user", "content": said }] });
-        std::fs::write(&file, told.to_string()).expect("written");
-        let name = format!("{words}{found}");
-        let place = data.join("words.json");
-        std::fs::rename(&file, &place).expect("moved");
-        run_ok(data, &["import", place.to_str().expect("text"), "-c", &name]);
+        let conversation = serde_json::json!({ "messages": [{ "role": "user", "content": content }] });
+        std::fs::write(&file, conversation.to_string()).expect("the file is written");
+        let name = format!("{words}{matches}");
+        let path = data.join("words.json");
+        std::fs::rename(&file, &path).expect("the file is moved");
+        run_ok(data, &["import", path.to_str().expect("UTF-8"), "-c", &name]);
         let run = run(data, &["forget", "-c", &name, "--matching", words, "--dry-run", "--json"]);
-        assert_eq!(run.status == 0, found, "{words} in {said}: {}{}", run.out, run.err);
+        assert_eq!(run.status == 0, matches, "{words} in {content}: {}{}", run.out, run.err);
     }
 }
 
-/// A conversation that goes on while all that was said in it waits is not forgotten with it.
+/// `--all` does not forget a turn that was undeleted during the grace period, nor the conversation it belongs to.
 #[test]
 fn forget_all_keeps_what_was_undeleted_during_grace_period() {
     let home = crate::common::temp_dir();
     let data = home.path();
     import_conversation(data, "main", 1);
     run_ok(data, &["forget", "--all", "--yes"]);
-    // A message comes back with its answer.
+    // Undeleting a message undeletes its answer.
     run_ok(data, &["undelete", "u2.0"]);
     assert_eq!(expire_grace_period(data, "main"), 2);
-    let says = |n: u32| !files_with(data, format!("main says {n}").as_bytes()).is_empty();
-    assert_eq!([0, 1, 2, 3].map(says), [false, false, true, true]);
+    let is_stored = |n: u32| !files_with(data, format!("main says {n}").as_bytes()).is_empty();
+    assert_eq!([0, 1, 2, 3].map(is_stored), [false, false, true, true]);
     assert_eq!(run_json(data, &["conversations"]).as_array().map(Vec::len), Some(1));
 }
 
-/// Memories of several conversations are found at once, and worked on by hand, without a model.
+/// Memories are searched across conversations and edited without a model.
 #[test]
 fn memories_are_found_and_edited_across_conversations() {
     let home = crate::common::temp_dir();
@@ -442,11 +462,11 @@ fn memories_are_found_and_edited_across_conversations() {
         (Some("He carved it in 1931."), &Value::Bool(true))
     );
     assert!(run_ok(data, &["memories", "-c", "one"]).contains("turns 0 to 1 (pinned, edited)"));
-    let wrong = run(data, &["memories", "--all", "pin", "1"]);
-    assert!(wrong.status == 1 && wrong.err.contains("name its conversation"), "{}", wrong.err);
-    let none = run(data, &["memories", "disable", "7", "-c", "one"]);
-    assert!(none.status == 3 && none.err.contains("there is no memory 7"), "{}", none.err);
-    // What is forgotten takes the memories of it along.
+    let ambiguous = run(data, &["memories", "--all", "pin", "1"]);
+    assert!(ambiguous.status == 1 && ambiguous.err.contains("name its conversation"), "{}", ambiguous.err);
+    let missing = run(data, &["memories", "disable", "7", "-c", "one"]);
+    assert!(missing.status == 3 && missing.err.contains("there is no memory 7"), "{}", missing.err);
+    // Forgetting a chunk forgets the memories formed from it.
     run_ok(data, &["forget", "-c", "one", "u0.0", "--now", "--yes"]);
     assert_eq!(run_json(data, &["memories", "-c", "one"]).as_array().map(Vec::len), Some(0));
     run_ok(data, &["memories", "-c", "two", "delete", "1"]);

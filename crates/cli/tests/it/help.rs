@@ -1,12 +1,12 @@
-//! `--help` of every command, compared with the files in tests/help. `HALO_UPDATE_HELP=1 cargo test -p halo help` writes
-//! them again.
+//! Compares `--help` of every command with the files in tests/help. `HALO_UPDATE_HELP=1 cargo test -p halo help`
+//! updates the files.
 
 use crate::common::{run_halo, temp_dir};
 use clap::{Command, CommandFactory};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The arguments of every command and subcommand: `[]` is `halo` itself.
+/// Collects the arguments of every command and subcommand; `[]` is `halo` itself.
 fn command_paths(command: &Command, path: &[String], paths: &mut Vec<Vec<String>>) {
     paths.push(path.to_vec());
     for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
@@ -33,16 +33,18 @@ fn help_of_every_command_matches_snapshot() {
     }
     if std::env::var_os("HALO_UPDATE_HELP").is_some() {
         let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).expect("created");
+        std::fs::create_dir_all(&folder).expect("the folder is created");
         for (name, text) in &printed {
-            std::fs::write(folder.join(name), text).expect("written");
+            std::fs::write(folder.join(name), text).expect("the file is written");
         }
     }
-    let files = std::fs::read_dir(&folder).expect("tests/help").map(|file| file.expect("a file").path());
+    let files = std::fs::read_dir(&folder)
+        .expect("tests/help")
+        .map(|file| file.expect("the folder is readable").path());
     let stored: BTreeMap<String, String> = files
         .map(|file| {
             let name = file.file_name().expect("a name").to_string_lossy().into_owned();
-            (name, std::fs::read_to_string(&file).expect("text"))
+            (name, std::fs::read_to_string(&file).expect("UTF-8"))
         })
         .collect();
     let update = "is stale: HALO_UPDATE_HELP=1 cargo test -p halo help";

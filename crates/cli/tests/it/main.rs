@@ -1,4 +1,4 @@
-//! All integration tests of this crate, linked once.
+//! All integration tests of this crate in one binary, which links faster than one binary per file.
 
 mod chat;
 mod common;

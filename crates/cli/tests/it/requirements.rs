@@ -1,30 +1,30 @@
-//! docs/REQUIREMENTS.md keeps its word: every requirement stands there once, and what is called done names a
-//! file that exists and a test that exists in it. Prints how many of each there are.
+//! Checks docs/REQUIREMENTS.md: every requirement has one row, and a row that is done names an existing file and an
+//! existing test. Prints the number of rows by state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// How many requirements each founding document has.
+/// The number of requirements in each founding document.
 const REQUIREMENT_COUNTS: [(&str, u32); 5] = [("S0", 20), ("S1", 177), ("S2", 46), ("S3", 67), ("S4", 23)];
 
 fn repository_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The cells of a table's row; a bar that is part of the text is escaped.
+/// The cells of a table row. A `|` inside a cell is escaped as `\|`.
 fn table_cells(line: &str) -> Vec<String> {
-    let hidden = line.trim().trim_matches('|').replace("\\|", "\u{1}");
-    hidden.split('|').map(|c| c.trim().trim_matches('`').replace('\u{1}', "|")).collect()
+    let escaped = line.trim().trim_matches('|').replace("\\|", "\u{1}");
+    escaped.split('|').map(|c| c.trim().trim_matches('`').replace('\u{1}', "|")).collect()
 }
 
-/// What is wrong with a line that is done or names a place, if anything is.
-fn row_error(root: &Path, state: &str, place: &str, test: &str) -> Option<String> {
+/// The first error of a row: it names no file or test, or one that does not exist.
+fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String> {
     let done = state == "done";
-    if done && (place.is_empty() || test.is_empty()) {
-        return Some("is done but does not say where, and which test shows it".into());
+    if done && (path.is_empty() || test.is_empty()) {
+        return Some("is done but does not name its file and its test".into());
     }
-    if !place.is_empty() && !root.join(place).exists() {
-        return Some(format!("names {place}, which does not exist"));
+    if !path.is_empty() && !root.join(path).exists() {
+        return Some(format!("names {path}, which does not exist"));
     }
     if test.is_empty() {
         return None;
@@ -35,17 +35,17 @@ fn row_error(root: &Path, state: &str, place: &str, test: &str) -> Option<String
     let Ok(source) = std::fs::read_to_string(root.join(file)) else {
         return Some(format!("names a test in {file}, which does not exist"));
     };
-    // A story is a test on every database that its list is run on.
-    let stories = source
+    // The macro makes a test for every function in its list, on every database.
+    let database_tests = source
         .split("test_on_every_database!(")
         .nth(1)
         .and_then(|list| list.split(");").next())
         .unwrap_or_default();
-    let story = stories.split(',').any(|story| story.trim() == name);
-    // Those of the page and of other programs' clients are in Python.
-    let python = file.ends_with(".py") && source.contains(&format!("\ndef {name}("));
-    let declared = story
-        || python
+    let in_database_list = database_tests.split(',').any(|test| test.trim() == name);
+    // The tests of the page and of API clients are in Python.
+    let in_python = file.ends_with(".py") && source.contains(&format!("\ndef {name}("));
+    let declared = in_database_list
+        || in_python
         || source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
             let before = &source[..at];
             before.trim_end().ends_with("#[test]")
@@ -57,67 +57,67 @@ fn row_error(root: &Path, state: &str, place: &str, test: &str) -> Option<String
 #[test]
 fn requirements_ledger_names_existing_files_and_tests() {
     let root = repository_root();
-    let text = std::fs::read_to_string(root.join("docs/REQUIREMENTS.md")).expect("the ledger");
+    let text = std::fs::read_to_string(root.join("docs/REQUIREMENTS.md")).expect("docs/REQUIREMENTS.md");
     let mut states: BTreeMap<String, u32> = BTreeMap::new();
-    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
-    let mut faults = Vec::new();
+    let mut row_counts: BTreeMap<String, u32> = BTreeMap::new();
+    let mut errors = Vec::new();
     for line in text.lines().filter(|l| l.starts_with("| S")) {
         let row = table_cells(line);
-        let [id, _, state, place, test] = row.as_slice() else {
-            faults.push(format!("{line} has {} cells, not 5", row.len()));
+        let [id, _, state, path, test] = row.as_slice() else {
+            errors.push(format!("{line} has {} cells, not 5", row.len()));
             continue;
         };
-        *seen.entry(id.clone()).or_default() += 1;
+        *row_counts.entry(id.clone()).or_default() += 1;
         let kind = state.split(':').next().unwrap_or_default();
-        let explained = state.split_once(": ").is_some_and(|(_, why)| !why.is_empty());
+        let explained = state.split_once(": ").is_some_and(|(_, reason)| !reason.is_empty());
         match kind {
             "done" | "not yet" => {}
             "partly" | "will not" if explained => {}
-            _ => faults.push(format!(
-                "{id} is '{state}': done, not yet, 'partly: why' and 'will not: why' are known"
+            _ => errors.push(format!(
+                "{id} is '{state}': it must be done, not yet, 'partly: REASON' or 'will not: REASON'"
             )),
         }
         *states.entry(kind.to_owned()).or_default() += 1;
-        faults.extend(row_error(&root, state, place, test).map(|f| format!("{id} {f}")));
+        errors.extend(row_error(&root, state, path, test).map(|error| format!("{id} {error}")));
     }
     for (document, count) in REQUIREMENT_COUNTS {
         for n in 1..=count {
             let id = format!("{document}.{n}");
-            let times = seen.remove(&id).unwrap_or(0);
-            if times != 1 {
-                faults.push(format!("{id} stands there {times} times"));
+            let rows = row_counts.remove(&id).unwrap_or(0);
+            if rows != 1 {
+                errors.push(format!("{id} has {rows} rows"));
             }
         }
     }
-    faults.extend(seen.keys().map(|id| format!("{id} is no requirement")));
+    errors.extend(row_counts.keys().map(|id| format!("{id} is not a requirement")));
     let counts: Vec<_> = states.iter().map(|(state, n)| format!("{n} {state}")).collect();
     println!("requirements: {}", counts.join(", "));
-    assert!(faults.is_empty(), "{} faults in docs/REQUIREMENTS.md\n{}", faults.len(), faults.join("\n"));
+    assert!(errors.is_empty(), "{} errors in docs/REQUIREMENTS.md\n{}", errors.len(), errors.join("\n"));
 }
 
-/// The check itself can fail.
+/// The check rejects wrong rows.
 #[test]
 fn requirements_check_reports_wrong_rows() {
     let root = repository_root();
     let here = "crates/cli/tests/it/requirements.rs";
-    let found = |state, place, test: &str| row_error(&root, state, place, test);
+    let error = |state, path, test: &str| row_error(&root, state, path, test);
     assert_eq!(
-        found("done", here, &format!("{here}::requirements_ledger_names_existing_files_and_tests")),
+        error("done", here, &format!("{here}::requirements_ledger_names_existing_files_and_tests")),
         None
     );
-    assert_eq!(found("not yet", "", ""), None);
-    assert!(found("done", "", "").is_some());
+    assert_eq!(error("not yet", "", ""), None);
+    assert!(error("done", "", "").is_some());
     assert!(
-        found(
+        error(
             "done",
             "crates/none.rs",
             &format!("{here}::requirements_ledger_names_existing_files_and_tests")
         )
         .is_some()
     );
-    assert!(found("done", here, &format!("{here}::no_such_test")).is_some());
-    assert!(found("done", here, &format!("{here}::row_error")).is_some(), "a function that is no test");
-    assert!(found("partly: a bit", here, "crates/none.rs::x").is_some());
+    assert!(error("done", here, &format!("{here}::no_such_test")).is_some());
+    assert!(error("done", here, &format!("{here}::row_error")).is_some(), "a function that is not a test");
+    assert!(error("partly: a bit", here, "crates/none.rs::x").is_some());
     assert_eq!(
         table_cells("| S1.1 | a \\| b | done | `x` | `y::z` |"),
         ["S1.1", "a | b", "done", "x", "y::z"]

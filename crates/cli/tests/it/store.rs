@@ -1,4 +1,4 @@
-//! The real binary on a real store: conversations come in, are looked at, worked on by hand, and go out again.
+//! The real binary on a real store: import, show, manual edits, export, locks and repair.
 
 use crate::common::{run_halo, temp_dir};
 use halo_core::store::{Access, Store};
@@ -6,7 +6,7 @@ use halo_store::database::{Database, StoreLocation};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// A data folder, and files beside it.
+/// A folder with the data folder and test files.
 struct StoreTestHome(tempfile::TempDir);
 
 impl StoreTestHome {
@@ -18,17 +18,17 @@ impl StoreTestHome {
         self.0.path().join("data")
     }
 
-    /// The arguments, with the names of files in this folder made whole.
+    /// Runs `halo`. File names in the arguments are relative to this folder.
     fn run(&self, args: &[&str]) -> crate::common::HaloOutput {
-        let here = |arg: &&str| {
-            let file = [".json", ".jsonl", ".bin"].iter().any(|end| arg.ends_with(end));
-            if file { self.0.path().join(arg).display().to_string() } else { (*arg).to_owned() }
+        let resolve = |arg: &&str| {
+            let is_file = [".json", ".jsonl", ".bin"].iter().any(|end| arg.ends_with(end));
+            if is_file { self.0.path().join(arg).display().to_string() } else { (*arg).to_owned() }
         };
-        let args: Vec<String> = args.iter().map(here).collect();
+        let args: Vec<String> = args.iter().map(resolve).collect();
         run_halo(&self.data_dir(), &args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// What it prints when all goes well.
+    /// Runs `halo`, which must succeed, and returns stdout.
     fn run_ok(&self, args: &[&str]) -> String {
         let run = self.run(args);
         assert_eq!(run.status, 0, "{args:?}: {}", run.err);
@@ -36,10 +36,10 @@ impl StoreTestHome {
     }
 
     fn run_json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.run_ok(&[args, &["--json"]].concat())).expect("JSON alone")
+        serde_json::from_str(&self.run_ok(&[args, &["--json"]].concat())).expect("stdout is JSON only")
     }
 
-    /// What it says when it fails with this exit status.
+    /// Runs `halo`, which must fail with this exit status, and returns stderr.
     fn run_err(&self, status: i32, args: &[&str]) -> String {
         let run = self.run(args);
         assert_eq!((run.status, run.out.as_str()), (status, ""), "{args:?}");
@@ -47,15 +47,15 @@ impl StoreTestHome {
     }
 
     fn write_file(&self, name: &str, text: &str) {
-        std::fs::write(self.0.path().join(name), text).expect("written");
+        std::fs::write(self.0.path().join(name), text).expect("the file is written");
     }
 
     fn read_file(&self, name: &str) -> String {
-        std::fs::read_to_string(self.0.path().join(name)).expect("readable")
+        std::fs::read_to_string(self.0.path().join(name)).expect("the file is readable")
     }
 }
 
-/// A small Halo Weave export: three turns, one chunk dead, one pinned.
+/// A small Halo Weave export: three turns, one chunk pruned, one pinned.
 const WEAVE_EXPORT: &str = r#"{"conversation":{"version":1,"tokens":[
 {"token_id":1,"text":"Who","position":0,"brightness":9990,"turn_id":0,"role":"user","sentence_id":0},
 {"token_id":2,"text":" fires?","position":1,"brightness":10000,"turn_id":0,"role":"user","sentence_id":0},
@@ -73,18 +73,19 @@ fn store_import_edit_and_export_round_trip() {
         "no conversations yet: `halo chat` starts one, `halo import FILE` imports one\n"
     );
     assert_eq!(home.run_json(&["conversations"]), Value::Array(vec![]));
-    assert!(!home.data_dir().exists(), "looking makes nothing");
+    assert!(!home.data_dir().exists(), "listing creates no folder");
     home.write_file("weave.json", WEAVE_EXPORT);
-    let arrived = home.run_json(&["import", "weave.json", "-c", "main"]);
-    assert_eq!(arrived["conversations"][0]["tokens"], 6);
+    let imported = home.run_json(&["import", "weave.json", "-c", "main"]);
+    assert_eq!(imported["conversations"][0]["tokens"], 6);
     assert_eq!(
-        (&arrived["format"], &arrived["lost"]),
+        (&imported["format"], &imported["lost"]),
         (&"a Halo Weave export".into(), &serde_json::json!({}))
     );
 
     let live = home.run_json(&["show"]);
-    let names = |v: &Value| {
-        v.as_array()
+    let names = |chunks: &Value| {
+        chunks
+            .as_array()
             .expect("a list")
             .iter()
             .map(|c| c["chunk"].as_str().expect("a name").to_owned())
@@ -92,16 +93,16 @@ fn store_import_edit_and_export_round_trip() {
     };
     assert_eq!(names(&live), ["u0.0", "a1.0", "a1.2", "u2.0"]);
     let all = home.run_json(&["show", "--all"]);
-    let dead = &all[2];
+    let pruned = &all[2];
     let expected = serde_json::json!({
         "chunk": "a1.1", "turn": 1, "paragraph": 1, "role": "assistant", "position": 3, "tokens": 1,
         "live": false, "live_tokens": 0, "pinned": false, "deleted": false, "peak": 77.0,
         "text": "It hung there.", "to_be_forgotten": null, "why": "pruned: before this log begins",
     });
-    assert_eq!(dead, &expected);
+    assert_eq!(pruned, &expected);
     assert_eq!((&all[3]["pinned"], &all[3]["peak"]), (&true.into(), &9500.0.into()));
 
-    // The user's own hand.
+    // Manual edits.
     assert_eq!(home.run_ok(&["resurrect", "a1.1"]), "resurrected: a1.1 (6 tokens of 6 live now)\n");
     assert_eq!(home.run_ok(&["unpin", "a1.1", "a1.2"]), "unpinned: a1.1 a1.2 (6 tokens of 6 live now)\n");
     assert_eq!(home.run_ok(&["merge", "a1.1", "a1.2"]), "merged: a1.1 a1.2 (6 tokens of 6 live now)\n");
@@ -111,15 +112,15 @@ fn store_import_edit_and_export_round_trip() {
     assert_eq!(
         home.run_json(&["show"])[1]["pinned"],
         true,
-        "what came along is pinned too, because it was named"
+        "a1.0 is pinned too, because the command named it"
     );
     home.run_ok(&["unpin", "a1.0"]);
     assert_eq!(home.run_ok(&["delete", "u2.0"]), "deleted: u2.0 (5 tokens of 6 live now)\n");
     assert!(home.run_err(2, &["pin", "u2.0"]).contains("u2.0 is deleted; undelete it first"));
     assert_eq!(home.run_ok(&["undelete", "u2.0"]), "undeleted: u2.0 (6 tokens of 6 live now)\n");
 
-    let why = home.run_json(&["why", "a1.0"]);
-    let told: Vec<_> = why["events"]
+    let history = home.run_json(&["why", "a1.0"]);
+    let events: Vec<_> = history["events"]
         .as_array()
         .expect("a list")
         .iter()
@@ -128,7 +129,7 @@ fn store_import_edit_and_export_round_trip() {
         })
         .collect();
     assert_eq!(
-        told,
+        events,
         [
             "pruned: depends on u0.0, which the user pruned",
             "resurrected: question or answer to u0.0, which was resurrected",
@@ -143,7 +144,7 @@ fn store_import_edit_and_export_round_trip() {
         "{page}"
     );
 
-    // Out, in again under another name, and out: the same but for the name.
+    // Export, import under another name and export again: only the name differs.
     home.run_ok(&["export", "-o", "main.jsonl"]);
     assert!(
         home.run_err(1, &["export", "-o", "main.jsonl"])
@@ -154,7 +155,7 @@ fn store_import_edit_and_export_round_trip() {
     let lines = |text: &str| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     let (main, copy) = (home.read_file("main.jsonl"), home.read_file("copy.jsonl"));
     assert_eq!(lines(&main)[..lines(&main).len() - 1], lines(&copy)[..lines(&copy).len() - 1]);
-    assert_eq!(home.run_ok(&["export"]), main, "standard output gets the same bytes");
+    assert_eq!(home.run_ok(&["export"]), main, "export to stdout gives the same bytes");
     assert!(home.run_err(4, &["import", "main.jsonl"]).contains(
         "there is a conversation 'main' already: choose another name\nhalo: hint: `halo import FILE -c NAME`"
     ));
@@ -172,7 +173,7 @@ fn store_errors_are_reported_and_change_nothing() {
     home.write_file("weave.json", WEAVE_EXPORT);
     home.run_ok(&["import", "weave.json", "-c", "main"]);
     let before = home.run_json(&["show", "--all"]);
-    for (args, says) in [
+    for (args, message) in [
         (
             &["show", "-c", "nobody"][..],
             "there is no conversation 'nobody': the only one is 'main' (-c NAME)",
@@ -196,9 +197,9 @@ fn store_errors_are_reported_and_change_nothing() {
         ),
     ] {
         let run = home.run(args);
-        assert!(run.status != 0 && run.out.is_empty() && run.err.contains(says), "{args:?}: {}", run.err);
+        assert!(run.status != 0 && run.out.is_empty() && run.err.contains(message), "{args:?}: {}", run.err);
     }
-    for (file, text, says) in [
+    for (file, text, message) in [
         (
             "zip.json",
             "PK\u{3}\u{4}",
@@ -213,12 +214,12 @@ fn store_errors_are_reported_and_change_nothing() {
         ("cut.json", &WEAVE_EXPORT[..500], "cannot be read: EOF while parsing"),
     ] {
         home.write_file(file, text);
-        let said = home.run_err(2, &["import", file]);
-        assert!(said.contains(says), "{file}: {said}");
+        let stderr = home.run_err(2, &["import", file]);
+        assert!(stderr.contains(message), "{file}: {stderr}");
     }
-    let wrong = home.run(&["pin", "chunk4"]);
-    assert_eq!(wrong.status, 2);
-    assert!(wrong.err.contains("write role, turn and index, such as u4.0"));
+    let run = home.run(&["pin", "chunk4"]);
+    assert_eq!(run.status, 2);
+    assert!(run.err.contains("write role, turn and index, such as u4.0"));
     assert_eq!(home.run_json(&["show", "--all"]), before);
 }
 
@@ -230,24 +231,24 @@ fn export_all_moves_everything_to_another_machine() {
     home.run_ok(&["import", "weave.json", "names.json"]);
     home.run_ok(&["rename", "names", "👨‍👩‍👧 می‌خواهم"]);
     let listed = home.run_ok(&["conversations"]);
-    assert!(listed.contains("👨‍👩‍👧 می‌خواهم"), "joiners stay, so that the name can be used: {listed}");
+    assert!(listed.contains("👨‍👩‍👧 می‌خواهم"), "joiners are printed, so that the name can be copied: {listed}");
     assert!(home.run_ok(&["show", "-c", "👨‍👩‍👧 می‌خواهم"]).contains("می‌خواهم 👨‍👩‍👧"));
     let folder = home.0.path().join("all");
-    let written = home.run_json(&["export", "--all", "-o", folder.to_str().expect("text")]);
+    let written = home.run_json(&["export", "--all", "-o", folder.to_str().expect("UTF-8")]);
     assert_eq!(written.as_array().map(Vec::len), Some(2));
     let files: Vec<String> =
         ["00001.jsonl", "00002.jsonl"].map(|f| folder.join(f).display().to_string()).into();
     other.run_ok(&["import", &files[0], &files[1]]);
     assert_eq!(other.run_json(&["conversations"]), home.run_json(&["conversations"]));
-    let again = other.0.path().join("all");
-    other.run_ok(&["export", "--all", "-o", again.to_str().expect("text")]);
+    let second_folder = other.0.path().join("all");
+    other.run_ok(&["export", "--all", "-o", second_folder.to_str().expect("UTF-8")]);
     for file in ["00001.jsonl", "00002.jsonl"] {
-        assert_eq!(std::fs::read(folder.join(file)).ok(), std::fs::read(again.join(file)).ok());
+        assert_eq!(std::fs::read(folder.join(file)).ok(), std::fs::read(second_folder.join(file)).ok());
     }
-    // A name that only looks like something else to SQLite is a file like any other.
-    let odd = format!("sqlite:{}/:memory:", home.0.path().display());
-    home.run_ok(&["import", "weave.json", "--store", &odd]);
-    assert_eq!(home.run_json(&["conversations", "--store", &odd]).as_array().map(Vec::len), Some(1));
+    // `:memory:` has a special meaning to SQLite; in a path it names a file.
+    let memory_path = format!("sqlite:{}/:memory:", home.0.path().display());
+    home.run_ok(&["import", "weave.json", "--store", &memory_path]);
+    assert_eq!(home.run_json(&["conversations", "--store", &memory_path]).as_array().map(Vec::len), Some(1));
 }
 
 #[test]
@@ -257,12 +258,15 @@ fn lock_excludes_second_process_per_conversation() {
     home.run_ok(&["import", "weave.json", "-c", "main"]);
     home.run_ok(&["import", "weave.json", "-c", "other"]);
     let mut store =
-        Database::open(&StoreLocation::Sqlite(home.data_dir().join("halo.db"))).expect("it opens");
-    store.load("main", Access::Write).expect("it is ours now");
-    let said = home.run_err(5, &["pin", "u0.0"]);
-    let me = std::process::id();
-    assert!(said.contains(&format!("opening 'main': another Halo (process {me}) is using it")), "{said}");
-    assert_eq!(home.run_json(&["show"]).as_array().map(Vec::len), Some(4), "looking is free");
+        Database::open(&StoreLocation::Sqlite(home.data_dir().join("halo.db"))).expect("the store opens");
+    store.load("main", Access::Write).expect("the lock is free");
+    let stderr = home.run_err(5, &["pin", "u0.0"]);
+    let pid = std::process::id();
+    assert!(
+        stderr.contains(&format!("opening 'main': another Halo (process {pid}) is using it")),
+        "{stderr}"
+    );
+    assert_eq!(home.run_json(&["show"]).as_array().map(Vec::len), Some(4), "reading needs no lock");
     home.run_ok(&["pin", "-c", "other", "u0.0"]);
     drop(store);
     home.run_ok(&["pin", "u0.0"]);
@@ -271,20 +275,20 @@ fn lock_excludes_second_process_per_conversation() {
 #[test]
 fn doctor_reports_oversized_context_window() {
     let home = StoreTestHome::new();
-    let said = |n: usize| {
+    let message = |n: usize| {
         let words = "word ".repeat(600);
         serde_json::json!({ "role": if n.is_multiple_of(2) { "user" } else { "assistant" }, "content": words })
     };
-    for (file, name, messages) in [("small.json", "small", 10), ("large.json", "large", 100)] {
-        let said: Vec<Value> = (0..messages).map(said).collect();
-        home.write_file(file, &serde_json::json!({ "messages": said }).to_string());
+    for (file, name, count) in [("small.json", "small", 10), ("large.json", "large", 100)] {
+        let messages: Vec<Value> = (0..count).map(message).collect();
+        home.write_file(file, &serde_json::json!({ "messages": messages }).to_string());
         home.run_ok(&["import", "--no-index", file, "-c", name]);
     }
-    let told = home.run_json(&["doctor"]);
-    let crowded = told["oversized_windows"].as_object().expect("by name");
-    let names: Vec<&String> = crowded.keys().collect();
-    assert_eq!(names, ["large"], "{told}");
-    assert!(crowded["large"].as_u64().is_some_and(|live| live > 50_000), "{told}");
+    let report = home.run_json(&["doctor"]);
+    let oversized = report["oversized_windows"].as_object().expect("an object");
+    let names: Vec<&String> = oversized.keys().collect();
+    assert_eq!(names, ["large"], "{report}");
+    assert!(oversized["large"].as_u64().is_some_and(|live| live > 50_000), "{report}");
     assert!(home.run_ok(&["doctor"]).contains("lower context.max_tokens"));
 }
 
@@ -295,26 +299,26 @@ fn doctor_fix_repairs_damaged_store() {
     home.run_ok(&["import", "weave.json", "-c", "main"]);
     let before = home.run_json(&["show", "--all"]);
     let file = home.data_dir().join("halo.db");
-    let mut bytes = std::fs::read(&file).expect("there");
-    // The name of a token, in the chunk's body; the log has it too, further on.
-    let at = bytes.windows(14).position(|w| w == b"It hung there.").expect("it is there");
+    let mut bytes = std::fs::read(&file).expect("the file is readable");
+    // The first match is the text in the chunk body; the log contains it too, after that.
+    let at = bytes.windows(14).position(|w| w == b"It hung there.").expect("the text is stored");
     bytes[at] ^= 1;
-    std::fs::write(&file, &bytes).expect("written");
-    let said = home.run(&["doctor"]);
-    assert_eq!(said.status, 1);
-    let (out, err) = (said.out, said.err);
+    std::fs::write(&file, &bytes).expect("the file is written");
+    let run = home.run(&["doctor"]);
+    assert_eq!(run.status, 1);
+    let (out, err) = (run.out, run.err);
     assert!(
         out.contains("error  'main'") && err.contains("`halo doctor --fix` makes a backup and repairs"),
         "{out}{err}"
     );
-    let mended = home.run_json(&["doctor", "--fix"]);
-    assert_eq!(mended["findings"], serde_json::json!([]));
-    assert!(Path::new(mended["backup"].as_str().expect("a copy")).exists());
+    let fixed = home.run_json(&["doctor", "--fix"]);
+    assert_eq!(fixed["findings"], serde_json::json!([]));
+    assert!(Path::new(fixed["backup"].as_str().expect("the path of the backup")).exists());
     assert_eq!(home.run_json(&["show", "--all"]), before);
-    // The whole first page is noise: even that.
-    let mut bytes = std::fs::read(&file).expect("there");
+    // A destroyed first page can be repaired too.
+    let mut bytes = std::fs::read(&file).expect("the file is readable");
     bytes[..4096].fill(b'?');
-    std::fs::write(&file, &bytes).expect("written");
+    std::fs::write(&file, &bytes).expect("the file is written");
     assert!(home.run_err(7, &["show"]).contains(
         "is not a database, or its first page is damaged\nhalo: hint: `halo doctor` examines the store"
     ));
