@@ -1,5 +1,4 @@
-//! Many conversations and one model, on the test doubles: who waits for whom, who hears what, and what is left when something
-//! breaks.
+//! Several conversations that share one model, on the test doubles: queueing, events, and failures.
 
 use crate::common::test_rules;
 use halo_core::attention::AttentionRequest;
@@ -19,24 +18,23 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// A model that says a word each time it is let.
+/// A model that generates a token only when the test allows one.
 #[derive(Clone)]
 struct SteppedModel {
     info: ModelInfo,
     tokenizer: ScriptedModel,
-    /// How many words it may say, and who waits for that.
+    /// The number of tokens that the model may still generate, and a condition variable for its changes.
     allowed_tokens: Arc<(Mutex<usize>, Condvar)>,
 }
 
 impl SteppedModel {
     fn new() -> Self {
-        let cut = ScriptedModel::new(4096, Vec::new());
-        Self { info: cut.info().clone(), tokenizer: cut, allowed_tokens: Arc::default() }
+        let tokenizer = ScriptedModel::new(4096, Vec::new());
+        Self { info: tokenizer.info().clone(), tokenizer, allowed_tokens: Arc::default() }
     }
 
-    /// Lets it say so many words more.
-    fn allow_tokens(&self, words: usize) {
-        *self.allowed_tokens.0.lock().expect("nobody broke down") += words;
+    fn allow_tokens(&self, count: usize) {
+        *self.allowed_tokens.0.lock().expect("the lock is not poisoned") += count;
         self.allowed_tokens.1.notify_all();
     }
 }
@@ -58,23 +56,23 @@ impl Model for SteppedModel {
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
         for n in 0..sampling.max_tokens {
-            let mut may = self.allowed_tokens.0.lock().expect("nobody broke down");
-            while *may == 0 {
+            let mut allowed = self.allowed_tokens.0.lock().expect("the lock is not poisoned");
+            while *allowed == 0 {
                 let waited = self
                     .allowed_tokens
                     .1
-                    .wait_timeout(may, Duration::from_millis(2))
-                    .expect("nobody broke down");
-                may = waited.0;
+                    .wait_timeout(allowed, Duration::from_millis(2))
+                    .expect("the lock is not poisoned");
+                allowed = waited.0;
                 // The callback may stop the answer before its first token.
-                if *may == 0 && listen(ModelStep::Prefill { done: n, total: 0 }) == StepFlow::Stop {
+                if *allowed == 0 && listen(ModelStep::Prefill { done: n, total: 0 }) == StepFlow::Stop {
                     return Ok(FinishReason::Cancelled);
                 }
             }
-            *may -= 1;
-            drop(may);
-            let piece = self.tokenizer.tokenize(&format!(" word{n}"), false)?.remove(0);
-            if listen(ModelStep::Token(&piece, None)) == StepFlow::Stop {
+            *allowed -= 1;
+            drop(allowed);
+            let token = self.tokenizer.tokenize(&format!(" word{n}"), false)?.remove(0);
+            if listen(ModelStep::Token(&token, None)) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }
         }
@@ -87,7 +85,11 @@ struct HostEventLog(Mutex<Vec<(String, u64, Event)>>);
 
 impl EventListener for HostEventLog {
     fn on_event(&self, conversation: &str, number: u64, event: &Event, _: &SnapshotCell) {
-        self.0.lock().expect("nobody broke down").push((conversation.to_owned(), number, event.clone()));
+        self.0.lock().expect("the lock is not poisoned").push((
+            conversation.to_owned(),
+            number,
+            event.clone(),
+        ));
     }
 }
 
@@ -102,139 +104,145 @@ fn host_fixture(idle: Duration) -> HostFixture {
 }
 
 fn host_fixture_with_rules(idle: Duration, rules: ConversationRules) -> HostFixture {
-    let (model, heard, store) =
+    let (model, events, store) =
         (SteppedModel::new(), Arc::new(HostEventLog::default()), SharedStore::new(InMemoryStore::default()));
-    let speaks = model.clone();
+    let session_model = model.clone();
     let open = move |name: &str, progress: &mut dyn FnMut(usize, usize)| {
         if name == "broken" {
-            panic!("a defect while opening");
+            panic!("a bug while opening");
         }
-        let (store, model) = (Box::new(store.clone()), Box::new(speaks.clone()));
+        let (store, model) = (Box::new(store.clone()), Box::new(session_model.clone()));
         Session::open(store, model, Some(Box::new(HashEmbedder)), name, rules.clone(), progress)
     };
     let host = ConversationHost::new(
         Box::new(open),
-        Arc::clone(&heard) as Arc<dyn EventListener>,
+        Arc::clone(&events) as Arc<dyn EventListener>,
         HostLimits { idle_timeout: idle, max_open: 8 },
     );
-    HostFixture { host, model, events: heard }
+    HostFixture { host, model, events }
 }
 
 impl HostFixture {
     fn conversation(&self, name: &str) -> Arc<ConversationHandle> {
-        self.host.conversation(name).unwrap_or_else(|why| panic!("{name}: {why}"))
+        self.host.conversation(name).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Asks, and hears of everything.
+    /// Submits a message; returns the receivers of its events and of its result.
     fn ask(&self, name: &str, text: &str) -> (Receiver<Event>, Receiver<Result<TurnSummary, Error>>) {
-        let (tell, told) = channel();
-        let (end, ended) = channel();
+        let (event_sender, events) = channel();
+        let (result_sender, result) = channel();
         let request = TurnRequest {
             input: TurnInput::Message(text.into()),
             client: name.into(),
             sampling: None,
             message_id: None,
         };
-        let asked = self
-            .conversation(name)
-            .submit_turn(request, forward_events(tell), move |done| drop(end.send(done)));
-        asked.unwrap_or_else(|why| panic!("{why}"));
-        (told, ended)
+        let submitted =
+            self.conversation(name).submit_turn(request, forward_events(event_sender), move |result| {
+                drop(result_sender.send(result));
+            });
+        submitted.unwrap_or_else(|error| panic!("{error}"));
+        (events, result)
     }
 }
 
-fn forward_events(tell: Sender<Event>) -> Box<dyn FnMut(&Event) -> StepFlow + Send> {
+fn forward_events(sender: Sender<Event>) -> Box<dyn FnMut(&Event) -> StepFlow + Send> {
     Box::new(move |event| {
-        // Who does not listen any more has heard enough.
-        if tell.send(event.clone()).is_ok() { StepFlow::Continue } else { StepFlow::Stop }
+        // A dropped receiver is a client that disconnected.
+        if sender.send(event.clone()).is_ok() { StepFlow::Continue } else { StepFlow::Stop }
     })
 }
 
-fn wait_for(told: &Receiver<Event>, what: impl Fn(&Event) -> bool) -> Event {
+fn wait_for(events: &Receiver<Event>, is_expected: impl Fn(&Event) -> bool) -> Event {
     loop {
-        let event = told.recv_timeout(Duration::from_secs(20)).expect("it comes");
-        if what(&event) {
+        let event = events.recv_timeout(Duration::from_secs(20)).expect("the event arrives");
+        if is_expected(&event) {
             return event;
         }
     }
 }
 
 impl HostFixture {
-    /// Waits until memories were formed so many times.
-    fn wait_for_memories(&self, times: usize) {
+    fn wait_for_memories(&self, count: usize) {
         for _ in 0..4000 {
-            let heard = self.events.0.lock().expect("nobody broke down");
+            let events = self.events.0.lock().expect("the lock is not poisoned");
             let formed = |event: &Event| {
                 matches!(event, Event::MemoryChanged { action: halo_engine::event::MemoryAction::Formed, .. })
             };
-            if heard.iter().filter(|(_, _, event)| formed(event)).count() >= times {
+            if events.iter().filter(|(_, _, event)| formed(event)).count() >= count {
                 return;
             }
-            drop(heard);
+            drop(events);
             std::thread::sleep(Duration::from_millis(5));
         }
-        panic!("no memory was formed");
+        panic!("fewer than {count} memories were formed");
     }
 }
 
 const NO_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// While one answers, others wait in line and hear their place; looking and the user's hand elsewhere wait for nobody.
+/// During an answer, other requests are queued and receive their queue position. Snapshots and manual edits do not wait.
 #[test]
 fn scheduler_queues_answers_but_not_edits() {
-    let house = host_fixture(NO_IDLE_TIMEOUT);
-    let (first, first_done) = house.ask("a", "Hello there");
+    let fixture = host_fixture(NO_IDLE_TIMEOUT);
+    let (first, first_done) = fixture.ask("a", "Hello there");
     wait_for(&first, |event| matches!(event, Event::MessageStored { .. }));
-    let (second, second_done) = house.ask("b", "Hello too");
-    let place = wait_for(&second, |event| matches!(event, Event::Queued { .. }));
-    assert_eq!(place, Event::Queued { ahead: 1 });
-    // A word of the first is out; the second has not even been stored.
-    house.model.allow_tokens(1);
+    let (second, second_done) = fixture.ask("b", "Hello too");
+    let queued = wait_for(&second, |event| matches!(event, Event::Queued { .. }));
+    assert_eq!(queued, Event::Queued { ahead: 1 });
+    // The first answer has one token; the second message is not stored yet.
+    fixture.model.allow_tokens(1);
     wait_for(&first, |event| matches!(event, Event::Token { .. }));
-    let seen = house.conversation("a").snapshot_cell().get();
-    assert_eq!(seen.answer.expect("it is answering").tokens.len(), 1);
-    assert_eq!(seen.state.timeline.turns().len(), 2, "the message and the opening of its answer are there");
-    assert!(house.conversation("b").snapshot_cell().get().state.timeline.is_empty());
-    // A third conversation can be changed meanwhile.
-    let (done, changed) = channel();
-    let job = house.conversation("c").submit(move |session, _| {
-        let _ = done.send(session.apply_edit(ManualEdit::Pin, &[]).is_ok());
+    let snapshot = fixture.conversation("a").snapshot_cell().get();
+    assert_eq!(snapshot.answer.expect("an answer is being generated").tokens.len(), 1);
+    assert_eq!(snapshot.state.timeline.turns().len(), 2, "the message and the start of its answer");
+    assert!(fixture.conversation("b").snapshot_cell().get().state.timeline.is_empty());
+    // A third conversation can be edited meanwhile.
+    let (sender, edited) = channel();
+    let job = fixture.conversation("c").submit(move |session, _| {
+        let _ = sender.send(session.apply_edit(ManualEdit::Pin, &[]).is_ok());
     });
-    job.expect("it is open");
-    assert_eq!(changed.recv_timeout(Duration::from_secs(20)), Ok(true));
-    house.model.allow_tokens(15);
-    let ended = [first_done, second_done].map(|done| done.recv().expect("it ends").expect("it is answered"));
-    assert_eq!(ended.map(|summary| summary.tokens), [8, 8]);
-    assert!(house.conversation("a").snapshot_cell().get().answer.is_none());
-    // Everybody heard of everything, in one order.
-    let heard = house.events.0.lock().expect("nobody broke down");
-    let numbers: Vec<u64> = heard.iter().map(|(_, number, _)| *number).collect();
-    assert!(numbers.is_sorted() && numbers.windows(2).all(|two| two[0] != two[1]), "{numbers:?}");
-    let done = heard.iter().filter(|(_, _, event)| matches!(event, Event::Done(_)));
+    job.expect("the conversation is open");
+    assert_eq!(edited.recv_timeout(Duration::from_secs(20)), Ok(true));
+    fixture.model.allow_tokens(15);
+    let summaries =
+        [first_done, second_done].map(|done| done.recv().expect("the turn ends").expect("the turn succeeds"));
+    assert_eq!(summaries.map(|summary| summary.tokens), [8, 8]);
+    assert!(fixture.conversation("a").snapshot_cell().get().answer.is_none());
+    // The listener received all events with ascending numbers.
+    let events = fixture.events.0.lock().expect("the lock is not poisoned");
+    let numbers: Vec<u64> = events.iter().map(|(_, number, _)| *number).collect();
+    assert!(numbers.is_sorted() && numbers.windows(2).all(|pair| pair[0] != pair[1]), "{numbers:?}");
+    let done = events.iter().filter(|(_, _, event)| matches!(event, Event::Done(_)));
     assert_eq!(done.map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
 }
 
-/// A client that disconnects stops its answer; the tokens so far stay. A client in the queue leaves no trace.
+/// A stopped answer keeps its tokens. A client that disconnects in the queue leaves no trace.
 #[test]
 fn disconnect_stops_answer_and_leaves_queue() {
-    let house = host_fixture(NO_IDLE_TIMEOUT);
-    let (first, first_done) = house.ask("a", "Hello there");
+    let fixture = host_fixture(NO_IDLE_TIMEOUT);
+    let (first, first_done) = fixture.ask("a", "Hello there");
     wait_for(&first, |event| matches!(event, Event::MessageStored { .. }));
-    let (second, second_done) = house.ask("b", "Hello too");
+    let (second, second_done) = fixture.ask("b", "Hello too");
     wait_for(&second, |event| matches!(event, Event::Queued { .. }));
     drop(second);
-    let refused =
-        second_done.recv_timeout(Duration::from_secs(20)).expect("it ends").expect_err("it gave up");
-    assert!(refused.message.contains("nothing was stored"), "{refused}");
-    assert!(house.conversation("b").snapshot_cell().get().state.timeline.is_empty());
-    house.model.allow_tokens(2);
+    let error = second_done
+        .recv_timeout(Duration::from_secs(20))
+        .expect("the turn ends")
+        .expect_err("the client gave up");
+    assert!(error.message.contains("nothing was stored"), "{error}");
+    assert!(fixture.conversation("b").snapshot_cell().get().state.timeline.is_empty());
+    fixture.model.allow_tokens(2);
     wait_for(&first, |event| matches!(event, Event::Token { .. }));
     wait_for(&first, |event| matches!(event, Event::Token { .. }));
-    house.conversation("a").stop();
-    let summary = first_done.recv_timeout(Duration::from_secs(20)).expect("it ends").expect("it was begun");
+    fixture.conversation("a").stop();
+    let summary = first_done
+        .recv_timeout(Duration::from_secs(20))
+        .expect("the turn ends")
+        .expect("the answer has tokens");
     assert_eq!((summary.finish, summary.tokens), (FinishReason::Cancelled, 2));
     assert!(
-        house
+        fixture
             .conversation("a")
             .snapshot_cell()
             .get()
@@ -246,63 +254,65 @@ fn disconnect_stops_answer_and_leaves_queue() {
     );
 }
 
-/// What is done by hand can be taken back, and who looks sees both.
+/// The snapshot shows a manual edit and its undo.
 #[test]
 fn manual_edit_can_be_undone() {
-    let house = host_fixture(NO_IDLE_TIMEOUT);
-    house.model.allow_tokens(8);
-    let (_told, done) = house.ask("a", "Hello there");
-    done.recv().expect("it ends").expect("it is answered");
-    let desk = house.conversation("a");
-    let text = || desk.snapshot_cell().get().state.timeline.context_window(0).text();
+    let fixture = host_fixture(NO_IDLE_TIMEOUT);
+    fixture.model.allow_tokens(8);
+    let (_events, done) = fixture.ask("a", "Hello there");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    let conversation = fixture.conversation("a");
+    let text = || conversation.snapshot_cell().get().state.timeline.context_window(0).text();
     let before = text();
-    let (tell, told) = channel();
-    let job = desk.submit(move |session, _| {
-        let chunk = "u0.0".parse().expect("a name");
-        drop(tell.send(session.apply_edit(ManualEdit::Delete, &[chunk])));
+    let (sender, result) = channel();
+    let job = conversation.submit(move |session, _| {
+        let chunk = "u0.0".parse().expect("a chunk id");
+        drop(sender.send(session.apply_edit(ManualEdit::Delete, &[chunk])));
     });
-    job.expect("it is open");
-    let sent = told.recv().expect("it is done").expect("it can be");
+    job.expect("the conversation is open");
+    let edit = result.recv().expect("the job runs").expect("the chunk is deleted");
     assert_ne!(text(), before);
-    let (tell, told) = channel();
-    desk.submit(move |session, _| drop(tell.send(session.undo(&sent.undo)))).expect("it is open");
-    told.recv().expect("it is done").expect("it can be");
+    let (sender, result) = channel();
+    conversation
+        .submit(move |session, _| drop(sender.send(session.undo(&edit.undo))))
+        .expect("the conversation is open");
+    result.recv().expect("the job runs").expect("the edit is undone");
     assert_eq!(text(), before);
 }
 
 /// A panic in one conversation ends neither the program nor the others, and the conversation can be opened again.
 #[test]
 fn panic_closes_only_its_own_conversation() {
-    let house = host_fixture(NO_IDLE_TIMEOUT);
-    assert!(house.host.conversation("broken").is_err_and(|why| why.kind == ErrorKind::Internal));
-    house.model.allow_tokens(8);
-    let (_told, done) = house.ask("a", "Hello there");
-    done.recv().expect("it ends").expect("it is answered");
-    let old = house.conversation("a");
-    old.submit(|_, _| panic!("a defect")).expect("it is open");
-    let again = loop {
-        let desk = house.conversation("a");
-        if !Arc::ptr_eq(&desk, &old) {
-            break desk;
+    let fixture = host_fixture(NO_IDLE_TIMEOUT);
+    assert!(fixture.host.conversation("broken").is_err_and(|error| error.kind == ErrorKind::Internal));
+    fixture.model.allow_tokens(8);
+    let (_events, done) = fixture.ask("a", "Hello there");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    let old = fixture.conversation("a");
+    old.submit(|_, _| panic!("a bug")).expect("the conversation is open");
+    let reopened = loop {
+        let conversation = fixture.conversation("a");
+        if !Arc::ptr_eq(&conversation, &old) {
+            break conversation;
         }
         std::thread::yield_now();
     };
-    assert!(again.snapshot_cell().get().state.timeline.context_window(0).text().contains("Hello there"));
+    assert!(reopened.snapshot_cell().get().state.timeline.context_window(0).text().contains("Hello there"));
     assert!(old.submit(|_, _| {}).is_err());
 }
 
-/// What nobody uses is closed, and opens again when somebody does; at the end everything is stored.
+/// An unused conversation is closed and reopens on the next request. `close_all` stops a running answer and stores it.
 #[test]
 fn idle_conversation_closes_and_reopens() {
-    let house = host_fixture(Duration::from_millis(30));
-    house.model.allow_tokens(8);
-    let (_told, done) = house.ask("a", "Hello there");
-    done.recv().expect("it ends").expect("it is answered");
-    while !house.host.open_conversations().is_empty() {
+    let fixture = host_fixture(Duration::from_millis(30));
+    fixture.model.allow_tokens(8);
+    let (_events, done) = fixture.ask("a", "Hello there");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    while !fixture.host.open_conversations().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(
-        house
+        fixture
             .conversation("a")
             .snapshot_cell()
             .get()
@@ -312,65 +322,68 @@ fn idle_conversation_closes_and_reopens() {
             .text()
             .contains("Hello there")
     );
-    let (told, done) = house.ask("a", "And again");
-    wait_for(&told, |event| matches!(event, Event::MessageStored { .. }));
-    house.model.allow_tokens(3);
+    let (events, done) = fixture.ask("a", "And again");
+    wait_for(&events, |event| matches!(event, Event::MessageStored { .. }));
+    fixture.model.allow_tokens(3);
     for _ in 0..3 {
-        wait_for(&told, |event| matches!(event, Event::Token { .. }));
+        wait_for(&events, |event| matches!(event, Event::Token { .. }));
     }
-    house.host.close_all();
-    let summary = done.recv().expect("it ends").expect("it was begun");
+    fixture.host.close_all();
+    let summary = done.recv().expect("the turn ends").expect("the answer has tokens");
     assert_eq!((summary.finish, summary.tokens), (FinishReason::Cancelled, 3));
-    assert!(house.host.open_conversations().is_empty());
+    assert!(fixture.host.open_conversations().is_empty());
 }
 
-/// Memories are formed in idle time. A request in any conversation preempts that, and it begins again later.
+/// Memories are formed in idle time. A request in any conversation preempts the formation, which restarts later.
 #[test]
 fn memory_formation_is_preempted_by_requests() {
     let mut rules = test_rules(400);
     rules.memory = Some(MemoryRules { range_tokens: 8, max_tokens: 8, ..MemoryRules::default() });
-    let house = host_fixture_with_rules(NO_IDLE_TIMEOUT, rules);
-    house.model.allow_tokens(8);
-    let (_told, done) = house.ask("a", "Hello there and good morning to you");
-    done.recv().expect("it ends").expect("it is answered");
-    // It is being formed, and has said three words.
-    house.model.allow_tokens(3);
-    while *house.model.allowed_tokens.0.lock().expect("nobody broke down") > 0 {
+    let fixture = host_fixture_with_rules(NO_IDLE_TIMEOUT, rules);
+    fixture.model.allow_tokens(8);
+    let (_events, done) = fixture.ask("a", "Hello there and good morning to you");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    // The formation has generated three tokens.
+    fixture.model.allow_tokens(3);
+    while *fixture.model.allowed_tokens.0.lock().expect("the lock is not poisoned") > 0 {
         std::thread::yield_now();
     }
-    let (told, done) = house.ask("b", "Hello too");
-    wait_for(&told, |event| matches!(event, Event::MessageStored { .. }));
-    assert!(house.conversation("a").snapshot_cell().get().state.memories.is_empty(), "it was left");
-    house.model.allow_tokens(8);
-    done.recv().expect("it ends").expect("it is answered");
-    house.model.allow_tokens(64);
-    house.wait_for_memories(2);
-    let memories = |name: &str| house.conversation(name).snapshot_cell().get().state.memories.len();
-    assert_eq!((memories("a"), memories("b")), (1, 1), "and begun again, where nobody waits");
-    // So is what the same conversation is asked.
-    let (_told, done) = house.ask("a", "And another thing that is long enough");
-    done.recv().expect("it ends").expect("it is answered");
-    house.host.close_all();
+    let (events, done) = fixture.ask("b", "Hello too");
+    wait_for(&events, |event| matches!(event, Event::MessageStored { .. }));
+    assert!(
+        fixture.conversation("a").snapshot_cell().get().state.memories.is_empty(),
+        "the formation was preempted"
+    );
+    fixture.model.allow_tokens(8);
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    fixture.model.allow_tokens(64);
+    fixture.wait_for_memories(2);
+    let memories = |name: &str| fixture.conversation(name).snapshot_cell().get().state.memories.len();
+    assert_eq!((memories("a"), memories("b")), (1, 1), "the formation restarts in idle time");
+    // A request in the same conversation preempts too.
+    let (_events, done) = fixture.ask("a", "And another thing that is long enough");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    fixture.host.close_all();
 }
 
-/// After a while of quiet the model looks back, once.
+/// After the idle time one reflection is formed.
 #[test]
 fn reflection_runs_once_after_idle_time() {
     let mut rules = test_rules(400);
-    let quiet = ReflectionRules { idle_for: Duration::from_millis(60), min_messages: 2 };
+    let reflection = ReflectionRules { idle_for: Duration::from_millis(60), min_messages: 2 };
     rules.memory = Some(MemoryRules {
         range_tokens: 5000,
         max_tokens: 8,
-        reflection: Some(quiet),
+        reflection: Some(reflection),
         ..MemoryRules::default()
     });
-    let house = host_fixture_with_rules(NO_IDLE_TIMEOUT, rules);
-    house.model.allow_tokens(16);
-    let (_told, done) = house.ask("a", "Hello there");
-    done.recv().expect("it ends").expect("it is answered");
-    house.wait_for_memories(1);
-    let memories = house.conversation("a").snapshot_cell().get().state.memories.clone();
+    let fixture = host_fixture_with_rules(NO_IDLE_TIMEOUT, rules);
+    fixture.model.allow_tokens(16);
+    let (_events, done) = fixture.ask("a", "Hello there");
+    done.recv().expect("the turn ends").expect("the turn succeeds");
+    fixture.wait_for_memories(1);
+    let memories = fixture.conversation("a").snapshot_cell().get().state.memories.clone();
     assert!(memories.len() == 1 && memories[0].reflection);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(house.conversation("a").snapshot_cell().get().state.memories.len(), 1);
+    assert_eq!(fixture.conversation("a").snapshot_cell().get().state.memories.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Memories on the test doubles: what is remembered and when, what stands where, and where every character comes from.
+//! Memories on the test doubles: when they are formed, where they are placed, and the origin of every byte of the window.
 
 use crate::common::test_rules;
 use halo_core::Error;
@@ -46,33 +46,33 @@ fn memory_test_rules(max_tokens: usize) -> ConversationRules {
 }
 
 fn open_session(store: &SharedStore<InMemoryStore>, rules: ConversationRules, answers: &[&str]) -> Session {
-    // What is said to the user is long, what is remembered is not.
-    let long = |text: &&str| {
+    // Answers to the user begin with a space and are made long; memories stay short.
+    let lengthened = |text: &&str| {
         format!("{text}{}", if text.starts_with(' ') { " so it goes".repeat(9) } else { String::new() })
     };
-    let answers = answers.iter().map(|text| even_attention_answer(&long(text))).collect();
+    let answers = answers.iter().map(|text| even_attention_answer(&lengthened(text))).collect();
     let model = ScriptedModel::new(4096, answers).with_template(ChatTemplate::plain());
     let (store, embedder) = (Box::new(store.clone()), Some(Box::new(HashEmbedder) as _));
     let session = Session::open(store, Box::new(model), embedder, "main", rules, &mut |_, _| {});
-    session.unwrap_or_else(|why| panic!("it opens: {why}"))
+    session.unwrap_or_else(|error| panic!("the session does not open: {error}"))
 }
 
 fn send(session: &mut Session, message: &str) {
-    let told = session.send_message(message, TODAY, &mut |_| StepFlow::Continue);
-    told.unwrap_or_else(|why| panic!("{message}: {why}"));
+    let result = session.send_message(message, TODAY, &mut |_| StepFlow::Continue);
+    result.unwrap_or_else(|error| panic!("{message}: {error}"));
 }
 
-/// A quiet moment; what happened to memories in it.
+/// Runs the idle memory work; returns the memory changes as `action id`.
 fn run_idle_work(session: &mut Session) -> Vec<String> {
-    let mut heard = Vec::new();
+    let mut changes = Vec::new();
     session
         .run_idle_memory_work(&|| false, &mut |event| {
             if let Event::MemoryChanged { id, action } = event {
-                heard.push(format!("{} {id}", action.as_str()));
+                changes.push(format!("{} {id}", action.as_str()));
             }
         })
-        .expect("nothing fails");
-    heard
+        .expect("the idle work succeeds");
+    changes
 }
 
 const ANSWERS: [&str; 9] = [
@@ -87,13 +87,13 @@ const ANSWERS: [&str; 9] = [
     " Ships sail on the sea.",
 ];
 
-/// The six steps: what was said becomes blocks, blocks segments, segments the context; after the turn a memory is asked for
-/// and formed in a fork; later it stands in the place of its range; and any character can be traced back.
+/// The six steps: turns become blocks, blocks segments, segments the context window; after the turn a memory is requested
+/// and formed in a fork; later it is placed where its range was. The origin of every byte is known.
 #[test]
 fn memory_lifecycle_from_turn_to_placement_with_byte_origins() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = open_session(&store, memory_test_rules(170), &ANSWERS);
-    // 1 and 2: frames become blocks, and blocks segments.
+    // Steps 1 and 2: turns become blocks, and blocks segments.
     send(&mut session, "The gun on the wall is called Betsy");
     let first = session.render_context();
     let blocks: Vec<String> = first.segments.iter().map(|s| s.block_ids[0].to_string()).collect();
@@ -101,63 +101,68 @@ fn memory_lifecycle_from_turn_to_placement_with_byte_origins() {
     assert_eq!(first.segments[1].source_frames, [TurnId(0)]);
     let facets: Vec<String> = first.segments[1].facet_ids().iter().map(ToString::to_string).collect();
     assert_eq!(facets, ["u0.0/frame", "u0.0"]);
-    // 3: segments in a row are what the model sees, token for token.
+    // Step 3: the concatenated segments are the context window, token for token.
     assert_eq!(first.text(), session.context_window_text());
     assert_eq!(
         (first.tokens(), session.context_window().len()),
         (session.live_tokens(), session.live_tokens())
     );
-    assert_eq!(session.next_memory_range(), None, "too little was said");
+    assert_eq!(session.next_memory_range(), None, "the range is too short");
     assert_eq!(run_idle_work(&mut session), Vec::<String>::new());
     send(&mut session, "Tell me something about cheese now");
-    // 4: after the turn, a request.
-    let span = session.next_memory_range().expect("enough was said");
-    let request = session.memory_request(span).expect("nothing fails");
+    // Step 4: after the turn, a memory is requested.
+    let range = session.next_memory_range().expect("the range is long enough");
+    let request = session.memory_request(range).expect("the request is built");
     assert_eq!((request.compress_from, request.compress_to), (TurnId(0), TurnId(3)));
     assert!(request.agent_response.starts_with(" Cheese is made of milk."));
     assert_eq!(request.segments, session.render_context().segments);
-    // 5: a memory. It is stored at once, and not used.
+    // Step 5: the memory is formed and stored, but not placed yet.
     let before = session.context_window_text();
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
-    assert_eq!(session.context_window_text(), before, "formed in a fork");
+    assert_eq!(session.context_window_text(), before, "the fork does not change the window");
     let mut store = store;
-    let kept = store.records("main", RecordKind::Memory).expect("it reads");
-    assert_eq!(kept.len(), 1);
+    let records = store.records("main", RecordKind::Memory).expect("the records are read");
+    assert_eq!(records.len(), 1);
     assert_eq!(session.memories()[0].text, "I told of Betsy and cheese.");
-    assert_eq!(run_idle_work(&mut session), Vec::<String>::new(), "its range is in the window");
-    // 6: when its range has left, it stands there.
+    assert_eq!(run_idle_work(&mut session), Vec::<String>::new(), "the range of the memory is still live");
+    // Step 6: after its range is pruned, the memory is placed there.
     for topic in ["trains", "winter", "music"] {
         send(&mut session, &format!("Tell me something about {topic} now"));
     }
     assert_eq!(run_idle_work(&mut session), ["formed 2"]);
     assert!(!session.context_window_text().contains("gun"), "{}", session.context_window_text());
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
-    let shown = session.render_context();
+    let context = session.render_context();
     let text = session.context_window_text();
-    let stands = "System: <memory from=\"0\" to=\"3\">\nThe user said: The gun on the wall is called Betsy\nThe user said: \
+    let memory_text = "System: <memory from=\"0\" to=\"3\">\nThe user said: The gun on the wall is called Betsy\nThe user said: \
                   Tell me something about cheese now\nI told of Betsy and cheese.\n</memory>";
-    assert!(text.contains(stands), "{text}");
-    assert!(text.find("<memory").expect("there") < text.find("music").expect("there"), "in its place");
-    assert_eq!(shown.tokens(), session.live_tokens());
-    // And back, from a character to where it comes from, and from there to the character.
-    let at = text.find("wall").expect("quoted");
-    let origin = shown.origin_at(at).expect("everything comes from somewhere");
-    let quote: ChunkId = "u0.0".parse().expect("a name");
+    assert!(text.contains(memory_text), "{text}");
+    assert!(
+        text.find("<memory").expect("placed") < text.find("music").expect("live"),
+        "at the position of its range"
+    );
+    assert_eq!(context.tokens(), session.live_tokens());
+    // From a byte to its origin, and from the origin back to the byte.
+    let at = text.find("wall").expect("the message is quoted");
+    let origin = context.origin_at(at).expect("every byte has an origin");
+    let quote: ChunkId = "u0.0".parse().expect("a chunk id");
     assert_eq!((origin.block, origin.facet), (ContextBlock::Memory(1), Facet::Quote(1, quote)));
     assert_eq!(origin.turns, [0, 1, 2, 3].map(TurnId));
-    assert!(shown.ranges_of_facet(origin.facet).iter().any(|range| range.contains(&at)));
-    assert_eq!(shown.segments_of_turn(TurnId(0)), shown.segments_of_block(ContextBlock::Memory(1)));
-    let told = shown.origin_at(text.find("I told").expect("there")).expect("from somewhere");
-    assert_eq!(told.facet, Facet::Memory(1));
+    assert!(context.ranges_of_facet(origin.facet).iter().any(|range| range.contains(&at)));
+    assert_eq!(context.segments_of_turn(TurnId(0)), context.segments_of_block(ContextBlock::Memory(1)));
+    let memory_origin = context
+        .origin_at(text.find("I told").expect("the memory is placed"))
+        .expect("every byte has an origin");
+    assert_eq!(memory_origin.facet, Facet::Memory(1));
     for at in 0..text.len() {
-        let origin = shown.origin_at(at).expect("everything comes from somewhere");
-        assert!(shown.ranges_of_facet(origin.facet).iter().any(|range| range.contains(&at)));
-        assert!(shown.segments_of_block(origin.block).contains(&origin.segment));
+        let origin = context.origin_at(at).expect("every byte has an origin");
+        assert!(context.ranges_of_facet(origin.facet).iter().any(|range| range.contains(&at)));
+        assert!(context.segments_of_block(origin.block).contains(&origin.segment));
     }
-    assert_eq!(shown.origin_at(text.len()), None);
+    assert_eq!(context.origin_at(text.len()), None);
 }
 
-/// A session in which memory 1 stands for turns 0 to 3.
+/// A session in which memory 1 is placed for turns 0 to 3.
 fn session_with_placed_memory(store: &SharedStore<InMemoryStore>) -> Session {
     let mut session = open_session(store, memory_test_rules(170), &ANSWERS);
     send(&mut session, "The gun on the wall is called Betsy");
@@ -176,13 +181,13 @@ fn memory_is_hidden_when_its_range_is_resurrected() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = session_with_placed_memory(&store);
     let live = session.live_tokens();
-    let chunk: ChunkId = "u0.0".parse().expect("a name");
-    session.apply_edit(ManualEdit::Resurrect, &[chunk]).expect("it returns");
+    let chunk: ChunkId = "u0.0".parse().expect("a chunk id");
+    session.apply_edit(ManualEdit::Resurrect, &[chunk]).expect("the chunk is resurrected");
     assert!(!session.context_window_text().contains("<memory"), "{}", session.context_window_text());
     assert!(session.context_window_text().contains("The gun on the wall is called Betsy"));
-    assert!(run_idle_work(&mut session).is_empty(), "and stays aside");
-    session.apply_edit(ManualEdit::Unpin, &[chunk]).expect("it is pinned");
-    session.apply_edit(ManualEdit::Prune, &[chunk]).expect("it leaves");
+    assert!(run_idle_work(&mut session).is_empty(), "the memory stays hidden");
+    session.apply_edit(ManualEdit::Unpin, &[chunk]).expect("the chunk is unpinned");
+    session.apply_edit(ManualEdit::Prune, &[chunk]).expect("the chunk is pruned");
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
     assert_eq!(session.live_tokens(), live);
 }
@@ -191,43 +196,50 @@ fn memory_is_hidden_when_its_range_is_resurrected() {
 fn memory_survives_reopen_and_is_not_formed_twice() {
     let store = SharedStore::new(InMemoryStore::default());
     let window = session_with_placed_memory(&store).context_window_text();
-    let mut again = open_session(&store, memory_test_rules(170), &ANSWERS[7..]);
-    assert_eq!(again.context_window_text(), window, "what stood stands");
-    assert_eq!(again.memories().len(), 2);
-    assert_eq!(again.next_memory_range(), None);
-    assert!(run_idle_work(&mut again).is_empty());
-    let mut without = open_session(&store, test_rules(170), &ANSWERS[7..]);
+    let mut reopened = open_session(&store, memory_test_rules(170), &ANSWERS[7..]);
+    assert_eq!(reopened.context_window_text(), window, "the memory is still placed");
+    assert_eq!(reopened.memories().len(), 2);
+    assert_eq!(reopened.next_memory_range(), None);
+    assert!(run_idle_work(&mut reopened).is_empty());
+    let mut disabled = open_session(&store, test_rules(170), &ANSWERS[7..]);
     assert!(
-        !without.context_window_text().contains("<memory"),
-        "they are not used where they are turned off"
+        !disabled.context_window_text().contains("<memory"),
+        "no memory is placed where memories are disabled"
     );
-    assert!(!without.run_idle_memory_work(&|| false, &mut |_| {}).expect("nothing fails"));
+    assert!(!disabled.run_idle_memory_work(&|| false, &mut |_| {}).expect("the idle work succeeds"));
 }
 
 #[test]
 fn memory_can_be_edited_pinned_disabled_and_deleted() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = session_with_placed_memory(&store);
-    session.edit_memory(1, MemoryEdit::SetText(" The gun has a name. ".into())).expect("it is there");
-    assert!(!session.context_window_text().contains("<memory"), "what it says is to be read first");
+    session.edit_memory(1, MemoryEdit::SetText(" The gun has a name. ".into())).expect("the memory exists");
+    assert!(
+        !session.context_window_text().contains("<memory"),
+        "an edited memory is placed again in idle time"
+    );
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
     assert!(session.context_window_text().contains("\nThe gun has a name.\n</memory>"));
     assert!(session.memories()[0].edited);
-    session.edit_memory(1, MemoryEdit::Disable(true)).expect("it is there");
+    session.edit_memory(1, MemoryEdit::Disable(true)).expect("the memory exists");
     assert!(run_idle_work(&mut session).is_empty() && !session.context_window_text().contains("<memory"));
-    session.edit_memory(1, MemoryEdit::Disable(false)).expect("it is there");
-    session.edit_memory(1, MemoryEdit::Pin(true)).expect("it is there");
+    session.edit_memory(1, MemoryEdit::Disable(false)).expect("the memory exists");
+    session.edit_memory(1, MemoryEdit::Pin(true)).expect("the memory exists");
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
-    let found = session.search_memories("what name has the gun?").expect("it searches");
-    assert_eq!(found.first().map(|(_, memory)| memory.id), Some(1));
-    session.edit_memory(1, MemoryEdit::Delete).expect("it is there");
+    let hits = session.search_memories("what name has the gun?").expect("the search succeeds");
+    assert_eq!(hits.first().map(|(_, memory)| memory.id), Some(1));
+    session.edit_memory(1, MemoryEdit::Delete).expect("the memory exists");
     assert!(
-        session.edit_memory(1, MemoryEdit::Delete).expect_err("it is gone").message.contains("no memory 1")
+        session
+            .edit_memory(1, MemoryEdit::Delete)
+            .expect_err("the memory is deleted")
+            .message
+            .contains("no memory 1")
     );
     assert!(session.edit_memory(2, MemoryEdit::SetText("  ".into())).is_err());
     assert_eq!(session.memories().iter().map(|m| m.id).collect::<Vec<_>>(), [2]);
     assert!(run_idle_work(&mut session).is_empty() && !session.context_window_text().contains("<memory"));
-    assert_eq!(session.next_memory_range(), None, "what the user has deleted is not formed again");
+    assert_eq!(session.next_memory_range(), None, "a deleted memory is not formed again");
 }
 
 #[test]
@@ -236,21 +248,21 @@ fn memory_conflicts_are_marked_on_both_sides() {
     let mut session = session_with_placed_memory(&store);
     session
         .edit_memory(1, MemoryEdit::SetText("The door is open. The gun is old.".into()))
-        .expect("it is there");
+        .expect("the memory exists");
     session
         .edit_memory(2, MemoryEdit::SetText("The cat sleeps. The door is closed.".into()))
-        .expect("it is there");
-    let marked = |session: &Session| -> Vec<Vec<u64>> {
+        .expect("the memory exists");
+    let conflicts = |session: &Session| -> Vec<Vec<u64>> {
         session.memories().iter().map(|m| m.conflicts.iter().copied().collect()).collect()
     };
-    assert_eq!(marked(&session), [vec![2], vec![1]]);
+    assert_eq!(conflicts(&session), [vec![2], vec![1]]);
     assert_eq!(
-        marked(&open_session(&store, memory_test_rules(170), &[])),
+        conflicts(&open_session(&store, memory_test_rules(170), &[])),
         [vec![2], vec![1]],
-        "and it is kept"
+        "the conflicts are stored"
     );
-    session.edit_memory(2, MemoryEdit::SetText("The cat sleeps.".into())).expect("it is there");
-    assert_eq!(marked(&session), [Vec::<u64>::new(), vec![]]);
+    session.edit_memory(2, MemoryEdit::SetText("The cat sleeps.".into())).expect("the memory exists");
+    assert_eq!(conflicts(&session), [Vec::<u64>::new(), vec![]]);
 }
 
 /// A preempted memory is formed again later.
@@ -261,14 +273,18 @@ fn memory_formation_restarts_after_preemption() {
     let mut session = open_session(&store, memory_test_rules(170), &answers);
     send(&mut session, "The gun on the wall is called Betsy");
     send(&mut session, "Tell me something about cheese now");
-    let due = session.next_memory_range();
-    let asked = Cell::new(0);
-    let wanted = || {
-        asked.set(asked.get() + 1);
-        asked.get() > 3
+    let range = session.next_memory_range();
+    let calls = Cell::new(0);
+    let is_preempted = || {
+        calls.set(calls.get() + 1);
+        calls.get() > 3
     };
-    assert!(session.run_idle_memory_work(&wanted, &mut |event| panic!("{event:?}")).expect("nothing fails"));
-    assert_eq!((session.memories().len(), session.next_memory_range()), (0, due));
+    assert!(
+        session
+            .run_idle_memory_work(&is_preempted, &mut |event| panic!("{event:?}"))
+            .expect("the idle work succeeds")
+    );
+    assert_eq!((session.memories().len(), session.next_memory_range()), (0, range));
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
     assert_eq!(session.memories()[0].text, "I told of Betsy and cheese.");
 }
@@ -277,33 +293,30 @@ fn memory_formation_restarts_after_preemption() {
 fn reflection_forms_memory_and_stops_when_preempted() {
     let store = SharedStore::new(InMemoryStore::default());
     let answers = [ANSWERS[0], ANSWERS[1], "They like guns and cheese.", "They like more."];
-    let mut session = open_session(&store, LongRangeRules::build(), &answers);
+    let mut session = open_session(&store, long_range_rules(), &answers);
     send(&mut session, "The gun on the wall is called Betsy");
     send(&mut session, "Tell me something about cheese now");
     assert_eq!(session.messages_since_reflection(), 4);
-    let id = session.reflect(&|| false).expect("nothing fails").expect("it says something");
-    let memory = session.memories().iter().find(|memory| memory.id == id).expect("it is kept").clone();
+    let id = session.reflect(&|| false).expect("the reflection succeeds").expect("a memory is formed");
+    let memory =
+        session.memories().iter().find(|memory| memory.id == id).expect("the memory is stored").clone();
     assert!(memory.reflection && memory.text == "They like guns and cheese.");
     assert_eq!((session.messages_since_reflection(), session.next_memory_range()), (0, None));
-    assert_eq!(session.reflect(&|| true).expect("nothing fails"), None, "left, because somebody is there");
+    assert_eq!(session.reflect(&|| true).expect("the reflection stops"), None, "preempted");
 }
 
-struct LongRangeRules;
-
-impl LongRangeRules {
-    /// Nothing is long enough to be remembered.
-    fn build() -> ConversationRules {
-        let mut rules = memory_test_rules(170);
-        rules.memory = Some(MemoryRules { range_tokens: 500, max_tokens: 12, ..MemoryRules::default() });
-        rules
-    }
+/// Rules under which no range of these tests is long enough for a memory.
+fn long_range_rules() -> ConversationRules {
+    let mut rules = memory_test_rules(170);
+    rules.memory = Some(MemoryRules { range_tokens: 500, max_tokens: 12, ..MemoryRules::default() });
+    rules
 }
 
-/// A person's words are quoted to the byte, whatever they are; what is very long is left in the graveyard, whole.
+/// User messages are quoted verbatim, whatever they contain. A very long message is not quoted.
 #[test]
 fn memory_quotes_user_verbatim_and_skips_long_messages() {
     let store = SharedStore::new(InMemoryStore::default());
-    let strange = "Ünïcode </memory> 🌱 “quoted” <tool>jq .</tool>";
+    let special = "Ünïcode </memory> 🌱 “quoted” <tool>jq .</tool>";
     let long = "word ".repeat(210);
     let mut session = open_session(
         &store,
@@ -321,19 +334,19 @@ fn memory_quotes_user_verbatim_and_skips_long_messages() {
         },
         &[" One answer that is there.", " Two.", "I told of strange things."],
     );
-    send(&mut session, strange);
+    send(&mut session, special);
     send(&mut session, long.trim());
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
     let all: Vec<ChunkId> = session.timeline().live_chunks().map(|chunk| chunk.id()).collect();
-    session.apply_edit(ManualEdit::Prune, &all).expect("all leave");
+    session.apply_edit(ManualEdit::Prune, &all).expect("all chunks are pruned");
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
     let text = session.context_window_text();
-    assert!(text.contains(&format!("The user said: {strange}\n")), "{text}");
+    assert!(text.contains(&format!("The user said: {special}\n")), "{text}");
     assert!(!text.contains("word word"), "{text}");
     assert_eq!(session.timeline().turns().iter().filter(|turn| turn.role == Role::User).count(), 2);
 }
 
-/// A model is an agent, and whatever wraps agents wraps it.
+/// A completion agent works inside the cooling layer, which shortens its input.
 #[test]
 fn completion_agent_composes_with_cooling() {
     use halo_agents::agent::{Agent, AgentExt};
@@ -344,21 +357,21 @@ fn completion_agent_composes_with_cooling() {
         64,
         vec![even_attention_answer(" It is Betsy."), even_attention_answer(" Yes.")],
     ));
-    let speaker = CompletionAgent::new(model, "Be brief.", Sampling { max_tokens: 8, ..Sampling::default() });
-    // Without cooling, it would not fit.
-    let cooled = speaker.with_layer(CoolingLayer { threshold: 32, ..CoolingLayer::default() });
-    let said =
+    let agent = CompletionAgent::new(model, "Be brief.", Sampling { max_tokens: 8, ..Sampling::default() });
+    // Without cooling, the messages would not fit.
+    let cooled = agent.with_layer(CoolingLayer { threshold: 32, ..CoolingLayer::default() });
+    let messages =
         vec![AuthoredMessage::agent("word ".repeat(400)), AuthoredMessage::user("What is the gun called?")];
-    assert_eq!(pollster::block_on(cooled.invoke(said)), Ok("It is Betsy.".to_owned()));
-    let why = pollster::block_on(cooled.invoke(vec![AuthoredMessage::user("word ".repeat(400))]))
-        .expect_err("too long");
-    assert!(why.to_string().contains("do not fit"), "what people say is not cut: {why}");
+    assert_eq!(pollster::block_on(cooled.invoke(messages)), Ok("It is Betsy.".to_owned()));
+    let error = pollster::block_on(cooled.invoke(vec![AuthoredMessage::user("word ".repeat(400))]))
+        .expect_err("the message is too long");
+    assert!(error.to_string().contains("do not fit"), "user messages are not shortened: {error}");
 }
 
-/// A window, and the same as messages.
+/// A prompt as window tokens and as messages.
 type RecordedPrompt = (Vec<WindowToken>, Vec<PromptMessage>);
 
-/// A model that keeps what it was asked.
+/// A model that records its prompts.
 struct PromptRecordingModel {
     inner: ScriptedModel,
     prompts: Arc<Mutex<Vec<RecordedPrompt>>>,
@@ -380,47 +393,52 @@ impl Model for PromptRecordingModel {
         watch: &AttentionRequest,
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
-        let asked = (prompt.window.to_vec(), (prompt.messages)());
-        self.prompts.lock().expect("nobody panics").push(asked);
+        let recorded = (prompt.window.to_vec(), (prompt.messages)());
+        self.prompts.lock().expect("the lock is not poisoned").push(recorded);
         self.inner.generate(prompt, sampling, watch, listen)
     }
 }
 
-/// The fork sees the state that lived the range, and behind it what it is told, which names where the range began. A model
-/// that is spoken to in messages sees the marks around the range.
+/// The fork continues the window of the conversation with an instruction that names the start of the range. In the
+/// message form of the prompt, markers enclose the range.
 #[test]
 fn memory_formation_prompt_ends_with_instruction_after_range() {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let long = |text: &str| even_attention_answer(&format!("{text}{}", " so it goes".repeat(9)));
-    let answers = vec![long(" Noted."), long(" Milk."), even_attention_answer("I told of it.")];
+    let prompts = Arc::new(Mutex::new(Vec::new()));
+    let long_answer = |text: &str| even_attention_answer(&format!("{text}{}", " so it goes".repeat(9)));
+    let answers = vec![long_answer(" Noted."), long_answer(" Milk."), even_attention_answer("I told of it.")];
     let inner = ScriptedModel::new(4096, answers).with_template(ChatTemplate::plain());
-    let model = Box::new(PromptRecordingModel { inner, prompts: Arc::clone(&asked) });
+    let model = Box::new(PromptRecordingModel { inner, prompts: Arc::clone(&prompts) });
     let store = Box::new(SharedStore::new(InMemoryStore::default()));
-    let mut session =
-        Session::open(store, model, None, "main", memory_test_rules(170), &mut |_, _| {}).expect("it opens");
+    let mut session = Session::open(store, model, None, "main", memory_test_rules(170), &mut |_, _| {})
+        .expect("the session opens");
     send(&mut session, "The gun on the wall is called Betsy");
     send(&mut session, "Tell me something about cheese now");
     let window = session.context_window();
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
-    let asked = asked.lock().expect("nobody panics");
-    let (seen, messages) = asked.last().expect("it was asked");
-    assert_eq!(seen[..window.len()], window[..], "the very state that lived it");
-    let end = window.last().and_then(|last| last.position).expect("said").0;
-    assert!(seen[window.len()..].iter().zip(end + 1..).all(|(s, n)| s.position.is_some_and(|p| p.0 == n)));
-    let told: Vec<String> =
+    let prompts = prompts.lock().expect("the lock is not poisoned");
+    let (prompt_window, messages) = prompts.last().expect("the model was called");
+    assert_eq!(prompt_window[..window.len()], window[..], "the prompt begins with the window");
+    let end = window.last().and_then(|last| last.position).expect("a timeline token").0;
+    assert!(
+        prompt_window[window.len()..]
+            .iter()
+            .zip(end + 1..)
+            .all(|(s, n)| s.position.is_some_and(|p| p.0 == n))
+    );
+    let lines: Vec<String> =
         messages.iter().map(|m| format!("{}: {}", m.role.name(), m.text.trim())).collect();
-    assert_eq!(told[1], "system: <memory_formation_start sequence=\"0\"/>");
-    assert!(told[2].starts_with("user: The gun on the wall"), "{told:#?}");
-    let last = told.last().expect("there is one");
+    assert_eq!(lines[1], "system: <memory_formation_start sequence=\"0\"/>");
+    assert!(lines[2].starts_with("user: The gun on the wall"), "{lines:#?}");
+    let last = lines.last().expect("the prompt has messages");
     assert!(last.starts_with("user: <memory_formation_end sequence=\"3\"/> Summarize"), "{last}");
     assert!(
         last.contains("<memory_formation_start sequence=\"0\"/> (“The gun on the wall is called Betsy”)"),
         "{last}"
     );
-    assert_eq!(told.len(), 7, "instructions, mark, four messages, what it is told");
+    assert_eq!(lines.len(), 7, "system prompt, marker, four messages, instruction");
 }
 
-/// What tools did in a range is so still, whatever became of the words: each thing as it was left.
+/// A memory lists the net effect of the tool calls in its range: the last value of each path.
 #[test]
 fn memory_keeps_net_tool_operations_of_its_range() {
     let store = SharedStore::new(InMemoryStore::default());
@@ -448,7 +466,7 @@ fn memory_keeps_net_tool_operations_of_its_range() {
     assert_eq!(session.memories()[0].operations, [".name = \"Bertha\""]);
 }
 
-/// A full window, what is too old, and memories that matter little are let go of in one cycle, over the real memories.
+/// The coordinated forgetting cycle disables the memory with low salience in a real session.
 #[test]
 fn memory_is_disabled_by_forgetting_cycle() {
     use halo_agents::forgetting::{ApplyRetention, ForgettingAction, coordinated_forgetting_cycle};
@@ -466,53 +484,56 @@ fn memory_is_disabled_by_forgetting_cycle() {
     scorer.register_entity("winter");
     let mut window = SlidingWindow::new(WindowSize { window: 10, sink: 1, recent: 2 }, Some(scorer.clone()));
     (0..10).for_each(|n| drop(window.push(format!("w{n}"), 1)));
-    let done = pollster::block_on(coordinated_forgetting_cycle(
+    let outcome = pollster::block_on(coordinated_forgetting_cycle(
         &mut window,
         &scorer,
         &mut NoRetention,
         &mut session,
         0.8,
     ));
-    let done = done.expect("nothing fails");
-    // The older of the two names nobody who is known; the other is new, and tells of winter.
+    let outcome = outcome.expect("the cycle succeeds");
+    // Memory 1 is old and names no registered entity; memory 2 is new and names winter.
     assert!(
-        done.actions.contains(&ForgettingAction::MemoryDeactivate(1))
-            && !done.actions.contains(&ForgettingAction::MemoryDeactivate(2))
+        outcome.actions.contains(&ForgettingAction::MemoryDeactivate(1))
+            && !outcome.actions.contains(&ForgettingAction::MemoryDeactivate(2))
     );
     assert!(session.memories()[0].disabled && !session.memories()[1].disabled);
-    assert!(!session.context_window_text().contains("<memory from=\"0\""), "what rests does not stand");
+    assert!(!session.context_window_text().contains("<memory from=\"0\""), "a disabled memory is not placed");
 }
 
-/// A branch has the memories of what it shares, and none of what was never said there.
+/// A branch has the memories of the turns that it shares, and no others.
 #[test]
 fn branch_keeps_memories_of_shared_turns() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = session_with_placed_memory(&store);
-    let spans: Vec<u32> = session.memories().iter().map(|memory| memory.range.to.0).collect();
-    assert_eq!(spans, [3, 9]);
-    session.branch("aside", Some(5)).expect("it branches");
-    let of = |name: &str| {
-        halo_engine::memory::load_memories(&mut store.clone(), name).expect("they are read").len()
+    let range_ends: Vec<u32> = session.memories().iter().map(|memory| memory.range.to.0).collect();
+    assert_eq!(range_ends, [3, 9]);
+    session.branch("aside", Some(5)).expect("the branch is created");
+    let memory_count = |name: &str| {
+        halo_engine::memory::load_memories(&mut store.clone(), name).expect("the memories load").len()
     };
-    assert_eq!((of("main"), of("aside")), (2, 1));
+    assert_eq!((memory_count("main"), memory_count("aside")), (2, 1));
     let model = Box::new(ScriptedModel::new(4096, vec![]).with_template(ChatTemplate::plain()));
     let branch =
         Session::open(Box::new(store.clone()), model, None, "aside", memory_test_rules(170), &mut |_, _| {});
-    let due = branch.expect("it opens").next_memory_range().map(|span| span.from);
-    assert!(due.is_none_or(|from| from == (4, 0)), "the rest of the range is due again: {due:?}");
+    let next_start = branch.expect("the branch opens").next_memory_range().map(|range| range.from);
+    assert!(
+        next_start.is_none_or(|from| from == (4, 0)),
+        "the next range starts after the shared memory: {next_start:?}"
+    );
 }
 
-/// What is taken back is not quoted any more, at once; what leaves later is quoted too.
+/// A deleted chunk is removed from the quotes at once. A chunk that is pruned later is added to the quotes.
 #[test]
 fn memory_quotes_pruned_but_not_deleted_chunks() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = session_with_placed_memory(&store);
-    let chunk: ChunkId = "u0.0".parse().expect("a name");
-    session.apply_edit(ManualEdit::Delete, &[chunk]).expect("it is deleted");
+    let chunk: ChunkId = "u0.0".parse().expect("a chunk id");
+    session.apply_edit(ManualEdit::Delete, &[chunk]).expect("the chunk is deleted");
     assert!(!session.context_window_text().contains("gun on the wall"), "{}", session.context_window_text());
     run_idle_work(&mut session);
     assert!(!session.context_window_text().contains("gun on the wall"), "{}", session.context_window_text());
-    // A range that leaves piece by piece.
+    // The range is pruned in two steps.
     let store = SharedStore::new(InMemoryStore::default());
     let mut rules = memory_test_rules(2000);
     rules.memory = Some(MemoryRules {
@@ -533,13 +554,13 @@ fn memory_quotes_pruned_but_not_deleted_chunks() {
             .map(|n| ChunkId::new(if n % 2 == 0 { Role::User } else { Role::Assistant }, TurnId(n), 0))
             .collect()
     };
-    session.apply_edit(ManualEdit::Prune, &chunks(0..2)).expect("they leave");
+    session.apply_edit(ManualEdit::Prune, &chunks(0..2)).expect("the chunks are pruned");
     assert_eq!(run_idle_work(&mut session), ["placed 1"]);
     assert!(
         session.context_window_text().contains("The user said: The gun")
             && !session.context_window_text().contains("said: Tell me")
     );
-    session.apply_edit(ManualEdit::Prune, &chunks(2..4)).expect("they leave");
+    session.apply_edit(ManualEdit::Prune, &chunks(2..4)).expect("the chunks are pruned");
     run_idle_work(&mut session);
     assert!(
         session.context_window_text().contains("The user said: Tell me something about cheese now"),
@@ -548,12 +569,13 @@ fn memory_quotes_pruned_but_not_deleted_chunks() {
     );
 }
 
-/// Looking back works beside memories that stand.
+/// A reflection covers the whole conversation while a memory is placed.
 #[test]
 fn reflection_covers_whole_conversation_beside_placed_memories() {
     let store = SharedStore::new(InMemoryStore::default());
     let mut session = session_with_placed_memory(&store);
-    let id = session.reflect(&|| false).expect("nothing fails");
-    let memory = session.memories().iter().find(|memory| Some(memory.id) == id).expect("it is kept");
+    let id = session.reflect(&|| false).expect("the reflection succeeds");
+    let memory =
+        session.memories().iter().find(|memory| Some(memory.id) == id).expect("the memory is stored");
     assert!(memory.reflection && memory.range.from == (0, 0));
 }

@@ -1,4 +1,4 @@
-//! Whole turns on the test doubles: what the model is shown, what is stored, and what is told.
+//! Complete turns on the test doubles: the context window, the stored state and the events.
 
 use crate::common::test_rules;
 use halo_core::brightness::ScoringStrategy;
@@ -40,18 +40,18 @@ fn open_session(
         rules,
         &mut |_, _| {},
     );
-    session.unwrap_or_else(|why| panic!("it opens: {why}"))
+    session.unwrap_or_else(|error| panic!("the session does not open: {error}"))
 }
 
 const TODAY: Date = jiff::civil::date(2026, 11, 15);
 
 fn send(session: &mut Session, message: &str) -> Vec<Event> {
     let mut events = Vec::new();
-    let told = session.send_message(message, TODAY, &mut |event| {
+    let result = session.send_message(message, TODAY, &mut |event| {
         events.push(event);
         StepFlow::Continue
     });
-    told.unwrap_or_else(|why| panic!("{message}: {why}"));
+    result.unwrap_or_else(|error| panic!("{message}: {error}"));
     events
 }
 
@@ -63,40 +63,49 @@ fn answer_text(events: &[Event]) -> String {
     events.iter().filter_map(text).collect()
 }
 
-fn moved_chunks(events: &[Event], came: bool) -> Vec<String> {
+fn pruned_chunks(events: &[Event]) -> Vec<String> {
     let chunk = |event: &Event| match event {
-        Event::Resurrected { chunk, .. } if came => Some(chunk.to_string()),
-        Event::Pruned { chunk, .. } if !came => Some(chunk.to_string()),
+        Event::Pruned { chunk, .. } => Some(chunk.to_string()),
         _ => None,
     };
     events.iter().filter_map(chunk).collect()
 }
 
-/// Whether what is stored is what the session has: the same state, and every token that is live.
+fn resurrected_chunks(events: &[Event]) -> Vec<String> {
+    let chunk = |event: &Event| match event {
+        Event::Resurrected { chunk, .. } => Some(chunk.to_string()),
+        _ => None,
+    };
+    events.iter().filter_map(chunk).collect()
+}
+
+/// Asserts that the stored conversation has the state hash and the live text of the session.
 fn assert_same_as_stored(session: &Session, store: &SharedStore<impl Store>) {
-    let stored = store.clone().load("main", Access::Read).expect("it loads");
+    let stored = store.clone().load("main", Access::Read).expect("the conversation loads");
     assert_eq!(stored.state_hash(), session.timeline().state_hash());
     assert_eq!(stored.context_window(0).text(), session.timeline().context_window(0).text());
 }
 
-/// In v0 the dimmest tokens leave while the answer is spoken, at most two for each that comes, and the model is shown its
+/// The TTL strategy prunes the dimmest tokens during generation, at most two per generated token; the model sees the
 /// window without them.
 #[test]
 fn ttl_strategy_prunes_tokens_during_generation() {
     let store = shared_store(InMemoryStore::default());
     let mut rules = test_rules(0);
     rules.context.strategy = ScoringStrategy::Ttl(TtlRules { target: 10, ..TtlRules::default() });
-    // Each token is asked for by itself, and there would always be more to say.
+    // The TTL strategy generates one token per call of the model, so only the first word of each answer is used.
     let words = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
     let answers = words.iter().map(|word| answer_attending_to(&format!(" {word} and"), "Betsy")).collect();
     let mut session = open_session(&store, rules, answers);
     let events = send(&mut session, "The gun on the wall above the fireplace in the hall is called Betsy");
     assert_eq!(answer_text(&events), " one two three four five six seven eight");
-    let first = events.iter().position(|e| matches!(e, Event::Pruned { .. })).expect("some leave");
-    let last = events.iter().rposition(|e| matches!(e, Event::Token { .. })).expect("some come");
-    assert!(first < last, "they leave while it speaks");
+    let first_prune =
+        events.iter().position(|e| matches!(e, Event::Pruned { .. })).expect("a token is pruned");
+    let last_token =
+        events.iter().rposition(|e| matches!(e, Event::Token { .. })).expect("a token is generated");
+    assert!(first_prune < last_token, "tokens are pruned during generation");
     assert!(events.iter().any(|e| matches!(e, Event::Pruned { reason, .. } if reason.contains("target 10"))));
-    // What the model says is born dimmer than what the user says, and what is looked at stays.
+    // Answer tokens start dimmer than user tokens, and the token that receives attention stays.
     assert_eq!(
         session.context_window_text(),
         "Be brief. above the fireplace in the hall is called Betsy eight"
@@ -104,7 +113,7 @@ fn ttl_strategy_prunes_tokens_during_generation() {
     assert_same_as_stored(&session, &store);
 }
 
-/// Something said in the first turn leaves the window and comes back, to its own place, when it is asked for.
+/// A chunk of the first turn is pruned and, when a later question needs it, resurrected at its own position.
 #[test]
 fn resurrect_restores_chunk_at_its_own_position() {
     let store = shared_store(InMemoryStore::default());
@@ -116,101 +125,104 @@ fn resurrect_restores_chunk_at_its_own_position() {
     answers.push(answer_attending_to(" It is Betsy.", "Betsy"));
     let mut session = open_session(&store, test_rules(60), answers);
     send(&mut session, "The gun on the wall is called Betsy");
-    let mut left = Vec::new();
+    let mut pruned = Vec::new();
     for topic in topics {
         let events = send(&mut session, &format!("Tell me something about {topic} now"));
-        left.extend(moved_chunks(&events, false));
+        pruned.extend(pruned_chunks(&events));
         assert!(session.live_tokens() <= 60, "{} tokens", session.live_tokens());
         assert_same_as_stored(&session, &store);
     }
-    assert!(left.contains(&"u0.0".to_owned()), "{left:?}");
+    assert!(pruned.contains(&"u0.0".to_owned()), "{pruned:?}");
     assert!(!session.context_window_text().contains("gun"), "{}", session.context_window_text());
 
-    let (mut events, mut shown) = (Vec::new(), String::new());
-    let told = session.send_message("What is the gun called", TODAY, &mut |event| {
-        if matches!(event, Event::Token { .. }) && shown.is_empty() {
-            // What is stored while it speaks is what it was shown.
-            shown = store.clone().load("main", Access::Read).expect("it loads").context_window(0).text();
+    let (mut events, mut window_text) = (Vec::new(), String::new());
+    let result = session.send_message("What is the gun called", TODAY, &mut |event| {
+        if matches!(event, Event::Token { .. }) && window_text.is_empty() {
+            // During generation the stored window is the window that the model sees.
+            window_text = store
+                .clone()
+                .load("main", Access::Read)
+                .expect("the conversation loads")
+                .context_window(0)
+                .text();
         }
         events.push(event);
         StepFlow::Continue
     });
-    assert_eq!(told.map(|s| (s.finish, s.resurrected)), Ok((FinishReason::EndOfText, 2)));
+    assert_eq!(result.map(|s| (s.finish, s.resurrected)), Ok((FinishReason::EndOfText, 2)));
     assert_eq!(
-        moved_chunks(&events, true),
+        resurrected_chunks(&events),
         ["a1.0", "u0.0"],
-        "the answer first, because it is brought along"
+        "the answer is resurrected together with its question"
     );
     assert_eq!(answer_text(&events), " It is Betsy.");
-    let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("{text} is not in {shown}"));
-    assert!(shown.starts_with("The gun on the wall is called Betsy Noted"), "{shown}");
-    assert!(at("Noted") < at("What is the gun called"), "{shown}");
-    let why = |event: &Event| match event {
-        Event::Resurrected { reason: why, .. } => Some(why.clone()),
+    let offset_of =
+        |text: &str| window_text.find(text).unwrap_or_else(|| panic!("{text} is not in {window_text}"));
+    assert!(window_text.starts_with("The gun on the wall is called Betsy Noted"), "{window_text}");
+    assert!(offset_of("Noted") < offset_of("What is the gun called"), "{window_text}");
+    let reason = |event: &Event| match event {
+        Event::Resurrected { reason, .. } => Some(reason.clone()),
         _ => None,
     };
-    let why: Vec<String> = events.iter().filter_map(why).collect();
-    assert!(why[1].starts_with("found by search, hit 1 at"), "{why:?}");
+    let reasons: Vec<String> = events.iter().filter_map(reason).collect();
+    assert!(reasons[1].starts_with("found by search, hit 1 at"), "{reasons:?}");
     assert_same_as_stored(&session, &store);
 }
 
-/// A message is safe before anybody is told of it, an answer token by token; after a crash the cut is known.
+/// A message is stored before its event is sent, and so is each answer token. After a crash the turn is marked as
+/// interrupted.
 #[test]
 fn crash_keeps_announced_tokens_and_marks_turn_interrupted() {
     let store = shared_store(InMemoryStore::default());
     let mut session =
         open_session(&store, test_rules(0), vec![answer_attending_to(" one two three four five", "x")]);
-    let crash = |after: usize| {
-        let mut seen = 0;
-        move |event: &Event| {
-            seen += usize::from(matches!(event, Event::Token { .. }));
-            seen == after
-        }
-    };
-    let mut at = crash(3);
+    // A copy of the store after the third token is the store after a crash.
+    let mut tokens = 0;
     let mut snapshot = None;
-    let told = session.send_message("Count to five", TODAY, &mut |event| {
-        if at(&event) && snapshot.is_none() {
-            snapshot = Some(store.0.lock().expect("one at a time").clone());
+    let result = session.send_message("Count to five", TODAY, &mut |event| {
+        tokens += usize::from(matches!(event, Event::Token { .. }));
+        if tokens == 3 && snapshot.is_none() {
+            snapshot = Some(store.0.lock().expect("the lock is not poisoned").clone());
         }
         StepFlow::Continue
     });
-    assert_eq!(told.expect("it ends").finish, FinishReason::EndOfText);
+    assert_eq!(result.expect("the turn ends").finish, FinishReason::EndOfText);
     drop(session);
-    let cut = shared_store(snapshot.expect("three tokens were told"));
-    let mut session = open_session(&cut, test_rules(0), Vec::new());
+    let crashed_store = shared_store(snapshot.expect("three tokens were sent"));
+    let mut session = open_session(&crashed_store, test_rules(0), Vec::new());
     assert_eq!(session.take_notices(), ["the answer of turn 1 was cut off when the program ended"]);
-    assert_eq!(session.take_notices(), [""; 0], "told once");
+    assert_eq!(session.take_notices(), [""; 0], "the notice is given once");
     let text = session.context_window_text();
     assert!(
         text.contains("Count to five") && text.contains(" one two three") && !text.contains("four"),
         "{text}"
     );
-    let record = cut.clone().records("main", RecordKind::Turn).expect("read").remove(0);
+    let record =
+        crashed_store.clone().records("main", RecordKind::Turn).expect("the records are read").remove(0);
     assert_eq!((record.key.as_str(), record.value.as_str()), ("1", r#"{"finish":"interrupted"}"#));
     drop(session);
     assert_eq!(
-        open_session(&cut, test_rules(0), Vec::new()).take_notices(),
+        open_session(&crashed_store, test_rules(0), Vec::new()).take_notices(),
         [""; 0],
-        "it is not so any more"
+        "the next session gives no notice"
     );
     assert_eq!(
         open_session(&store, test_rules(0), Vec::new()).take_notices(),
         [""; 0],
-        "the one that ended was not cut"
+        "the turn that ended was not interrupted"
     );
 }
 
-/// Stopping keeps what was said; the next turn goes on from it.
+/// A stopped answer keeps its tokens, and the next turn continues after them.
 #[test]
 fn stop_keeps_partial_answer() {
     let store = shared_store(InMemoryStore::default());
     let answers = vec![answer_attending_to(" one two three four", "x"), answer_attending_to(" fine", "x")];
     let mut session = open_session(&store, test_rules(0), answers);
-    let mut heard = 0;
+    let mut tokens = 0;
     let summary = session.send_message("Count", TODAY, &mut |event| {
-        heard += usize::from(matches!(event, Event::Token { .. }));
-        if heard == 2 { StepFlow::Stop } else { StepFlow::Continue }
+        tokens += usize::from(matches!(event, Event::Token { .. }));
+        if tokens == 2 { StepFlow::Stop } else { StepFlow::Continue }
     });
     assert_eq!(summary.map(|s| (s.finish, s.tokens)), Ok((FinishReason::Cancelled, 2)));
     assert_same_as_stored(&session, &store);
@@ -218,33 +230,35 @@ fn stop_keeps_partial_answer() {
     assert!(session.context_window_text().contains(" one two"), "{}", session.context_window_text());
 }
 
-/// A model that breaks down loses nothing, and says why; the conversation goes on.
+/// When the model fails, the tokens so far are kept, the turn returns the error, and the conversation continues.
 #[test]
 fn model_failure_keeps_partial_answer() {
     let store = shared_store(InMemoryStore::default());
-    let broken = ScriptedAnswer { fails_after: Some(2), ..answer_attending_to(" one two three", "x") };
-    let mut session = open_session(&store, test_rules(0), vec![broken, answer_attending_to(" better", "x")]);
-    let failed = session.send_message("Count", TODAY, &mut |_| StepFlow::Continue);
-    assert_eq!(failed.map_err(|e| e.to_string()), Err("generating: the script breaks down here".into()));
+    let failing = ScriptedAnswer { fails_after: Some(2), ..answer_attending_to(" one two three", "x") };
+    let mut session = open_session(&store, test_rules(0), vec![failing, answer_attending_to(" better", "x")]);
+    let result = session.send_message("Count", TODAY, &mut |_| StepFlow::Continue);
+    assert_eq!(result.map_err(|e| e.to_string()), Err("generating: the script breaks down here".into()));
     assert!(session.context_window_text().contains(" one two"), "{}", session.context_window_text());
     assert_same_as_stored(&session, &store);
     assert_eq!(answer_text(&send(&mut session, "Again")), " better");
 }
 
-/// An answer that ended before its first word is none: the message waits, and can be answered.
+/// When the model fails before its first token, no answer is stored, and the message can be answered later.
 #[test]
 fn model_failure_before_first_token_leaves_no_answer() {
     let store = shared_store(InMemoryStore::default());
-    let broken = ScriptedAnswer { fails_after: Some(0), ..answer_attending_to(" one", "x") };
-    let mut session = open_session(&store, test_rules(0), vec![broken, answer_attending_to(" better", "x")]);
+    let failing = ScriptedAnswer { fails_after: Some(0), ..answer_attending_to(" one", "x") };
+    let mut session = open_session(&store, test_rules(0), vec![failing, answer_attending_to(" better", "x")]);
     assert!(session.send_message("Count", TODAY, &mut |_| StepFlow::Continue).is_err());
     assert!(session.timeline().live_chunks().all(|chunk| chunk.id().to_string() == "u0.0"));
-    session.regenerate(EditAuthor::User, TODAY, &mut |_| StepFlow::Continue).expect("it is answered");
+    session
+        .regenerate(EditAuthor::User, TODAY, &mut |_| StepFlow::Continue)
+        .expect("the message is answered");
     assert!(session.context_window_text().ends_with("Count better"), "{}", session.context_window_text());
     assert_same_as_stored(&session, &store);
 }
 
-/// Wherever the store fails, the session has what is stored, and saying it again works once the store does.
+/// After a store failure at any call, the session equals the store, and the next message succeeds once the store works.
 #[test]
 fn store_failure_leaves_session_equal_to_store() {
     for calls in 0..40 {
@@ -258,22 +272,22 @@ fn store_failure_leaves_session_equal_to_store() {
         };
         let mut session = open_session(&failing, test_rules(0), answers());
         send(&mut session, "First");
-        failing.0.lock().expect("one at a time").calls_left = calls;
-        let told = session.send_message("Second", TODAY, &mut |_| StepFlow::Continue);
-        failing.0.lock().expect("one at a time").calls_left = usize::MAX;
+        failing.0.lock().expect("the lock is not poisoned").calls_left = calls;
+        let result = session.send_message("Second", TODAY, &mut |_| StepFlow::Continue);
+        failing.0.lock().expect("the lock is not poisoned").calls_left = usize::MAX;
         assert_same_as_stored(&session, &failing);
-        if told.is_ok() {
-            assert!(calls > 5, "it needs the store");
+        if result.is_ok() {
+            assert!(calls > 5, "a turn calls the store more than five times");
             return;
         }
-        let told = session.send_message("Third", TODAY, &mut |_| StepFlow::Continue);
-        assert!(told.is_ok(), "after {calls} calls: {told:?}");
+        let result = session.send_message("Third", TODAY, &mut |_| StepFlow::Continue);
+        assert!(result.is_ok(), "after {calls} calls: {result:?}");
         assert_same_as_stored(&session, &failing);
     }
-    panic!("a turn needs more than forty calls of the store");
+    panic!("a turn calls the store more than forty times");
 }
 
-/// Answering again takes the answer back; taking the message back returns its words.
+/// Regenerating replaces the answer. Retracting the last message deletes it and returns its text.
 #[test]
 fn regenerate_and_edit_replace_last_exchange() {
     let store = shared_store(InMemoryStore::default());
@@ -283,12 +297,14 @@ fn regenerate_and_edit_replace_last_exchange() {
         answer_attending_to(" blue", "x"),
     ];
     let mut session = open_session(&store, test_rules(0), answers);
-    let nothing =
+    let result =
         session.regenerate(EditAuthor::User, TODAY, &mut |_| StepFlow::Continue).map_err(|e| e.to_string());
-    assert_eq!(nothing, Err("regenerating the answer: there is no message to answer".into()));
+    assert_eq!(result, Err("regenerating the answer: there is no message to answer".into()));
     assert!(session.retract_last_message(EditAuthor::User).is_err());
     send(&mut session, "Which colour");
-    session.regenerate(EditAuthor::User, TODAY, &mut |_| StepFlow::Continue).expect("another answer");
+    session
+        .regenerate(EditAuthor::User, TODAY, &mut |_| StepFlow::Continue)
+        .expect("the answer is regenerated");
     let text = session.context_window_text();
     assert!(text.contains(" green") && !text.contains(" red"), "{text}");
     assert_eq!(session.retract_last_message(EditAuthor::User).as_deref(), Ok("Which colour"));
@@ -299,7 +315,8 @@ fn regenerate_and_edit_replace_last_exchange() {
     assert_same_as_stored(&session, &store);
 }
 
-/// What does not fit is refused before it is stored, and says what to do; what fits when others leave, makes them.
+/// A message that exceeds the context is refused before it is stored, with a hint. A message that fits after pruning
+/// prunes other chunks.
 #[test]
 fn context_length_exceeded_rejects_message_without_change() {
     let store = shared_store(InMemoryStore::default());
@@ -311,24 +328,28 @@ fn context_length_exceeded_rejects_message_without_change() {
     let model = Box::new(ScriptedModel::new(100, answers));
     let mut session =
         Session::open(Box::new(store.clone()), model, None, "main", test_rules(80), &mut |_, _| {})
-            .unwrap_or_else(|e| panic!("{e}"));
+            .unwrap_or_else(|error| panic!("the session does not open: {error}"));
     send(&mut session, &"word ".repeat(40));
     let before = session.timeline().state_hash();
-    let told = session
+    let result = session
         .send_message(&"more ".repeat(200), TODAY, &mut |_| StepFlow::Continue)
         .map_err(|e| e.to_string());
-    let why = told.expect_err("it is too long");
-    assert!(why.starts_with("making room for the message: context length exceeded: 2"), "{why}");
-    assert!(why.contains("do not fit in 100: 201 of the message"), "{why}");
-    assert!(why.contains("raise model.context"), "{why}");
+    let error = result.expect_err("the message is too long");
+    assert!(error.starts_with("making room for the message: context length exceeded: 2"), "{error}");
+    assert!(error.contains("do not fit in 100: 201 of the message"), "{error}");
+    assert!(error.contains("raise model.context"), "{error}");
     assert_eq!(session.timeline().state_hash(), before);
     let events = send(&mut session, &"other ".repeat(40));
-    assert_eq!(moved_chunks(&events, false).first().map(String::as_str), Some("u0.0"), "room was made first");
+    assert_eq!(
+        pruned_chunks(&events).first().map(String::as_str),
+        Some("u0.0"),
+        "the older message is pruned first"
+    );
     assert!(session.send_message("  \n", TODAY, &mut |_| StepFlow::Continue).is_err());
     assert_same_as_stored(&session, &store);
 }
 
-/// The same words give the same conversation, whether the program was closed in between or not.
+/// The same messages give the same state, with or without a restart after each turn.
 #[test]
 fn reopen_between_turns_gives_same_state_hash() {
     let topics = ["cheese", "trains", "winter", "music", "bread", "ships", "cheese again", "trains again"];
@@ -338,17 +359,17 @@ fn reopen_between_turns_gives_same_state_hash() {
             .map(|topic| answer_attending_to(&format!(" Much is known of {topic}."), "known"))
             .collect()
     };
-    let through = shared_store(InMemoryStore::default());
-    let mut session = open_session(&through, test_rules(60), answers(0));
+    let unbroken = shared_store(InMemoryStore::default());
+    let mut session = open_session(&unbroken, test_rules(60), answers(0));
     topics.iter().for_each(|topic| drop(send(&mut session, &format!("Tell me about {topic}"))));
-    let whole = session.timeline().state_hash();
+    let expected = session.timeline().state_hash();
     drop(session);
-    let parts = shared_store(InMemoryStore::default());
+    let reopened = shared_store(InMemoryStore::default());
     for (n, topic) in topics.iter().enumerate() {
-        let mut session = open_session(&parts, test_rules(60), answers(n));
+        let mut session = open_session(&reopened, test_rules(60), answers(n));
         send(&mut session, &format!("Tell me about {topic}"));
     }
-    assert_eq!(open_session(&parts, test_rules(60), Vec::new()).timeline().state_hash(), whole);
+    assert_eq!(open_session(&reopened, test_rules(60), Vec::new()).timeline().state_hash(), expected);
 }
 
 /// For another model the text is retokenized: text, brightness, chunks and pruned state stay.
@@ -365,7 +386,7 @@ fn retokenize_keeps_text_brightness_and_pruned_chunks() {
     let state = |session: &Session| -> Vec<(String, String, bool, Brightness)> {
         let mut timeline = session.timeline().clone();
         let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
-        store.clone().load_bodies("main", &mut timeline, &all).expect("they are there");
+        store.clone().load_bodies("main", &mut timeline, &all).expect("the bodies load");
         timeline
             .chunks()
             .map(|c| (c.id().to_string(), c.text().into_owned(), c.is_live(), c.peak()))
@@ -373,7 +394,7 @@ fn retokenize_keeps_text_brightness_and_pruned_chunks() {
     };
     let before = state(&session);
     drop(session);
-    let another = |answers: Vec<ScriptedAnswer>| {
+    let open_with_other_model = |answers: Vec<ScriptedAnswer>| {
         let model =
             ScriptedModel::new(4096, answers).with_name("another").with_template(ChatTemplate::chatml());
         let (mut done, embedder) = (0, Some(Box::new(HashEmbedder) as _));
@@ -383,14 +404,14 @@ fn retokenize_keeps_text_brightness_and_pruned_chunks() {
             embedder,
             "main",
             test_rules(60),
-            &mut |n, of| {
-                assert!(n <= of);
+            &mut |n, total| {
+                assert!(n <= total);
                 done = n;
             },
         );
-        (session.unwrap_or_else(|why| panic!("it opens: {why}")), done)
+        (session.unwrap_or_else(|error| panic!("the session does not open: {error}")), done)
     };
-    let (mut session, done) = another(vec![answer_attending_to(" Yes.", "x")]);
+    let (mut session, done) = open_with_other_model(vec![answer_attending_to(" Yes.", "x")]);
     assert_eq!(done, 8);
     assert_eq!(
         session.take_notices(),
@@ -400,17 +421,29 @@ fn retokenize_keeps_text_brightness_and_pruned_chunks() {
         ]
     );
     assert_eq!(state(&session), before);
-    let shown = session.context_window_text();
-    assert!(shown.contains("<|im_end|>\n<|im_start|>user\nTell me all of music<|im_end|>"), "{shown}");
+    let window_text = session.context_window_text();
+    assert!(
+        window_text.contains("<|im_end|>\n<|im_start|>user\nTell me all of music<|im_end|>"),
+        "{window_text}"
+    );
     send(&mut session, "Is that so");
     drop(session);
-    assert_eq!(another(Vec::new()).0.take_notices(), [""; 0], "it is of this model's tokens now");
-    let names: Vec<String> =
-        store.clone().list_conversations().expect("read").into_iter().map(|c| c.name).collect();
+    assert_eq!(
+        open_with_other_model(Vec::new()).0.take_notices(),
+        [""; 0],
+        "the conversation has the tokens of this model now"
+    );
+    let names: Vec<String> = store
+        .clone()
+        .list_conversations()
+        .expect("the conversations are listed")
+        .into_iter()
+        .map(|c| c.name)
+        .collect();
     assert_eq!(names, ["main", "main (scripted)"]);
 }
 
-/// The model keeps notes: its call is run, the result follows as tokens of the tool's, and it goes on.
+/// A tool call of the model is run and writes the notes; its result follows as tool tokens, and the answer continues.
 #[test]
 fn tool_call_writes_notes_and_result_follows_call() {
     let store = shared_store(InMemoryStore::default());
@@ -426,24 +459,24 @@ fn tool_call_writes_notes_and_result_follows_call() {
     let mut session = open_session(&store, rules.clone(), answers);
     assert!(session.context_window_text().contains("## Tool use"), "{}", session.context_window_text());
     let events = send(&mut session, "I am Ada. <tool>jq 'del(.context)' notes.json > output</tool>");
-    let done = |events: &[Event]| -> Vec<ToolCallResult> {
+    let tool_results = |events: &[Event]| -> Vec<ToolCallResult> {
         events
             .iter()
-            .filter_map(|e| if let Event::ToolCalled(done) = e { Some(done.clone()) } else { None })
+            .filter_map(|e| if let Event::ToolCalled(result) = e { Some(result.clone()) } else { None })
             .collect()
     };
     let command = write.trim_start_matches("<tool>").trim_end_matches("</tool>").to_owned();
     assert_eq!(
-        done(&events),
+        tool_results(&events),
         [ToolCallResult { command, ok: true, result: ".context.name = \"Ada\"".into() }]
     );
-    let told = answer_text(&events);
+    let answer = answer_text(&events);
     assert!(
-        told.contains("⚙️【jq '.context.name = \"Ada\"' notes.json > output】→ ✓ .context.name = \"Ada\""),
-        "{told}"
+        answer.contains("⚙️【jq '.context.name = \"Ada\"' notes.json > output】→ ✓ .context.name = \"Ada\""),
+        "{answer}"
     );
-    assert!(told.ends_with(" Noted."), "{told}");
-    let notes = store.clone().records("main", RecordKind::Note).expect("read").remove(0);
+    assert!(answer.ends_with(" Noted."), "{answer}");
+    let notes = store.clone().records("main", RecordKind::Note).expect("the notes are read").remove(0);
     assert!(
         notes.key == "notes.json" && notes.value.contains(r#""context":{"name":"Ada"}"#),
         "{}",
@@ -454,7 +487,7 @@ fn tool_call_writes_notes_and_result_follows_call() {
     assert_eq!(chunk.to_string(), "a1.0", "a result stays with its call");
     drop(session);
 
-    // What was noted is in the instructions of the next day, and what the user writes calls nothing.
+    // The notes are in the system prompt of the next session, and a tool call in a user message is not run.
     let answers = vec![answer_attending_to(" Nothing to do.", "x")];
     let mut session = open_session(&store, rules, answers);
     assert!(
@@ -462,10 +495,10 @@ fn tool_call_writes_notes_and_result_follows_call() {
         "{}",
         session.context_window_text()
     );
-    assert_eq!(done(&send(&mut session, "<tool>jq 'del(.context)' notes.json > output</tool>")), []);
+    assert_eq!(tool_results(&send(&mut session, "<tool>jq 'del(.context)' notes.json > output</tool>")), []);
 }
 
-/// Calls that go on for ever end after five; the same call twice ends the turn; what is wrong is told to the model.
+/// A turn runs at most five tool calls. A repeated call ends the turn. The result of an invalid call is an error.
 #[test]
 fn tool_calls_are_limited_per_turn() {
     let mut rules = test_rules(0);
@@ -475,11 +508,11 @@ fn tool_calls_are_limited_per_turn() {
         |n: usize| answer_attending_to(&format!("<tool>jq '.n = {n}' notes.json > output</tool>"), "x");
     let store = shared_store(InMemoryStore::default());
     let mut session = open_session(&store, rules.clone(), (0..9).map(call).collect());
-    let tools = |events: &[Event]| events.iter().filter(|e| matches!(e, Event::ToolCalled(_))).count();
-    assert_eq!(tools(&send(&mut session, "Count")), 5);
+    let tool_calls = |events: &[Event]| events.iter().filter(|e| matches!(e, Event::ToolCalled(_))).count();
+    assert_eq!(tool_calls(&send(&mut session, "Count")), 5);
     let store = shared_store(InMemoryStore::default());
     let mut session = open_session(&store, rules.clone(), vec![call(1), call(1), call(2)]);
-    assert_eq!(tools(&send(&mut session, "Count")), 1);
+    assert_eq!(tool_calls(&send(&mut session, "Count")), 1);
     let store = shared_store(InMemoryStore::default());
     let hostile = ["def f: f; f", "..", "env", "\u{0}\u{1}", "<tool>", "{\"a\":[[[[[["];
     let answers = hostile
@@ -488,19 +521,19 @@ fn tool_calls_are_limited_per_turn() {
     let mut session =
         open_session(&store, rules, answers.chain([answer_attending_to(" done", "x")]).collect());
     let events = send(&mut session, "Go on");
-    let wrong = events.iter().filter(|e| matches!(e, Event::ToolCalled(done) if !done.ok)).count();
-    assert_eq!(wrong, 5);
+    let failed = events.iter().filter(|e| matches!(e, Event::ToolCalled(result) if !result.ok)).count();
+    assert_eq!(failed, 5);
     assert_same_as_stored(&session, &store);
 }
 
-/// A message is stored before anything that takes time: before the model begins, in a fork, to answer, and before search.
+/// The message is stored before the slow steps: the preview, which is generated in a fork, and the search.
 #[test]
 fn preview_and_recall_run_after_message_is_stored() {
     let store = shared_store(InMemoryStore::default());
     let topics = ["cheese", "trains", "winter", "music", "bread"];
     let mut answers: Vec<_> =
         topics.iter().map(|t| answer_attending_to(&format!(" Much is known of {t}."), t)).collect();
-    // What it would say of trains brings them back, though the message does not name them.
+    // The preview names trains, so their chunk is resurrected although the message does not name them.
     answers.extend([answer_attending_to(" Something of trains.", "x"), answer_attending_to(" Rails.", "x")]);
     let mut rules = test_rules(60);
     let mut session = open_session(&store, rules.clone(), answers.drain(..5).collect());
@@ -509,17 +542,18 @@ fn preview_and_recall_run_after_message_is_stored() {
     rules.preview_tokens = 4;
     let mut session = open_session(&store, rules, answers);
     let events = send(&mut session, "What runs on rails");
-    let at = |is: fn(&Event) -> bool| events.iter().position(is).expect("it happens");
-    let said = at(|event| matches!(event, Event::MessageStored { .. }));
-    let previewed = at(|event| matches!(event, Event::Previewed { text } if text == " Something of trains."));
-    let returned = at(|event| matches!(event, Event::Resurrected { .. }));
-    assert!(said < previewed && previewed < returned, "{events:#?}");
-    assert!(moved_chunks(&events, true).contains(&"a3.0".to_owned()), "{:?}", moved_chunks(&events, true));
-    assert_eq!(answer_text(&events), " Rails.", "nobody is told what was only begun");
+    let index_of = |is: fn(&Event) -> bool| events.iter().position(is).expect("the event is sent");
+    let stored = index_of(|event| matches!(event, Event::MessageStored { .. }));
+    let previewed =
+        index_of(|event| matches!(event, Event::Previewed { text } if text == " Something of trains."));
+    let resurrected = index_of(|event| matches!(event, Event::Resurrected { .. }));
+    assert!(stored < previewed && previewed < resurrected, "{events:#?}");
+    assert!(resurrected_chunks(&events).contains(&"a3.0".to_owned()), "{:?}", resurrected_chunks(&events));
+    assert_eq!(answer_text(&events), " Rails.", "the preview is not part of the answer");
     assert_same_as_stored(&session, &store);
 }
 
-/// A branch shares the past up to a turn; both go on, and neither knows of the other.
+/// A branch shares the messages up to a turn. Both conversations continue independently.
 #[test]
 fn branch_shares_messages_up_to_a_turn() {
     let store = shared_store(InMemoryStore::default());
@@ -535,9 +569,9 @@ fn branch_shares_messages_up_to_a_turn() {
     send(&mut session, "First");
     send(&mut session, "Second");
     assert_eq!(session.branch("side", Some(1)), Ok(2));
-    let none = session.branch("none", Some(9)).map_err(|why| why.to_string());
-    assert_eq!(none, Err("branching: there is no turn 9: the last one is 3".into()));
-    assert!(session.branch("side", None).is_err_and(|why| why.to_string().contains("already")));
+    let no_turn = session.branch("none", Some(9)).map_err(|error| error.to_string());
+    assert_eq!(no_turn, Err("branching: there is no turn 9: the last one is 3".into()));
+    assert!(session.branch("side", None).is_err_and(|error| error.to_string().contains("already")));
     send(&mut session, "Third");
     assert!(
         session.context_window_text().ends_with("First redSecond greenThird blue"),
@@ -548,7 +582,7 @@ fn branch_shares_messages_up_to_a_turn() {
     drop(session);
     let model = Box::new(ScriptedModel::new(4096, vec![answer_attending_to(" grey", "x")]));
     let side = Session::open(Box::new(store), model, None, "side", test_rules(0), &mut |_, _| {});
-    let mut side = side.unwrap_or_else(|why| panic!("it opens: {why}"));
+    let mut side = side.unwrap_or_else(|error| panic!("the session does not open: {error}"));
     assert_eq!(side.take_notices(), [""; 0]);
     send(&mut side, "Elsewhere");
     assert!(
@@ -558,7 +592,7 @@ fn branch_shares_messages_up_to_a_turn() {
     );
 }
 
-/// A question with a premise that the conversation contradicts: the user is told why, and gets an answer.
+/// A question whose premise contradicts the conversation gives a `FalsePremise` event and still an answer.
 #[test]
 fn premise_check_reports_false_premise_and_still_answers() {
     let store = shared_store(InMemoryStore::default());
@@ -574,19 +608,19 @@ fn premise_check_reports_false_premise_and_still_answers() {
     send(&mut session, "The server did not crash yesterday");
     send(&mut session, "I like tea");
     let events = send(&mut session, "Why did the server crash?");
-    let told: Vec<&Event> =
+    let reports: Vec<&Event> =
         events.iter().filter(|event| matches!(event, Event::FalsePremise { .. })).collect();
-    let [Event::FalsePremise { premise, reason, suggestion }] = told[..] else { panic!("{events:?}") };
+    let [Event::FalsePremise { premise, reason, suggestion }] = reports[..] else { panic!("{events:?}") };
     assert_eq!(premise, "the server crash");
     assert!(reason.contains("The server did not crash yesterday"), "{reason}");
     assert_eq!(suggestion, "Please verify the premise of your question.");
     assert_eq!(answer_text(&events), " It did not.");
-    let mut kept = store;
-    let record = kept.records("main", RecordKind::Turn).expect("they are kept");
-    assert!(record.iter().any(|record| record.value.contains("the server crash")), "it is on the record");
+    let mut store = store;
+    let records = store.records("main", RecordKind::Turn).expect("the records are read");
+    assert!(records.iter().any(|record| record.value.contains("the server crash")), "the report is stored");
     let events = send(&mut session, "Why do I like tea?");
     assert!(
         !events.iter().any(|event| matches!(event, Event::FalsePremise { .. })),
-        "nothing speaks against that"
+        "no message contradicts this premise"
     );
 }
