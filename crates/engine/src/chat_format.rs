@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             chatml,
             ChatFormatter::fingerprint(&started),
-            "the beginning of a text does not change its turns"
+            "the start of the template does not change its turns"
         );
     }
 }

@@ -188,7 +188,7 @@ mod tests {
                 let (sender, scheduler) = (sender.clone(), &scheduler);
                 scope.spawn(move || {
                     let permit = scheduler.acquire(client, &mut |_| StepFlow::Continue);
-                    let _permit = permit.expect("it does not give up");
+                    let _permit = permit.expect("the request does not give up");
                     sender.send(format!("{client}{n}")).expect("the test receives");
                 });
                 while scheduler.queue_len() <= n {
@@ -219,22 +219,22 @@ mod tests {
         let flag = Arc::clone(&cancelled);
         let cancel: CancelHandle = Arc::new(move || flag.store(true, Ordering::SeqCst));
         let idle = scheduler.try_acquire_idle(Some(cancel)).expect("the model is free");
-        assert!(scheduler.try_acquire_idle(None).is_none(), "one at a time");
+        assert!(scheduler.try_acquire_idle(None).is_none(), "one idle task runs at a time");
         assert!(!idle.is_preempted() && !cancelled.load(Ordering::SeqCst));
         std::thread::scope(|scope| {
             let request = scope.spawn(|| scheduler.acquire("a", &mut |_| StepFlow::Continue).is_some());
-            // The request preempts the idle work and cancels what the model does.
+            // The request preempts the idle work and cancels its generation.
             while !idle.is_preempted() || !cancelled.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
             drop(idle);
-            assert!(request.join().expect("it does not panic"));
+            assert!(request.join().expect("the thread does not panic"));
         });
         let permit = scheduler.acquire("a", &mut |_| StepFlow::Continue);
         assert!(scheduler.try_acquire_idle(None).is_none(), "a request uses the model");
         drop(permit);
         let idle = scheduler.try_acquire_idle(None).expect("the model is free again");
-        assert!(!idle.is_preempted(), "an earlier request does not preempt it");
+        assert!(!idle.is_preempted(), "an earlier request does not preempt new idle work");
         scheduler.preempt_idle();
         assert!(idle.is_preempted());
     }
@@ -244,11 +244,11 @@ mod tests {
         let scheduler = ModelScheduler::default();
         let first = scheduler.acquire("a", &mut |_| StepFlow::Continue);
         let mut positions = Vec::new();
-        let none = scheduler.acquire("b", &mut |ahead| {
+        let permit = scheduler.acquire("b", &mut |ahead| {
             positions.push(ahead);
             if positions.len() < 3 { StepFlow::Continue } else { StepFlow::Stop }
         });
-        assert!(none.is_none());
+        assert!(permit.is_none());
         assert_eq!((positions, scheduler.queue_len(), scheduler.is_busy()), (vec![1, 1, 1], 0, true));
         drop(first);
         assert!(!scheduler.is_busy());

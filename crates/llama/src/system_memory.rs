@@ -46,8 +46,8 @@ mod tests {
     #[test]
     fn memory_check_refuses_more_than_available() {
         assert!(check_available(1 << 30, None).is_ok() && check_available(1 << 30, Some(1 << 30)).is_ok());
-        let refused = check_available(3 << 30, Some(1 << 30)).expect_err("too little is free").to_string();
-        assert!(refused.starts_with("3072 MiB of memory are needed and 1024 MiB are free"), "{refused}");
+        let error = check_available(3 << 30, Some(1 << 30)).expect_err("too little is free").to_string();
+        assert!(error.starts_with("3072 MiB of memory are needed and 1024 MiB are free"), "{error}");
     }
 
     #[test]

@@ -157,7 +157,7 @@ mod tests {
         for (address, expected) in cases {
             assert_eq!(parse_to_string(address), expected, "{address}");
         }
-        for wrong in [
+        for invalid in [
             "",
             "http://h",
             "kobold+ftp://h",
@@ -168,9 +168,9 @@ mod tests {
             "openai+https://a b/v1#m",
         ] {
             assert!(
-                parse_to_string(wrong).starts_with("error reading the address"),
-                "{wrong}: {}",
-                parse_to_string(wrong)
+                parse_to_string(invalid).starts_with("error reading the address"),
+                "{invalid}: {}",
+                parse_to_string(invalid)
             );
         }
     }

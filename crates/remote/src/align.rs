@@ -154,9 +154,9 @@ mod tests {
     fn aligned(text: &str, token_texts: &str) -> String {
         let tokens = token_texts.split('|').map(|s| ModelToken { id: TokenId(0), text: s.into() }).collect();
         let (tokens, complete) = align_tokens_to_text(text, tokens);
-        let shown: Vec<&str> = tokens.iter().map(|p| p.text.as_str()).collect();
-        assert_eq!(shown.concat(), text);
-        format!("{}{}", shown.join("|"), if complete { "" } else { " !" })
+        let texts: Vec<&str> = tokens.iter().map(|p| p.text.as_str()).collect();
+        assert_eq!(texts.concat(), text);
+        format!("{}{}", texts.join("|"), if complete { "" } else { " !" })
     }
 
     #[test]

@@ -195,7 +195,7 @@ mod tests {
             assert_eq!(rows.per_head, [0.5, 0.25, 0.25, 1., 0., 0., 0., 0.5, 0.5, 0., 0., 1.], "{layers:?}");
         }
         let plain = decode_attention(&per_layer_sample(), 3, 0, &AttentionRequest::default()).unwrap();
-        assert!(plain.max.is_empty() && plain.per_head.is_empty(), "only what was requested");
+        assert!(plain.max.is_empty() && plain.per_head.is_empty(), "only the requested values are computed");
         let missing =
             AttentionRequest { layers: LayerReduction::Selected(vec![2]), ..AttentionRequest::default() };
         assert!(decode_attention(&per_layer_sample(), 3, 0, &missing).unwrap_err().contains("[2]"));

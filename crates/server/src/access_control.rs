@@ -230,15 +230,15 @@ mod tests {
     #[test]
     fn access_rejects_unknown_host_names() {
         let hosts = ["halo.lan".to_owned()];
-        for known in
+        for host in
             ["127.0.0.1:5001", "localhost", "LOCALHOST:1", "[::1]:5001", "192.168.0.7:5001", "Halo.lan:80"]
         {
-            assert!(is_known_host(known, &hosts), "{known}");
+            assert!(is_known_host(host, &hosts), "{host}");
         }
-        for other in
+        for unknown in
             ["", "evil.example", "evil.example:5001", "localhost.evil.example", "127.0.0.1.evil.example:1"]
         {
-            assert!(!is_known_host(other, &hosts), "{other}");
+            assert!(!is_known_host(unknown, &hosts), "{unknown}");
         }
     }
 

@@ -160,15 +160,15 @@ mod tests {
         let timeline = notation::read("u0.0:3*900 a1.0:2*7").expect("a timeline");
         let cache = AttentionCache::default();
         let mut recorder = cache.recorder("main");
-        let piece = |text: &str| ModelToken { id: TokenId(1), text: text.into() };
+        let token = |text: &str| ModelToken { id: TokenId(1), text: text.into() };
         recorder
-            .begin_answer(TurnId(1), &[piece("sys")], timeline.context_window(1))
+            .begin_answer(TurnId(1), &[token("sys")], timeline.context_window(1))
             .expect("the answer begins");
         recorder
-            .record_token(&piece(" one"), Some(&[0.5, 0.1, 0.0, 0.1, 0.25, 0.05]))
+            .record_token(&token(" one"), Some(&[0.5, 0.1, 0.0, 0.1, 0.25, 0.05]))
             .expect("the token is recorded");
         recorder
-            .record_token(&piece(" two"), Some(&[0.4, 0.0, 0.0, 0.0, 0.2, 0.0, 0.4]))
+            .record_token(&token(" two"), Some(&[0.4, 0.0, 0.0, 0.0, 0.2, 0.0, 0.4]))
             .expect("the token is recorded");
         let first = cache.get("main", Position(5)).expect("the token is cached");
         let close = |a: f32, b: f32| (a - b).abs() < 1e-6;

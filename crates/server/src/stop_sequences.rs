@@ -47,10 +47,10 @@ impl StopSequenceFilter {
 mod tests {
     use super::*;
 
-    fn filtered(stops: &[&str], pieces: &[&str]) -> Vec<String> {
+    fn filtered(stops: &[&str], tokens: &[&str]) -> Vec<String> {
         let stops: Vec<String> = stops.iter().map(|&s| s.to_owned()).collect();
         let mut filter = StopSequenceFilter::new(&stops);
-        let mut sent: Vec<String> = pieces.iter().map(|piece| filter.push(piece)).collect();
+        let mut sent: Vec<String> = tokens.iter().map(|token| filter.push(token)).collect();
         sent.push(filter.finish());
         sent
     }

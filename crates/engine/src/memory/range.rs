@@ -99,7 +99,7 @@ mod tests {
             ("whole turns", &[(0, 0, 900), (1, 0, 900), (1, 1, 300)], Some(((0, 0), (0, 0)))),
             ("a long turn is split", &[(4, 0, 900), (4, 1, 900), (4, 2, 900)], Some(((4, 0), (4, 1)))),
             (
-                "a short turn before a long one goes with its beginning",
+                "a short turn is joined with the start of the long turn after it",
                 &[(0, 0, 100), (1, 0, 1000), (1, 1, 1000)],
                 Some(((0, 0), (1, 0))),
             ),

@@ -106,8 +106,8 @@ mod tests {
         for (command, expected) in cases {
             match (parse_command(command), expected) {
                 (Ok(call), Ok(expected)) => assert_eq!(call, expected, "{command}"),
-                (Err(why), Err(begins)) => assert!(why.starts_with(begins), "{command}: {why}"),
-                (read, expected) => panic!("{command}: {read:?} where {expected:?}"),
+                (Err(error), Err(prefix)) => assert!(error.starts_with(prefix), "{command}: {error}"),
+                (actual, expected) => panic!("{command}: {actual:?}, expected {expected:?}"),
             }
         }
     }

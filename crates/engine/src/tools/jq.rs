@@ -508,11 +508,11 @@ mod tests {
             "'",
             ".flag.x = 1",
         ] {
-            let why = run(filter, &notes).expect_err(filter);
-            assert!(!why.is_empty() && why.len() < 300, "{filter}: {why}");
+            let error = run(filter, &notes).expect_err(filter);
+            assert!(!error.is_empty() && error.len() < 300, "{filter}: {error}");
         }
         let deep = format!("{}1{}", "[".repeat(3000), "]".repeat(3000));
-        assert!(run(&deep, &notes).is_err(), "longer than a filter may be");
+        assert!(run(&deep, &notes).is_err(), "the filter is too long");
         let deep = format!("{}1{}", "(".repeat(1500), ")".repeat(1500));
         assert!(run(&deep, &notes).is_err());
         let many = format!("[{}]", vec!["."; 500].join(","));

@@ -50,16 +50,16 @@ mod tests {
         let add =
             r#"[{"op":"add","path":"/context/name","value":"Ada"},{"op":"add","path":"/list/-","value":2}]"#;
         assert_eq!(apply_patch(&notes, add), Ok(json!({"context": {"name": "Ada"}, "list": [1, 2]})));
-        for wrong in [
+        for invalid in [
             r#"[{"op":"remove","path":"/nothing"}]"#,
             r#"[{"op":"add","path":"/context/a","value":1},{"op":"test","path":"/list","value":2}]"#,
             r#"{"op":"add"}"#,
             "nonsense",
         ] {
-            assert!(apply_patch(&notes, wrong).is_err(), "{wrong}");
+            assert!(apply_patch(&notes, invalid).is_err(), "{invalid}");
         }
-        let double = r#"{"op":"copy","from":"/list","path":"/list/-"}"#;
-        let doubles = format!("[{}]", vec![double; 60].join(","));
-        assert!(apply_patch(&notes, &doubles).is_err_and(|why| why.contains("larger than")));
+        let copy_op = r#"{"op":"copy","from":"/list","path":"/list/-"}"#;
+        let patch = format!("[{}]", vec![copy_op; 60].join(","));
+        assert!(apply_patch(&notes, &patch).is_err_and(|error| error.contains("larger than")));
     }
 }

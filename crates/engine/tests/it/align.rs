@@ -1,4 +1,4 @@
-//! Which conversation a client's history belongs to, on every case of `tests/histories/cases.toml`.
+//! The verdict of `align` for every client history of `tests/histories/cases.toml`.
 
 use halo_core::token::{Role, TurnId};
 use halo_engine::align::{
@@ -39,7 +39,7 @@ fn parse_message(line: &str) -> (Role, &str) {
     (role, &line[2..])
 }
 
-/// Stored messages have even turns; a variant has the odd turn behind the message that it follows.
+/// Stored messages have even turns; a variant has the odd turn after the message that it follows.
 fn align_case(case: &AlignCase) -> String {
     let mut texts: BTreeMap<TurnId, String> = BTreeMap::new();
     let (mut messages, mut variants, mut path) = (Vec::new(), Vec::new(), 0);
@@ -79,8 +79,8 @@ fn align_case(case: &AlignCase) -> String {
         Some(AlignVerdict::Regenerate { .. }) => "regenerate".into(),
         Some(AlignVerdict::EditLast { .. }) => "edit".into(),
         Some(AlignVerdict::ChooseVariant { .. }) => "variant".into(),
-        Some(AlignVerdict::Branch { last_shared_turn: through, .. }) => {
-            let shared = messages.iter().filter(|m| m.on_path && m.key.turn <= through).count();
+        Some(AlignVerdict::Branch { last_shared_turn, .. }) => {
+            let shared = messages.iter().filter(|m| m.on_path && m.key.turn <= last_shared_turn).count();
             format!("branch {shared}")
         }
     }
@@ -90,11 +90,17 @@ fn align_case(case: &AlignCase) -> String {
 fn align_gives_the_verdict_of_every_recorded_history() {
     let cases = load_cases();
     assert!(cases.len() >= 60, "the table has {} cases", cases.len());
-    let wrong: Vec<String> = cases
+    let mismatches: Vec<String> = cases
         .iter()
         .map(|case| (case, align_case(case)))
-        .filter(|(case, got)| *got != case.verdict)
-        .map(|(case, got)| format!("{}: {}: {got}, not {}", case.client, case.what, case.verdict))
+        .filter(|(case, verdict)| *verdict != case.verdict)
+        .map(|(case, verdict)| format!("{}: {}: {verdict}, not {}", case.client, case.what, case.verdict))
         .collect();
-    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(
+        mismatches.is_empty(),
+        "{} of {} differ:\n{}",
+        mismatches.len(),
+        cases.len(),
+        mismatches.join("\n")
+    );
 }

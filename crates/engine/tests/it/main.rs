@@ -1,4 +1,4 @@
-//! All integration tests of this crate, linked once.
+//! All integration tests of this crate, in one binary.
 
 mod align;
 mod common;

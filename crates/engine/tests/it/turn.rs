@@ -230,7 +230,7 @@ fn stop_keeps_partial_answer() {
     assert!(session.context_window_text().contains(" one two"), "{}", session.context_window_text());
 }
 
-/// When the model fails, the tokens so far are kept, the turn returns the error, and the conversation continues.
+/// When the model fails, the tokens so far stay, the turn returns the error, and the conversation continues.
 #[test]
 fn model_failure_keeps_partial_answer() {
     let store = shared_store(InMemoryStore::default());

@@ -105,7 +105,7 @@ fn kv_archive_entries_evicted_from_ram_survive_on_disk() {
     drop(archive);
     let mut archive = KvArchive::open(limits(folder.path(), 1 << 20, 1 << 20), 1);
     for start in [-5, 10, 20] {
-        let header = archive.header("a", TokenKey::at_position(start + 2)).expect("it is archived");
+        let header = archive.header("a", TokenKey::at_position(start + 2)).expect("the entry is archived");
         assert_eq!(
             (header.start, header.tokens.len(), header.position),
             (TokenKey::at_position(start), 5, start as LlamaPos + 7)
@@ -127,7 +127,7 @@ fn kv_archive_entries_evicted_from_ram_survive_on_disk() {
     drop(tight);
     assert!(folder_bytes(folder.path()) <= 4 * ENTRY_BYTES);
     let mut tight = KvArchive::open(limits(folder.path(), 0, 4 * ENTRY_BYTES), 2);
-    assert!(tight.get("a", TokenKey::at_position(10)).is_some(), "the own entry stays");
+    assert!(tight.get("a", TokenKey::at_position(10)).is_some(), "the entry of this model stays");
 }
 
 /// Entries of another process are found after a restart, and no file is left over when all are deleted.
@@ -167,7 +167,7 @@ fn kv_archive_keeps_ram_and_disk_limits() {
         (0..50).filter(|&k| archive.get("a", TokenKey::at_position(k * 10)).is_some()).collect();
     assert!(
         remaining.len() >= 8 && remaining == (50 - remaining.len() as i64..50).collect::<Vec<_>>(),
-        "the latest stay: {remaining:?}"
+        "the latest entries stay: {remaining:?}"
     );
     // The write queue is bounded too: a save waits for the disk.
     let mut archive = KvArchive::open(limits(folder.path(), 1 << 20, 1 << 30), 2);

@@ -53,7 +53,7 @@ mod tests {
     use crate::token_key::token_keys;
     use halo_core::token::{Position, TokenId};
 
-    /// A memory that changed in its middle is another one from there on, though its last token is the same.
+    /// After the first changed token of a memory, its later tokens do not match either, even where they are equal.
     #[test]
     fn kv_cache_match_of_inserted_tokens_ends_at_first_change() {
         let token = |position: u64, offset: u16, id: u32| WindowToken {
@@ -65,7 +65,8 @@ mod tests {
         let window = |middle: u32| {
             [token(3, 0, 9), token(3, 1, 1), token(3, 2, middle), token(3, 3, 3), token(4, 0, 8)]
         };
-        let keyed = |tokens| KeyedWindow { tokens, keys: token_keys(tokens).expect("in order") };
+        let keyed =
+            |tokens| KeyedWindow { tokens, keys: token_keys(tokens).expect("the window is in order") };
         let (old, new) = (window(2), window(7));
         let cached = keyed(&old).entries(0..5, 0);
         assert_eq!(match_window(&cached, &keyed(&old)), [true; 5]);

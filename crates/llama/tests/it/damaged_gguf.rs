@@ -60,7 +60,8 @@ fn targeted_damage(good: &[u8]) -> Vec<DamagedFile> {
             files.push((format!("{key} = {value}"), vec![patch]));
         }
     }
-    let find = |bytes: &[u8]| good.windows(bytes.len()).position(|w| w == bytes).expect("it is in the file");
+    let find =
+        |bytes: &[u8]| good.windows(bytes.len()).position(|w| w == bytes).expect("the file has these bytes");
     let token = find(b"<|im_end|>");
     files.push(("a changed token".into(), vec![(token, b"<|im_end|}".to_vec())]));
     files.push(("a duplicate token".into(), vec![(token - 8 - 12, good[token - 8..token + 4].to_vec())]));
@@ -76,9 +77,9 @@ fn targeted_damage(good: &[u8]) -> Vec<DamagedFile> {
 /// Random bytes in metadata, vocabulary, merges and tensor descriptions.
 fn random_damage(rounds: usize) -> Vec<DamagedFile> {
     let mut state = 5u64;
-    let mut next_below = |sides: usize| {
+    let mut next_below = |limit: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % sides
+        (state >> 33) as usize % limit
     };
     let tensors = 1_769_507;
     let damage = |n: usize| {
@@ -111,18 +112,18 @@ fn gguf_damaged_values_never_abort_the_process() {
     let mut aborted = Vec::new();
     for (name, patches) in &files {
         patches.iter().for_each(|(offset, bytes)| write(*offset, bytes).expect("written"));
-        let mut child = Command::new(std::env::current_exe().expect("this test"));
+        let mut child = Command::new(std::env::current_exe().expect("the path of this test"));
         let output = child
             .args(["--ignored", "--exact", "damaged_gguf::gguf_load_in_child_process"])
             .env(MODEL_PATH_VARIABLE, &path)
             .output()
-            .expect("it starts");
+            .expect("the child process starts");
         let ran = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
         if !output.status.success() || !ran {
             let stderr = String::from_utf8_lossy(&output.stderr);
             let mut lines = stderr.lines().rev();
-            let why = lines.find(|l| l.contains("ASSERT") || l.contains("rror") || l.contains("panicked"));
-            aborted.push(format!("{name}: {:?} {}", output.status, why.unwrap_or("")));
+            let cause = lines.find(|l| l.contains("ASSERT") || l.contains("rror") || l.contains("panicked"));
+            aborted.push(format!("{name}: {:?} {}", output.status, cause.unwrap_or("")));
         }
         let restore = |(offset, bytes): &BytePatch| write(*offset, &good[*offset..*offset + bytes.len()]);
         patches.iter().for_each(|patch| restore(patch).expect("written"));

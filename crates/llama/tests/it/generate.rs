@@ -15,7 +15,7 @@ use std::path::Path;
 
 fn open_model(kv_archive: KvArchiveLimits, kv_mode: KvCacheMode) -> Llama {
     let options = LlamaOptions { context: Some(1024), kv_archive, kv_mode, ..LlamaOptions::default() };
-    Llama::open(&model_path(), &options).expect("it loads")
+    Llama::open(&model_path(), &options).expect("the model loads")
 }
 
 fn ram_only() -> KvArchiveLimits {
@@ -289,7 +289,6 @@ fn grammar_constrains_answers() {
             "{value}"
         );
     }
-    // A Lark grammar.
     let grammar = "start: \"cities[1]{name,people}:\\n  \" NAME \",\" PEOPLE\nNAME: /\"[A-Z][a-z]{2,8}\"/\nPEOPLE: /[1-9][0-9]{0,5}/\n";
     let sampling = Sampling { constraint: Some(OutputConstraint::LarkGrammar(grammar.into())), ..greedy(60) };
     let (end, received) = generate(&mut model, &question, &sampling, &AttentionRequest::none(), false, NEVER);
@@ -302,11 +301,11 @@ fn grammar_constrains_answers() {
         Sampling { constraint: Some(OutputConstraint::LarkGrammar("not a grammar".into())), ..greedy(9) };
     let (end, _) = generate(&mut model, &question, &sampling, &AttentionRequest::none(), false, NEVER);
     assert_eq!(end.expect_err("not a grammar").kind, ErrorKind::InvalidInput);
-    for (bad, why) in [("{", "not JSON"), (r#"{"type":"unheard of"}"#, "")] {
+    for (bad, message) in [("{", "not JSON"), (r#"{"type":"unheard of"}"#, "")] {
         let sampling = Sampling { constraint: Some(OutputConstraint::JsonSchema(bad.into())), ..greedy(9) };
         let (end, _) = generate(&mut model, &question, &sampling, &AttentionRequest::none(), false, NEVER);
         let error = end.expect_err("not a schema");
-        assert!(error.kind == ErrorKind::InvalidInput && error.message.contains(why), "{error:?}");
+        assert!(error.kind == ErrorKind::InvalidInput && error.message.contains(message), "{error:?}");
     }
 }
 
@@ -370,7 +369,7 @@ fn kv_archive_restores_conversation_after_restart() {
         generate(&mut model, &question, &greedy(12), &AttentionRequest::default(), false, NEVER);
     assert_eq!((&received.text, received.stats.map(|s| s.recomputed)), (&expected.text, Some(0)));
     assert!(received.stats.is_some_and(|s| s.restored >= history.len()), "{:?}", received.stats);
-    // Killed: what was persisted is restored.
+    // After a kill, the persisted cells are restored.
     model.persist_kv("main", &question).expect("persisted");
     model.flush().expect("written");
     std::mem::forget(model);
@@ -428,14 +427,17 @@ fn kv_archive_child_process_aborts() {
 #[test]
 fn kv_archive_is_read_by_another_process() {
     let folder = tempfile::tempdir().expect("a folder");
-    let this = std::env::current_exe().expect("this test");
-    let mut child = std::process::Command::new(this);
+    let test_binary = std::env::current_exe().expect("the path of this test");
+    let mut child = std::process::Command::new(test_binary);
     child
         .args(["--ignored", "--exact", "generate::kv_archive_child_process_aborts"])
         .env(FOLDER_VARIABLE, folder.path());
-    let child = child.output().expect("it starts");
+    let child = child.output().expect("the child process starts");
     let stdout = String::from_utf8_lossy(&child.stdout);
-    assert!(!child.status.success() && stdout.contains("running 1 test"), "it was killed: {stdout}");
+    assert!(
+        !child.status.success() && stdout.contains("running 1 test"),
+        "the child process was killed: {stdout}"
+    );
     let rows = |model: &mut Llama, question: &[WindowToken]| {
         let prompt = Prompt {
             conversation: "main",

@@ -31,10 +31,10 @@ struct KvFuzzConversation {
 }
 
 impl KvFuzzConversation {
-    fn next_below(&mut self, sides: usize) -> usize {
+    fn next_below(&mut self, limit: usize) -> usize {
         self.state =
             self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.state >> 33) as usize % sides.max(1)
+        (self.state >> 33) as usize % limit.max(1)
     }
 
     fn random_tokens(&mut self, count: usize) -> Vec<u32> {
@@ -238,7 +238,7 @@ impl KvFuzzRun {
 
     fn sync_and_check(&mut self, step: usize, window: &[WindowToken]) {
         let (sync, row, _) =
-            sync_and_decode(&mut self.cache, window).unwrap_or_else(|why| panic!("step {step}: {why}"));
+            sync_and_decode(&mut self.cache, window).unwrap_or_else(|error| panic!("step {step}: {error}"));
         let stats = sync.stats;
         assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5, "step {step}");
         assert_eq!(

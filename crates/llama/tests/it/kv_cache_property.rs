@@ -25,9 +25,9 @@ const SAMPLE_TEXT: &str = "the old gun on the wall above the fireplace was never
 struct KvPropertyRng(u64);
 
 impl KvPropertyRng {
-    fn next_below(&mut self, sides: usize) -> usize {
+    fn next_below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % sides.max(1)
+        (self.0 >> 33) as usize % limit.max(1)
     }
 }
 
@@ -174,7 +174,7 @@ fn check_against_fresh(
 /// order, so their bytes cannot be compared.
 fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken]) -> Option<Vec<u8>> {
     let first = chunk[0].position.expect("a position").0.cast_signed();
-    let slot = cached.iter().position(|t| t.key.timeline_pos == first).expect("it is live");
+    let slot = cached.iter().position(|t| t.key.timeline_pos == first).expect("the chunk is live");
     let (start, end) = (cached[slot].position, cached[slot].position + chunk.len() as i32);
     cache.context().seq_cp(MAIN_SEQ, SCRATCH_SEQ, start, end);
     let cells = cache.context().save_state(SCRATCH_SEQ);

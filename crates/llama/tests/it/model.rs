@@ -152,9 +152,9 @@ fn gguf_damaged_files_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
     let mut state = 7u64;
-    let mut next_below = |sides: usize| {
+    let mut next_below = |limit: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % sides.max(1)
+        (state >> 33) as usize % limit.max(1)
     };
     for n in 0..300 {
         let len = if n % 3 == 0 { next_below(good.len().min(1 << 21)) } else { 1 << 16 };

@@ -308,17 +308,17 @@ mod tests {
         let rows = [3.0, 0.0, 3.0, 8.0];
         assert_eq!(Pooling::Mean.pool(&rows, 2), Some(vec![0.6, 0.8]));
         assert_eq!(Pooling::Cls.pool(&rows, 2), Some(vec![1.0, 0.0]));
-        for none in [vec![], vec![0.0; 4], vec![f32::NAN, 1.0], vec![f32::INFINITY, 1.0]] {
-            assert_eq!(Pooling::Mean.pool(&none, 2), None, "{none:?}");
+        for invalid in [vec![], vec![0.0; 4], vec![f32::NAN, 1.0], vec![f32::INFINITY, 1.0]] {
+            assert_eq!(Pooling::Mean.pool(&invalid, 2), None, "{invalid:?}");
         }
     }
 
     #[test]
     fn pooling_is_read_from_model_folder() {
-        let folder = tempfile::tempdir().expect("made");
+        let folder = tempfile::tempdir().expect("the folder is created");
         let path = folder.path();
         assert_eq!(Pooling::from_folder(path), Ok(Pooling::Mean), "the default");
-        std::fs::create_dir(path.join("1_Pooling")).expect("made");
+        std::fs::create_dir(path.join("1_Pooling")).expect("the folder is created");
         let pooling = |json: &str| {
             std::fs::write(path.join("1_Pooling/config.json"), json).expect("written");
             Pooling::from_folder(path).map_err(|e| e.to_string())
@@ -328,8 +328,8 @@ mod tests {
             Ok(Pooling::Mean)
         );
         assert_eq!(pooling(r#"{"pooling_mode_cls_token": true}"#), Ok(Pooling::Cls));
-        for other in ["{", "{}", r#"{"pooling_mode_max_tokens": true}"#] {
-            assert!(pooling(other).is_err_and(|e| e.contains("config.json cannot be used")), "{other}");
+        for invalid in ["{", "{}", r#"{"pooling_mode_max_tokens": true}"#] {
+            assert!(pooling(invalid).is_err_and(|e| e.contains("config.json cannot be used")), "{invalid}");
         }
     }
 }

@@ -112,10 +112,10 @@ proptest! {
                 }
                 VectorOp::Search { query, limit, every } => {
                     let (query, keep) = (vector(query), |row: u32| row.is_multiple_of(every));
-                    let found = vectors.search(&query, limit, keep).unwrap();
-                    prop_assert_eq!(&found, &brute_force_search(&vectors, &query, limit, keep));
+                    let hits = vectors.search(&query, limit, keep).unwrap();
+                    prop_assert_eq!(&hits, &brute_force_search(&vectors, &query, limit, keep));
                     let kept_rows = model.iter().zip(0..).filter(|&(at, row)| at.is_some() && keep(row)).count();
-                    prop_assert_eq!(found.len(), limit.min(kept_rows));
+                    prop_assert_eq!(hits.len(), limit.min(kept_rows));
                     let scores = vectors.scores(&query).unwrap();
                     prop_assert_eq!(scores.len(), model.len());
                     for (row, at) in model.iter().enumerate() {
@@ -300,7 +300,7 @@ fn vector_search_breaks_ties_by_lower_row() {
         }
     }
     for limit in [1, 10, 100, 1000] {
-        let found = vectors.search(&[0.0], limit, |_| true).unwrap();
-        assert_eq!(found, brute_force_search(&vectors, &[0.0], limit, |_| true));
+        let hits = vectors.search(&[0.0], limit, |_| true).unwrap();
+        assert_eq!(hits, brute_force_search(&vectors, &[0.0], limit, |_| true));
     }
 }

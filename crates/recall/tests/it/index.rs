@@ -21,7 +21,7 @@ fn hash_embedder() -> Option<Box<dyn Embedder + Send>> {
 }
 
 fn open_recall(store: &mut InMemoryStore, timeline: &Timeline) -> Recall {
-    Recall::open(store, "c", timeline, hash_embedder()).expect("it opens")
+    Recall::open(store, "c", timeline, hash_embedder()).expect("the index opens")
 }
 
 fn embed_all(recall: &mut Recall, store: &mut InMemoryStore, timeline: &Timeline) -> usize {
@@ -29,7 +29,7 @@ fn embed_all(recall: &mut Recall, store: &mut InMemoryStore, timeline: &Timeline
     while recall.index().missing_vectors() > 0 {
         let progress =
             recall.embed_pending(store, timeline, 3, &mut |_| StepFlow::Continue).expect("embedded");
-        assert!(progress.embedded > 0, "it makes progress");
+        assert!(progress.embedded > 0, "each call embeds a text");
         embedded += progress.embedded;
     }
     embedded
@@ -49,7 +49,9 @@ impl RecallTestConversation {
     }
 
     fn commit(&mut self, change: &Change) {
-        self.store.transact("c", &mut self.timeline, change, Durability::Immediate).expect("it is written");
+        self.store
+            .transact("c", &mut self.timeline, change, Durability::Immediate)
+            .expect("the change is written");
     }
 
     /// Appends a turn; `|` starts a new chunk.
@@ -72,11 +74,11 @@ impl RecallTestConversation {
 }
 
 fn chunk_id(name: &str) -> ChunkId {
-    name.parse().expect("a name")
+    name.parse().expect("a chunk id")
 }
 
-fn chunk_names(found: &[RankedChunk]) -> Vec<String> {
-    found.iter().map(|f| f.hit.chunk.to_string()).collect()
+fn chunk_names(hits: &[RankedChunk]) -> Vec<String> {
+    hits.iter().map(|f| f.hit.chunk.to_string()).collect()
 }
 
 fn sample_conversation() -> RecallTestConversation {
@@ -93,20 +95,22 @@ fn search_finds_pruned_but_not_deleted_chunks() {
     let mut conversation = sample_conversation();
     let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
     embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
-    let search = |recall: &mut Recall| recall.search("who keeps bees", None, DEFAULT_OPTIONS).expect("found");
+    let search = |recall: &mut Recall| {
+        recall.search("who keeps bees", None, DEFAULT_OPTIONS).expect("the search succeeds")
+    };
     assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"));
-    conversation.edit(|t| manual_edit::prune(t, chunk_id("u0.0"), None).expect("it can be pruned"));
+    conversation.edit(|t| manual_edit::prune(t, chunk_id("u0.0"), None).expect("the chunk can be pruned"));
     assert_eq!(
         recall.sync(&mut conversation.store, &conversation.timeline).expect("synced"),
         0,
         "pruning changes nothing"
     );
     assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"), "a pruned chunk is found");
-    conversation.edit(|t| manual_edit::delete(t, chunk_id("u0.0")).expect("it can be deleted"));
+    conversation.edit(|t| manual_edit::delete(t, chunk_id("u0.0")).expect("the chunk can be deleted"));
     assert!(recall.sync(&mut conversation.store, &conversation.timeline).expect("synced") > 0);
-    let found = search(&mut recall);
-    assert!(found.iter().all(|f| f.hit.chunk != chunk_id("u0.0")), "{:?}", chunk_names(&found));
-    conversation.edit(|t| manual_edit::undelete(t, chunk_id("u0.0")).expect("it can be undeleted"));
+    let hits = search(&mut recall);
+    assert!(hits.iter().all(|f| f.hit.chunk != chunk_id("u0.0")), "{:?}", chunk_names(&hits));
+    conversation.edit(|t| manual_edit::undelete(t, chunk_id("u0.0")).expect("the chunk can be undeleted"));
     recall.sync(&mut conversation.store, &conversation.timeline).expect("synced");
     embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
     assert_eq!(search(&mut recall)[0].hit.chunk, chunk_id("u0.0"), "an undeleted chunk is found again");
@@ -144,7 +148,7 @@ fn embed_jobs_include_question_again_once_answered() {
     assert_eq!(jobs, expected);
     embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
     // The two chunks of the answer are merged.
-    conversation.edit(|t| manual_edit::merge(t, chunk_id("a1.1")).expect("they can be merged"));
+    conversation.edit(|t| manual_edit::merge(t, chunk_id("a1.1")).expect("the chunks can be merged"));
     recall.sync(&mut conversation.store, &conversation.timeline).expect("synced");
     let jobs: Vec<_> = recall
         .index()
@@ -154,14 +158,13 @@ fn embed_jobs_include_question_again_once_answered() {
         .collect();
     assert_eq!(jobs, ["Where is the gun?\nOn the wall.It is loaded.", "On the wall.It is loaded."]);
     // After a restart, vectors of current texts are loaded, and no others.
-    let mut again = open_recall(&mut conversation.store, &conversation.timeline);
-    assert_eq!(again.index().missing_vectors(), recall.index().missing_vectors());
-    let found = again.search("where is the gun", None, DEFAULT_OPTIONS).expect("found");
+    let mut reopened = open_recall(&mut conversation.store, &conversation.timeline);
+    assert_eq!(reopened.index().missing_vectors(), recall.index().missing_vectors());
+    let hits = reopened.search("where is the gun", None, DEFAULT_OPTIONS).expect("the search succeeds");
     let has_vectors = |name| {
-        found
-            .iter()
+        hits.iter()
             .find(|f| f.hit.chunk == chunk_id(name))
-            .expect("it is found")
+            .expect("the chunk is found")
             .similarity
             .map(|similarity| similarity.is_some())
     };
@@ -179,9 +182,10 @@ fn search_hits_explain_their_score() {
     conversation.store.put_record("c", RecordKind::Setting, "speakers", Some(names)).expect("stored");
     let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
     embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
-    let found =
-        recall.search("Where does Marc's sister keep her bees?", None, DEFAULT_OPTIONS).expect("found");
-    let best = &found[0];
+    let hits = recall
+        .search("Where does Marc's sister keep her bees?", None, DEFAULT_OPTIONS)
+        .expect("the search succeeds");
+    let best = &hits[0];
     assert_eq!(best.hit.chunk, chunk_id("u0.0"));
     assert_eq!(best.matched_terms, ["sister", "keep", "marc", "bee"]);
     assert_eq!(best.ranks, [Some(0), Some(0)]);
@@ -203,19 +207,19 @@ fn search_hits_explain_their_score() {
     // The boost of user chunks.
     let boosted = recall
         .search("Marc's bees", None, SearchOptions { user_boost: 2.0, ..DEFAULT_OPTIONS })
-        .expect("found");
-    let plain = recall.search("Marc's bees", None, DEFAULT_OPTIONS).expect("found");
+        .expect("the search succeeds");
+    let plain = recall.search("Marc's bees", None, DEFAULT_OPTIONS).expect("the search succeeds");
     let score =
-        |found: &[RankedChunk]| found.iter().find(|f| f.hit.chunk == chunk_id("u0.0")).map(|f| f.hit.score);
+        |hits: &[RankedChunk]| hits.iter().find(|f| f.hit.chunk == chunk_id("u0.0")).map(|f| f.hit.score);
     assert_eq!(score(&boosted), score(&plain).map(|score| score * 2.0));
     // Diversity keeps the best hit first.
     let diverse = recall
         .search("bees", None, SearchOptions { diversity: 0.5, limit: 3, ..DEFAULT_OPTIONS })
-        .expect("found");
+        .expect("the search succeeds");
     assert_eq!(diverse.len(), 3);
     assert_eq!(
         diverse[0].hit.chunk,
-        recall.search("bees", None, DEFAULT_OPTIONS).expect("found")[0].hit.chunk
+        recall.search("bees", None, DEFAULT_OPTIONS).expect("the search succeeds")[0].hit.chunk
     );
 }
 
@@ -223,24 +227,25 @@ fn search_hits_explain_their_score() {
 fn search_without_embedder_is_lexical() {
     let mut conversation = sample_conversation();
     let mut recall =
-        Recall::open(&mut conversation.store, "c", &conversation.timeline, None).expect("it opens");
+        Recall::open(&mut conversation.store, "c", &conversation.timeline, None).expect("the index opens");
     assert!(!recall.has_embedder());
     assert_eq!(recall.index().missing_vectors(), 0);
     for mode in [SearchMode::Hybrid, SearchMode::Dense, SearchMode::Lexical] {
-        let found =
-            recall.search("strong tea", None, SearchOptions { mode, ..DEFAULT_OPTIONS }).expect("found");
-        let top: Vec<_> = found.iter().take(2).map(|f| f.hit.chunk).collect();
+        let hits = recall
+            .search("strong tea", None, SearchOptions { mode, ..DEFAULT_OPTIONS })
+            .expect("the search succeeds");
+        let top: Vec<_> = hits.iter().take(2).map(|f| f.hit.chunk).collect();
         assert!(
             top.contains(&chunk_id("u2.0")) && top.contains(&chunk_id("a3.0")),
             "{:?}",
-            chunk_names(&found)
+            chunk_names(&hits)
         );
-        assert!(found.iter().all(|f| f.similarity == [None; 2]));
+        assert!(hits.iter().all(|f| f.similarity == [None; 2]));
     }
-    assert_eq!(recall.search("…", None, DEFAULT_OPTIONS).expect("no words").len(), 5);
+    assert_eq!(recall.search("…", None, DEFAULT_OPTIONS).expect("a query without words succeeds").len(), 5);
     let mut empty = RecallTestConversation::new();
     let mut recall = open_recall(&mut empty.store, &empty.timeline);
-    assert_eq!(recall.search("anything", None, DEFAULT_OPTIONS).expect("found"), []);
+    assert_eq!(recall.search("anything", None, DEFAULT_OPTIONS).expect("the search succeeds"), []);
 }
 
 #[test]
@@ -252,8 +257,8 @@ fn embed_keeps_finished_vectors_when_stopped() {
         .embed_pending(&mut conversation.store, &conversation.timeline, 99, &mut |_| StepFlow::Stop)
         .expect("stopped");
     assert!(progress.embedded > 0 && progress.missing == all - progress.embedded);
-    let again = open_recall(&mut conversation.store, &conversation.timeline);
-    assert_eq!(again.index().missing_vectors(), progress.missing, "stored vectors are loaded");
+    let reopened = open_recall(&mut conversation.store, &conversation.timeline);
+    assert_eq!(reopened.index().missing_vectors(), progress.missing, "stored vectors are loaded");
 }
 
 proptest! {
@@ -285,22 +290,22 @@ proptest! {
             }
             if random[2].is_multiple_of(11) {
                 store.simulate_crash();
-                timeline = store.load("c", Access::Write).expect("it opens");
+                timeline = store.load("c", Access::Write).expect("the conversation loads");
                 recall = open_recall(&mut store, &timeline);
             }
         }
         recall.sync(&mut store, &timeline).expect("synced");
         embed_all(&mut recall, &mut store, &timeline);
 
-        let mut fresh = Recall::open(&mut store, "c", &timeline, Some(Box::new(RenamedEmbedder(HashEmbedder)))).expect("it opens");
+        let mut fresh = Recall::open(&mut store, "c", &timeline, Some(Box::new(RenamedEmbedder(HashEmbedder)))).expect("the index opens");
         let chunks = timeline.chunks().filter(|c| !c.is_deleted() && !recall.index().text(&timeline, c.id()).trim().is_empty());
         prop_assert_eq!(recall.index().len(), chunks.count());
         embed_all(&mut fresh, &mut store, &timeline);
         for mode in [SearchMode::Hybrid, SearchMode::Dense, SearchMode::Lexical] {
             let options = SearchOptions { mode, ..DEFAULT_OPTIONS };
             prop_assert_eq!(
-                recall.search(&query, None, options).expect("found"),
-                fresh.search(&query, None, options).expect("found")
+                recall.search(&query, None, options).expect("the search succeeds"),
+                fresh.search(&query, None, options).expect("the search succeeds")
             );
         }
     }

@@ -21,11 +21,11 @@ fn model_folder(variable: &str, name: &str) -> PathBuf {
     let downloaded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models").join(name);
     let path = configured.unwrap_or(downloaded);
     assert!(path.join("model.onnx").exists(), "{} is missing: `scripts/models` downloads it", path.display());
-    path.canonicalize().expect("it exists")
+    path.canonicalize().expect("the folder exists")
 }
 
 fn open_encoder(threads: u32) -> OnnxEncoder {
-    OnnxEncoder::open(&minilm_folder(), threads).expect("it loads")
+    OnnxEncoder::open(&minilm_folder(), threads).expect("the model loads")
 }
 
 struct MinilmReference {
@@ -64,7 +64,7 @@ fn minilm_vectors_match_reference_weights() {
     let mut compared = 0;
     for MinilmReference { text, vector, .. } in load_references() {
         let Some(vector) = vector else { continue };
-        let ours = encoder.embed(&[&text]).expect("it runs").remove(0);
+        let ours = encoder.embed(&[&text]).expect("the encoder runs").remove(0);
         assert!((dot(&ours, &ours) - 1.0).abs() < 1e-6, "{text:?}");
         let similarity = dot(&ours, &vector) / dot(&vector, &vector).sqrt();
         assert!(similarity > 0.999_999, "{similarity} {text:?}");
@@ -79,20 +79,21 @@ fn embed_is_bit_identical_alone_and_in_batches() {
     for folder in [minilm_folder(), model_folder("HALO_TEST_EMBEDDER", "e5-small")] {
         let texts: Vec<String> = load_references().into_iter().map(|reference| reference.text).collect();
         let all: Vec<&str> = texts.iter().chain(&texts[..20]).map(String::as_str).collect();
-        let [mut one, mut two] = [1, 2].map(|threads| OnnxEncoder::open(&folder, threads).expect("it loads"));
-        let batched = one.embed(&all).expect("it runs");
-        assert_eq!(batched, two.embed(&all).expect("it runs"), "on two threads");
+        let [mut one, mut two] =
+            [1, 2].map(|threads| OnnxEncoder::open(&folder, threads).expect("the model loads"));
+        let batched = one.embed(&all).expect("the encoder runs");
+        assert_eq!(batched, two.embed(&all).expect("the encoder runs"), "on two threads");
         for (n, text) in all.iter().enumerate() {
-            assert_eq!(one.embed(&[text]).expect("it runs"), [batched[n].clone()], "{text:?} alone");
+            assert_eq!(one.embed(&[text]).expect("the encoder runs"), [batched[n].clone()], "{text:?} alone");
         }
-        let mut handle = EmbedderHandle::new(folder, 1).expect("a thread");
+        let mut handle = EmbedderHandle::new(folder, 1).expect("the thread starts");
         let mut received = 0;
         let mut listener = |index: usize, vector: Vec<f32>| {
             assert_eq!(vector, batched[index], "{:?} in the background", texts[index]);
             received += 1;
             StepFlow::Continue
         };
-        handle.embed_in_background(texts.clone(), &mut listener).expect("it runs");
+        handle.embed_in_background(texts.clone(), &mut listener).expect("the encoder runs");
         assert_eq!(received, texts.len());
     }
 }
@@ -106,51 +107,52 @@ fn minilm_similar_texts_are_near() {
         "A gun hangs on the wall above the fireplace.",
         "It rained from morning on, and the guests came late.",
     ]);
-    let vectors = vectors.expect("it runs");
+    let vectors = vectors.expect("the encoder runs");
     assert!(dot(&vectors[0], &vectors[1]) > dot(&vectors[0], &vectors[2]) + 0.1);
 }
 
 #[test]
 fn encoder_folder_errors_and_names_are_reported() {
-    let parent = tempfile::tempdir().expect("made");
+    let parent = tempfile::tempdir().expect("the folder is created");
     let folder = parent.path().join("mine");
-    let mut handle = EmbedderHandle::new(folder.clone(), 1).expect("a thread");
+    let mut handle = EmbedderHandle::new(folder.clone(), 1).expect("the thread starts");
     let mut embed = || handle.embed(&["halo"]);
     for _ in 0..2 {
         let missing = embed().expect_err("the folder does not exist");
         assert_eq!((missing.kind, missing.operation.as_str()), (ErrorKind::NotFound, "loading the embedder"));
         assert!(missing.message.contains("model.onnx") && missing.message.contains("download"), "{missing}");
     }
-    fs::create_dir(&folder).expect("made");
+    fs::create_dir(&folder).expect("the folder is created");
     for file in ["model.onnx", "tokenizer.json", "config.json"] {
         fs::copy(minilm_folder().join(file), folder.join(file)).expect("copied");
     }
     let vector = embed().expect("the files exist now");
     let name = |folder: &Path| {
-        let mut encoder = OnnxEncoder::open(folder, 1).expect("it loads");
+        let mut encoder = OnnxEncoder::open(folder, 1).expect("the model loads");
         Embedder::info(&mut encoder).expect("loaded").name
     };
-    let (mine, theirs) = (name(&folder), name(&minilm_folder()));
-    assert_eq!(mine.strip_prefix("mine-"), theirs.strip_prefix("minilm-"), "the same files");
+    let (copy_name, original_name) = (name(&folder), name(&minilm_folder()));
+    assert_eq!(copy_name.strip_prefix("mine-"), original_name.strip_prefix("minilm-"), "the same files");
 
-    fs::create_dir(folder.join("1_Pooling")).expect("made");
+    fs::create_dir(folder.join("1_Pooling")).expect("the folder is created");
     fs::write(folder.join("1_Pooling/config.json"), r#"{"pooling_mode_cls_token": true}"#).expect("written");
-    assert_ne!(name(&folder), mine, "other vectors, another name");
+    assert_ne!(name(&folder), copy_name, "another pooling gives another name");
     fs::write(folder.join("config_sentence_transformers.json"), r#"{"prompts": {"passage": "p: "}}"#)
         .expect("written");
-    let with_prefix = OnnxEncoder::open(&folder, 1).expect("it loads").info().expect("loaded");
+    let with_prefix = OnnxEncoder::open(&folder, 1).expect("the model loads").info().expect("loaded");
     assert!(
         with_prefix.passage_prefix == "p: "
             && with_prefix.query_prefix.is_empty()
-            && with_prefix.name != mine
+            && with_prefix.name != copy_name
     );
     fs::remove_file(folder.join("config_sentence_transformers.json")).expect("removed");
-    assert_eq!(embed().expect("it is loaded"), vector, "a loaded encoder does not change");
-    let with_cls = OnnxEncoder::open(&folder, 1).expect("it loads").embed(&["halo"]).expect("it runs");
+    assert_eq!(embed().expect("the encoder is loaded"), vector, "a loaded encoder does not change");
+    let with_cls =
+        OnnxEncoder::open(&folder, 1).expect("the model loads").embed(&["halo"]).expect("the encoder runs");
     assert!(dot(&with_cls[0], &vector[0]) < 0.999);
 
     let intact = fs::read(folder.join("model.onnx")).expect("read");
-    let error = || OnnxEncoder::open(&folder, 1).err().expect("it cannot be loaded");
+    let error = || OnnxEncoder::open(&folder, 1).err().expect("the model does not load");
     for damaged in [&intact[..intact.len() / 2], &b""[..], b"no model", &[0xff; 4096]] {
         fs::write(folder.join("model.onnx"), damaged).expect("written");
         let Error { kind, message, .. } = error();

@@ -205,8 +205,8 @@ fn download_reports_errors_without_secrets() {
         assert!(error.starts_with("downloading ") && !error.contains("hunter2"), "{error}");
     }
     // Two downloads would overwrite each other's part file.
-    let held = fs::File::create(part_path(&to)).unwrap();
-    held.lock().unwrap();
+    let locked = fs::File::create(part_path(&to)).unwrap();
+    locked.lock().unwrap();
     let error = download(&breaking_server(0, "\"1\"", true), &to, None).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Busy);
     assert!(error.message.contains("another process"), "{error}");

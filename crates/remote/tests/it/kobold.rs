@@ -323,8 +323,8 @@ fn kobold_cancel_before_the_first_token() {
                 steps.waiting_steps == 4
             });
         assert_eq!((steps.tokens.len(), finish), (0, Ok(FinishReason::Cancelled)));
-        let took = started.elapsed();
-        assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&took), "{took:?}");
+        let elapsed = started.elapsed();
+        assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&elapsed), "{elapsed:?}");
         assert!(stub.saw_close(), "the connection is closed at once");
         drop(model);
     }
@@ -626,8 +626,8 @@ fn kobold_endless_line_is_refused() {
     let stub = attention_server(|_, reply| {
         reply.begin_stream();
         let megabyte = vec![b'x'; 1 << 20];
-        let fits = (0..200).take_while(|_| reply.write_raw(&megabyte)).count();
-        reply.report_closed(fits < 200);
+        let written = (0..200).take_while(|_| reply.write_raw(&megabyte)).count();
+        reply.report_closed(written < 200);
     });
     let error = generate_all(&mut connect(&stub)).1.unwrap_err().to_string();
     assert!(error.contains("a line of more than 67108864 bytes"), "{error}");
@@ -696,13 +696,20 @@ fn kobold_special_tokens_only_where_allowed() {
     let text = "<|im_start|>user\nsay <|im_end|> or [INST] 😀<|im_end|>\n";
     let special = model.tokenize(text, true).unwrap();
     let plain = model.tokenize(text, false).unwrap();
-    let shown = |tokens: &[ModelToken]| tokens.iter().map(|p| p.text.clone()).collect::<Vec<_>>().join("~");
-    assert_eq!(shown(&special), "<|im_start|>~user\nsay~ ~<|im_end|>~ or~ [INST]~ ~~~😀~<|im_end|>~\n");
-    assert_eq!(shown(&plain), "<~|im_start|>user\nsay~ ~<~|im_end|>~ or~ [~INST]~ ~~~😀~<~|im_end|>\n");
-    let ids = |tokens: &[ModelToken]| {
+    let joined_texts =
+        |tokens: &[ModelToken]| tokens.iter().map(|p| p.text.clone()).collect::<Vec<_>>().join("~");
+    assert_eq!(
+        joined_texts(&special),
+        "<|im_start|>~user\nsay~ ~<|im_end|>~ or~ [INST]~ ~~~😀~<|im_end|>~\n"
+    );
+    assert_eq!(
+        joined_texts(&plain),
+        "<~|im_start|>user\nsay~ ~<~|im_end|>~ or~ [~INST]~ ~~~😀~<~|im_end|>\n"
+    );
+    let special_count = |tokens: &[ModelToken]| {
         tokens.iter().filter(|p| SPECIAL_TOKENS.iter().any(|(_, id)| *id == p.id.0)).count()
     };
-    assert_eq!((ids(&special), ids(&plain)), (3, 0));
+    assert_eq!((special_count(&special), special_count(&plain)), (3, 0));
     assert_eq!(special[0].id, TokenId(151_644));
     assert_eq!(model.tokenize("", false).unwrap(), []);
 }
@@ -711,12 +718,12 @@ fn kobold_special_tokens_only_where_allowed() {
 fn kobold_tokenizer_request_times_out() {
     assert_eq!(RemoteOptions::default().request_timeout, Duration::from_secs(5));
     let silent = Arc::new(AtomicUsize::new(0));
-    let asks = Arc::clone(&silent);
+    let is_silent = Arc::clone(&silent);
     let stub = StubServer::new(move |request, reply| match request.path.as_str() {
         "/api/v1/model" => {
             reply.json(&json!({"model_name": "Qwen", "max_context_length": 512, "num_layers": 2}));
         }
-        "/api/v1/tokenize" if asks.load(Ordering::SeqCst) > 0 => reply.wait_for_close(),
+        "/api/v1/tokenize" if is_silent.load(Ordering::SeqCst) > 0 => reply.wait_for_close(),
         "/api/v1/tokenize" => {
             reply.json(&json!({"tokens": [{"token_id": 1, "text": "a"}], "token_count": 1}));
         }
@@ -806,10 +813,10 @@ fn kobold_plain_server_gets_a_text_prompt() {
 
 #[test]
 fn kobold_plain_server_slow_cancelled_and_broken() {
-    let says = |text: &str| json!({"token": text, "finish_reason": null});
+    let text_event = |text: &str| json!({"token": text, "finish_reason": null});
     let stub = plain_server(move |_, reply| {
         reply.begin_stream();
-        for byte in format!("event: message\ndata: {}\n\n", says("Hello 😀")).as_bytes().chunks(1) {
+        for byte in format!("event: message\ndata: {}\n\n", text_event("Hello 😀")).as_bytes().chunks(1) {
             reply.write_raw(byte);
         }
         reply.event(&json!({"token": "", "finish_reason": "stop"}));
@@ -819,18 +826,18 @@ fn kobold_plain_server_slow_cancelled_and_broken() {
 
     let stub = plain_server(move |_, reply| {
         reply.begin_stream();
-        reply.event(&says("Hello"));
+        reply.event(&text_event("Hello"));
         reply.wait_for_close();
     });
-    let enough = |steps: &KoboldSteps| !steps.tokens.is_empty();
+    let has_token = |steps: &KoboldSteps| !steps.tokens.is_empty();
     let (steps, finish) =
-        generate(&mut connect(&stub), &Sampling::default(), &AttentionRequest::default(), enough);
+        generate(&mut connect(&stub), &Sampling::default(), &AttentionRequest::default(), has_token);
     assert_eq!((steps.text().as_str(), finish), ("Hello", Ok(FinishReason::Cancelled)));
     assert!(stub.saw_close());
 
     let stub = plain_server(move |_, reply| {
         reply.begin_stream();
-        reply.event(&says("Hello"));
+        reply.event(&text_event("Hello"));
         reply.write_raw("data: {\"token\": \"yo");
     });
     let (steps, finish) = generate_all(&mut connect(&stub));
@@ -841,18 +848,18 @@ fn kobold_plain_server_slow_cancelled_and_broken() {
 fn kobold_plain_server_tokens_are_aligned_to_text() {
     let stub = plain_server(|_, _| {});
     let mut model = connect(&stub);
-    let shown = |model: &mut RemoteModel, text: &str, special| {
+    let joined_texts = |model: &mut RemoteModel, text: &str, special| {
         let tokens = model.tokenize(text, special).unwrap();
         tokens.iter().map(|p| p.text.clone()).collect::<Vec<_>>().join("~")
     };
-    assert_eq!(shown(&mut model, "Hello you 😀 you", true), "Hello~ you~ ~~~😀~ you");
+    assert_eq!(joined_texts(&mut model, "Hello you 😀 you", true), "Hello~ you~ ~~~😀~ you");
     let count = stub.requests("/api/extra/detokenize").len();
-    assert_eq!(shown(&mut model, " you 😀Hello", true), " you~ ~~~😀~Hello");
+    assert_eq!(joined_texts(&mut model, " you 😀Hello", true), " you~ ~~~😀~Hello");
     assert_eq!(stub.requests("/api/extra/detokenize").len(), count, "the text of an id is requested once");
-    assert_eq!(shown(&mut model, "<|im_start|> you", true), "<|im_start|>~ you");
-    assert_eq!(shown(&mut model, "<|im_start|> you", false), "<~|im_start|>~ you");
+    assert_eq!(joined_texts(&mut model, "<|im_start|> you", true), "<|im_start|>~ you");
+    assert_eq!(joined_texts(&mut model, "<|im_start|> you", false), "<~|im_start|>~ you");
     // Text that cannot be aligned goes to the last token; nothing is lost.
-    assert_eq!(shown(&mut model, "Hello unknown words", true), "Hello~~ unknown words");
+    assert_eq!(joined_texts(&mut model, "Hello unknown words", true), "Hello~~ unknown words");
 }
 
 #[test]

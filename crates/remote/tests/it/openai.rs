@@ -79,7 +79,7 @@ fn generate(
         match step {
             ModelStep::Token(token, attention) => {
                 assert!(attention.is_none());
-                assert_eq!(approximate_tokens(&token.text)[0].id, token.id, "the same text, the same id");
+                assert_eq!(approximate_tokens(&token.text)[0].id, token.id, "equal texts have equal ids");
                 texts.push(token.text.clone());
             }
             _ => waiting_steps += 1,
@@ -126,7 +126,7 @@ fn openai_request_follows_the_api() {
     assert_eq!((&body["model"], &body["stream"]), (&json!("m/1"), &json!(true)));
     assert_eq!((&body["max_tokens"], &body["temperature"]), (&json!(50), &json!(0.5)));
     assert_eq!(body["seed"], json!(i64::MAX));
-    assert_eq!(body["stop"], json!(["a", "b", "c", "d"]), "more than four are refused");
+    assert_eq!(body["stop"], json!(["a", "b", "c", "d"]), "servers refuse more than four stop sequences");
     assert_eq!(body["response_format"]["type"], json!("json_schema"));
     assert_eq!(body["response_format"]["json_schema"]["schema"], json!({"type": "object"}));
     assert_eq!(body.get("top_k"), None);
@@ -140,9 +140,9 @@ fn openai_request_follows_the_api() {
     );
     assert_eq!((body.get("stop"), body.get("response_format")), (None, None));
 
-    let broken =
+    let invalid =
         Sampling { constraint: Some(OutputConstraint::JsonSchema("{".into())), ..Sampling::default() };
-    let error = generate(&mut model, &broken, "", |_, _| false).1.unwrap_err();
+    let error = generate(&mut model, &invalid, "", |_, _| false).1.unwrap_err();
     assert!(error.message.contains("not valid JSON"), "{error}");
 }
 
@@ -336,7 +336,7 @@ fn openai_model_name_is_required_unless_single() {
 
 #[test]
 fn openai_key_is_sent_only_over_https_or_loopback() {
-    for (https, host, may) in [
+    for (https, host, allowed) in [
         (true, "api.example.org", true),
         (true, "192.0.2.1", true),
         (false, "localhost", true),
@@ -352,7 +352,7 @@ fn openai_key_is_sent_only_over_https_or_loopback() {
         (false, "api.example.org", false),
         (false, "", false),
     ] {
-        assert_eq!(may_send_key(https, host), may, "{https} {host}");
+        assert_eq!(may_send_key(https, host), allowed, "{https} {host}");
     }
 }
 

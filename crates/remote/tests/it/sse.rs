@@ -44,11 +44,15 @@ fn sse_parses_events() {
 
 #[test]
 fn sse_refuses_lines_and_events_over_the_limit() {
-    let read = |bytes: &str| SseParser::with_limit(10).push(bytes.as_bytes(), &mut |_| {});
-    assert_eq!(read("data: 1234"), Ok(()));
-    assert_eq!(read("data: 12345"), Err(SseTooLong(10)));
-    assert_eq!(read("data:1\ndata:2\ndata:3\n\n"), Ok(()));
-    assert_eq!(read("data:1234\ndata:5678\ndata:9\n\n"), Err(SseTooLong(10)), "also in many lines");
+    let parse = |bytes: &str| SseParser::with_limit(10).push(bytes.as_bytes(), &mut |_| {});
+    assert_eq!(parse("data: 1234"), Ok(()));
+    assert_eq!(parse("data: 12345"), Err(SseTooLong(10)));
+    assert_eq!(parse("data:1\ndata:2\ndata:3\n\n"), Ok(()));
+    assert_eq!(
+        parse("data:1234\ndata:5678\ndata:9\n\n"),
+        Err(SseTooLong(10)),
+        "the limit covers all lines of an event"
+    );
 }
 
 proptest! {

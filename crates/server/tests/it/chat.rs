@@ -98,9 +98,13 @@ async fn align_keeps_messages_that_a_client_drops_mid_history() {
     let response = chat(&fake, &sent).await;
     assert_eq!(response.conversation, name);
     assert!(deleted_texts(&fake, &name).await.is_empty());
-    let said = live_texts(&fake, &name).await;
+    let texts = live_texts(&fake, &name).await;
     for n in 0..6 {
-        assert_eq!(said.iter().filter(|text| text.starts_with(&format!("Fact {n}:"))).count(), 1, "{said:?}");
+        assert_eq!(
+            texts.iter().filter(|text| text.starts_with(&format!("Fact {n}:"))).count(),
+            1,
+            "{texts:?}"
+        );
     }
 }
 
@@ -111,10 +115,10 @@ async fn align_keeps_regenerated_answer_as_variant() {
     let first = chat(&fake, &["u Which is the longest river of the whole world?"]).await;
     let history =
         ["u Which is the longest river of the whole world?", &format!("a {}", first.text()), "u Sure?"];
-    let said = chat(&fake, &history).await;
+    let first_reply = chat(&fake, &history).await;
     let again = chat(&fake, &history).await;
-    assert_eq!((said.text().as_str(), again.text().as_str()), ("Yes.", "No."));
-    assert_eq!(said.conversation, again.conversation);
+    assert_eq!((first_reply.text().as_str(), again.text().as_str()), ("Yes.", "No."));
+    assert_eq!(first_reply.conversation, again.conversation);
     let reason = "Yes. (replaced by another answer, which the client asked for)";
     assert_eq!(deleted_texts(&fake, &again.conversation).await, [reason]);
     // The variant can be chosen, on the page or by continuing from it.
@@ -128,10 +132,10 @@ async fn align_keeps_regenerated_answer_as_variant() {
     assert_eq!(status, 204);
     assert_eq!(live_texts(&fake, &again.conversation).await.last().map(String::as_str), Some("Yes."));
     let other: Vec<&str> = history.iter().copied().chain(["a No.", "u Why?"]).collect();
-    let went_on = chat(&fake, &other).await;
-    assert_eq!(went_on.conversation, again.conversation);
-    let said = live_texts(&fake, &again.conversation).await;
-    assert!(said.ends_with(&["No.".into(), "Why?".into(), "Perhaps.".into()]), "{said:?}");
+    let continued = chat(&fake, &other).await;
+    assert_eq!(continued.conversation, again.conversation);
+    let texts = live_texts(&fake, &again.conversation).await;
+    assert!(texts.ends_with(&["No.".into(), "Why?".into(), "Perhaps.".into()]), "{texts:?}");
 }
 
 #[tokio::test]
@@ -160,12 +164,12 @@ async fn variants_list_an_answer_replaced_twice_once() {
     chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
     chat(&fake, &[opening[0], opening[1], "u And the deepest sea?"]).await;
     let path = format!("/conversations/{}/variants", percent_encoded(&first.conversation));
-    let (_, versions) = fake.halo_api("GET", &path, None).await;
-    let (status, _) = fake.halo_api("POST", &path, Some(&json!({ "turn": versions[0]["turn"] }))).await;
+    let (_, variants) = fake.halo_api("GET", &path, None).await;
+    let (status, _) = fake.halo_api("POST", &path, Some(&json!({ "turn": variants[0]["turn"] }))).await;
     assert_eq!(status, 204);
     chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
-    let (_, answers) = fake.halo_api("GET", &path, None).await;
-    let texts: Vec<&str> = answers
+    let (_, variants) = fake.halo_api("GET", &path, None).await;
+    let texts: Vec<&str> = variants
         .as_array()
         .expect("a list")
         .iter()
@@ -185,10 +189,10 @@ async fn align_continues_from_variant_of_a_variant() {
     chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
     chat(&fake, &[opening[0], opening[1], "u Sure?"]).await;
     chat(&fake, &[opening[0], opening[1], "u And the deepest sea?"]).await;
-    let on = chat(&fake, &[opening[0], opening[1], "u Sure?", "a Yes.", "u Good."]).await;
-    assert_eq!(on.conversation, first.conversation);
-    let said = live_texts(&fake, &first.conversation).await;
-    assert_eq!(said[2..5], ["Sure?", "Yes.", "Good."], "{said:?}");
+    let continued = chat(&fake, &[opening[0], opening[1], "u Sure?", "a Yes.", "u Good."]).await;
+    assert_eq!(continued.conversation, first.conversation);
+    let texts = live_texts(&fake, &first.conversation).await;
+    assert_eq!(texts[2..5], ["Sure?", "Yes.", "Good."], "{texts:?}");
     let deleted = deleted_texts(&fake, &first.conversation).await;
     assert!(
         deleted.len() == 3 && deleted.iter().any(|line| line.starts_with("The Marianas.")),
@@ -205,18 +209,18 @@ async fn branch_when_history_diverges_before_last_exchange() {
     let answer = format!("a {}", second.text());
     chat(&fake, &[opening[0], opening[1], "u And the shortest?", &answer, "u Thanks."]).await;
     let before = live_texts(&fake, &first.conversation).await;
-    let forked = chat(&fake, &[opening[0], opening[1], "u And the deepest?"]).await;
-    assert_eq!(forked.conversation, format!("{} %C2%B7 branch 1", first.conversation));
+    let branch = chat(&fake, &[opening[0], opening[1], "u And the deepest?"]).await;
+    assert_eq!(branch.conversation, format!("{} %C2%B7 branch 1", first.conversation));
     assert_eq!(live_texts(&fake, &first.conversation).await, before);
     let name = format!("{} · branch 1", first.conversation);
     assert_eq!(live_texts(&fake, &name).await[..3], [&opening[0][2..], &opening[1][2..], "And the deepest?"]);
     // Both conversations continue.
-    let on = chat(
+    let continued = chat(
         &fake,
-        &[opening[0], opening[1], "u And the deepest?", &format!("a {}", forked.text()), "u Oh."],
+        &[opening[0], opening[1], "u And the deepest?", &format!("a {}", branch.text()), "u Oh."],
     )
     .await;
-    assert_eq!(on.conversation, forked.conversation);
+    assert_eq!(continued.conversation, branch.conversation);
 }
 
 #[tokio::test]
@@ -255,7 +259,7 @@ async fn system_prompt_changes_without_a_new_conversation() {
     assert_eq!(conversations.len(), 1, "{conversations:?}");
     let windows = fake.script().windows.clone();
     assert!(windows[3].contains("12:03") && !windows[3].contains("12:02"), "{}", windows[3]);
-    let mut store = fake.store.open().expect("it opens");
+    let mut store = fake.store.open().expect("the store opens");
     let versions = store
         .records(&conversations[0], halo_core::store::RecordKind::SystemPrompt)
         .expect("the records are read");
@@ -335,9 +339,9 @@ async fn named_conversation_deletes_nothing_but_the_last_exchange() {
     ask(vec!["u something else"]).await;
     ask(vec!["u one", "a a1", "u five"]).await;
     assert!(deleted_texts(&fake, "mine").await.is_empty());
-    let said = live_texts(&fake, "mine").await;
+    let texts = live_texts(&fake, "mine").await;
     for text in ["one", "two", "three", "something else", "five", "a1", "a2", "a3", "a4", "a5"] {
-        assert_eq!(said.iter().filter(|said| *said == text).count(), 1, "{text}: {said:?}");
+        assert_eq!(texts.iter().filter(|live| *live == text).count(), 1, "{text}: {texts:?}");
     }
 }
 
@@ -368,7 +372,10 @@ async fn stream_failure_sends_error_and_no_clean_end() {
         assert!(!clean, "{path} ended cleanly");
         let last: Value = serde_json::from_str(events.last().expect("events")).expect("JSON");
         let error = if path.starts_with("/v1") { &last["error"]["message"] } else { &last["error"] };
-        assert!(error.as_str().is_some_and(|why| why.contains("the model broke down")), "{path}: {last}");
+        assert!(
+            error.as_str().is_some_and(|message| message.contains("the model broke down")),
+            "{path}: {last}"
+        );
         assert!(!events.iter().any(|event| event == "[DONE]"));
     }
     // A stream without an error ends cleanly.
@@ -405,7 +412,7 @@ fn sqlite_location(folder: &Path) -> StoreLocation {
 #[tokio::test]
 async fn read_routes_take_no_lease_and_write_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut store = Database::open(&sqlite_location(folder.path())).expect("it opens");
+    let mut store = Database::open(&sqlite_location(folder.path())).expect("the store opens");
     let text = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hello from elsewhere\"}]}";
     let import = halo_store::exchange::ImportRequest {
         file_name: "chat.json",
@@ -416,8 +423,9 @@ async fn read_routes_take_no_lease_and_write_nothing() {
         model: None,
         validate_rows: None,
     };
-    store.import(&mut text.as_bytes(), import).expect("it is imported");
-    let before = store.find_conversation("came").expect("found").expect("there");
+    store.import(&mut text.as_bytes(), import).expect("the file is imported");
+    let before =
+        store.find_conversation("came").expect("the lookup succeeds").expect("the conversation exists");
     let fake = file_backed_server(folder.path(), ServerLimits::default());
     for path in [
         "",
@@ -436,11 +444,14 @@ async fn read_routes_take_no_lease_and_write_nothing() {
         assert_eq!(status, 200, "{path}: {body}");
     }
     assert_eq!(conversation_names(&fake).await, ["came"], "no copy was made");
-    assert_eq!(store.find_conversation("came").expect("found").expect("there"), before);
+    assert_eq!(
+        store.find_conversation("came").expect("the lookup succeeds").expect("the conversation exists"),
+        before
+    );
     // Another program can write at once.
     store.load("came", Access::Write).expect("no lease is held");
     let (status, _) = fake.halo_api("GET", "/conversations/came", None).await;
-    assert_eq!(status, 200, "it can be read meanwhile");
+    assert_eq!(status, 200, "the conversation can be read meanwhile");
     let (status, body) =
         fake.halo_api("POST", "/conversations/came/messages", Some(&json!({ "text": "Hi" }))).await;
     assert_eq!(status, 503, "{body}");
@@ -457,23 +468,23 @@ async fn lease_is_released_when_idle_and_foreign_changes_are_reloaded() {
     let response = fake.chat(&chat_body(&["u Hello"]), Some("shared")).await;
     assert_eq!(response.status, 200);
     // The conversation is still open here, and another program takes the lease and changes it.
-    let mut store = Database::open(&sqlite_location(folder.path())).expect("it opens");
-    let until = Instant::now() + Duration::from_secs(5);
+    let mut store = Database::open(&sqlite_location(folder.path())).expect("the store opens");
+    let deadline = Instant::now() + Duration::from_secs(5);
     let mut timeline = loop {
         match store.load("shared", Access::Write) {
             Ok(timeline) => break timeline,
-            Err(why) => assert!(Instant::now() < until, "{why}"),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
     };
-    let first = timeline.chunks().next().expect("something was said").id();
+    let first = timeline.chunks().next().expect("the conversation has a chunk").id();
     let pin = halo_core::change::Change::Pin { chunk: first, pinned: true };
     store
         .transact("shared", &mut timeline, &pin, halo_core::store::Durability::Immediate)
-        .expect("it is written");
+        .expect("the change is written");
     store.release_lease("shared");
     let response = fake.chat(&chat_body(&["u Hello again"]), Some("shared")).await;
     assert_eq!(response.status, 200, "{}", response.body);
-    let state = store.load("shared", Access::Read).expect("it opens");
+    let state = store.load("shared", Access::Read).expect("the conversation loads");
     assert!(state.chunk(first).is_some_and(|chunk| chunk.is_pinned()) && state.turns().len() == 4);
 }
 
@@ -527,16 +538,16 @@ async fn long_history_is_stored_in_one_commit() {
         .map(|n| format!("{} message number {n} of a long history", if n % 2 == 0 { "u" } else { "a" }))
         .collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let begun = Instant::now();
+    let started = Instant::now();
     let response = fake.chat(&chat_body(&lines), Some("long")).await;
     assert_eq!(response.status, 200, "{}", response.body);
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    let mut store = Database::open(&sqlite_location(folder.path())).expect("it opens");
-    let timeline = store.load("long", Access::Read).expect("it opens");
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    let mut store = Database::open(&sqlite_location(folder.path())).expect("the store opens");
+    let timeline = store.load("long", Access::Read).expect("the conversation loads");
     assert_eq!(timeline.turns().len(), 4002);
     assert!(timeline.live_len() < 400);
-    assert_eq!(store.replay_log("long").expect("its log is whole").state_hash(), timeline.state_hash());
-    assert!(store.check_integrity(&mut |_, _| {}).expect("it is examined").is_empty());
+    assert_eq!(store.replay_log("long").expect("the log is complete").state_hash(), timeline.state_hash());
+    assert!(store.check_integrity(&mut |_, _| {}).expect("the check runs").is_empty());
     let times = store.turn_times("long").expect("the times are read");
     assert_eq!(times.len(), 4002, "each message has its own log entry");
 }
@@ -563,11 +574,15 @@ async fn long_history_can_be_stopped_and_stores_nothing() {
             }
         }
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     let (response, ()) = tokio::join!(fake.chat(&body, Some("long")), stop);
     assert_eq!(response.status, 409, "{}", response.body);
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     let (_, all) = fake.halo_api("GET", "/conversations", None).await;
-    let turns = all.as_array().expect("a list").iter().map(|known| known["turns"].as_u64().unwrap_or(0));
+    let turns = all
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|conversation| conversation["turns"].as_u64().unwrap_or(0));
     assert_eq!(turns.sum::<u64>(), 0, "nothing was stored");
 }

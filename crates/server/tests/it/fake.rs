@@ -93,12 +93,12 @@ impl Model for FakeModel {
                 ),
             }
         };
-        for (n, piece) in self.tokenizer.tokenize(&text, false)?.iter().enumerate() {
+        for (n, token) in self.tokenizer.tokenize(&text, false)?.iter().enumerate() {
             if n == sampling.max_tokens {
                 return Ok(FinishReason::Length);
             }
             std::thread::sleep(delay);
-            if listen(ModelStep::Token(piece, None)) == StepFlow::Stop {
+            if listen(ModelStep::Token(token, None)) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }
         }
@@ -247,7 +247,7 @@ impl Backend for FakeBackend {
     }
 }
 
-/// A grace period of a week; proofs are beside the store's file.
+/// The grace period is a week; the file of the proofs is beside the store.
 impl ForgetBackend for FakeBackend {
     fn open_reader(&self) -> Result<Option<Box<dyn Store + Send>>, Error> {
         self.store.open().map(Some)

@@ -60,8 +60,8 @@ async fn forget_hides_text_until_it_is_cancelled() {
     assert_eq!(status, 200, "{result}");
     assert_eq!(result["chunks"], json!(["u0.0"]), "{result}");
     assert!(result["due"].as_i64().is_some_and(|due| due > jiff::Timestamp::now().as_millisecond()));
-    assert!(!visible_text(&fake).await.contains(SECRET), "hidden at once");
-    assert!(is_stored(folder.path()), "and not erased yet");
+    assert!(!visible_text(&fake).await.contains(SECRET), "the text is hidden at once");
+    assert!(is_stored(folder.path()), "the text is not erased yet");
     let waiting = pending(&fake).await;
     assert_eq!(
         (waiting.len(), &waiting[0]["chunks"], &waiting[0]["due"]),
@@ -70,7 +70,7 @@ async fn forget_hides_text_until_it_is_cancelled() {
 
     let (status, result) = post(&fake, "forget/cancel", json!({})).await;
     assert_eq!((status, &result), (200, &json!({ "chunks": 1, "memories": 0 })));
-    assert!(visible_text(&fake).await.contains(SECRET), "visible again");
+    assert!(visible_text(&fake).await.contains(SECRET), "the text is visible again");
     assert_eq!(pending(&fake).await.len(), 0);
     // The conversation continues in the same session.
     let body = json!({ "model": "any", "messages": [{ "role": "user", "content": "And coffee?" }] });

@@ -1,4 +1,4 @@
-//! Tests of the HTTP API on a fake model and an in-memory store; all linked once.
+//! Tests of the HTTP API on a fake model and an in-memory store, in one binary.
 
 mod chat;
 mod fake;

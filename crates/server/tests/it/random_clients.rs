@@ -14,7 +14,7 @@ enum ClientAction {
     /// A new chat with a greeting and a first message.
     Begin { greeting: usize, first: usize },
     /// The next message of a chat, with its history in some form.
-    Continue { chat: usize, message: usize, how: SentHistory },
+    Continue { chat: usize, message: usize, form: SentHistory },
     /// Another answer to the last message.
     Regenerate { chat: usize },
     /// The last message is edited.
@@ -39,7 +39,7 @@ enum SentHistory {
 
 fn client_action() -> impl Strategy<Value = ClientAction> {
     let (chat, at, message) = (0..4usize, 0..12usize, 0..24usize);
-    let how = prop_oneof![
+    let form = prop_oneof![
         4 => Just(SentHistory::Full),
         1 => (1..5usize).prop_map(SentHistory::Latest),
         1 => Just(SentHistory::WithoutMiddle),
@@ -49,7 +49,7 @@ fn client_action() -> impl Strategy<Value = ClientAction> {
     ];
     prop_oneof![
         2 => (0..3usize, message.clone()).prop_map(|(greeting, first)| ClientAction::Begin { greeting, first }),
-        6 => (chat.clone(), message.clone(), how).prop_map(|(chat, message, how)| ClientAction::Continue { chat, message, how }),
+        6 => (chat.clone(), message.clone(), form).prop_map(|(chat, message, form)| ClientAction::Continue { chat, message, form }),
         2 => chat.clone().prop_map(|chat| ClientAction::Regenerate { chat }),
         2 => (chat.clone(), message.clone()).prop_map(|(chat, message)| ClientAction::EditLast { chat, message }),
         1 => (chat.clone(), at.clone(), message.clone()).prop_map(|(chat, at, message)| ClientAction::EditAny { chat, at, message }),
@@ -91,13 +91,13 @@ fn apply_action(
             chats.push(chat.clone());
             Some((chats.len() - 1, chat.clone(), chat))
         }
-        ClientAction::Continue { chat, message, how } => {
+        ClientAction::Continue { chat, message, form } => {
             let n = pick(chats, *chat)?;
             let mut history = chats[n].clone();
             history.push(user(*message));
             let mut sent = history.clone();
             let last = sent.len() - 1;
-            match how {
+            match form {
                 SentHistory::Full => {}
                 SentHistory::Latest(most) => drop(sent.drain(..last.saturating_sub(*most))),
                 SentHistory::WithoutMiddle if last > 4 => drop(sent.drain(2..last - 2)),
@@ -172,13 +172,13 @@ fn normalized(text: &str) -> String {
 
 /// All texts of the store (current turns, variants and clients' summaries), and the texts that were lost.
 fn stored_texts(fake: &FakeServer) -> (BTreeSet<String>, Vec<String>) {
-    let mut store = fake.store.open().expect("it opens");
-    let (mut found, mut lost) = (BTreeSet::new(), Vec::new());
-    for known in store.list_conversations().expect("listed") {
-        let name = known.name;
-        let mut timeline = store.load(&name, Access::Read).expect("it opens");
+    let mut store = fake.store.open().expect("the store opens");
+    let (mut texts, mut lost) = (BTreeSet::new(), Vec::new());
+    for conversation in store.list_conversations().expect("listed") {
+        let name = conversation.name;
+        let mut timeline = store.load(&name, Access::Read).expect("the conversation loads");
         let records = |store: &mut dyn Store, kind| -> Vec<Value> {
-            let records = store.records(&name, kind).expect("told");
+            let records = store.records(&name, kind).expect("the records are read");
             records.iter().map(|record| serde_json::from_str(&record.value).expect("JSON")).collect()
         };
         // Nothing but the last exchange is ever replaced.
@@ -198,27 +198,27 @@ fn stored_texts(fake: &FakeServer) -> (BTreeSet<String>, Vec<String>) {
             .flat_map(|v| v["turns"].as_array().cloned().unwrap_or_default())
             .filter_map(|turn| turn.as_u64())
             .collect();
-        found.extend(
+        texts.extend(
             records(&mut *store, RecordKind::ClientSummary)
                 .iter()
-                .filter_map(|a| a["text"].as_str())
+                .filter_map(|summary| summary["text"].as_str())
                 .map(normalized),
         );
         let turns: Vec<TurnId> = timeline.turns().iter().map(|turn| turn.id).collect();
         for turn in turns {
             let unloaded: Vec<ChunkId> =
                 timeline.turn_chunks(turn).filter(|c| !c.is_loaded()).map(|c| c.id()).collect();
-            store.load_bodies(&name, &mut timeline, &unloaded).expect("it is there");
+            store.load_bodies(&name, &mut timeline, &unloaded).expect("the bodies load");
             let text: String = timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect();
             let is_current = timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
             if is_current || variants.contains(&u64::from(turn.0)) {
-                found.insert(normalized(&text));
+                texts.insert(normalized(&text));
             } else if !text.trim().is_empty() {
                 lost.push(format!("turn {} of '{name}': {text}", turn.0));
             }
         }
     }
-    (found, lost)
+    (texts, lost)
 }
 
 async fn run_clients(steps: &[Vec<ClientAction>]) -> Result<usize, TestCaseError> {
@@ -244,13 +244,13 @@ async fn run_clients(steps: &[Vec<ClientAction>]) -> Result<usize, TestCaseError
             history.push(("assistant", answer.text()));
             chats[chat] = history;
         }
-        let (found, deleted) = stored_texts(&fake);
-        let missing: Vec<&String> = acknowledged.iter().filter(|text| !found.contains(*text)).collect();
+        let (stored, lost) = stored_texts(&fake);
+        let missing: Vec<&String> = acknowledged.iter().filter(|text| !stored.contains(*text)).collect();
         prop_assert!(missing.is_empty(), "lost: {missing:?}");
-        prop_assert!(deleted.is_empty(), "deleted and no variant: {deleted:?}");
+        prop_assert!(lost.is_empty(), "deleted and no variant: {lost:?}");
     }
     let app = std::sync::Arc::clone(&fake.app);
-    tokio::task::spawn_blocking(move || app.shutdown()).await.expect("it ends");
+    tokio::task::spawn_blocking(move || app.shutdown()).await.expect("the shutdown ends");
     Ok(requests)
 }
 
@@ -266,12 +266,12 @@ fn align_random_clients_lose_no_message() {
     let requests = std::cell::Cell::new(0);
     // Mostly one action per step; sometimes several at the same time.
     let step = prop_oneof![3 => client_action().prop_map(|action| vec![action]), 1 => prop::collection::vec(client_action(), 2..4)];
-    let done = TestRunner::new_with_rng(config, rng).run(&prop::collection::vec(step, 1..14), |steps| {
+    let result = TestRunner::new_with_rng(config, rng).run(&prop::collection::vec(step, 1..14), |steps| {
         requests.set(requests.get() + runtime.block_on(run_clients(&steps))?);
         Ok(())
     });
     eprintln!("{runs} runs, {} requests", requests.get());
-    if let Err(e) = done {
+    if let Err(e) = result {
         panic!("{e}");
     }
 }

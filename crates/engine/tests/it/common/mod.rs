@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers of the tests of this crate.
 
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
@@ -10,7 +10,7 @@ use halo_engine::rules::{ConversationRules, ResurrectBrightness};
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 
-/// Rules for small windows.
+/// Conversation rules for a small window.
 pub fn test_rules(max_tokens: usize) -> ConversationRules {
     ConversationRules {
         context: halo_core::rules::ContextRules {

@@ -24,7 +24,7 @@ pub fn model_path() -> PathBuf {
 pub fn weights() -> Arc<ModelWeights> {
     static WEIGHTS: LazyLock<Arc<ModelWeights>> = LazyLock::new(|| {
         let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
-        Arc::new(ModelWeights::load(&model_path(), layers.unwrap_or(0)).expect("it loads"))
+        Arc::new(ModelWeights::load(&model_path(), layers.unwrap_or(0)).expect("the model loads"))
     });
     Arc::clone(&WEIGHTS)
 }
@@ -91,7 +91,7 @@ pub fn decode_from(
     window: &[WindowToken],
     from: usize,
 ) -> Result<ReducedAttention, KvCacheError> {
-    let keys = token_keys(window).expect("in order");
+    let keys = token_keys(window).expect("the window is in order");
     let tokens: Vec<_> = (from..window.len())
         .map(|n| (keys[n], window[n].id.0.cast_signed(), window[n].chunk_start))
         .collect();
