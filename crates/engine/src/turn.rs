@@ -99,6 +99,8 @@ impl<'a> TurnRunner<'a> {
             TurnInput::Message(text) => text,
             TurnInput::EditLast(text, author) => {
                 check_not_empty(&text)?;
+                // A refused message must not replace the last one.
+                self.check_message_fits(&text)?;
                 retract_last_message(self.parts, author)?;
                 self.progress.announce(REPLACED);
                 text
@@ -140,6 +142,12 @@ impl<'a> TurnRunner<'a> {
     }
 
     fn retract_last_answer(&mut self, author: EditAuthor) -> Result<(), Error> {
+        // Checked first: an answer to nothing, such as a greeting, must not be deleted.
+        let answered =
+            self.parts.conversation.turns_latest_first().find(|(_, role)| *role != Role::Assistant);
+        if !matches!(answered, Some((_, Role::User))) {
+            return Err(Error::conflict("regenerating the answer", "there is no message to answer"));
+        }
         let turns = self.parts.conversation.turns_latest_first();
         let answers: Vec<TurnId> =
             turns.take_while(|(_, role)| *role == Role::Assistant).map(|(turn, _)| turn).collect();
@@ -151,10 +159,7 @@ impl<'a> TurnRunner<'a> {
             move_to_variant(self.parts, &answers, reason)?;
             self.progress.announce(REPLACED);
         }
-        match self.last_turn() {
-            Some((_, Role::User)) => Ok(()),
-            _ => Err(Error::conflict("regenerating the answer", "there is no message to answer")),
-        }
+        Ok(())
     }
 
     fn find_last_message(&mut self) -> Result<AnsweredMessage, Error> {
@@ -167,6 +172,25 @@ impl<'a> TurnRunner<'a> {
 
     fn last_turn(&self) -> Option<(TurnId, Role)> {
         self.parts.conversation.turns_latest_first().next()
+    }
+
+    /// Whether a message fits into the context at all, with the system prompt and its answer.
+    fn check_message_fits(&mut self, text: &str) -> Result<(), Error> {
+        let model = &mut self.parts.model;
+        let message = model.tokenize_message(Role::User, text, None, None)?.len();
+        let header = model.answer_header_tokens()?.len();
+        let (context, system) = (model.info().context, model.system_tokens.len());
+        let answer = self.parts.rules.sampling.max_tokens;
+        let needed = system + message + header + answer;
+        if needed > context {
+            let message = format!(
+                "context length exceeded: {needed} tokens do not fit in {context}: {} of the message, {system} of the system \
+                 prompt, and up to {answer} of the answer; shorten the message or raise model.context",
+                message + header
+            );
+            return Err(Error::context_length_exceeded("editing the last message", message));
+        }
+        Ok(())
     }
 
     /// Prunes early where a message of that many tokens and its answer do not fit: to the budget that holds at the end of a
