@@ -124,8 +124,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         };
         let bytes = bytes.map_err(unreadable)?;
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
-        let value = T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
-        value.map(Self).map_err(|e| ErrorResponse::bad_request(format!("invalid JSON body: {e}")))
+        let invalid = |e: String| ErrorResponse::bad_request(format!("invalid JSON body: {e}"));
+        // The error of serde_json itself does not name the field.
+        let value =
+            serde_path_to_error::deserialize(&mut deserializer).map_err(|e| invalid(e.to_string()))?;
+        deserializer.end().map_err(|e| invalid(e.to_string()))?;
+        Ok(Self(value))
     }
 }
 
