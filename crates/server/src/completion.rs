@@ -4,7 +4,6 @@ use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::stop_sequences::StopSequenceFilter;
 use axum::http::StatusCode;
-use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, WindowToken};
 use halo_core::token::{Role, TokenId};
@@ -85,7 +84,7 @@ pub(crate) fn complete(
         if stop_flag.load(Ordering::SeqCst) { StepFlow::Stop } else { flow }
     });
     app.metrics.record_generated_tokens(tokens);
-    result.map_err(|e: Error| ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))
+    Ok(result?)
 }
 
 /// A prompt needs at least one token, and room for one more.
