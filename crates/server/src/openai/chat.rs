@@ -190,17 +190,17 @@ fn submit_chat_turn(
         });
         // Open pages show the messages that the client has sent.
         context.announce_change(ChangeAction::MessagesAppended, Vec::new());
-        let result = synced
-            .and_then(|()| run_chat_turn(session, context, name, &request, &plan, &mut on_progress))
-            .map_err(ErrorResponse::from);
-        if let Ok(ChatTurnResult { summary, text, .. }) = &result {
-            app.metrics.record_turn(&Ok(summary.clone()));
-            if let Err(e) = session.store_answer_key(summary.turn, text) {
-                tracing::warn!("the conversation may not be found by its history: {e}");
-            }
+        let result =
+            synced.and_then(|()| run_chat_turn(session, context, name, &request, &plan, &mut on_progress));
+        let recorded = result.as_ref().map(|result| result.summary.clone()).map_err(Error::clone);
+        app.metrics.record_turn(&recorded);
+        if let Ok(ChatTurnResult { summary, text, .. }) = &result
+            && let Err(e) = session.store_answer_key(summary.turn, text)
+        {
+            tracing::warn!("the conversation may not be found by its history: {e}");
         }
         drop(in_flight);
-        on_end(result);
+        on_end(result.map_err(ErrorResponse::from));
     };
     Ok(handle.submit(job)?)
 }
