@@ -74,7 +74,7 @@ async fn send_message(
 
 /// Generates another answer to the last message
 #[utoipa::path(post, path = "/conversations/{name}/regenerate", params(("name" = String, Path)),
-    responses((status = 202, body = ApiTurnAccepted), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+    responses((status = 202, body = ApiTurnAccepted), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn regenerate(
     State(app): State<Arc<App>>,
     PathParams(name): PathParams<String>,

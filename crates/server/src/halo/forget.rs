@@ -32,6 +32,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// What to forget: chunks and turns, text that contains words, or everything.
 #[derive(Deserialize, ToSchema)]
+#[schema(as = ForgetRequest)]
 #[serde(deny_unknown_fields)]
 struct ApiForgetRequest {
     /// Chunks, such as `u4.0`.
@@ -53,6 +54,7 @@ struct ApiForgetRequest {
 
 /// What a request has forgotten, or will forget.
 #[derive(Serialize, ToSchema)]
+#[schema(as = ForgetResult)]
 struct ApiForgetResult {
     chunks: Vec<String>,
     /// Memories that contain the words, or may mention the chunks.
@@ -66,6 +68,7 @@ struct ApiForgetResult {
 
 /// Text that is hidden, and erased at the end of its grace period.
 #[derive(Serialize, ToSchema)]
+#[schema(as = PendingForget)]
 struct ApiPendingForget {
     /// When it is erased, in milliseconds since 1970.
     due: i64,
@@ -77,6 +80,7 @@ struct ApiPendingForget {
 
 /// What to keep after all; nothing selected: everything that is pending.
 #[derive(Deserialize, ToSchema)]
+#[schema(as = ForgetCancelRequest)]
 #[serde(deny_unknown_fields)]
 struct ApiForgetCancelRequest {
     /// Chunks, such as `u4.0`.
@@ -89,6 +93,7 @@ struct ApiForgetCancelRequest {
 
 /// How much is kept after all.
 #[derive(Serialize, ToSchema)]
+#[schema(as = ForgetCancelResult)]
 struct ApiForgetCancelResult {
     chunks: usize,
     memories: usize,

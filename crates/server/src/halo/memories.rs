@@ -72,6 +72,7 @@ struct ApiMemoryUpdate {
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct MemoriesQuery {
     /// Only memories that match this query
     q: Option<String>,
@@ -130,7 +131,7 @@ async fn update_memory(
 
 /// Deletes a memory; the messages of its range stay
 #[utoipa::path(delete, path = "/conversations/{name}/memories/{memory}", params(("name" = String, Path), ("memory" = u64, Path)),
-    responses((status = 204), (status = 404, body = ApiError)))]
+    responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn delete_memory(
     State(app): State<Arc<App>>,
     PathParams((name, memory)): PathParams<(String, u64)>,

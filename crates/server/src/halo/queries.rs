@@ -181,6 +181,7 @@ fn chunks_with_text(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct GraveyardQuery {
     /// Only chunks that match these words or their meaning, the best match first
     #[serde(default)]
@@ -273,6 +274,7 @@ fn chunks_with_reason(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct DeletedQuery {
     /// How many chunks to skip
     #[serde(default)]
@@ -332,6 +334,7 @@ async fn list_variants(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct ApiSearchQuery {
     /// Words or their meaning
     q: String,

@@ -57,6 +57,7 @@ async fn get_status(State(app): State<Arc<App>>) -> Json<ApiStatus> {
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct EventsQuery {
     /// Only events of this conversation
     conversation: Option<String>,

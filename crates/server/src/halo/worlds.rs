@@ -173,6 +173,7 @@ async fn delete_world(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct RoomMessagesQuery {
     /// Only messages before this id
     before: Option<u64>,
@@ -180,7 +181,7 @@ struct RoomMessagesQuery {
 
 /// Messages of a room, 100 at a time: the latest, or those before one
 #[utoipa::path(get, path = "/worlds/{world}/rooms/{room}/messages", params(("world" = String, Path), ("room" = u32, Path), RoomMessagesQuery),
-    responses((status = 200, body = Vec<ApiRoomMessage>), (status = 404, body = ApiError)))]
+    responses((status = 200, body = Vec<ApiRoomMessage>), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn list_room_messages(
     State(app): State<Arc<App>>,
     PathParams((name, room)): PathParams<(String, u32)>,
@@ -207,6 +208,7 @@ async fn list_room_messages(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 struct HudQuery {
     /// json, compact_json, toon or toon_positional; none: the format of the agent
     format: Option<String>,
