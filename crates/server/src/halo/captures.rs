@@ -4,7 +4,7 @@
 #![allow(unused_qualifications)]
 
 use crate::app::App;
-use crate::backend::AttentionCapture;
+use crate::backend::{AttentionCapture, CaptureSegment};
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
 use crate::session_job::run_in_session;
 use axum::Json;
@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use halo_core::store::RecordKind;
 use halo_engine::event::ChangeAction;
+use halo_engine::forget::pending as pending_forget;
 use halo_engine::recorder::RecorderPurpose;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -104,7 +105,13 @@ async fn get_capture(
         let record = records.into_iter().find(|record| capture_id(&record.key) == capture);
         let record =
             record.ok_or_else(|| ErrorResponse::not_found(format!("there is no capture '{capture}'")))?;
-        Ok(Json(app.backend.read_capture(&record.key)?))
+        let mut capture = app.backend.read_capture(&record.key)?;
+        // Text that is pending deletion is hidden everywhere.
+        let pending = app.with_reader(|store| pending_forget::pending_chunks(store, &name))?;
+        let is_pending =
+            |segment: &&mut CaptureSegment| pending.keys().any(|id| id.to_string() == segment.chunk);
+        capture.segments.iter_mut().filter(is_pending).for_each(|segment| segment.text.clear());
+        Ok(Json(capture))
     })
     .await
 }

@@ -416,7 +416,8 @@ async fn get_context_at_turn(
             Ok((store.load_as_of(&name, TurnId(turn))?, pending_forget::pending_chunks(store, &name)?))
         })?;
         let is_live_now = |id: ChunkId| state.timeline.chunk(id).is_some_and(|chunk| chunk.is_live());
-        let removed = then.live_chunks().map(|chunk| chunk.id()).filter(|id| !is_live_now(*id));
+        let removed = then.live_chunks().map(|chunk| chunk.id());
+        let removed = removed.filter(|id| !is_live_now(*id) && !pending.contains_key(id));
         Ok(Json(ApiContextAtTurn {
             turn,
             live: then.live_len() + state.system_tokens.len(),
