@@ -1,21 +1,25 @@
-//! A server on test doubles: a scripted model, and a store in memory or in a file. Requests go through the real routes, without a
-//! socket.
+//! A server on test doubles: a scripted model, a store in memory or in a file, settings in memory, and a recorder of captures.
+//! Requests go through the real routes, without a socket.
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::http::{HeaderMap, Request, Response};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::chunker::ChunkSize;
+use halo_core::context_window::ContextWindow;
 use halo_core::embedder::Embedder;
-use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
+use halo_core::model::{
+    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
+    StepFlow,
+};
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::row_store::RowStore;
 use halo_core::store::{EraseStore, Store};
-use halo_core::testing::doubles::{InMemoryStore, ScriptedModel};
+use halo_core::testing::doubles::{HashEmbedder, InMemoryStore, ScriptedModel};
 use halo_core::testing::shared_store::SharedStore;
-use halo_core::token::TokenId;
+use halo_core::token::{TokenId, TurnId};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
 use halo_engine::forget::ForgetBackend;
@@ -24,17 +28,19 @@ use halo_engine::rules::{ConversationRules, ResurrectBrightness};
 use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
-use halo_server::{App, AttentionCapture, Backend, ModelDetails, ServerLimits, Setting, routes};
+use halo_server::{
+    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting, routes,
+};
 use halo_store::database::{Database, StoreLocation};
-use halo_worlds::agent_model::AgentModel;
-use halo_worlds::prompts::WorldPrompts;
+use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
+use halo_worlds::prompts::{PromptSection, WorldPrompts};
 use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tower::ServiceExt;
 
@@ -53,12 +59,20 @@ pub struct FakeScript {
     pub token_delay: Duration,
     /// The prompts of all answers, as text.
     pub windows: Vec<String>,
+    /// The sampling parameters of all answers.
+    pub samplings: Vec<Sampling>,
 }
 
 pub enum FakeAnswer {
     Text(String),
-    FailAfter(String),
+    FailAfter(String, Error),
 }
+
+/// The tokens that the model can turn back into text: the ids of all others are hashes of their texts.
+pub const KNOWN_TOKENS: [&str; 5] = ["Once", " upon", " a", " time", SPECIAL_TOKEN];
+
+/// A control token, which clients do not see.
+pub const SPECIAL_TOKEN: &str = "<|end|>";
 
 impl Model for FakeModel {
     fn info(&self) -> &ModelInfo {
@@ -69,43 +83,66 @@ impl Model for FakeModel {
         self.tokenizer.tokenize(text, special)
     }
 
+    fn detokenize(&mut self, ids: &[TokenId]) -> Result<String, Error> {
+        let text = |id: &TokenId| {
+            let known = KNOWN_TOKENS.into_iter().find(|text| self.token_id(text) == *id);
+            known.ok_or_else(|| Error::invalid_input("detokenizing", format!("there is no token {}", id.0)))
+        };
+        ids.iter().map(text).collect()
+    }
+
     fn generate(
         &mut self,
         prompt: &Prompt<'_>,
         sampling: &Sampling,
-        _: &AttentionRequest,
+        watch: &AttentionRequest,
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
-        let (text, fails, delay) = {
+        let (text, failure, delay) = {
             let mut script = self.script.lock().expect("the lock is not poisoned");
             let messages = (prompt.messages)();
             script
                 .windows
                 .push(messages.iter().map(|m| format!("{}: {}\n", m.role.name(), m.text)).collect());
+            script.samplings.push(sampling.clone());
             script.answers_given += 1;
             match script.answers.pop_front() {
-                Some(FakeAnswer::Text(text)) => (text, false, script.token_delay),
-                Some(FakeAnswer::FailAfter(text)) => (text, true, script.token_delay),
-                None => (
-                    format!("answer number {} of this model", script.answers_given),
-                    false,
-                    script.token_delay,
-                ),
+                Some(FakeAnswer::Text(text)) => (text, None, script.token_delay),
+                Some(FakeAnswer::FailAfter(text, error)) => (text, Some(error), script.token_delay),
+                None => {
+                    let text = format!("answer number {} of this model", script.answers_given);
+                    (text, None, script.token_delay)
+                }
             }
         };
+        let stats = CacheStats { prefilled: prompt.window.len(), ..CacheStats::default() };
+        listen(ModelStep::PrefillDone(stats));
+        let mut so_far = String::new();
         for (n, token) in self.tokenizer.tokenize(&text, false)?.iter().enumerate() {
             if n == sampling.max_tokens {
                 return Ok(FinishReason::Length);
             }
             std::thread::sleep(delay);
-            if listen(ModelStep::Token(token, None)) == StepFlow::Stop {
+            let slots = prompt.window.len() + n;
+            let row = vec![1.0 / slots as f32; slots];
+            let row = watch.answer.then(|| AttentionRow::from_mean(&row));
+            if listen(ModelStep::Token(token, row)) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }
+            so_far.push_str(&token.text);
+            if sampling.stop.iter().any(|stop| so_far.ends_with(stop.as_str())) {
+                return Ok(FinishReason::StopSequence);
+            }
         }
-        match fails {
-            true => Err(Error::internal("generating", "the model broke down")),
-            false => Ok(FinishReason::EndOfText),
-        }
+        failure.map_or(Ok(FinishReason::EndOfText), Err)
+    }
+}
+
+impl FakeModel {
+    /// The id of a text that is one token.
+    pub fn token_id(&self, text: &str) -> TokenId {
+        let tokens = self.tokenizer.clone().tokenize(text, true);
+        tokens.expect("the tokenizer does not fail")[0].id
     }
 }
 
@@ -122,17 +159,158 @@ impl TestStore {
             TestStore::File(location) => Box::new(Database::open(location)?),
         })
     }
+
+    /// The database, if the store is in a file.
+    pub fn open_database(&self) -> Result<Database, Error> {
+        match self {
+            TestStore::File(location) => Database::open(location),
+            TestStore::Memory(_) => unsupported(),
+        }
+    }
+}
+
+/// What a server is built from; the default is a store in memory.
+#[derive(Clone)]
+pub struct FakeOptions {
+    pub store: TestStore,
+    /// The maximum number of tokens in a context window.
+    pub context: usize,
+    pub limits: ServerLimits,
+    /// Whether there is an embedder.
+    pub embedder: bool,
+    /// Whether the answers of conversations come with their attention.
+    pub attention: bool,
+    /// The number of tokens in the vocabulary of the model; 0 if it is unknown.
+    pub vocab_size: usize,
+    pub captures: FakeCaptures,
+}
+
+impl Default for FakeOptions {
+    fn default() -> Self {
+        Self {
+            store: TestStore::Memory(SharedStore::new(InMemoryStore::default())),
+            context: 400,
+            limits: ServerLimits::default(),
+            embedder: false,
+            attention: false,
+            vocab_size: 0,
+            captures: FakeCaptures::default(),
+        }
+    }
+}
+
+impl FakeOptions {
+    /// A store in a file of a folder: worlds and forgetting need one.
+    pub fn in_folder(folder: &Path) -> Self {
+        let location = StoreLocation::Sqlite(folder.join("halo.db"));
+        Self { store: TestStore::File(location), ..Self::default() }
+    }
 }
 
 pub struct FakeBackend {
-    pub model: FakeModel,
-    pub store: TestStore,
-    pub context: usize,
+    model: FakeModel,
+    options: FakeOptions,
+    /// The values of the settings file.
+    saved_settings: Mutex<BTreeMap<String, String>>,
+}
+
+/// Captures by their path. Clones share them.
+#[derive(Clone, Default)]
+pub struct FakeCaptures(Arc<Mutex<BTreeMap<String, AttentionCapture>>>);
+
+impl FakeCaptures {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, AttentionCapture>> {
+        self.0.lock().expect("the lock is not poisoned")
+    }
+
+    pub fn copy(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.lock().clone())))
+    }
+
+    /// Loses all captures, as when their folder is deleted.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+}
+
+/// Stores the answers of a conversation as captures.
+struct FakeRecorder {
+    folder: String,
+    captures: FakeCaptures,
+    turn: TurnId,
+    /// The number of slots of each segment except the answer, which has the rest.
+    slots: Vec<usize>,
+    capture: AttentionCapture,
+}
+
+impl AnswerRecorder for FakeRecorder {
+    fn begin_answer(
+        &mut self,
+        turn: TurnId,
+        system: &[ModelToken],
+        window: ContextWindow<'_>,
+    ) -> Result<(), Error> {
+        let segment = |chunk: String, text: String| CaptureSegment { chunk, text };
+        let prompt = system.iter().map(|token| token.text.as_str()).collect();
+        let mut segments = vec![segment(String::new(), prompt)];
+        let mut slots = vec![system.len()];
+        for chunk in window.chunks() {
+            segments.push(segment(chunk.id().to_string(), chunk.text().into_owned()));
+            slots.push(chunk.live_len());
+        }
+        segments.push(segment(String::new(), String::new()));
+        (self.turn, self.slots) = (turn, slots);
+        self.capture = AttentionCapture { segments, steps: Vec::new() };
+        Ok(())
+    }
+
+    fn record_token(&mut self, token: &ModelToken, row: Option<&[f32]>) -> Result<(), Error> {
+        let shares = row.map(|row| {
+            let (mut rest, mut shares) = (row, Vec::new());
+            for &slots in &self.slots {
+                let (segment, after) = rest.split_at(slots.min(rest.len()));
+                shares.push(segment.iter().sum());
+                rest = after;
+            }
+            shares.push(rest.iter().sum());
+            shares
+        });
+        if let Some(answer) = self.capture.segments.last_mut() {
+            answer.text.push_str(&token.text);
+        }
+        let step = CaptureStep { text: token.text.clone(), shares: shares.unwrap_or_default() };
+        self.capture.steps.push(step);
+        Ok(())
+    }
+
+    fn end_answer(&mut self) -> Result<Option<(String, String)>, Error> {
+        let path = format!("{}/{}", self.folder, self.turn.0);
+        let description = serde_json::json!({
+            "turn": self.turn.0, "steps": self.capture.steps.len(), "model": "scripted",
+        });
+        self.captures.lock().insert(path.clone(), std::mem::take(&mut self.capture));
+        Ok(Some((path, description.to_string())))
+    }
 }
 
 fn unsupported<T>() -> Result<T, Error> {
     Err(Error::invalid_input("using the backend", "this test has no such part"))
 }
+
+/// The address of a model that a world of a client may use.
+pub const ALLOWED_WORLD_MODEL: &str = "http://127.0.0.1:9/allowed";
+
+/// Two agents; Ben is in Ada's room, which has a message.
+const EXAMPLE_WORLD: &str = r#"{
+    "agents": [
+        { "name": "Ada", "seed": "A gardener who knows every plant." },
+        { "name": "Ben", "type": "bot", "role": "Keeps the weather log.", "knowledge": { "sky": "grey" } }
+    ],
+    "rooms": [{
+        "owner": "Ada", "members": ["Ben"], "billboard": "The garden", "keys": ["rose"],
+        "messages": [{ "sender": "Ada", "content": "The roses are out." }]
+    }]
+}"#;
 
 impl Backend for FakeBackend {
     fn model(&self) -> Result<Box<dyn Model + Send>, Error> {
@@ -144,36 +322,53 @@ impl Backend for FakeBackend {
     }
 
     fn model_details(&self) -> ModelDetails {
-        ModelDetails::default()
+        ModelDetails {
+            vocab_size: self.options.vocab_size,
+            layers: 2,
+            heads: 4,
+            trained_context: 4096,
+            eos: 7,
+            ..ModelDetails::default()
+        }
     }
 
-    fn is_special_token(&self, _: TokenId) -> bool {
-        false
+    fn is_special_token(&self, id: TokenId) -> bool {
+        id == self.model.token_id(SPECIAL_TOKEN)
     }
 
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error> {
-        self.store.open()
+        self.options.store.open()
     }
 
     fn embedder(&self) -> Option<Box<dyn Embedder + Send>> {
-        None
+        self.options.embedder.then(|| Box::new(HashEmbedder) as Box<dyn Embedder + Send>)
     }
 
     fn rules(&self) -> ConversationRules {
+        let context = self.options.context;
+        let watch = match self.options.attention {
+            true => AttentionRequest::default(),
+            false => AttentionRequest::none(),
+        };
+        let max_tokens = self.saved_setting(MAX_TOKENS_SETTING).and_then(|value| value.parse().ok());
         ConversationRules {
             context: halo_core::rules::ContextRules {
                 strategy: ScoringStrategy::Magnitude(MagnitudeRules::default()),
                 chunks: ChunkSize { min: 2, max: 64 },
                 policy: PrunePolicy::Brightness { rank: RankBy::Top4, ties: TieBreak::Dimmer },
-                max_tokens: self.context,
+                max_tokens: context,
                 sinks: 0,
                 recent: 0,
                 fill: true,
                 trace_interval: 0,
             },
-            reserved_tokens: self.context / 4,
-            watch: AttentionRequest::none(),
-            sampling: Sampling { max_tokens: 32, temperature: 0.0, ..Sampling::default() },
+            reserved_tokens: context / 4,
+            watch,
+            sampling: Sampling {
+                max_tokens: max_tokens.unwrap_or(32),
+                temperature: 0.0,
+                ..Sampling::default()
+            },
             recall: SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 32 },
             resurrect_brightness: ResurrectBrightness::Previous,
             preview_tokens: 0,
@@ -187,51 +382,86 @@ impl Backend for FakeBackend {
     }
 
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error> {
-        Session::open(self.store.open()?, self.model()?, None, name, self.rules(), progress)
+        Session::open(
+            self.options.store.open()?,
+            self.model()?,
+            self.embedder(),
+            name,
+            self.rules(),
+            progress,
+        )
     }
 
     fn open_session_read_only(&self, name: &str) -> Result<Session, Error> {
-        Session::open_read_only(self.store.open()?, self.model()?, None, name, self.rules())
+        Session::open_read_only(
+            self.options.store.open()?,
+            self.model()?,
+            self.embedder(),
+            name,
+            self.rules(),
+        )
     }
 
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
-        branch::create_branch(&mut *self.store.open()?, from, to, at)
+        branch::create_branch(&mut *self.options.store.open()?, from, to, at)
     }
 
-    fn capture_recorder(&self, _: &str) -> Result<Box<dyn AnswerRecorder>, Error> {
-        unsupported()
+    fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error> {
+        Ok(Box::new(FakeRecorder {
+            folder: folder.to_owned(),
+            captures: self.options.captures.clone(),
+            turn: TurnId(0),
+            slots: Vec::new(),
+            capture: AttentionCapture::default(),
+        }))
     }
 
-    fn read_capture(&self, _: &str) -> Result<AttentionCapture, Error> {
-        unsupported()
+    fn read_capture(&self, path: &str) -> Result<AttentionCapture, Error> {
+        let capture = self.options.captures.lock().get(path).cloned();
+        capture.ok_or_else(|| Error::invalid_input("reading the capture", format!("{path} is not there")))
     }
 
     fn open_worlds(&self) -> Result<Box<dyn RowStore + Send>, Error> {
-        unsupported()
+        Ok(Box::new(self.options.store.open_database()?))
     }
 
-    fn delete_world(&self, _: &str) -> Result<(), Error> {
-        unsupported()
+    fn delete_world(&self, world: &str) -> Result<(), Error> {
+        self.options.store.open_database()?.delete_namespace(world)
     }
 
-    fn is_world_model_allowed(&self, _: &str) -> bool {
-        false
+    fn is_world_model_allowed(&self, address: &str) -> bool {
+        address == ALLOWED_WORLD_MODEL
     }
 
-    fn agent_models(&self, _: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
-        unsupported()
+    fn agent_models(&self, models: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
+        let agent_model = |model: &WorldModelRef| {
+            let counter = Arc::new(ModelTokenCounter::new(self.model()?));
+            let sampling = Sampling { max_tokens: 200, ..Sampling::default() };
+            Ok((model.name.clone(), AgentModel::new(self.model()?, counter, sampling, false)))
+        };
+        models.iter().map(agent_model).collect()
     }
 
     fn agent_prompts(&self) -> Result<WorldPrompts, Error> {
-        unsupported()
+        Ok(WorldPrompts {
+            directives: vec![PromptSection {
+                title: String::new(),
+                text: "Answer in JSON.".into(),
+                optional: false,
+            }],
+            technical: Vec::new(),
+            persona: Vec::new(),
+            bot: Vec::new(),
+        })
     }
 
-    fn parse_world_file(&self, _: &str) -> Result<WorldFile, Error> {
-        unsupported()
+    /// JSON instead of TOML: the parser belongs to the program, not to the server.
+    fn parse_world_file(&self, text: &str) -> Result<WorldFile, Error> {
+        serde_json::from_str(text).map_err(|e| Error::invalid_input("reading the world", e.to_string()))
     }
 
     fn example_world(&self) -> &str {
-        ""
+        EXAMPLE_WORLD
     }
 
     fn forget_backend(&self) -> &dyn ForgetBackend {
@@ -239,29 +469,61 @@ impl Backend for FakeBackend {
     }
 
     fn settings(&self) -> Vec<Setting> {
-        Vec::new()
+        let setting = |(key, default): (&str, &str)| {
+            let saved = self.saved_setting(key);
+            Setting {
+                key: key.to_owned(),
+                about: format!("The setting {key}"),
+                allowed: "1 to 1000".to_owned(),
+                choices: Vec::new(),
+                default: default.to_owned(),
+                origin: if saved.is_some() { "settings file" } else { "default" }.to_owned(),
+                value: saved.unwrap_or_else(|| default.to_owned()),
+                read_only: key == READ_ONLY_SETTING,
+                needs_restart: key.starts_with("model."),
+            }
+        };
+        [(MAX_TOKENS_SETTING, "32"), (READ_ONLY_SETTING, "8192")].map(setting).into()
     }
 
-    fn save_setting(&self, _: &str, _: Option<&str>) -> Result<(), Error> {
-        unsupported()
+    fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
+        let invalid = |message: String| Err(Error::invalid_input("setting", message));
+        if key == READ_ONLY_SETTING {
+            return invalid(format!("{key} was set on the command line"));
+        }
+        let mut saved = self.saved_settings.lock().expect("the lock is not poisoned");
+        match value {
+            None => drop(saved.remove(key)),
+            Some(value) if value.parse().is_ok_and(|n: usize| (1..=1000).contains(&n)) => {
+                saved.insert(key.to_owned(), value.to_owned());
+            }
+            Some(value) => return invalid(format!("{key} is '{value}'; it must be from 1 to 1000")),
+        }
+        Ok(())
+    }
+}
+
+pub const MAX_TOKENS_SETTING: &str = "generation.max_tokens";
+pub const READ_ONLY_SETTING: &str = "model.context";
+
+impl FakeBackend {
+    fn saved_setting(&self, key: &str) -> Option<String> {
+        self.saved_settings.lock().expect("the lock is not poisoned").get(key).cloned()
     }
 }
 
 /// The grace period is a week; the file of the proofs is beside the store.
 impl ForgetBackend for FakeBackend {
     fn open_reader(&self) -> Result<Option<Box<dyn Store + Send>>, Error> {
-        self.store.open().map(Some)
+        self.options.store.open().map(Some)
     }
 
     fn open_writer(&self) -> Result<Box<dyn EraseStore + Send>, Error> {
-        match &self.store {
-            TestStore::File(location) => Ok(Box::new(Database::open(location)?)),
-            TestStore::Memory(_) => unsupported(),
-        }
+        Ok(Box::new(self.options.store.open_database()?))
     }
 
     fn data_dir(&self) -> Result<PathBuf, Error> {
-        match &self.store {
+        match &self.options.store {
             TestStore::File(StoreLocation::Sqlite(path)) => Ok(path.with_file_name("")),
             _ => unsupported(),
         }
@@ -275,7 +537,8 @@ impl ForgetBackend for FakeBackend {
         Ok(())
     }
 
-    fn delete_capture(&self, _: &str) -> Result<(), Error> {
+    fn delete_capture(&self, folder: &str) -> Result<(), Error> {
+        self.options.captures.lock().remove(folder);
         Ok(())
     }
 }
@@ -284,8 +547,32 @@ impl ForgetBackend for FakeBackend {
 pub struct FakeServer {
     pub app: Arc<App>,
     pub store: TestStore,
+    pub model: FakeModel,
     script: Arc<Mutex<FakeScript>>,
     router: Router,
+}
+
+/// A response with its whole body; of an endless stream of events, the first.
+pub struct FakeResponse {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub bytes: Vec<u8>,
+}
+
+impl FakeResponse {
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    /// The body; null if it is not JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or_default()
+    }
+
+    /// The value of a header; empty if it is missing.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
 }
 
 pub struct FakeChatResponse {
@@ -303,19 +590,29 @@ impl FakeChatResponse {
 
 impl FakeServer {
     pub fn new(store: TestStore, context: usize, limits: ServerLimits) -> Self {
+        Self::with_options(FakeOptions { store, context, limits, ..FakeOptions::default() })
+    }
+
+    pub fn with_options(options: FakeOptions) -> Self {
         let tokenizer = ScriptedModel::new(8192, Vec::new());
         let script: Arc<Mutex<FakeScript>> = Arc::default();
         let model = FakeModel { info: tokenizer.info().clone(), tokenizer, script: Arc::clone(&script) };
-        let app = App::new(Arc::new(FakeBackend { model, store: store.clone(), context }), limits, None);
+        let (store, limits) = (options.store.clone(), options.limits.clone());
+        let backend = FakeBackend { model: model.clone(), options, saved_settings: Mutex::default() };
+        let app = App::new(Arc::new(backend), limits, None);
         let router = routes(&app);
-        Self { app, store, script, router }
+        Self { app, store, model, script, router }
+    }
+
+    pub fn with_limits(limits: ServerLimits) -> Self {
+        Self::with_options(FakeOptions { limits, ..FakeOptions::default() })
     }
 
     pub fn in_memory() -> Self {
-        Self::new(TestStore::Memory(SharedStore::new(InMemoryStore::default())), 400, ServerLimits::default())
+        Self::with_options(FakeOptions::default())
     }
 
-    pub fn script(&self) -> std::sync::MutexGuard<'_, FakeScript> {
+    pub fn script(&self) -> MutexGuard<'_, FakeScript> {
         self.script.lock().expect("the lock is not poisoned")
     }
 
@@ -325,7 +622,11 @@ impl FakeServer {
 
     /// The next answer fails after this text.
     pub fn script_failure_after(&self, text: &str) {
-        self.script().answers.push_back(FakeAnswer::FailAfter(text.to_owned()));
+        self.script_error_after(text, Error::internal("generating", "the model broke down"));
+    }
+
+    pub fn script_error_after(&self, text: &str, error: Error) {
+        self.script().answers.push_back(FakeAnswer::FailAfter(text.to_owned(), error));
     }
 
     pub async fn send(&self, request: Request<Body>) -> Response<Body> {
@@ -344,6 +645,41 @@ impl FakeServer {
         }
         let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
         request.body(body).expect("a request")
+    }
+
+    pub async fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> FakeResponse {
+        let mut request = Request::builder().method(method).uri(path);
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            request = request.header("host", "localhost");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = self.send(request.body(body.into()).expect("a request")).await;
+        let (head, mut body) = response.into_parts();
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            bytes.extend_from_slice(frame.expect("a frame").data_ref().map_or(&[], |data| data));
+            // The stream of events never ends.
+            if path.starts_with("/api/halo/v1/events") {
+                break;
+            }
+        }
+        FakeResponse { status: head.status.as_u16(), headers: head.headers, bytes }
+    }
+
+    pub async fn get(&self, path: &str) -> FakeResponse {
+        self.request("GET", path, &[], Body::empty()).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> FakeResponse {
+        self.request("POST", path, &[], body.to_string()).await
     }
 
     /// A chat request without streaming.
@@ -376,10 +712,8 @@ impl FakeServer {
 
     /// A request to Halo's own API.
     pub async fn halo_api(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
-        let response =
-            self.send(Self::build_request(method, &format!("/api/halo/v1{path}"), body, None)).await;
-        let status = response.status().as_u16();
-        let bytes = response.into_body().collect().await.expect("a body").to_bytes();
-        (status, serde_json::from_slice(&bytes).unwrap_or_default())
+        let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
+        let response = self.request(method, &format!("/api/halo/v1{path}"), &[], body).await;
+        (response.status, response.json())
     }
 }

@@ -2,5 +2,9 @@
 
 mod chat;
 mod fake;
+mod fixture;
 mod forget;
 mod random_clients;
+mod routes_conversations;
+mod routes_halo;
+mod routes_worlds;
