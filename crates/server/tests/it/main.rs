@@ -7,4 +7,6 @@ mod forget;
 mod random_clients;
 mod routes_conversations;
 mod routes_halo;
+mod routes_kobold;
+mod routes_openai;
 mod routes_worlds;

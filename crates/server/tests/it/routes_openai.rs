@@ -1,0 +1,424 @@
+//! OpenAI's API: chat, completions, embeddings and models, their parameters and their errors.
+
+use crate::chat::chat_body;
+use crate::fake::{FakeOptions, FakeServer, KNOWN_TOKENS};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use halo_core::Error;
+use halo_core::model::OutputConstraint;
+use halo_server::ServerLimits;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+fn with(mut body: Value, mut fields: Value) -> Value {
+    let (body_fields, fields) = (body.as_object_mut(), fields.as_object_mut());
+    body_fields.expect("an object").append(fields.expect("an object"));
+    body
+}
+
+fn hello() -> Value {
+    chat_body(&["u Hello"])
+}
+
+/// The events of a stream that ended with `[DONE]`, as JSON.
+async fn stream_events(fake: &FakeServer, path: &str, body: &Value) -> Vec<Value> {
+    let (mut events, clean) = fake.stream(path, body).await;
+    assert!(clean, "{events:?}");
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
+}
+
+#[tokio::test]
+async fn models_list_the_one_model() {
+    let fake = FakeServer::in_memory();
+    let list = fake.get("/v1/models").await;
+    let model = json!({ "id": "scripted", "object": "model", "created": 0, "owned_by": "halo" });
+    assert_eq!((list.status, list.json()), (200, json!({ "object": "list", "data": [model] })));
+    let one = fake.get("/v1/models/scripted").await;
+    assert_eq!((one.status, one.json()), (200, model));
+    let missing = fake.get("/v1/models/gpt-4").await;
+    let error = &missing.json()["error"];
+    assert_eq!((missing.status, &error["code"]), (404, &json!("not_found")), "{error}");
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("gpt-4")), "{error}");
+}
+
+#[tokio::test]
+async fn chat_returns_a_completion_with_usage() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day to you."]);
+    let response = fake.chat(&hello(), Some("Anna's chat")).await;
+    assert_eq!((response.status, response.conversation.as_str()), (200, "Anna's chat"));
+    let body = &response.body;
+    assert_eq!((&body["object"], &body["model"]), (&json!("chat.completion"), &json!("scripted")), "{body}");
+    assert!(body["id"].as_str().is_some_and(|id| id.starts_with("chatcmpl-")), "{body}");
+    assert!(body["created"].as_i64().is_some_and(|at| at > 1_700_000_000), "{body}");
+    let choice = &body["choices"][0];
+    let message = json!({ "role": "assistant", "content": "Good day to you.", "refusal": null });
+    assert_eq!(choice["message"], message, "{body}");
+    assert_eq!((&choice["finish_reason"], &choice["index"]), (&json!("stop"), &json!(0)));
+    let usage = json!({ "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7 });
+    assert_eq!(body["usage"], usage, "a system prompt of two tokens, and one of the message");
+}
+
+#[tokio::test]
+async fn chat_streams_role_text_finish_and_usage() {
+    let fake = FakeServer::in_memory();
+    for store in [true, false] {
+        fake.script_answers(&["Good day to you."]);
+        let fields = json!({ "stream": true, "stream_options": { "include_usage": true }, "store": store });
+        let events = stream_events(&fake, CHAT, &with(hello(), fields)).await;
+        assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
+        let text: String =
+            events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(text, "Good day to you.");
+        let finished: Vec<&Value> = events
+            .iter()
+            .map(|event| &event["choices"][0]["finish_reason"])
+            .filter(|f| !f.is_null())
+            .collect();
+        assert_eq!(finished, [&json!("stop")]);
+        assert!(events.iter().all(|event| event["object"] == "chat.completion.chunk"));
+        assert!(events.iter().all(|event| event["id"] == events[0]["id"]), "one id for all chunks");
+        let usages: Vec<&Value> =
+            events.iter().map(|event| &event["usage"]).filter(|u| !u.is_null()).collect();
+        assert_eq!(usages.len(), 1, "{events:?}");
+        assert_eq!(usages[0]["completion_tokens"], 4);
+    }
+    // Usage is sent only on request.
+    let events = stream_events(&fake, CHAT, &with(hello(), json!({ "stream": true }))).await;
+    assert!(events.iter().all(|event| event["usage"].is_null()), "{events:?}");
+}
+
+#[tokio::test]
+async fn chat_parameters_reach_the_model() {
+    let fake = FakeServer::in_memory();
+    let fields = json!({
+        "max_tokens": 9, "temperature": 0.5, "top_p": 0.25, "stop": ["END", ""],
+        "response_format": { "type": "json_object" },
+    });
+    assert_eq!(fake.chat(&with(hello(), fields), None).await.status, 200);
+    let sampling = fake.script().samplings[0].clone();
+    assert_eq!(sampling.max_tokens, 9);
+    assert_eq!((sampling.temperature, sampling.top_p), (0.5, 0.25));
+    assert_eq!(sampling.stop, ["END"], "an empty stop sequence is ignored");
+    assert_eq!(sampling.constraint, Some(OutputConstraint::JsonSchema("{\"type\":\"object\"}".into())));
+    let fields = json!({
+        "max_completion_tokens": 3,
+        "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": "array" } } },
+    });
+    let response = fake.chat(&with(hello(), fields), None).await;
+    assert_eq!(response.body["choices"][0]["finish_reason"], "length", "{}", response.body);
+    let sampling = fake.script().samplings[1].clone();
+    assert_eq!(sampling.constraint, Some(OutputConstraint::JsonSchema("{\"type\":\"array\"}".into())));
+    assert_eq!((sampling.max_tokens, sampling.temperature), (3, 0.0), "the default of the settings");
+}
+
+/// Each turn mixes its number into the seed, so that two turns differ.
+#[tokio::test]
+async fn chat_seed_is_reproducible() {
+    let mut seeds = Vec::new();
+    for seed in [42, 42, 43] {
+        let fake = FakeServer::in_memory();
+        fake.chat(&with(hello(), json!({ "seed": seed })), Some("main")).await;
+        seeds.push(fake.script().samplings[0].seed);
+    }
+    assert_eq!(seeds[0], seeds[1]);
+    assert_ne!(seeds[0], seeds[2]);
+}
+
+#[tokio::test]
+async fn chat_removes_stop_sequences_from_the_answer() {
+    let fake = FakeServer::in_memory();
+    for fields in [json!({ "stop": " END" }), json!({ "stop": [" END"], "store": false })] {
+        fake.script_answers(&["The answer END and more"]);
+        let response = fake.chat(&with(hello(), fields.clone()), None).await;
+        assert_eq!((response.status, response.text().as_str()), (200, "The answer"), "{fields}");
+    }
+    fake.script_answers(&["The answer END and more"]);
+    let events = stream_events(&fake, CHAT, &with(hello(), json!({ "stop": " END", "stream": true }))).await;
+    let text: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, "The answer");
+}
+
+#[tokio::test]
+async fn chat_accepts_content_parts_and_roles() {
+    let fake = FakeServer::in_memory();
+    let body = json!({ "messages": [
+        { "role": "developer", "content": "Be formal." },
+        { "role": "user", "content": [{ "type": "text", "text": "Look " }, { "type": "text", "text": "here" }] },
+        { "role": "assistant", "content": null },
+        { "role": "tool", "content": "42" },
+    ] });
+    assert_eq!(fake.chat(&body, None).await.status, 200);
+    let window = fake.script().windows[0].clone();
+    assert!(window.contains("system: Be formal.") && window.contains("user: Look here"), "{window}");
+    assert!(window.contains("user: 42"), "{window}");
+}
+
+#[tokio::test]
+async fn chat_rejects_invalid_requests() {
+    let fake = FakeServer::in_memory();
+    let user = json!({ "role": "user", "content": "Hi" });
+    let cases = [
+        (json!({}), "messages"),
+        (json!({ "messages": "Hi" }), "messages"),
+        (json!({ "messages": [] }), "the last message must be a user message"),
+        (
+            json!({ "messages": [{ "role": "user", "content": " " }] }),
+            "the last message must be a user message",
+        ),
+        (chat_body(&["u Hi", "a Hello"]), "the last message must be a user message"),
+        (json!({ "messages": [{ "content": "Hi" }] }), "role"),
+        (
+            json!({ "messages": [user, { "role": "narrator", "content": "Hi" }] }),
+            "messages[1]: unknown role 'narrator'",
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
+            "messages[0]: content of type image_url",
+        ),
+        (with(hello(), json!({ "n": 2 })), "n must be 1"),
+        (with(hello(), json!({ "logprobs": true })), "logprobs"),
+        (with(hello(), json!({ "temperature": 5.1 })), "temperature is 5.1"),
+        (with(hello(), json!({ "temperature": -1 })), "temperature is -1"),
+        (with(hello(), json!({ "top_p": 1.5 })), "top_p is 1.5"),
+        (with(hello(), json!({ "max_tokens": 0 })), "max_tokens is 0"),
+        (with(hello(), json!({ "max_completion_tokens": -5 })), "max_tokens is -5"),
+        (with(hello(), json!({ "tool_choice": "required" })), "tool_choice"),
+        (with(hello(), json!({ "tool_choice": { "type": "function" } })), "tool_choice"),
+        (with(hello(), json!({ "response_format": { "type": "xml" } })), "response_format 'xml'"),
+        (
+            with(hello(), json!({ "response_format": { "type": "json_schema" } })),
+            "response_format.json_schema.schema is missing",
+        ),
+    ];
+    for (body, names) in cases {
+        for stream in [false, true] {
+            let response = fake.post(CHAT, &with(body.clone(), json!({ "stream": stream }))).await;
+            check_error(&response.json(), (response.status, 400), names, &Value::Null);
+        }
+    }
+    let list = fake.halo_api("GET", "/conversations", None).await.1;
+    assert_eq!(list, json!([]), "nothing was stored");
+}
+
+/// An error in the format of OpenAI.
+fn check_error(body: &Value, (status, expected): (u16, u16), names: &str, code: &Value) {
+    assert_eq!(status, expected, "{body}");
+    let error = &body["error"];
+    let kind = if status < 500 { "invalid_request_error" } else { "server_error" };
+    assert!(error["message"].as_str().is_some_and(|message| message.contains(names)), "{names}: {body}");
+    assert_eq!((&error["type"], &error["code"]), (&json!(kind), code), "{body}");
+    assert!(error.get("param").is_some_and(Value::is_null), "{body}");
+}
+
+#[tokio::test]
+async fn openai_rejects_malformed_and_large_bodies() {
+    let fake = FakeServer::with_limits(ServerLimits { max_body_bytes: 200, ..ServerLimits::default() });
+    for path in [CHAT, COMPLETIONS, EMBEDDINGS] {
+        for body in ["{", "", "[]", "null"] {
+            let response = fake.request("POST", path, &[], body).await;
+            check_error(&response.json(), (response.status, 400), "invalid JSON body", &Value::Null);
+        }
+        let response = fake.request("POST", path, &[], " ".repeat(201)).await;
+        check_error(
+            &response.json(),
+            (response.status, 413),
+            "the request body cannot be read",
+            &Value::Null,
+        );
+        for method in ["GET", "PUT", "DELETE"] {
+            assert_eq!(fake.request(method, path, &[], "").await.status, 405, "{method} {path}");
+        }
+    }
+    for path in ["/v1/nothing", "/v1/chat", "/v1/", "/v2/models"] {
+        assert_eq!(fake.get(path).await.status, 404, "{path}");
+    }
+    assert_eq!(fake.request("POST", "/v1/models", &[], "").await.status, 405);
+}
+
+#[tokio::test]
+async fn openai_reports_context_length_exceeded() {
+    let fake = FakeServer::in_memory();
+    let text = vec!["word"; 9000].join(" ");
+    let chat = chat_body(&[&format!("u {text}")]);
+    let code = json!("context_length_exceeded");
+    for fields in [
+        json!({}),
+        json!({ "stream": true }),
+        json!({ "store": false }),
+        json!({ "store": false, "stream": true }),
+    ] {
+        let response = fake.post(CHAT, &with(chat.clone(), fields)).await;
+        check_error(&response.json(), (response.status, 400), "context length exceeded", &code);
+    }
+    for stream in [false, true] {
+        let response = fake.post(COMPLETIONS, &json!({ "prompt": text, "stream": stream })).await;
+        check_error(&response.json(), (response.status, 400), "9000 tokens do not fit in 8192", &code);
+    }
+}
+
+/// An edited message that does not fit is refused, and the message that it would replace stays.
+#[tokio::test]
+async fn chat_edit_that_does_not_fit_replaces_nothing() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["The Nile, or the Amazon; people argue about it.", "Yes."]);
+    let question = "u Which is the longest river of the whole world?";
+    let answer = "a The Nile, or the Amazon; people argue about it.";
+    fake.chat(&chat_body(&[question]), Some("main")).await;
+    fake.chat(&chat_body(&[question, answer, "u Sure?"]), Some("main")).await;
+    let before = fake.halo_api("GET", "/conversations/main", None).await.1["chunks"].clone();
+    let edited = format!("u {}", vec!["word"; 9000].join(" "));
+    let response = fake.chat(&chat_body(&[question, answer, &edited]), Some("main")).await;
+    assert_eq!(response.status, 400, "{}", response.body);
+    assert_eq!(fake.halo_api("GET", "/conversations/main", None).await.1["chunks"], before);
+}
+
+#[tokio::test]
+async fn openai_reports_errors_of_the_model_by_their_kind() {
+    let fake = FakeServer::in_memory();
+    let errors = [
+        (Error::internal("generating", "the model broke down"), 500, Value::Null),
+        (Error::invalid_input("compiling the schema", "the schema is no object"), 400, Value::Null),
+        (Error::unavailable("reaching the model", "connection refused"), 503, json!("overloaded")),
+        (
+            Error::context_length_exceeded("decoding", "no cells are free"),
+            400,
+            json!("context_length_exceeded"),
+        ),
+    ];
+    for (error, status, code) in errors {
+        for (path, body) in [
+            (CHAT, hello()),
+            (CHAT, with(hello(), json!({ "store": false }))),
+            (COMPLETIONS, json!({ "prompt": "Once" })),
+            (COMPLETIONS, json!({ "prompt": "Once", "stream": true })),
+        ] {
+            fake.script_error_after("", error.clone());
+            let response = fake.post(path, &body).await;
+            check_error(&response.json(), (response.status, status), &error.message, &code);
+        }
+    }
+}
+
+#[tokio::test]
+async fn chat_names_conversations_by_header() {
+    let fake = FakeServer::in_memory();
+    for (sent, stored) in [("plain name", "plain name"), ("caf%C3%A9", "café"), ("50%", "50%")] {
+        let response = fake.chat(&hello(), Some(sent)).await;
+        assert_eq!(response.status, 200, "{sent}: {}", response.body);
+        let encoded: String = stored.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let state = fake.halo_api("GET", &format!("/conversations/{encoded}"), None).await.1;
+        assert_eq!(state["name"], stored, "{sent}");
+    }
+    let long = "n".repeat(201);
+    for invalid in ["%0A", "%20", long.as_str()] {
+        let response = fake.chat(&hello(), Some(invalid)).await;
+        check_error(&response.body, (response.status, 400), "the name of a conversation", &Value::Null);
+    }
+    let response = fake.request("POST", CHAT, &[("x-halo-conversation", "é")], hello().to_string()).await;
+    check_error(&response.json(), (response.status, 400), "x-halo-conversation must be ASCII", &Value::Null);
+}
+
+#[tokio::test]
+async fn completions_return_text_and_usage() {
+    let fake = FakeServer::in_memory();
+    let tokens: Vec<u32> = KNOWN_TOKENS[..4].iter().map(|text| fake.model.token_id(text).0).collect();
+    for (prompt, echoed) in [
+        (json!("Once upon a time"), "Once upon a time there was"),
+        (json!(["Once upon a time"]), "Once upon a time there was"),
+        (json!(tokens), "Once upon a time there was"),
+        (json!([tokens]), "Once upon a time there was"),
+    ] {
+        for (echo, expected) in [(false, " there was"), (true, echoed)] {
+            fake.script_answers(&[" there was"]);
+            let response = fake.post(COMPLETIONS, &json!({ "prompt": prompt, "echo": echo })).await;
+            let body = response.json();
+            assert_eq!((response.status, &body["object"]), (200, &json!("text_completion")), "{body}");
+            assert_eq!(body["choices"][0]["text"], expected, "{prompt}");
+            assert_eq!(body["choices"][0]["finish_reason"], "stop");
+            assert_eq!(
+                body["usage"],
+                json!({ "prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6 })
+            );
+            assert!(body["id"].as_str().is_some_and(|id| id.starts_with("cmpl-")), "{body}");
+        }
+    }
+    assert_eq!(fake.halo_api("GET", "/conversations", None).await.1, json!([]), "nothing is stored");
+}
+
+#[tokio::test]
+async fn completions_stream_text() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[" there was a king"]);
+    let body = json!({
+        "prompt": "Once", "stream": true, "echo": true, "max_tokens": 3, "stream_options": { "include_usage": true },
+    });
+    let events = stream_events(&fake, COMPLETIONS, &body).await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, "Once there was a");
+    let last = &events[events.len() - 1];
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+    assert_eq!(last["usage"]["total_tokens"], 4);
+}
+
+#[tokio::test]
+async fn completions_reject_invalid_requests() {
+    let fake = FakeServer::in_memory();
+    for (body, names) in [
+        (json!({}), "prompt"),
+        (json!({ "prompt": 7 }), "prompt"),
+        (json!({ "prompt": "" }), "the prompt is empty"),
+        (json!({ "prompt": ["a", "b"] }), "2 prompts"),
+        (json!({ "prompt": [[1], [2], [3]] }), "3 prompts"),
+        (json!({ "prompt": [12345] }), "there is no token 12345"),
+        (json!({ "prompt": "Once", "top_p": 2 }), "top_p is 2"),
+        (json!({ "prompt": "Once", "n": 0 }), "n must be 1"),
+    ] {
+        let response = fake.post(COMPLETIONS, &body).await;
+        check_error(&response.json(), (response.status, 400), names, &Value::Null);
+    }
+}
+
+#[tokio::test]
+async fn embeddings_return_vectors_as_floats_or_base64() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    let response = fake.post(EMBEDDINGS, &json!({ "input": ["red apple", "green apple pie"] })).await;
+    let body = response.json();
+    assert_eq!((response.status, &body["object"]), (200, &json!("list")), "{body}");
+    assert_eq!(body["model"], "words in 64 buckets");
+    assert_eq!(body["usage"], json!({ "prompt_tokens": 5, "total_tokens": 5 }));
+    assert_eq!(body["data"].as_array().map(Vec::len), Some(2));
+    assert_eq!((&body["data"][1]["index"], &body["data"][1]["object"]), (&json!(1), &json!("embedding")));
+    let floats: Vec<f32> = serde_json::from_value(body["data"][0]["embedding"].clone()).expect("floats");
+    let norm: f32 = floats.iter().map(|x| x * x).sum();
+    assert!(floats.len() == 64 && (norm - 1.0).abs() < 1e-5, "{floats:?}");
+    let encoded = fake.post(EMBEDDINGS, &json!({ "input": "red apple", "encoding_format": "base64" })).await;
+    let encoded = encoded.json()["data"][0]["embedding"].as_str().unwrap_or_default().to_owned();
+    let bytes = BASE64_STANDARD.decode(encoded).expect("base64");
+    let decoded: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(decoded, floats);
+}
+
+#[tokio::test]
+async fn embeddings_reject_invalid_requests() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    for (body, names) in [
+        (json!({}), "input"),
+        (json!({ "input": 5 }), "input"),
+        (json!({ "input": [] }), "input must have 1 to 2048 texts"),
+        (json!({ "input": "" }), "input must have 1 to 2048 texts"),
+        (json!({ "input": ["a", ""] }), "input must have 1 to 2048 texts"),
+        (json!({ "input": vec!["a"; 2049] }), "input must have 1 to 2048 texts"),
+        (json!({ "input": "a", "encoding_format": "hex" }), "encoding_format 'hex'"),
+    ] {
+        let response = fake.post(EMBEDDINGS, &body).await;
+        check_error(&response.json(), (response.status, 400), names, &Value::Null);
+    }
+    let without = FakeServer::in_memory().post(EMBEDDINGS, &json!({ "input": "a" })).await;
+    check_error(&without.json(), (without.status, 501), "there is no embedder", &Value::Null);
+}
