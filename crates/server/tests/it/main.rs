@@ -1,9 +1,11 @@
 //! Tests of the HTTP API on a fake model and an in-memory store, in one binary.
 
+mod access;
 mod chat;
 mod fake;
 mod fixture;
 mod forget;
+mod monitoring;
 mod random_clients;
 mod routes_conversations;
 mod routes_halo;

@@ -1,0 +1,205 @@
+//! `/health`, and the metrics in the text format of OpenMetrics.
+
+use crate::chat::chat_body;
+use crate::fake::FakeServer;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// The samples of the metrics: name with labels, and value.
+async fn scrape(fake: &FakeServer) -> BTreeMap<String, f64> {
+    let text = fake.get("/metrics").await.text();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let sample = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line} is no sample"));
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line} has no number")))
+    };
+    samples.map(sample).collect()
+}
+
+fn value(samples: &BTreeMap<String, f64>, name: &str) -> f64 {
+    samples.get(name).copied().unwrap_or(0.0)
+}
+
+const STAGES: [&str; 9] =
+    ["store", "preview", "recall", "prefill", "generate", "score", "prune", "index", "persist_kv"];
+
+#[tokio::test]
+async fn health_names_model_and_version() {
+    let fake = FakeServer::in_memory();
+    let response = fake.get("/health").await;
+    let expected = json!({ "status": "ok", "model": "scripted", "version": env!("CARGO_PKG_VERSION") });
+    assert_eq!((response.status, response.json()), (200, expected));
+    for (method, path) in [("POST", "/health"), ("POST", "/metrics"), ("DELETE", "/metrics")] {
+        assert_eq!(fake.request(method, path, &[], "").await.status, 405, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_openmetrics_text() {
+    let fake = FakeServer::in_memory();
+    fake.chat(&chat_body(&["u Hello"]), Some("main")).await;
+    let response = fake.get("/metrics").await;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert_eq!((response.status, response.header("content-type")), (200, content_type));
+    let text = response.text();
+    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+    for (name, kind) in [
+        ("halo_requests", "counter"),
+        ("halo_request_seconds", "histogram"),
+        ("halo_turns", "counter"),
+        ("halo_turns_failed", "counter"),
+        ("halo_tokens", "counter"),
+        ("halo_chunks_resurrected", "counter"),
+        ("halo_chunks_pruned", "counter"),
+        ("halo_turn_seconds", "histogram"),
+        ("halo_first_token_seconds", "histogram"),
+        ("halo_stage_seconds", "histogram"),
+        ("halo_queued_requests", "gauge"),
+        ("halo_busy", "gauge"),
+        ("halo_event_subscribers", "gauge"),
+        ("halo_conversation_tokens", "gauge"),
+    ] {
+        assert_eq!(text.matches(&format!("# TYPE {name} {kind}\n")).count(), 1, "{name}: {text}");
+        assert_eq!(text.matches(&format!("# HELP {name} ")).count(), 1, "{name}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_count_requests_by_api_and_status() {
+    let fake = FakeServer::in_memory();
+    for path in [
+        "/api/halo/v1/status",
+        "/api/halo/v1/conversations",
+        "/api/halo/v1/conversations/nowhere",
+        "/api/v1/model",
+        "/api/v1/nothing",
+        "/v1/models",
+        "/v1/models/other",
+        "/v1/nothing",
+        "/",
+        "/nothing",
+        "/mcp",
+    ] {
+        fake.get(path).await;
+    }
+    let etag = fake.get("/halo.css").await.header("etag").to_owned();
+    fake.request("GET", "/halo.css", &[("if-none-match", &etag)], "").await;
+    fake.request("GET", "/v1/models", &[("host", "evil.example")], "").await;
+    fake.script_failure_after("");
+    fake.post("/v1/completions", &json!({ "prompt": "Once" })).await;
+    let samples = scrape(&fake).await;
+    for (api, status, count) in [
+        ("halo", "2xx", 2.0),
+        ("halo", "4xx", 1.0),
+        ("kobold", "2xx", 1.0),
+        ("kobold", "4xx", 1.0),
+        ("openai", "2xx", 1.0),
+        ("openai", "4xx", 3.0),
+        ("openai", "5xx", 1.0),
+        ("mcp", "4xx", 1.0),
+        ("page", "2xx", 2.0),
+        ("page", "3xx", 1.0),
+        ("page", "4xx", 1.0),
+    ] {
+        let name = format!("halo_requests_total{{api=\"{api}\",status=\"{status}\"}}");
+        assert_eq!(value(&samples, &name), count, "{name}: {samples:?}");
+    }
+    for (api, count) in [("halo", 3.0), ("kobold", 2.0), ("openai", 5.0), ("mcp", 1.0), ("page", 4.0)] {
+        let name = format!("halo_request_seconds_count{{api=\"{api}\"}}");
+        assert_eq!(value(&samples, &name), count, "{name}: {samples:?}");
+    }
+    // The request for the metrics is counted when it is answered.
+    assert_eq!(value(&scrape(&fake).await, "halo_requests_total{api=\"page\",status=\"2xx\"}"), 3.0);
+}
+
+#[tokio::test]
+async fn metrics_count_turns_tokens_and_stages() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["one two three", "four five"]);
+    fake.chat(&chat_body(&["u Hello"]), Some("main")).await;
+    fake.chat(&chat_body(&["u Hello again"]), Some("main")).await;
+    fake.script_answers(&["six"]);
+    fake.post("/api/v1/generate", &json!({ "prompt": "Once" })).await;
+    let samples = scrape(&fake).await;
+    assert_eq!(value(&samples, "halo_turns_total"), 2.0);
+    assert_eq!(value(&samples, "halo_turns_failed_total"), 0.0);
+    assert_eq!(value(&samples, "halo_tokens_total"), 6.0, "with those of completions");
+    check_histogram(&samples, "halo_turn_seconds", "", 2.0);
+    check_histogram(&samples, "halo_first_token_seconds", "", 2.0);
+    for stage in STAGES {
+        check_histogram(&samples, "halo_stage_seconds", &format!("stage=\"{stage}\""), 2.0);
+    }
+    let counted = samples.keys().filter(|name| name.starts_with("halo_stage_seconds_count")).count();
+    assert_eq!(counted, STAGES.len(), "each stage has its histogram");
+    let stages: f64 = samples
+        .iter()
+        .filter(|(name, _)| name.starts_with("halo_stage_seconds_sum"))
+        .map(|(_, sum)| sum)
+        .sum();
+    let turns = value(&samples, "halo_turn_seconds_sum");
+    assert!((stages - turns).abs() < 1e-9, "the stages make up the turn: {stages} {turns}");
+    assert!(value(&samples, "halo_first_token_seconds_sum") <= turns);
+}
+
+/// The buckets of a histogram never decrease, and the last one has all observations.
+fn check_histogram(samples: &BTreeMap<String, f64>, name: &str, label: &str, count: f64) {
+    let labels = if label.is_empty() { String::new() } else { format!("{{{label}}}") };
+    assert_eq!(value(samples, &format!("{name}_count{labels}")), count, "{name} {label}: {samples:?}");
+    let mut buckets: Vec<(f64, f64)> = (samples.iter())
+        .filter(|(sample, _)| sample.starts_with(&format!("{name}_bucket{{")) && sample.contains(label))
+        .map(|(sample, value)| {
+            let bound =
+                sample.split("le=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a bound");
+            (if bound == "+Inf" { f64::INFINITY } else { bound.parse().expect("a number") }, *value)
+        })
+        .collect();
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    assert_eq!(buckets.len(), 19, "{name} {label}");
+    assert!(buckets.is_sorted_by_key(|(_, value)| *value), "{name}: {buckets:?}");
+    assert_eq!(buckets[18], (f64::INFINITY, count), "{name} {label}");
+}
+
+#[tokio::test]
+async fn metrics_count_failed_turns_of_every_api() {
+    let fake = FakeServer::in_memory();
+    fake.script_failure_after("Some words");
+    assert_eq!(fake.chat(&chat_body(&["u Hello"]), Some("main")).await.status, 500);
+    assert_eq!(value(&scrape(&fake).await, "halo_turns_failed_total"), 1.0);
+    let (status, _) =
+        fake.halo_api("POST", "/conversations/main/messages", Some(&json!({ "text": " " }))).await;
+    assert_eq!(status, 422);
+    let samples = scrape(&fake).await;
+    assert_eq!((value(&samples, "halo_turns_failed_total"), value(&samples, "halo_turns_total")), (2.0, 0.0));
+    check_histogram(&samples, "halo_turn_seconds", "", 0.0);
+}
+
+#[tokio::test]
+async fn metrics_escape_conversation_names() {
+    let fake = FakeServer::in_memory();
+    let name = "Anna's \"best\" \\ chat";
+    fake.script_answers(&["one two three"]);
+    fake.chat(&chat_body(&["u Hello"]), Some(name)).await;
+    let text = fake.get("/metrics").await.text();
+    let label = "conversation=\"Anna's \\\"best\\\" \\\\ chat\"";
+    for (scope, tokens) in [("live", 6), ("all", 4)] {
+        let line = format!("halo_conversation_tokens{{{label},scope=\"{scope}\"}} {tokens}");
+        assert!(text.lines().any(|other| other == line), "{line} is not in {text}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_report_pruned_chunks_and_gauges() {
+    let fake = FakeServer::in_memory();
+    for n in 0..4 {
+        let text = vec![format!("word{n}"); 100].join(" ");
+        let response = fake.chat(&chat_body(&[&format!("u {text}")]), Some("main")).await;
+        assert_eq!(response.status, 200, "{}", response.body);
+    }
+    let samples = scrape(&fake).await;
+    let (_, graveyard) = fake.halo_api("GET", "/conversations/main/graveyard", None).await;
+    let resurrected = value(&samples, "halo_chunks_resurrected_total");
+    assert!(graveyard["total"].as_f64().is_some_and(|total| total > 0.0), "{graveyard}");
+    assert_eq!(Some(value(&samples, "halo_chunks_pruned_total") - resurrected), graveyard["total"].as_f64());
+    assert_eq!((value(&samples, "halo_busy"), value(&samples, "halo_queued_requests")), (0.0, 0.0));
+    assert_eq!(value(&samples, "halo_event_subscribers"), 0.0);
+}
