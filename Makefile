@@ -1,8 +1,8 @@
-# The two commands that matter: `make run` and `make test`. Everything else is a part of them.
+# The main targets are `make run` and `make test`; `make help` lists the others.
 
 CARGO ?= cargo
 
-# The toolchain is pinned by rust-toolchain.toml. Where the installed stable is that version, it is used as it is.
+# rust-toolchain.toml pins the toolchain. If the installed stable toolchain has that version, it is used.
 PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 ifeq ($(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2),$(PINNED))
 export RUSTUP_TOOLCHAIN := stable
@@ -16,11 +16,11 @@ FAST := halo-core halo-agents halo-worlds halo-engine halo-server halo-remote
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
 
-run: build ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 elsewhere
+run: build ## install what is missing, build, download the default models, serve the page; LISTEN=127.0.0.1:5002 sets the address
 	@target/release/halo models pull
 	@target/release/halo serve $(if $(LISTEN),--listen $(LISTEN))
 
-chat: build ## the same, in the terminal
+chat: build ## the same, but chat in the terminal
 	@target/release/halo models pull
 	@target/release/halo chat
 
@@ -36,7 +36,7 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
 	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=300000 scripts/clients
 
-setup: ## install what is missing, or say what to install
+setup: ## install missing packages, or print which ones to install
 	@scripts/setup
 
 models: ## download the models that the tests run on
@@ -71,9 +71,9 @@ unit:
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
 
-ledger: ## count the requirements that work
+ledger: ## count the requirements that are done
 	@$(CARGO) test --locked --quiet -p halo --test it requirements -- --nocapture
 
-bench: ## the figures that the core claims, measured here
+bench: ## measure the figures of the core on this machine
 	$(CARGO) build --release --locked --package halo-bench
 	@target/release/halo-bench core
