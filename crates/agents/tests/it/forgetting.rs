@@ -26,8 +26,8 @@ fn retention_stages_follow_age() {
     let stages = days.map(|day| policy.stage_for_age(day * DAY_MILLIS));
     use RetentionStage::{Compost, Forgotten, Hot, Warm};
     assert_eq!(stages, [Hot, Hot, Warm, Warm, Compost, Compost, Forgotten, Forgotten]);
-    assert_eq!(policy.stage_for_age(30 * DAY_MILLIS - 1), Hot, "to the millisecond");
-    assert_eq!(policy.stage_for_age(-5 * DAY_MILLIS), Hot, "a clock that was set back deletes nothing");
+    assert_eq!(policy.stage_for_age(30 * DAY_MILLIS - 1), Hot, "the limit is exact to the millisecond");
+    assert_eq!(policy.stage_for_age(-5 * DAY_MILLIS), Hot, "a clock that was set back causes no deletion");
     assert!(policy.is_ordered() && !RetentionPolicy { hot: 400, ..policy }.is_ordered());
     // Each item passes every stage once, in order.
     let mut items = vec![("a", 0, Hot), ("b", 10 * DAY_MILLIS, Hot), ("c", 700 * DAY_MILLIS, Hot)];
@@ -83,7 +83,7 @@ fn forget_proof_verifies_only_with_its_key() {
         ForgetProof { salt: "00".repeat(16), ..proof.clone() },
         ForgetProof { signature: "00".repeat(32), ..proof.clone() },
         ForgetProof { signature: "not hexadecimal".into(), ..proof.clone() },
-        // The same bytes divided into other fields.
+        // The same bytes, divided differently between two fields.
         ForgetProof { subject: "main u4.0t".into(), requested_by: "he user's wish".into(), ..proof.clone() },
     ];
     assert!(forgeries.iter().all(|forgery| !forgery.verify(&key)));
@@ -103,11 +103,11 @@ struct ListedMemories(Vec<(ActiveMemory, bool)>);
 
 impl ActiveMemories for ListedMemories {
     async fn list_active(&mut self) -> Result<Vec<ActiveMemory>, Error> {
-        Ok(self.0.iter().filter(|(_, on)| *on).map(|(memory, _)| memory.clone()).collect())
+        Ok(self.0.iter().filter(|(_, active)| *active).map(|(memory, _)| memory.clone()).collect())
     }
 
     async fn deactivate(&mut self, id: u64) -> Result<(), Error> {
-        self.0.iter_mut().filter(|(memory, _)| memory.id == id).for_each(|(_, on)| *on = false);
+        self.0.iter_mut().filter(|(memory, _)| memory.id == id).for_each(|(_, active)| *active = false);
         Ok(())
     }
 }
@@ -132,25 +132,28 @@ fn forgetting_cycle_prunes_window_and_deactivates_memories() {
     let mut cycle = |window: &mut SlidingWindow| {
         block_on(coordinated_forgetting_cycle(window, &scorer, &mut lethe, &mut memories, PRESSURE_THRESHOLD))
     };
-    let idle = cycle(&mut window).expect("nothing fails");
-    assert_eq!(idle, ForgettingResult { initial_pressure: 0.75, final_pressure: 0.75, actions: vec![] });
-    window.push("two more", 2);
-    let done = cycle(&mut window).expect("nothing fails");
-    assert_eq!((done.initial_pressure, done.final_pressure), (0.85, 0.8));
+    let without_pressure = cycle(&mut window).expect("the cycle succeeds");
     assert_eq!(
-        done.actions,
+        without_pressure,
+        ForgettingResult { initial_pressure: 0.75, final_pressure: 0.75, actions: vec![] }
+    );
+    window.push("two more", 2);
+    let under_pressure = cycle(&mut window).expect("the cycle succeeds");
+    assert_eq!((under_pressure.initial_pressure, under_pressure.final_pressure), (0.85, 0.8));
+    assert_eq!(
+        under_pressure.actions,
         [
             ForgettingAction::WindowPrune(1),
             ForgettingAction::LetheCycle(5),
             ForgettingAction::MemoryDeactivate(1)
         ]
     );
-    let names: Vec<&str> = done.actions.iter().map(|action| action.name()).collect();
+    let names: Vec<&str> = under_pressure.actions.iter().map(|action| action.name()).collect();
     assert_eq!(names, ["window_prune", "lethe_cycle", "memory_deactivate"]);
     window.push("x", 1);
-    let again = cycle(&mut window).expect("nothing fails");
+    let second = cycle(&mut window).expect("the cycle succeeds");
     assert_eq!(
-        again.actions,
+        second.actions,
         [
             ForgettingAction::WindowPrune(1),
             ForgettingAction::LetheCycle(0),
@@ -238,7 +241,7 @@ fn premise_check_reports_false_premise() {
     let facts = |facts: &[&str]| facts.iter().map(|fact| (*fact).to_owned()).collect::<Vec<_>>();
     let check = |question: &str, known_facts: &[&str]| {
         block_on(check_premise(question, &facts(known_facts), &RuleContradictionDetector, &RuleJudge))
-            .expect("nothing fails")
+            .expect("the premise check succeeds")
     };
     assert_eq!(check("Why did the server crash?", &[]), PremiseResult::valid(), "no facts");
     assert!(check("Why did the server crash?", &["The server crashed at noon."]).valid);
@@ -249,7 +252,7 @@ fn premise_check_reports_false_premise() {
     assert!(mu.reason.is_some_and(|reason| reason.contains("Atlantis is a myth.")));
     assert!(
         check("Why is the meeting tuesday?", &["The meeting is friday."]).valid,
-        "another value may be a newer one"
+        "a different value may be an update"
     );
 }
 
@@ -264,37 +267,39 @@ fn premise_check_accepts_model_judges() {
     let facts = ["Tea is served.".to_owned(), "It snowed.".to_owned()];
     let (contradict, judge) =
         (ModelContradictionDetector(yes_if("It snowed")), ModelJudge(yes_if("accuracy and honesty")));
-    let mu = block_on(check_premise("Why did it rain?", &facts, &contradict, &judge)).expect("it answers");
+    let mu =
+        block_on(check_premise("Why did it rain?", &facts, &contradict, &judge)).expect("the agents answer");
     assert_eq!(mu.reason.as_deref(), Some("it was said: “It snowed.”"));
     let lenient = ModelJudge(yes_if("nothing of the kind"));
-    let valid =
-        block_on(check_premise("Why did it rain?", &facts, &contradict, &lenient)).expect("it answers");
+    let valid = block_on(check_premise("Why did it rain?", &facts, &contradict, &lenient))
+        .expect("the agents answer");
     assert!(valid.valid, "the judge accepts the premise");
     let lists =
         agent_fn(|_: String| async { Ok("1. it was wet\n- It Rain\n\n* there were clouds".to_owned()) });
-    let premises =
-        block_on(ModelPremiseExtractor(lists.boxed()).invoke("Why did it rain?".into())).expect("it answers");
+    let premises = block_on(ModelPremiseExtractor(lists.boxed()).invoke("Why did it rain?".into()))
+        .expect("the agents answer");
     assert_eq!(premises, ["it rain", "it was wet", "there were clouds"]);
     let claim = PremiseClaim { premise: "tea".into(), facts: vec![] };
     assert_eq!(block_on(contradict.invoke(claim)), Ok(None));
 }
 
 proptest! {
-    /// Quantiles are within one percent; a merged sketch equals one of all numbers; a sketch survives its text form.
+    /// Quantiles are within one percent, a merged sketch equals a sketch of all numbers, and a sketch can be read from its
+    /// text form.
     #[test]
     fn sketch_keeps_counts_and_quantiles(numbers in prop::collection::vec(0.5f64..1e6, 1..300), share in 0.0f64..=1.0) {
         let sketch = |numbers: &[f64]| numbers.iter().fold(QuantileSketch::default(), |mut s, &n| { s.add(n); s });
-        let whole = sketch(&numbers);
+        let all = sketch(&numbers);
         let mut sorted = numbers.clone();
         sorted.sort_by(f64::total_cmp);
         let exact = sorted[(share * (sorted.len() - 1) as f64).floor() as usize];
-        let quantile = whole.quantile(share).expect("numbers");
+        let quantile = all.quantile(share).expect("the sketch has numbers");
         prop_assert!((quantile / exact - 1.0).abs() <= 0.0101, "{quantile} for {exact}");
         let (a, b) = numbers.split_at(numbers.len() / 3);
-        let mut both = sketch(a);
-        both.merge(&sketch(b));
-        prop_assert_eq!((both.count(), both.quantile(share)), (whole.count(), whole.quantile(share)));
-        prop_assert_eq!(QuantileSketch::parse(&whole.to_line()), Some(whole));
+        let mut merged = sketch(a);
+        merged.merge(&sketch(b));
+        prop_assert_eq!((merged.count(), merged.quantile(share)), (all.count(), all.quantile(share)));
+        prop_assert_eq!(QuantileSketch::parse(&all.to_line()), Some(all));
     }
 
     /// No text panics, and no sentence negates itself.

@@ -1,4 +1,4 @@
-//! Wrappers: what the inner agent sees, and what it never sees.
+//! Wrappers of agents: the input that the inner agent gets.
 
 use halo_agents::agent::{Agent, AgentExt, agent_fn};
 use halo_agents::constraint::{SummaryConstraint, SummaryLayer};
@@ -31,7 +31,7 @@ fn cooled_agent_passes_short_input_and_truncates_long() {
     let short = "x".repeat(4096 * 4 + 3);
     assert_eq!(block_on(agent.invoke(short.clone())), Ok(short), "16387 characters are 4096 tokens");
     let long = "é".repeat(4097 * 4);
-    let truncated = block_on(agent.invoke(long)).expect("an echo");
+    let truncated = block_on(agent.invoke(long)).expect("the agent answers");
     assert_eq!(truncated.chars().count(), 4096 * 4, "truncated to the limit");
 }
 
@@ -40,7 +40,7 @@ fn cooled_agent_summarizer_shortens_only_agent_text() {
     let inputs = Arc::new(Mutex::new(Vec::new()));
     let recorder = Arc::clone(&inputs);
     let inner = agent_fn(move |input: Vec<AuthoredMessage>| {
-        recorder.lock().expect("not poisoned").push(input.clone());
+        recorder.lock().expect("the lock is not poisoned").push(input.clone());
         async move { Ok(input.len()) }
     });
     let summarizer =
@@ -56,8 +56,8 @@ fn cooled_agent_summarizer_shortens_only_agent_text() {
         AuthoredMessage::agent("word ".repeat(40)),
         AuthoredMessage::agent("is short enough"),
     ];
-    assert_eq!(block_on(agent.invoke(input)), Ok(3), "the same type, rebuilt");
-    let input = inputs.lock().expect("not poisoned")[0].clone();
+    assert_eq!(block_on(agent.invoke(input)), Ok(3), "the input keeps its type and its length");
+    let input = inputs.lock().expect("the lock is not poisoned")[0].clone();
     assert_eq!(input[0], AuthoredMessage::user(user));
     assert_eq!(input[1].text, "made shorter from ", "a summary that is too long is truncated: {input:?}");
     assert_eq!(input[2].text, "is short enough");
@@ -67,7 +67,7 @@ fn cooled_agent_summarizer_shortens_only_agent_text() {
 fn cooled_agent_returns_summarizer_error() {
     let summarizer = agent_fn(|_: String| async { Err(Error::internal("summarizing", "no model")) }).boxed();
     let agent = with_context_management(echo::<String>(), 2, Some(summarizer));
-    let error = block_on(agent.invoke("a rather long text".into())).expect_err("the error of the summarizer");
+    let error = block_on(agent.invoke("a rather long text".into())).expect_err("the summarizer fails");
     assert_eq!(error.to_string(), "summarizing: no model");
 }
 
@@ -99,7 +99,8 @@ fn windowed_agent_keeps_first_and_latest_messages() {
     });
     assert_eq!(block_on(agent.invoke(AuthoredMessage::user("the very first"))), Ok("1 messages".into()));
     for n in 0..6 {
-        block_on(agent.invoke(AuthoredMessage::user(format!("message number {n}")))).expect("it answers");
+        block_on(agent.invoke(AuthoredMessage::user(format!("message number {n}"))))
+            .expect("the agents answer");
         assert!(agent.context().iter().map(|message| count_words(&message.text)).sum::<usize>() <= 12);
     }
     let context = agent.context();
@@ -111,11 +112,12 @@ fn windowed_agent_keeps_first_and_latest_messages() {
 
 #[test]
 fn agent_layers_compose() {
-    let shout = agent_fn(|text: String| async move { Ok(text.to_uppercase()) });
+    let to_uppercase_agent = agent_fn(|text: String| async move { Ok(text.to_uppercase()) });
     let count = agent_fn(|text: String| async move { Ok(text.len()) });
-    let both = shout.with_layer(CoolingLayer { threshold: 2, ..CoolingLayer::default() }).then(count);
-    assert_eq!(block_on(both.invoke("a text of more than eight".into())), Ok(8));
-    let boxed = both.boxed();
+    let chained =
+        to_uppercase_agent.with_layer(CoolingLayer { threshold: 2, ..CoolingLayer::default() }).then(count);
+    assert_eq!(block_on(chained.invoke("a text of more than eight".into())), Ok(8));
+    let boxed = chained.boxed();
     assert_eq!(block_on(boxed.invoke("ab".into())), Ok(2));
 }
 
@@ -137,7 +139,7 @@ fn run_wrapped(
     let received = Arc::new(Mutex::new(Vec::new()));
     let recorder = Arc::clone(&received);
     let inner = agent_fn(move |input: Vec<AuthoredMessage>| {
-        *recorder.lock().expect("not poisoned") = input.clone();
+        *recorder.lock().expect("the lock is not poisoned") = input.clone();
         async move { Ok(input) }
     });
     let summary =
@@ -145,8 +147,8 @@ fn run_wrapped(
     let agent = inner.with_layer(cooling.clone()).with_layer(summary);
     let out =
         if twice { block_on(agent.with_layer(cooling).invoke(input)) } else { block_on(agent.invoke(input)) };
-    let received = received.lock().expect("not poisoned").clone();
-    (received, out.expect("nothing fails"))
+    let received = received.lock().expect("the lock is not poisoned").clone();
+    (received, out.expect("the wrapped agent answers"))
 }
 
 proptest! {
@@ -164,10 +166,10 @@ proptest! {
     ) {
         let count: Arc<dyn TokenCounter> = if by_words { Arc::new(count_words) } else { Arc::new(ApproxTokenCounter) };
         let calls = Arc::new(AtomicUsize::new(0));
-        let called = Arc::clone(&calls);
-        // A summarizer that makes texts longer.
+        let call_counter = Arc::clone(&calls);
+        // A summarizer that makes texts longer instead of shorter.
         let summarizer = summarizes.then(|| agent_fn(move |text: String| {
-            called.fetch_add(1, Ordering::SeqCst);
+            call_counter.fetch_add(1, Ordering::SeqCst);
             async move { Ok(format!("{text} {text}")) }
         }).boxed());
         let cooling = CoolingLayer { threshold, summarizer, counter: Arc::clone(&count) };
@@ -200,7 +202,7 @@ proptest! {
         for text in &texts {
             pruned.extend(agent.add_message(&AuthoredMessage::agent(text.clone())));
             let context = agent.context();
-            prop_assert_eq!(&context.last().expect("the latest stays").text, text);
+            prop_assert_eq!(&context.last().expect("the window has the newest message").text, text);
         }
         let mut all: Vec<String> = agent.context().into_iter().map(|message| message.text).collect();
         all.extend(pruned.iter().map(|item| item.text.clone()));

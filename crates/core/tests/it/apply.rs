@@ -1,4 +1,4 @@
-//! How a timeline applies changes: one that does not fit has no effect, and each can be undone.
+//! How a timeline applies changes: an invalid change has no effect, and every change can be undone.
 
 use halo_core::Error;
 use halo_core::change::{
@@ -13,9 +13,9 @@ use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenId
 
 #[test]
 fn apply_rejects_invalid_changes_without_effect() {
-    let mut timeline = notation::read("u0.0:3*5 ~a1.0:3*5 a1.1:3*5!").expect("a timeline");
+    let mut timeline = notation::read("u0.0:3*5 ~a1.0:3*5 a1.1:3*5!").expect("a valid timeline");
     let before = timeline.state_hash();
-    let id = |name: &str| name.parse::<ChunkId>().expect("a chunk");
+    let id = |name: &str| name.parse::<ChunkId>().expect("a chunk id");
     let prune = |name: &str, extent| Pruned { chunk: id(name), extent, reason: PruneReason::Manual };
     let run = |start, len| Extent::Runs(vec![TokenRun { start: Position(start), len }]);
     let append = |at, turn, role, chunk_index| {
@@ -154,25 +154,26 @@ fn apply_rejects_invalid_changes_without_effect() {
     }
 }
 
-/// Several deltas of one chunk in one change: only in reverse order does no intermediate tally fall below zero.
+/// One change has several deltas of one chunk. Undone in any order but the reverse one, an intermediate tally would fall
+/// below zero.
 #[test]
 fn tally_undo_runs_in_reverse() {
-    let mut timeline = notation::read("u0.0:3").expect("a timeline");
+    let mut timeline = notation::read("u0.0:3").expect("a valid timeline");
     let before = timeline.state_hash();
-    let chunk = "u0.0".parse().expect("a chunk");
+    let chunk = "u0.0".parse().expect("a chunk id");
     let tally = |votes| (chunk, TallyDelta { votes, mass: 0, exposures: 0 });
     let undo = timeline.apply(&Change::Score(Score { runs: vec![], tallies: vec![tally(3), tally(-2)] }));
-    timeline.apply(&undo.expect("it fits")).expect("it can be undone");
+    timeline.apply(&undo.expect("the change applies")).expect("the inverse applies");
     assert_eq!(timeline.state_hash(), before);
 }
 
-/// The index of a merged chunk is not used again; the turn continues with the next one.
+/// The index of a merged chunk is not used again; the turn continues with the next index.
 #[test]
 fn merge_retires_merged_chunk_id() {
-    let mut timeline = notation::read("u0.0:3 u0.1:3").expect("a timeline");
-    let merge =
-        halo_core::manual_edit::merge(&timeline, "u0.1".parse().expect("a chunk")).expect("two chunks");
-    timeline.apply(&merge).expect("it fits");
+    let mut timeline = notation::read("u0.0:3 u0.1:3").expect("a valid timeline");
+    let merge = halo_core::manual_edit::merge(&timeline, "u0.1".parse().expect("a chunk id"))
+        .expect("the turn has two chunks");
+    timeline.apply(&merge).expect("the change applies");
     assert_eq!(timeline.next_chunk_index(TurnId(0)), 2);
     let append = |chunk_index| {
         let token = NewToken {
@@ -185,7 +186,7 @@ fn merge_retires_merged_chunk_id() {
         Change::Append(Append { at: Position(6), turn: TurnId(0), role: Role::User, tokens: vec![token] })
     };
     for used in [0, 1] {
-        let error = timeline.apply(&append(used)).expect_err("the index is used").to_string();
+        let error = timeline.apply(&append(used)).expect_err("the index is in use").to_string();
         assert!(error.contains("cannot append to"), "{error}");
     }
     let tokens: Vec<_> =
@@ -193,34 +194,34 @@ fn merge_retires_merged_chunk_id() {
     let tokens = tokens.iter().map(|t| (t.chunk.index, t.text, false));
     let mut chunker = Chunker::resume(ChunkSize::default(), tokens, timeline.next_chunk_index(TurnId(0)));
     assert_eq!(chunker.push("w").chunk_index, 2);
-    timeline.apply(&append(2)).expect("the next one");
+    timeline.apply(&append(2)).expect("the next index is free");
     assert_eq!(notation::write(&timeline), "u0.0:6 u0.2*1");
 }
 
-/// An empty turn behind the turn of the chunk: the tail must not become a chunk of the empty turn.
+/// An empty turn follows the turn of the chunk: the tail must not become a chunk of the empty turn.
 #[test]
 fn split_adds_chunks_only_to_last_turn() {
-    let mut timeline = notation::read("u0.0:10").expect("a timeline");
+    let mut timeline = notation::read("u0.0:10").expect("a valid timeline");
     let empty = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![] };
-    timeline.apply(&Change::Append(empty)).expect("an empty turn");
-    let chunk = "u0.0".parse().expect("a chunk");
+    timeline.apply(&Change::Append(empty)).expect("an empty turn can be appended");
+    let chunk = "u0.0".parse().expect("a chunk id");
     let split = Change::Split { chunk, at: Position(5), tail_index: 1, tally: AttentionTally::default() };
     assert!(timeline.apply(&split).is_err());
     timeline.check_invariants().expect("the invariants hold");
 }
 
-/// An emptied row may receive another part of the chunk than it had.
+/// The empty row of a merged chunk may receive other tokens than it had before the merge.
 #[test]
 fn split_can_reuse_merged_chunk_id() {
-    let mut timeline = notation::read("u0.0:5 u0.1:3 u0.2:2 a1.0").expect("a timeline");
+    let mut timeline = notation::read("u0.0:5 u0.1:3 u0.2:2 a1.0").expect("a valid timeline");
     for name in ["u0.1", "u0.2"] {
-        let merge = Change::Merge { chunk: name.parse().expect("a chunk"), frees_id: false };
-        timeline.apply(&merge).expect("it fits");
+        let merge = Change::Merge { chunk: name.parse().expect("a chunk id"), frees_id: false };
+        timeline.apply(&merge).expect("the change applies");
     }
-    let chunk = "u0.0".parse().expect("a chunk");
+    let chunk = "u0.0".parse().expect("a chunk id");
     timeline
         .apply(&Change::Split { chunk, at: Position(9), tail_index: 1, tally: AttentionTally::default() })
-        .expect("free");
+        .expect("the id u0.1 is free");
     timeline.check_invariants().expect("the invariants hold");
     assert_eq!(notation::write(&timeline), "u0.0:9 u0.1 a1.0");
     assert_eq!(timeline.token(Position(8)).map(|t| t.chunk), Some(chunk));
@@ -229,14 +230,14 @@ fn split_can_reuse_merged_chunk_id() {
 /// Deleted tokens are not part of the text that search reads.
 #[test]
 fn delete_excludes_tokens_from_chunk_text() {
-    let timeline = notation::read("u0.0[1,x2,3] xu2.0:2").expect("a timeline");
+    let timeline = notation::read("u0.0[1,x2,3] xu2.0:2").expect("a valid timeline");
     let texts: Vec<_> = timeline.chunks().map(|c| c.text().into_owned()).collect();
     assert_eq!(texts, ["w w ", "w w "]);
 }
 
 #[test]
 fn notation_rejects_invalid_text() {
-    for (text, why) in [
+    for (text, expected) in [
         ("u0.0!é", "use : * [ ] ^ $ and ! only"),
         ("u0.0[1]é", "use : * [ ] ^ $ and ! only"),
         ("u0.0:0:5", ": takes a number of tokens, from 1 to 10000000"),
@@ -248,22 +249,23 @@ fn notation_rejects_invalid_text() {
         ("u1.0 u0.0", "cannot append to turn 0 (user): the last turn is 1 (user)"),
     ] {
         let error = notation::read(text).expect_err(text).to_string();
-        assert!(error.contains(why), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
 /// The batch is undone in reverse order, across an empty turn.
 #[test]
 fn split_before_empty_turn_can_be_undone() {
-    let mut timeline = notation::read("u0.0:10").expect("a timeline");
-    let chunk = "u0.0".parse().expect("a chunk");
+    let mut timeline = notation::read("u0.0:10").expect("a valid timeline");
+    let chunk = "u0.0".parse().expect("a chunk id");
     let split = Change::Split { chunk, at: Position(5), tail_index: 1, tally: AttentionTally::default() };
     let empty = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![] };
-    let undo = timeline.apply(&Change::Batch(vec![split, Change::Append(empty)])).expect("it fits");
-    let redo = timeline.apply(&undo).expect("it can be undone");
+    let undo =
+        timeline.apply(&Change::Batch(vec![split, Change::Append(empty)])).expect("the change applies");
+    let redo = timeline.apply(&undo).expect("the inverse applies");
     timeline.check_invariants().expect("the invariants hold");
     assert_eq!(notation::write(&timeline), "u0.0:10");
-    timeline.apply(&redo).expect("it can be done again");
+    timeline.apply(&redo).expect("the undone change applies again");
     timeline.check_invariants().expect("the invariants hold");
     assert_eq!(notation::write(&timeline), "u0.0:5 u0.1:5");
     assert_eq!((timeline.next_chunk_index(TurnId(1)), timeline.question_of(TurnId(1))), (0, Some(TurnId(0))));
@@ -272,7 +274,7 @@ fn split_before_empty_turn_can_be_undone() {
 /// A change that the store refuses has no effect, nested batches included.
 #[test]
 fn transact_rolls_back_when_commit_fails() {
-    let mut timeline = notation::read("u0.0:5 u0.1:5").expect("a timeline");
+    let mut timeline = notation::read("u0.0:5 u0.1:5").expect("a valid timeline");
     let before = timeline.clone();
     let token = NewToken {
         id: TokenId(1),
@@ -281,14 +283,14 @@ fn transact_rolls_back_when_commit_fails() {
         brightness: Brightness(1.0),
         kind: ContentKind::Message,
     };
-    let merge = Change::Merge { chunk: "u0.1".parse().expect("a chunk"), frees_id: true };
+    let merge = Change::Merge { chunk: "u0.1".parse().expect("a chunk id"), frees_id: true };
     let append = Append { at: Position(10), turn: TurnId(1), role: Role::Assistant, tokens: vec![token] };
     let batch = Change::Batch(vec![merge, Change::Batch(vec![Change::Append(append)])]);
-    let refused = timeline.transact(&batch, |after| {
+    let result = timeline.transact(&batch, |after| {
         assert_eq!(notation::write(after), "u0.0:10 a1.0*1");
         Err(Error::internal("writing", "the disk is full"))
     });
-    assert_eq!(refused, Err(Error::internal("writing", "the disk is full")));
+    assert_eq!(result, Err(Error::internal("writing", "the disk is full")));
     assert_eq!(timeline, before);
 }
 
@@ -309,15 +311,17 @@ fn template_tokens_are_in_window_but_not_in_text() {
         token("!", ContentKind::ToolResult),
     ];
     let append = Append { at: Position(0), turn: TurnId(0), role: Role::User, tokens };
-    timeline.apply(&Change::Append(append)).expect("it fits");
+    timeline.apply(&Change::Append(append)).expect("the change applies");
     let id = ChunkId::new(Role::User, TurnId(0), 0);
     let chunk = timeline.chunk(id).expect("the chunk exists");
     assert_eq!(timeline.context_window(0).text(), "<user>Hello!");
     assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("Hello!", "Hello!"));
     assert_eq!(chunk.body().message_text(), "Hello!");
-    let part =
+    let selection =
         ChunkSelection { chunk: id, extent: Extent::Runs(vec![TokenRun { start: Position(1), len: 1 }]) };
-    timeline.apply(&Change::Delete { chunks: vec![part], reason: DeleteReason::User }).expect("it fits");
+    timeline
+        .apply(&Change::Delete { chunks: vec![selection], reason: DeleteReason::User })
+        .expect("the change applies");
     let chunk = timeline.chunk(id).expect("the chunk exists");
     assert_eq!((chunk.text().as_ref(), chunk.live_text().as_ref()), ("!", "!"));
     let mut bytes = Vec::new();

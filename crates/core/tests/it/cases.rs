@@ -52,7 +52,7 @@ impl CaseRunner {
     fn run_command(&mut self, command: &str) -> String {
         let (command_name, rest) = command.split_once(' ').unwrap_or((command, ""));
         let args = CaseArgs::parse(rest);
-        let chunk = || args.positional[0].parse::<ChunkId>().expect("a chunk");
+        let chunk = || args.positional[0].parse::<ChunkId>().expect("a chunk id");
         let full = Brightness(10_000.0);
         match command_name {
             "prune" => self.prune(&args),
@@ -65,8 +65,8 @@ impl CaseRunner {
             "undelete" => self.apply_edit(manual_edit::undelete(&self.timeline, chunk())),
             "merge" => self.apply_edit(manual_edit::merge(&self.timeline, chunk())),
             "undo" => {
-                let undo = self.undo.pop().expect("something to undo");
-                self.timeline.apply(&undo).expect("it can be undone");
+                let undo = self.undo.pop().expect("a change to undo");
+                self.timeline.apply(&undo).expect("the inverse applies");
                 notation::write(&self.timeline)
             }
             "score" => self.score(&args),
@@ -148,7 +148,7 @@ impl CaseRunner {
     fn resurrect(&mut self, args: &CaseArgs<'_>) -> String {
         let hit = |word: &&str| {
             let (chunk, score) = word.split_once('=').expect("chunk=score");
-            Hit { chunk: chunk.parse().expect("a chunk"), score: score.parse().expect("a score") }
+            Hit { chunk: chunk.parse().expect("a chunk id"), score: score.parse().expect("a score") }
         };
         let boost = args.named.get("boost").map_or(1.0, |b| b.parse().expect("a factor"));
         let hits =
@@ -159,7 +159,7 @@ impl CaseRunner {
             None => ResurrectedBrightness::Earned,
             Some(&"mean") => {
                 let mean = self.timeline.context_window(0).mean_brightness(args.current());
-                ResurrectedBrightness::Fixed(mean.expect("something is live"))
+                ResurrectedBrightness::Fixed(mean.expect("the window is not empty"))
             }
             Some(b) => ResurrectedBrightness::Fixed(Brightness(b.parse().expect("a brightness"))),
         };
@@ -273,19 +273,19 @@ fn chunker_cases() {
     let text = include_str!("../cases/chunk.txt");
     let (mut count, mut failures) = (0, Vec::new());
     for (number, line) in text.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#')) {
-        let (sizes, cut) = line.split_once(": ").expect("sizes");
+        let (sizes, expected) = line.split_once(": ").expect("sizes before a colon");
         let (min, max) = sizes.split_once('-').expect("min-max");
         let size = ChunkSize { min: min.parse().expect("a number"), max: max.parse().expect("a number") };
-        let escaped: Vec<&str> = cut.split('|').filter(|t| !t.is_empty()).collect();
+        let escaped: Vec<&str> = expected.split('|').filter(|t| !t.is_empty()).collect();
         let tokens: Vec<String> =
             escaped.iter().map(|t| t.replace("\\n", "\n").replace("\\r", "\r")).collect();
         let indices = chunk_indices(size, tokens.iter().map(String::as_str));
         let mut actual = String::new();
         for (i, token) in escaped.iter().enumerate() {
-            let next = i > 0 && indices[i] != indices[i - 1];
+            let starts_chunk = i > 0 && indices[i] != indices[i - 1];
             actual += if i == 0 {
                 ""
-            } else if next {
+            } else if starts_chunk {
                 "||"
             } else {
                 "|"
@@ -293,8 +293,8 @@ fn chunker_cases() {
             actual += token;
         }
         count += 1;
-        if actual != cut {
-            failures.push(format!("chunk.txt:{}\n  expected {cut}\n  actual   {actual}", number + 1));
+        if actual != expected {
+            failures.push(format!("chunk.txt:{}\n  expected {expected}\n  actual   {actual}", number + 1));
         }
     }
     assert!(failures.is_empty(), "{} of {count} have failed\n{}", failures.len(), failures.join("\n"));

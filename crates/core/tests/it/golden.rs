@@ -30,15 +30,15 @@ fn score_vector(
     magnitude: MagnitudeRules,
     v: &ScoringVector,
 ) -> (Vec<f32>, Result<StepScore, AttentionError>) {
-    let timeline = notation::read(v.before).expect("a timeline");
+    let timeline = notation::read(v.before).expect("a valid timeline");
     let mut scorer = Scorer::new(
         ScoringStrategy::Magnitude(magnitude),
         timeline.context_window(v.prefix),
         Some(TurnId(1)),
     );
     if v.appended {
-        let x = ChunkId::new(Role::Assistant, TurnId(1), 0);
-        scorer.push(x, timeline.next_position(), Brightness(10_000.0));
+        let chunk = ChunkId::new(Role::Assistant, TurnId(1), 0);
+        scorer.push(chunk, timeline.next_position(), Brightness(10_000.0));
     }
     let observed = scorer.observe(Some(&v.row));
     (scorer.brightness().to_vec(), observed)
@@ -47,7 +47,7 @@ fn score_vector(
 fn scoring_vectors() -> Vec<ScoringVector> {
     let mut padded = vec![0.4, 0.3, 0.1, 0.2];
     padded.resize(256, 0.0);
-    // Two layers of one head: the row that scoring sees is their mean.
+    // Two layers of one head: their mean is scored.
     let layers = [[0.6f32, 0.3, 0.1], [0.2, 0.2, 0.6]];
     let mean = (0..3).map(|i| (layers[0][i] + layers[1][i]) * 0.5).collect();
     vec![
@@ -144,9 +144,9 @@ fn score_with_default_rules() {
     assert_eq!(scoring_vectors().iter().map(padding).collect::<Vec<_>>(), [0, 252, 0, 0, 0]);
 }
 
-/// C1 is a quirk of the original (a boundary in a chunk below the minimum size still counted ten characters
-/// later), and C3 its broken fence, which the name of the language closed again. C2 and C4 agree. Here, such a
-/// boundary is ignored, and fences follow Markdown.
+/// C1 and C3 are defects of the original: C1 counted a boundary in a chunk below the minimum size ten characters
+/// later, and in C3 the name of the language closed the fence. This project ignores such a boundary, and its
+/// fences follow Markdown. C2 and C4 agree with the original.
 #[test]
 fn chunker_boundaries_against_original() {
     let first_of_second =
@@ -187,7 +187,7 @@ fn prune_follows_documented_example_order() {
         "u3.0:10*900 u3.1:10*200 u3.2:10*500 a4.0:10*910 a4.1:10*210 a4.2:10*510 a4.3:10*800 a4.4:10*100 \
          u5.0:10*950 a6.0:10*960",
     )
-    .expect("a timeline");
+    .expect("a valid timeline");
     let order = "a4.4 u3.1 a4.1 u3.2 a4.2 a4.3 u3.0 a4.0 u5.0 a6.0";
     assert_eq!(pruned_chunks(&timeline, &prune_rules(0, None)), order);
     let tied = PruneRules {
@@ -197,18 +197,18 @@ fn prune_follows_documented_example_order() {
     assert_eq!(pruned_chunks(&timeline, &tied), order);
 }
 
-/// P2: the original pruned a pinned answer with its question. Here the pair stays, and the next pair is pruned.
+/// P2: the original pruned a pinned answer with its question. This project keeps the pair and prunes the next one.
 #[test]
 fn prune_keeps_pinned_partner() {
     let timeline = notation::read("u0.0:5*1000 a1.0:5*1001! u2.0:5*1002 a3.0:5*1003 u4.0:5*1004 a5.0:5*1005")
-        .expect("a timeline");
+        .expect("a valid timeline");
     assert_eq!(pruned_chunks(&timeline, &prune_rules(25, None)), "u2.0 a3.0");
 }
 
-/// P3: the original pruned the running answer with its question. Here both stay.
+/// P3: the original pruned the running answer with its question. This project keeps both.
 #[test]
 fn prune_keeps_current_turn_and_its_question() {
-    let timeline = notation::read("u0.0:10*900 a1.0:10*900 u2.0:10*1 a3.0:10*900").expect("a timeline");
+    let timeline = notation::read("u0.0:10*900 a1.0:10*900 u2.0:10*1 a3.0:10*900").expect("a valid timeline");
     assert_eq!(pruned_chunks(&timeline, &prune_rules(20, Some(3))), "u0.0 a1.0");
     let plan = plan_prune(timeline.context_window(0), &prune_rules(5, Some(3)));
     let message = plan.exceeded.map(|e| e.to_string()).unwrap_or_default();
@@ -219,7 +219,7 @@ fn prune_keeps_current_turn_and_its_question() {
 /// P4: a single pair without a running turn: both are pruned.
 #[test]
 fn prune_removes_single_pair_together() {
-    let timeline = notation::read("u0.0:10*900 a1.0:10*900").expect("a timeline");
+    let timeline = notation::read("u0.0:10*900 a1.0:10*900").expect("a valid timeline");
     let plan = plan_prune(timeline.context_window(0), &prune_rules(0, None));
     assert_eq!((pruned_chunks(&timeline, &prune_rules(0, None)).as_str(), plan.after), ("u0.0 a1.0", 0));
 }
@@ -240,7 +240,7 @@ fn prune_goes_by_age_when_peaks_are_saturated() {
     let mut text = String::new();
     for (round, (active, pruned)) in rounds.iter().zip(recorded) {
         text = format!("{text} {round}");
-        let timeline = notation::read(&text).expect("a timeline");
+        let timeline = notation::read(&text).expect("a valid timeline");
         let current = timeline.turns().last().map(|t| t.id.0);
         let plan = plan_prune(timeline.context_window(0), &prune_rules(350, current));
         assert_eq!(pruned_chunks(&timeline, &prune_rules(350, current)), pruned);
@@ -249,7 +249,7 @@ fn prune_goes_by_age_when_peaks_are_saturated() {
             text = text.replace(&format!(" {}:", pruned.chunk), &format!(" ~{}:", pruned.chunk));
         }
     }
-    let timeline = notation::read(&text).expect("a timeline");
+    let timeline = notation::read(&text).expect("a valid timeline");
     assert_eq!((timeline.len(), timeline.live_len()), (820, 250));
     assert_eq!(timeline.token(Position(819)).map(|t| t.chunk.to_string()).as_deref(), Some("a7.1"));
 }

@@ -11,8 +11,8 @@ fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Found by the property test: refilling kept an answer, whose first chunk had been pruned long before, without
-/// its question.
+/// Found by the property test: `prune.fill` kept an answer whose first chunk had been pruned earlier, and pruned its
+/// question.
 #[test]
 fn prune_keeps_question_of_kept_answer() {
     TimelineFuzz::run(&[
@@ -60,12 +60,12 @@ proptest! {
     fn notation_round_trips(ops in prop::collection::vec(any::<[u8; 4]>(), 1..20)) {
         let fuzz = TimelineFuzz::run(&ops);
         let text = notation::write(&fuzz.timeline);
-        let read = notation::read(&text).expect("its own output");
+        let read = notation::read(&text).expect("the notation can be read");
         prop_assert_eq!(notation::write(&read), text);
         prop_assert_eq!(read.context_window(0).positions(), fuzz.timeline.context_window(0).positions());
     }
 
-    /// However a text is tokenized, no chunk exceeds the maximum size, and all but the last have the minimum
+    /// For every tokenization of a text, no chunk exceeds the maximum size, and all but the last have the minimum
     /// size.
     #[test]
     fn chunker_keeps_chunk_sizes(

@@ -68,7 +68,7 @@ fn replay_scores_steps_and_prunes_at_end_of_answer() {
         step(Some(Ok(vec![0.25, 0.125, 0.5, 0.125]))),
         step(Some(Err("attention_b64 is not base64".into()))),
     ];
-    let outcome = run(&rules(4), &prompt, &steps).expect("a sound capture");
+    let outcome = run(&rules(4), &prompt, &steps).expect("a valid capture");
     let round = &outcome.rounds[0];
     assert_eq!((round.turn, round.steps, round.votes), (TurnId(3), 3, 1));
     assert_eq!(round.attention_errors, [(3, "attention_b64 is not base64".to_owned())]);

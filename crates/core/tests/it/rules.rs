@@ -49,7 +49,7 @@ fn ttl_initial_brightness_by_source() {
     assert_eq!(TokenSource::from_role(Role::Assistant, false), TokenSource::Llm);
 }
 
-/// Decay, gain, both, the limits, and truncated against fractional gain.
+/// Decay, gain, both, the limits, and truncated and fractional gain.
 #[test]
 fn ttl_update_decays_and_gains() {
     type TtlUpdateCase<'a> = (TtlRules, &'a [f32], &'a [f32], &'a [f32]);
@@ -99,24 +99,24 @@ fn ttl_cull_picks_dimmest_tokens() {
 /// Culling keeps the window at its target; culled tokens stay on the timeline.
 #[test]
 fn ttl_cull_keeps_window_at_target() {
-    let mut timeline = notation::read("u0.0[255,40,255,30] a1.0:2*200").expect("a timeline");
+    let mut timeline = notation::read("u0.0[255,40,255,30] a1.0:2*200").expect("a valid timeline");
     let ttl = TtlRules { target: 5, ..TtlRules::default() };
     let mut scorer = Scorer::new(ScoringStrategy::Ttl(ttl), timeline.context_window(0), Some(TurnId(1)));
-    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])).expect("good attention");
-    let culled = scorer.cull(|p| p != Position(0)).expect("six of five");
-    timeline.apply(&culled).expect("it fits");
+    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])).expect("valid attention");
+    let culled = scorer.cull(|p| p != Position(0)).expect("the window exceeds its target");
+    timeline.apply(&culled).expect("the change applies");
     assert_eq!(scorer.len(), 5);
-    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.2])).expect("good attention");
-    let culled = scorer.cull(|p| p != Position(0)).expect("five of five");
-    timeline.apply(&culled).expect("it fits");
-    timeline.apply(&scorer.finish()).expect("it fits");
+    scorer.observe(Some(&[0.5, 0.1, 0.1, 0.1, 0.2])).expect("valid attention");
+    let culled = scorer.cull(|p| p != Position(0)).expect("the window is full");
+    timeline.apply(&culled).expect("the change applies");
+    timeline.apply(&scorer.finish()).expect("the change applies");
     assert_eq!(notation::write(&timeline), "u0.0[255,~38,253,~29] a1.0[198,199]");
     timeline.check_invariants().expect("the invariants hold");
 }
 
 #[test]
 fn attention_stats_describe_a_row() {
-    let stats = AttentionStats::from_row(&[0.1, 0.4, 0.2, 0.3]).expect("numbers");
+    let stats = AttentionStats::from_row(&[0.1, 0.4, 0.2, 0.3]).expect("the row has numbers");
     let near = |a: f64, b: f64| (a - b).abs() < 1e-7;
     assert!(
         near(stats.mean, 0.25) && near(stats.median, 0.25) && near(stats.max, 0.4) && near(stats.min, 0.1)
@@ -142,8 +142,8 @@ fn budget_for_resurrection_is_what_the_turn_leaves() {
     };
     assert_eq!(budget(0, 0).for_resurrection(), 31_600);
     assert_eq!(budget(25_000, 0).for_resurrection(), 6_600);
-    assert_eq!(budget(1_000, 2_000).for_resurrection(), 600, "the user's limit counts too");
-    assert_eq!(budget(1_000, 64_000).for_resurrection(), 30_600, "but not beyond the model's");
+    assert_eq!(budget(1_000, 2_000).for_resurrection(), 600, "the limit that the user has set applies too");
+    assert_eq!(budget(1_000, 64_000).for_resurrection(), 30_600, "the context length of the model limits it");
     assert_eq!(budget(31_900, 0).for_resurrection(), 0, "never below 0");
 }
 
@@ -197,7 +197,7 @@ fn sliding_window_keeps_first_and_last() {
     );
 }
 
-/// Equal texts are different pieces: only as many are pruned as needed.
+/// Equal texts are different items: only as many are pruned as needed.
 #[test]
 fn sliding_window_prunes_by_salience() {
     let mut w = sliding_window(24, 2, 2, Some(SalienceScorer::new(SalienceWeights::default())));
@@ -206,7 +206,11 @@ fn sliding_window_prunes_by_salience() {
         let text = if i == 5 { "# heading" } else { "same" };
         pruned.extend(w.push(text, 1).into_iter().map(|p| p.id));
     }
-    assert_eq!(pruned, [2, 3, 4, 6], "a tenth of 21, twice, the oldest first; the heading, 5, stays");
+    assert_eq!(
+        pruned,
+        [2, 3, 4, 6],
+        "a tenth of 21 items, twice, the oldest first; the heading (item 5) stays"
+    );
 }
 
 #[test]
@@ -221,13 +225,13 @@ fn sliding_window_reports_pressure() {
         "at the threshold is not above it"
     );
     w.push("nine", 1);
-    let relief = w.relieve_pressure(HIGH_PRESSURE).expect("nine of ten");
+    let relief = w.relieve_pressure(HIGH_PRESSURE).expect("the pressure is above the threshold");
     assert_eq!((relief.initial_pressure, relief.final_pressure), (0.9, 0.8));
     assert_eq!(relief.pruned.iter().map(|p| p.text.as_str()).collect::<Vec<_>>(), ["two"]);
     assert_eq!([pressure(0, 0), pressure(1, 0), pressure(1, 2)], [0.0, 1.0, 0.5]);
 }
 
-/// Sizes are in tokens, not in pieces.
+/// Sizes are in tokens, not in items.
 #[test]
 fn sliding_window_counts_tokens() {
     let mut w = sliding_window(100, 10, 30, None);
@@ -240,7 +244,7 @@ fn sliding_window_counts_tokens() {
     let mut w = sliding_window(100, 10, 30, None);
     w.push("a first piece that is larger than the sinks", 50);
     (0..9).for_each(|_| drop(w.push("piece", 10)));
-    assert_eq!(w.tokens(), 100, "the middle makes room for it");
+    assert_eq!(w.tokens(), 100, "the middle shrinks");
     w.push("one that is larger than the recent window", 70);
     assert_eq!((w.tokens(), w.pressure()), (120, 1.2), "with nothing left to prune, the pressure exceeds 1");
 }
@@ -269,14 +273,14 @@ fn chunker_keeps_tool_result_with_its_call() {
         "the call has its result: the chunk is split at its maximum size, not before the call"
     );
     // A call may consist of several tokens.
-    let mut spread = Chunker::new(ChunkSize { min: 3, max: 8 });
+    let mut split_call = Chunker::new(ChunkSize { min: 3, max: 8 });
     ["a", "b", "c", "d", "<", "tool", ">", "x"]
         .iter()
-        .for_each(|t| assert_eq!(spread.push(t).chunk_index, 0));
-    assert_eq!(spread.push_result().moved_tokens, Some(5));
+        .for_each(|t| assert_eq!(split_call.push(t).chunk_index, 0));
+    assert_eq!(split_call.push_result().moved_tokens, Some(5));
     // Results without a call are split like any other text.
-    let mut none = Chunker::new(ChunkSize { min: 3, max: 8 });
-    let indices: Vec<u32> = (0..20).map(|_| none.push_result().chunk_index).collect();
+    let mut no_call = Chunker::new(ChunkSize { min: 3, max: 8 });
+    let indices: Vec<u32> = (0..20).map(|_| no_call.push_result().chunk_index).collect();
     assert_eq!(indices.last(), Some(&2));
     let mut small = Chunker::new(ChunkSize { min: 3, max: 4 });
     ["a", "<tool>", "x", "</tool>"].iter().for_each(|t| assert_eq!(small.push(t).chunk_index, 0));

@@ -26,7 +26,7 @@ fn scripted_model_plays_answers_with_attention() {
         ScriptedAnswer { fails_after: Some(1), ..answer("half an answer", ScriptedAttention::Uniform) },
     ];
     let mut model = ScriptedModel::new(64, answers);
-    let tokens = model.tokenize("a gun hangs\non the wall", false).expect("words");
+    let tokens = model.tokenize("a gun hangs\non the wall", false).expect("the double tokenizes every text");
     assert_eq!(tokens.iter().map(|t| t.text.as_str()).collect::<String>(), "a gun hangs\non the wall");
     let window: Vec<WindowToken> = tokens
         .iter()
@@ -42,7 +42,7 @@ fn scripted_model_plays_answers_with_attention() {
     let mut rows = Vec::new();
     let finish = model.generate(&prompt, &sampling(9), &AttentionRequest::default(), &mut |step| {
         let ModelStep::Token(token, row) = step else { panic!("no prompt rows are scripted") };
-        rows.push((token.text.clone(), row.expect("attention").mean.to_vec()));
+        rows.push((token.text.clone(), row.expect("the step has attention").mean.to_vec()));
         StepFlow::Continue
     });
     assert_eq!((finish, rows.len()), (Ok(FinishReason::EndOfText), 3));
@@ -72,18 +72,23 @@ fn scripted_model_plays_answers_with_attention() {
 #[test]
 fn hash_embedder_places_shared_words_nearby() {
     let mut embedder = HashEmbedder;
-    let v = embedder.embed(&["the red gun", "a gun, red", "blue sky above", ""]).expect("always");
+    let vectors = embedder
+        .embed(&["the red gun", "a gun, red", "blue sky above", ""])
+        .expect("the double embeds every text");
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
-    let info = embedder.info().expect("always");
-    assert!(v.iter().all(|v| v.len() == info.dimensions) && info.max_tokens == 256);
-    assert!((dot(&v[0], &v[0]) - 1.0).abs() < 1e-5 && dot(&v[0], &v[1]) > dot(&v[0], &v[2]));
+    let info = embedder.info().expect("the double has info");
+    assert!(vectors.iter().all(|vector| vector.len() == info.dimensions) && info.max_tokens == 256);
+    assert!(
+        (dot(&vectors[0], &vectors[0]) - 1.0).abs() < 1e-5
+            && dot(&vectors[0], &vectors[1]) > dot(&vectors[0], &vectors[2])
+    );
     let texts: Vec<String> = ["the red gun", "a gun, red", "blue sky above"].map(str::to_owned).into();
     let mut received = Vec::new();
     let mut listen = |number: usize, vector: Vec<f32>| {
-        received.push((number, vector == v[number]));
+        received.push((number, vector == vectors[number]));
         if number == 1 { StepFlow::Stop } else { StepFlow::Continue }
     };
-    embedder.embed_in_background(texts, &mut listen).expect("always");
+    embedder.embed_in_background(texts, &mut listen).expect("the double embeds every text");
     assert_eq!(received, [(0, true), (1, true)], "no vector after the stop");
 }
 
@@ -99,12 +104,12 @@ fn append_word(timeline: &Timeline) -> Change {
     Change::Append(Append { at, turn: TurnId(0), role: Role::User, tokens: vec![token] })
 }
 
-/// A store that fails before writing changes nothing; one that fails after writing has written. A crash loses
-/// deferred commits and no others.
+/// A store that fails before writing changes nothing; a store that fails after writing has stored the change. A
+/// crash loses only deferred commits.
 #[test]
 fn failing_store_fails_after_given_calls() {
     let mut store = FailingStore::new(InMemoryStore::default(), 3);
-    let mut timeline = store.load("c", Access::Write).expect("first call");
+    let mut timeline = store.load("c", Access::Write).expect("the first call succeeds");
     let mut append = |store: &mut FailingStore<InMemoryStore>, durability| {
         let change = append_word(&timeline);
         store.transact("c", &mut timeline, &change, durability)?;
@@ -119,13 +124,13 @@ fn failing_store_fails_after_given_calls() {
     store.fails_after_write = true;
     assert!(append(&mut store, Durability::Deferred).is_err());
     assert_eq!(
-        store.inner().load("c", Access::Read).expect("underneath").len(),
+        store.inner().load("c", Access::Read).expect("the inner store loads").len(),
         4,
         "the store wrote before it failed"
     );
     store.inner().simulate_crash();
-    let loaded = store.inner().load("c", Access::Read).expect("underneath");
-    assert_eq!(loaded.len(), 1, "only the durable commit is left");
+    let loaded = store.inner().load("c", Access::Read).expect("the inner store loads");
+    assert_eq!(loaded.len(), 1, "only the immediate commit is stored");
     assert!(
         loaded
             .token(Position(0))

@@ -1,4 +1,4 @@
-//! Tests that run on SQLite and on PostgreSQL: what is committed is loaded again, whatever happens in between.
+//! Tests that run on SQLite and on PostgreSQL: committed changes are loaded again, also after damage and repair.
 
 use crate::common::TestDatabase;
 use halo_core::change::{Append, Change};
@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Makes a test of each function for each database.
+/// Defines a test of each function for each database.
 macro_rules! test_on_every_database {
     ($($test:ident),* $(,)?) => {
         mod sqlite { $(#[test] fn $test() { super::$test(&crate::common::sqlite()); })* }
@@ -54,7 +54,7 @@ test_on_every_database!(
 );
 
 fn chunk_id(name: &str) -> ChunkId {
-    name.parse().expect("a name")
+    name.parse().expect("a chunk id")
 }
 
 /// Chunks of random histories are forgotten: no other token moves, log and state agree, the integrity check finds nothing,
@@ -66,18 +66,20 @@ fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
         let name = format!("history {n}");
         let history = rng.random_history(40);
         let mut store = database.open();
-        let mut timeline = store.load(&name, Access::Write).expect("new");
+        let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
         for change in &history.changes {
-            store.transact(&name, &mut timeline, change, Durability::Deferred).expect("it is written");
+            store
+                .transact(&name, &mut timeline, change, Durability::Deferred)
+                .expect("the change is committed");
         }
         let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
         let forget: Vec<ChunkId> = all.iter().copied().filter(|_| rng.next_u64().is_multiple_of(3)).collect();
         let texts = |store: &mut Database| -> Vec<(ChunkId, String, usize)> {
-            let texts = store.chunk_texts(&name, &all).expect("they are read");
+            let texts = store.chunk_texts(&name, &all).expect("the texts are read");
             texts.into_iter().map(|chunk| (chunk.chunk, chunk.text, chunk.tokens)).collect()
         };
         let before = texts(&mut store);
-        let texts_forgotten = store.forget(&name, &forget, &[]).expect("they are forgotten");
+        let texts_forgotten = store.forget(&name, &forget, &[]).expect("the chunks are forgotten");
         assert_eq!(texts_forgotten.len(), forget.len());
         forgotten += forget.len();
         let mut store = database.reopen(store);
@@ -86,17 +88,23 @@ fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
             assert_eq!((old.0, old.2), (new.0, new.2), "no token moves");
             assert_eq!(new.1, if is_forgotten { "" } else { old.1.as_str() }, "{name}, {}", old.0);
         }
-        let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+        let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
         assert!(findings.is_empty(), "{name}: {findings:?}");
-        let after = store.load(&name, Access::Read).expect("it opens");
+        let after = store.load(&name, Access::Read).expect("the conversation loads");
         assert!(forget.iter().all(|&id| after.chunk(id).is_some_and(|chunk| chunk.is_deleted())));
         assert_eq!(after.len(), timeline.len());
         let missing = store.forget(&name, &[ChunkId::new(Role::User, TurnId(9999), 0)], &[]);
         let missing = missing.expect_err("there is no such chunk");
         assert_eq!(missing.kind, ErrorKind::NotFound);
         assert!(missing.to_string().contains("there is no chunk u9999.0"), "{missing}");
-        store.forget_conversation(&name).expect("all of it");
-        assert!(store.list_conversations().expect("a list").iter().all(|summary| summary.name != name));
+        store.forget_conversation(&name).expect("the conversation is forgotten");
+        assert!(
+            store
+                .list_conversations()
+                .expect("the conversations are listed")
+                .iter()
+                .all(|summary| summary.name != name)
+        );
     }
     assert!(forgotten > 20);
 }
@@ -108,7 +116,7 @@ fn world_rows_are_stored_beside_conversations(database: &TestDatabase) {
     const MESSAGE: RowKind = RowKind::from_static("said");
     const COMMAND: RowKind = RowKind::from_static("post");
     let row = |kind, key: &str, value: &str| Row { kind, key: key.into(), value: value.into() };
-    store.load("lamp", Access::Write).expect("a conversation of the same name");
+    store.load("lamp", Access::Write).expect("a conversation may have the same name");
     let rows = [
         row(HEADER, "0", "head"),
         row(MESSAGE, "000100000001", "one, \u{1F642}"),
@@ -116,35 +124,51 @@ fn world_rows_are_stored_beside_conversations(database: &TestDatabase) {
         row(MESSAGE, "000200000003", "elsewhere"),
         row(COMMAND, "1", "asked"),
     ];
-    store.put_rows("lamp", &rows, &[]).expect("written");
-    store.put_rows("lamp", &[row(HEADER, "0", "newer")], &[(COMMAND, "1".into())]).expect("written");
+    store.put_rows("lamp", &rows, &[]).expect("the rows are stored");
+    store
+        .put_rows("lamp", &[row(HEADER, "0", "newer")], &[(COMMAND, "1".into())])
+        .expect("the rows are stored");
     let names = |store: &mut Database| -> Vec<String> {
-        store.list_namespaces().expect("listed").into_iter().map(|summary| summary.name).collect()
+        store
+            .list_namespaces()
+            .expect("the worlds are listed")
+            .into_iter()
+            .map(|summary| summary.name)
+            .collect()
     };
     let mut store = database.reopen(store);
     assert_eq!(names(&mut store), ["lamp"]);
     assert!(
-        store.list_conversations().expect("a list").iter().all(|summary| !summary.name.contains("world:"))
+        store
+            .list_conversations()
+            .expect("the conversations are listed")
+            .iter()
+            .all(|summary| !summary.name.contains("world:"))
     );
     let values = |store: &mut Database, kind, keys: std::ops::Range<&str>, last| -> Vec<String> {
-        store.load_rows("lamp", &kind, keys, last).expect("read").into_iter().map(|row| row.value).collect()
+        store
+            .load_rows("lamp", &kind, keys, last)
+            .expect("the rows are read")
+            .into_iter()
+            .map(|row| row.value)
+            .collect()
     };
     assert_eq!(values(&mut store, HEADER, "0".."9", 10), ["newer"]);
     assert_eq!(values(&mut store, MESSAGE, "0001".."0002", 10), ["one, \u{1F642}", "two"]);
-    assert_eq!(values(&mut store, MESSAGE, "0001".."0002", 1), ["two"], "the last of them");
+    assert_eq!(values(&mut store, MESSAGE, "0001".."0002", 1), ["two"], "the limit selects the last rows");
     assert_eq!(values(&mut store, MESSAGE, "0".."9", 10).len(), 3);
     assert_eq!(values(&mut store, COMMAND, "0".."9", 10), Vec::<String>::new());
-    let why = store.load("world:lamp", Access::Write).expect_err("it is no conversation");
-    assert_eq!(why.kind, ErrorKind::InvalidInput);
-    assert!(why.to_string().contains("belong to worlds of rooms"), "{why}");
-    store.lease_namespace("lamp").expect("no other lease");
-    let why = database.open().lease_namespace("lamp").expect_err("leased");
-    assert_eq!(why.kind, ErrorKind::Busy);
-    assert!(why.to_string().contains("another Halo"), "{why}");
-    assert!(store.check_integrity(&mut |_, _| {}).expect("it looks").is_empty());
-    store.delete_namespace("lamp").expect("deleted");
+    let error = store.load("world:lamp", Access::Write).expect_err("the name belongs to a world");
+    assert_eq!(error.kind, ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("belong to worlds of rooms"), "{error}");
+    store.lease_namespace("lamp").expect("no other store has the lease");
+    let error = database.open().lease_namespace("lamp").expect_err("another store has the lease");
+    assert_eq!(error.kind, ErrorKind::Busy);
+    assert!(error.to_string().contains("another Halo"), "{error}");
+    assert!(store.check_integrity(&mut |_, _| {}).expect("the check runs").is_empty());
+    store.delete_namespace("lamp").expect("the namespace is deleted");
     assert_eq!((names(&mut store), values(&mut store, MESSAGE, "0".."9", 10)), (Vec::new(), Vec::new()));
-    assert!(store.delete_namespace("lamp").is_err_and(|why| why.kind == ErrorKind::NotFound));
+    assert!(store.delete_namespace("lamp").is_err_and(|error| error.kind == ErrorKind::NotFound));
 }
 
 /// A random number generator with a fixed seed.
@@ -164,7 +188,7 @@ impl StoreTestRng {
     }
 }
 
-/// Every change of a random history is committed; now and then pruned chunks are unloaded, or the store is closed and
+/// Every change of a random history is committed; sometimes pruned chunks are unloaded, or the store is closed and
 /// opened again. The loaded state, and the state that the log leads to, are those of the history.
 fn reload_restores_random_histories(database: &TestDatabase) {
     let mut rng = StoreTestRng(3);
@@ -172,29 +196,29 @@ fn reload_restores_random_histories(database: &TestDatabase) {
         let name = format!("history {n}");
         let history = rng.random_history(30);
         let mut store = database.open();
-        let mut timeline = store.load(&name, Access::Write).expect("new");
+        let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
         for change in &history.changes {
             let durability =
                 if rng.next_u64().is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
-            store.transact(&name, &mut timeline, change, durability).expect("it is written");
+            store.transact(&name, &mut timeline, change, durability).expect("the change is committed");
             match rng.next_u64() % 12 {
                 0 | 1 => drop(timeline.unload_pruned()),
                 2 => {
                     drop(store);
                     store = database.open();
                     let hash = timeline.state_hash();
-                    timeline = store.load(&name, Access::Write).expect("it opens again");
+                    timeline = store.load(&name, Access::Write).expect("the conversation loads again");
                     assert_eq!(timeline.state_hash(), hash, "{name} after {change:?}");
-                    timeline.check_invariants().expect("sound");
+                    timeline.check_invariants().expect("the invariants hold");
                 }
                 _ => {}
             }
         }
         let hash = history.timeline.state_hash();
         assert_eq!(timeline.state_hash(), hash);
-        assert_eq!(store.load(&name, Access::Read).expect("it opens").state_hash(), hash);
+        assert_eq!(store.load(&name, Access::Read).expect("the conversation loads").state_hash(), hash);
         assert_eq!(
-            store.replay_log(&name).expect("the log is whole").state_hash(),
+            store.replay_log(&name).expect("the log is complete").state_hash(),
             hash,
             "{name} by its log"
         );
@@ -205,7 +229,7 @@ fn reload_restores_random_histories(database: &TestDatabase) {
 
 fn load_all_bodies(store: &mut Database, name: &str, timeline: &mut Timeline) {
     let unloaded: Vec<_> = timeline.chunks().filter(|c| !c.is_loaded()).map(|c| c.id()).collect();
-    store.load_bodies(name, timeline, &unloaded).expect("they are there");
+    store.load_bodies(name, timeline, &unloaded).expect("the bodies are stored");
 }
 
 fn conversations_are_isolated(database: &TestDatabase) {
@@ -213,23 +237,25 @@ fn conversations_are_isolated(database: &TestDatabase) {
     let histories: Vec<_> = (0..3).map(|_| rng.random_history(25)).collect();
     let names = ["ärger", "b", "B"];
     let mut store = database.open();
-    assert_eq!(store.list_conversations().expect("an empty list"), []);
-    let mut open: Vec<_> = names.map(|n| store.load(n, Access::Write).expect("new")).into();
+    assert_eq!(store.list_conversations().expect("the conversations are listed"), []);
+    let mut open: Vec<_> = names.map(|n| store.load(n, Access::Write).expect("a new conversation")).into();
     let longest = histories.iter().map(|h| h.changes.len()).max().unwrap_or(0);
     for step in 0..longest {
         for (i, history) in histories.iter().enumerate() {
             if let Some(change) = history.changes.get(step) {
-                store.transact(names[i], &mut open[i], change, Durability::Deferred).expect("it is written");
+                store
+                    .transact(names[i], &mut open[i], change, Durability::Deferred)
+                    .expect("the change is committed");
             }
         }
     }
     let mut store = database.reopen(store);
-    let listed = store.list_conversations().expect("a list");
+    let listed = store.list_conversations().expect("the conversations are listed");
     assert_eq!(listed.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["B", "b", "ärger"]);
     for (name, history) in names.iter().zip(&histories) {
-        let timeline = store.load(name, Access::Read).expect("it opens");
+        let timeline = store.load(name, Access::Read).expect("the conversation loads");
         assert_eq!(timeline.state_hash(), history.timeline.state_hash(), "{name}");
-        let summary = listed.iter().find(|s| s.name == *name).expect("listed");
+        let summary = listed.iter().find(|s| s.name == *name).expect("the conversation is listed");
         let counts = [history.timeline.turns().len(), history.timeline.len(), history.timeline.live_len()];
         assert_eq!([summary.turns, summary.tokens, summary.live], counts.map(|n| n as u64));
         assert!(summary.created > 0 && summary.updated >= summary.created);
@@ -245,48 +271,64 @@ impl TestDatabase {
 
 fn records_and_embeddings_are_stored(database: &TestDatabase) {
     let mut store = database.open();
-    assert_eq!(store.records("c", RecordKind::Note).expect("none"), []);
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{}}")).expect("stored");
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{\"go\":1}}")).expect("stored");
-    store.put_record("c", RecordKind::Note, "a", Some("")).expect("stored");
-    store.put_record("c", RecordKind::Setting, "notes.json", Some("other kind")).expect("stored");
-    store.put_record("d", RecordKind::Note, "notes.json", Some("other conversation 🌱")).expect("stored");
+    assert_eq!(store.records("c", RecordKind::Note).expect("the records are read"), []);
+    store
+        .put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{}}"))
+        .expect("the record is stored");
+    store
+        .put_record("c", RecordKind::Note, "notes.json", Some("{\"topics\":{\"go\":1}}"))
+        .expect("the record is stored");
+    store.put_record("c", RecordKind::Note, "a", Some("")).expect("the record is stored");
+    store
+        .put_record("c", RecordKind::Setting, "notes.json", Some("other kind"))
+        .expect("the record is stored");
+    store
+        .put_record("d", RecordKind::Note, "notes.json", Some("other conversation 🌱"))
+        .expect("the record is stored");
     let vector = |x: f32| Embedding {
         chunk: chunk_id("a1.0"),
         text_hash: 7,
         vector: vec![x, -0.0, f32::MIN_POSITIVE],
     };
     let other = Embedding { chunk: chunk_id("u0.0"), text_hash: 7, vector: vec![1.0] };
-    store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("stored");
-    store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("stored");
-    store.put_embeddings("c", "granite", &[vector(9.0)]).expect("stored");
-    store.set_model("c", "SmolLM2").expect("stored");
+    store.put_embeddings("c", "minilm", &[vector(1.0), other.clone()]).expect("the embeddings are stored");
+    store.put_embeddings("c", "minilm", &[vector(2.0)]).expect("the embeddings are stored");
+    store.put_embeddings("c", "granite", &[vector(9.0)]).expect("the embeddings are stored");
+    store.set_model("c", "SmolLM2").expect("the model is stored");
     let mut store = database.reopen(store);
-    let notes = store.records("c", RecordKind::Note).expect("some");
+    let notes = store.records("c", RecordKind::Note).expect("the records are read");
     let pairs: Vec<_> = notes.iter().map(|r| (r.key.as_str(), r.value.as_str())).collect();
     assert_eq!(pairs, [("a", ""), ("notes.json", "{\"topics\":{\"go\":1}}")]);
     assert!(notes.iter().all(|r| r.updated_at > 0));
-    assert_eq!(store.records("d", RecordKind::Note).expect("some")[0].value, "other conversation 🌱");
-    assert_eq!(store.records("d", RecordKind::Memory).expect("none"), []);
-    assert_eq!(store.embeddings("c", "minilm").expect("two"), [other.clone(), vector(2.0)]);
-    store.put_record("c", RecordKind::Note, "a", None).expect("deleted");
-    store.put_embeddings("c", "minilm", &[Embedding { vector: vec![], ..vector(0.0) }]).expect("deleted");
-    assert_eq!(store.records("c", RecordKind::Note).expect("one").len(), 1);
-    assert_eq!(store.embeddings("c", "minilm").expect("one"), [other]);
-    assert_eq!(store.list_conversations().expect("two")[0].model, "SmolLM2");
+    assert_eq!(
+        store.records("d", RecordKind::Note).expect("the records are read")[0].value,
+        "other conversation 🌱"
+    );
+    assert_eq!(store.records("d", RecordKind::Memory).expect("the records are read"), []);
+    assert_eq!(
+        store.embeddings("c", "minilm").expect("the embeddings are read"),
+        [other.clone(), vector(2.0)]
+    );
+    store.put_record("c", RecordKind::Note, "a", None).expect("the record is deleted");
+    store
+        .put_embeddings("c", "minilm", &[Embedding { vector: vec![], ..vector(0.0) }])
+        .expect("the embedding is deleted");
+    assert_eq!(store.records("c", RecordKind::Note).expect("the records are read").len(), 1);
+    assert_eq!(store.embeddings("c", "minilm").expect("the embeddings are read"), [other]);
+    assert_eq!(store.list_conversations().expect("the conversations are listed")[0].model, "SmolLM2");
 }
 
 fn history_lists_all_changes_of_a_chunk(database: &TestDatabase) {
     let mut store = database.open();
     let mut rng = StoreTestRng(11);
     let history = rng.random_history(60);
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes {
-        store.transact("c", &mut timeline, change, Durability::Deferred).expect("it is written");
+        store.transact("c", &mut timeline, change, Durability::Deferred).expect("the change is committed");
     }
     let mut compared = 0;
     for chunk in history.timeline.chunks().map(|c| c.id()) {
-        let entries = store.chunk_history("c", chunk).expect("it can be read");
+        let entries = store.chunk_history("c", chunk).expect("the history is read");
         let named: Vec<_> = history.changes.iter().filter(|c| c.named_chunks().contains(&chunk)).collect();
         let without_scores = |change: &Change| -> Vec<Change> {
             change.flatten().into_iter().filter(|c| !matches!(c, Change::Score(_))).cloned().collect()
@@ -296,17 +338,19 @@ fn history_lists_all_changes_of_a_chunk(database: &TestDatabase) {
         assert!(entries.is_sorted_by_key(|e| e.seq) && entries.iter().all(|e| e.committed_at > 0));
         compared += stored.len();
     }
-    assert!(compared > 20, "the history was too short: {compared}");
-    assert_eq!(store.chunk_history("c", chunk_id("u999.0")).expect("none"), []);
+    assert!(compared > 20, "the history is too short: {compared}");
+    assert_eq!(store.chunk_history("c", chunk_id("u999.0")).expect("the history is read"), []);
 }
 
 fn lease_allows_one_writer_at_a_time(database: &TestDatabase) {
     let mut first = database.open();
-    let mut timeline = first.load("c", Access::Write).expect("new");
+    let mut timeline = first.load("c", Access::Write).expect("a new conversation");
     let history = StoreTestRng(1).random_history(3);
-    first.transact("c", &mut timeline, &history.changes[0], Durability::Immediate).expect("it is written");
+    first
+        .transact("c", &mut timeline, &history.changes[0], Durability::Immediate)
+        .expect("the change is committed");
     let mut second = database.open();
-    let refused = second.load("c", Access::Write).expect_err("it is taken");
+    let refused = second.load("c", Access::Write).expect_err("another store has the lease");
     assert_eq!(refused.kind, ErrorKind::Busy);
     let refused = refused.to_string();
     assert!(refused.starts_with("opening 'c': another Halo"), "{refused}");
@@ -316,10 +360,15 @@ fn lease_allows_one_writer_at_a_time(database: &TestDatabase) {
     let change = &history.changes[1];
     let refused =
         read_only.transact(change, |after| second.commit("c", change, after, Durability::Immediate));
-    assert!(refused.expect_err("it is read only").to_string().contains("was not opened for writing"));
+    assert!(
+        refused
+            .expect_err("the conversation was loaded for reading")
+            .to_string()
+            .contains("was not opened for writing")
+    );
     second.load("d", Access::Write).expect("another conversation is free");
     drop(first);
-    second.load("c", Access::Write).expect("now it is free");
+    second.load("c", Access::Write).expect("the lease is free");
 }
 
 /// Even without the locks, a writer that has not seen the last entry of the log may not commit.
@@ -327,14 +376,14 @@ fn commit_rejects_writer_that_missed_a_log_entry(database: &TestDatabase) {
     let mut rng = StoreTestRng(2);
     let history = rng.random_history(6);
     let mut store = database.open();
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes[..3] {
-        store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
+        store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
     execute_sql_directly(database, "UPDATE conversation SET seq = seq + 1");
     let hash = timeline.state_hash();
     let refused = store.transact("c", &mut timeline, &history.changes[3], Durability::Immediate);
-    let refused = refused.expect_err("it has missed an entry");
+    let refused = refused.expect_err("the timeline has missed a log entry");
     assert_eq!(refused.kind, ErrorKind::Busy);
     assert_eq!(
         refused.to_string(),
@@ -344,17 +393,21 @@ fn commit_rejects_writer_that_missed_a_log_entry(database: &TestDatabase) {
     execute_sql_directly(database, "UPDATE conversation SET seq = seq - 1");
     store
         .transact("c", &mut timeline, &history.changes[3], Durability::Immediate)
-        .expect("nothing is broken");
+        .expect("the change is committed");
 }
 
-/// Changes the database without the store.
+/// Runs SQL on the database, bypassing the store.
 fn execute_sql_directly(database: &TestDatabase, sql: &str) {
     match &database.location {
         StoreLocation::Sqlite(path) => {
-            rusqlite::Connection::open(path).expect("it opens").execute_batch(sql).expect("it runs");
+            rusqlite::Connection::open(path)
+                .expect("the file opens")
+                .execute_batch(sql)
+                .expect("the statement runs");
         }
         StoreLocation::Postgres(url) => {
-            crate::common::execute_sql(url, &format!("SET search_path TO halo; {sql}")).expect("it runs");
+            crate::common::execute_sql(url, &format!("SET search_path TO halo; {sql}"))
+                .expect("the statement runs");
         }
     }
 }
@@ -362,18 +415,21 @@ fn execute_sql_directly(database: &TestDatabase, sql: &str) {
 fn commit_of_invalid_change_leaves_no_trace(database: &TestDatabase) {
     let history = StoreTestRng(8).random_history(12);
     let mut store = database.open();
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes {
-        store.transact("c", &mut timeline, change, Durability::Deferred).expect("it is written");
-        let nonsense =
+        store.transact("c", &mut timeline, change, Durability::Deferred).expect("the change is committed");
+        let invalid =
             Change::Batch(vec![change.clone(), Change::Pin { chunk: chunk_id("u4000.0"), pinned: true }]);
         let hash = timeline.state_hash();
-        assert!(store.transact("c", &mut timeline, &nonsense, Durability::Immediate).is_err());
+        assert!(store.transact("c", &mut timeline, &invalid, Durability::Immediate).is_err());
         assert_eq!(timeline.state_hash(), hash);
     }
     let mut store = database.reopen(store);
-    assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
-    assert_eq!(store.replay_log("c").expect("the log is whole").state_hash(), timeline.state_hash());
+    assert_eq!(
+        store.load("c", Access::Read).expect("the conversation loads").state_hash(),
+        timeline.state_hash()
+    );
+    assert_eq!(store.replay_log("c").expect("the log is complete").state_hash(), timeline.state_hash());
 }
 
 fn conversation_names_are_validated(database: &TestDatabase) {
@@ -386,7 +442,7 @@ fn conversation_names_are_validated(database: &TestDatabase) {
     for name in ["'; DROP TABLE log; --", "../../etc/passwd", "$1", "%s", "🌱 años"] {
         store.set_model(name, "m").expect("any line of text is a name");
     }
-    assert_eq!(store.list_conversations().expect("a list").len(), 5);
+    assert_eq!(store.list_conversations().expect("the conversations are listed").len(), 5);
     let missing = store.chunk_history("nobody", chunk_id("u0.0")).expect_err("no such conversation");
     assert_eq!(missing.kind, ErrorKind::NotFound);
     assert!(missing.to_string().ends_with("there is no conversation 'nobody'"), "{missing}");
@@ -395,27 +451,29 @@ fn conversation_names_are_validated(database: &TestDatabase) {
 /// A conversation with records, embeddings and a model.
 fn create_full_conversation(store: &mut Database, name: &str, seed: u64) -> Timeline {
     let history = StoreTestRng(seed).random_history(40);
-    let mut timeline = store.load(name, Access::Write).expect("new");
+    let mut timeline = store.load(name, Access::Write).expect("a new conversation");
     for change in &history.changes {
-        store.transact(name, &mut timeline, change, Durability::Deferred).expect("it is written");
+        store.transact(name, &mut timeline, change, Durability::Deferred).expect("the change is committed");
     }
-    store.put_record(name, RecordKind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}")).expect("stored");
-    store.put_record(name, RecordKind::Memory, "1", Some("line\nline")).expect("stored");
+    store
+        .put_record(name, RecordKind::Note, "notes.json", Some("{\"a\": \"\\u0000 🌱\"}"))
+        .expect("the record is stored");
+    store.put_record(name, RecordKind::Memory, "1", Some("line\nline")).expect("the record is stored");
     let vector =
         |x| Embedding { chunk: chunk_id("u0.0"), text_hash: 7, vector: vec![x, 0.1, f32::MIN_POSITIVE] };
-    store.put_embeddings(name, "b", &[vector(0.3)]).expect("stored");
-    store.put_embeddings(name, "B", &[vector(-7.25)]).expect("stored");
-    store.set_model(name, "SmolLM2").expect("stored");
+    store.put_embeddings(name, "b", &[vector(0.3)]).expect("the embeddings are stored");
+    store.put_embeddings(name, "B", &[vector(-7.25)]).expect("the embeddings are stored");
+    store.set_model(name, "SmolLM2").expect("the model is stored");
     timeline
 }
 
-/// A turn began at its first append, whatever happened later, also in an imported conversation.
+/// The time of a turn is that of its first append, also after later changes and in an imported conversation.
 fn turn_times_are_those_of_the_first_token(database: &TestDatabase) {
     let mut store = database.open();
     for seed in 0..6 {
         let name = format!("history {seed}");
         let timeline = create_full_conversation(&mut store, &name, seed);
-        let log = String::from_utf8(export_bytes(&mut store, &name)).expect("text");
+        let log = String::from_utf8(export_bytes(&mut store, &name)).expect("the export is UTF-8");
         let mut first = std::collections::BTreeMap::new();
         for line in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             let (line, at) = (&line["entry"], line["entry"]["at"].as_i64());
@@ -423,7 +481,7 @@ fn turn_times_are_those_of_the_first_token(database: &TestDatabase) {
                 first.entry(append["turn"].as_u64()).or_insert(at);
             }
         }
-        let times = store.turn_times(&name).expect("read");
+        let times = store.turn_times(&name).expect("the times are read");
         let times: Vec<_> = times.iter().map(|(turn, at)| (Some(u64::from(turn.0)), Some(*at))).collect();
         assert!(!times.is_empty() && times.len() == timeline.turns().len());
         assert_eq!(times, first.into_iter().collect::<Vec<_>>(), "history {seed}");
@@ -433,7 +491,7 @@ fn turn_times_are_those_of_the_first_token(database: &TestDatabase) {
 /// One log entry may append to several turns.
 fn turn_times_include_every_turn_of_a_batch(database: &TestDatabase) {
     let mut store = database.open();
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     let append = |turn: u32, role| {
         Change::Append(Append { at: Position(0), turn: TurnId(turn), role, tokens: Vec::new() })
     };
@@ -443,13 +501,13 @@ fn turn_times_include_every_turn_of_a_batch(database: &TestDatabase) {
         append(5, Role::Assistant),
     ];
     for change in &changes {
-        store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
+        store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
     let turns = |store: &mut Database| -> Vec<u32> {
-        store.turn_times("c").expect("read").iter().map(|(turn, _)| turn.0).collect()
+        store.turn_times("c").expect("the times are read").iter().map(|(turn, _)| turn.0).collect()
     };
     assert_eq!(turns(&mut store), [0, 3, 4, 5]);
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
 
 /// A database of version 3 has no column `turn`: the migration fills it from the changes.
@@ -459,7 +517,7 @@ fn migration_fills_turns_of_old_log_entries(database: &TestDatabase) {
     for seed in 0..4 {
         let name = format!("history {seed}");
         create_full_conversation(&mut store, &name, seed);
-        times.push(store.turn_times(&name).expect("read"));
+        times.push(store.turn_times(&name).expect("the times are read"));
     }
     drop(store);
     let set_version = match &database.location {
@@ -472,18 +530,18 @@ fn migration_fills_turns_of_old_log_entries(database: &TestDatabase) {
     for (seed, times) in times.iter().enumerate() {
         assert_eq!(store.turn_times(&format!("history {seed}")).as_ref(), Ok(times));
     }
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
     drop(store);
-    // An entry that cannot be parsed does not keep the store from opening.
+    // An entry that cannot be parsed does not prevent the store from opening.
     execute_sql_directly(
         database,
         &format!("UPDATE log SET change = 'x' WHERE key = (SELECT max(key) FROM log); {to_version_3}"),
     );
     let mut store = database.open();
     assert_eq!(store.turn_times("history 0").as_ref(), Ok(&times[0]));
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-    store.repair(&findings).expect("it can be repaired");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+    store.repair(&findings).expect("the repair runs");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
 
 /// A copy has the same tokens and chunks, except for ids that were merged away; a copy up to a turn is a branch. The
@@ -494,11 +552,13 @@ fn copy_conversation_keeps_tokens_and_can_branch(database: &TestDatabase) {
         let (from, to, branch) = (format!("from {seed}"), format!("to {seed}"), format!("branch {seed}"));
         create_full_conversation(&mut store, &from, seed);
         let before = export_bytes(&mut store, &from);
-        store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn))).expect("copied");
+        store
+            .copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)))
+            .expect("the conversation is copied");
         let tokens = |store: &mut Database, name: &str| {
-            let mut timeline = store.load(name, Access::Read).expect("it loads");
+            let mut timeline = store.load(name, Access::Read).expect("the conversation loads");
             let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
-            store.load_bodies(name, &mut timeline, &all).expect("they are there");
+            store.load_bodies(name, &mut timeline, &all).expect("the bodies are stored");
             let token = |t: halo_core::timeline::TokenRef<'_>| {
                 (t.position, t.id, t.text.to_owned(), t.brightness.0.to_bits(), t.flags, t.chunk)
             };
@@ -508,36 +568,57 @@ fn copy_conversation_keeps_tokens_and_can_branch(database: &TestDatabase) {
         };
         let original = tokens(&mut store, &from);
         assert_eq!(tokens(&mut store, &to), original, "history {seed}");
-        let beside = |store: &mut Database, name: &str| {
-            (store.records(name, RecordKind::Note).expect("read"), store.embeddings(name, "b").expect("read"))
+        let notes_and_embeddings = |store: &mut Database, name: &str| {
+            (
+                store.records(name, RecordKind::Note).expect("the records are read"),
+                store.embeddings(name, "b").expect("the embeddings are read"),
+            )
         };
-        assert_eq!(beside(&mut store, &to).0[0].value, beside(&mut store, &from).0[0].value);
-        let mut vectors = beside(&mut store, &from).1;
+        assert_eq!(
+            notes_and_embeddings(&mut store, &to).0[0].value,
+            notes_and_embeddings(&mut store, &from).0[0].value
+        );
+        let mut vectors = notes_and_embeddings(&mut store, &from).1;
         vectors.retain(|vector| original.1.iter().any(|(id, ..)| *id == vector.chunk));
-        assert_eq!(beside(&mut store, &to).1, vectors);
-        let mut left = 3;
+        assert_eq!(notes_and_embeddings(&mut store, &to).1, vectors);
+        let mut turns_left = 3;
         let mut two_turns = |turn: TurnCopy| {
-            left -= 1;
-            Ok((left > 0).then_some(turn))
+            turns_left -= 1;
+            Ok((turns_left > 0).then_some(turn))
         };
-        store.copy_conversation(&from, &branch, "SmolLM2", &mut two_turns).expect("copied");
-        let part = tokens(&mut store, &branch);
-        assert_eq!(part.0[..], original.0[..part.0.len()], "history {seed}");
-        let turns = store.load(&branch, Access::Read).expect("it loads").turns().len();
-        assert!(turns <= 2 && store.replay_log(&branch).expect("it can be").len() == part.0.len());
-        let taken = store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)));
-        assert!(taken.is_err_and(|e| e.kind == ErrorKind::Conflict && e.to_string().contains("already")));
-        let stopped =
+        store
+            .copy_conversation(&from, &branch, "SmolLM2", &mut two_turns)
+            .expect("the conversation is copied");
+        let branch_tokens = tokens(&mut store, &branch);
+        assert_eq!(branch_tokens.0[..], original.0[..branch_tokens.0.len()], "history {seed}");
+        let turns = store.load(&branch, Access::Read).expect("the conversation loads").turns().len();
+        assert!(
+            turns <= 2
+                && store.replay_log(&branch).expect("the log is complete").len() == branch_tokens.0.len()
+        );
+        let second_copy = store.copy_conversation(&from, &to, "SmolLM2", &mut |turn| Ok(Some(turn)));
+        assert!(
+            second_copy.is_err_and(|e| e.kind == ErrorKind::Conflict && e.to_string().contains("already"))
+        );
+        let failed_copy =
             store.copy_conversation(&from, "never", "m", &mut |_| Err(Error::internal("copying", "no")));
-        assert_eq!(stopped, Err(Error::internal("copying", "no")));
+        assert_eq!(failed_copy, Err(Error::internal("copying", "no")));
         assert_eq!(export_bytes(&mut store, &from), before, "history {seed}");
     }
-    assert!(store.list_conversations().expect("read").iter().all(|summary| summary.name != "never"));
+    assert!(
+        store
+            .list_conversations()
+            .expect("the conversations are listed")
+            .iter()
+            .all(|summary| summary.name != "never")
+    );
 }
 
 fn export_bytes(store: &mut Database, name: &str) -> Vec<u8> {
     let mut out = Vec::new();
-    store.export(name, &mut out, &mut |done, all| assert!(done <= all)).expect("it can be exported");
+    store
+        .export(name, &mut out, &mut |written, total| assert!(written <= total))
+        .expect("the conversation is exported");
     out
 }
 
@@ -561,52 +642,64 @@ fn export_import_round_trip_is_byte_identical(database: &TestDatabase) {
         let name = format!("history {seed}");
         let timeline = create_full_conversation(&mut store, &name, seed);
         let first = export_bytes(&mut store, &name);
-        // Into another store and out again.
-        let elsewhere = crate::common::sqlite();
-        let mut other = elsewhere.open();
+        // Imported into another store and exported from it.
+        let other_database = crate::common::sqlite();
+        let mut other = other_database.open();
         assert_eq!(import_bytes(&mut other, &first, None).as_ref(), Ok(&name));
         assert_eq!(export_bytes(&mut other, &name), first);
-        assert_eq!(other.load(&name, Access::Write).expect("it opens").state_hash(), timeline.state_hash());
-        let there = other.list_conversations().expect("listed");
-        assert!(store.list_conversations().expect("listed").contains(&there[0]) && there.len() == 1);
+        assert_eq!(
+            other.load(&name, Access::Write).expect("the conversation loads").state_hash(),
+            timeline.state_hash()
+        );
+        let imported = other.list_conversations().expect("the conversations are listed");
+        assert!(
+            store.list_conversations().expect("the conversations are listed").contains(&imported[0])
+                && imported.len() == 1
+        );
         for chunk in timeline.chunks().map(|c| c.id()) {
             assert_eq!(other.chunk_history(&name, chunk), store.chunk_history(&name, chunk));
         }
-        assert_eq!(other.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
-        let taken = import_bytes(&mut store, &first, None).expect_err("the name is taken");
-        assert_eq!(taken.kind, ErrorKind::Conflict);
-        let why = format!("there is a conversation '{name}' already: choose another name");
-        assert!(taken.to_string().ends_with(&why), "{taken}");
+        assert_eq!(other.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+        let error = import_bytes(&mut store, &first, None).expect_err("the name is taken");
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        let expected = format!("there is a conversation '{name}' already: choose another name");
+        assert!(error.to_string().ends_with(&expected), "{error}");
         let renamed = format!("z{seed}");
         assert_eq!(import_bytes(&mut store, &first, Some(&renamed)).as_ref(), Ok(&renamed));
-        let renamed = String::from_utf8(export_bytes(&mut store, &format!("z{seed}"))).expect("text");
-        let (_, body) = renamed.split_once('\n').expect("lines");
-        assert!(String::from_utf8_lossy(&first).contains(body.rsplit_once("{\"end\"").expect("an end").0));
+        let renamed =
+            String::from_utf8(export_bytes(&mut store, &format!("z{seed}"))).expect("the export is UTF-8");
+        let (_, body) = renamed.split_once('\n').expect("the export has several lines");
+        assert!(
+            String::from_utf8_lossy(&first)
+                .contains(body.rsplit_once("{\"end\"").expect("the export has an end line").0)
+        );
     }
 }
 
 fn import_rejects_damaged_export(database: &TestDatabase) {
     let mut store = database.open();
     create_full_conversation(&mut store, "c", 9);
-    let good = export_bytes(&mut store, "c");
-    let before = store.list_conversations().expect("listed");
+    let export = export_bytes(&mut store, "c");
+    let before = store.list_conversations().expect("the conversations are listed");
     let mut rng = StoreTestRng(77);
     for _ in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
-        let mut bytes = good.clone();
+        let mut bytes = export.clone();
         let at = rng.next_u64() as usize % bytes.len();
         match rng.next_u64() % 4 {
             0 => bytes[at] ^= 1 << (rng.next_u64() % 8),
             1 => bytes.truncate(at),
-            2 => drop(bytes.drain(at..(at + 1 + rng.next_u64() as usize % 99).min(good.len()))),
+            2 => drop(bytes.drain(at..(at + 1 + rng.next_u64() as usize % 99).min(export.len()))),
             _ => bytes.insert(at, rng.next_u64() as u8),
         }
         let refused = import_bytes(&mut store, &bytes, Some("copy"));
         assert!(refused.is_err(), "damage at {at} was not noticed");
     }
-    assert_eq!(store.list_conversations().expect("listed"), before);
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
-    let newer = String::from_utf8(good).expect("text").replacen("\"version\":1", "\"version\":2", 1);
-    let refused = import_bytes(&mut store, newer.as_bytes(), Some("copy")).expect_err("too new");
+    assert_eq!(store.list_conversations().expect("the conversations are listed"), before);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+    let newer =
+        String::from_utf8(export).expect("the export is UTF-8").replacen("\"version\":1", "\"version\":2", 1);
+    let refused =
+        import_bytes(&mut store, newer.as_bytes(), Some("copy")).expect_err("the export is too new");
     assert_eq!(refused.kind, ErrorKind::InvalidInput);
     let refused = refused.to_string();
     assert!(refused.contains("written by a newer Halo (version 2, this program reads 1)"), "{refused}");
@@ -642,9 +735,13 @@ fn import_reads_foreign_formats(database: &TestDatabase) {
             validate_rows: None,
         };
         let bytes = read_sample(file);
-        let before: Vec<_> =
-            store.list_conversations().expect("listed").into_iter().map(|s| s.name).collect();
-        let report = store.import(&mut bytes.as_slice(), import).expect("it is readable");
+        let before: Vec<_> = store
+            .list_conversations()
+            .expect("the conversations are listed")
+            .into_iter()
+            .map(|s| s.name)
+            .collect();
+        let report = store.import(&mut bytes.as_slice(), import).expect("the file is imported");
         let _ = writeln!(rendered, "== {file}: {}", report.format);
         for (kind, n) in report.losses.iter() {
             let _ = writeln!(rendered, "lost {kind}: {n}");
@@ -652,17 +749,17 @@ fn import_reads_foreign_formats(database: &TestDatabase) {
         for imported in report.conversations {
             assert!(!before.contains(&imported.name));
             render_conversation(&mut store, &imported.name, &mut rendered);
-            store.set_model(&imported.name, "").expect("stored");
+            store.set_model(&imported.name, "").expect("the model is stored");
         }
         // The next file with a model has the same name.
         if with_model {
             rename_directly(database, "with a model", &format!("with a model {file}"));
         }
     }
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/arrivals.expected");
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
-        std::fs::write(&path, &rendered).expect("written");
+        std::fs::write(&path, &rendered).expect("the file is written");
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
@@ -676,10 +773,14 @@ fn rename_directly(database: &TestDatabase, from: &str, to: &str) {
 }
 
 fn render_conversation(store: &mut Database, name: &str, out: &mut String) {
-    let mut timeline = store.load(name, Access::Read).expect("it opens");
+    let mut timeline = store.load(name, Access::Read).expect("the conversation loads");
     load_all_bodies(store, name, &mut timeline);
-    let summary =
-        store.list_conversations().expect("listed").into_iter().find(|s| s.name == name).expect("there");
+    let summary = store
+        .list_conversations()
+        .expect("the conversations are listed")
+        .into_iter()
+        .find(|s| s.name == name)
+        .expect("the conversation is listed");
     let _ = writeln!(
         out,
         "'{name}' model '{}' turns {} tokens {} live {}",
@@ -704,18 +805,18 @@ fn render_conversation(store: &mut Database, name: &str, out: &mut String) {
         );
     }
     for kind in RecordKind::ALL {
-        for record in store.records(name, kind).expect("readable") {
+        for record in store.records(name, kind).expect("the records are read") {
             let _ = writeln!(out, "  {} {}: {}", kind.name(), record.key, record.value);
         }
     }
-    for embedding in store.embeddings(name, "halo_weave").expect("readable") {
+    for embedding in store.embeddings(name, "halo_weave").expect("the embeddings are read") {
         let _ = writeln!(out, "  embedding of {}: {} numbers", embedding.chunk, embedding.vector.len());
     }
 }
 
 /// Damage to rows of the conversation "c".
 struct DamageCase {
-    /// What damages the rows; `LAST` is the key of an entry near the end of the log.
+    /// The statement that damages the rows; `LAST` is the key of an entry near the end of the log.
     sql: &'static str,
     problem: &'static str,
     repaired: &'static str,
@@ -798,7 +899,7 @@ const DAMAGE_CASES: [DamageCase; 12] = [
     },
 ];
 
-/// For every kind of damage: what the integrity check reports, and that a repair restores all text.
+/// For every kind of damage, the integrity check reports it and a repair restores all text.
 fn doctor_finds_and_repairs_damaged_rows(database: &TestDatabase) {
     let mut store = database.open();
     let timeline = create_full_conversation(&mut store, "c", 21);
@@ -807,14 +908,14 @@ fn doctor_finds_and_repairs_damaged_rows(database: &TestDatabase) {
     for DamageCase { sql, problem, repaired, lossless } in DAMAGE_CASES {
         execute_sql_directly(database, &sql.replace("LAST", "(SELECT max(key) - 2 FROM log)"));
         let mut store = database.open();
-        let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+        let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
         assert!(findings.iter().any(|f| f.problem.contains(problem)), "{sql}: {findings:?}");
-        let (copy, done) = store.repair(&findings).expect("it can be repaired");
-        let copy = copy.expect("a copy comes first");
-        assert!(Path::new(&copy).exists() || copy.starts_with("schema halo_backup_"), "{copy}");
-        assert!(done.iter().any(|d| d.contains(repaired)), "{sql}: {done:?}");
-        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), [], "{sql}");
-        let mut loaded = store.load("c", Access::Write).expect("it opens");
+        let (backup, report) = store.repair(&findings).expect("the repair runs");
+        let backup = backup.expect("the repair makes a backup");
+        assert!(Path::new(&backup).exists() || backup.starts_with("schema halo_backup_"), "{backup}");
+        assert!(report.iter().any(|d| d.contains(repaired)), "{sql}: {report:?}");
+        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), [], "{sql}");
+        let mut loaded = store.load("c", Access::Write).expect("the conversation loads");
         assert!(loaded.state_hash() == hash || !lossless, "{sql}");
         load_all_bodies(&mut store, "c", &mut loaded);
         let texts = |t: &Timeline| {
@@ -826,7 +927,7 @@ fn doctor_finds_and_repairs_damaged_rows(database: &TestDatabase) {
             let append = Append { at, turn, role: Role::User, tokens: Vec::new() };
             store
                 .transact("c", &mut loaded, &Change::Append(append), Durability::Immediate)
-                .expect("it can be continued");
+                .expect("the conversation can continue");
         }
     }
 }
@@ -834,35 +935,40 @@ fn doctor_finds_and_repairs_damaged_rows(database: &TestDatabase) {
 /// A conversation that has lost its row is recovered, and other orphan rows are deleted.
 fn repair_recovers_nameless_conversation(database: &TestDatabase) {
     create_full_conversation(&mut database.open(), "c", 21);
-    let hash = database.open().load("c", Access::Read).expect("it opens").state_hash();
+    let hash = database.open().load("c", Access::Read).expect("the conversation loads").state_hash();
     execute_sql_directly(database, "DELETE FROM conversation");
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
     assert_eq!(findings[0].problem, "conversations without a name: 1");
-    store.repair(&findings).expect("it can be repaired");
-    assert_eq!(store.load("recovered 1", Access::Read).expect("it is back").state_hash(), hash);
+    store.repair(&findings).expect("the repair runs");
+    assert_eq!(
+        store.load("recovered 1", Access::Read).expect("the conversation is recovered").state_hash(),
+        hash
+    );
     drop(store);
     execute_sql_directly(database, "INSERT INTO record VALUES (999, 'note', 'k', 'v', 0, 0)");
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!(findings[0].problem, "rows without a conversation: 1");
-    store.repair(&findings).expect("it can be repaired");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    store.repair(&findings).expect("the repair runs");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
 
 /// Of two timelines loaded from one store, the one that has missed a change may not be committed.
 fn commit_rejects_stale_timeline(database: &TestDatabase) {
     let history = StoreTestRng(6).random_history(12);
     let mut store = database.open();
-    let mut first = store.load("c", Access::Write).expect("new");
+    let mut first = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes[..4] {
-        store.transact("c", &mut first, change, Durability::Immediate).expect("it is written");
+        store.transact("c", &mut first, change, Durability::Immediate).expect("the change is committed");
     }
-    let mut second = store.load("c", Access::Write).expect("the same store may");
-    store.transact("c", &mut second, &history.changes[4], Durability::Immediate).expect("it is written");
+    let mut second = store.load("c", Access::Write).expect("the same store may load it twice");
+    store
+        .transact("c", &mut second, &history.changes[4], Durability::Immediate)
+        .expect("the change is committed");
     let refused = store.transact("c", &mut first, &history.changes[4], Durability::Immediate);
-    let refused = refused.expect_err("it has missed one");
+    let refused = refused.expect_err("the timeline has missed a change");
     assert_eq!(refused.kind, ErrorKind::Busy);
     assert_eq!(
         refused.to_string(),
@@ -870,28 +976,31 @@ fn commit_rejects_stale_timeline(database: &TestDatabase) {
     );
     store
         .transact("c", &mut second, &history.changes[5], Durability::Immediate)
-        .expect("it can be continued");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+        .expect("the conversation can continue");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
 
 fn records_can_precede_first_message(database: &TestDatabase) {
     let mut store = database.open();
-    let mut timeline = store.load("c", Access::Write).expect("new");
-    store.set_model("c", "SmolLM2").expect("stored");
-    store.put_record("c", RecordKind::Note, "notes.json", Some("{}")).expect("stored");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    store.set_model("c", "SmolLM2").expect("the model is stored");
+    store.put_record("c", RecordKind::Note, "notes.json", Some("{}")).expect("the record is stored");
     assert!(
         store.put_record("c", RecordKind::Note, "n", Some("a\0b")).is_err(),
         "the same on every database"
     );
     for change in &StoreTestRng(6).random_history(5).changes {
-        store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
+        store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
-    assert_eq!(store.load("c", Access::Read).expect("it opens").state_hash(), timeline.state_hash());
-    assert_eq!(store.records("c", RecordKind::Note).expect("stored").len(), 1);
+    assert_eq!(
+        store.load("c", Access::Read).expect("the conversation loads").state_hash(),
+        timeline.state_hash()
+    );
+    assert_eq!(store.records("c", RecordKind::Note).expect("the records are read").len(), 1);
 }
 
 fn chunk_texts(store: &mut Database, name: &str) -> Vec<(ChunkId, String)> {
-    let mut timeline = store.load(name, Access::Read).expect("it opens");
+    let mut timeline = store.load(name, Access::Read).expect("the conversation loads");
     load_all_bodies(store, name, &mut timeline);
     timeline.chunks().map(|c| (c.id(), c.text().into_owned())).collect()
 }
@@ -904,9 +1013,9 @@ fn repair_recovers_chunks_from_truncated_log(database: &TestDatabase) {
     execute_sql_directly(database, "DELETE FROM log WHERE key >= (SELECT max(key) - 20 FROM log)");
     execute_sql_directly(database, "UPDATE block SET sum = sum + 1");
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
     assert!(findings.iter().any(|f| f.problem == "the end of its log is missing"), "{findings:?}");
-    store.repair(&findings).expect("it can be repaired");
+    store.repair(&findings).expect("the repair runs");
     assert_eq!(chunk_texts(&mut store, "c"), texts);
 }
 
@@ -917,10 +1026,10 @@ fn repair_recovers_conversation_without_log(database: &TestDatabase) {
     drop(store);
     execute_sql_directly(database, "DELETE FROM log; DELETE FROM conversation");
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-    store.repair(&findings).expect("it can be repaired");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+    store.repair(&findings).expect("the repair runs");
     assert_eq!(chunk_texts(&mut store, "recovered 1"), texts);
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
 }
 
 /// Message keys are found by path and by text, are copied to a branch up to its turn, and are deleted with forgotten text.
@@ -935,39 +1044,44 @@ fn message_keys_find_conversations(database: &TestDatabase) {
         length: 40,
         prefix_hash: loose ^ 0xabcd,
     };
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &StoreTestRng(5).random_history(30).changes {
-        store.transact("c", &mut timeline, change, Durability::Immediate).expect("it is written");
+        store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
     let turns: Vec<u32> = timeline.turns().iter().map(|turn| turn.id.0).collect();
     let keys: Vec<MessageKey> = turns.iter().map(|&turn| key(turn, u64::MAX / 3 + u64::from(turn))).collect();
-    store.put_message_keys("c", &keys).expect("stored");
-    store.put_message_keys("d", &[keys[0]]).expect("stored, before its first message");
-    assert_eq!(store.message_keys("c", 1000).expect("read"), keys);
-    assert_eq!(store.message_keys("c", 1).expect("read"), keys[keys.len() - 1..]);
-    let found = store.find_messages(MessageLookup::Loose(keys[0].loose_hash), 8).expect("found");
-    assert_eq!(found, [("d".to_owned(), keys[0].turn), ("c".to_owned(), keys[0].turn)], "the newest first");
+    store.put_message_keys("c", &keys).expect("the keys are stored");
+    store.put_message_keys("d", &[keys[0]]).expect("keys may precede the first message");
+    assert_eq!(store.message_keys("c", 1000).expect("the keys are read"), keys);
+    assert_eq!(store.message_keys("c", 1).expect("the keys are read"), keys[keys.len() - 1..]);
+    let matches = store.find_messages(MessageLookup::Loose(keys[0].loose_hash), 8).expect("the lookup runs");
+    assert_eq!(matches, [("d".to_owned(), keys[0].turn), ("c".to_owned(), keys[0].turn)], "the newest first");
     let last = keys[keys.len() - 1];
-    let found = store.find_messages(MessageLookup::Prefix(last.prefix_hash), 8).expect("found");
-    assert_eq!(found, [("c".to_owned(), last.turn)]);
-    assert_eq!(store.find_messages(MessageLookup::Prefix(7), 8).expect("looked for"), []);
+    let matches = store.find_messages(MessageLookup::Prefix(last.prefix_hash), 8).expect("the lookup runs");
+    assert_eq!(matches, [("c".to_owned(), last.turn)]);
+    assert_eq!(store.find_messages(MessageLookup::Prefix(7), 8).expect("the lookup runs"), []);
     let middle = turns[turns.len() / 2];
     store
         .copy_conversation("c", "branch", "m", &mut |turn| Ok((turn.turn.0 <= middle).then_some(turn)))
-        .expect("copied");
+        .expect("the conversation is copied");
     let shared: Vec<MessageKey> = keys.iter().copied().filter(|key| key.turn.0 <= middle).collect();
-    assert_eq!(store.message_keys("branch", 1000).expect("read"), shared);
+    assert_eq!(store.message_keys("branch", 1000).expect("the keys are read"), shared);
     database.open().load("branch", Access::Write).expect("the copy is not locked");
     // Keys from the first forgotten turn on contain a hash of its text.
-    let forgotten =
-        timeline.chunks().map(|chunk| chunk.id()).find(|id| id.turn.0 >= middle).expect("a chunk");
-    store.forget("c", &[forgotten], &[]).expect("forgotten");
-    assert!(store.message_keys("c", 1000).expect("read").iter().all(|key| key.turn < forgotten.turn));
+    let forgotten = timeline
+        .chunks()
+        .map(|chunk| chunk.id())
+        .find(|id| id.turn.0 >= middle)
+        .expect("a chunk in the second half");
+    store.forget("c", &[forgotten], &[]).expect("the chunk is forgotten");
+    assert!(
+        store.message_keys("c", 1000).expect("the keys are read").iter().all(|key| key.turn < forgotten.turn)
+    );
     assert_eq!(
-        store.find_conversation("c").expect("found").map(|summary| summary.name).as_deref(),
+        store.find_conversation("c").expect("the lookup runs").map(|summary| summary.name).as_deref(),
         Some("c")
     );
-    assert_eq!(store.find_conversation("nobody").expect("looked for"), None);
+    assert_eq!(store.find_conversation("nobody").expect("the lookup runs"), None);
 }
 
 /// Many changes in one transaction lead to the same state and to a log that replays to it. If one of them is invalid, none
@@ -978,50 +1092,62 @@ fn transaction_commits_all_changes_or_none(database: &TestDatabase) {
         let history = rng.random_history(40);
         let name = format!("history {n}");
         let mut store = database.open();
-        let mut timeline = store.load(&name, Access::Write).expect("new");
+        let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
         let (first, rest) = history.changes.split_at(history.changes.len() / 3);
         for change in first {
-            store.transact(&name, &mut timeline, change, Durability::Deferred).expect("it is written");
+            store
+                .transact(&name, &mut timeline, change, Durability::Deferred)
+                .expect("the change is committed");
         }
         let (hash, mut invalid) = (timeline.state_hash(), rest.to_vec());
         invalid.push(Change::Pin { chunk: chunk_id("u999.0"), pinned: true });
-        store.transact_all(&name, &mut timeline, &invalid).expect_err("the last is invalid");
+        store.transact_all(&name, &mut timeline, &invalid).expect_err("the last change is invalid");
         assert_eq!(timeline.state_hash(), hash);
-        assert_eq!(database.open().load(&name, Access::Read).expect("it opens").state_hash(), hash);
-        store.transact_all(&name, &mut timeline, rest).expect("all of them");
-        // The next commit continues from there.
+        assert_eq!(
+            database.open().load(&name, Access::Read).expect("the conversation loads").state_hash(),
+            hash
+        );
+        store.transact_all(&name, &mut timeline, rest).expect("all changes are committed");
+        // The next commit continues from the last of these changes.
         store
             .transact(&name, &mut timeline, &Change::Batch(vec![]), Durability::Immediate)
-            .expect("one more");
-        let stored = database.open().load(&name, Access::Read).expect("it opens");
+            .expect("the change is committed");
+        let stored = database.open().load(&name, Access::Read).expect("the conversation loads");
         assert_eq!(stored.state_hash(), timeline.state_hash());
-        assert_eq!(store.replay_log(&name).expect("its log is whole").state_hash(), timeline.state_hash());
-        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+        assert_eq!(store.replay_log(&name).expect("the log is complete").state_hash(), timeline.state_hash());
+        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
     }
 }
 
-/// Another writer can take a released lease. The first one gets it back only if nothing has changed.
+/// Another writer can take a released lease. The first writer reacquires it only if the conversation is unchanged.
 fn lease_release_lets_another_writer_take_over(database: &TestDatabase) {
     let history = StoreTestRng(1).random_history(8);
     let mut first = database.open();
-    let mut timeline = first.load("c", Access::Write).expect("new");
-    first.transact("c", &mut timeline, &history.changes[0], Durability::Immediate).expect("it is written");
+    let mut timeline = first.load("c", Access::Write).expect("a new conversation");
+    first
+        .transact("c", &mut timeline, &history.changes[0], Durability::Immediate)
+        .expect("the change is committed");
     first.release_lease("c");
-    assert!(first.reacquire_lease("c", timeline.revision()).expect("it is free"), "nothing has changed");
+    assert!(
+        first.reacquire_lease("c", timeline.revision()).expect("the lease is free"),
+        "nothing has changed"
+    );
     first
         .transact("c", &mut timeline, &history.changes[1], Durability::Immediate)
-        .expect("it can be continued");
+        .expect("the conversation can continue");
     first.release_lease("c");
     let mut second = database.open();
-    let mut theirs = second.load("c", Access::Write).expect("it was released");
+    let mut second_timeline = second.load("c", Access::Write).expect("the lease was released");
     assert!(first.reacquire_lease("c", timeline.revision()).is_err(), "the second has the lease");
-    second.transact("c", &mut theirs, &history.changes[2], Durability::Immediate).expect("it is written");
+    second
+        .transact("c", &mut second_timeline, &history.changes[2], Durability::Immediate)
+        .expect("the change is committed");
     second.release_lease("c");
-    assert!(!first.reacquire_lease("c", timeline.revision()).expect("it is free"), "it has changed");
+    assert!(!first.reacquire_lease("c", timeline.revision()).expect("the lease is free"), "it has changed");
     second.load("c", Access::Write).expect("the lease is free");
     second.release_lease("c");
-    let mut timeline = first.load("c", Access::Write).expect("read again");
+    let mut timeline = first.load("c", Access::Write).expect("the conversation loads again");
     first
         .transact("c", &mut timeline, &history.changes[3], Durability::Immediate)
-        .expect("it can be continued");
+        .expect("the conversation can continue");
 }

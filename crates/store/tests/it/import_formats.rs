@@ -1,5 +1,5 @@
-//! One sample file for each format and its variants, what is imported of it, and damaged copies, which must give an error
-//! or a valid conversation.
+//! One sample file for each format and its variants, the expected result of its import, and damaged copies, which must
+//! give an error or a valid conversation.
 //!
 //! `UPDATE_EXPECTED=1 cargo test` writes the expected texts; read them before you commit them.
 
@@ -49,7 +49,7 @@ fn read_all(format: ImportFormat, input: &mut dyn BufRead) -> Result<Vec<Foreign
 
 fn read_error(format: ImportFormat, bytes: &[u8]) -> String {
     match read_all(format, &mut &bytes[..]) {
-        Ok(found) => panic!("read {} conversations instead of an error", found.len()),
+        Ok(conversations) => panic!("read {} conversations instead of an error", conversations.len()),
         Err(e) => e.to_string(),
     }
 }
@@ -57,12 +57,18 @@ fn read_error(format: ImportFormat, bytes: &[u8]) -> String {
 /// A conversation as text, in the notation of the expected files.
 fn render_conversation(foreign: &ForeignConversation) -> String {
     let mut out = String::new();
-    let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let time = |at: Option<i64>| at.map_or("-".to_owned(), |at| at.to_string());
-    let _ = writeln!(out, "== {} | {} | {}", or(&foreign.name), or(&foreign.model), time(foreign.created));
+    let _ = writeln!(
+        out,
+        "== {} | {} | {}",
+        or_dash(&foreign.name),
+        or_dash(&foreign.model),
+        time(foreign.created)
+    );
     for turn in &foreign.turns {
         let number = turn.number.map_or("-".to_owned(), |number| number.to_string());
-        let _ = write!(out, "{number} {:?} {} {}:", turn.role, or(&turn.speaker), time(turn.at));
+        let _ = write!(out, "{number} {:?} {} {}:", turn.role, or_dash(&turn.speaker), time(turn.at));
         match &turn.content {
             ForeignContent::Text(text) => {
                 let _ = writeln!(out, " {text:?}");
@@ -101,7 +107,7 @@ fn render_conversation(foreign: &ForeignConversation) -> String {
 
 fn render_all(format: ImportFormat, input: &mut dyn BufRead) -> String {
     match read_all(format, input) {
-        Ok(found) => found.iter().map(render_conversation).collect::<Vec<_>>().join("\n"),
+        Ok(conversations) => conversations.iter().map(render_conversation).collect::<Vec<_>>().join("\n"),
         Err(e) => format!("error: {e}\n"),
     }
 }
@@ -127,23 +133,23 @@ fn import_samples_match_expected_output() {
 
 #[test]
 fn import_samples_are_all_listed() {
-    let mut found: Vec<String> = std::fs::read_dir(samples_folder())
+    let mut files: Vec<String> = std::fs::read_dir(samples_folder())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| !name.ends_with(".expected"))
         .collect();
     let mut listed: Vec<String> = SAMPLES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    found.sort();
+    files.sort();
     listed.sort();
-    assert_eq!(found, listed);
+    assert_eq!(files, listed);
 }
 
 #[test]
 fn detect_format_needs_only_first_bytes() {
     for (name, format) in SAMPLES {
         let bytes = read_sample(name);
-        let half = &bytes[..bytes.len().min(600)];
-        assert_eq!(detect_format(half, name), Some(format), "{name}");
+        let first_bytes = &bytes[..bytes.len().min(600)];
+        assert_eq!(detect_format(first_bytes, name), Some(format), "{name}");
     }
     assert_eq!(detect_format(b"PK\x03\x04rest", "export.zip"), None);
     assert!(is_zip(b"PK\x03\x04rest") && !is_zip(b"[]"));
@@ -186,12 +192,12 @@ fn import_errors_name_location_and_remedy() {
     assert!(read_error(ImportFormat::OpenAi, b"42").contains("an object or an array"));
 
     for format in ImportFormat::ALL {
-        let bad = read_error(format, b"{\"a\":\n\"caf\xe9\"}");
-        assert!(bad.contains("byte 10, in line 2"), "{bad}");
-        let cut = read_error(format, "{\"a\":\"é".as_bytes().split_last().unwrap().1);
-        assert!(cut.contains("byte 6, in line 1"), "{cut}");
-        let marked = read_error(format, b"\xef\xbb\xbf\xff");
-        assert!(marked.contains("byte 3, in line 1"), "{marked}");
+        let not_utf8 = read_error(format, b"{\"a\":\n\"caf\xe9\"}");
+        assert!(not_utf8.contains("byte 10, in line 2"), "{not_utf8}");
+        let truncated = read_error(format, "{\"a\":\"é".as_bytes().split_last().unwrap().1);
+        assert!(truncated.contains("byte 6, in line 1"), "{truncated}");
+        let with_bom = read_error(format, b"\xef\xbb\xbf\xff");
+        assert!(with_bom.contains("byte 3, in line 1"), "{with_bom}");
     }
 }
 
@@ -213,7 +219,7 @@ fn import_bounds_nesting_depth() {
     assert_eq!(read_all(ImportFormat::Markdown, &mut quotes.as_bytes()).unwrap()[0].turns.len(), 1);
 }
 
-/// Fails after its last byte.
+/// A reader that fails after its last byte.
 struct FailingReader<'a>(&'a [u8]);
 
 impl Read for FailingReader<'_> {
@@ -271,8 +277,8 @@ fn import_parses_dates_in_every_format() {
     assert_eq!(at("1687184432123"), time(14, 20, 32, 123));
     assert_eq!(at("\"1687184432123\""), time(14, 20, 32, 123));
     assert_eq!(at("1687184432.123"), time(14, 20, 32, 123));
-    for nothing in ["null", "\"\"", "\" \""] {
-        assert_eq!(at(nothing), (None, 0), "{nothing}");
+    for empty in ["null", "\"\"", "\" \""] {
+        assert_eq!(at(empty), (None, 0), "{empty}");
     }
     for unreadable in [
         "\"soon\"",
@@ -293,14 +299,14 @@ fn import_parses_dates_in_every_format() {
 
 #[test]
 fn import_losses_are_summed() {
-    let found = read_all(ImportFormat::ChatGpt, &mut &read_sample("chatgpt.json")[..]).unwrap();
+    let conversations = read_all(ImportFormat::ChatGpt, &mut &read_sample("chatgpt.json")[..]).unwrap();
     let mut sum = ImportLosses::default();
     assert!(sum.is_empty());
-    for foreign in &found {
+    for foreign in &conversations {
         sum.merge(&foreign.losses);
     }
-    let each: u64 = found.iter().flat_map(|foreign| foreign.losses.iter()).map(|(_, n)| n).sum();
-    assert_eq!(sum.iter().map(|(_, n)| n).sum::<u64>(), each);
+    let expected: u64 = conversations.iter().flat_map(|foreign| foreign.losses.iter()).map(|(_, n)| n).sum();
+    assert_eq!(sum.iter().map(|(_, n)| n).sum::<u64>(), expected);
     assert!(!sum.is_empty());
 }
 
@@ -308,11 +314,11 @@ fn import_losses_are_summed() {
 struct FormatFuzzRng(u64);
 
 impl FormatFuzzRng {
-    fn below(&mut self, sides: usize) -> usize {
+    fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 % sides.max(1) as u64) as usize
+        (self.0 % bound.max(1) as u64) as usize
     }
 }
 
@@ -355,7 +361,7 @@ fn mutate(bytes: &mut Vec<u8>, rng: &mut FormatFuzzRng) {
 
 #[test]
 fn import_fuzz_never_panics() {
-    let mut good = 0;
+    let mut readable = 0;
     for (name, format) in SAMPLES {
         let original = read_sample(name);
         for seed in 0..300 {
@@ -366,16 +372,19 @@ fn import_fuzz_never_panics() {
             }
             let _ = detect_format(&bytes, name);
             for format in [format, ImportFormat::ALL[rng.below(6)]] {
-                let Ok(found) = read_all(format, &mut &bytes[..]) else { continue };
-                good += 1;
-                found.iter().for_each(|foreign| assert_invariants(foreign, name, seed));
+                let Ok(conversations) = read_all(format, &mut &bytes[..]) else { continue };
+                readable += 1;
+                conversations.iter().for_each(|foreign| assert_invariants(foreign, name, seed));
             }
         }
     }
-    assert!(good > 500, "only {good} damaged files could be read; the damage is too heavy to test anything");
+    assert!(
+        readable > 500,
+        "only {readable} damaged files could be read; the damage is too heavy to test anything"
+    );
 }
 
-/// What the types promise about every imported conversation.
+/// The invariants of every imported conversation.
 fn assert_invariants(foreign: &ForeignConversation, name: &str, seed: u64) {
     let numbers: Vec<u32> = foreign.turns.iter().filter_map(|turn| turn.number).collect();
     assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{name} {seed}: {numbers:?}");

@@ -11,9 +11,9 @@ use std::path::Path;
 struct ImportFuzzRng(u64);
 
 impl ImportFuzzRng {
-    fn below(&mut self, sides: usize) -> usize {
+    fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % sides.max(1)
+        (self.0 >> 33) as usize % bound.max(1)
     }
 }
 
@@ -38,13 +38,13 @@ fn import(
 
 fn mutate(bytes: &mut Vec<u8>, rng: &mut ImportFuzzRng) {
     let at = rng.below(bytes.len() + 1);
-    let some = rng.below(80).min(bytes.len() - at);
+    let len = rng.below(80).min(bytes.len() - at);
     match rng.below(7) {
         0 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
         1 => bytes.truncate(at),
-        2 => drop(bytes.drain(at..at + some)),
+        2 => drop(bytes.drain(at..at + len)),
         3 => {
-            let copy = bytes[at..at + some].to_vec();
+            let copy = bytes[at..at + len].to_vec();
             bytes.splice(at..at, copy);
         }
         4 => {
@@ -67,11 +67,11 @@ fn mutate(bytes: &mut Vec<u8>, rng: &mut ImportFuzzRng) {
 fn import_fuzz_leaves_store_intact() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exchange");
     let mut samples: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
-        .expect("samples")
-        .map(|entry| entry.expect("a file"))
-        .map(|entry| (entry.file_name().into_string().expect("a name"), entry.path()))
+        .expect("the folder of samples exists")
+        .map(|entry| entry.expect("a folder entry"))
+        .map(|entry| (entry.file_name().into_string().expect("a UTF-8 file name"), entry.path()))
         .filter(|(name, _)| !name.ends_with(".expected"))
-        .map(|(name, path)| (name, std::fs::read(path).expect("readable")))
+        .map(|(name, path)| (name, std::fs::read(path).expect("the sample is read")))
         .collect();
     samples.sort();
     let database = crate::common::sqlite();
@@ -79,15 +79,17 @@ fn import_fuzz_leaves_store_intact() {
     import(
         &mut store,
         "weave.json",
-        &samples.iter().find(|(n, _)| n == "weave-export.json").expect("there").1,
+        &samples.iter().find(|(n, _)| n == "weave-export.json").expect("the sample exists").1,
         Some("original"),
     )
-    .expect("it can be imported");
-    let hash = |store: &mut Database| store.load("original", Access::Read).expect("it opens").state_hash();
+    .expect("the file is imported");
+    let hash = |store: &mut Database| {
+        store.load("original", Access::Read).expect("the conversation loads").state_hash()
+    };
     let original_hash = hash(&mut store);
-    let mut own = Vec::new();
-    store.export("original", &mut own, &mut |_, _| {}).expect("it can be exported");
-    samples.push(("own.jsonl".into(), own.clone()));
+    let mut export = Vec::new();
+    store.export("original", &mut export, &mut |_, _| {}).expect("the conversation is exported");
+    samples.push(("own.jsonl".into(), export.clone()));
     let (mut imported, mut rejected, mut rng) = (0, 0, ImportFuzzRng(11));
     for n in 0..10_000 {
         let (name, original) = &samples[n % samples.len()];
@@ -95,33 +97,38 @@ fn import_fuzz_leaves_store_intact() {
         for _ in 0..=rng.below(3) {
             mutate(&mut bytes, &mut rng);
         }
-        let before = store.list_conversations().expect("listed");
+        let before = store.list_conversations().expect("the conversations are listed");
         match import(&mut store, name, &bytes, (name == "own.jsonl").then_some("copy")) {
             Ok(report) => {
                 imported += 1;
                 for conversation in report.conversations {
-                    let timeline = store.load(&conversation.name, Access::Read).expect("it opens");
-                    timeline.check_invariants().expect("valid");
+                    let timeline =
+                        store.load(&conversation.name, Access::Read).expect("the conversation loads");
+                    timeline.check_invariants().expect("the invariants hold");
                     let counts = (conversation.tokens, conversation.live);
                     assert_eq!((timeline.len(), timeline.live_len()), counts);
                 }
                 // An export of Halo has a checksum: only an undamaged one is imported.
                 assert!(name != "own.jsonl" || bytes == *original, "a damaged export was imported");
             }
-            Err(why) => {
+            Err(error) => {
                 rejected += 1;
-                assert!(why.starts_with(&format!("importing {name}: ")), "{why}");
-                assert_eq!(store.list_conversations().expect("listed"), before, "{name}: {why}");
+                assert!(error.starts_with(&format!("importing {name}: ")), "{error}");
+                assert_eq!(
+                    store.list_conversations().expect("the conversations are listed"),
+                    before,
+                    "{name}: {error}"
+                );
             }
         }
         if n % 500 == 499 {
             assert_eq!(hash(&mut store), original_hash);
-            assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
-            // A new store now and then: imports fill the old one.
-            std::fs::remove_dir_all(database.folder()).expect("gone");
-            std::fs::create_dir(database.folder()).expect("made");
+            assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+            // A new store every 500 imports, because imports fill the store.
+            std::fs::remove_dir_all(database.folder()).expect("the folder is deleted");
+            std::fs::create_dir(database.folder()).expect("the folder is created");
             store = database.open();
-            import(&mut store, "own.jsonl", &own, None).expect("it can be imported");
+            import(&mut store, "own.jsonl", &export, None).expect("the file is imported");
         }
     }
     assert!(imported > 1_000 && rejected > 4_000, "{imported} imported, {rejected} rejected");

@@ -32,9 +32,11 @@ fn two_conversations() -> (TestDatabase, Vec<StateHash>) {
     let database = crate::common::sqlite();
     let mut store = database.open();
     let hashes = CONVERSATIONS.iter().zip([3, 5]).map(|(name, seed)| {
-        let mut timeline = store.load(name, Access::Write).expect("new");
+        let mut timeline = store.load(name, Access::Write).expect("a new conversation");
         for change in &random_history(seed, 70).changes {
-            store.transact(name, &mut timeline, change, Durability::Deferred).expect("it is written");
+            store
+                .transact(name, &mut timeline, change, Durability::Deferred)
+                .expect("the change is committed");
         }
         timeline.state_hash()
     });
@@ -54,15 +56,15 @@ struct RepairTally {
 
 /// Opens, checks and repairs a damaged file, and counts the outcome.
 fn repair_and_count(damaged: &[u8], hashes: &[StateHash], tally: &mut RepairTally) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("halo.db");
-    fs::write(&file, damaged).expect("written");
+    fs::write(&file, damaged).expect("the file is written");
     let location = StoreLocation::Sqlite(file.clone());
     if let Err(error) = Database::open(&location) {
         assert!(error.to_string().contains("damaged") || error.to_string().contains("not a"), "{error}");
         if Database::rebuild_first_page(&file).is_err() {
             assert_eq!(
-                fs::read(&file).expect("still there"),
+                fs::read(&file).expect("the file still exists"),
                 damaged,
                 "a file that cannot be repaired does not change"
             );
@@ -70,34 +72,34 @@ fn repair_and_count(damaged: &[u8], hashes: &[StateHash], tally: &mut RepairTall
             return;
         }
     }
-    let mut store = Database::open(&location).expect("it opens now");
+    let mut store = Database::open(&location).expect("the rebuilt file opens");
     let Ok(findings) = store.check_integrity(&mut |_, _| {}) else {
         tally.unrepairable += 1;
         return;
     };
     let mut reported = Vec::new();
     if !findings.is_empty() {
-        let Ok((_, done)) =
+        let Ok((_, report)) =
             store.repair(&findings).inspect_err(|e| println!("repair failed: {e} {findings:?}"))
         else {
             tally.unrepairable += 1;
             return;
         };
-        reported = done;
+        reported = report;
         drop(store);
-        store = Database::open(&location).expect("it opens again");
-        let left = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-        if !left.is_empty() {
-            println!("left: {left:?}\n  found: {findings:?}\n  repaired: {reported:?}");
+        store = Database::open(&location).expect("the repaired file opens");
+        let remaining = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+        if !remaining.is_empty() {
+            println!("remaining: {remaining:?}\n  found: {findings:?}\n  repaired: {reported:?}");
             tally.unrepairable += 1;
             return;
         }
     }
-    let mut named =
+    let mut is_named =
         |n: usize| store.list_conversations().is_ok_and(|all| all.iter().any(|s| s.name == CONVERSATIONS[n]));
-    let named =
-        [0, 1].map(|n| if named(n) { CONVERSATIONS[n].to_owned() } else { format!("recovered {}", n + 1) });
-    let states = named.map(|n| store.load(&n, Access::Read).expect("it opens").state_hash());
+    let names = [0, 1]
+        .map(|n| if is_named(n) { CONVERSATIONS[n].to_owned() } else { format!("recovered {}", n + 1) });
+    let states = names.map(|n| store.load(&n, Access::Read).expect("the conversation loads").state_hash());
     let unchanged = states.iter().zip(hashes).all(|(a, b)| a == b);
     match (findings.is_empty(), unchanged) {
         (true, true) => tally.unharmed += 1,
@@ -120,7 +122,7 @@ fn next_random(n: &mut u64) -> usize {
 #[test]
 fn repair_recovers_from_flipped_bits() {
     let (database, hashes) = two_conversations();
-    let good = fs::read(database_path(&database)).expect("there");
+    let good = fs::read(database_path(&database)).expect("the file is read");
     let (mut tally, mut state) = (RepairTally::default(), 1);
     for _ in 0..200 {
         let mut bytes = good.clone();
@@ -137,7 +139,7 @@ fn repair_recovers_from_flipped_bits() {
 #[test]
 fn repair_rebuilds_damaged_first_page() {
     let (database, hashes) = two_conversations();
-    let good = fs::read(database_path(&database)).expect("there");
+    let good = fs::read(database_path(&database)).expect("the file is read");
     for noise in [0x00, 0xff, b'x'] {
         let mut tally = RepairTally::default();
         let mut bytes = good.clone();
@@ -150,7 +152,7 @@ fn repair_rebuilds_damaged_first_page() {
 #[test]
 fn repair_recovers_truncated_file() {
     let (database, hashes) = two_conversations();
-    let good = fs::read(database_path(&database)).expect("there");
+    let good = fs::read(database_path(&database)).expect("the file is read");
     let (mut tally, mut state) = (RepairTally::default(), 9);
     for _ in 0..60 {
         let len = next_random(&mut state) % good.len();
@@ -161,92 +163,103 @@ fn repair_recovers_truncated_file() {
 
 #[test]
 fn open_and_repair_leave_unknown_files_untouched() {
-    let others = tempfile::tempdir().expect("a folder");
+    let others = tempfile::tempdir().expect("a temporary folder");
     for (n, bytes) in
         [vec![0; 9000], b"[{\"role\":\"user\"}]".repeat(900), vec![7; 20_000]].iter().enumerate()
     {
         let file = others.path().join(format!("{n}.json"));
-        fs::write(&file, bytes).expect("written");
-        let refused = Database::rebuild_first_page(&file).expect_err("it is not ours").to_string();
+        fs::write(&file, bytes).expect("the file is written");
+        let refused =
+            Database::rebuild_first_page(&file).expect_err("the file has no conversation").to_string();
         assert!(
             refused.contains("no conversation of Halo can be read in it; the file was not changed"),
             "{refused}"
         );
-        assert_eq!(fs::read(&file).expect("there"), *bytes);
+        assert_eq!(fs::read(&file).expect("the file is read"), *bytes);
     }
-    assert_eq!(fs::read_dir(others.path()).expect("there").count(), 3, "nothing is left behind");
-    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(fs::read_dir(others.path()).expect("the folder exists").count(), 3, "nothing is left behind");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("halo.db");
     let location = StoreLocation::Sqlite(file.clone());
-    let refusal = || Database::open(&location).map(drop).expect_err("it is not ours").to_string();
+    let refusal = || Database::open(&location).map(drop).expect_err("the file is not a store").to_string();
     rusqlite::Connection::open(&file)
-        .expect("made")
+        .expect("the file is created")
         .execute_batch("CREATE TABLE cats (name)")
-        .expect("it runs");
-    let before = fs::read(&file).expect("there");
+        .expect("the statement runs");
+    let before = fs::read(&file).expect("the file is read");
     assert!(
         refusal().ends_with("is a database of another program; the file was not changed"),
         "{}",
         refusal()
     );
-    assert_eq!(fs::read(&file).expect("there"), before);
-    fs::write(&file, "Dear diary, today nothing happened. ".repeat(300)).expect("written");
+    assert_eq!(fs::read(&file).expect("the file is read"), before);
+    fs::write(&file, "Dear diary, today nothing happened. ".repeat(300)).expect("the file is written");
     assert!(refusal().contains("is not a database, or its first page is damaged"), "{}", refusal());
 }
 
-/// Maintenance by the user is not damage.
+/// A file that the user has vacuumed or indexed is not damaged.
 #[test]
 fn doctor_accepts_vacuumed_file() {
     let (database, hashes) = two_conversations();
-    let db = rusqlite::Connection::open(database_path(&database)).expect("it opens");
-    db.execute_batch("VACUUM; ANALYZE; CREATE INDEX mine ON log (at)").expect("it runs");
+    let db = rusqlite::Connection::open(database_path(&database)).expect("the file opens");
+    db.execute_batch("VACUUM; ANALYZE; CREATE INDEX mine ON log (at)").expect("the statement runs");
     drop(db);
     let mut store = database.open();
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
-    assert_eq!(store.load(CONVERSATIONS[0], Access::Read).expect("it opens").state_hash(), hashes[0]);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+    assert_eq!(
+        store.load(CONVERSATIONS[0], Access::Read).expect("the conversation loads").state_hash(),
+        hashes[0]
+    );
 }
 
-/// Records are copied to the new file, a damaged one costs no other, and only the owner may read the file.
+/// Records are copied to the new file, a damaged record does not affect the others, and only the owner may read the
+/// file.
 #[test]
 fn repair_keeps_records_and_embeddings() {
     let (database, _) = two_conversations();
     let mut store = database.open();
     for n in 0..3 {
-        store.put_record(CONVERSATIONS[0], RecordKind::Note, &n.to_string(), Some("said")).expect("stored");
+        store
+            .put_record(CONVERSATIONS[0], RecordKind::Note, &n.to_string(), Some("said"))
+            .expect("the record is stored");
     }
     let vector = halo_core::store::Embedding {
-        chunk: "u0.0".parse().expect("a name"),
+        chunk: "u0.0".parse().expect("a chunk id"),
         text_hash: 7,
         vector: vec![1.0],
     };
-    store.put_embeddings(CONVERSATIONS[0], "e", &[vector]).expect("stored");
+    store.put_embeddings(CONVERSATIONS[0], "e", &[vector]).expect("the embeddings are stored");
     drop(store);
     let file = database_path(&database);
-    let db = rusqlite::Connection::open(&file).expect("it opens");
+    let db = rusqlite::Connection::open(&file).expect("the file opens");
     db.execute_batch(
         "UPDATE record SET sum = sum + 1 WHERE key = '1'; UPDATE conversation SET created = 'x' WHERE id = 2",
     )
-    .expect("it runs");
+    .expect("the statement runs");
     drop(db);
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-    store.repair(&findings).expect("it can be repaired");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+    store.repair(&findings).expect("the repair runs");
     drop(store);
     let mut store = database.open();
-    assert_eq!(store.records(CONVERSATIONS[0], RecordKind::Note).expect("there").len(), 3);
-    assert_eq!(store.embeddings(CONVERSATIONS[0], "e").expect("there").len(), 1);
-    assert_eq!(store.list_conversations().expect("listed").len(), 2);
+    assert_eq!(store.records(CONVERSATIONS[0], RecordKind::Note).expect("the records are read").len(), 3);
+    assert_eq!(store.embeddings(CONVERSATIONS[0], "e").expect("the embeddings are read").len(), 1);
+    assert_eq!(store.list_conversations().expect("the conversations are listed").len(), 2);
     drop(store);
-    let mut bytes = fs::read(&file).expect("there");
+    let mut bytes = fs::read(&file).expect("the file is read");
     bytes[..100].fill(1);
-    fs::write(&file, &bytes).expect("written");
-    Database::rebuild_first_page(&file).expect("it can be repaired");
+    fs::write(&file, &bytes).expect("the file is written");
+    Database::rebuild_first_page(&file).expect("the first page is rebuilt");
     #[cfg(unix)]
     assert_eq!(
-        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("there").permissions()) & 0o777,
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).expect("the file exists").permissions())
+            & 0o777,
         0o600
     );
-    assert_eq!(database.open().records(CONVERSATIONS[0], RecordKind::Note).expect("there").len(), 3);
+    assert_eq!(
+        database.open().records(CONVERSATIONS[0], RecordKind::Note).expect("the records are read").len(),
+        3
+    );
 }
 
 /// Several programs may create the same store at once.
@@ -258,8 +271,10 @@ fn open_creates_store_once_when_concurrent() {
         std::thread::scope(|threads| {
             let open =
                 || threads.spawn(move || Database::open(location).map(drop).map_err(|e| e.to_string()));
-            let all: Vec<_> = (0..4).map(|_| open()).collect();
-            all.into_iter().for_each(|one| assert_eq!(one.join().expect("it ends"), Ok(())));
+            let handles: Vec<_> = (0..4).map(|_| open()).collect();
+            handles
+                .into_iter()
+                .for_each(|thread| assert_eq!(thread.join().expect("the thread does not panic"), Ok(())));
         });
     }
 }
@@ -268,19 +283,19 @@ fn open_creates_store_once_when_concurrent() {
 fn open_rejects_newer_sqlite_schema() {
     let (database, _) = two_conversations();
     let file = database_path(&database);
-    let db = rusqlite::Connection::open(&file).expect("it opens");
-    db.execute_batch("PRAGMA user_version = 5; CREATE TABLE tomorrow (x)").expect("it runs");
+    let db = rusqlite::Connection::open(&file).expect("the file opens");
+    db.execute_batch("PRAGMA user_version = 5; CREATE TABLE tomorrow (x)").expect("the statement runs");
     drop(db);
-    let before = fs::read(&file).expect("there");
+    let before = fs::read(&file).expect("the file is read");
     for opened in [Database::open(&database.location), Database::open_read_only(&database.location)] {
-        let refused = opened.map(drop).expect_err("too new").to_string();
+        let refused = opened.map(drop).expect_err("the schema is too new").to_string();
         assert!(
             refused.contains("was written by a newer Halo (schema version 5, this program supports 4)"),
             "{refused}"
         );
         assert!(refused.contains("the file was not changed: use the newer Halo"), "{refused}");
     }
-    assert_eq!(fs::read(&file).expect("there"), before);
+    assert_eq!(fs::read(&file).expect("the file is read"), before);
 }
 
 #[test]
@@ -288,8 +303,9 @@ fn open_rejects_newer_postgres_schema() {
     let database = crate::common::postgres();
     drop(database.open());
     let StoreLocation::Postgres(url) = &database.location else { unreachable!() };
-    crate::common::execute_sql(url, "UPDATE halo.version SET version = 7").expect("it runs");
-    let refused = Database::open(&database.location).map(drop).expect_err("too new").to_string();
+    crate::common::execute_sql(url, "UPDATE halo.version SET version = 7").expect("the statement runs");
+    let refused =
+        Database::open(&database.location).map(drop).expect_err("the schema is too new").to_string();
     assert!(
         refused.contains("written by a newer Halo (schema version 7, this program supports 4)"),
         "{refused}"
@@ -303,70 +319,84 @@ fn postgres_reconnects_after_connection_loss() {
     let database = crate::common::postgres();
     let StoreLocation::Postgres(url) = &database.location else { unreachable!() };
     let disconnect = || {
-        let all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-        crate::common::execute_sql(url, all).expect("it runs");
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        crate::common::execute_sql(url, sql).expect("the statement runs");
     };
     let mut store = database.open();
     let history = random_history(4, 30);
-    let mut timeline = store.load("c", Access::Write).expect("new");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes {
         disconnect();
         store
             .transact("c", &mut timeline, change, Durability::Immediate)
-            .expect("it is written all the same");
+            .expect("the change is committed on a new connection");
     }
     disconnect();
-    assert_eq!(store.list_conversations().expect("listed")[0].changes, history.changes.len() as u64);
-    assert_eq!(store.replay_log("c").expect("its log is whole").state_hash(), timeline.state_hash());
+    assert_eq!(
+        store.list_conversations().expect("the conversations are listed")[0].changes,
+        history.changes.len() as u64
+    );
+    assert_eq!(store.replay_log("c").expect("the log is complete").state_hash(), timeline.state_hash());
     // Another program takes the conversation while the connection is lost.
     disconnect();
     let mut other = database.open();
-    other.load("c", Access::Write).expect("it is free");
+    other.load("c", Access::Write).expect("the lease is free");
     let refused =
         store.transact("c", &mut timeline, &halo_core::change::Change::Batch(vec![]), Durability::Immediate);
-    assert!(refused.expect_err("the other has the lock").to_string().contains("another Halo is using it"));
-    let again =
+    assert!(
+        refused.expect_err("the other store has the lock").to_string().contains("another Halo is using it")
+    );
+    let second_attempt =
         store.transact("c", &mut timeline, &halo_core::change::Change::Batch(vec![]), Durability::Immediate);
-    assert!(again.is_err(), "the other still has the lock");
+    assert!(second_attempt.is_err(), "the other still has the lock");
 }
 
-/// There is one small file for each version of the schema. All of them must open for ever.
+/// There is one small file for each version of the schema. Each of them must open, also in later versions.
 #[test]
 fn migration_opens_files_of_every_version() {
     let versions = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
     // The last number is the hash of the embedded text: 0 before version 2, which added the column.
     let gun = "the gun on the wall";
     let expected = [("1.db", gun, 0), ("2.db", gun, 7), ("3.db", gun, 7), ("4.db", gun, 7)];
-    for (file, text, of) in expected {
-        let folder = tempfile::tempdir().expect("a folder");
+    for (file, text, text_hash) in expected {
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let copy = folder.path().join("halo.db");
         fs::copy(versions.join(file), &copy).unwrap_or_else(|e| panic!("{file}: {e}"));
-        let mut store = Database::open(&StoreLocation::Sqlite(copy)).expect("it opens");
-        let mut timeline = store.load("main", Access::Write).expect("it is there");
+        let mut store = Database::open(&StoreLocation::Sqlite(copy)).expect("the database opens");
+        let mut timeline = store.load("main", Access::Write).expect("the conversation exists");
         assert!(
             timeline.context_window(0).text().contains(text),
             "{file}: {}",
             timeline.context_window(0).text()
         );
-        let hash = fs::read_to_string(versions.join(format!("{file}.hash"))).expect("beside it");
+        let hash =
+            fs::read_to_string(versions.join(format!("{file}.hash"))).expect("the file of the hash is read");
         assert_eq!(timeline.state_hash().to_string(), hash.trim(), "{file}");
-        assert_eq!(store.replay_log("main").expect("its log is whole").state_hash(), timeline.state_hash());
+        assert_eq!(
+            store.replay_log("main").expect("the log is complete").state_hash(),
+            timeline.state_hash()
+        );
         let turns: Vec<u32> =
-            store.turn_times("main").expect("read").iter().map(|(turn, _)| turn.0).collect();
+            store.turn_times("main").expect("the times are read").iter().map(|(turn, _)| turn.0).collect();
         assert_eq!(turns, [0, 1, 2, 3], "{file}");
         let pruned: Vec<_> = timeline.chunks().filter(|c| !c.is_live()).map(|c| c.id()).collect();
         assert!(!pruned.is_empty());
-        store.load_bodies("main", &mut timeline, &pruned).expect("pruned chunks are there too");
-        assert!(!store.chunk_history("main", pruned[0]).expect("it can be read").is_empty());
-        let embeddings = store.embeddings("main", "kept").expect("there");
-        assert_eq!(embeddings.iter().map(|e| e.text_hash).collect::<Vec<_>>(), [of]);
-        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+        store.load_bodies("main", &mut timeline, &pruned).expect("the bodies of pruned chunks are stored");
+        assert!(!store.chunk_history("main", pruned[0]).expect("the history is read").is_empty());
+        let embeddings = store.embeddings("main", "kept").expect("the embeddings are read");
+        assert_eq!(embeddings.iter().map(|e| e.text_hash).collect::<Vec<_>>(), [text_hash]);
+        assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
         // The conversation can be continued.
         let change =
             halo_core::manual_edit::resurrect(&timeline, pruned[0], halo_core::token::Brightness(10_000.0));
         store
-            .transact("main", &mut timeline, &change.expect("it can return"), Durability::Immediate)
-            .expect("it is written");
+            .transact(
+                "main",
+                &mut timeline,
+                &change.expect("the chunk can be resurrected"),
+                Durability::Immediate,
+            )
+            .expect("the change is committed");
     }
 }
 
@@ -374,46 +404,51 @@ fn migration_opens_files_of_every_version() {
 #[test]
 fn repair_recovers_old_version_with_damaged_log() {
     let versions = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("halo.db");
-    let mut bytes = fs::read(versions.join("3.db")).expect("there");
+    let mut bytes = fs::read(versions.join("3.db")).expect("the file is read");
     let log_root = 8;
     bytes[(log_root - 1) * 4096..log_root * 4096].fill(0x55);
-    fs::write(&file, &bytes).expect("written");
+    fs::write(&file, &bytes).expect("the file is written");
     let location = StoreLocation::Sqlite(file.clone());
     let error = Database::open(&location).map(drop).expect_err("the log cannot be read");
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
-    Database::rebuild_first_page(&file).expect("the conversation can be read");
-    let mut store = Database::open(&location).expect("it opens");
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-    store.repair(&findings).expect("it can be repaired");
+    Database::rebuild_first_page(&file).expect("the file is rebuilt");
+    let mut store = Database::open(&location).expect("the database opens");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+    store.repair(&findings).expect("the repair runs");
     drop(store);
-    let mut store = Database::open(&location).expect("it opens");
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
-    let timeline = store.load("main", Access::Read).expect("it loads");
-    let hash = fs::read_to_string(versions.join("3.db.hash")).expect("there");
+    let mut store = Database::open(&location).expect("the database opens");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+    let timeline = store.load("main", Access::Read).expect("the conversation loads");
+    let hash = fs::read_to_string(versions.join("3.db.hash")).expect("the file of the hash is read");
     assert_eq!(timeline.state_hash().to_string(), hash.trim());
 }
 
-/// Root may write anywhere, so the error is caused by a file in database of a folder.
+/// Root may write anywhere, so a file in the place of a folder causes the error.
 #[test]
 fn open_reports_unwritable_location() {
     let (database, hashes) = two_conversations();
     let file = database_path(&database);
     let refused = Database::open(&StoreLocation::Sqlite(file.join("halo.db")))
         .map(drop)
-        .expect_err("no folder")
+        .expect_err("the folder does not exist")
         .to_string();
     assert!(refused.contains("Not a directory"), "{refused}");
     let missing = file.with_file_name("nowhere").join("halo.db");
-    let refused =
-        Database::open(&StoreLocation::Sqlite(missing)).map(drop).expect_err("no folder").to_string();
+    let refused = Database::open(&StoreLocation::Sqlite(missing))
+        .map(drop)
+        .expect_err("the folder does not exist")
+        .to_string();
     assert!(refused.contains("No such file or directory"), "{refused}");
-    let mut permissions = fs::metadata(&file).expect("there").permissions();
+    let mut permissions = fs::metadata(&file).expect("the file exists").permissions();
     permissions.set_readonly(true);
-    fs::set_permissions(&file, permissions).expect("changed");
+    fs::set_permissions(&file, permissions).expect("the permissions are changed");
     let mut store = Database::open_read_only(&database.location).expect("reading is allowed");
-    assert_eq!(store.load(CONVERSATIONS[0], Access::Read).expect("it opens").state_hash(), hashes[0]);
+    assert_eq!(
+        store.load(CONVERSATIONS[0], Access::Read).expect("the conversation loads").state_hash(),
+        hashes[0]
+    );
 }
 
 #[test]
@@ -425,21 +460,22 @@ fn repair_recovers_nameless_world() {
         row(RowKind::from_static("world"), "0", "{}"),
         row(message.clone(), "000100000001", r#"{"content":"hello"}"#),
     ];
-    database.open().put_rows("harbour", &rows, &[]).expect("written");
-    let db = rusqlite::Connection::open(database_path(&database)).expect("it opens");
-    db.execute_batch("DELETE FROM conversation WHERE name = 'world:harbour'").expect("it runs");
+    database.open().put_rows("harbour", &rows, &[]).expect("the rows are stored");
+    let db = rusqlite::Connection::open(database_path(&database)).expect("the file opens");
+    db.execute_batch("DELETE FROM conversation WHERE name = 'world:harbour'").expect("the statement runs");
     drop(db);
     let mut store = database.open();
-    let findings = store.check_integrity(&mut |_, _| {}).expect("it can be checked");
-    assert!(findings.iter().any(|found| found.problem.contains("without a name")), "{findings:?}");
-    store.repair(&findings).expect("it is repaired");
+    let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
+    assert!(findings.iter().any(|finding| finding.problem.contains("without a name")), "{findings:?}");
+    store.repair(&findings).expect("the repair runs");
     let mut store = database.open();
-    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("it can be checked"), []);
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
     let worlds: Vec<String> =
-        store.list_namespaces().expect("listed").into_iter().map(|world| world.name).collect();
+        store.list_namespaces().expect("the worlds are listed").into_iter().map(|world| world.name).collect();
     assert_eq!(worlds, ["recovered 3"]);
-    let rows = store.load_rows("recovered 3", &message, "0".."9", 10).expect("rows");
+    let rows = store.load_rows("recovered 3", &message, "0".."9", 10).expect("the rows are read");
     assert_eq!(rows.iter().map(|row| row.value.as_str()).collect::<Vec<_>>(), [r#"{"content":"hello"}"#]);
-    let states = CONVERSATIONS.map(|name| store.load(name, Access::Read).expect("it opens").state_hash());
+    let states = CONVERSATIONS
+        .map(|name| store.load(name, Access::Read).expect("the conversation loads").state_hash());
     assert_eq!(states.as_slice(), hashes, "nothing else has changed");
 }

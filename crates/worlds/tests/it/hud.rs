@@ -28,9 +28,9 @@ fn hud_request<'a>(now: Millis, prompts: &'a WorldPrompts, token_limit: usize) -
 const UNLIMITED: usize = 1_000_000;
 
 fn document_world() -> (World, Millis) {
-    let file: WorldFile = toml::from_str(include_str!("../data/document.toml")).expect("a world");
-    let now = heartbeat::parse_time("2024-01-15T10:31:15").expect("a time");
-    (file.into_world("", now).expect("a world"), now)
+    let file: WorldFile = toml::from_str(include_str!("../data/document.toml")).expect("a valid world file");
+    let now = heartbeat::parse_time("2024-01-15T10:31:15").expect("a valid time");
+    (file.into_world("", now).expect("a valid world"), now)
 }
 
 /// Every field of the document's example; all categories of actions are rendered.
@@ -40,15 +40,15 @@ fn hud_renders_the_document_example() {
     let prompts = WorldPrompts::default();
     let rendered = HudRenderer::new(Arc::new(ApproxTokenCounter))
         .render(&world, AgentId(5), &hud_request(now, &prompts, UNLIMITED))
-        .expect("a HUD");
-    let hud = serde_json::to_value(&rendered.hud).expect("JSON");
+        .expect("the HUD is rendered");
+    let hud = serde_json::to_value(&rendered.hud).expect("the HUD is serialized");
     assert!(
         hud["system"]["directives"]
             .as_str()
-            .expect("words")
+            .expect("a text")
             .starts_with("## Rooms as Conversations\nEach room is a")
     );
-    assert!(hud["system"]["directives"].as_str().expect("words").contains("## Collaboration\n"));
+    assert!(hud["system"]["directives"].as_str().expect("a text").contains("## Collaboration\n"));
     assert_eq!(
         hud["self"],
         json!({
@@ -78,7 +78,9 @@ fn hud_renders_the_document_example() {
         })
     );
     let meta = &hud["meta"];
-    assert!(meta["instructions"].as_str().expect("words").contains("## You Are an AI Playing a Character\n"));
+    assert!(
+        meta["instructions"].as_str().expect("a text").contains("## You Are an AI Playing a Character\n")
+    );
     assert_eq!(
         meta["available_actions"]["knowledge_management"],
         json!({
@@ -171,11 +173,11 @@ fn hud_renders_the_document_example() {
     for format in HudFormat::ALL {
         let rendered = renderer().render_as(
             &world,
-            world.agent(AgentId(5)).expect("Alice"),
+            world.agent(AgentId(5)).expect("the agent exists"),
             format,
             &hud_request(now, &prompts, UNLIMITED),
         );
-        let rendered = rendered.expect("a HUD");
+        let rendered = rendered.expect("the HUD is rendered");
         assert_eq!(format::parse(&rendered.text(), format).as_ref(), Ok(&rendered.hud), "{format:?}");
     }
 }
@@ -185,11 +187,12 @@ fn hud_hides_agent_management_without_permission() {
     let (mut world, now) = document_world();
     let prompts = WorldPrompts::default();
     let categories = |world: &World| -> Vec<String> {
-        let rendered =
-            renderer().render(world, AgentId(8), &hud_request(now, &prompts, UNLIMITED)).expect("a HUD");
+        let rendered = renderer()
+            .render(world, AgentId(8), &hud_request(now, &prompts, UNLIMITED))
+            .expect("the HUD is rendered");
         rendered.hud.meta.available_actions.keys().cloned().collect()
     };
-    let usual = [
+    let without_permission = [
         "knowledge_management",
         "social_interactions",
         "messaging",
@@ -199,7 +202,7 @@ fn hud_hides_agent_management_without_permission() {
         "identity",
         "timing",
     ];
-    assert_eq!(categories(&world), usual);
+    assert_eq!(categories(&world), without_permission);
     let new = NewAgent {
         kind: AgentKind::Bot,
         model: "gpt-4o-mini".into(),
@@ -208,17 +211,18 @@ fn hud_hides_agent_management_without_permission() {
         can_create_agents: true,
         ..NewAgent::default()
     };
-    let id = world.create_agent(new, now).expect("a bot");
-    let rendered = renderer().render(&world, id, &hud_request(now, &prompts, UNLIMITED)).expect("a HUD");
+    let id = world.create_agent(new, now).expect("the agent is created");
+    let rendered =
+        renderer().render(&world, id, &hud_request(now, &prompts, UNLIMITED)).expect("the HUD is rendered");
     assert_eq!(
         rendered.hud.meta.available_actions.keys().next_back().map(String::as_str),
         Some("agent_management")
     );
-    let who = serde_json::to_value(&rendered.hud.me.identity).expect("JSON");
-    assert_eq!(who, json!({"id": 13, "name": "Bot-13", "model": "gpt-4o-mini", "role": "Keep order."}));
+    let identity = serde_json::to_value(&rendered.hud.me.identity).expect("the HUD is serialized");
+    assert_eq!(identity, json!({"id": 13, "name": "Bot-13", "model": "gpt-4o-mini", "role": "Keep order."}));
     assert_eq!(rendered.hud.meta.response_format.kind, "toon");
     assert!(rendered.hud.meta.instructions.contains("You Are a Bot With a Role"));
-    let room = &serde_json::to_value(&rendered.hud.rooms[0]).expect("JSON");
+    let room = &serde_json::to_value(&rendered.hud.rooms[0]).expect("the HUD is serialized");
     assert_eq!(
         (&room["time_since_last"], &room["word_budget"]),
         (&json!("never (just joined)"), &json!(200))
@@ -303,7 +307,7 @@ fn hud_render_cache_does_not_change_output() {
 fn assert_fits(rendered: &RenderedHud, world: &World, limit: usize) {
     let budgets = world.header.budgets.scaled_to(limit);
     let counted: usize =
-        rendered.fragments.iter().map(|piece| CeilTokenCounter.count_tokens(&piece.text)).sum();
+        rendered.fragments.iter().map(|fragment| CeilTokenCounter.count_tokens(&fragment.text)).sum();
     assert_eq!(
         (counted, rendered.token_counts.iter().sum::<usize>()),
         (rendered.token_usage.total, rendered.token_usage.total)
@@ -320,7 +324,7 @@ fn assert_fits(rendered: &RenderedHud, world: &World, limit: usize) {
         assert!(ids.is_sorted());
         // Without recalled messages there are no gaps.
         let all: Vec<u64> =
-            world.room(room.id).expect("a room").messages.iter().map(|message| message.id).collect();
+            world.room(room.id).expect("the room exists").messages.iter().map(|message| message.id).collect();
         let newest: Vec<u64> = ids.iter().copied().filter(|id| !rendered.recalled.contains(id)).collect();
         assert!(all.ends_with(&newest));
     }
@@ -331,7 +335,7 @@ fn hud_json_matches_serde_json() {
     let prompts = WorldPrompts::default();
     for seed in 0..300 {
         let (world, now) = testing::random_world(&mut WorldRng::new(seed), RandomWorldSize::default());
-        let agent = world.agents().next().expect("somebody");
+        let agent = world.agents().next().expect("the world has an agent");
         let Ok(rendered) =
             renderer().render_as(&world, agent, HudFormat::Json, &hud_request(now, &prompts, UNLIMITED))
         else {
@@ -339,15 +343,15 @@ fn hud_json_matches_serde_json() {
         };
         assert_eq!(
             rendered.text(),
-            serde_json::to_string_pretty(&rendered.hud).expect("JSON"),
+            serde_json::to_string_pretty(&rendered.hud).expect("the HUD is serialized"),
             "seed {seed}"
         );
         let compact = format::render(&rendered.hud, HudFormat::CompactJson);
-        let value: Value = serde_json::from_str(&compact).expect("JSON");
-        assert_eq!(compact, value.to_string(), "no white space");
+        let value: Value = serde_json::from_str(&compact).expect("valid JSON");
+        assert_eq!(compact, value.to_string(), "compact JSON has no white space");
         assert!(compact.contains(",\"sys\":{\"dir\":\"") && compact.contains("\"me\":{\"id\":{\"id\":"));
         // Each short name is explained once.
-        let legend = value["names"].as_str().expect("a legend");
+        let legend = value["names"].as_str().expect("the legend is a text");
         for pair in ["sys=system", "me=self", "act=available_actions", "wb=word_budget", "mi=message_id"] {
             assert_eq!(legend.split(' ').filter(|name| *name == pair).count(), 1, "{pair} in {legend}");
         }
@@ -360,44 +364,52 @@ fn hud_rooms_get_their_attention_share() {
     let mut world = World::default();
     let now = testing::START_TIME;
     let agent = |name: &str| NewAgent { name: Some(name.into()), ..NewAgent::default() };
-    let ids: Vec<AgentId> =
-        ["A", "B", "C"].iter().map(|name| world.create_agent(agent(name), now).expect("new")).collect();
+    let ids: Vec<AgentId> = ["A", "B", "C"]
+        .iter()
+        .map(|name| world.create_agent(agent(name), now).expect("the agent is created"))
+        .collect();
     for &room in &ids {
         world.join_room(room, ids[0], now);
         for n in 0..60 {
-            world.send_message(room, room, format!("{n} {}", "word ".repeat(100)), None, now).expect("said");
+            world
+                .send_message(room, room, format!("{n} {}", "word ".repeat(100)), None, now)
+                .expect("the message is sent");
         }
     }
     let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
     for (room, share) in ids.iter().zip(["50%", "30%", "20%"]) {
         let action = Action::SetAttention { room_id: *room, value: share.into() };
-        world.perform_action(ids[0], action, context).expect("allowed");
+        world.perform_action(ids[0], action, context).expect("the action is allowed");
     }
-    let over = Action::SetAttention { room_id: ids[0], value: "51%".into() };
+    let too_much = Action::SetAttention { room_id: ids[0], value: "51%".into() };
     assert!(
         world
-            .perform_action(ids[0], over, context)
-            .expect_err("too much")
+            .perform_action(ids[0], too_much, context)
+            .expect_err("the value exceeds the budget")
             .message
             .contains("more than all of your attention")
     );
-    // A total that leaves 5,000 tokens for rooms.
+    // A total budget that leaves 5,000 tokens for rooms.
     let prompts = WorldPrompts::default();
     let hud_renderer = renderer();
     let fixed = hud_renderer
         .render(&world, ids[0], &hud_request(now, &prompts, UNLIMITED))
-        .expect("a HUD")
+        .expect("the HUD is rendered")
         .token_usage
         .fixed;
     world.header.budgets =
         HudBudgets { total: fixed + 5_000, fixed: fixed.max(5_000), messages: 5_000, knowledge: 3_000 };
-    let rendered =
-        hud_renderer.render(&world, ids[0], &hud_request(now, &prompts, UNLIMITED)).expect("a HUD");
-    for (n, (share, least)) in [(2_500, 14), (1_500, 8), (1_000, 5)].into_iter().enumerate() {
+    let rendered = hud_renderer
+        .render(&world, ids[0], &hud_request(now, &prompts, UNLIMITED))
+        .expect("the HUD is rendered");
+    for (n, (share, min_messages)) in [(2_500, 14), (1_500, 8), (1_000, 5)].into_iter().enumerate() {
         let spent = rendered.token_usage.rooms[&ids[n]];
         assert!(spent <= share && spent + 180 > share, "{spent} of {share}");
         let messages = rendered.hud.rooms[n].messages.len();
-        assert!((least..=least + 3).contains(&messages), "{messages} messages in {share} tokens");
+        assert!(
+            (min_messages..=min_messages + 3).contains(&messages),
+            "{messages} messages in {share} tokens"
+        );
     }
 }
 
@@ -405,48 +417,62 @@ fn hud_rooms_get_their_attention_share() {
 fn hud_scales_to_small_context_with_notice() {
     let (world, now) = document_world();
     let prompts = WorldPrompts::default();
-    let rendered = renderer().render(&world, AgentId(5), &hud_request(now, &prompts, 4_000)).expect("a HUD");
+    let rendered = renderer()
+        .render(&world, AgentId(5), &hud_request(now, &prompts, 4_000))
+        .expect("the HUD is rendered");
     assert_eq!(rendered.budgets, HudBudgets { total: 4_000, fixed: 2_000, messages: 2_000, knowledge: 120 });
-    let notice = rendered.hud.me.notice.expect("a notice");
+    let notice = rendered.hud.me.notice.expect("the HUD has a notice");
     assert_eq!(notice, "Your model has room for 4000 of 10000 tokens, so everything here is smaller.");
-    let rendered = renderer().render(&world, AgentId(5), &hud_request(now, &prompts, 10_000)).expect("a HUD");
+    let rendered = renderer()
+        .render(&world, AgentId(5), &hud_request(now, &prompts, 10_000))
+        .expect("the HUD is rendered");
     assert_eq!(rendered.hud.me.notice, None);
-    let small =
-        renderer().render(&world, AgentId(5), &hud_request(now, &prompts, 500)).expect_err("too small");
+    let small = renderer()
+        .render(&world, AgentId(5), &hud_request(now, &prompts, 500))
+        .expect_err("the budget is too small");
     assert!(matches!(small, HudError::BudgetTooSmall { limit: 500, .. }), "{small}");
 }
 
-/// The oldest actions go first, then optional sections; knowledge stays.
+/// The oldest actions are trimmed first, then optional sections; knowledge is not trimmed.
 #[test]
 fn hud_static_content_is_trimmed_in_order() {
     let (mut world, now) = document_world();
     let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
     for n in 0..25 {
         let action = Action::Set { path: format!("notes.n{n}"), value: json!("x".repeat(50)), w: None };
-        world.perform_action(AgentId(5), action, context).expect("it fits");
+        world.perform_action(AgentId(5), action, context).expect("the action is allowed");
     }
     let prompts = WorldPrompts::default();
-    let mut show = |fixed: usize| {
+    let mut render_with = |fixed: usize| {
         world.header.budgets = HudBudgets { total: 9_000, fixed, messages: 4_000, knowledge: 3_000 };
-        renderer().render(&world, AgentId(5), &hud_request(now, &prompts, UNLIMITED)).expect("a HUD").hud
+        renderer()
+            .render(&world, AgentId(5), &hud_request(now, &prompts, UNLIMITED))
+            .expect("the HUD is rendered")
+            .hud
     };
-    let whole = show(9_000);
-    assert_eq!(whole.me.recent_actions.len(), 20, "the last twenty");
-    assert_eq!(whole.me.recent_actions[19]["path"], "notes.n24");
-    let spent = |hud: &Hud| {
-        let pieces = format::render_fragments(hud, HudFormat::Json);
-        let fixed = pieces.iter().filter(|piece| !matches!(piece.key.section, HudSection::Room(_)));
-        fixed.map(|piece| CeilTokenCounter.count_tokens(&piece.text)).sum::<usize>()
+    let full = render_with(9_000);
+    assert_eq!(full.me.recent_actions.len(), 20, "the last twenty actions");
+    assert_eq!(full.me.recent_actions[19]["path"], "notes.n24");
+    let fixed_tokens = |hud: &Hud| {
+        let fragments = format::render_fragments(hud, HudFormat::Json);
+        let fixed = fragments.iter().filter(|fragment| !matches!(fragment.key.section, HudSection::Room(_)));
+        fixed.map(|fragment| CeilTokenCounter.count_tokens(&fragment.text)).sum::<usize>()
     };
-    let less = show(spent(&whole) - 1);
-    assert_eq!(less.me.recent_actions[..], whole.me.recent_actions[1..], "the oldest goes first");
-    assert_eq!(less.meta, whole.meta);
-    let mut none = whole.clone();
-    none.me.recent_actions.clear();
-    let least = show(spent(&none) - 1);
-    assert!(least.me.recent_actions.is_empty());
-    assert!(!least.meta.instructions.contains("## Time") && least.meta.instructions.contains("## Own Room"));
-    assert_eq!(least.me.knowledge, whole.me.knowledge);
+    let one_token_less = render_with(fixed_tokens(&full) - 1);
+    assert_eq!(
+        one_token_less.me.recent_actions[..],
+        full.me.recent_actions[1..],
+        "the oldest action is trimmed first"
+    );
+    assert_eq!(one_token_less.meta, full.meta);
+    let mut without_actions = full.clone();
+    without_actions.me.recent_actions.clear();
+    let trimmed = render_with(fixed_tokens(&without_actions) - 1);
+    assert!(trimmed.me.recent_actions.is_empty());
+    assert!(
+        !trimmed.meta.instructions.contains("## Time") && trimmed.meta.instructions.contains("## Own Room")
+    );
+    assert_eq!(trimmed.me.knowledge, full.me.knowledge);
 }
 
 /// Recalled messages are rendered in order, before the newest.
@@ -454,8 +480,9 @@ fn hud_static_content_is_trimmed_in_order() {
 fn hud_recalls_relevant_old_messages() {
     let mut world = World::default();
     let now = testing::START_TIME;
-    let id =
-        world.create_agent(NewAgent { name: Some("A".into()), ..NewAgent::default() }, now).expect("new");
+    let id = world
+        .create_agent(NewAgent { name: Some("A".into()), ..NewAgent::default() }, now)
+        .expect("the agent is created");
     for n in 0..500 {
         world
             .send_message(
@@ -465,15 +492,15 @@ fn hud_recalls_relevant_old_messages() {
                 None,
                 now,
             )
-            .expect("said");
+            .expect("the message is sent");
     }
     let prompts = WorldPrompts::default();
     let recalled = |room: RoomId| -> Vec<RoomMessage> {
-        let messages = &world.room(room).expect("a room").messages;
+        let messages = &world.room(room).expect("the room exists").messages;
         [3, 1, 490].iter().filter_map(|&at| messages.get(at).cloned()).collect()
     };
     let request = HudRequest { now, prompts: &prompts, token_limit: 4_000, recalled: &recalled };
-    let rendered = renderer().render(&world, id, &request).expect("a HUD");
+    let rendered = renderer().render(&world, id, &request).expect("the HUD is rendered");
     let ids: Vec<u64> = rendered.hud.rooms[0].messages.iter().map(|message| message.id).collect();
     assert_eq!((&ids[..2], rendered.recalled.as_slice()), (&[2, 4][..], &[2, 4][..]), "in order");
     assert_eq!(ids.last(), Some(&500));
@@ -485,42 +512,48 @@ fn hud_recalls_relevant_old_messages() {
 fn hud_notice_when_knowledge_does_not_fit() {
     let (prompts, now) = (WorldPrompts::default(), testing::START_TIME);
     let mut world = World::default();
-    let who =
-        world.create_agent(NewAgent { name: Some("A".into()), ..NewAgent::default() }, now).expect("new");
+    let who = world
+        .create_agent(NewAgent { name: Some("A".into()), ..NewAgent::default() }, now)
+        .expect("the agent is created");
     let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
     let set = |path: &str, value: Value| Action::Set { path: path.into(), value, w: None };
-    world.perform_action(who, set("mood", json!("calm")), context).expect("there is room");
+    world.perform_action(who, set("mood", json!("calm")), context).expect("the value fits");
     // JSON with an indent writes one line per number, and all of them count.
-    let many = json!((0..2_000).map(|n| n % 10).collect::<Vec<_>>());
-    let error = world.perform_action(who, set("log", many.clone()), context).expect_err("too much");
+    let long_list = json!((0..2_000).map(|n| n % 10).collect::<Vec<_>>());
+    let error = world
+        .perform_action(who, set("log", long_list.clone()), context)
+        .expect_err("the value exceeds the budget");
     assert!(error.message.contains("3000 are all that fit"), "{error}");
-    let roomy = ActionContext { knowledge_budget: 100_000, ..context };
-    world.perform_action(who, set("log", many), roomy).expect("a larger budget");
+    let large_budget = ActionContext { knowledge_budget: 100_000, ..context };
+    world.perform_action(who, set("log", long_list), large_budget).expect("the value fits the larger budget");
     for format in HudFormat::ALL {
-        let agent = world.agent(who).expect("there").clone();
-        let rendered =
-            renderer().render_as(&world, &agent, format, &hud_request(now, &prompts, 4_000)).expect("a HUD");
+        let agent = world.agent(who).expect("the agent exists").clone();
+        let rendered = renderer()
+            .render_as(&world, &agent, format, &hud_request(now, &prompts, 4_000))
+            .expect("the HUD is rendered");
         let me = &rendered.hud.me;
         assert_eq!(me.knowledge.keys().collect::<Vec<_>>(), ["mood"], "{format:?}");
         assert!(me.notice.as_deref().is_some_and(|notice| notice.contains("log is not shown")), "{me:?}");
-        assert_eq!(format::parse(&rendered.text(), format).expect("a HUD"), rendered.hud);
+        assert_eq!(format::parse(&rendered.text(), format).expect("the HUD is parsed"), rendered.hud);
     }
     // The newest message is rendered, truncated if needed.
     let long = "word ".repeat(380);
-    world.send_message(who, who, long.trim(), None, now).expect("said");
-    world.perform_action(who, Action::Delete { path: "log".into() }, context).expect("there");
-    let rendered = renderer().render(&world, who, &hud_request(now, &prompts, 2_000)).expect("a HUD");
+    world.send_message(who, who, long.trim(), None, now).expect("the message is sent");
+    world.perform_action(who, Action::Delete { path: "log".into() }, context).expect("the path exists");
+    let rendered =
+        renderer().render(&world, who, &hud_request(now, &prompts, 2_000)).expect("the HUD is rendered");
     let message = &rendered.hud.rooms[0].messages;
     assert!(message.len() == 1 && message[0].content.ends_with(" […]"), "{message:?}");
-    let rendered = renderer().render(&world, who, &hud_request(now, &prompts, 9_000)).expect("a HUD");
+    let rendered =
+        renderer().render(&world, who, &hud_request(now, &prompts, 9_000)).expect("the HUD is rendered");
     assert_eq!(rendered.hud.rooms[0].messages[0].content, long.trim());
 }
 
 #[test]
 fn world_file_rejects_duplicate_and_invalid_messages() {
-    let begin = |text: &str| {
-        let file: WorldFile = toml::from_str(text).expect("a world");
-        file.into_world("", testing::START_TIME).map(drop).expect_err("an error").message
+    let world_error = |text: &str| {
+        let file: WorldFile = toml::from_str(text).expect("a valid world file");
+        file.into_world("", testing::START_TIME).map(drop).expect_err("the world is refused").message
     };
     let world = |second: &str| {
         format!(
@@ -528,7 +561,10 @@ fn world_file_rejects_duplicate_and_invalid_messages() {
              [[rooms]]\nowner='B'\n[[rooms.messages]]\n{second}\nsender='B'\n"
         )
     };
-    assert!(begin(&world("id=7\ncontent='y'")).contains("message 7 is in another room too"));
-    assert!(begin(&world("id=99999999\ncontent='y'")).contains("numbers are 1 to"));
-    assert!(begin(&world(&format!("content='{}'", "y".repeat(2_001)))).contains("more than 2000 characters"));
+    assert!(world_error(&world("id=7\ncontent='y'")).contains("message 7 is in another room too"));
+    assert!(world_error(&world("id=99999999\ncontent='y'")).contains("numbers are 1 to"));
+    assert!(
+        world_error(&world(&format!("content='{}'", "y".repeat(2_001))))
+            .contains("more than 2000 characters")
+    );
 }

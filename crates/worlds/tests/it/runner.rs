@@ -49,11 +49,14 @@ const WORLD_TOML: &str = r#"
 "#;
 
 fn open_store(folder: &Path) -> Box<dyn RowStore + Send> {
-    Box::new(Database::open(&StoreLocation::Sqlite(folder.join("halo.db"))).expect("a store"))
+    Box::new(Database::open(&StoreLocation::Sqlite(folder.join("halo.db"))).expect("the store opens"))
 }
 
 fn test_world() -> World {
-    toml::from_str::<WorldFile>(WORLD_TOML).expect("a file").into_world("local", START_TIME).expect("a world")
+    toml::from_str::<WorldFile>(WORLD_TOML)
+        .expect("a valid world file")
+        .into_world("local", START_TIME)
+        .expect("a valid world")
 }
 
 /// A model that answers with these texts in turn.
@@ -84,7 +87,7 @@ fn scripted_runner(store: WorldStore, answers: &[&str]) -> (WorldRunner, Arc<Ato
 /// Advances the clock to the next heartbeat and runs it.
 fn run_to_next_heartbeat(runner: &WorldRunner, clock_time: &AtomicI64) -> HeartbeatReport {
     for _ in 0..10_000 {
-        match runner.run_next(None).expect("a step") {
+        match runner.run_next(None).expect("the step succeeds") {
             RunnerStep::Heartbeat(report) => return *report,
             RunnerStep::Wait(time) => {
                 clock_time.fetch_add(time.as_millis() as Millis, Ordering::SeqCst);
@@ -96,15 +99,15 @@ fn run_to_next_heartbeat(runner: &WorldRunner, clock_time: &AtomicI64) -> Heartb
 }
 
 fn messages_in_room(world: &World, room: u32) -> Vec<(String, String)> {
-    let messages = world.room(AgentId(room)).expect("a room").messages.iter();
+    let messages = world.room(AgentId(room)).expect("the room exists").messages.iter();
     messages.map(|message| (message.sender.to_string(), message.content.clone())).collect()
 }
 
 #[test]
 fn heartbeat_results_are_stored() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store =
-        WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME).expect("a world");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
     let answers = [
         r#"{"responses": [{"room_id": 1, "message": "Hello, Ben."}], "actions": [{"type": "set", "path": "mood", "value": "calm"}]}"#,
         "responses[1]{room_id,message}:\n  1,Hello to you\nactions[1]{type,message_id,reaction}:\n  react,1,thumbs_up",
@@ -113,8 +116,8 @@ fn heartbeat_results_are_stored() {
     ];
     let (runner, clock_time) = scripted_runner(store, &answers);
     let reports: Vec<HeartbeatReport> = (0..4).map(|_| run_to_next_heartbeat(&runner, &clock_time)).collect();
-    let who: Vec<u32> = reports.iter().map(|report| report.agent.0).collect();
-    assert_eq!(who, [1, 2, 1, 2], "by their own time");
+    let agents: Vec<u32> = reports.iter().map(|report| report.agent.0).collect();
+    assert_eq!(agents, [1, 2, 1, 2], "each agent has its own interval");
     // Ada's interval is 2 s, 0.1 s more after each heartbeat and 0.5 s less after Ben's thumbs-up.
     assert_eq!(reports[2].finished_at - reports[0].finished_at, 2_100);
     assert_eq!(reports[3].finished_at - reports[1].finished_at, 3_100);
@@ -124,12 +127,12 @@ fn heartbeat_results_are_stored() {
         messages_in_room(&world, 1),
         [("1".into(), "Hello, Ben.".into()), ("2".into(), "Hello to you".into())]
     );
-    let ada = world.agent(AgentId(1)).expect("alive");
+    let ada = world.agent(AgentId(1)).expect("the agent exists");
     assert_eq!(ada.knowledge.get("mood"), Ok(Some("calm".into())));
     assert_eq!(ada.interval.seconds(), 1.7, "2.0 + 0.1 - 0.5 + 0.1");
     let refused: Vec<&str> = ada.recent_actions.iter().filter_map(|one| one.refused.as_deref()).collect();
     assert_eq!(refused, ["the answer is neither JSON nor TOON with 'responses' and 'actions'"]);
-    let ben = world.agent(AgentId(2)).expect("alive");
+    let ben = world.agent(AgentId(2)).expect("the agent exists");
     assert_eq!(
         ben.recent_actions.back().and_then(|one| one.refused.as_deref()),
         Some("there is no action 'fly'")
@@ -137,29 +140,30 @@ fn heartbeat_results_are_stored() {
     // The world is leased while it runs, and unchanged when it is opened again.
     assert!(
         WorldStore::open(open_store(folder.path()), "w")
-            .is_err_and(|why| why.to_string().contains("another Halo"))
+            .is_err_and(|error| error.to_string().contains("another Halo"))
     );
     drop(runner);
-    let again = WorldStore::open(open_store(folder.path()), "w").expect("stored");
-    assert_eq!(again.world, world);
+    let reopened = WorldStore::open(open_store(folder.path()), "w").expect("the world is stored");
+    assert_eq!(reopened.world, world);
 }
 
 #[test]
 fn message_is_prerendered_once_per_format() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut world = test_world();
     world.execute_command(UserCommand::Join { room: AgentId(1) }, START_TIME).expect("the user joins");
-    let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
+    let store =
+        WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("the world is created");
     let counted: Arc<Mutex<Vec<String>>> = Arc::default();
     let log = Arc::clone(&counted);
     let count = move |text: &str| {
-        log.lock().expect("one at a time").push(text.to_owned());
+        log.lock().expect("the lock is not poisoned").push(text.to_owned());
         CeilTokenCounter.count_tokens(text)
     };
-    let quiet = r#"{"responses": [], "actions": []}"#;
+    let empty_answer = r#"{"responses": [], "actions": []}"#;
     let mut model = scripted_agent_model(&[
         r#"{"responses": [{"room_id": 1, "message": "from an agent"}], "actions": []}"#,
-        quiet,
+        empty_answer,
     ]);
     model.renderer = Arc::new(HudRenderer::new(Arc::new(count)));
     let clock_time = Arc::new(AtomicI64::new(START_TIME));
@@ -172,59 +176,71 @@ fn message_is_prerendered_once_per_format() {
         Box::new(move || clock.load(Ordering::SeqCst)),
     );
     // How often a message was counted after it was sent, and after two agents have seen it.
-    let times = |what: &str| {
-        let times =
-            || counted.lock().expect("one at a time").iter().filter(|text| text.contains(what)).count();
+    let counts_before_and_after = |text: &str| {
+        let times_counted = || {
+            counted
+                .lock()
+                .expect("the lock is not poisoned")
+                .iter()
+                .filter(|counted_text| counted_text.contains(text))
+                .count()
+        };
         assert!(
-            messages_in_room(&runner.store().world, 1).iter().any(|(_, said)| said == what),
-            "{what} was sent"
+            messages_in_room(&runner.store().world, 1).iter().any(|(_, content)| content == text),
+            "{text} was sent"
         );
-        let before = times();
-        for (who, format) in [(1, HudFormat::Json), (2, HudFormat::Toon)] {
-            assert_eq!(runner.store().world.agent(AgentId(who)).map(|agent| agent.hud_format), Some(format));
-            let shown = runner.render_hud(AgentId(who), None).expect("it fits");
-            assert!(shown.text().contains(what), "{who} sees {what}");
+        let before = times_counted();
+        for (agent_id, format) in [(1, HudFormat::Json), (2, HudFormat::Toon)] {
+            assert_eq!(
+                runner.store().world.agent(AgentId(agent_id)).map(|agent| agent.hud_format),
+                Some(format)
+            );
+            let rendered = runner.render_hud(AgentId(agent_id), None).expect("the HUD is rendered");
+            assert!(rendered.text().contains(text), "{agent_id} sees {text}");
         }
-        (before, times())
+        (before, times_counted())
     };
-    let say = |what: &str| UserCommand::Say { room: AgentId(1), message: what.into(), reply_to: None };
-    runner.execute_command(say("from the user")).expect("said");
-    assert_eq!(times("from the user"), (2, 2), "once in each format");
+    let say = |text: &str| UserCommand::Say { room: AgentId(1), message: text.into(), reply_to: None };
+    runner.execute_command(say("from the user")).expect("the message is sent");
+    assert_eq!(counts_before_and_after("from the user"), (2, 2), "once in each format");
     world_store::post_command(&mut *open_store(folder.path()), "w", &say("from outside"), START_TIME)
-        .expect("posted");
-    runner.apply_pending().expect("a step");
-    assert_eq!(times("from outside"), (2, 2));
+        .expect("the command is posted");
+    runner.apply_pending().expect("the pending command runs");
+    assert_eq!(counts_before_and_after("from outside"), (2, 2));
     run_to_next_heartbeat(&runner, &clock_time);
     clock_time.fetch_add(60_000, Ordering::SeqCst);
-    runner.apply_pending().expect("delivered");
-    assert_eq!(times("from an agent"), (2, 2));
+    runner.apply_pending().expect("the draft is delivered");
+    assert_eq!(counts_before_and_after("from an agent"), (2, 2));
     // A reaction changes the text of the message.
     let message =
         runner.store().world.room(AgentId(1)).and_then(|room| room.messages.back()).map(|last| last.id);
-    let react = UserCommand::React { message: message.expect("a message"), reaction: Reaction::ThumbsUp };
-    runner.execute_command(react).expect("reacted");
-    assert_eq!(times("from an agent"), (4, 4));
+    let react = UserCommand::React {
+        message: message.expect("the room has a message"),
+        reaction: Reaction::ThumbsUp,
+    };
+    runner.execute_command(react).expect("the reaction is stored");
+    assert_eq!(counts_before_and_after("from an agent"), (4, 4));
 }
 
 #[test]
 fn user_command_runs_live_and_posted() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store =
-        WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME).expect("a world");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
     // Another process posts commands.
-    let outside = UserCommand::Say { room: AgentId(1), message: "Is anybody there?".into(), reply_to: None };
-    world_store::post_command(&mut *open_store(folder.path()), "w", &outside, START_TIME).expect("posted");
-    let bad = UserCommand::Say { room: AgentId(77), message: "x".into(), reply_to: None };
-    world_store::post_command(&mut *open_store(folder.path()), "w", &bad, START_TIME).expect("posted");
-    assert!(
-        world_store::post_command(&mut *open_store(folder.path()), "none", &outside, START_TIME).is_err()
-    );
+    let posted = UserCommand::Say { room: AgentId(1), message: "Is anybody there?".into(), reply_to: None };
+    world_store::post_command(&mut *open_store(folder.path()), "w", &posted, START_TIME)
+        .expect("the command is posted");
+    let invalid = UserCommand::Say { room: AgentId(77), message: "x".into(), reply_to: None };
+    world_store::post_command(&mut *open_store(folder.path()), "w", &invalid, START_TIME)
+        .expect("the command is posted");
+    assert!(world_store::post_command(&mut *open_store(folder.path()), "none", &posted, START_TIME).is_err());
     let (runner, _) = scripted_runner(store, &[]);
     runner.set_paused(true);
-    assert!(matches!(runner.run_next(None).expect("a step"), RunnerStep::Changed(_)));
+    assert!(matches!(runner.run_next(None).expect("the step succeeds"), RunnerStep::Changed(_)));
     assert_eq!(runner.take_refusals(), ["there is no room 77"]);
     assert!(
-        matches!(runner.run_next(None).expect("a step"), RunnerStep::Wait(_)),
+        matches!(runner.run_next(None).expect("the step succeeds"), RunnerStep::Wait(_)),
         "each command runs once, and a paused world has no heartbeats"
     );
     let messages = messages_in_room(&runner.store().world, 1);
@@ -235,19 +251,19 @@ fn user_command_runs_live_and_posted() {
         .room(AgentId(1))
         .and_then(|room| room.messages.back())
         .map(|m| m.id)
-        .expect("said");
-    let own = runner.execute_command(UserCommand::React { message: id, reaction: Reaction::Heart });
-    assert!(own.is_err_and(|why| why.to_string().contains("own message")));
+        .expect("the room has a message");
+    let own_reaction = runner.execute_command(UserCommand::React { message: id, reaction: Reaction::Heart });
+    assert!(own_reaction.is_err_and(|error| error.to_string().contains("own message")));
     runner.execute_command(UserCommand::Join { room: AgentId(2) }).expect("the user needs no key");
     assert!(runner.execute_command(UserCommand::Join { room: AgentId(2) }).is_err(), "once");
-    runner.execute_command(UserCommand::Leave { room: AgentId(2) }).expect("left");
+    runner.execute_command(UserCommand::Leave { room: AgentId(2) }).expect("the user leaves");
     runner
         .execute_command(UserCommand::SetAttention {
             agent: AgentId(2),
             room: AgentId(1),
             value: "70%".into(),
         })
-        .expect("turned");
+        .expect("the attention is set");
     assert_eq!(
         runner.store().world.attention_shares(AgentId(2)),
         BTreeMap::from([(AgentId(1), 70.0), (AgentId(2), 30.0)])
@@ -259,48 +275,51 @@ fn user_command_runs_live_and_posted() {
             kind: Default::default(),
             room: Some(AgentId(1)),
         })
-        .expect("made");
-    runner.execute_command(UserCommand::Pause { agent: AgentId(3) }).expect("paused");
-    assert!(runner.store().world.agent(AgentId(3)).expect("alive").paused);
-    runner.execute_command(UserCommand::Retire { agent: AgentId(3) }).expect("retired");
+        .expect("the agent is created");
+    runner.execute_command(UserCommand::Pause { agent: AgentId(3) }).expect("the agent is paused");
+    assert!(runner.store().world.agent(AgentId(3)).expect("the agent exists").paused);
+    runner.execute_command(UserCommand::Retire { agent: AgentId(3) }).expect("the agent is retired");
     assert!(runner.execute_command(UserCommand::Wake { agent: AgentId(3) }).is_err());
     assert!(runner.store().world.share_room(ARCHITECT, AgentId(2)));
-    assert_eq!(runner.render_hud(AgentId(2), Some(HudFormat::Toon)).expect("a HUD").hud.rooms.len(), 2);
+    assert_eq!(
+        runner.render_hud(AgentId(2), Some(HudFormat::Toon)).expect("the HUD is rendered").hud.rooms.len(),
+        2
+    );
 }
 
 #[test]
 fn world_clock_pauses_steps_and_changes_speed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store =
-        WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME).expect("a world");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
     let (runner, clock_time) = scripted_runner(store, &["{\"actions\": []}"; 8]);
     runner.set_paused(true);
     let begin = runner.now();
     clock_time.fetch_add(60_000, Ordering::SeqCst);
     assert!(matches!(runner.run_next(None), Ok(RunnerStep::Wait(_))));
-    let beaten = |runner: &WorldRunner| match runner.run_next(None) {
+    let run_heartbeat = |runner: &WorldRunner| match runner.run_next(None) {
         Ok(RunnerStep::Heartbeat(report)) => report.agent.0,
         other => panic!("{other:?}"),
     };
     // Each step runs the next heartbeat; world time jumps to it.
-    for (who, passed) in [(1, 0), (2, 0), (1, 2_100), (2, 3_100), (1, 4_300)] {
+    for (agent, passed) in [(1, 0), (2, 0), (1, 2_100), (2, 3_100), (1, 4_300)] {
         runner.step();
-        assert_eq!(beaten(&runner), who);
-        assert_eq!(runner.now() - begin, passed, "world time stands still");
+        assert_eq!(run_heartbeat(&runner), agent);
+        assert_eq!(runner.now() - begin, passed, "world time does not advance between steps");
         assert!(matches!(runner.run_next(None), Ok(RunnerStep::Wait(_))), "one step is one heartbeat");
     }
     // A woken agent is next.
-    runner.execute_command(UserCommand::Wake { agent: AgentId(1) }).expect("awake");
+    runner.execute_command(UserCommand::Wake { agent: AgentId(1) }).expect("the agent wakes");
     runner.step();
-    assert_eq!((beaten(&runner), runner.now() - begin), (1, 4_300));
-    // A step is not saved up when all agents are paused.
+    assert_eq!((run_heartbeat(&runner), runner.now() - begin), (1, 4_300));
+    // A step while all agents are paused has no effect later.
     for agent in [AgentId(1), AgentId(2)] {
-        runner.execute_command(UserCommand::Pause { agent }).expect("paused");
+        runner.execute_command(UserCommand::Pause { agent }).expect("the agent is paused");
     }
     runner.step();
     assert!(matches!(runner.run_next(None), Ok(RunnerStep::Wait(_))));
     for agent in [AgentId(1), AgentId(2)] {
-        runner.execute_command(UserCommand::Resume { agent }).expect("resumed");
+        runner.execute_command(UserCommand::Resume { agent }).expect("the agent is resumed");
     }
     assert!(matches!(runner.run_next(None), Ok(RunnerStep::Wait(_))));
     // World time continues at the new speed without a jump.
@@ -309,16 +328,16 @@ fn world_clock_pauses_steps_and_changes_speed() {
     runner.set_paused(false);
     clock_time.fetch_add(200, Ordering::SeqCst);
     assert_eq!(runner.now() - begin, 6_300);
-    assert_eq!(beaten(&runner), 2);
+    assert_eq!(run_heartbeat(&runner), 2);
     assert!(matches!(runner.run_next(None), Ok(RunnerStep::Wait(_))));
-    assert!(runner.store().world.header.clock >= begin, "world time never goes back");
+    assert!(runner.store().world.header.clock >= begin, "world time never decreases");
 }
 
 /// Three answers of Ada, with silent answers of Ben between them.
 fn three_answers(long: &str) -> Vec<String> {
     let say = |text: &str| json!({"responses": [{"room_id": 1, "message": text}], "actions": []}).to_string();
-    let nothing = || r#"{"actions": []}"#.to_owned();
-    vec![say("First."), nothing(), say(long), nothing(), say("Last."), nothing()]
+    let empty_answer = || r#"{"actions": []}"#.to_owned();
+    vec![say("First."), empty_answer(), say(long), empty_answer(), say("Last."), empty_answer()]
 }
 
 fn refusals(world: &World) -> Vec<String> {
@@ -330,20 +349,20 @@ fn refusals(world: &World) -> Vec<String> {
 
 #[test]
 fn step_delivers_drafts_of_its_heartbeat() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store =
-        WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME).expect("a world");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
     let long = "word ".repeat(40);
     let answers = three_answers(&long);
     let (runner, _) = scripted_runner(store, &answers.iter().map(String::as_str).collect::<Vec<_>>());
     runner.set_paused(true);
     for _ in 0..5 {
         runner.step();
-        while !matches!(runner.run_next(None).expect("a step"), RunnerStep::Wait(_)) {}
+        while !matches!(runner.run_next(None).expect("the step succeeds"), RunnerStep::Wait(_)) {}
     }
-    let words: Vec<String> =
+    let texts: Vec<String> =
         messages_in_room(&runner.store().world, 1).into_iter().map(|(_, text)| text).collect();
-    assert_eq!(words, ["First.", long.trim(), "Last."]);
+    assert_eq!(texts, ["First.", long.trim(), "Last."]);
     assert_eq!(refusals(&runner.store().world), Vec::<String>::new());
 }
 
@@ -354,27 +373,32 @@ fn draft_is_delivered_before_the_next_answer() {
     let last = answers[4].clone();
     answers.extend(std::iter::repeat_n(last, 30));
     for seconds in 1..=10 {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store =
-            WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME).expect("a world");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+            .expect("the world is created");
         let clock_time = AtomicI64::new(START_TIME);
-        // Every look at the clock advances it.
+        // Every read of the clock advances it.
         let clock = move || clock_time.fetch_add(seconds * 1_000, Ordering::SeqCst);
         let models = BTreeMap::from([("local".to_owned(), scripted_agent_model(&answers))]);
         let runner = WorldRunner::new(store, models, WorldPrompts::default(), Box::new(clock));
         let mut reports = 0;
         while reports < 30 {
-            reports +=
-                usize::from(matches!(runner.run_next(None).expect("a step"), RunnerStep::Heartbeat(_)));
+            reports += usize::from(matches!(
+                runner.run_next(None).expect("the step succeeds"),
+                RunnerStep::Heartbeat(_)
+            ));
         }
         let refused = refusals(&runner.store().world);
-        assert!(!refused.iter().any(|why| why.contains("0 more seconds")), "{seconds}: {refused:?}");
+        assert!(
+            !refused.iter().any(|reason| reason.contains("0 more seconds")),
+            "{seconds} s per reading: {refused:?}"
+        );
     }
 }
 
 #[test]
 fn recall_finds_old_messages_in_the_store() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut world = test_world();
     world
         .send_message(
@@ -384,7 +408,7 @@ fn recall_finds_old_messages_in_the_store() {
             None,
             START_TIME,
         )
-        .expect("said");
+        .expect("the message is sent");
     for n in 0..2_500 {
         world
             .send_message(
@@ -394,7 +418,7 @@ fn recall_finds_old_messages_in_the_store() {
                 None,
                 START_TIME,
             )
-            .expect("said");
+            .expect("the message is sent");
     }
     world
         .send_message(
@@ -404,29 +428,35 @@ fn recall_finds_old_messages_in_the_store() {
             None,
             START_TIME,
         )
-        .expect("said");
-    drop(WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world"));
-    let mut store = WorldStore::open(open_store(folder.path()), "w").expect("stored");
-    assert!(store.world.room(AgentId(1)).expect("a room").message(1).is_none(), "it is not in memory");
-    let older: Vec<RoomMessage> = store.messages_before(AgentId(1), 3, 10).expect("read");
+        .expect("the message is sent");
+    drop(
+        WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("the world is created"),
+    );
+    let mut store = WorldStore::open(open_store(folder.path()), "w").expect("the world is stored");
+    assert!(
+        store.world.room(AgentId(1)).expect("the room exists").message(1).is_none(),
+        "the first message is not in memory"
+    );
+    let older: Vec<RoomMessage> = store.messages_before(AgentId(1), 3, 10).expect("the messages are read");
     assert_eq!(older.iter().map(|message| message.id).collect::<Vec<_>>(), [1, 2]);
     let (runner, _) = scripted_runner(store, &[]);
-    let shown = runner.render_hud(AgentId(2), None).expect("a HUD");
-    let first = &shown.hud.rooms[0].messages[0];
-    assert_eq!((first.id, first.sender.as_str()), (1, "1"), "before all others");
-    assert!(first.content.contains("blue stone") && shown.recalled.contains(&1));
-    assert!(shown.token_usage.total <= 10_000);
+    let rendered = runner.render_hud(AgentId(2), None).expect("the HUD is rendered");
+    let first = &rendered.hud.rooms[0].messages[0];
+    assert_eq!((first.id, first.sender.as_str()), (1, "1"), "the recalled message comes first");
+    assert!(first.content.contains("blue stone") && rendered.recalled.contains(&1));
+    assert!(rendered.token_usage.total <= 10_000);
 }
 
 #[test]
 fn world_store_property_random_worlds_roundtrip() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     for seed in 0..40 {
         let mut rng = WorldRng::new(seed);
         let (world, now) =
             testing::random_world(&mut rng, RandomWorldSize { agents: 4, messages: 6, words: 10 });
         let name = format!("w{seed}");
-        let mut store = WorldStore::create(open_store(folder.path()), &name, world, now).expect("a world");
+        let mut store =
+            WorldStore::create(open_store(folder.path()), &name, world, now).expect("the world is created");
         for _ in 0..15 {
             let ids: Vec<AgentId> = store.world.agents().map(|agent| agent.id).collect();
             let Some(&who) = ids.get(rng.below(ids.len())) else { break };
@@ -434,46 +464,52 @@ fn world_store_property_random_worlds_roundtrip() {
             let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
             let _ = store.world.perform_action(who, action, context);
             store.world.finish_heartbeat(who, now);
-            store.save().expect("kept");
+            store.save().expect("the world is saved");
         }
         let before = store.world.clone();
         drop(store);
-        let again = WorldStore::open(open_store(folder.path()), &name).expect("stored");
-        assert_eq!(again.world, before, "seed {seed}");
+        let reopened = WorldStore::open(open_store(folder.path()), &name).expect("the world is stored");
+        assert_eq!(reopened.world, before, "seed {seed}");
         assert!(
-            again
+            reopened
                 .world
                 .rooms()
                 .all(|room| room.messages.iter().all(|m| m.sender != MessageSender::Agent(AgentId(999))))
         );
     }
     let mut store = open_store(folder.path());
-    assert_eq!(store.list_namespaces().expect("listed").len(), 40);
-    world_store::delete_world(&mut *store, "w7").expect("deleted");
-    assert_eq!(store.list_namespaces().expect("listed").len(), 39);
+    assert_eq!(store.list_namespaces().expect("the worlds are listed").len(), 40);
+    world_store::delete_world(&mut *store, "w7").expect("the world is deleted");
+    assert_eq!(store.list_namespaces().expect("the worlds are listed").len(), 39);
     assert!(world_store::delete_world(&mut *store, "w7").is_err());
 }
 
 #[test]
 fn world_import_rejects_inconsistent_rows() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut world = test_world();
-    let ask = Action::RequestAccess { room_id: AgentId(1), key: "open".into() };
+    let request = Action::RequestAccess { room_id: AgentId(1), key: "open".into() };
     let context = ActionContext { now: START_TIME, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
-    world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("said");
-    world.perform_action(AgentId(2), Action::LeaveRoom { room_id: AgentId(1) }, context).expect("gone");
-    world.perform_action(AgentId(2), ask, context).expect("asked");
-    let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
+    world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("the message is sent");
+    world
+        .perform_action(AgentId(2), Action::LeaveRoom { room_id: AgentId(1) }, context)
+        .expect("the agent leaves");
+    world.perform_action(AgentId(2), request, context).expect("the request is stored");
+    let store =
+        WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("the world is created");
     let expected = store.world.clone();
     drop(store);
     let command = UserCommand::Say { room: AgentId(1), message: "Hello?".into(), reply_to: None };
-    world_store::post_command(&mut *open_store(folder.path()), "w", &command, START_TIME).expect("posted");
-    let mut from = open_store(folder.path());
+    world_store::post_command(&mut *open_store(folder.path()), "w", &command, START_TIME)
+        .expect("the command is posted");
+    let mut store = open_store(folder.path());
     let rows: Vec<Row> = world_store::ROW_KINDS
         .iter()
-        .flat_map(|kind| from.load_rows("w", kind, "0".."9".repeat(22).as_str(), 100).expect("rows"))
+        .flat_map(|kind| {
+            store.load_rows("w", kind, "0".."9".repeat(22).as_str(), 100).expect("the rows are read")
+        })
         .collect();
-    let imported = import::world_from_rows("w", &rows).expect("a world");
+    let imported = import::world_from_rows("w", &rows).expect("a valid world");
     assert_eq!((&imported.header, imported.agents().count()), (&expected.header, 2));
     assert_eq!(imported.room(AgentId(1)).map(|room| &room.requests).map(Vec::len), Some(1));
     // One change in the first row of a kind: its key, or a part of its value.
@@ -512,35 +548,40 @@ fn world_import_rejects_inconsistent_rows() {
         (COMMAND_KIND, Some("x"), "", "", "not 20 digits"),
         (COMMAND_KIND, None, "say", "fly", "reading a posted command"),
     ];
-    for (kind, key, from, to, why) in cases {
+    for (kind, key, old, new, expected_error) in cases {
         let mut rows = rows.clone();
-        let row = rows.iter_mut().find(|row| row.kind == kind).expect("there is one");
+        let row = rows.iter_mut().find(|row| row.kind == kind).expect("a row of the kind exists");
         row.key = key.map_or_else(|| row.key.clone(), str::to_owned);
-        assert!(row.value.contains(from), "{kind} has {from}: {}", row.value);
-        row.value = row.value.replacen(from, to, 1);
-        let error = import::world_from_rows("w", &rows).expect_err(why).to_string();
-        assert!(error.contains(why), "{kind} {from} {to}: {error}");
+        assert!(row.value.contains(old), "{kind} has {old}: {}", row.value);
+        row.value = row.value.replacen(old, new, 1);
+        let error = import::world_from_rows("w", &rows).expect_err(expected_error).to_string();
+        assert!(error.contains(expected_error), "{kind} {old} {new}: {error}");
     }
     let other = Row { kind: RowKind::from_static("setting"), key: "0".into(), value: "{}".into() };
-    let error =
-        import::world_from_rows("w", &[rows.as_slice(), &[other]].concat()).expect_err("a kind").to_string();
+    let error = import::world_from_rows("w", &[rows.as_slice(), &[other]].concat())
+        .expect_err("the kind of row is unknown")
+        .to_string();
     assert!(error.contains("no rows of the kind 'setting'"), "{error}");
 }
 
 /// An export has the rows of a world by kind, and an imported world has the same export under the same name.
 #[test]
 fn world_export_is_identical_after_import() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let mut world = test_world();
-    world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("sent");
-    drop(WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world"));
+    world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("the message is sent");
+    drop(
+        WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("the world is created"),
+    );
     let command = UserCommand::Join { room: AgentId(2) };
-    world_store::post_command(&mut *open_store(folder.path()), "w", &command, START_TIME).expect("posted");
+    world_store::post_command(&mut *open_store(folder.path()), "w", &command, START_TIME)
+        .expect("the command is posted");
     let export = |file: &str| {
-        let mut store = Database::open(&StoreLocation::Sqlite(folder.path().join(file))).expect("a store");
+        let mut store =
+            Database::open(&StoreLocation::Sqlite(folder.path().join(file))).expect("the store opens");
         let mut out = Vec::new();
-        store.export_namespace("w", &world_store::ROW_KINDS, &mut out).expect("an export");
-        String::from_utf8(out).expect("UTF-8")
+        store.export_namespace("w", &world_store::ROW_KINDS, &mut out).expect("the world is exported");
+        String::from_utf8(out).expect("the export is UTF-8")
     };
     let exported = export("halo.db");
     let mut kinds: Vec<&str> = exported
@@ -549,7 +590,8 @@ fn world_export_is_identical_after_import() {
         .collect();
     kinds.dedup();
     assert_eq!(kinds, ["world", "agent", "room", "said", "post"]);
-    let mut other = Database::open(&StoreLocation::Sqlite(folder.path().join("other.db"))).expect("a store");
+    let mut other =
+        Database::open(&StoreLocation::Sqlite(folder.path().join("other.db"))).expect("the store opens");
     let validate = |name: &str, rows: &[Row]| import::world_from_rows(name, rows).map(drop);
     let request = ImportRequest {
         file_name: "w.halo",
@@ -560,7 +602,7 @@ fn world_export_is_identical_after_import() {
         model: None,
         validate_rows: Some(&validate),
     };
-    other.import(&mut exported.as_bytes(), request).expect("imported");
+    other.import(&mut exported.as_bytes(), request).expect("the world is imported");
     drop(other);
     assert_eq!(export("other.db"), exported);
 }

@@ -27,7 +27,7 @@ fn four_agents() -> (World, [AgentId; 4]) {
             can_create_agents: manages,
             ..NewAgent::default()
         };
-        world.create_agent(new, START_TIME).expect("new")
+        world.create_agent(new, START_TIME).expect("the agent is created")
     };
     let ids = [new("Ada", true), new("Ben", false), new("Cy", false), new("Dee", false)];
     world.join_room(ids[0], ids[1], START_TIME);
@@ -37,8 +37,10 @@ fn four_agents() -> (World, [AgentId; 4]) {
 
 fn expect_refusal(world: &mut World, who: AgentId, action: Action) -> String {
     let (before, shown) = (world.clone(), format!("{action:?}"));
-    let error = world.perform_action(who, action, action_context(START_TIME)).expect_err("a refusal");
-    let recorded = world.any_agent(who).and_then(|agent| agent.recent_actions.back()).expect("a record");
+    let error =
+        world.perform_action(who, action, action_context(START_TIME)).expect_err("the action is refused");
+    let recorded =
+        world.any_agent(who).and_then(|agent| agent.recent_actions.back()).expect("the action is recorded");
     assert_eq!(recorded.refused.as_ref(), Some(&error.message));
     // Nothing but the record has changed.
     let rooms = |world: &World| world.rooms().cloned().collect::<Vec<_>>();
@@ -52,65 +54,110 @@ fn expect_refusal(world: &mut World, who: AgentId, action: Action) -> String {
 #[test]
 fn action_refusal_gives_reason_for_every_rule() {
     let (mut world, [ada, ben, cy, dee]) = four_agents();
-    let said = world.send_message(ada, ben, "Hello", None, START_TIME).expect("said");
-    let far = world.send_message(dee, dee, "Alone", None, START_TIME).expect("said");
-    let no = |world: &mut World, who, action, part: &str| {
-        let why = expect_refusal(world, who, action);
-        assert!(why.contains(part), "{why}");
+    let message = world.send_message(ada, ben, "Hello", None, START_TIME).expect("the message is sent");
+    let other_message = world.send_message(dee, dee, "Alone", None, START_TIME).expect("the message is sent");
+    let assert_refused = |world: &mut World, who, action, expected: &str| {
+        let reason = expect_refusal(world, who, action);
+        assert!(reason.contains(expected), "{reason}");
     };
     let name = |name: &str| Action::SetName { name: name.into() };
-    no(&mut world, ben, Action::React { message_id: said, reaction: Reaction::Heart }, "your own message");
-    no(&mut world, cy, Action::React { message_id: far, reaction: Reaction::Heart }, "no message");
-    no(&mut world, ben, Action::WakeAgent { agent_id: dee }, "share no room");
-    no(&mut world, ben, Action::WakeAgent { agent_id: ben }, "to yourself");
-    no(&mut world, ben, Action::WakeAgent { agent_id: cy }, "is awake");
-    no(&mut world, ben, Action::WakeAgent { agent_id: ARCHITECT }, "to the Architect");
-    no(&mut world, ben, Action::Reply { room_id: dee, message_id: far, message: "x".into() }, "not in room");
-    no(&mut world, cy, Action::Reply { room_id: ada, message_id: far, message: "x".into() }, "no message");
-    no(&mut world, ben, Action::SetWpm { wpm: 9 }, "10 to 200");
-    no(&mut world, ben, Action::SetWpm { wpm: 201 }, "10 to 200");
-    no(&mut world, ben, Action::ClearBillboard, "no billboard");
-    no(&mut world, ben, Action::SetBillboard { message: "x".repeat(501) }, "500 characters");
-    no(&mut world, ben, Action::RevokeKey { key: "none".into() }, "no such key");
-    no(&mut world, ben, Action::RequestAccess { room_id: dee, key: "guess".into() }, "does not open");
-    no(&mut world, ben, Action::RequestAccess { room_id: ada, key: "x".into() }, "you are in room");
-    no(&mut world, ben, Action::RequestAccess { room_id: AgentId(99), key: "x".into() }, "no room 99");
-    no(&mut world, ben, Action::GrantAccess { request_id: 1 }, "no access request 1");
-    no(&mut world, ben, Action::DenyAccess { request_id: 1 }, "no access request 1");
-    no(&mut world, ben, Action::LeaveRoom { room_id: ben }, "own room");
-    no(&mut world, ben, Action::LeaveRoom { room_id: dee }, "not in room");
-    no(&mut world, ben, Action::SetAttention { room_id: dee, value: "5%".into() }, "not in room");
-    no(&mut world, ben, Action::SetAttention { room_id: ada, value: "most".into() }, "not a share");
-    no(&mut world, ben, Action::SetAttention { room_id: ada, value: "101%".into() }, "not a share");
-    no(&mut world, ben, name(""), "at least one");
-    no(&mut world, ben, name(&"x".repeat(51)), "50 characters");
-    no(&mut world, ben, name("Cy"), "is taken");
-    no(&mut world, ben, name("The Architect"), "is taken");
-    no(&mut world, ben, Action::Sleep { until: "later".into() }, "not a time");
-    no(&mut world, ben, Action::Sleep { until: "2024-01-01T00:00:00".into() }, "has passed");
+    assert_refused(
+        &mut world,
+        ben,
+        Action::React { message_id: message, reaction: Reaction::Heart },
+        "your own message",
+    );
+    assert_refused(
+        &mut world,
+        cy,
+        Action::React { message_id: other_message, reaction: Reaction::Heart },
+        "no message",
+    );
+    assert_refused(&mut world, ben, Action::WakeAgent { agent_id: dee }, "share no room");
+    assert_refused(&mut world, ben, Action::WakeAgent { agent_id: ben }, "to yourself");
+    assert_refused(&mut world, ben, Action::WakeAgent { agent_id: cy }, "is awake");
+    assert_refused(&mut world, ben, Action::WakeAgent { agent_id: ARCHITECT }, "to the Architect");
+    assert_refused(
+        &mut world,
+        ben,
+        Action::Reply { room_id: dee, message_id: other_message, message: "x".into() },
+        "not in room",
+    );
+    assert_refused(
+        &mut world,
+        cy,
+        Action::Reply { room_id: ada, message_id: other_message, message: "x".into() },
+        "no message",
+    );
+    assert_refused(&mut world, ben, Action::SetWpm { wpm: 9 }, "10 to 200");
+    assert_refused(&mut world, ben, Action::SetWpm { wpm: 201 }, "10 to 200");
+    assert_refused(&mut world, ben, Action::ClearBillboard, "no billboard");
+    assert_refused(&mut world, ben, Action::SetBillboard { message: "x".repeat(501) }, "500 characters");
+    assert_refused(&mut world, ben, Action::RevokeKey { key: "none".into() }, "no such key");
+    assert_refused(
+        &mut world,
+        ben,
+        Action::RequestAccess { room_id: dee, key: "guess".into() },
+        "does not open",
+    );
+    assert_refused(
+        &mut world,
+        ben,
+        Action::RequestAccess { room_id: ada, key: "x".into() },
+        "you are in room",
+    );
+    assert_refused(
+        &mut world,
+        ben,
+        Action::RequestAccess { room_id: AgentId(99), key: "x".into() },
+        "no room 99",
+    );
+    assert_refused(&mut world, ben, Action::GrantAccess { request_id: 1 }, "no access request 1");
+    assert_refused(&mut world, ben, Action::DenyAccess { request_id: 1 }, "no access request 1");
+    assert_refused(&mut world, ben, Action::LeaveRoom { room_id: ben }, "own room");
+    assert_refused(&mut world, ben, Action::LeaveRoom { room_id: dee }, "not in room");
+    assert_refused(&mut world, ben, Action::SetAttention { room_id: dee, value: "5%".into() }, "not in room");
+    assert_refused(
+        &mut world,
+        ben,
+        Action::SetAttention { room_id: ada, value: "most".into() },
+        "not a share",
+    );
+    assert_refused(
+        &mut world,
+        ben,
+        Action::SetAttention { room_id: ada, value: "101%".into() },
+        "not a share",
+    );
+    assert_refused(&mut world, ben, name(""), "at least one");
+    assert_refused(&mut world, ben, name(&"x".repeat(51)), "50 characters");
+    assert_refused(&mut world, ben, name("Cy"), "is taken");
+    assert_refused(&mut world, ben, name("The Architect"), "is taken");
+    assert_refused(&mut world, ben, Action::Sleep { until: "later".into() }, "not a time");
+    assert_refused(&mut world, ben, Action::Sleep { until: "2024-01-01T00:00:00".into() }, "has passed");
     let create = |in_room_id| Action::CreateAgent {
         name: "Eve".into(),
         background_prompt: "x".into(),
         agent_type: halo_worlds::world::AgentKind::Persona,
         in_room_id,
     };
-    no(&mut world, ben, create(None), "may not");
-    no(&mut world, ada, create(Some(dee)), "not in room");
+    assert_refused(&mut world, ben, create(None), "may not");
+    assert_refused(&mut world, ada, create(Some(dee)), "not in room");
     let alter = |agent_id, model: Option<&str>| Action::AlterAgent {
         agent_id,
         background_prompt: None,
         name: None,
         model: model.map(str::to_owned),
     };
-    no(&mut world, ben, alter(cy, Some("two")), "may not");
-    no(&mut world, ada, alter(dee, Some("two")), "share no room");
-    no(&mut world, ada, alter(ada, Some("two")), "to yourself");
-    no(&mut world, ada, alter(cy, Some("three")), "no model");
-    no(&mut world, ada, alter(cy, None), "nothing to alter");
-    no(&mut world, ben, Action::RetireAgent { agent_id: cy }, "may not");
-    no(&mut world, ada, Action::RetireAgent { agent_id: dee }, "share no room");
-    no(&mut world, ada, Action::RetireAgent { agent_id: ada }, "to yourself");
-    no(
+    assert_refused(&mut world, ben, alter(cy, Some("two")), "may not");
+    assert_refused(&mut world, ada, alter(dee, Some("two")), "share no room");
+    assert_refused(&mut world, ada, alter(ada, Some("two")), "to yourself");
+    assert_refused(&mut world, ada, alter(cy, Some("three")), "no model");
+    assert_refused(&mut world, ada, alter(cy, None), "nothing to alter");
+    assert_refused(&mut world, ben, Action::RetireAgent { agent_id: cy }, "may not");
+    assert_refused(&mut world, ada, Action::RetireAgent { agent_id: dee }, "share no room");
+    assert_refused(&mut world, ada, Action::RetireAgent { agent_id: ada }, "to yourself");
+    assert_refused(
         &mut world,
         ada,
         Action::Set { path: "a".into(), value: json!("x".repeat(20_000)), w: None },
@@ -121,19 +168,19 @@ fn action_refusal_gives_reason_for_every_rule() {
 #[test]
 fn action_has_its_effect_for_every_type() {
     let (mut world, [ada, ben, cy, dee]) = four_agents();
-    let said = world.send_message(ada, ben, "Hello", None, START_TIME).expect("said");
+    let message_id = world.send_message(ada, ben, "Hello", None, START_TIME).expect("the message is sent");
     let act = |world: &mut World, who, action| {
-        world.perform_action(who, action, action_context(START_TIME)).expect("it is allowed");
+        world.perform_action(who, action, action_context(START_TIME)).expect("the action is allowed");
     };
-    let interval = |world: &World, who| world.agent(who).expect("alive").interval.seconds();
-    act(&mut world, ada, Action::React { message_id: said, reaction: Reaction::ThumbsUp });
+    let interval = |world: &World, who| world.agent(who).expect("the agent exists").interval.seconds();
+    act(&mut world, ada, Action::React { message_id, reaction: Reaction::ThumbsUp });
     assert_eq!(interval(&world, ben), 9.5);
     assert!(
-        expect_refusal(&mut world, ada, Action::React { message_id: said, reaction: Reaction::ThumbsUp })
+        expect_refusal(&mut world, ada, Action::React { message_id, reaction: Reaction::ThumbsUp })
             .contains("already")
     );
-    act(&mut world, cy, Action::React { message_id: said, reaction: Reaction::Heart });
-    act(&mut world, cy, Action::React { message_id: said, reaction: Reaction::ThumbsDown });
+    act(&mut world, cy, Action::React { message_id, reaction: Reaction::Heart });
+    act(&mut world, cy, Action::React { message_id, reaction: Reaction::ThumbsDown });
     assert_eq!(interval(&world, ben), 10.0);
     // Keys and access.
     act(&mut world, ada, Action::CreateKey { key: "sesame".into() });
@@ -142,7 +189,10 @@ fn action_has_its_effect_for_every_type() {
         expect_refusal(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() })
             .contains("wait")
     );
-    assert_eq!(world.room(ada).expect("open").messages.back().map(|m| m.sender), Some(MessageSender::System));
+    assert_eq!(
+        world.room(ada).expect("the room exists").messages.back().map(|m| m.sender),
+        Some(MessageSender::System)
+    );
     act(&mut world, ada, Action::GrantAccess { request_id: 1 });
     assert!(world.share_room(dee, ben));
     act(&mut world, dee, Action::LeaveRoom { room_id: ada });
@@ -150,19 +200,25 @@ fn action_has_its_effect_for_every_type() {
     act(&mut world, dee, Action::RequestAccess { room_id: ada, key: "sesame".into() });
     act(&mut world, ada, Action::DenyAccess { request_id: 2 });
     act(&mut world, ada, Action::RevokeKey { key: "sesame".into() });
-    assert!(world.room(ada).expect("open").keys.is_empty() && !world.share_room(dee, ben));
+    assert!(world.room(ada).expect("the room exists").keys.is_empty() && !world.share_room(dee, ben));
     // Rooms, names, sleep.
     act(&mut world, ben, Action::SetBillboard { message: "Quiet, please".into() });
     act(&mut world, ben, Action::ClearBillboard);
     act(&mut world, ben, Action::SetWpm { wpm: 120 });
     act(&mut world, ben, Action::SetName { name: "Benjamin".into() });
-    assert_eq!((world.room(ben).expect("open").wpm, world.display_name(ben)), (120, "Benjamin".into()));
+    assert_eq!(
+        (world.room(ben).expect("the room exists").wpm, world.display_name(ben)),
+        (120, "Benjamin".into())
+    );
     act(&mut world, cy, Action::Sleep { until: "2024-02-01T00:00:00".into() });
     assert_eq!(world.next_heartbeat().map(|(who, _)| who), Some(ada));
     world.finish_heartbeat(cy, START_TIME);
-    assert!(world.agent(cy).expect("alive").sleep_until.is_some(), "a sleep that has just begun goes on");
+    assert!(
+        world.agent(cy).expect("the agent exists").sleep_until.is_some(),
+        "the sleep does not end with the heartbeat in which it began"
+    );
     act(&mut world, ben, Action::WakeAgent { agent_id: cy });
-    assert_eq!(world.agent(cy).expect("alive").sleep_until, None);
+    assert_eq!(world.agent(cy).expect("the agent exists").sleep_until, None);
     // Other agents.
     let new = Action::CreateAgent {
         name: "Eve".into(),
@@ -180,16 +236,21 @@ fn action_has_its_effect_for_every_type() {
         model: Some("two".into()),
     };
     act(&mut world, ada, alter);
-    let altered = world.agent(eve).expect("alive");
+    let altered = world.agent(eve).expect("the agent exists");
     assert_eq!((altered.name.as_str(), altered.prompt.as_str(), altered.model.as_str()), ("Eva", "x", "two"));
     act(&mut world, ada, Action::RetireAgent { agent_id: eve });
     assert!(world.agent(eve).is_none() && world.room(eve).is_none() && !world.share_room(ada, eve));
-    assert!(world.any_agent(eve).is_some(), "a retired agent is kept");
+    assert!(world.any_agent(eve).is_some(), "a retired agent stays in the world's records");
     // Knowledge.
     act(&mut world, ben, Action::Append { path: "list".into(), value: json!(1) });
     act(&mut world, ben, Action::Delete { path: "list".into() });
-    let kinds: Vec<&str> =
-        world.agent(ben).expect("alive").recent_actions.iter().map(|one| one.kind.as_str()).collect();
+    let kinds: Vec<&str> = world
+        .agent(ben)
+        .expect("the agent exists")
+        .recent_actions
+        .iter()
+        .map(|one| one.kind.as_str())
+        .collect();
     assert_eq!(
         kinds,
         ["set_billboard", "clear_billboard", "set_wpm", "set_name", "wake_agent", "append", "delete"]
@@ -205,11 +266,11 @@ fn message_delivery_waits_for_typing_time() {
         responses: vec![RoomResponse { room: ada, message }],
         ..AgentAnswer::default()
     };
-    let last =
+    let last_message =
         |world: &World| world.room(ada).and_then(|room| room.messages.back()).map(|m| (m.sender, m.at));
     // The first message has the full budget; then 60 words at 80 words per minute take 45 seconds.
     assert_eq!(world.apply_answer(ben, response(words(200)), action_context(START_TIME)).sent, 1);
-    assert_eq!(last(&world), Some((MessageSender::Agent(ben), START_TIME)));
+    assert_eq!(last_message(&world), Some((MessageSender::Agent(ben), START_TIME)));
     assert_eq!(world.apply_answer(ben, response(words(60)), action_context(START_TIME + 1_000)).sent, 1);
     assert_eq!(world.next_draft_due(), Some(START_TIME + 45_000));
     let outcome = world.apply_answer(ben, response("Me again".into()), action_context(START_TIME + 2_000));
@@ -224,9 +285,9 @@ fn message_delivery_waits_for_typing_time() {
     assert_eq!(world.deliver_due_drafts(START_TIME + 44_999), Vec::<u64>::new());
     assert_eq!(world.deliver_due_drafts(START_TIME + 90_000).len(), 1);
     assert_eq!(
-        last(&world),
+        last_message(&world),
         Some((MessageSender::Agent(ben), START_TIME + 45_000)),
-        "with the time at which it was typed"
+        "with the time at which the typing was complete"
     );
     let outcome = world.apply_answer(ben, response(words(201)), action_context(START_TIME + 900_000));
     assert!(outcome.refused[0].contains("200 words at most"), "{:?}", outcome.refused);
@@ -235,25 +296,30 @@ fn message_delivery_waits_for_typing_time() {
 #[test]
 fn message_length_and_rate_are_limited() {
     let (mut world, [ada, ben, ..]) = four_agents();
-    let error = world.send_message(ada, ben, "x".repeat(2_001), None, START_TIME).expect_err("too long");
+    let error = world
+        .send_message(ada, ben, "x".repeat(2_001), None, START_TIME)
+        .expect_err("the message is too long");
     assert!(error.message.contains("2000 characters at most, and this one has 2001"), "{error}");
     // Without spaces, ten characters are a word.
-    let error =
-        world.submit_message(ada, ben, &"あ".repeat(2_010), None, START_TIME).expect_err("too many words");
+    let error = world
+        .submit_message(ada, ben, &"あ".repeat(2_010), None, START_TIME)
+        .expect_err("the message has too many words");
     assert!(error.message.contains("200 words at most, and this one has 201"), "{error}");
     // A second message at the same moment is typed, and a third is refused.
-    let heard = |world: &World| world.room(ada).expect("a room").messages.len();
-    let before = heard(&world);
-    world.submit_message(ada, ben, "One.", None, START_TIME).expect("said");
-    world.submit_message(ada, ben, "Two.", None, START_TIME).expect("begun");
-    assert_eq!(heard(&world), before + 1);
-    let error = world.submit_message(ada, ben, "Three.", None, START_TIME).expect_err("still writing");
+    let message_count = |world: &World| world.room(ada).expect("the room exists").messages.len();
+    let before = message_count(&world);
+    world.submit_message(ada, ben, "One.", None, START_TIME).expect("the message is sent");
+    world.submit_message(ada, ben, "Two.", None, START_TIME).expect("the draft is stored");
+    assert_eq!(message_count(&world), before + 1);
+    let error = world
+        .submit_message(ada, ben, "Three.", None, START_TIME)
+        .expect_err("the draft is not delivered yet");
     assert!(error.message.contains("still writing"), "{error}");
     world.deliver_due_drafts(START_TIME + 1_000);
-    assert_eq!(heard(&world), before + 2, "a word takes less than a second at 80 a minute");
+    assert_eq!(message_count(&world), before + 2, "a word takes less than a second at 80 a minute");
     for name in ["8", "the architect", "ADA", "system"] {
-        let why = expect_refusal(&mut world, ben, Action::SetName { name: name.into() });
-        assert!(why.contains("not be a number") || why.contains("is taken"), "{name}: {why}");
+        let reason = expect_refusal(&mut world, ben, Action::SetName { name: name.into() });
+        assert!(reason.contains("not be a number") || reason.contains("is taken"), "{name}: {reason}");
     }
 }
 
@@ -262,14 +328,26 @@ fn answer_applies_knowledge_then_messages_then_actions() {
     let (mut world, [ada, ben, ..]) = four_agents();
     let text = r#"{"responses": [{"room_id": 1, "message": "Goodbye"}, {"room_id": 2, "message": "[no response]"}],
         "actions": [{"type": "leave_room", "room_id": 1}, {"type": "set", "path": "mood", "value": "sad"}]}"#;
-    let answer = AgentAnswer::parse(text, AnswerFormat::Json, false).expect("an answer");
+    let answer = AgentAnswer::parse(text, AnswerFormat::Json, false).expect("a valid answer");
     let outcome = world.apply_answer(ben, answer, action_context(START_TIME));
     assert_eq!((outcome.sent, outcome.performed, outcome.refused.len()), (1, 2, 0));
-    let said: Vec<&str> =
-        world.room(ada).expect("open").messages.iter().rev().take(2).map(|m| m.content.as_str()).collect();
-    assert_eq!(said, ["Ben (2) has left.", "Goodbye"]);
-    let kinds: Vec<&str> =
-        world.agent(ben).expect("alive").recent_actions.iter().map(|one| one.kind.as_str()).collect();
+    let latest: Vec<&str> = world
+        .room(ada)
+        .expect("the room exists")
+        .messages
+        .iter()
+        .rev()
+        .take(2)
+        .map(|m| m.content.as_str())
+        .collect();
+    assert_eq!(latest, ["Ben (2) has left.", "Goodbye"]);
+    let kinds: Vec<&str> = world
+        .agent(ben)
+        .expect("the agent exists")
+        .recent_actions
+        .iter()
+        .map(|one| one.kind.as_str())
+        .collect();
     assert_eq!(kinds, ["set", "leave_room"]);
 }
 
@@ -285,8 +363,8 @@ fn world_rules_property_hold_for_random_actions() {
             let Some(&who) = ids.get(rng.below(ids.len())) else { break };
             let before = world.clone();
             let action = testing::random_action(&mut rng, &world, who);
-            let done = world.perform_action(who, action.clone(), action_context(now));
-            assert_action_rules(&before, &world, who, &action, done.is_ok());
+            let result = world.perform_action(who, action.clone(), action_context(now));
+            assert_action_rules(&before, &world, who, &action, result.is_ok());
             world.deliver_due_drafts(now);
             world.finish_heartbeat(who, now);
             assert_eq!(
@@ -298,41 +376,43 @@ fn world_rules_property_hold_for_random_actions() {
     }
 }
 
-fn assert_action_rules(before: &World, after: &World, who: AgentId, action: &Action, done: bool) {
+fn assert_action_rules(before: &World, after: &World, who: AgentId, action: &Action, succeeded: bool) {
     let others = |world: &World| -> BTreeSet<AgentId> { world.agents().map(|agent| agent.id).collect() };
     match action {
-        Action::WakeAgent { agent_id } if done => {
+        Action::WakeAgent { agent_id } if succeeded => {
             assert!(before.share_room(who, *agent_id) && who != *agent_id);
         }
-        Action::AlterAgent { agent_id, .. } | Action::RetireAgent { agent_id } if done => {
+        Action::AlterAgent { agent_id, .. } | Action::RetireAgent { agent_id } if succeeded => {
             assert!(before.share_room(who, *agent_id) && who != *agent_id && *agent_id != ARCHITECT);
             assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents));
         }
-        Action::CreateAgent { .. } if done => {
+        Action::CreateAgent { .. } if succeeded => {
             assert!(before.agent(who).is_some_and(|agent| agent.can_create_agents));
         }
-        Action::RequestAccess { room_id, key } if done => {
+        Action::RequestAccess { room_id, key } if succeeded => {
             assert!(before.room(*room_id).is_some_and(|room| room.keys.contains(key)));
         }
-        Action::LeaveRoom { room_id } if done => assert_ne!(*room_id, who),
+        Action::LeaveRoom { room_id } if succeeded => assert_ne!(*room_id, who),
         _ => {}
     }
-    if !matches!(action, Action::CreateAgent { .. } | Action::RetireAgent { .. }) || !done {
+    if !matches!(action, Action::CreateAgent { .. } | Action::RetireAgent { .. }) || !succeeded {
         assert_eq!(others(before), others(after), "{action:?}");
     }
     // An agent joins a room only by a grant of its owner or when it is created there.
     for room in after.rooms() {
-        let was = before.room(room.id).map(|room| room.members.clone()).unwrap_or_default();
-        let new = room.members.keys().filter(|member| !was.contains_key(member) && **member != room.id);
+        let members_before = before.room(room.id).map(|room| room.members.clone()).unwrap_or_default();
+        let new =
+            room.members.keys().filter(|member| !members_before.contains_key(member) && **member != room.id);
         for member in new {
             let granted = matches!(action, Action::GrantAccess { .. }) && room.id == who;
-            let made = matches!(action, Action::CreateAgent { in_room_id: Some(at), .. } if *at == room.id);
-            assert!(done && (granted || made), "{member} came into {} by {action:?}", room.id);
+            let created =
+                matches!(action, Action::CreateAgent { in_room_id: Some(at), .. } if *at == room.id);
+            assert!(succeeded && (granted || created), "{member} joined {} by {action:?}", room.id);
         }
     }
-    // Numbers are never reassigned.
+    // Agent ids are never reassigned.
     for agent in before.all_agents() {
-        assert_eq!(after.any_agent(agent.id).map(|now| now.id), Some(agent.id));
+        assert_eq!(after.any_agent(agent.id).map(|agent| agent.id), Some(agent.id));
     }
 }
 
@@ -345,24 +425,24 @@ fn wake_agent_keeps_next_heartbeat() {
             Action::Sleep { until: "2099-01-01T00:00:00".into() },
             action_context(START_TIME),
         )
-        .expect("asleep");
+        .expect("the agent sleeps");
     world.finish_heartbeat(ben, START_TIME);
-    let next = world.agent(ben).expect("alive").next_heartbeat;
+    let next = world.agent(ben).expect("the agent exists").next_heartbeat;
     assert!(next > START_TIME);
     world
         .perform_action(ada, Action::WakeAgent { agent_id: ben }, action_context(START_TIME))
-        .expect("awake");
-    let ben = world.agent(ben).expect("alive");
+        .expect("the agent wakes");
+    let ben = world.agent(ben).expect("the agent exists");
     assert_eq!((ben.sleep_until, ben.next_heartbeat), (None, next));
 }
 
 #[test]
 fn draft_refusal_is_recorded_when_room_closes() {
     let (mut world, [ada, ben, cy, _]) = four_agents();
-    let why = |world: &World, who| {
+    let last_refusal = |world: &World, who| {
         world.any_agent(who).and_then(|agent| agent.recent_actions.back()?.refused.clone())
     };
-    world.submit_message(ada, ben, "One.", None, START_TIME).expect("said");
+    world.submit_message(ada, ben, "One.", None, START_TIME).expect("the message is sent");
     // A message that is too long is refused before it is typed.
     let long = "x".repeat(2_005);
     assert!(
@@ -370,7 +450,7 @@ fn draft_refusal_is_recorded_when_room_closes() {
             .submit_message(ada, ben, &long, None, START_TIME + 1)
             .is_err_and(|error| error.message.contains("2000 characters"))
     );
-    world.submit_message(ada, ben, &"word ".repeat(60), None, START_TIME + 1).expect("it is written");
+    world.submit_message(ada, ben, &"word ".repeat(60), None, START_TIME + 1).expect("the draft is stored");
     assert_eq!(world.drafts_done_at(ben), Some(START_TIME + 45_000));
     assert!(
         world
@@ -378,19 +458,22 @@ fn draft_refusal_is_recorded_when_room_closes() {
             .is_err_and(|error| error.message.contains("still writing"))
     );
     world.retire_agent(ada, START_TIME + 3);
-    assert_eq!(why(&world, ben).as_deref(), Some("room 1 was closed before it was written"));
-    assert_eq!((world.drafts_done_at(ben), why(&world, cy)), (None, None));
+    assert_eq!(last_refusal(&world, ben).as_deref(), Some("room 1 was closed before it was written"));
+    assert_eq!((world.drafts_done_at(ben), last_refusal(&world, cy)), (None, None));
 }
 
 #[test]
 fn refusal_reason_is_truncated() {
     let (mut world, [ada, ..]) = four_agents();
     let path = format!("a..{}", "b".repeat(5_000));
-    let error =
-        world.perform_action(ada, Action::Delete { path }, action_context(START_TIME)).expect_err("no path");
+    let error = world
+        .perform_action(ada, Action::Delete { path }, action_context(START_TIME))
+        .expect_err("the path is invalid");
     assert!(error.message.len() > 5_000);
-    let recorded =
-        world.agent(ada).and_then(|agent| agent.recent_actions.back()?.refused.clone()).expect("a record");
+    let recorded = world
+        .agent(ada)
+        .and_then(|agent| agent.recent_actions.back()?.refused.clone())
+        .expect("the action is recorded");
     assert_eq!(recorded.chars().count(), 301);
     assert!(error.message.starts_with(recorded.trim_end_matches('…')));
 }
@@ -399,28 +482,30 @@ fn refusal_reason_is_truncated() {
 #[test]
 fn user_command_refusal_changes_nothing() {
     let (mut world, [ada, ben, ..]) = four_agents();
-    let said = world.send_message(ada, ben, "Hello", None, START_TIME).expect("said");
+    let message_id = world.send_message(ada, ben, "Hello", None, START_TIME).expect("the message is sent");
     let say = |message: &str, reply_to| UserCommand::Say { room: ada, message: message.into(), reply_to };
     let react = |message| UserCommand::React { message, reaction: Reaction::Heart };
-    for (command, part) in [
+    for (command, expected) in [
         (say(&"x".repeat(2_001), None), "2000 characters"),
         (say(" ", None), "must not be empty"),
-        (say("x", Some(said + 7)), "to reply to"),
-        (react(said + 7), "no message"),
+        (say("x", Some(message_id + 7)), "to reply to"),
+        (react(message_id + 7), "no message"),
     ] {
         let before = world.clone();
         assert!(
             world
                 .execute_command(command.clone(), START_TIME)
-                .is_err_and(|error| error.message.contains(part)),
+                .is_err_and(|error| error.message.contains(expected)),
             "{command:?}"
         );
         assert_eq!(world, before, "{command:?}");
     }
-    world.execute_command(say("Well?", Some(said)), START_TIME).expect("said");
-    world.execute_command(react(said), START_TIME).expect("reacted");
+    world.execute_command(say("Well?", Some(message_id)), START_TIME).expect("the message is sent");
+    world.execute_command(react(message_id), START_TIME).expect("the reaction is stored");
     assert!(
-        world.execute_command(react(said), START_TIME).is_err_and(|error| error.message.contains("already"))
+        world
+            .execute_command(react(message_id), START_TIME)
+            .is_err_and(|error| error.message.contains("already"))
     );
 }
 
@@ -448,14 +533,14 @@ fn world_file_rejects_invalid_agents_and_rooms() {
             "more than all of your attention",
         ),
     ];
-    for (file, part) in cases {
-        let read: WorldFile = toml::from_str(&file).expect("TOML");
-        let error = read.into_world("local", START_TIME).expect_err(&file);
-        assert!(error.message.contains(part), "{error}: {file}");
+    for (file, expected) in cases {
+        let parsed: WorldFile = toml::from_str(&file).expect("a valid world file");
+        let error = parsed.into_world("local", START_TIME).expect_err(&file);
+        assert!(error.message.contains(expected), "{error}: {file}");
     }
     let trimmed: WorldFile =
-        toml::from_str(&(ada.to_owned() + &room("Ada", "keys = [\" open \"]"))).expect("TOML");
-    let mut world = trimmed.into_world("local", START_TIME).expect("a world");
+        toml::from_str(&(ada.to_owned() + &room("Ada", "keys = [\" open \"]"))).expect("a valid world file");
+    let mut world = trimmed.into_world("local", START_TIME).expect("a valid world");
     world
         .perform_action(
             AgentId(2),

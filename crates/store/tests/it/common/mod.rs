@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// A database of its own for one test.
+/// A separate database for one test.
 pub struct TestDatabase {
     pub location: StoreLocation,
     folder: tempfile::TempDir,
@@ -18,13 +18,13 @@ impl TestDatabase {
     }
 
     pub fn open(&self) -> Database {
-        Database::open(&self.location).expect("it opens")
+        Database::open(&self.location).expect("the database opens")
     }
 }
 
 /// A new SQLite file.
 pub fn sqlite() -> TestDatabase {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder");
     TestDatabase { location: StoreLocation::Sqlite(folder.path().join("halo.db")), folder }
 }
 
@@ -32,16 +32,16 @@ pub fn sqlite() -> TestDatabase {
 pub fn postgres() -> TestDatabase {
     static SERVER: LazyLock<PostgresTestServer> = LazyLock::new(PostgresTestServer::start);
     let url = SERVER.new_database();
-    let location = url.parse().expect("an address");
-    TestDatabase { location, folder: tempfile::tempdir().expect("a folder") }
+    let location = url.parse().expect("a valid address");
+    TestDatabase { location, folder: tempfile::tempdir().expect("a temporary folder") }
 }
 
-/// A PostgreSQL server in a temporary folder, on a free port, which ends with the tests.
+/// A PostgreSQL server in a temporary folder, on a free port, which stops when the tests end.
 struct PostgresTestServer {
     url: String,
 }
 
-/// Starts the server, and a loop that ends it after the process of the tests: statics are never dropped.
+/// Starts the server, and a loop that stops the server when the test process has ended: a static is never dropped.
 const START_SCRIPT: &str = r#"
 me=$1 folder=$2; shift 2
 "$@" >"$folder/log" 2>&1 &
@@ -55,13 +55,17 @@ impl PostgresTestServer {
             return Self { url };
         }
         let bin = find_postgres_programs();
-        let folder = tempfile::Builder::new().prefix("halo-postgres-").tempdir().expect("a folder").keep();
+        let folder =
+            tempfile::Builder::new().prefix("halo-postgres-").tempdir().expect("a temporary folder").keep();
         let data = folder.join("data");
-        // The server refuses to run as root; the user `postgres` of its package runs it then.
+        // The server refuses to run as root; the user `postgres`, which its package creates, runs it instead.
         let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.starts_with(b"0\n"));
         if root {
-            let owned = Command::new("chown").arg("postgres").arg(&folder).status();
-            assert!(owned.expect("chown").success(), "the folder of the server cannot be given to its user");
+            let chown_status = Command::new("chown").arg("postgres").arg(&folder).status();
+            assert!(
+                chown_status.expect("chown runs").success(),
+                "the folder of the server cannot be given to its user"
+            );
         }
         let program = |name: &str| {
             if !root {
@@ -82,14 +86,14 @@ impl PostgresTestServer {
         let mut server = program("postgres");
         server.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c"]);
         server.arg(format!("unix_socket_directories={}", folder.display()));
-        let started = Command::new("sh")
+        let start_status = Command::new("sh")
             .args(["-c", START_SCRIPT, "sh", &std::process::id().to_string()])
             .arg(&folder)
             .arg(server.get_program())
             .args(server.get_args())
             .stdin(Stdio::null())
             .status();
-        assert!(started.expect("a shell").success());
+        assert!(start_status.expect("the shell runs").success());
         let url = format!("postgres://halo@127.0.0.1:{port}/postgres");
         let started_at = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() || !accepts_queries(&url) {
@@ -104,8 +108,8 @@ impl PostgresTestServer {
         static NEXT_DATABASE_NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name =
             format!("t{}_{}", std::process::id(), NEXT_DATABASE_NUMBER.fetch_add(1, Ordering::Relaxed));
-        execute_sql(&self.url, &format!("CREATE DATABASE {name}")).expect("a new database");
-        let (server, _) = self.url.rsplit_once('/').expect("an address");
+        execute_sql(&self.url, &format!("CREATE DATABASE {name}")).expect("the server creates a database");
+        let (server, _) = self.url.rsplit_once('/').expect("the address ends with a database");
         format!("{server}/{name}")
     }
 }
@@ -116,23 +120,24 @@ fn accepts_queries(url: &str) -> bool {
 
 /// Runs a statement on the server without the store.
 pub fn execute_sql(url: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("the runtime starts");
     runtime.block_on(async {
         let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
         let connection = tokio::spawn(connection);
-        let done = client.batch_execute(sql).await;
+        let result = client.batch_execute(sql).await;
         drop(client);
         let _ = connection.await;
-        done
+        result
     })
 }
 
 fn free_port() -> u16 {
     let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    socket.local_addr().expect("an address").port()
+    socket.local_addr().expect("the socket has an address").port()
 }
 
-/// The folder of the server's programs. Debian installs them by version, outside of the path.
+/// The folder of the server's programs. Debian installs them by version, in a folder that is not in PATH.
 fn find_postgres_programs() -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut bins: Vec<_> =
