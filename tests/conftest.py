@@ -1,4 +1,4 @@
-"""Fixtures: the real program with the real small model, on a port of its own, and fake remote models."""
+"""Fixtures: the real program with the real small model, on a free port, and fake remote models."""
 
 import http.server
 import json
@@ -53,9 +53,9 @@ class Server:
         threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
         return self
 
-    def stop(self, how=signal.SIGTERM):
+    def stop(self, signal_number=signal.SIGTERM):
         if self.process and self.process.poll() is None:
-            self.process.send_signal(how)
+            self.process.send_signal(signal_number)
             self.process.wait(30)
 
     def memory(self):
@@ -88,8 +88,8 @@ class Server:
         quoted = urllib.parse.quote(name, safe="")
         status, body = self.halo("POST", f"/conversations/{quoted}/messages", {"text": text})
         assert status == 202, body
-        until = time.time() + timeout
-        while time.time() < until:
+        deadline = time.time() + timeout
+        while time.time() < deadline:
             status, state = self.halo("GET", f"/conversations/{quoted}")
             assert status == 200, state
             if not state["running"]:
@@ -158,7 +158,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path):
-    """A server with so small a context that paragraphs are pruned soon, the oldest first."""
+    """A server with a small context window, so that paragraphs are pruned after a few turns, the oldest first."""
     server = Server(
         tmp_path, "context.max_tokens=400", "generation.max_tokens=16", "chunk.min_tokens=8", "prune.policy=fifo"
     ).start()
@@ -176,7 +176,7 @@ def browser():
 
 
 class OneAnswerModel(http.server.BaseHTTPRequestHandler):
-    """A remote model with one answer; without one it fails."""
+    """A remote model that always gives the same answer; without an answer it fails."""
 
     protocol_version = "HTTP/1.1"
 

@@ -27,7 +27,7 @@ GROUP = ["Who of you two has seen the baker's cat this morning?", "And the dog?"
 
 
 class Tavern:
-    """SillyTavern with data of its own."""
+    """SillyTavern with a data folder of its own."""
 
     def __init__(self, folder, work):
         self.data = work / "tavern"
@@ -46,12 +46,12 @@ class Tavern:
             "false",
         ]
         self.command = [str(part) for part in command]
-        self.where = pathlib.Path(folder).resolve() / "node_modules/sillytavern"
+        self.folder = pathlib.Path(folder).resolve() / "node_modules/sillytavern"
         self.process = None
 
     def start(self):
         self.process = subprocess.Popen(
-            self.command, cwd=self.where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self.command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         for _ in range(240):
             try:
@@ -85,7 +85,9 @@ class Halo:
         self.server = server
 
     def conversations(self):
-        return {known["name"]: known["turns"] for known in self.server.halo("GET", "/conversations")[1]}
+        return {
+            conversation["name"]: conversation["turns"] for conversation in self.server.halo("GET", "/conversations")[1]
+        }
 
     def deleted(self, name):
         result = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}/deleted")[1]
@@ -110,7 +112,7 @@ class Person:
             self.page.locator("dialog[open] .popup-button-ok").first.click()
             self.page.wait_for_timeout(1000)
 
-    def order(self, text, wait=4000):
+    def send_command(self, text, wait=4000):
         self.page.fill("#send_textarea", text)
         self.page.press("#send_textarea", "Enter")
         self.page.wait_for_timeout(wait)
@@ -118,7 +120,7 @@ class Person:
     def messages(self):
         return self.page.locator("#chat .mes").count()
 
-    def idle(self):
+    def wait_until_idle(self):
         self.page.wait_for_function(
             "() => { const b = document.querySelector('#mes_stop'); return !b || getComputedStyle(b).display === 'none' }",
             timeout=120_000,
@@ -126,19 +128,19 @@ class Person:
         self.page.wait_for_timeout(800)
 
     def say(self, text, answers=1):
-        wanted = self.messages() + 1 + answers
+        expected_count = self.messages() + 1 + answers
         self.page.fill("#send_textarea", text)
         self.page.press("#send_textarea", "Enter")
         self.page.wait_for_function(
-            f"() => document.querySelectorAll('#chat .mes').length >= {wanted}", timeout=120_000
+            f"() => document.querySelectorAll('#chat .mes').length >= {expected_count}", timeout=120_000
         )
         self.page.wait_for_timeout(1500)
-        self.idle()
+        self.wait_until_idle()
 
-    def swipe(self, way):
-        self.page.locator(f"#chat .last_mes .swipe_{way}").last.click(force=True)
+    def swipe(self, direction):
+        self.page.locator(f"#chat .last_mes .swipe_{direction}").last.click(force=True)
         self.page.wait_for_timeout(1500)
-        self.idle()
+        self.wait_until_idle()
 
 
 def main(folder):
@@ -156,10 +158,10 @@ def main(folder):
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             person = Person(browser)
-            person.order("/go Seraphina")
+            person.send_command("/go Seraphina")
             for n, lines in enumerate(CHATS):
                 if n:
-                    person.order("/newchat")
+                    person.send_command("/newchat")
                 for line in lines:
                     person.say(line)
             names = [lines[0] for lines in CHATS]
@@ -174,12 +176,12 @@ def main(folder):
             assert halo.deleted(names[2]) == sorted([regenerated, "another variant was chosen"]), halo.deleted(names[2])
             print("swipes and a swipe back: variants of one answer")
             for _ in range(2):
-                person.order("/cut {{lastMessageId}}", 1500)
+                person.send_command("/cut {{lastMessageId}}", 1500)
             person.say("Thank you, and good morning to you.")
             assert halo.deleted(names[2]).count("replaced by the client's edited message") == 2, halo.deleted(names[2])
             assert set(halo.conversations()) == set(names)
             print("the last message edited: a variant of the exchange")
-            made = person.page.evaluate("""async () => {
+            status = person.page.evaluate("""async () => {
                 const context = SillyTavern.getContext();
                 const ask = async (path, body) => await fetch(path, { method: "POST", headers: context.getRequestHeaders(), body: JSON.stringify(body) });
                 await ask("/api/characters/duplicate", { avatar_url: context.characters[0].avatar });
@@ -187,9 +189,9 @@ def main(folder):
                 return (await ask("/api/groups/create", { name: "Both", members, avatar_url: "", allow_self_responses: false, activation_strategy: 1,
                     generation_mode: 0, disabled_members: [], chat_metadata: {}, fav: false, chat_id: "group", chats: ["group"] })).status;
             }""")
-            assert made == 200, made
+            assert status == 200, status
             person.open()
-            person.order("/go Both", 5000)
+            person.send_command("/go Both", 5000)
             for line in GROUP:
                 person.say(line, answers=2)
             new = set(halo.conversations()) - set(names)

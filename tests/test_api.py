@@ -23,7 +23,7 @@ CASES = int(os.environ.get("HALO_CASES", "40"))
 
 
 def test_routes_match_the_openapi_document(server):
-    """Random requests, generated from the document and against it: no 5xx, no undocumented response."""
+    """Random valid and invalid requests, generated from the document: no 5xx, no undocumented response."""
     server.say("main", "Hello there.")
     schema = schemathesis.openapi.from_url(f"{server.url}/api/halo/openapi.json").exclude(path_regex="/events$")
     problems, tried = [], 0
@@ -82,7 +82,7 @@ def test_hostile_requests_cause_no_server_error(server):
         )
     ]
     rng = random.Random(7)
-    hostile = [
+    path_values = [
         "",
         "..",
         "%00",
@@ -117,28 +117,28 @@ def test_hostile_requests_cause_no_server_error(server):
         b'{"a":' * 500,
     ]
 
-    def one(n):
+    def send_random_request(n):
         method, path = routes[n % len(routes)]
-        path = re.sub(r"\{\w+\}", lambda _: rng.choice(hostile) or "x", path)
+        path = re.sub(r"\{\w+\}", lambda _: rng.choice(path_values) or "x", path)
         status, result = server.call(method.upper(), path, rng.choice(bodies) if method != "get" else None, timeout=30)
         return status, method, path, result
 
     memory = []
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(2):
-            for status, method, path, result in pool.map(one, range(CASES * len(routes) // 2)):
+            for status, method, path, result in pool.map(send_random_request, range(CASES * len(routes) // 2)):
                 assert status < 500, (status, method, path, result)
                 assert "panicked" not in str(result) and "RUST_BACKTRACE" not in str(result)
             memory.append(server.memory())
     if memory[0]:
-        assert memory[1] - memory[0] < 32 << 20, f"memory is flat: {memory}"
+        assert memory[1] - memory[0] < 32 << 20, f"memory does not grow: {memory}"
     assert server.call("GET", "/health")[0] == 200
     assert not any("panicked" in line for line in server.log), "".join(server.log)
 
 
 def test_malformed_http_does_not_stop_the_server(server):
     host, port = server.listen.split(":")
-    for sent in (
+    for request in (
         b"GET / HTTP/1.1\r\n",
         b"\x00" * 1000,
         b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n",
@@ -146,7 +146,7 @@ def test_malformed_http_does_not_stop_the_server(server):
         b"POST /api/halo/v1/conversations/main/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
     ):
         with socket.create_connection((host, int(port)), timeout=5) as connection:
-            connection.sendall(sent)
+            connection.sendall(request)
             connection.settimeout(0.3)
             try:
                 connection.recv(4096)
@@ -190,9 +190,9 @@ def listen(server, received, ready):
 
 def test_event_subscribers_get_the_same_events(server):
     received, threads = [[], []], []
-    for mine in received:
+    for events in received:
         ready = threading.Event()
-        threads.append(threading.Thread(target=listen, args=(server, mine, ready)))
+        threads.append(threading.Thread(target=listen, args=(server, events, ready)))
         threads[-1].start()
         assert ready.wait(10)
     server.say("both", "Who is there?")
@@ -209,10 +209,10 @@ def test_event_subscribers_get_the_same_events(server):
 def test_manual_edits_and_undo(small):
     small.say("main", "The red fox is called Rufus.")
     path = "/conversations/main"
-    status, done = small.halo("POST", f"{path}/edits", {"edit": "delete", "chunks": ["u0.0"]})
-    assert status == 200 and set(done["chunks"]) >= {"u0.0"}
+    status, edit = small.halo("POST", f"{path}/edits", {"edit": "delete", "chunks": ["u0.0"]})
+    assert status == 200 and set(edit["chunks"]) >= {"u0.0"}
     assert "Rufus." not in [chunk["text"] for chunk in small.halo("GET", path)[1]["chunks"]]
-    assert small.halo("POST", f"{path}/undo", {"undo": done["undo"]})[0] == 204
+    assert small.halo("POST", f"{path}/undo", {"undo": edit["undo"]})[0] == 204
     assert small.halo("GET", path)[1]["chunks"][0]["text"] == "The red fox is called Rufus."
     assert small.halo("POST", f"{path}/undo", {"undo": 999})[0] == 404
     status, result = small.halo("POST", f"{path}/edits", {"edit": "merge", "chunks": ["u0.0"]})
@@ -234,11 +234,13 @@ def test_manual_edits_and_undo(small):
 
 
 def test_settings_survive_a_restart(small):
-    def value(key):
-        return next(setting for setting in small.halo("GET", "/settings")[1] if setting["key"] == key)
+    def setting(key):
+        return next(item for item in small.halo("GET", "/settings")[1] if item["key"] == key)
 
     assert small.halo("PUT", "/settings/chat.system", {"value": "You are a pirate."})[0] == 200
-    assert value("chat.system")["value"] == "You are a pirate." and value("chat.system")["origin"] == "settings file"
+    assert (
+        setting("chat.system")["value"] == "You are a pirate." and setting("chat.system")["origin"] == "settings file"
+    )
     assert "You are a pirate." in small.say("new", "Hello.")["system_prompt"]
     status, result = small.halo("PUT", "/settings/generation.temperature", {"value": "hot"})
     assert status == 422 and "generation.temperature" in result["error"]
@@ -247,9 +249,9 @@ def test_settings_survive_a_restart(small):
     assert small.halo("PUT", "/settings/no.such", {"value": "1"})[0] == 404
     small.stop()
     small.start()
-    assert value("chat.system")["value"] == "You are a pirate."
+    assert setting("chat.system")["value"] == "You are a pirate."
     assert small.halo("PUT", "/settings/chat.system", {"value": None})[0] == 200
-    assert value("chat.system")["value"] == value("chat.system")["default"]
+    assert setting("chat.system")["value"] == setting("chat.system")["default"]
 
 
 def test_messages_survive_shutdown_and_kill(small):
@@ -281,17 +283,17 @@ def keyed(tmp_path):
 
 def test_api_key_is_required(keyed):
     assert any("TLS" in line for line in keyed.log), "the log warns that the connection is not encrypted"
-    good = {"Authorization": "Bearer a secret of ours"}
+    key_header = {"Authorization": "Bearer a secret of ours"}
     for path in ("/api/halo/v1/status", "/v1/models", "/api/v1/model", "/metrics"):
         assert keyed.call("GET", path)[0] == 401
         assert keyed.call("GET", path, headers={"Authorization": "Bearer a secret of our"})[0] == 401
-        assert keyed.call("GET", path, headers=good)[0] == 200
+        assert keyed.call("GET", path, headers=key_header)[0] == 200
     assert keyed.call("GET", "/v1/models", headers={"x-api-key": "a secret of ours"})[0] == 200
     assert keyed.call("GET", "/v1/models")[1]["error"]["type"] == "authentication_error"
     assert keyed.call("GET", "/health")[0] == 200 and keyed.call("GET", "/")[0] == 200
     assert keyed.call("GET", "/health", headers={"Host": "halo.test"})[0] == 200
     assert keyed.call("GET", "/health", headers={"Host": "evil.example"})[0] == 403
-    settings = keyed.halo("GET", "/settings", headers=good)[1]
+    settings = keyed.halo("GET", "/settings", headers=key_header)[1]
     assert "a secret of ours" not in json.dumps(settings)
 
 
@@ -372,23 +374,23 @@ def test_otlp_traces_turns(tmp_path):
     ).start()
     try:
         server.say("main", "A word that must not leave this machine: hippopotamus.")
-        until = time.time() + 20
-        while not received and time.time() < until:
+        deadline = time.time() + 20
+        while not received and time.time() < deadline:
             time.sleep(0.05)
         [(path, body)] = received
         assert path == "/v1/traces" and b"hippopotamus" not in body
         result = json.loads(body)
         # Parsed with the official messages; OTLP writes ids in JSON as hexadecimal, not as base64.
-        read = json_format.ParseDict(result, ExportTraceServiceRequest())
-        turn, *stages = read.resource_spans[0].scope_spans[0].spans
+        traces = json_format.ParseDict(result, ExportTraceServiceRequest())
+        turn, *stages = traces.resource_spans[0].scope_spans[0].spans
         values = {attribute.key: attribute.value for attribute in turn.attributes}
         assert (
             values["gen_ai.usage.output_tokens"].int_value == 8
             and values["gen_ai.conversation.id"].string_value == "main"
         )
         ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
-        assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(one)) == 8 for one in ids)
-        assert {"generate", "recall", "store"} <= {span.name for span in stages}
+        assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(span_id)) == 8 for span_id in ids)
+        assert {"speak", "recall", "store"} <= {span.name for span in stages}
         for span in stages:
             assert (
                 turn.start_time_unix_nano
@@ -397,7 +399,7 @@ def test_otlp_traces_turns(tmp_path):
                 <= turn.end_time_unix_nano
             )
             assert span.parent_span_id == turn.span_id and span.trace_id == turn.trace_id
-        # A collector that is gone blocks nothing.
+        # A collector that has stopped does not block turns.
         collector.shutdown()
         collector.server_close()
         server.say("main", "Go on.")
@@ -408,18 +410,18 @@ def test_otlp_traces_turns(tmp_path):
 def test_attention_recording(small):
     path = "/conversations/main"
     small.say("main", "The red fox is called Rufus.")
-    known = small.halo("GET", f"{path}/captures")[1]
-    assert known == {"recording": False, "supported": True, "captures": []}
+    listing = small.halo("GET", f"{path}/captures")[1]
+    assert listing == {"recording": False, "supported": True, "captures": []}
     assert small.halo("PUT", f"{path}/recording", {"recording": True})[0] == 204
     small.say("main", "What is the fox called?")
     assert small.halo("PUT", f"{path}/recording", {"recording": False})[0] == 204
     small.say("main", "Thank you.")
-    known = small.halo("GET", f"{path}/captures")[1]
-    [capture_row] = known["captures"]
-    assert not known["recording"] and capture_row["turn"] == 3 and capture_row["steps"] == 16
+    listing = small.halo("GET", f"{path}/captures")[1]
+    [capture_row] = listing["captures"]
+    assert not listing["recording"] and capture_row["turn"] == 3 and capture_row["steps"] == 16
     status, capture = small.halo("GET", f"{path}/captures/{capture_row['id']}")
     assert status == 200, capture
-    chunks = [part["chunk"] for part in capture["segments"]]
+    chunks = [segment["chunk"] for segment in capture["segments"]]
     assert chunks[0] == "" and chunks[-1] == "" and {"u0.0", "a1.0", "u2.0"} <= set(chunks)
     assert capture["segments"][chunks.index("u0.0")]["text"] == "The red fox is called Rufus."
     assert len(capture["steps"]) == 16
@@ -429,5 +431,5 @@ def test_attention_recording(small):
     assert small.halo("GET", f"{path}/captures/../../etc")[0] == 404
     assert small.halo("PUT", "/conversations/none/recording", {"recording": True})[0] == 404
     # `halo replay` reads the same capture.
-    done = subprocess.run([str(HALO), "replay", "--json", capture_row["path"]], capture_output=True, text=True)
-    assert done.returncode == 0 and json.loads(done.stdout)["tokens"], done.stderr
+    replay = subprocess.run([str(HALO), "replay", "--json", capture_row["path"]], capture_output=True, text=True)
+    assert replay.returncode == 0 and json.loads(replay.stdout)["tokens"], replay.stderr

@@ -1,4 +1,4 @@
-"""Every case of tests/histories against the running program: which conversation a request belongs to, and what it replaces."""
+"""Every case of tests/histories on a running server: which conversation a request belongs to, and what it replaces."""
 
 import json
 import pathlib
@@ -31,10 +31,10 @@ class Client:
         return result
 
     def names(self):
-        return {known["name"]: known for known in self.server.halo("GET", "/conversations")[1]}
+        return {conversation["name"]: conversation for conversation in self.server.halo("GET", "/conversations")[1]}
 
-    def of(self, name, what=""):
-        status, result = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}{what}")
+    def get(self, name, path=""):
+        status, result = self.server.halo("GET", f"/conversations/{urllib.parse.quote(name, safe='')}{path}")
         assert status == 200, result
         return result
 
@@ -56,27 +56,27 @@ def test_align_history(case, model, tmp_path):
         client = Client(server, model)
         client.store(case)
         before = client.names()
-        was = client.of("stored") if before else None
-        deleted_before = len(client.of("stored", "/deleted")["chunks"]) if before else 0
+        state_before = client.get("stored") if before else None
+        deleted_before = len(client.get("stored", "/deleted")["chunks"]) if before else 0
         client.send(case["sent"], "an answer that nobody has given before")
         after = client.names()
         new = set(after) - set(before)
         verdict = case["verdict"].split()
         if verdict[0] in ("new", "branch"):
             assert len(new) == 1
-            if was:
+            if state_before:
                 # The stored conversation is unchanged.
                 assert after["stored"] == before["stored"]
-                assert client.of("stored")["chunks"] == was["chunks"]
+                assert client.get("stored")["chunks"] == state_before["chunks"]
             [name] = new
             assert ("branch" in name) == (verdict[0] == "branch")
             if verdict[0] == "branch":
                 shared = [line[2:].strip() for line in case["stored"] if not line.startswith("s ")][: int(verdict[1])]
-                said = " ".join(chunk["text"].strip() for chunk in client.of(name)["chunks"])
-                assert all(" ".join(text.split()) in " ".join(said.split()) for text in shared)
+                branch_text = " ".join(chunk["text"].strip() for chunk in client.get(name)["chunks"])
+                assert all(" ".join(text.split()) in " ".join(branch_text.split()) for text in shared)
             return
         assert not new
-        deleted = client.of("stored", "/deleted")["chunks"]
+        deleted = client.get("stored", "/deleted")["chunks"]
         if verdict[0] == "continue":
             assert len(deleted) == deleted_before
             return
@@ -90,13 +90,13 @@ def test_align_history(case, model, tmp_path):
             return
         assert any(reasons[verdict[0]] in chunk["reason"] for chunk in deleted)
         if verdict[0] != "variant":
-            assert len(client.of("stored", "/variants")) == 2
+            assert len(client.get("stored", "/variants")) == 2
     finally:
         server.stop()
 
 
 def test_align_imported_chat(model, tmp_path):
-    """An imported chat is continued in the client that it came from."""
+    """A client continues a chat that was imported from it."""
     case = CASES[0]
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"messages": messages(case["stored"])}))

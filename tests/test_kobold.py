@@ -18,13 +18,13 @@ def connect(server):
 
 
 def tokenize(server, text):
-    """Sent as text/plain, so that the browser needs no preflight. The client gives up after five seconds."""
+    """The front end sends text/plain, so that the browser needs no preflight, and times out after five seconds."""
     body = json.dumps({"text": text, "add_special_tokens": False}).encode()
-    begun = time.time()
+    started = time.time()
     status, result = server.call(
         "POST", "/api/v1/tokenize", body, headers={"Content-Type": "text/plain", **ORIGIN}, timeout=5
     )
-    assert status == 200 and time.time() - begun < 5
+    assert status == 200 and time.time() - started < 5
     return result["tokens"]
 
 
@@ -44,7 +44,7 @@ def request(ids, **more):
     }
 
 
-def begin(server, body):
+def start_stream(server, body):
     connection = connect(server)
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **ORIGIN}
     connection.request("POST", "/api/extra/generate/stream", json.dumps(body), headers)
@@ -52,7 +52,7 @@ def begin(server, body):
 
 
 def events(response):
-    """Only lines that begin with 'data: ' count, one JSON each."""
+    """The events of the stream: one JSON object in each line that begins with 'data: '."""
     for line in response:
         if line.startswith(b"data: "):
             yield json.loads(line[6:])
@@ -74,7 +74,7 @@ def test_model_has_all_fields(server):
         "max_trained_context bos_token_id eos_token_id eot_token_id rope_freq_base rope_freq_scale"
     )
     assert status == 200 and set(fields.split()) == set(model)
-    known = {
+    expected = {
         "vocab_size": 49152,
         "num_layers": 30,
         "num_attention_heads": 9,
@@ -86,13 +86,13 @@ def test_model_has_all_fields(server):
         "eot_token_id": -1,
         "rope_freq_base": 100000.0,
     }
-    assert {key: model[key] for key in known} == known
+    assert {key: model[key] for key in expected} == expected
 
 
 def test_preflight_and_origins(server):
     connection = connect(server)
-    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    connection.request("OPTIONS", "/api/extra/generate/stream", headers={**ORIGIN, **ask})
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    connection.request("OPTIONS", "/api/extra/generate/stream", headers={**ORIGIN, **preflight})
     response = connection.getresponse()
     assert response.status in (200, 204)
     assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
@@ -107,7 +107,7 @@ def test_tokenize_special_tokens_are_single_and_have_no_text(server):
     assert [token["token_id"] for token in tokens][0] == 1 and tokens[0]["text"] == ""
     assert "".join(token["text"] for token in tokens) == "user\nHi\n"
     emoji = tokenize(server, "a 🦊 b")
-    assert "".join(token["text"] for token in emoji) == "a 🦊 b", "a character of several tokens comes whole"
+    assert "".join(token["text"] for token in emoji) == "a 🦊 b", "a character of several tokens is returned complete"
     ids = [token["token_id"] for token in emoji]
     assert server.call("POST", "/api/v1/detokenize", {"token_ids": ids}) == (200, {"text": "a 🦊 b"})
     assert server.call("POST", "/api/extra/detokenize", {"ids": ids}) == (200, {"result": "a 🦊 b", "success": True})
@@ -117,7 +117,7 @@ def test_tokenize_special_tokens_are_single_and_have_no_text(server):
 def test_stream_with_attention(server):
     ids = prompt(server)
     body = request(ids)
-    connection, response = begin(server, body)
+    connection, response = start_stream(server, body)
     assert response.status == 200 and response.headers["Content-Type"].startswith("text/event-stream")
     assert response.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
     assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Accel-Buffering"] == "no"
@@ -147,27 +147,27 @@ def test_stream_with_attention(server):
         assert len(ids) + n <= len(row), "one value per token of the context"
         assert abs(sum(row) - 1) < 1e-2 and min(row) >= 0, "probabilities"
     # The client sends the generated ids back, with a part removed as pruning does.
-    said = [token["token"]["token_id"] for token in tokens]
-    for again in (ids + said, ids[:4] + ids[12:] + said, ids + said):
-        _, response = begin(server, request(again))
+    generated = [token["token"]["token_id"] for token in tokens]
+    for input_ids in (ids + generated, ids[:4] + ids[12:] + generated, ids + generated):
+        _, response = start_stream(server, request(input_ids))
         assert list(events(response))[-1]["type"] == "done"
 
 
 def test_stream_with_attention_sends_stop_sequences(server):
     ids = prompt(server)
     word = None
-    _, response = begin(server, request(ids, sampler_seed=7))
-    said = "".join(event["token"]["text"] for event in events(response) if event["type"] == "token")
-    word = said.split()[1]
-    _, response = begin(server, request(ids, sampler_seed=7, stop_sequence=[word]))
+    _, response = start_stream(server, request(ids, sampler_seed=7))
+    full_text = "".join(event["token"]["text"] for event in events(response) if event["type"] == "token")
+    word = full_text.split()[1]
+    _, response = start_stream(server, request(ids, sampler_seed=7, stop_sequence=[word]))
     *tokens, done = events(response)
     text = "".join(event["token"]["text"] for event in tokens)
     assert word in text and done["finish_reason"] == "stop", "clients find tool calls by their closing tag"
-    assert said.startswith(text)
+    assert full_text.startswith(text)
 
 
 def test_tokenize_does_not_wait_for_generation(server):
-    _, response = begin(server, request(prompt(server), max_length=200, stop_sequence=[]))
+    _, response = start_stream(server, request(prompt(server), max_length=200, stop_sequence=[]))
     received = events(response)
     next(received)
     for _ in range(5):
@@ -180,13 +180,13 @@ def test_tokenize_does_not_wait_for_generation(server):
 
 
 def test_disconnect_stops_generation(server):
-    connection, response = begin(server, request(prompt(server), max_length=4000, stop_sequence=[]))
+    connection, response = start_stream(server, request(prompt(server), max_length=4000, stop_sequence=[]))
     next(events(response))
     connection.sock.close()
     response.close()
-    until = time.time() + 20
+    deadline = time.time() + 20
     while server.halo("GET", "/status")[1]["busy"]:
-        assert time.time() < until, "it is still generating"
+        assert time.time() < deadline, "the server is still generating"
         time.sleep(0.05)
 
 
@@ -196,7 +196,7 @@ def test_generate_without_attention(server):
     text = result["results"][0]["text"]
     assert status == 200 and text
     assert server.call("GET", "/api/extra/generate/check")[1] == {"results": [{"text": text}]}
-    connection, response = begin(server, body)
+    connection, response = start_stream(server, body)
     result = list(events(response))
     assert "".join(event["token"] for event in result) == text, "the same seed gives the same text"
     assert result[-1]["finish_reason"] in ("length", "stop") and result[0]["finish_reason"] is None
@@ -207,7 +207,7 @@ def test_generate_without_attention(server):
 
 def test_preview_stores_nothing(server):
     ids = prompt(server)
-    list(events(begin(server, request(ids, max_length=2))[1]))
+    list(events(start_stream(server, request(ids, max_length=2))[1]))
     append = [{"token_id": token["token_id"], "text": token["text"]} for token in tokenize(server, "And spring?")]
     result = [
         server.call("POST", "/api/v1/generate/preview", {"append_tokens": append, "max_tokens": 6, "temperature": 0.0})
@@ -225,7 +225,7 @@ def test_version_and_context_length(server):
 
 
 def test_invalid_requests_have_an_error_message(server):
-    for body, why in [
+    for body, expected in [
         (b"{", "invalid JSON"),
         ({"max_length": 3}, "empty"),
         ({"prompt": "a", "max_length": 0}, "max_length"),
@@ -233,18 +233,18 @@ def test_invalid_requests_have_an_error_message(server):
         ({"prompt": "word " * 9000}, "context length exceeded"),
     ]:
         status, result = server.call("POST", "/api/extra/generate/stream", body)
-        assert status == 400 and why in result["error"], result
+        assert status == 400 and expected in result["error"], result
 
 
 def test_concurrent_requests_are_answered(server):
     texts = [None, None]
 
-    def ask(n):
+    def generate(n):
         texts[n] = server.call(
             "POST", "/api/v1/generate", {"prompt": f"Number {n} is", "max_length": 20, "sampler_seed": n}
         )[1]["results"][0]["text"]
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(2)]
+    threads = [threading.Thread(target=generate, args=(n,)) for n in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert all(texts)

@@ -12,12 +12,12 @@ import time
 
 from conftest import HALO, Server
 
-ONCE = int(os.environ.get("HALO_ONE_SHOTS", "600"))
-LONG = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
+ONE_SHOTS = int(os.environ.get("HALO_ONE_SHOTS", "600"))
+LONG_HISTORY = int(os.environ.get("HALO_LONG_HISTORY", "60000"))
 
 
 def test_limit_on_open_files_is_raised(model, tmp_path):
-    server = Bounded((64, 512), tmp_path, "recall.mode=lexical", model=model_address(model)).start()
+    server = ServerWithFileLimit((64, 512), tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
         limits = pathlib.Path(f"/proc/{server.process.pid}/limits").read_text()
         assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")] == [
@@ -27,7 +27,7 @@ def test_limit_on_open_files_is_raised(model, tmp_path):
         server.stop()
 
 
-class Bounded(Server):
+class ServerWithFileLimit(Server):
     """A server with a limit on open files."""
 
     def __init__(self, files, *args, **more):
@@ -38,12 +38,12 @@ class Bounded(Server):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         popen = subprocess.Popen
 
-        def bounded(*args, **more):
-            both = self.files if isinstance(self.files, tuple) else (self.files, self.files)
-            limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)
-            return popen(*args, preexec_fn=limit, **more)
+        def popen_with_limit(*args, **more):
+            limits = self.files if isinstance(self.files, tuple) else (self.files, self.files)
+            set_limits = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            return popen(*args, preexec_fn=set_limits, **more)
 
-        subprocess.Popen = bounded
+        subprocess.Popen = popen_with_limit
         try:
             return super().start()
         finally:
@@ -73,17 +73,17 @@ def user(text):
 
 def test_one_shot_requests_leak_no_files_threads_or_memory(model, tmp_path):
     model.answer = "An answer."
-    server = Bounded(256, tmp_path, "recall.mode=lexical", model=model_address(model)).start()
+    server = ServerWithFileLimit(256, tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
 
-        def once(n):
+        def send_one_shot(n):
             status, result = chat(server, user(f"A question of its own, number {n}, that nobody asks twice."))
             assert status == 200, result
 
         measured = []
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for part in range(6):
-                list(pool.map(once, range(part * ONCE // 6, (part + 1) * ONCE // 6)))
+            for sixth in range(6):
+                list(pool.map(send_one_shot, range(sixth * ONE_SHOTS // 6, (sixth + 1) * ONE_SHOTS // 6)))
                 measured.append((server.open_files(), server.threads(), server.memory() >> 20))
         print("files, threads, MiB:", measured)
         assert max(files for files, _, _ in measured) < 256
@@ -94,19 +94,19 @@ def test_one_shot_requests_leak_no_files_threads_or_memory(model, tmp_path):
         for n in range(20):
             status, _ = chat(server, user(f"Title {n}?"), store=False)
             assert status == 200
-        assert len(server.halo("GET", "/conversations")[1]) == ONCE
+        assert len(server.halo("GET", "/conversations")[1]) == ONE_SHOTS
     finally:
         server.stop()
 
 
 def test_reading_many_conversations_leaks_no_files(model, tmp_path):
     model.answer = "An answer."
-    many = ONCE // 2
-    # Imported, so no model has tokenized them yet.
+    count = ONE_SHOTS // 2
+    # No model has tokenized an imported conversation yet.
     messages = [{"role": "user", "content": "Hello from elsewhere."}, {"role": "assistant", "content": "Hello."}]
-    for n in range(0, many, 500):
+    for n in range(0, count, 500):
         files = []
-        for k in range(n, min(n + 500, many)):
+        for k in range(n, min(n + 500, count)):
             files.append(tmp_path / f"c{k}.json")
             files[-1].write_text(json.dumps({"messages": messages}))
         subprocess.run(
@@ -114,19 +114,19 @@ def test_reading_many_conversations_leaks_no_files(model, tmp_path):
             check=True,
             capture_output=True,
         )
-    server = Bounded(1024, tmp_path / "data", "recall.mode=lexical", model=model_address(model)).start()
+    server = ServerWithFileLimit(1024, tmp_path / "data", "recall.mode=lexical", model=model_address(model)).start()
     try:
-        names = [known["name"] for known in server.halo("GET", "/conversations")[1]]
-        assert len(names) == many
-        begun, files = time.time(), server.open_files()
+        names = [conversation["name"] for conversation in server.halo("GET", "/conversations")[1]]
+        assert len(names) == count
+        started, files = time.time(), server.open_files()
         for name in names:
             assert server.halo("GET", f"/conversations/{name}")[0] == 200
         print(
-            f"{many} looked at in {time.time() - begun:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB"
+            f"{count} read in {time.time() - started:.1f} s; files {files} to {server.open_files()}, {server.memory() >> 20} MiB"
         )
         assert server.open_files() <= files + 16
         # Reading created no copies.
-        assert len(server.halo("GET", "/conversations")[1]) == many
+        assert len(server.halo("GET", "/conversations")[1]) == count
     finally:
         server.stop()
 
@@ -135,60 +135,62 @@ def test_long_history_does_not_block_other_clients(model, tmp_path):
     model.answer = "An answer."
     server = Server(tmp_path, "recall.mode=lexical", model=model_address(model)).start()
     try:
-        long = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"a {n}"} for n in range(LONG + 1)]
-        begun = []
+        history = [
+            {"role": "user" if n % 2 == 0 else "assistant", "content": f"a {n}"} for n in range(LONG_HISTORY + 1)
+        ]
+        responses = []
         sender = threading.Thread(
-            target=lambda: begun.append(chat(server, long, {"x-halo-conversation": "long"}, timeout=300))
+            target=lambda: responses.append(chat(server, history, {"x-halo-conversation": "long"}, timeout=300))
         )
         sender.start()
         waits = []
         for n in range(10):
-            at = time.time()
+            started = time.time()
             assert chat(server, user(f"Hello number {n}"))[0] == 200
-            waits.append(time.time() - at)
+            waits.append(time.time() - started)
             time.sleep(0.1)
-        print("others waited at most", max(waits))
+        print("longest wait of the other clients:", max(waits))
         assert max(waits) < 1
         sender.join()
-        assert begun[0][0] == 200, begun[0][1]
+        assert responses[0][0] == 200, responses[0][1]
         # Too many messages are refused at once.
         status, result = chat(server, [{"role": "user", "content": "a"}] * 300_001)
         assert status == 400 and "at most" in result["error"]["message"]
 
-        # A client that disconnects stops it.
-        def leave():
+        # A client that disconnects cancels its request.
+        def send_and_disconnect():
             try:
                 chat(
                     server,
-                    [dict(m, content=m["content"] + " again") for m in long],
+                    [dict(m, content=m["content"] + " again") for m in history],
                     {"x-halo-conversation": "left"},
                     timeout=1,
                 )
             except OSError:
                 pass
 
-        leave()
-        # So does a shutdown.
+        send_and_disconnect()
+        # A shutdown cancels a request.
         threading.Thread(
-            target=lambda: swallow(
+            target=lambda: ignore_errors(
                 lambda: chat(
                     server,
-                    [dict(m, content=m["content"] + " more") for m in long],
+                    [dict(m, content=m["content"] + " more") for m in history],
                     {"x-halo-conversation": "more"},
                     timeout=60,
                 )
             )
         ).start()
         time.sleep(1)
-        at = time.time()
+        started = time.time()
         server.stop(signal.SIGTERM)
-        print("ended after", time.time() - at)
-        assert time.time() - at < 5 and server.process.returncode == 0
+        print("stopped after", time.time() - started)
+        assert time.time() - started < 5 and server.process.returncode == 0
     finally:
         server.stop(signal.SIGKILL)
 
 
-def swallow(work):
+def ignore_errors(work):
     try:
         work()
     except (OSError, AssertionError):
@@ -201,10 +203,10 @@ def test_reading_takes_no_lease(model, tmp_path):
     try:
         assert chat(server, user("Hello"), {"x-halo-conversation": "c"})[0] == 200
         assert server.halo("GET", "/conversations/c")[0] == 200
-        done = subprocess.run(
+        pin = subprocess.run(
             [str(HALO), "pin", "--data", str(tmp_path), "-c", "c", "u0.0"], capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
+        assert pin.returncode == 0, pin.stderr
         assert any(chunk["pinned"] for chunk in server.halo("GET", "/conversations/c")[1]["chunks"])
         assert chat(server, user("And on"), {"x-halo-conversation": "c"})[0] == 200
     finally:

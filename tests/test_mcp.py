@@ -11,40 +11,40 @@ from mcp.client.streamable_http import streamable_http_client
 from conftest import EMBEDDER, HALO, MODEL
 
 
-async def talk(session, name):
+async def check_tools(session, name):
     await session.initialize()
     tools = {tool.name: tool for tool in (await session.list_tools()).tools}
     assert set(tools) == {"recall", "remember", "pin", "resurrect", "notes"}
     assert tools["recall"].input_schema["required"] == ["query"] and tools["recall"].annotations.read_only_hint
 
-    async def call(tool, wrong=False, **values):
+    async def call(tool, is_error=False, **values):
         result = await session.call_tool(tool, {"conversation": name, **values})
-        assert bool(result.is_error) == wrong, result
+        assert bool(result.is_error) == is_error, result
         return result.content[0].text
 
-    assert "no conversation" in await call("recall", wrong=True, query="anything")
+    assert "no conversation" in await call("recall", is_error=True, query="anything")
     for text in ("The garden gate is green.", "Anna was born in Rome.", "The ferry leaves at seven."):
         assert "kept" in await call("remember", text=text)
-    found = json.loads(await call("recall", query="where was Anna born", most=1))
-    assert [one["text"] for one in found] == ["Anna was born in Rome."] and found[0]["in_window"]
-    chunk = found[0]["chunk"]
+    hits = json.loads(await call("recall", query="where was Anna born", most=1))
+    assert [hit["text"] for hit in hits] == ["Anna was born in Rome."] and hits[0]["in_window"]
+    chunk = hits[0]["chunk"]
     assert chunk in await call("pin", chunk=chunk)
-    assert "no chunk" in await call("pin", wrong=True, chunk="u99.0")
+    assert "no chunk" in await call("pin", is_error=True, chunk="u99.0")
     assert await call("notes") == "{}"
     assert await call("notes", text='{"gate": "green"}') == "noted"
     assert json.loads(await call("notes")) == {"gate": "green"}
-    assert "JSON" in await call("notes", wrong=True, text="{")
+    assert "JSON" in await call("notes", is_error=True, text="{")
     return chunk
 
 
 def test_mcp_over_http(server):
     async def run():
         async with streamable_http_client(f"{server.url}/mcp") as (read, write), ClientSession(read, write) as session:
-            return await talk(session, "mcp over http")
+            return await check_tools(session, "mcp over http")
 
     chunk = asyncio.run(run())
     state = server.halo("GET", f"/conversations/{urllib.parse.quote('mcp over http')}")[1]
-    assert [one["id"] for one in state["chunks"] if one["pinned"]] == [chunk]
+    assert [chunk_state["id"] for chunk_state in state["chunks"] if chunk_state["pinned"]] == [chunk]
 
 
 def test_mcp_over_stdio(tmp_path):
@@ -53,6 +53,6 @@ def test_mcp_over_stdio(tmp_path):
 
     async def run():
         async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
-            await talk(session, "mcp")
+            await check_tools(session, "mcp")
 
     asyncio.run(run())

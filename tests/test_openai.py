@@ -33,13 +33,13 @@ def test_chat_continues_one_conversation_when_history_is_dropped(client, server)
         {"role": "system", "content": "You are a gardener."},
         {"role": "user", "content": "My apple tree is called Emma."},
     ]
-    for more in ("How old can it get?", "What does it need in spring?"):
+    for next_message in ("How old can it get?", "What does it need in spring?"):
         answer = client.chat.completions.create(model="any", messages=messages, max_completion_tokens=12)
         assert answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason in ("length", "stop")
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
         messages += [
             {"role": "assistant", "content": answer.choices[0].message.content},
-            {"role": "user", "content": more},
+            {"role": "user", "content": next_message},
         ]
     [name] = set(conversations(server)) - before
     assert name == "My apple tree is called Emma."
@@ -50,27 +50,29 @@ def test_chat_continues_one_conversation_when_history_is_dropped(client, server)
     )
     assert set(conversations(server)) - before == {name} and conversations(server)[name]["turns"] == 6
     state = server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]
-    said = [chunk["text"].strip() for chunk in state["chunks"] if chunk["role"] == "user"]
-    assert said == ["My apple tree is called Emma.", "How old can it get?", "What does it need in spring?"]
+    user_texts = [chunk["text"].strip() for chunk in state["chunks"] if chunk["role"] == "user"]
+    assert user_texts == ["My apple tree is called Emma.", "How old can it get?", "What does it need in spring?"]
     assert "You are a gardener." in state["system_prompt"]
-    # The last one again: the answer is replaced and generated again.
-    again = client.chat.completions.create(
+    # The same last message again: the answer is regenerated and replaced.
+    regenerated = client.chat.completions.create(
         model="any", messages=messages[:1] + messages[-2:], max_completion_tokens=12, seed=99
     )
     texts = [
         chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
     ]
-    assert texts.count("What does it need in spring?") == 1 and texts[-1] == again.choices[0].message.content.strip()
+    assert (
+        texts.count("What does it need in spring?") == 1 and texts[-1] == regenerated.choices[0].message.content.strip()
+    )
     # An edited message replaces the last one.
-    other = messages[:1] + messages[-2:-1] + [{"role": "user", "content": "And in autumn?"}]
-    client.chat.completions.create(model="any", messages=other, max_completion_tokens=12)
+    edited = messages[:1] + messages[-2:-1] + [{"role": "user", "content": "And in autumn?"}]
+    client.chat.completions.create(model="any", messages=edited, max_completion_tokens=12)
     texts = [
         chunk["text"].strip() for chunk in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["chunks"]
     ]
     assert "What does it need in spring?" not in texts and "And in autumn?" in texts
-    # Another system prompt: the same conversation.
+    # A request with another system prompt continues the same conversation.
     client.chat.completions.create(
-        model="any", messages=[{"role": "system", "content": "You are a cook."}, *other[1:]], max_completion_tokens=4
+        model="any", messages=[{"role": "system", "content": "You are a cook."}, *edited[1:]], max_completion_tokens=4
     )
     assert set(conversations(server)) - before == {name}
     assert "You are a cook." in server.halo("GET", f"/conversations/{urllib.parse.quote(name)}")[1]["system_prompt"]
@@ -89,11 +91,11 @@ def test_chat_stream(client, server):
     finish = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert finish[-1] in ("length", "stop") and set(finish[:-1]) == {None}
     assert chunks[-1].usage.completion_tokens > 0 and len({chunk.id for chunk in chunks}) == 1
-    whole = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16)
-    assert whole.choices[0].message.content == text, "the same text as without streaming"
+    unstreamed = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16)
+    assert unstreamed.choices[0].message.content == text, "the same text as without streaming"
     stop = text.split()[1]
-    cut = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16, stop=[stop])
-    assert stop not in cut.choices[0].message.content and text.startswith(cut.choices[0].message.content)
+    stopped = client.chat.completions.create(model="any", messages=messages, temperature=0, max_tokens=16, stop=[stop])
+    assert stop not in stopped.choices[0].message.content and text.startswith(stopped.choices[0].message.content)
 
 
 def test_chat_conversation_header(client, server):
@@ -114,9 +116,9 @@ def test_chat_disconnect_stops_the_answer(client, server):
         if n == 3:
             break
     stream.close()
-    until = time.time() + 20
+    deadline = time.time() + 20
     while server.halo("GET", "/status")[1]["busy"]:
-        assert time.time() < until, "it is still generating"
+        assert time.time() < deadline, "the server is still generating"
         time.sleep(0.05)
     state = server.halo("GET", "/conversations/Tell%20me%20a%20very%20long%20story.")[1]
     assert state["finish_reasons"] == {"1": "aborted"} and state["chunks"][-1]["text"], "the tokens so far are stored"
@@ -139,9 +141,9 @@ def test_chat_json_schema(client):
 
 
 def test_completions(client):
-    whole = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0)
-    text = whole.choices[0].text
-    assert text and whole.usage.completion_tokens <= 6
+    unstreamed = client.completions.create(model="any", prompt="The capital of France is", max_tokens=6, temperature=0)
+    text = unstreamed.choices[0].text
+    assert text and unstreamed.usage.completion_tokens <= 6
     streamed = client.completions.create(
         model="any", prompt="The capital of France is", max_tokens=6, temperature=0, stream=True
     )
@@ -154,7 +156,7 @@ def test_embeddings(client):
     result = client.embeddings.create(
         model="any", input=["a red apple", "an apple that is red", "quarterly tax report"]
     )
-    a, b, c = (one.embedding for one in result.data)
+    a, b, c = (item.embedding for item in result.data)
     dot = lambda x, y: sum(p * q for p, q in zip(x, y))
     assert len(a) == 384 and abs(dot(a, a) - 1) < 1e-3 and dot(a, b) > dot(a, c)
     plain = client.embeddings.create(model="any", input="a red apple", encoding_format="float").data[0].embedding
@@ -164,7 +166,7 @@ def test_embeddings(client):
 
 
 @pytest.mark.parametrize(
-    "request_body, why",
+    "request_body, expected",
     [
         ({"messages": []}, "last message"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
@@ -176,12 +178,12 @@ def test_embeddings(client):
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context length exceeded"),
     ],
 )
-def test_invalid_requests_have_an_error_message(client, server, request_body, why):
+def test_invalid_requests_have_an_error_message(client, server, request_body, expected):
     before = conversations(server)
     with pytest.raises(openai.BadRequestError) as result:
         client.chat.completions.create(model="any", **request_body)
-    assert why in result.value.body["message"] and result.value.body["type"] == "invalid_request_error"
-    assert (result.value.code == "context_length_exceeded") == (why == "context length exceeded")
+    assert expected in result.value.body["message"] and result.value.body["type"] == "invalid_request_error"
+    assert (result.value.code == "context_length_exceeded") == (expected == "context length exceeded")
     assert conversations(server) == before, "nothing was stored"
 
 
@@ -199,7 +201,7 @@ def prefills(server):
 
     threading.Thread(target=listen, daemon=True).start()
     yield events
-    # Closing the response would wait for the reader; it ends with the server.
+    # The response is not closed: that would wait for the reading thread, which ends with the server.
 
 
 def test_branch_and_new_system_prompt_reuse_kv_cells(client, server, prefills):
@@ -231,7 +233,7 @@ def test_branch_and_new_system_prompt_reuse_kv_cells(client, server, prefills):
     )
     assert prefills[-1]["prefilled"] < 40, prefills[-1]
     # Another system prompt: it is prefilled, and the cells after it are reused.
-    back, _ = ask(
+    continued, _ = ask(
         "You tell stories about the sea. Today it is foggy.",
         story,
         first,
@@ -241,6 +243,6 @@ def test_branch_and_new_system_prompt_reuse_kv_cells(client, server, prefills):
         third,
         "With a pen?",
     )
-    assert back == name
+    assert continued == name
     last = prefills[-1]
     assert last["reused"] + last["restored"] > 100 and last["recomputed"] < 40, last

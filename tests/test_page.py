@@ -16,9 +16,9 @@ LONG = 120_000
 @pytest.fixture
 def open_page(browser, small):
     """Opens pages and fails the test on every console error."""
-    contexts, wrong = [], []
+    contexts, errors = [], []
 
-    def opened(path="/", may_fail=False, **more):
+    def open_new_page(path="/", may_fail=False, **more):
         context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
         contexts.append(context)
         page = context.new_page()
@@ -27,24 +27,24 @@ def open_page(browser, small):
             page.on(
                 "console",
                 lambda message: (
-                    wrong.append(message.text)
+                    errors.append(message.text)
                     if message.type == "error" and not re.search("404|422", message.text)
                     else None
                 ),
             )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(small.url + path)
         return page
 
-    yield opened
+    yield open_new_page
     for context in contexts:
         context.close()
-    assert not wrong, wrong
+    assert not errors, errors
 
 
 @contextlib.contextmanager
 def answered(page):
-    """Waits until the page got the end of an answer, however short it is."""
+    """Waits until the page has received the end of an answer, also of a very short one."""
     page.evaluate(
         """async (longest) => {
       const [{ on }, { state }] = await Promise.all([import("/js/bus.js"), import("/js/state.js")]);
@@ -86,39 +86,39 @@ def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small):
     expect(first).to_be_visible()
     shades = {}
 
-    def note():
+    def record_shades():
         for name, shade in page.locator(".chunk").evaluate_all(
             "all => all.map((node) => [node.dataset.chunk, node.style.borderLeftColor])"
         ):
             shades.setdefault(name, set()).add(shade)
 
-    note()
+    record_shades()
     for topic in ("cheese", "trains", "winter", "music", "bread", "ships", "stars", "tea"):
         say(page, f"Tell me something about {topic} now, please.")
-        note()
+        record_shades()
     expect(first).to_have_count(0)
-    assert any(len(seen) > 1 for seen in shades.values()), f"shades change: {shades}"
+    assert any(len(colours) > 1 for colours in shades.values()), f"shades change: {shades}"
     pruned = int(page.locator("#pruned-count").text_content())
     assert pruned > 0
-    # The panel says why it was removed.
+    # The panel gives the reason of the removal.
     page.click("[data-panel=graveyard]")
     page.fill("#graveyard-q", "the gun on the wall")
     row = page.locator("#panel .row", has_text="called Betsy")
     expect(row).to_contain_text("Removed:")
     shot(page, "graveyard")
     page.keyboard.press("Escape")
-    # It was in the context after turn 1.
+    # The panel shows that the paragraph was in the context after turn 1.
     page.click("[data-panel=past]")
     page.locator("#past-turn").fill("1")
     expect(page.locator("#panel .row", has_text="called Betsy")).to_contain_text("out of context now")
     shot(page, "past")
     page.click("[aria-label='Close the panel']")
-    # A question about it resurrects it at its position, above all later messages.
+    # A question about the paragraph resurrects it at its position, above all later messages.
     page.fill("#message", "What is the gun on the wall called?")
     page.press("#message", "Enter")
     page.locator(".chunk.resurrected", has_text="called Betsy").wait_for()
-    shown = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
-    assert shown == sorted(shown) and shown[0] == 0, shown
+    turns = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
+    assert turns == sorted(turns) and turns[0] == 0, turns
     shot(page, "resurrected")
     expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
     detail = small.halo("GET", "/conversations/main/chunks/u0.0")[1]
@@ -174,13 +174,13 @@ def test_paragraphs_are_merged(open_page, small):
         page,
         "First of all there was a garden with a very old wall.\n\nSecond there was a river that ran behind it for many miles.",
     )
-    parts = page.locator(".turn.user .chunk")
-    expect(parts).to_have_count(2)
-    parts.nth(1).focus()
+    paragraphs = page.locator(".turn.user .chunk")
+    expect(paragraphs).to_have_count(2)
+    paragraphs.nth(1).focus()
     page.keyboard.press("m")
-    expect(parts).to_have_count(1)
+    expect(paragraphs).to_have_count(1)
     page.locator(".toast", has_text="Merged").get_by_role("button", name="Undo").click()
-    expect(parts).to_have_count(2)
+    expect(paragraphs).to_have_count(2)
 
 
 def test_tool_results_are_marked(browser, tmp_path, remote_model):
@@ -210,19 +210,19 @@ def test_tool_results_are_marked(browser, tmp_path, remote_model):
 def test_shade_colours(open_page):
     page = open_page()
     expect(page.locator("#composer")).to_be_visible()
-    looked = page.evaluate("""async () => {
+    shades = page.evaluate("""async () => {
       const { shadeStyle, normalize } = await import("/js/shade.js");
       return { bars: [0, 0.5, 1].map((t) => shadeStyle(t, true).bar), top: [0.79, 0.8, 1].map((t) => shadeStyle(t, true).ground), white: shadeStyle(1, false).colour,
                places: [normalize(3, 1, 5), normalize(1, 1, 5), normalize(10000, 9000, 10000), normalize(7, 7, 7)] };
     }""")
-    assert looked["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
-    dark, *lit = looked["top"]
-    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in lit), (
+    assert shades["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
+    dark, *bright = shades["top"]
+    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in bright), (
         "the brightest fifth has a background"
     )
-    assert [float(ground[17:-1]) for ground in lit] == pytest.approx([0.2, 0.5])
-    assert looked["white"] == "#ffffff"
-    assert looked["places"] == [0.5, 0, 1, 0.5], "relative to the others"
+    assert [float(ground[17:-1]) for ground in bright] == pytest.approx([0.2, 0.5])
+    assert shades["white"] == "#ffffff"
+    assert shades["places"] == [0.5, 0, 1, 0.5], "relative to the others"
 
 
 def test_settings_survive_a_reload(open_page):
@@ -277,7 +277,7 @@ def test_two_pages_stay_in_sync(open_page):
 def test_edit_and_regenerate(open_page):
     page = open_page()
     say(page, "Say one.")
-    # Arrow up does not edit. A button does, and a banner is shown meanwhile.
+    # The arrow key does not start editing. The button does, and shows a banner.
     page.press("#message", "ArrowUp")
     expect(page.locator("#editing")).to_be_hidden()
     page.fill("#message", "a draft")
@@ -290,7 +290,7 @@ def test_edit_and_regenerate(open_page):
     page.wait_for_timeout(7000)
     expect(page.locator("#editing")).to_be_visible()
     shot(page, "editing")
-    # Cancelled: the draft is back, and the next message is a new one.
+    # After a cancelled edit the draft is restored, and the next message is a new message.
     page.press("#message", "Escape")
     expect(page.locator("#editing")).to_be_hidden()
     expect(page.locator("#message")).to_have_value("a draft")
@@ -400,25 +400,25 @@ def test_queued_message_is_sent_once(browser, tmp_path, remote_model):
     expect(page.locator("#message")).to_have_value("")
     expect(page.locator(".turn.user", has_text="The second one.")).to_have_count(1, timeout=30_000)
     expect(page.locator("#stop")).to_be_hidden(timeout=30_000)
-    said = [
+    user_texts = [
         chunk["text"].strip()
         for chunk in server.halo("GET", "/conversations/main")[1]["chunks"]
         if chunk["role"] == "user"
     ]
-    assert said == ["The first one.", "The second one."]
+    assert user_texts == ["The first one.", "The second one."]
     server.stop()
 
 
 def test_invalid_settings_are_rejected(open_page, small):
     page = open_page()
     page.click("[data-panel=settings]")
-    for key, value, why in (
+    for key, value, expected in (
         ("server.listen", "nonsense", "is not an address"),
         ("generation.max_tokens", "390", "the context window is too small"),
     ):
         status, result = small.halo("PUT", f"/settings/{key}", {"value": value})
         # A value from the command line cannot be changed here.
-        assert status == 422 and (why in result["error"] or "overrides" in result["error"]), result
+        assert status == 422 and (expected in result["error"] or "overrides" in result["error"]), result
     page.fill("#settings-q", "server.listen")
     page.fill("[id='set-server.listen']", "nonsense")
     page.press("[id='set-server.listen']", "Enter")
@@ -492,11 +492,11 @@ def test_phone_layout_and_accessibility(open_page):
             if panel:
                 page.click(f"[data-panel={panel}]")
                 page.wait_for_timeout(300)
-            found = Axe().run(page).response["violations"]
+            violations = Axe().run(page).response["violations"]
             serious = [
-                (one["id"], one["nodes"][0]["target"], one["nodes"][0].get("failureSummary"))
-                for one in found
-                if one["impact"] in ("serious", "critical")
+                (violation["id"], violation["nodes"][0]["target"], violation["nodes"][0].get("failureSummary"))
+                for violation in violations
+                if violation["impact"] in ("serious", "critical")
             ]
             assert not serious, (name, panel, serious)
             if panel:
@@ -521,7 +521,7 @@ def test_first_load_is_small_and_local(browser, small):
 
 def test_memories_are_placed_where_their_range_was(browser, tmp_path):
     """Formed by the real model, drawn where they are placed, and edited by the user."""
-    small = (
+    settings = (
         "memory.enabled=true",
         "memory.range_tokens=150",
         "memory.tokens=48",
@@ -534,7 +534,7 @@ def test_memories_are_placed_where_their_range_was(browser, tmp_path):
         "resurrect.candidates=0",
         "prune.policy=fifo",
     )
-    server = Server(tmp_path, *small).start()
+    server = Server(tmp_path, *settings).start()
     page = browser.new_page(color_scheme="dark")
     try:
         page.goto(server.url)
@@ -545,16 +545,16 @@ def test_memories_are_placed_where_their_range_was(browser, tmp_path):
             "Tell me something about trains, please.",
         ):
             say(page, text)
-        # It is formed while the model is idle.
+        # The memory is formed while the model is idle.
         row = page.locator("#panel .row[data-memory='1']")
         expect(row).to_contain_text("turns 0 to", timeout=LONG)
         for topic in ("winter", "music", "bread", "ships"):
             say(page, f"Tell me something about {topic}, please.")
-        # It is placed where its range was, once that was pruned; it quotes the messages of the user.
+        # The memory is placed where its range was, once the range is pruned, and quotes the user's messages.
         placed = page.locator("#log .memory").first
         expect(placed).to_contain_text("The user said: The gun on the wall is called Betsy.", timeout=LONG)
-        shown = page.locator("#log > article").evaluate_all("all => all.map((node) => Number(node.dataset.turn))")
-        assert shown == sorted(shown), shown
+        turns = page.locator("#log > article").evaluate_all("all => all.map((node) => Number(node.dataset.turn))")
+        assert turns == sorted(turns), turns
         shot(page, "memory")
         row.get_by_role("button", name="Edit").click()
         row.locator("textarea").fill("Betsy is a gun. The door is open.")
@@ -570,8 +570,8 @@ def test_memories_are_placed_where_their_range_was(browser, tmp_path):
         page.once("dialog", lambda dialog: dialog.accept())
         row.get_by_role("button", name="Delete").click()
         expect(row).to_have_count(0)
-        known = server.halo("GET", "/conversations/main/memories")[1]
-        assert known["enabled"] and all(memory["id"] != 1 for memory in known["memories"])
+        listing = server.halo("GET", "/conversations/main/memories")[1]
+        assert listing["enabled"] and all(memory["id"] != 1 for memory in listing["memories"])
         assert server.halo("DELETE", "/conversations/main/memories/1")[0] == 404
         assert server.halo("PUT", "/conversations/main/memories/1", {"pinned": True})[0] == 404
     finally:

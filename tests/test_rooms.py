@@ -65,11 +65,11 @@ def rooms(tmp_path, remote_model):
 
 
 @pytest.fixture
-def window(browser, rooms):
-    """Opens pages and fails the test on every console error, except those that match `but`."""
-    contexts, wrong = [], []
+def open_page(browser, rooms):
+    """Opens pages and fails the test on every console error, except those that match `ignored_errors`."""
+    contexts, errors = [], []
 
-    def opened(url, but="404|409|422"):
+    def open_new_page(url, ignored_errors="404|409|422"):
         context = browser.new_context(color_scheme="dark", viewport={"width": 1280, "height": 800})
         contexts.append(context)
         page = context.new_page()
@@ -77,21 +77,23 @@ def window(browser, rooms):
         page.on(
             "console",
             lambda message: (
-                wrong.append(message.text) if message.type == "error" and not re.search(but, message.text) else None
+                errors.append(message.text)
+                if message.type == "error" and not re.search(ignored_errors, message.text)
+                else None
             ),
         )
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
         return page
 
-    yield opened
+    yield open_new_page
     for context in contexts:
         context.close()
-    assert not wrong, wrong
+    assert not errors, errors
 
 
-def test_rooms_page(window, rooms):
-    page = window(f"{rooms.url}/")
+def test_rooms_page(open_page, rooms):
+    page = open_page(f"{rooms.url}/")
     page.click("a[href='rooms.html']")
     expect(page.locator("#rooms button[data-room]")).to_have_count(2)
     page.click("#rooms button:has-text('Ada')")
@@ -99,8 +101,8 @@ def test_rooms_page(window, rooms):
     # A world is paused until the user runs it.
     expect(page.locator("#run")).to_have_text("Run")
     page.click("#step")
-    said = page.locator(".message", has_text="The lamp burns.")
-    expect(said).to_be_visible()
+    message = page.locator(".message", has_text="The lamp burns.")
+    expect(message).to_be_visible()
     # The user joins, sends a message, and reacts.
     page.click("#join")
     expect(page.locator("#leave")).to_be_visible()
@@ -116,12 +118,12 @@ def test_rooms_page(window, rooms):
     expect(page.locator("#message")).to_have_value("half a thought")
     page.fill("#message", "")
     expect(page.locator("#message")).to_have_value("")
-    said.hover()
-    said.locator("[data-reaction=thumbs_up]").click()
-    expect(said.locator("[data-reaction=thumbs_up]")).to_have_text("👍 1")
+    message.hover()
+    message.locator("[data-reaction=thumbs_up]").click()
+    expect(message.locator("[data-reaction=thumbs_up]")).to_have_text("👍 1")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text("every 1.6 s")
     # A reply shows the message that it replies to.
-    said.locator("button.reply").click()
+    message.locator("button.reply").click()
     expect(page.locator("#replying")).to_contain_text("↳ Ada: The lamp burns.")
     page.fill("#message", "Does it?")
     page.press("#message", "Enter")
@@ -163,8 +165,8 @@ def test_rooms_page(window, rooms):
     expect(mind.locator(".usage")).to_contain_text("prompt tokens")
     assert mind.locator(".hud").evaluate("hud => [hud.scrollTop, hud.marked]") == [100, True]
     mind.locator("button[aria-label=Close]").focus()
-    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
-    assert found.violations_count == 0, found.generate_report()
+    report = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
+    assert report.violations_count == 0, report.generate_report()
     shot(page, "rooms-mind")
     mind.locator("button[aria-label=Close]").click()
     # A refused action is shown with its reason.
@@ -177,14 +179,14 @@ def test_rooms_page(window, rooms):
     page.select_option("#speed", "10")
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Pause")
-    # The keyboard focus stays.
+    # The keyboard focus does not move.
     page.focus(".agent[data-agent='1'] > button")
     expect(page.locator(".agent[data-agent='1']")).to_contain_text(re.compile(r"\b([4-9]|\d\d) heartbeats"))
     assert page.evaluate("document.activeElement.closest('[data-agent]')?.dataset.agent") == "1"
     page.click("#run")
     expect(page.locator("#run")).to_have_text("Run")
-    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
-    assert found.violations_count == 0, found.generate_report()
+    report = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
+    assert report.violations_count == 0, report.generate_report()
     shot(page, "rooms")
     # A new world.
     page.click("#tabs button[aria-label='New world']")
@@ -200,7 +202,7 @@ def test_rooms_page(window, rooms):
     expect(page.locator("#ask-input")).to_have_value("second")
     page.click("dialog button[type=button]")
     # A world from a file; another page sees it created and deleted.
-    other = window(f"{rooms.url}/rooms.html#lamp")
+    other = open_page(f"{rooms.url}/rooms.html#lamp")
     expect(other.locator("#tabs button")).to_have_count(3)
     page.click("#tabs button[aria-label='New world']")
     page.fill("#ask-input", "third")
@@ -217,8 +219,8 @@ def test_rooms_page(window, rooms):
     expect(other.locator("#tabs button[aria-current=true]")).to_have_text("lamp")
 
 
-def test_rooms_page_reconnects(window, rooms):
-    page = window(f"{rooms.url}/rooms.html", but="404|422|ERR_CONNECTION|ERR_INCOMPLETE")
+def test_rooms_page_reconnects(open_page, rooms):
+    page = open_page(f"{rooms.url}/rooms.html", ignored_errors="404|422|ERR_CONNECTION|ERR_INCOMPLETE")
     page.click("#rooms button:has-text('Ada')")
     page.fill("#message", "Are you there?")
     page.press("#message", "Enter")
@@ -236,28 +238,31 @@ def test_rooms_page_reconnects(window, rooms):
     expect(page.locator(".message.mine p")).to_have_text(["Are you there?", "half a thought"])
 
 
-def test_rooms_page_fits_narrow_windows(window, rooms):
+def test_rooms_page_fits_narrow_windows(open_page, rooms):
     for n in range(20):
         rooms.halo("POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n} " * 20})
-    page = window(f"{rooms.url}/rooms.html#lamp")
+    page = open_page(f"{rooms.url}/rooms.html#lamp")
     for width in [420, 700]:
         page.set_viewport_size({"width": width, "height": 800})
         page.click("#rooms button:has-text('Ada')")
         expect(page.locator(".message.mine")).to_have_count(20)
-        high = page.evaluate(
+        heights = page.evaluate(
             "[document.documentElement.scrollHeight, ...['rooms', 'log', 'panel', 'composer'].map(id => document.getElementById(id).getBoundingClientRect().height)]"
         )
-        assert high[0] <= 800 and high[1] > 40 and high[2] > 150 and high[3] > 100 and high[4] > 30, (width, high)
+        assert heights[0] <= 800 and heights[1] > 40 and heights[2] > 150 and heights[3] > 100 and heights[4] > 30, (
+            width,
+            heights,
+        )
         shot(page, f"rooms-{width}")
 
 
-def test_long_room_log_has_no_gaps(window, rooms):
+def test_long_room_log_has_no_gaps(open_page, rooms):
     for n in range(230):
         status, result = rooms.halo(
             "POST", "/worlds/lamp/commands", {"command": "say", "room": 1, "message": f"word {n}"}
         )
         assert status == 200, result
-    page = window(f"{rooms.url}/rooms.html#lamp")
+    page = open_page(f"{rooms.url}/rooms.html#lamp")
     page.click("#rooms button:has-text('Ada')")
     expect(page.locator(".message.mine")).to_have_count(100)
     page.click("#log .gap")
@@ -273,21 +278,23 @@ def test_long_room_log_has_no_gaps(window, rooms):
         page.click("#log .gap")
         expect(page.locator(".message.mine")).not_to_have_count(before)
     assert page.locator(".message.mine p").all_inner_texts() == [f"word {n}" for n in range(360)]
-    # The oldest message is there.
-    old = page.locator(".message", has_text="has joined")
-    expect(old).to_have_count(1)
+    # The oldest message is shown.
+    joined = page.locator(".message", has_text="has joined")
+    expect(joined).to_have_count(1)
 
 
-def test_world_run_by_another_program(window, rooms, tmp_path):
-    lamp = lambda: rooms.halo("GET", "/worlds/lamp")[1]
-    runs = [HALO, "rooms", "run", "lamp", "--data", rooms.data, "--model", MODEL, "--json"]
-    page = window(f"{rooms.url}/rooms.html#lamp", but="404|422|503")
+def test_world_run_by_another_program(open_page, rooms, tmp_path):
+    world = lambda: rooms.halo("GET", "/worlds/lamp")[1]
+    command = [HALO, "rooms", "run", "lamp", "--data", rooms.data, "--model", MODEL, "--json"]
+    page = open_page(f"{rooms.url}/rooms.html#lamp", ignored_errors="404|422|503")
     expect(page.locator("#rooms button")).to_have_count(3)
-    # Reading does not open the world; a command does, until it is idle.
+    # Reading does not open the world. A command opens it; the server closes it when it is idle.
     rooms.halo("PUT", "/worlds/lamp/clock", {"step": True})
-    wait_until(lambda: lamp()["open"] and sum(agent["beats"] for agent in lamp()["agents"]) == 1)
-    wait_until(lambda: not lamp()["open"], 30)
-    runner = subprocess.Popen([str(part) for part in runs], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: world()["open"] and sum(agent["beats"] for agent in world()["agents"]) == 1)
+    wait_until(lambda: not world()["open"], 30)
+    runner = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         runner.stdout.readline()
         page.click("#rooms button:has-text('Ada')")
@@ -330,7 +337,7 @@ def test_agent_mind_without_a_fitting_format(rooms):
 
 def test_world_errors(rooms):
     world = "/worlds/lamp"
-    for method, path, body, status, part in [
+    for method, path, body, status, expected in [
         ("GET", "/worlds/none", None, 404, "there is no world 'none'"),
         ("POST", "/worlds", {"name": "lamp"}, 409, "a world of that name exists"),
         ("POST", "/worlds", {"name": " "}, 422, "1 to 60 characters"),
@@ -365,13 +372,13 @@ def test_world_errors(rooms):
         ("GET", f"{world}/agents/1/hud?format=xml", None, 400, "use one of json, compact_json"),
         ("GET", f"{world}/rooms/9/messages", None, 404, "there is no room 9"),
     ]:
-        got, result = rooms.halo(method, path, body)
-        assert got == status and part in result["error"], (method, path, got, result)
-    # A world is no conversation, and cannot be used as one.
+        actual, result = rooms.halo(method, path, body)
+        assert actual == status and expected in result["error"], (method, path, actual, result)
+    # A world is not a conversation and cannot be used as one.
     assert rooms.halo("GET", "/conversations")[1] == []
     status, result = rooms.halo("POST", "/conversations/world%3Alamp/messages", {"text": "hello"})
     assert status >= 400 and "belong to worlds" in result["error"], (status, result)
-    # Deleting.
+    # The world is deleted.
     assert rooms.halo("DELETE", world)[0] == 204
     assert rooms.halo("GET", "/worlds")[1] == []
 
@@ -384,35 +391,35 @@ def test_deleting_a_world_deletes_its_kv_archive(rooms):
         assert rooms.halo("PUT", "/worlds/kept/clock", {"step": True})[0] == 200
         wait_until(lambda: sum(agent["beats"] for agent in rooms.halo("GET", "/worlds/kept")[1]["agents"]) == beats)
     # The next agent evicts the KV cells of the last one, and they are saved in the archive.
-    saved = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
-    wait_until(lambda: saved())
+    saved_files = lambda: [path for path in (rooms.data / "kv").rglob("*.kv")]
+    wait_until(lambda: saved_files())
     assert rooms.halo("DELETE", "/worlds/kept")[0] == 204
-    wait_until(lambda: not saved())
+    wait_until(lambda: not saved_files())
 
 
 def test_silent_model_does_not_block_other_worlds(tmp_path):
-    mute = socket.create_server(("127.0.0.1", 0))
-    at = f"openai+http://127.0.0.1:{mute.getsockname()[1]}/v1"
+    silent_model = socket.create_server(("127.0.0.1", 0))
+    at = f"openai+http://127.0.0.1:{silent_model.getsockname()[1]}/v1"
     rooms = Server(tmp_path, f"rooms.models={at}").start()
-    near = {"name": "near", "file": '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n'}
-    assert rooms.halo("POST", "/worlds", near)[0] == 201
+    local_world = {"name": "near", "file": '[[agents]]\nname = "Cal"\nseed = "You are Cal."\n'}
+    assert rooms.halo("POST", "/worlds", local_world)[0] == 201
     result = []
-    asks = threading.Thread(
+    creation = threading.Thread(
         target=lambda: result.append(rooms.halo("POST", "/worlds", {"name": "mute", "file": WORLD.format(at=at)}))
     )
-    asks.start()
-    mute.settimeout(60)
-    called, _ = mute.accept()
+    creation.start()
+    silent_model.settimeout(60)
+    connection, _ = silent_model.accept()
     # Meanwhile other worlds can be created and deleted.
     assert rooms.halo("DELETE", "/worlds/near")[0] == 204
-    assert rooms.halo("POST", "/worlds", near)[0] == 201
+    assert rooms.halo("POST", "/worlds", local_world)[0] == 201
     assert {world["name"] for world in rooms.halo("GET", "/worlds")[1]} == {"mute", "near"}
     assert result == []
-    asks.join(60)
-    ((status, why),) = result
-    assert status >= 400 and "the world 'mute' was created, but it cannot be opened now" in why["error"], result
-    called.close()
-    mute.close()
+    creation.join(60)
+    ((status, body),) = result
+    assert status >= 400 and "the world 'mute' was created, but it cannot be opened now" in body["error"], result
+    connection.close()
+    silent_model.close()
     assert rooms.halo("DELETE", "/worlds/mute")[0] == 204
     rooms.stop()
     assert rooms.process.returncode == 0, "".join(rooms.log)
