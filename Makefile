@@ -8,8 +8,9 @@ ifeq ($(shell rustc +stable --version 2>/dev/null | cut -d' ' -f2),$(PINNED))
 export RUSTUP_TOOLCHAIN := stable
 endif
 
-# Crates whose tests need neither a model nor a database server.
-FAST := halo-core halo-agents halo-worlds halo-engine halo-server halo-remote
+# The linter compiles the workspace for the tests, so that nothing is compiled a second time to be linted.
+LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
+	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
 .PHONY: help run chat check test soak setup models build fmt lint names deny doc unit clients ledger bench
 
@@ -26,15 +27,13 @@ chat: build ## the same, but chat in the terminal
 
 check: fmt names deny ## format, lints, names, and the tests that need no model; under three minutes warm
 	@scripts/lint
-	$(CARGO) clippy --workspace --all-targets --locked -- --deny warnings
-	$(CARGO) test --locked --lib --bins $(FAST:%=-p %) -p halo-store -p halo-recall -p halo-llama
-	$(CARGO) test --locked --test it $(FAST:%=-p %)
+	$(LINTED) scripts/fast-tests
 
 test: setup models fmt names lint unit clients ledger ## everything but the soak tests
 
 soak: doc ## documentation, and the property, fuzz and load tests with many more cases
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
-	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=300000 scripts/clients
+	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 scripts/clients
 
 setup: ## install missing packages, or print which ones to install
 	@scripts/setup
@@ -60,19 +59,19 @@ deny: ## licences, banned crates and sources, where cargo-deny is installed
 
 lint:
 	@scripts/lint
-	$(CARGO) clippy --workspace --all-targets --locked -- --deny warnings
 
 doc:
 	RUSTDOCFLAGS="--deny warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 
 unit:
-	$(CARGO) test --workspace --locked
+	$(LINTED) $(CARGO) test --workspace --all-targets --no-run --locked
+	$(LINTED) $(CARGO) test --workspace --locked
 
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
 
 ledger: ## count the requirements that are done
-	@$(CARGO) test --locked --quiet -p halo --test it requirements -- --nocapture
+	@$(LINTED) $(CARGO) test --workspace --locked --quiet --test it requirements -- --nocapture
 
 bench: ## measure the figures of the core on this machine
 	$(CARGO) build --release --locked --package halo-bench

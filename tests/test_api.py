@@ -307,7 +307,7 @@ def test_metrics(server):
     text = server.call("GET", "/metrics")[1]
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines["halo_turns_total"]) >= 1 and float(lines["halo_tokens_total"]) >= 1
-    assert float(lines['halo_stage_seconds_total{stage="speak"}']) > 0
+    assert float(lines['halo_stage_seconds_sum{stage="generate"}']) > 0
     assert 'halo_conversation_tokens{conversation="main",scope="live"}' in lines
 
 
@@ -390,7 +390,7 @@ def test_otlp_traces_turns(tmp_path):
         )
         ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(span_id)) == 8 for span_id in ids)
-        assert {"speak", "recall", "store"} <= {span.name for span in stages}
+        assert {"generate", "recall", "store"} <= {span.name for span in stages}
         for span in stages:
             assert (
                 turn.start_time_unix_nano

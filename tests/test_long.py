@@ -89,7 +89,7 @@ def test_page_with_30000_tokens(browser, long_conversation):
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
     expect(page.locator(".chunk", has_text="word399")).to_be_visible()
     status, state = long_conversation.halo("GET", "/conversations/main")
-    turn_record = [turn for turn in long_conversation.halo("GET", "/conversations/main/turns")[1]][-1]["record"]
+    turn_record = [turn for turn in long_conversation.halo("GET", "/conversations/main/turns")[1]][-1]["figures"]
     result = {
         "live": state["live"],
         "chunks": len(state["chunks"]),

@@ -58,10 +58,7 @@ function charts(turns) {
       "dl",
       {},
       ...pair("last turn", `${number(all / 1000)} s, of which ${number(last.overhead_ms)} ms outside of the model`),
-      ...pair(
-        "first token",
-        `${number(last.first_token_ms / 1000)} s after the message`,
-      ),
+      ...pair("first token", `${number(last.first_token_ms / 1000)} s after the message`),
     ),
     el("h3", {}, "Tokens in the context after each turn"),
     line(turns, (turn) => turn.figures.live, state.snapshot?.limit),

@@ -11,14 +11,14 @@ use std::time::Duration;
 pub struct TurnRecord {
     /// A finish reason, `failed` or `interrupted`.
     pub finish: String,
-    #[serde(rename = "why", default)]
+    #[serde(rename = "why", default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why the premise of the message is false.
-    #[serde(default)]
-    pub premise: Option<String>,
     /// None if the program ended during the turn.
     #[serde(flatten)]
     pub figures: Option<TurnFigures>,
+    /// Why the premise of the message is false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub premise: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,23 +178,28 @@ mod tests {
 
     #[test]
     fn turn_record_reads_and_writes_the_stored_names() {
-        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5}],"finish":"end","left":2,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":null,"returned":1,"tokens":41,"why":null}"#;
+        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5}],"finish":"end","left":2,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
         let record = TurnRecord::from_json(stored).expect("a record");
-        assert_eq!(record.to_json(), stored);
+        let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
+        assert_eq!(value(&record.to_json()), value(stored));
         let figures = record.figures.as_ref().expect("figures");
         assert_eq!((figures.resurrected, figures.pruned, figures.live_tokens), (1, 2, 300));
         assert_eq!(figures.stages.by_name()["generate"], 20.0);
         assert_eq!(figures.stages.by_name()["prefill"], 3.0);
         assert_eq!(figures.stages.first_token_ms(), 3.5);
-        assert_eq!(figures.stages.overhead_ms(), 2.4);
+        assert!((figures.stages.overhead_ms() - 2.4).abs() < 1e-9);
         assert!((figures.tokens_per_second() - 41.0 * 1e3 / 20.4).abs() < 1e-9);
         assert!(record.is_complete());
     }
 
     #[test]
     fn turn_record_of_an_interrupted_turn_has_no_figures() {
-        let record = TurnRecord::from_json(r#"{"finish":"interrupted"}"#).expect("a record");
-        assert_eq!(record, TurnRecord::interrupted());
+        for stored in [r#"{"finish":"interrupted"}"#, r#"{"finish":"interrupted","why":null,"premise":null}"#]
+        {
+            assert_eq!(TurnRecord::from_json(stored), Some(TurnRecord::interrupted()));
+        }
+        let record = TurnRecord::interrupted();
+        assert_eq!(record.to_json(), r#"{"finish":"interrupted"}"#);
         assert!(!record.is_complete());
         assert_eq!(TurnRecord::from_json("{"), None);
     }

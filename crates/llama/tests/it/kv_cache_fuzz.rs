@@ -2,7 +2,7 @@
 //! memories and the system prompt change; the program restarts or is killed; other conversations, forks and cancelled
 //! decodes come in between. After every step the KV cache equals the window.
 
-use crate::common::{STORY, context, decode_from, sync_and_decode, tokenize_chunks};
+use crate::common::{STORY, decode_from, sync_and_decode, tiny_context, tokenize_chunks};
 use halo_core::model::{StepFlow, WindowToken};
 use halo_core::token::{Position, TokenId};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
@@ -146,7 +146,7 @@ impl KvFuzzConversation {
 
 fn open_cache(folder: &Path, position_limit: i32) -> KvCache {
     let limits = KvArchiveLimits { ram: 2 << 20, disk: 60 << 20, folder: Some(folder.to_owned()) };
-    KvCache::new(context(CELLS), KvArchive::open(limits, 1), KvCacheMode::EditCells)
+    KvCache::new(tiny_context(CELLS), KvArchive::open(limits, 1), KvCacheMode::EditCells)
         .with_position_limit(position_limit)
 }
 

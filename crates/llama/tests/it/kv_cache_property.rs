@@ -1,8 +1,10 @@
-//! Property test of the KV cache: a thousand random appends, prunes, resurrections and forks on the real model. After
+//! Property test of the KV cache: a thousand random appends, prunes, resurrections and forks. After
 //! each, the cell table agrees with llama.cpp, attention rows sum to 1 with nothing on freed cells, and the logits equal
 //! those of a fresh context that is given the same cells.
 
-use crate::common::{context, decode_from, open_kv_cache, sync_and_decode, tap_last_row, tokenize_chunks};
+use crate::common::{
+    decode_from, open_tiny_kv_cache, sync_and_decode, tap_last_row, tiny_context, tokenize_chunks,
+};
 use halo_core::model::WindowToken;
 use halo_core::testing::logits::compare_logits;
 use halo_core::token::Position;
@@ -22,18 +24,9 @@ const SAMPLE_TEXT: &str = "the old gun on the wall above the fireplace was never
                      rain came the guests stood in the hall and spoke of the will, of the sea, of the brother who had gone, \
                      谢谢, naïve 🌱, fn main() { println!(\"{}\", 1 + 2); }, 3.1415 and 1789, one after the other";
 
-struct KvPropertyRng(u64);
-
-impl KvPropertyRng {
-    fn next_below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % limit.max(1)
-    }
-}
-
 /// A conversation with random chunks.
 struct KvPropertyConversation {
-    rng: KvPropertyRng,
+    rng: fastrand::Rng,
     sample: Vec<WindowToken>,
     chunks: Vec<Vec<WindowToken>>,
     live: Vec<bool>,
@@ -69,20 +62,20 @@ impl KvPropertyConversation {
     fn random_chunk(&mut self, live: bool) -> Option<usize> {
         let last = self.live.len().saturating_sub(1);
         let candidates: Vec<usize> = (1..last).filter(|&n| self.live[n] == live).collect();
-        if candidates.is_empty() { None } else { Some(candidates[self.rng.next_below(candidates.len())]) }
+        if candidates.is_empty() { None } else { Some(candidates[self.rng.usize(..candidates.len())]) }
     }
 
     /// Applies a random operation; returns its name.
     fn random_step(&mut self) -> &'static str {
         let live_tokens = self.live_tokens();
-        match self.rng.next_below(4) {
+        match self.rng.usize(..4) {
             0 if live_tokens < MAX_WINDOW_TOKENS => {
-                let (len, from) = (3 + self.rng.next_below(18), self.rng.next_below(self.sample.len()));
+                let (len, from) = (3 + self.rng.usize(..18), self.rng.usize(..self.sample.len()));
                 self.append(len, from);
                 "append"
             }
             1 => {
-                for _ in 0..=self.rng.next_below(3) {
+                for _ in 0..=self.rng.usize(..3) {
                     if let Some(n) = self.random_chunk(false)
                         && live_tokens + 3 * self.chunks[n].len() < MAX_WINDOW_TOKENS
                     {
@@ -93,7 +86,7 @@ impl KvPropertyConversation {
             }
             2 => "fork",
             _ => {
-                for _ in 0..=self.rng.next_below(3) {
+                for _ in 0..=self.rng.usize(..3) {
                     if let Some(n) = self.random_chunk(true) {
                         self.live[n] = false;
                     }
@@ -106,9 +99,9 @@ impl KvPropertyConversation {
     /// The window with new tokens at the end and a random part left out.
     fn forked_window(&mut self) -> Vec<WindowToken> {
         let mut window = self.window();
-        let from = self.rng.next_below(self.sample.len());
+        let from = self.rng.usize(..self.sample.len());
         window.extend(self.new_chunk(5, from));
-        let (start, len) = (1 + self.rng.next_below(window.len() / 2), self.rng.next_below(9));
+        let (start, len) = (1 + self.rng.usize(..(window.len() / 2).max(1)), self.rng.usize(..9));
         window.drain(start..(start + len).min(window.len() - 2));
         window
     }
@@ -187,10 +180,14 @@ fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken])
 #[test]
 fn kv_cache_equals_fresh_cache_after_random_steps() {
     let sample = tokenize_chunks(&[SAMPLE_TEXT]).remove(0);
-    let mut conversation =
-        KvPropertyConversation { rng: KvPropertyRng(11), sample, chunks: Vec::new(), live: Vec::new() };
-    let mut cache = open_kv_cache(CELLS);
-    let mut fresh = context(CELLS);
+    let mut conversation = KvPropertyConversation {
+        rng: fastrand::Rng::with_seed(11),
+        sample,
+        chunks: Vec::new(),
+        live: Vec::new(),
+    };
+    let mut cache = open_tiny_kv_cache(CELLS);
+    let mut fresh = tiny_context(CELLS);
     let filler: Vec<BatchToken> =
         (0..CELLS as i32).map(|n| BatchToken { token: 5, position: n, logits: false }).collect();
     filler.chunks(256).for_each(|batch| fresh.decode(FILLER_SEQ, batch).expect("decoded"));
@@ -216,7 +213,7 @@ fn kv_cache_equals_fresh_cache_after_random_steps() {
         // The cells of a chunk never change after they were computed.
         let chunks = 0..conversation.chunks.len() - 1;
         let live: Vec<usize> = chunks.filter(|&n| conversation.live[n]).collect();
-        if let Some(&n) = live.get(conversation.rng.next_below(live.len()))
+        if let Some(&n) = live.get(conversation.rng.usize(..live.len().max(1)))
             && let Some(cells) = chunk_cells(&mut cache, &cached, &conversation.chunks[n])
         {
             compared += usize::from(first_cells.contains_key(&n));

@@ -30,16 +30,19 @@ fn empty_index(dimensions: u16) -> VectorIndex {
     VectorIndex::new(NonZero::new(dimensions).unwrap())
 }
 
-struct VectorRng(u64);
+struct VectorRng(fastrand::Rng);
 
 impl VectorRng {
+    fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
+        self.0.u64(..1 << 31)
     }
 
     fn gaussian(&mut self) -> f32 {
-        (0..12).map(|_| self.next() as f32 / (1u64 << 31) as f32).sum::<f32>() - 6.0
+        (0..12).map(|_| self.0.f32()).sum::<f32>() - 6.0
     }
 
     fn unit_vector(&mut self, dimensions: usize) -> Vec<f32> {
@@ -61,7 +64,7 @@ impl VectorRng {
             4 => vector.iter_mut().step_by(2).for_each(|x| *x = -0.25),
             5 => (vector[0], vector[dimensions - 1]) = (1e14, 1e-14),
             6 => vector.fill(3e-15),
-            7 => vector = VectorRng(n as u64 / 9 % 3).unit_vector(dimensions),
+            7 => vector = VectorRng::new(n as u64 / 9 % 3).unit_vector(dimensions),
             _ => vector = self.unit_vector(dimensions),
         }
         vector
@@ -95,7 +98,7 @@ proptest! {
     ) {
         let mut vectors = empty_index(dimensions);
         let mut model: Vec<Option<Vec<f32>>> = Vec::new();
-        let vector = |seed: u64| VectorRng(seed).edge_case_vector(dimensions.into());
+        let vector = |seed: u64| VectorRng::new(seed).edge_case_vector(dimensions.into());
         for op in ops {
             match op {
                 VectorOp::Push(seed) => {
@@ -145,9 +148,9 @@ proptest! {
     ) {
         let mut vectors = empty_index(dimensions);
         for &seed in &seeds {
-            vectors.push(&VectorRng(seed).edge_case_vector(dimensions.into())).unwrap();
+            vectors.push(&VectorRng::new(seed).edge_case_vector(dimensions.into())).unwrap();
         }
-        let query = VectorRng(query).edge_case_vector(dimensions.into());
+        let query = VectorRng::new(query).edge_case_vector(dimensions.into());
         let bounds = vectors.upper_bounds(&QuantizedQuery::new(&query));
         for (bound, score) in bounds.iter().zip(vectors.scores(&query).unwrap()) {
             prop_assert!(*bound >= score, "{bound:e} < {score:e}");
@@ -157,7 +160,7 @@ proptest! {
 
 /// Clustered rows, enough for several blocks and threads; some are duplicates.
 fn clustered_index(rows: usize, dimensions: usize) -> VectorIndex {
-    let mut rng = VectorRng(5);
+    let mut rng = VectorRng::new(5);
     let centers: Vec<Vec<f32>> = (0..50).map(|_| rng.unit_vector(dimensions)).collect();
     let mut vectors = empty_index(dimensions as u16);
     let mut last = rng.unit_vector(dimensions);
@@ -181,7 +184,7 @@ fn vector_search_equals_brute_force() {
     for row in (0..50_000).step_by(7) {
         vectors.remove(row).unwrap();
     }
-    let queries: Vec<Vec<f32>> = (0..8).map(|n| VectorRng(n).unit_vector(24)).collect();
+    let queries: Vec<Vec<f32>> = (0..8).map(|n| VectorRng::new(n).unit_vector(24)).collect();
     for limit in [1, 10, 3000] {
         for query in &queries {
             let expected = brute_force_search(&vectors, query, limit, |row| row % 3 > 0);
@@ -196,7 +199,7 @@ fn vector_search_equals_brute_force() {
 
 #[test]
 fn vector_search_scores_few_rows_exactly() {
-    let mut rng = VectorRng(9);
+    let mut rng = VectorRng::new(9);
     let rows: Vec<Vec<f32>> = (0..4000).map(|_| rng.unit_vector(384)).collect();
     let mut vectors = empty_index(384);
     for row in &rows {
@@ -290,7 +293,7 @@ fn vector_search_breaks_ties_by_lower_row() {
     vectors.push(&[0.0, 0.0, 0.0]).unwrap();
     assert_eq!(vectors.search(&[1e-15, 0.0, -1e-30], 2, |_| true), Ok(vec![(0, 0.0), (1, 0.0)]));
     // All rows are equal; gaps change the order in which spans are searched.
-    let (mut vectors, mut rng) = (empty_index(1), VectorRng(3));
+    let (mut vectors, mut rng) = (empty_index(1), VectorRng::new(3));
     for _ in 0..100 * SPAN_ROWS {
         vectors.push(&[1.0]).unwrap();
     }

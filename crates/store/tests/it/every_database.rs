@@ -60,11 +60,11 @@ fn chunk_id(name: &str) -> ChunkId {
 /// Chunks of random histories are forgotten: no other token moves, log and state agree, the integrity check finds nothing,
 /// and the forgotten chunks have no text.
 fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
-    let mut rng = StoreTestRng(17);
+    let mut rng = fastrand::Rng::with_seed(17);
     let mut forgotten = 0;
     for n in 0..12 {
         let name = format!("history {n}");
-        let history = rng.random_history(40);
+        let history = random_history(&mut rng, 40);
         let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
         for change in &history.changes {
@@ -73,7 +73,7 @@ fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
                 .expect("the change is committed");
         }
         let all: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
-        let forget: Vec<ChunkId> = all.iter().copied().filter(|_| rng.next_u64().is_multiple_of(3)).collect();
+        let forget: Vec<ChunkId> = all.iter().copied().filter(|_| rng.u64(..).is_multiple_of(3)).collect();
         let texts = |store: &mut Database| -> Vec<(ChunkId, String, usize)> {
             let texts = store.chunk_texts(&name, &all).expect("the texts are read");
             texts.into_iter().map(|chunk| (chunk.chunk, chunk.text, chunk.tokens)).collect()
@@ -172,36 +172,29 @@ fn world_rows_are_stored_beside_conversations(database: &TestDatabase) {
 }
 
 /// A random number generator with a fixed seed.
-struct StoreTestRng(u64);
+fn random_history(rng: &mut fastrand::Rng, len: usize) -> TimelineFuzz {
+    let ops: Vec<FuzzOp> = (0..len).map(|_| rng.u32(..).to_le_bytes()).collect();
+    TimelineFuzz::run(&ops)
+}
 
-impl StoreTestRng {
-    fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn random_history(&mut self, len: usize) -> TimelineFuzz {
-        let ops: Vec<FuzzOp> = (0..len).map(|_| (self.next_u64() as u32).to_le_bytes()).collect();
-        TimelineFuzz::run(&ops)
-    }
+fn seeded_history(seed: u64, len: usize) -> TimelineFuzz {
+    random_history(&mut fastrand::Rng::with_seed(seed), len)
 }
 
 /// Every change of a random history is committed; sometimes pruned chunks are unloaded, or the store is closed and
 /// opened again. The loaded state, and the state that the log leads to, are those of the history.
 fn reload_restores_random_histories(database: &TestDatabase) {
-    let mut rng = StoreTestRng(3);
+    let mut rng = fastrand::Rng::with_seed(3);
     for n in 0..if cfg!(debug_assertions) { 60 } else { 400 } {
         let name = format!("history {n}");
-        let history = rng.random_history(30);
+        let history = random_history(&mut rng, 30);
         let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
         for change in &history.changes {
             let durability =
-                if rng.next_u64().is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
+                if rng.u64(..).is_multiple_of(2) { Durability::Immediate } else { Durability::Deferred };
             store.transact(&name, &mut timeline, change, durability).expect("the change is committed");
-            match rng.next_u64() % 12 {
+            match rng.u64(..) % 12 {
                 0 | 1 => drop(timeline.unload_pruned()),
                 2 => {
                     drop(store);
@@ -233,8 +226,8 @@ fn load_all_bodies(store: &mut Database, name: &str, timeline: &mut Timeline) {
 }
 
 fn conversations_are_isolated(database: &TestDatabase) {
-    let mut rng = StoreTestRng(5);
-    let histories: Vec<_> = (0..3).map(|_| rng.random_history(25)).collect();
+    let mut rng = fastrand::Rng::with_seed(5);
+    let histories: Vec<_> = (0..3).map(|_| random_history(&mut rng, 25)).collect();
     let names = ["ärger", "b", "B"];
     let mut store = database.open();
     assert_eq!(store.list_conversations().expect("the conversations are listed"), []);
@@ -320,8 +313,8 @@ fn records_and_embeddings_are_stored(database: &TestDatabase) {
 
 fn history_lists_all_changes_of_a_chunk(database: &TestDatabase) {
     let mut store = database.open();
-    let mut rng = StoreTestRng(11);
-    let history = rng.random_history(60);
+    let mut rng = fastrand::Rng::with_seed(11);
+    let history = random_history(&mut rng, 60);
     let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes {
         store.transact("c", &mut timeline, change, Durability::Deferred).expect("the change is committed");
@@ -345,7 +338,7 @@ fn history_lists_all_changes_of_a_chunk(database: &TestDatabase) {
 fn lease_allows_one_writer_at_a_time(database: &TestDatabase) {
     let mut first = database.open();
     let mut timeline = first.load("c", Access::Write).expect("a new conversation");
-    let history = StoreTestRng(1).random_history(3);
+    let history = seeded_history(1, 3);
     first
         .transact("c", &mut timeline, &history.changes[0], Durability::Immediate)
         .expect("the change is committed");
@@ -373,8 +366,8 @@ fn lease_allows_one_writer_at_a_time(database: &TestDatabase) {
 
 /// Even without the locks, a writer that has not seen the last entry of the log may not commit.
 fn commit_rejects_writer_that_missed_a_log_entry(database: &TestDatabase) {
-    let mut rng = StoreTestRng(2);
-    let history = rng.random_history(6);
+    let mut rng = fastrand::Rng::with_seed(2);
+    let history = random_history(&mut rng, 6);
     let mut store = database.open();
     let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes[..3] {
@@ -413,7 +406,7 @@ fn execute_sql_directly(database: &TestDatabase, sql: &str) {
 }
 
 fn commit_of_invalid_change_leaves_no_trace(database: &TestDatabase) {
-    let history = StoreTestRng(8).random_history(12);
+    let history = seeded_history(8, 12);
     let mut store = database.open();
     let mut timeline = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes {
@@ -450,7 +443,7 @@ fn conversation_names_are_validated(database: &TestDatabase) {
 
 /// A conversation with records, embeddings and a model.
 fn create_full_conversation(store: &mut Database, name: &str, seed: u64) -> Timeline {
-    let history = StoreTestRng(seed).random_history(40);
+    let history = seeded_history(seed, 40);
     let mut timeline = store.load(name, Access::Write).expect("a new conversation");
     for change in &history.changes {
         store.transact(name, &mut timeline, change, Durability::Deferred).expect("the change is committed");
@@ -681,15 +674,15 @@ fn import_rejects_damaged_export(database: &TestDatabase) {
     create_full_conversation(&mut store, "c", 9);
     let export = export_bytes(&mut store, "c");
     let before = store.list_conversations().expect("the conversations are listed");
-    let mut rng = StoreTestRng(77);
+    let mut rng = fastrand::Rng::with_seed(77);
     for _ in 0..if cfg!(debug_assertions) { 300 } else { 3000 } {
         let mut bytes = export.clone();
-        let at = rng.next_u64() as usize % bytes.len();
-        match rng.next_u64() % 4 {
-            0 => bytes[at] ^= 1 << (rng.next_u64() % 8),
+        let at = rng.u64(..) as usize % bytes.len();
+        match rng.u64(..) % 4 {
+            0 => bytes[at] ^= 1 << (rng.u64(..) % 8),
             1 => bytes.truncate(at),
-            2 => drop(bytes.drain(at..(at + 1 + rng.next_u64() as usize % 99).min(export.len()))),
-            _ => bytes.insert(at, rng.next_u64() as u8),
+            2 => drop(bytes.drain(at..(at + 1 + rng.u64(..) as usize % 99).min(export.len()))),
+            _ => bytes.insert(at, rng.u64(..) as u8),
         }
         let refused = import_bytes(&mut store, &bytes, Some("copy"));
         assert!(refused.is_err(), "damage at {at} was not noticed");
@@ -957,7 +950,7 @@ fn repair_recovers_nameless_conversation(database: &TestDatabase) {
 
 /// Of two timelines loaded from one store, the one that has missed a change may not be committed.
 fn commit_rejects_stale_timeline(database: &TestDatabase) {
-    let history = StoreTestRng(6).random_history(12);
+    let history = seeded_history(6, 12);
     let mut store = database.open();
     let mut first = store.load("c", Access::Write).expect("a new conversation");
     for change in &history.changes[..4] {
@@ -989,7 +982,7 @@ fn records_can_precede_first_message(database: &TestDatabase) {
         store.put_record("c", RecordKind::Note, "n", Some("a\0b")).is_err(),
         "the same on every database"
     );
-    for change in &StoreTestRng(6).random_history(5).changes {
+    for change in &seeded_history(6, 5).changes {
         store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
     assert_eq!(
@@ -1045,7 +1038,7 @@ fn message_keys_find_conversations(database: &TestDatabase) {
         prefix_hash: loose ^ 0xabcd,
     };
     let mut timeline = store.load("c", Access::Write).expect("a new conversation");
-    for change in &StoreTestRng(5).random_history(30).changes {
+    for change in &seeded_history(5, 30).changes {
         store.transact("c", &mut timeline, change, Durability::Immediate).expect("the change is committed");
     }
     let turns: Vec<u32> = timeline.turns().iter().map(|turn| turn.id.0).collect();
@@ -1087,9 +1080,9 @@ fn message_keys_find_conversations(database: &TestDatabase) {
 /// Many changes in one transaction lead to the same state and to a log that replays to it. If one of them is invalid, none
 /// is committed.
 fn transaction_commits_all_changes_or_none(database: &TestDatabase) {
-    let mut rng = StoreTestRng(8);
+    let mut rng = fastrand::Rng::with_seed(8);
     for n in 0..6 {
-        let history = rng.random_history(40);
+        let history = random_history(&mut rng, 40);
         let name = format!("history {n}");
         let mut store = database.open();
         let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
@@ -1121,7 +1114,7 @@ fn transaction_commits_all_changes_or_none(database: &TestDatabase) {
 
 /// Another writer can take a released lease. The first writer reacquires it only if the conversation is unchanged.
 fn lease_release_lets_another_writer_take_over(database: &TestDatabase) {
-    let history = StoreTestRng(1).random_history(8);
+    let history = seeded_history(1, 8);
     let mut first = database.open();
     let mut timeline = first.load("c", Access::Write).expect("a new conversation");
     first

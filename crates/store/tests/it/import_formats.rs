@@ -311,26 +311,15 @@ fn import_losses_are_summed() {
 }
 
 /// A random number generator with a fixed seed, so that a failure can be repeated.
-struct FormatFuzzRng(u64);
-
-impl FormatFuzzRng {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound.max(1) as u64) as usize
-    }
-}
-
-fn mutate(bytes: &mut Vec<u8>, rng: &mut FormatFuzzRng) {
+fn mutate(bytes: &mut Vec<u8>, rng: &mut fastrand::Rng) {
     let len = bytes.len();
-    let (a, b) = (rng.below(len + 1), rng.below(len + 1));
+    let (a, b) = (rng.usize(..len + 1), rng.usize(..len + 1));
     let range = a.min(b)..a.max(b).min(a.min(b) + 200);
     let insert = |bytes: &mut Vec<u8>, what: &[u8]| {
         bytes.splice(a..a, what.iter().copied());
     };
-    match rng.below(9) {
-        0 if a < len => bytes[a] ^= 1 << rng.below(8),
+    match rng.usize(..9) {
+        0 if a < len => bytes[a] ^= 1 << rng.usize(..8),
         1 => bytes.truncate(a),
         2 => {
             let copy = bytes[range.clone()].to_vec();
@@ -344,17 +333,17 @@ fn mutate(bytes: &mut Vec<u8>, rng: &mut FormatFuzzRng) {
             let digits: Vec<usize> = (0..len).filter(|i| bytes[*i].is_ascii_digit()).collect();
             let numbers =
                 ["1e308", "-1e308", "1e999", "18446744073709551616", "-1", "0.5", "null", "99999999999"];
-            if let Some(at) = digits.get(rng.below(digits.len())) {
-                let number = numbers[rng.below(numbers.len())];
+            if let Some(at) = digits.get(rng.usize(..digits.len().max(1))) {
+                let number = numbers[rng.usize(..numbers.len())];
                 bytes.splice(*at..*at + 1, number.bytes());
             }
         }
-        6 => insert(bytes, "[{\"a\":".repeat(1 + rng.below(3000)).as_bytes()),
-        7 => insert(bytes, &[0xf0, 0x9f, 0x90, 0x87][..1 + rng.below(4)]),
+        6 => insert(bytes, "[{\"a\":".repeat(1 + rng.usize(..3000)).as_bytes()),
+        7 => insert(bytes, &[0xf0, 0x9f, 0x90, 0x87][..1 + rng.usize(..4)]),
         _ => {
             let words =
                 ["\"", "\\", "}", "]", ",", "\n", "\r", "\n## User\n", "\n```\n", "**", "---\n", "null"];
-            insert(bytes, words[rng.below(words.len())].as_bytes());
+            insert(bytes, words[rng.usize(..words.len())].as_bytes());
         }
     }
 }
@@ -365,13 +354,13 @@ fn import_fuzz_never_panics() {
     for (name, format) in SAMPLES {
         let original = read_sample(name);
         for seed in 0..300 {
-            let mut rng = FormatFuzzRng(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
+            let mut rng = fastrand::Rng::with_seed(seed);
             let mut bytes = original.clone();
-            for _ in 0..=rng.below(4) {
+            for _ in 0..=rng.usize(..4) {
                 mutate(&mut bytes, &mut rng);
             }
             let _ = detect_format(&bytes, name);
-            for format in [format, ImportFormat::ALL[rng.below(6)]] {
+            for format in [format, ImportFormat::ALL[rng.usize(..6)]] {
                 let Ok(conversations) = read_all(format, &mut &bytes[..]) else { continue };
                 readable += 1;
                 conversations.iter().for_each(|foreign| assert_invariants(foreign, name, seed));

@@ -8,15 +8,6 @@ use halo_store::database::Database;
 use halo_store::exchange::{ImportReport, ImportRequest};
 use std::path::Path;
 
-struct ImportFuzzRng(u64);
-
-impl ImportFuzzRng {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound.max(1)
-    }
-}
-
 fn import(
     store: &mut Database,
     file_name: &str,
@@ -36,11 +27,11 @@ fn import(
     store.import(&mut &*bytes, import).map_err(|e| e.to_string())
 }
 
-fn mutate(bytes: &mut Vec<u8>, rng: &mut ImportFuzzRng) {
-    let at = rng.below(bytes.len() + 1);
-    let len = rng.below(80).min(bytes.len() - at);
-    match rng.below(7) {
-        0 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+fn mutate(bytes: &mut Vec<u8>, rng: &mut fastrand::Rng) {
+    let at = rng.usize(..bytes.len() + 1);
+    let len = rng.usize(..80).min(bytes.len() - at);
+    match rng.usize(..7) {
+        0 if at < bytes.len() => bytes[at] ^= 1 << rng.usize(..8),
         1 => bytes.truncate(at),
         2 => drop(bytes.drain(at..at + len)),
         3 => {
@@ -50,15 +41,15 @@ fn mutate(bytes: &mut Vec<u8>, rng: &mut ImportFuzzRng) {
         4 => {
             let numbers = ["-1", "1e999", "4294967295", "18446744073709551615", "0.1", "null", "\"x\"", "[]"];
             let digits: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i].is_ascii_digit()).collect();
-            if let Some(&digit) = digits.get(rng.below(digits.len())) {
-                bytes.splice(digit..=digit, numbers[rng.below(numbers.len())].bytes());
+            if let Some(&digit) = digits.get(rng.usize(..digits.len().max(1))) {
+                bytes.splice(digit..=digit, numbers[rng.usize(..numbers.len())].bytes());
             }
         }
-        5 => drop(bytes.splice(at..at, "[{\"a\":".repeat(rng.below(500)).into_bytes())),
+        5 => drop(bytes.splice(at..at, "[{\"a\":".repeat(rng.usize(..500)).into_bytes())),
         _ => {
             let words =
                 ["\"", "\\u0000", "}", "]", ",", "\n", "\r\n## User\r\n", "\u{202e}", "{\"mes\":\"x\"}\n"];
-            drop(bytes.splice(at..at, words[rng.below(words.len())].bytes()));
+            drop(bytes.splice(at..at, words[rng.usize(..words.len())].bytes()));
         }
     }
 }
@@ -90,11 +81,11 @@ fn import_fuzz_leaves_store_intact() {
     let mut export = Vec::new();
     store.export("original", &mut export, &mut |_, _| {}).expect("the conversation is exported");
     samples.push(("own.jsonl".into(), export.clone()));
-    let (mut imported, mut rejected, mut rng) = (0, 0, ImportFuzzRng(11));
+    let (mut imported, mut rejected, mut rng) = (0, 0, fastrand::Rng::with_seed(11));
     for n in 0..10_000 {
         let (name, original) = &samples[n % samples.len()];
         let mut bytes = original.clone();
-        for _ in 0..=rng.below(3) {
+        for _ in 0..=rng.usize(..3) {
             mutate(&mut bytes, &mut rng);
         }
         let before = store.list_conversations().expect("the conversations are listed");

@@ -10,14 +10,26 @@ use halo_llama::token_key::token_keys;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-/// SmolLM2-135M-Instruct, which `scripts/models` downloads.
-pub fn model_path() -> PathBuf {
-    let configured = std::env::var_os("HALO_TEST_MODEL").map(PathBuf::from);
-    let downloaded =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let path = configured.unwrap_or(downloaded);
-    assert!(path.exists(), "{} is missing: `scripts/models` downloads it", path.display());
+/// A file that `scripts/models` downloads or writes, or the one that an environment variable names.
+fn test_model(variable: &str, file: &str) -> PathBuf {
+    let configured = std::env::var_os(variable).map(PathBuf::from);
+    let path = configured
+        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models").join(file));
+    assert!(path.exists(), "{} is missing: `scripts/models` creates it", path.display());
     path
+}
+
+pub fn model_path() -> PathBuf {
+    test_model("HALO_TEST_MODEL", "SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// A model with random weights and the tokenizer of SmolLM2: for tests of mechanics it is as good and much faster. With
+/// `HALO_TEST_THOROUGH` those tests run on SmolLM2.
+pub fn tiny_model_path() -> PathBuf {
+    if std::env::var_os("HALO_TEST_THOROUGH").is_some() {
+        return model_path();
+    }
+    test_model("HALO_TEST_TINY_MODEL", "tiny.gguf")
 }
 
 /// The model, loaded once; `HALO_TEST_GPU_LAYERS` layers of it on a GPU.
@@ -29,15 +41,38 @@ pub fn weights() -> Arc<ModelWeights> {
     Arc::clone(&WEIGHTS)
 }
 
-pub fn context(tokens: u32) -> LlamaContext {
-    LlamaContext::new(&weights(), ContextParams { tokens, batch: 256, threads: 1, sequences: SEQUENCE_COUNT })
+/// The model of [`tiny_model_path`], loaded once.
+pub fn tiny_weights() -> Arc<ModelWeights> {
+    static WEIGHTS: LazyLock<Arc<ModelWeights>> =
+        LazyLock::new(|| Arc::new(ModelWeights::load(&tiny_model_path(), 0).expect("the model loads")));
+    Arc::clone(&WEIGHTS)
+}
+
+fn context_of(weights: &Arc<ModelWeights>, tokens: u32) -> LlamaContext {
+    LlamaContext::new(weights, ContextParams { tokens, batch: 256, threads: 1, sequences: SEQUENCE_COUNT })
         .expect("enough memory")
+}
+
+pub fn context(tokens: u32) -> LlamaContext {
+    context_of(&weights(), tokens)
+}
+
+pub fn tiny_context(tokens: u32) -> LlamaContext {
+    context_of(&tiny_weights(), tokens)
+}
+
+fn kv_cache_of(context: LlamaContext) -> KvCache {
+    let limits = KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None };
+    KvCache::new(context, KvArchive::open(limits, 1), KvCacheMode::EditCells)
 }
 
 /// A KV cache with an archive in RAM.
 pub fn open_kv_cache(tokens: u32) -> KvCache {
-    let limits = KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None };
-    KvCache::new(context(tokens), KvArchive::open(limits, 1), KvCacheMode::EditCells)
+    kv_cache_of(context(tokens))
+}
+
+pub fn open_tiny_kv_cache(tokens: u32) -> KvCache {
+    kv_cache_of(tiny_context(tokens))
 }
 
 /// A conversation; each message is one chunk.
