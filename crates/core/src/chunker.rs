@@ -49,14 +49,23 @@ pub struct Chunker {
     fence: Option<CodeFence>,
     /// Tokens of the open chunk up to the last line end or sentence end.
     last_end: u32,
-    /// For each tool call without a result: the tokens of the open chunk before it.
-    open_calls: Vec<u32>,
+    /// The tool calls of the open chunk that have no result yet.
+    open_calls: Vec<OpenCall>,
     /// How many characters of `<tool>` the text ends with.
     call_matched: usize,
     /// Tokens of the open chunk before the token in which that match begins.
     call_start: u32,
     /// The last token was part of a tool result.
     in_result: bool,
+}
+
+/// A tool call without a result, by the tag that opens it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OpenCall {
+    /// Tokens of the open chunk before the tag; 0 if the tag begins in an earlier chunk.
+    start: u32,
+    /// Tokens of the open chunk before the token that completes the tag.
+    end: u32,
 }
 
 /// The fence of a code block: its character and how many of them.
@@ -154,8 +163,8 @@ impl Chunker {
         self.token_count += 1;
         // A call and its result are never split. Where the text before the call is too short for a chunk of its
         // own, the chunk exceeds the maximum size.
-        let unsplittable =
-            !self.open_calls.is_empty() && self.open_calls.iter().all(|&call| call < self.size.min.max(1));
+        let unsplittable = !self.open_calls.is_empty()
+            && self.open_calls.iter().all(|call| call.start < self.size.min.max(1));
         let overlong = self.token_count > self.size.max && !unsplittable;
         let moved_tokens = overlong.then(|| self.split_overlong(self.last_end));
         self.skip_result();
@@ -207,7 +216,7 @@ impl Chunker {
     fn split_overlong(&mut self, last_end: u32) -> u32 {
         let full = self.token_count - 1;
         let fits = |&at: &u32| at >= self.size.min.max(1) && at <= full;
-        let call = self.open_calls.iter().copied().find(|call| fits(call));
+        let call = self.open_calls.iter().map(|call| call.start).find(fits);
         let at = call.or(Some(last_end).filter(fits)).unwrap_or(full);
         self.chunk_index = self.next_index;
         self.next_index = self.next_index.saturating_add(1);
@@ -216,7 +225,11 @@ impl Chunker {
         self.last_end = self.last_end.saturating_sub(at);
         self.line.sentence_stop =
             self.line.sentence_stop.and_then(|stop| stop.checked_sub(at)).filter(|&stop| stop > 0);
-        self.open_calls = self.open_calls.iter().filter_map(|call| call.checked_sub(at)).collect();
+        // A tag that the split cuts in two belongs to the chunk that completes it.
+        let moved = |call: &OpenCall| {
+            Some(OpenCall { start: call.start.saturating_sub(at), end: call.end.checked_sub(at)? })
+        };
+        self.open_calls = self.open_calls.iter().filter_map(moved).collect();
         self.token_count
     }
 
@@ -303,7 +316,7 @@ impl Chunker {
         }
         if self.call_matched == TOOL_CALL_TAG.len() {
             self.call_matched = 0;
-            self.open_calls.push(self.call_start);
+            self.open_calls.push(OpenCall { start: self.call_start, end: self.token_count });
         }
     }
 }

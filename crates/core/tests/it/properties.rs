@@ -87,6 +87,18 @@ proptest! {
     }
 }
 
+/// A tool result stands inside of the tag that opens a call, and a split cuts that tag in two: the resumed chunker took the
+/// call for open, the other one did not.
+#[test]
+fn chunker_resumes_after_a_split_inside_a_tool_tag() {
+    let word = ("w ", false);
+    let mut tokens = vec![word; 7];
+    tokens.extend([("<", false), ("tool", false), ("w ", true), (">", false)]);
+    tokens.extend([word; 9]);
+    tokens.push(("w ", true));
+    chunker_checks::assert_chunker_resumes(ChunkSize { min: 8, max: 10 }, &tokens);
+}
+
 const TOKEN_TEXTS: &[&str] = &[
     "w ", "\n", "\n\n", "}", "\n}", "```", "\n```", "```\n", "~~~", "`", " ", ". ", "end.", "é", "。",
     "<tool>", "</tool>", "<", "tool", ">", "x\n\ny",
