@@ -7,7 +7,7 @@
 //! memory.
 
 use crate::prune::MeanAccumulator;
-use crate::prune::sample::{self, SampleLengths};
+use crate::prune::sample::{self, ConversationSample, SampleLengths};
 use crate::recall::DatasetConversation;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
@@ -15,12 +15,14 @@ use halo_core::model::{
     Model, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow, WindowToken,
 };
 use halo_core::rules::ContextRules;
-use halo_core::token::{Position, Role, TokenId};
+use halo_core::token::{Position, Role, TokenId, TurnId};
 use halo_engine::chat_format::ChatFormatter;
 use halo_engine::memory::formation::formation_instruction;
 use halo_engine::memory::range::MemoryRange;
 use halo_llama::attention::TapConfig;
-use halo_llama::ffi::{BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, SamplerChain, SeqId};
+use halo_llama::ffi::{
+    BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, ModelWeights, SamplerChain, SeqId,
+};
 use halo_llama::model::Llama;
 use std::time::{Duration, Instant};
 
@@ -93,99 +95,167 @@ pub fn measure(
     report: &mut MemoryBenchReport,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), LlamaError> {
-    let weights = std::sync::Arc::clone(setup.context.weights());
-    let tokenize = |text: &str, special: bool| -> Vec<ModelToken> {
-        halo_llama::token_text::tokenize_with_text(&weights, text, special)
-    };
+    let tokenizer = BenchTokenizer(std::sync::Arc::clone(setup.context.weights()));
     let [before, range, between, next] = setup.lengths;
     let max_tokens = setup.context.params().tokens as usize - next - setup.max_memory_tokens - 200;
     let lengths = SampleLengths { history: before + range, observed: between, next, max_window: max_tokens };
+    let tokenize = |text: &str, special: bool| tokenizer.tokenize(text, special);
     let samples =
         sample::cut_samples(conversation, setup.samples, lengths, &setup.frame, &setup.rules, &tokenize);
     for sample in samples {
-        let ids = |pieces: Vec<ModelToken>| {
-            pieces.into_iter().map(|p| p.id.0.cast_signed()).collect::<Vec<LlamaToken>>()
-        };
-        let (plain, special) =
-            (|text: &str| ids(tokenize(text, false)), |text: &str| ids(tokenize(text, true)));
-        // The range begins with the first whole turn after the context before it.
-        let (mut lived, mut of_range) = (sample.prefix.clone(), Vec::new());
-        let (mut quotes, mut words, mut first) = (Vec::new(), String::new(), None);
-        for chunk in sample.history.chunks() {
-            let tokens = chunk.ids(chunk.run()).iter().map(|id| id.0.cast_signed());
-            let (text, turn) = (chunk.text().trim().to_owned(), chunk.id().turn);
-            if first.is_none() && lived.len() >= sample.prefix.len() + before && chunk.id().index == 0 {
-                first = Some((turn, text.split_whitespace().take(8).collect::<Vec<_>>().join(" ")));
-            }
-            lived.extend(tokens.clone());
-            if first.is_some() {
-                of_range.extend(tokens);
-                let user = chunk.id().role == Role::User;
-                words.push_str(&format!("{}: {text}\n", if user { "User" } else { "Assistant" }));
-                if user {
-                    quotes.extend(plain(&format!("The user said: {text}\n")));
-                }
-            }
-        }
-        let (Some((from, first)), Some(to)) = (first, sample.history.turns().last()) else { continue };
-        let instruction = formation_instruction(
-            MemoryRange { from: (from.0, 0), to: (to.id.0, 0) },
-            &first,
-            setup.max_memory_tokens,
-        );
-        let asks = |frame: &ChatFormatter, before: Option<Role>, text: &str| {
-            let mut tokens = special(&frame.turn_header(Role::User, before, None));
-            tokens.extend(plain(text));
-            tokens.extend(special(&frame.turn_header(Role::Assistant, Some(Role::User), None)));
-            tokens
-        };
-        lived.extend(asks(&setup.frame, Some(to.role), &instruction));
-        let mut fresh = sample.prefix.clone();
-        fresh.extend(asks(&setup.frame, None, &format!("{words}\n{instruction}")));
-        let lived = generate_memory(setup, &lived)?;
-        let fresh = generate_memory(setup, &fresh)?;
-        let after: Vec<LlamaToken> = sample.observed_tokens();
-        let stands = |inside: &[&[LlamaToken]]| {
-            let mut tokens = special(&setup.frame.turn_header(Role::System, Some(Role::Assistant), None));
-            tokens.extend(plain(&format!("<memory from=\"{}\" to=\"{}\">\n", from.0, to.id.0)));
-            inside.iter().for_each(|part| tokens.extend_from_slice(part));
-            tokens.extend(plain("\n</memory>"));
-            tokens
-        };
-        let (lived_tokens, fresh_tokens) = (plain(lived.trim()), plain(fresh.trim()));
+        let Some(range) = SampleRange::new(&sample, before, &tokenizer) else { continue };
+        let (lived, fresh) = range.form_memories(&sample, setup, &tokenizer)?;
         let mut results = Vec::new();
-        for what in RangeReplacement::ALL {
-            let replacement = match what {
-                RangeReplacement::FullRange => of_range.clone(),
-                RangeReplacement::Nothing => Vec::new(),
-                RangeReplacement::FreshMemory => stands(&[&fresh_tokens]),
-                RangeReplacement::InContextMemory => stands(&[&lived_tokens]),
-                RangeReplacement::Quotes => stands(&[&quotes]),
-                RangeReplacement::QuotesAndInContextMemory => stands(&[&quotes, &lived_tokens]),
-            };
+        for replacement in RangeReplacement::ALL {
+            let tokens = range.replace(replacement, &setup.frame, &tokenizer, lived.trim(), fresh.trim());
+            let after = sample.observed_tokens();
             let window: Vec<LlamaToken> =
-                sample.prefix.iter().chain(&replacement).chain(&after).copied().collect();
-            results.push((what, mean_nll(setup.context, &window, &sample.next)?, replacement.len()));
+                sample.prefix.iter().chain(&tokens).chain(&after).copied().collect();
+            results.push((replacement, mean_nll(setup.context, &window, &sample.next)?, tokens.len()));
         }
-        if report.by_replacement.is_empty() {
-            report.by_replacement = RangeReplacement::ALL
-                .map(|what| (what, MeanAccumulator::default(), MeanAccumulator::default()))
-                .to_vec();
-        }
-        for ((_, nats, tokens), (_, nll, len)) in report.by_replacement.iter_mut().zip(&results) {
-            nats.add(*nll);
-            tokens.add(*len as f64);
-        }
-        let of = |wanted: RangeReplacement| {
-            results.iter().find(|(what, ..)| *what == wanted).map_or(0.0, |(_, nll, _)| *nll)
-        };
-        report.in_context_wins +=
-            usize::from(of(RangeReplacement::InContextMemory) < of(RangeReplacement::FreshMemory));
+        report.add(&results);
         report.texts.push((lived.trim().to_owned(), fresh.trim().to_owned()));
-        report.samples += 1;
         progress(report.samples as u64);
     }
     Ok(())
+}
+
+struct BenchTokenizer(std::sync::Arc<ModelWeights>);
+
+impl BenchTokenizer {
+    fn tokenize(&self, text: &str, special: bool) -> Vec<ModelToken> {
+        halo_llama::token_text::tokenize_with_text(&self.0, text, special)
+    }
+
+    fn ids(&self, text: &str, special: bool) -> Vec<LlamaToken> {
+        self.tokenize(text, special).into_iter().map(|token| token.id.0.cast_signed()).collect()
+    }
+
+    /// Text without special tokens.
+    fn plain(&self, text: &str) -> Vec<LlamaToken> {
+        self.ids(text, false)
+    }
+
+    /// The header of a turn of the chat template.
+    fn header(&self, frame: &ChatFormatter, role: Role, previous: Option<Role>) -> Vec<LlamaToken> {
+        self.ids(&frame.turn_header(role, previous, None), true)
+    }
+}
+
+/// The range of a sample that a memory replaces, in the forms that are compared.
+struct SampleRange {
+    first_turn: TurnId,
+    last_turn: TurnId,
+    last_role: Role,
+    first_words: String,
+    /// The context with the range.
+    context: Vec<LlamaToken>,
+    tokens: Vec<LlamaToken>,
+    quotes: Vec<LlamaToken>,
+    /// The range as text, for a fresh prompt.
+    text: String,
+}
+
+impl SampleRange {
+    /// The range begins with the first whole turn after `before` tokens; none if there is no such turn.
+    fn new(sample: &ConversationSample, before: usize, tokenizer: &BenchTokenizer) -> Option<Self> {
+        let (mut context, mut range_tokens) = (sample.prefix.clone(), Vec::new());
+        let (mut quotes, mut range_text, mut first) = (Vec::new(), String::new(), None);
+        for chunk in sample.history.chunks() {
+            let tokens = chunk.ids(chunk.run()).iter().map(|id| id.0.cast_signed());
+            let (text, turn) = (chunk.text().trim().to_owned(), chunk.id().turn);
+            if first.is_none() && context.len() >= sample.prefix.len() + before && chunk.id().index == 0 {
+                first = Some((turn, text.split_whitespace().take(8).collect::<Vec<_>>().join(" ")));
+            }
+            context.extend(tokens.clone());
+            if first.is_some() {
+                range_tokens.extend(tokens);
+                let user = chunk.id().role == Role::User;
+                range_text.push_str(&format!("{}: {text}\n", if user { "User" } else { "Assistant" }));
+                if user {
+                    quotes.extend(tokenizer.plain(&format!("The user said: {text}\n")));
+                }
+            }
+        }
+        let ((first_turn, first_words), last) = (first?, sample.history.turns().last()?);
+        Some(Self {
+            first_turn,
+            last_turn: last.id,
+            last_role: last.role,
+            first_words,
+            context,
+            tokens: range_tokens,
+            quotes,
+            text: range_text,
+        })
+    }
+
+    /// The memory from a fork of the state that has read the range, and the one from a fresh prompt.
+    fn form_memories(
+        &self,
+        sample: &ConversationSample,
+        setup: &mut MemoryBenchSetup<'_>,
+        tokenizer: &BenchTokenizer,
+    ) -> Result<(String, String), LlamaError> {
+        let range = MemoryRange { from: (self.first_turn.0, 0), to: (self.last_turn.0, 0) };
+        let instruction = formation_instruction(range, &self.first_words, setup.max_memory_tokens);
+        let request = |previous: Option<Role>, text: &str| {
+            let mut tokens = tokenizer.header(&setup.frame, Role::User, previous);
+            tokens.extend(tokenizer.plain(text));
+            tokens.extend(tokenizer.header(&setup.frame, Role::Assistant, Some(Role::User)));
+            tokens
+        };
+        let lived = [self.context.clone(), request(Some(self.last_role), &instruction)].concat();
+        let fresh = [sample.prefix.clone(), request(None, &format!("{}\n{instruction}", self.text))].concat();
+        Ok((generate_memory(setup, &lived)?, generate_memory(setup, &fresh)?))
+    }
+
+    fn replace(
+        &self,
+        replacement: RangeReplacement,
+        frame: &ChatFormatter,
+        tokenizer: &BenchTokenizer,
+        lived: &str,
+        fresh: &str,
+    ) -> Vec<LlamaToken> {
+        let memory = |parts: &[&[LlamaToken]]| {
+            let mut tokens = tokenizer.header(frame, Role::System, Some(Role::Assistant));
+            let (from, to) = (self.first_turn.0, self.last_turn.0);
+            tokens.extend(tokenizer.plain(&format!("<memory from=\"{from}\" to=\"{to}\">\n")));
+            parts.iter().for_each(|part| tokens.extend_from_slice(part));
+            tokens.extend(tokenizer.plain("\n</memory>"));
+            tokens
+        };
+        match replacement {
+            RangeReplacement::FullRange => self.tokens.clone(),
+            RangeReplacement::Nothing => Vec::new(),
+            RangeReplacement::FreshMemory => memory(&[&tokenizer.plain(fresh)]),
+            RangeReplacement::InContextMemory => memory(&[&tokenizer.plain(lived)]),
+            RangeReplacement::Quotes => memory(&[&self.quotes]),
+            RangeReplacement::QuotesAndInContextMemory => memory(&[&self.quotes, &tokenizer.plain(lived)]),
+        }
+    }
+}
+
+impl MemoryBenchReport {
+    /// Adds the results of a sample: loss and tokens by replacement, in the order of [`RangeReplacement::ALL`].
+    fn add(&mut self, results: &[(RangeReplacement, f64, usize)]) {
+        if self.by_replacement.is_empty() {
+            self.by_replacement = RangeReplacement::ALL
+                .map(|replacement| (replacement, MeanAccumulator::default(), MeanAccumulator::default()))
+                .to_vec();
+        }
+        for ((_, nats, tokens), (_, nll, len)) in self.by_replacement.iter_mut().zip(results) {
+            nats.add(*nll);
+            tokens.add(*len as f64);
+        }
+        let loss = |wanted: RangeReplacement| {
+            results.iter().find(|(replacement, ..)| *replacement == wanted).map_or(0.0, |(_, nll, _)| *nll)
+        };
+        self.in_context_wins +=
+            usize::from(loss(RangeReplacement::InContextMemory) < loss(RangeReplacement::FreshMemory));
+        self.samples += 1;
+    }
 }
 
 fn batch_items(tokens: &[LlamaToken], start: usize, logits: impl Fn(usize) -> bool) -> Vec<BatchToken> {

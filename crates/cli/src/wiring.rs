@@ -33,9 +33,10 @@ pub fn open_session(env: &Env, settings: &Settings, name: &str) -> Result<Sessio
     let embedder = embedder.map(|embedder| Box::new(embedder) as Box<dyn Embedder + Send>);
     let model = open_model(env, settings)?;
     let bar = std::cell::OnceCell::new();
-    let session = Session::open(store, model, embedder, name, engine_config(settings), &mut |done, total| {
-        bar.get_or_init(|| Progress::new("prefilling", total as u64)).set_position(done as u64);
-    });
+    let session =
+        Session::open(store, model, embedder, name, conversation_rules(settings), &mut |done, total| {
+            bar.get_or_init(|| Progress::new("prefilling", total as u64)).set_position(done as u64);
+        });
     Ok(session?)
 }
 
@@ -132,7 +133,7 @@ fn context_length(settings: &Settings) -> Option<usize> {
 }
 
 /// The rules of a conversation, by the settings.
-pub fn engine_config(settings: &Settings) -> ConversationRules {
+pub fn conversation_rules(settings: &Settings) -> ConversationRules {
     ConversationRules {
         context: settings.context_rules(),
         reserved_tokens: settings.reserved_tokens(),

@@ -1,7 +1,7 @@
 //! Which chunks are pruned, and why.
 //!
-//! Planned once, at the end of a turn: the lowest-ranked chunk is pruned first, until the window fits its
-//! budget. The first chunk of a question and the first chunk of its answer are anchors. An anchor is pruned
+//! Planned before a message that does not fit, and at the end of a turn: the lowest-ranked chunk is pruned first,
+//! until the window fits its budget. The first chunk of a question and the first chunk of its answer are anchors. An anchor is pruned
 //! only when it and its partner are all that is live of their two turns, and then both are pruned. So a chunk
 //! in the window always has the beginning of its turn and the question that it answers with it.
 //!

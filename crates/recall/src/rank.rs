@@ -27,7 +27,7 @@ const NEAREST_COUNTED: usize = 3;
 const NEIGHBOUR_WEIGHT: f32 = 0.5;
 /// More terms than this do not raise [`RankFeature::Length`].
 const MAX_COUNTED_TERMS: u32 = 40;
-/// The logarithm of the number of chunks (about 400) from which on form features have their full weight.
+/// Form features have their full weight when the logarithm of the number of chunks is this: about 400 chunks.
 const FULL_WEIGHT_LOG_CHUNKS: f32 = 6.0;
 
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub enum SearchMode {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankedChunk {
     pub hit: Hit,
-    /// The summands of the score, the largest first, without those that are 0.
+    /// The summands of the score, the largest magnitude first, without those that are 0.
     pub feature_scores: Vec<(RankFeature, f32)>,
     /// The stemmed terms of the query that it has, the rarest first.
     pub matched_terms: Vec<String>,
@@ -204,7 +204,7 @@ impl RecallIndex {
     /// Maximal marginal relevance: takes one hit after the other, each by its score minus its largest similarity to those
     /// before it.
     fn rerank_mmr(&self, mut ranked: Vec<RankedCandidate>, query: &SearchQuery<'_>) -> Vec<RankedCandidate> {
-        /// A similarity of 1 weighs as much as a score of this.
+        /// Scales a cosine similarity to the range of scores.
         const SIMILARITY_WEIGHT: f64 = 10.0;
         let Some(dense) = &self.dense else { return ranked };
         ranked.truncate(query.limit.saturating_mul(2).max(64));

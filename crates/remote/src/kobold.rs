@@ -29,7 +29,7 @@ pub(crate) struct KoboldModel {
     base: BaseUrl,
     info: ModelInfo,
     tokenizer: KoboldTokenizer,
-    /// Whether the server gets token ids. Otherwise it gets text, in which it turns names into special tokens.
+    /// Whether the server gets token ids. Otherwise it gets text and parses the names of special tokens in it.
     sends_ids: bool,
     /// The tokens that end an answer. They are not part of it.
     end_tokens: Vec<u32>,
@@ -145,7 +145,7 @@ impl KoboldModel {
                 }
                 if event["token"].is_object() {
                     token_count += 1;
-                    // The first token comes out of the prefill, which mostly has no attention.
+                    // The first token comes out of the prefill, which usually has no attention.
                     if token_count > 1 {
                         result = KoboldProbe::Ids;
                     }

@@ -46,7 +46,7 @@ fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>) {
                 }
                 runner.wait(time);
             }
-            Ok(RunnerStep::Preempted) => runner.wait(PREEMPT_DELAY),
+            Ok(RunnerStep::Skipped) => runner.wait(PREEMPT_DELAY),
             Ok(RunnerStep::Changed(changes)) => publish_world_change(app, name, &changes, None),
             Ok(RunnerStep::Heartbeat(report)) => {
                 publish_world_change(app, name, &report.changes, Some(&report));

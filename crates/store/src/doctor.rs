@@ -1,7 +1,7 @@
 //! The integrity check: what is wrong with a store, and which repair helps ([`Database::repair`] runs it).
 //!
 //! A conversation is stored twice: as its state, and as the log of all changes. Each can be rebuilt from the other, so
-//! damage to one of them loses nothing but, where the log is damaged, the reasons of earlier changes. Where both are
+//! damage to one of them loses nothing but, where the log is damaged, the reasons for earlier changes. Where both are
 //! damaged, everything readable is put together.
 
 use crate::database::{Database, StoreLocation};
@@ -62,7 +62,7 @@ impl RepairAction {
             }
             RepairAction::RebuildState => "rebuilds the state from the log: nothing is lost",
             RepairAction::RewriteLog => {
-                "rewrites the log from the state: no text is lost, but the reasons of earlier changes are"
+                "rewrites the log from the state: no text is lost, but the reasons for earlier changes are"
             }
             RepairAction::RecoverConversation => {
                 "recovers everything readable from state and log, and reports what is lost"

@@ -1,5 +1,5 @@
 //! Recovery of a conversation whose state and log are both damaged: each chunk comes from its own row or, where that is
-//! damaged, from the log. Rows are read one by one, so that an unreadable one costs no other.
+//! damaged, from the log. Rows are read one by one: an unreadable row does not affect the others.
 
 use crate::block;
 use crate::rows::{decode_body, read_chunk_id, read_log_entry, row_index, row_key, row_key_range};
@@ -32,7 +32,7 @@ impl fmt::Display for RecoveryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} chunks, {} of them from the log", self.chunks, self.chunks_from_log)?;
         if self.is_lossless() {
-            f.write_str("; no text is lost, but the reasons of earlier changes are")
+            f.write_str("; no text was lost, but the reasons for earlier changes were")
         } else {
             write!(f, "; lost: {} chunks, and {} tokens of other chunks", self.lost_chunks, self.lost_tokens)
         }
@@ -187,7 +187,7 @@ pub(crate) fn recover_conversation(
         }
     }
     let timeline = assemble_timeline(chunks, &mut report).map_err(SqlError::damaged)?;
-    // Tokens that the log or the row of the conversation counts, and that are in no chunk.
+    // Tokens that the log or the row of the conversation counts, but that no chunk has.
     let counted =
         query_readable_row(sql, "SELECT tokens FROM conversation WHERE id = $1", id, |row| row.count(0))?;
     let expected = log.tokens.len().max(plausible_count(timeline.len(), counted));
@@ -250,7 +250,7 @@ fn body_from_log(
     ChunkBody::from_tokens(tokens.into_iter().map(|t| t.unwrap_or_else(|| empty.clone())), pruned, deleted)
 }
 
-/// The timeline of these chunks. A chunk whose id is not after those before it is lost.
+/// The timeline of these chunks. A chunk whose id is out of order is dropped and counted as lost.
 fn assemble_timeline(
     chunks: Vec<RecoveredChunk>,
     report: &mut RecoveryReport,

@@ -97,7 +97,7 @@ fn repair_conversation(
         RepairAction::RewriteLog => {
             let timeline = read_verified_state(sql, id)?;
             rewrite_log(sql, id, seq, &timeline)?;
-            "its log was rewritten; the reasons of earlier changes are lost"
+            "its log was rewritten; the reasons for earlier changes are lost"
         }
         RepairAction::RecoverConversation => {
             let (timeline, report) = recover_conversation(sql, id)?;

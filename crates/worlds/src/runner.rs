@@ -33,7 +33,7 @@ pub struct WorldRunner {
     prompts: WorldPrompts,
     wall_clock: WallClock,
     world_clock: Mutex<WorldClock>,
-    /// The reasons of posted commands that were refused.
+    /// Why posted commands were refused.
     refusals: Mutex<Vec<String>>,
     wakeup: Condvar,
     stopping: AtomicBool,
@@ -72,8 +72,8 @@ pub enum RunnerStep {
     Changed(Box<WorldChanges>),
     /// Nothing is due for this long.
     Wait(Duration),
-    /// A turn of a conversation needed the model.
-    Preempted,
+    /// The heartbeat was skipped: a turn of a conversation needed the model, the agent was retired, or the runner stops.
+    Skipped,
 }
 
 /// The longest wait between two looks for posted commands.
@@ -282,7 +282,7 @@ impl WorldRunner {
         }
     }
 
-    /// Counts a step after its heartbeat. In a paused world, time jumps to when the agent's drafts are typed, so that the
+    /// Counts a step after its heartbeat. In a paused world, time jumps to the moment when the agent's drafts are finished, so that the
     /// step includes their delivery.
     fn finish_step(&self, agent: AgentId) {
         let drafts_done = self.store().world.drafts_done_at(agent);
@@ -295,7 +295,7 @@ impl WorldRunner {
         }
     }
 
-    /// Takes the reasons of posted commands that were refused since the last call.
+    /// Takes the reasons why posted commands were refused since the last call.
     pub fn take_refusals(&self) -> Vec<String> {
         std::mem::take(&mut self.refusals.lock())
     }
@@ -327,7 +327,7 @@ impl WorldRunner {
 
     fn run_heartbeat(&self, agent: AgentId, scheduler: Option<&ModelScheduler>) -> Result<RunnerStep, Error> {
         let now = self.now();
-        let Some(state) = self.store().world.agent(agent).cloned() else { return Ok(RunnerStep::Preempted) };
+        let Some(state) = self.store().world.agent(agent).cloned() else { return Ok(RunnerStep::Skipped) };
         let mut models = self.models.lock();
         let Some(model) = models.get_mut(&state.model) else {
             return self.finish_heartbeat(agent, None, Err(unknown_model(&state.model)));
@@ -360,7 +360,7 @@ impl WorldRunner {
         drop(models);
         self.world_clock.lock().thinking_agent = None;
         match generation {
-            Ok(None) => Ok(RunnerStep::Preempted),
+            Ok(None) => Ok(RunnerStep::Skipped),
             Ok(Some(generation)) => {
                 let answer = AgentAnswer::parse(&generation.text, state.answer_format, generation.truncated);
                 self.finish_heartbeat(agent, Some(generation), answer)

@@ -55,7 +55,7 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
     let path = env.model_file()?;
     let running = Running { context: Some(4096), threads: env.models.thread_count(), ..Running::default() };
     let mut model = Llama::open(&path, &running)?;
-    let rules = wiring::engine_config(&settings);
+    let rules = wiring::conversation_rules(&settings);
     let words = rules.system_prompt.clone();
     let shape = ContextParams {
         tokens: 6144,

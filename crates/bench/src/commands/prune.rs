@@ -78,7 +78,7 @@ pub fn run(options: &PruneBenchOptions, env: &Env) -> Result<()> {
     };
     let mut context = LlamaContext::new(model.weights(), shape)?;
     let watch = wiring::attention_config(&settings);
-    let rules = wiring::engine_config(&settings);
+    let rules = wiring::conversation_rules(&settings);
     let mut setup = PruneBenchSetup {
         context: &mut context,
         frame: ChatFormatter {

@@ -1,7 +1,7 @@
 //! `halo-bench turn` and `halo-bench needle`: the stages of a turn, and resurrecting a fact from the beginning.
 
 use anyhow::{Context, Result, ensure};
-use halo_bench::needle::{self, NeedlePolicy};
+use halo_bench::needle::{self, NeedleBenchReport, NeedlePolicy};
 use halo_bench::turn::{self, ScriptedAttentionModel, TurnBenchReport};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -148,20 +148,7 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     rules.reserved_tokens = options.window / 4;
     rules.sampling.temperature = 0.0;
     rules.sampling.max_tokens = rules.sampling.max_tokens.min(24);
-    let chosen = rules.context.policy;
-    let brightness = match chosen {
-        PrunePolicy::Brightness { .. } => chosen,
-        _ => PrunePolicy::Brightness { rank: RankBy::Top4, ties: TieBreak::Dimmer },
-    };
-    let policy = |name, policy, recall| NeedlePolicy { name, policy, recall };
-    let policies = [
-        policy("brightness", brightness, true),
-        policy("fifo", PrunePolicy::Fifo, true),
-        policy("window", PrunePolicy::Window, true),
-        policy("random", PrunePolicy::Random { seed: 1 }, true),
-        policy("brightness, nothing returns", brightness, false),
-        policy("fifo, nothing returns", PrunePolicy::Fifo, false),
-    ];
+    let policies = needle_policies(rules.context.policy);
     let is_selected = |policy: &&NeedlePolicy| {
         options.policies.is_empty()
             || options.policies.iter().any(|name| policy.name.starts_with(name.as_str()))
@@ -180,18 +167,7 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
                 bar.set_progress(n, of);
             })?;
             drop(bar);
-            rows.push(json!({
-                "history": history,
-                "window": options.window,
-                "policy": policy.name,
-                "lived": history <= needle::MAX_GENERATED_HISTORY,
-                "asked": report.questions,
-                "had_left": report.pruned,
-                "returned": report.resurrected,
-                "own_position": report.own_position,
-                "answered": report.answered,
-                "answered_oracle": report.answered_oracle,
-            }));
+            rows.push(needle_json(history, options.window, policy, &report));
             let _ = writeln!(
                 out,
                 "{history:>9}  {:<30}{:>7}{:>10}{:>10}{:>11}{:>10}{:>14}",
@@ -218,9 +194,41 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
+/// The policies that are compared: each with recall, and two without.
+fn needle_policies(configured: PrunePolicy) -> [NeedlePolicy; 6] {
+    let brightness = match configured {
+        PrunePolicy::Brightness { .. } => configured,
+        _ => PrunePolicy::Brightness { rank: RankBy::Top4, ties: TieBreak::Dimmer },
+    };
+    let policy = |name, policy, recall| NeedlePolicy { name, policy, recall };
+    [
+        policy("brightness", brightness, true),
+        policy("fifo", PrunePolicy::Fifo, true),
+        policy("window", PrunePolicy::Window, true),
+        policy("random", PrunePolicy::Random { seed: 1 }, true),
+        policy("brightness, nothing returns", brightness, false),
+        policy("fifo, nothing returns", PrunePolicy::Fifo, false),
+    ]
+}
+
+fn needle_json(history: usize, window: usize, policy: &NeedlePolicy, report: &NeedleBenchReport) -> Value {
+    json!({
+        "history": history,
+        "window": window,
+        "policy": policy.name,
+        "lived": history <= needle::MAX_GENERATED_HISTORY,
+        "asked": report.questions,
+        "had_left": report.pruned,
+        "returned": report.resurrected,
+        "own_position": report.own_position,
+        "answered": report.answered,
+        "answered_oracle": report.answered_oracle,
+    })
+}
+
 /// Rules of the settings, with a fixed seed.
 fn deterministic_rules(settings: &Settings) -> ConversationRules {
-    let mut rules = wiring::engine_config(settings);
+    let mut rules = wiring::conversation_rules(settings);
     if settings.generation_seed == AutoOr::Auto {
         rules.sampling.seed = 0;
     }

@@ -301,7 +301,7 @@ pub fn agent_sampling(settings: &Settings) -> Sampling {
     Sampling {
         max_tokens: settings.rooms_max_tokens.as_usize(),
         repetition_penalty: settings.rooms_repetition.0 as f32,
-        ..wiring::engine_config(settings).sampling
+        ..wiring::conversation_rules(settings).sampling
     }
 }
 
@@ -373,7 +373,7 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
         }
         match next {
             RunnerStep::Wait(time) => runner.wait(time),
-            RunnerStep::Preempted => {}
+            RunnerStep::Skipped => {}
             RunnerStep::Changed(touched) => print_events(&runner, &touched, None, &mut last_printed, env)?,
             RunnerStep::Heartbeat(beat) => {
                 done += 1;

@@ -66,7 +66,7 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
     if !listen.ip().is_loopback() {
         if key.is_none() {
             bail!(
-                "everybody who can reach {listen} could use the server: set a key first, with HALO_SERVER_KEY or server.key in the \
+                "anyone who can reach {listen} could use the server: set a key first, with HALO_SERVER_KEY or server.key in the \
                  settings file, or listen on 127.0.0.1"
             );
         }
@@ -246,7 +246,7 @@ impl Backend for CliBackend {
     }
 
     fn rules(&self) -> ConversationRules {
-        wiring::engine_config(&self.current_settings())
+        wiring::conversation_rules(&self.current_settings())
     }
 
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error> {
@@ -258,7 +258,7 @@ impl Backend for CliBackend {
             self.connect_model()?,
             embedder,
             name,
-            wiring::engine_config(&settings),
+            wiring::conversation_rules(&settings),
             progress,
         )
     }
@@ -271,7 +271,7 @@ impl Backend for CliBackend {
             self.connect_model()?,
             embedder,
             name,
-            wiring::engine_config(&settings),
+            wiring::conversation_rules(&settings),
         )
     }
 

@@ -15,13 +15,13 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Opens a conversation; the second argument hears how many messages were retokenized, and of how many.
+/// Opens a conversation; the second argument is called with the numbers of retokenized and of all messages.
 pub type SessionOpener =
     dyn Fn(&str, &mut dyn FnMut(usize, usize)) -> Result<Session, Error> + Send + Sync + 'static;
 
-/// Hears of every event in every conversation. It must not block.
+/// Is notified of every event in every conversation. It must not block.
 pub trait EventListener: Send + Sync {
-    /// An event. The snapshot contains it already; the numbers increase through all conversations.
+    /// An event. The snapshot contains it already; numbers increase across all conversations.
     fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell);
 }
 
@@ -122,7 +122,7 @@ pub struct TurnRequest {
     pub message_id: Option<String>,
 }
 
-/// The client's callback: it hears of each event, and can stop the answer.
+/// The client's callback: it is called with each event, and can stop the answer.
 pub type BoxedTurnCallback = Box<dyn FnMut(&Event) -> StepFlow + Send>;
 
 fn closed_error() -> Error {
@@ -168,12 +168,16 @@ impl ConversationHandle {
         let jobs = jobs.as_ref().ok_or_else(closed_error)?;
         self.queued_jobs.fetch_add(1, Ordering::SeqCst);
         self.unfinished_jobs.fetch_add(1, Ordering::SeqCst);
-        jobs.send(Box::new(job)).map_err(|_| closed_error())?;
+        if jobs.send(Box::new(job)).is_err() {
+            self.queued_jobs.fetch_sub(1, Ordering::SeqCst);
+            self.unfinished_jobs.fetch_sub(1, Ordering::SeqCst);
+            return Err(closed_error());
+        }
         self.shared.scheduler.preempt_idle();
         Ok(())
     }
 
-    /// Queues a turn; `callback` hears of its events, and `done` of its result.
+    /// Queues a turn; `callback` is called with its events, and `done` with its result.
     pub fn submit_turn(
         &self,
         request: TurnRequest,
@@ -294,7 +298,7 @@ impl JobContext<'_> {
         }
     }
 
-    /// Runs a turn when the scheduler permits it; `callback` hears of every event and can stop it.
+    /// Runs a turn when the scheduler permits it; `callback` is called with every event and can stop it.
     pub fn run_turn(
         &self,
         session: &mut Session,
@@ -306,8 +310,8 @@ impl JobContext<'_> {
         self.run_turn_with(session, (client, sampling), callback, |_| Ok(input))
     }
 
-    /// The same for input that is only known once the scheduler permits the turn: a request that is cancelled before changes
-    /// nothing.
+    /// Like [`JobContext::run_turn`], but creates the input once the scheduler permits the turn: a request that is cancelled
+    /// while it is queued changes nothing.
     pub fn run_turn_with(
         &self,
         session: &mut Session,

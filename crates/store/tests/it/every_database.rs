@@ -887,7 +887,7 @@ const DAMAGE_CASES: [DamageCase; 12] = [
     DamageCase {
         sql: "UPDATE log SET sum = sum + 1 WHERE key >= LAST; UPDATE block SET sum = sum + 1",
         problem: "block 0",
-        repaired: "no text is lost, but the reasons of earlier changes are",
+        repaired: "no text is lost, but the reasons for earlier changes are",
         lossless: false,
     },
 ];

@@ -92,7 +92,7 @@ fn run_to_next_heartbeat(runner: &WorldRunner, clock_time: &AtomicI64) -> Heartb
             RunnerStep::Wait(time) => {
                 clock_time.fetch_add(time.as_millis() as Millis, Ordering::SeqCst);
             }
-            RunnerStep::Changed(_) | RunnerStep::Preempted => {}
+            RunnerStep::Changed(_) | RunnerStep::Skipped => {}
         }
     }
     panic!("no heartbeat");

@@ -16,96 +16,134 @@ use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use std::collections::VecDeque;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 pub fn run(session: &mut Session, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let style = TerminalStyle::from_environment();
-    let halted = Arc::new(AtomicUsize::new(0));
-    let heard = Arc::clone(&halted);
-    // The first Ctrl-C stops the answer; the second exits at once. Every printed token is stored.
-    ctrlc::set_handler(move || {
-        if heard.fetch_add(1, Ordering::SeqCst) > 0 {
-            println!();
-            std::process::exit(130);
-        }
-    })?;
-    let mut editor = DefaultEditor::with_config(Config::builder().auto_add_history(true).build())?;
+    let interrupts = handle_interrupts()?;
     let history = env.data_dir().map(|data| data.join(super::HISTORY_FILE));
-    if let Some(history) = &history {
-        let _ = editor.load_history(history);
-    }
+    let mut reader = LineReader::new(history)?;
     println!("{}", style.dim(&greeting(session)));
     for notice in session.take_notices() {
         println!("{}", style.highlight(&sanitize_terminal_text(&notice)));
     }
-    let (mut begun, mut leaving, mut ahead) = (String::new(), false, VecDeque::new());
-    loop {
-        ahead.extend(drain_typed_lines());
-        let read = match ahead.pop_front() {
-            Some(line) => {
-                println!("› {}", sanitize_terminal_text(&line));
-                let _ = editor.add_history_entry(&line);
-                Ok(line)
-            }
-            None => form_memories_while_reading(session, || editor.readline_with_initial("› ", (&begun, ""))),
-        };
-        let line = match read {
-            Ok(line) => line,
-            Err(ReadlineError::Eof) => break,
-            // Ctrl-C clears the line; twice in a row exits.
-            Err(ReadlineError::Interrupted) if !std::mem::replace(&mut leaving, true) => continue,
-            Err(ReadlineError::Interrupted) => break,
-            Err(error) => return Err(error.into()),
-        };
-        begun.clear();
-        leaving = false;
+    while let Some(line) = reader.read_line(session)? {
         if line.trim().is_empty() {
             continue;
         }
-        halted.store(0, Ordering::SeqCst);
-        let today = jiff::Zoned::now().date();
-        let mut screen = AnswerDisplay { style, interrupts: &halted, line_open: false };
-        let done = match run_slash_command(&line, session, &settings, style) {
-            Ok(None) => {
-                let message = line.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(&line);
-                Some(session.send_message(message, today, &mut |event| screen.handle_event(event)))
-            }
-            Ok(Some(SlashCommandResult::Regenerate)) => {
-                Some(session.regenerate(EditAuthor::User, today, &mut |event| screen.handle_event(event)))
-            }
-            Ok(Some(SlashCommandResult::Send(text))) => {
-                Some(session.send_message(&text, today, &mut |event| screen.handle_event(event)))
-            }
+        interrupts.store(0, Ordering::SeqCst);
+        let mut screen = AnswerDisplay { style, interrupts: &interrupts, line_open: false };
+        let result = match run_slash_command(&line, session, &settings, style) {
+            Ok(Some(SlashCommandResult::Quit)) => break,
             Ok(Some(SlashCommandResult::EditLast(text))) => {
-                begun = text;
+                reader.initial_text = text;
                 None
             }
             Ok(Some(SlashCommandResult::Print(page))) => {
                 print!("{page}");
                 None
             }
-            Ok(Some(SlashCommandResult::Quit)) => break,
+            Ok(Some(SlashCommandResult::Regenerate)) => Some(answer(session, &mut screen, None)),
+            Ok(Some(SlashCommandResult::Send(text))) => Some(answer(session, &mut screen, Some(&text))),
+            Ok(None) => {
+                let escaped = line.strip_prefix('/').filter(|rest| rest.starts_with('/'));
+                Some(answer(session, &mut screen, Some(escaped.unwrap_or(&line))))
+            }
             Err(error) => {
                 println!("{}", style.error(&sanitize_terminal_text(&error_text(&error))));
                 None
             }
         };
         screen.clear_open_line();
-        if done.is_some() {
-            println!();
-        }
-        match done {
-            Some(Ok(summary)) => println!("{}", style.dim(&status_line(session, &summary))),
-            Some(Err(error)) => println!("{}", style.error(&turn_error_message(&error))),
+        match result {
+            Some(Ok(summary)) => println!("\n{}", style.dim(&status_line(session, &summary))),
+            Some(Err(error)) => println!("\n{}", style.error(&turn_error_message(&error))),
             None => {}
         }
-        if let Some(history) = &history {
-            let _ = editor.save_history(history);
-        }
+        reader.save_history();
     }
     Ok(())
+}
+
+/// Counts interrupts. The first Ctrl-C stops the answer; the second exits at once. Every printed token is stored.
+fn handle_interrupts() -> Result<Arc<AtomicUsize>> {
+    let interrupts = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&interrupts);
+    ctrlc::set_handler(move || {
+        if counter.fetch_add(1, Ordering::SeqCst) > 0 {
+            println!();
+            std::process::exit(130);
+        }
+    })?;
+    Ok(interrupts)
+}
+
+/// Runs a turn: answers a message, or the last one again.
+fn answer(
+    session: &mut Session,
+    screen: &mut AnswerDisplay<'_>,
+    message: Option<&str>,
+) -> Result<TurnSummary, Error> {
+    let today = jiff::Zoned::now().date();
+    match message {
+        Some(text) => session.send_message(text, today, &mut |event| screen.handle_event(event)),
+        None => session.regenerate(EditAuthor::User, today, &mut |event| screen.handle_event(event)),
+    }
+}
+
+/// Reads lines from the terminal, with editing and a history.
+struct LineReader {
+    editor: DefaultEditor,
+    history: Option<PathBuf>,
+    /// The text that the next line begins with.
+    initial_text: String,
+    /// Lines that were typed while an answer was generated.
+    typed_ahead: VecDeque<String>,
+}
+
+impl LineReader {
+    fn new(history: Option<PathBuf>) -> Result<Self> {
+        let mut editor = DefaultEditor::with_config(Config::builder().auto_add_history(true).build())?;
+        if let Some(history) = &history {
+            let _ = editor.load_history(history);
+        }
+        Ok(Self { editor, history, initial_text: String::new(), typed_ahead: VecDeque::new() })
+    }
+
+    /// The next line; none at the end of the input. Ctrl-C clears the line; twice in a row ends the input.
+    fn read_line(&mut self, session: &mut Session) -> Result<Option<String>> {
+        let mut interrupted = false;
+        loop {
+            self.typed_ahead.extend(drain_typed_lines());
+            if let Some(line) = self.typed_ahead.pop_front() {
+                println!("› {}", sanitize_terminal_text(&line));
+                let _ = self.editor.add_history_entry(&line);
+                self.initial_text.clear();
+                return Ok(Some(line));
+            }
+            let (editor, initial) = (&mut self.editor, &self.initial_text);
+            let read = || editor.readline_with_initial("› ", (initial, ""));
+            match form_memories_while_reading(session, read) {
+                Ok(line) => {
+                    self.initial_text.clear();
+                    return Ok(Some(line));
+                }
+                Err(ReadlineError::Eof) => return Ok(None),
+                Err(ReadlineError::Interrupted) if !std::mem::replace(&mut interrupted, true) => {}
+                Err(ReadlineError::Interrupted) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn save_history(&mut self) {
+        if let Some(history) = &self.history {
+            let _ = self.editor.save_history(history);
+        }
+    }
 }
 
 /// Forms memories while the user types; sending a message cancels that.
