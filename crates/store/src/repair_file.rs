@@ -76,7 +76,7 @@ impl RecoveredConversation {
             let log = read_matching_log(sql, id, &timeline);
             let description = match &log {
                 Some(_) => "copied completely",
-                None => "no text is lost, but the reasons for earlier changes are",
+                None => "no text was lost, but the reasons for earlier changes were",
             };
             return Ok(Self { timeline, log, description: description.into() });
         }

@@ -881,13 +881,13 @@ const DAMAGE_CASES: [DamageCase; 12] = [
     DamageCase {
         sql: "UPDATE chunk SET sum = sum + 1 WHERE key % 4294967296 = 3; UPDATE log SET sum = sum + 1 WHERE key = LAST",
         problem: "the checksum of the tokens of",
-        repaired: "1 of them from the log; no text is lost",
+        repaired: "1 of them from the log; no text was lost",
         lossless: false,
     },
     DamageCase {
         sql: "UPDATE log SET sum = sum + 1 WHERE key >= LAST; UPDATE block SET sum = sum + 1",
         problem: "block 0",
-        repaired: "no text is lost, but the reasons for earlier changes are",
+        repaired: "no text was lost, but the reasons for earlier changes were",
         lossless: false,
     },
 ];
