@@ -111,7 +111,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A JSON body with any content type. Some clients send `text/plain`, so that the browser needs no preflight request.
 pub(crate) struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = ErrorResponse;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
@@ -123,14 +123,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             ErrorResponse::new(e.status(), format!("the request body cannot be read: {e}"))
         };
         let bytes = bytes.map_err(unreadable)?;
-        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        if bytes.len() <= MAX_INLINE_JSON_BYTES {
+            return parse_json(&bytes).map(Self);
+        }
+        spawn_blocking(move || parse_json(&bytes).map(Self)).await
+    }
+}
+
+/// Larger bodies are parsed on the pool for blocking work: a history of 100,000 messages would hold up other requests.
+const MAX_INLINE_JSON_BYTES: usize = 64 << 10;
+
+fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
+    serde_json::from_slice(bytes).or_else(|_| {
+        // The error of serde_json itself does not name the field; tracking fields costs time, so only errors pay for it.
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
         let invalid = |e: String| ErrorResponse::bad_request(format!("invalid JSON body: {e}"));
-        // The error of serde_json itself does not name the field.
         let value =
             serde_path_to_error::deserialize(&mut deserializer).map_err(|e| invalid(e.to_string()))?;
         deserializer.end().map_err(|e| invalid(e.to_string()))?;
-        Ok(Self(value))
-    }
+        Ok(value)
+    })
 }
 
 pub(crate) struct QueryParams<T>(pub T);

@@ -60,7 +60,7 @@ impl IntoResponse for OpenAiError {
 /// A JSON body whose errors are in OpenAI's format.
 pub(super) struct OpenAiJson<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for OpenAiJson<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for OpenAiJson<T> {
     type Rejection = OpenAiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, OpenAiError> {
