@@ -5,7 +5,7 @@ use crate::names;
 use crate::open_conversation::OpenConversation;
 use crate::postgres::Postgres;
 use crate::rows;
-use crate::sql::{SqlConnection, SqlError};
+use crate::sql::{SqlConnection, SqlError, SqlErrorKind};
 use crate::sqlite::{OpenMode, Sqlite};
 use halo_core::Error;
 use halo_core::store::{Durability, LogEntry};
@@ -36,7 +36,7 @@ impl Database {
 
     fn open_with_mode(location: &StoreLocation, mode: OpenMode) -> Result<Self, Error> {
         let opened = match location {
-            StoreLocation::Sqlite(path) => Sqlite::open(path, mode, None).map(boxed),
+            StoreLocation::Sqlite(path) => open_sqlite(path, mode).map(boxed),
             StoreLocation::Postgres(url) => Postgres::connect(url, mode == OpenMode::Write).map(boxed),
         };
         let sql = opened.map_err(|e| e.with_context(format!("opening the store {location}")))?;
@@ -127,6 +127,17 @@ impl Database {
 
 fn boxed(connection: impl SqlConnection + Send + 'static) -> Box<dyn SqlConnection + Send> {
     Box::new(connection)
+}
+
+/// A reader of an older schema migrates it first. Where that is not possible, the reader gets the error of its own attempt.
+fn open_sqlite(path: &Path, mode: OpenMode) -> Result<Sqlite, SqlError> {
+    match Sqlite::open(path, mode, None) {
+        Err(error) if error.kind == SqlErrorKind::OlderSchema => {
+            drop(Sqlite::open(path, OpenMode::Write, None).map_err(|_| error)?);
+            Sqlite::open(path, mode, None)
+        }
+        opened => opened,
+    }
 }
 
 fn lock_key(conversation: &str) -> u64 {

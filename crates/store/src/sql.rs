@@ -66,6 +66,8 @@ pub enum SqlErrorKind {
     ReadOnly,
     /// Stored data fails its checks.
     Damaged,
+    /// An older version of this program has written the database, which is opened for reading only.
+    OlderSchema,
     /// A newer version of this program has written the database.
     NewerSchema,
     /// The server or the file cannot be accessed.
@@ -127,6 +129,7 @@ impl SqlError {
             SqlErrorKind::InvalidInput => ErrorKind::InvalidInput,
             SqlErrorKind::DiskFull
             | SqlErrorKind::ReadOnly
+            | SqlErrorKind::OlderSchema
             | SqlErrorKind::NewerSchema
             | SqlErrorKind::Unavailable => ErrorKind::Unavailable,
             SqlErrorKind::Other => ErrorKind::Internal,

@@ -111,8 +111,11 @@ impl Sqlite {
             let why = format!(
                 "{path} is empty or has an older schema, and cannot be migrated without write access"
             );
-            let old = version < NEWEST_VERSION;
-            return if old { Err(SqlError::new(SqlErrorKind::ReadOnly, why)) } else { Ok(()) };
+            return match version {
+                0 => Err(SqlError::new(SqlErrorKind::ReadOnly, why)),
+                _ if version < NEWEST_VERSION => Err(SqlError::new(SqlErrorKind::OlderSchema, why)),
+                _ => Ok(()),
+            };
         }
         self.configure()?;
         if version == NEWEST_VERSION {

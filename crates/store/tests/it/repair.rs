@@ -351,6 +351,27 @@ fn postgres_reconnects_after_connection_loss() {
     assert!(second_attempt.is_err(), "the other still has the lock");
 }
 
+/// The first command on an older database may be one that only reads.
+#[test]
+fn migration_runs_when_an_older_file_is_opened_for_reading() {
+    let versions = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/versions");
+    for file in ["1.db", "2.db", "3.db", "4.db"] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let copy = folder.path().join("halo.db");
+        fs::copy(versions.join(file), &copy).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let mut store = Database::open_read_only(&StoreLocation::Sqlite(copy)).expect("the database opens");
+        let timeline = store.load("main", Access::Read).expect("the conversation exists");
+        let hash =
+            fs::read_to_string(versions.join(format!("{file}.hash"))).expect("the file of the hash is read");
+        assert_eq!(timeline.state_hash().to_string(), hash.trim(), "{file}");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let empty = folder.path().join("empty.db");
+    fs::write(&empty, "").expect("an empty file is written");
+    assert!(Database::open_read_only(&StoreLocation::Sqlite(empty.clone())).is_err());
+    assert_eq!(fs::read(&empty).expect("the file is read"), b"", "a reader creates no database");
+}
+
 /// There is one small file for each version of the schema. Each of them must open, also in later versions.
 #[test]
 fn migration_opens_files_of_every_version() {
