@@ -33,6 +33,9 @@ test: setup models fmt names lint unit clients ledger ## everything but the soak
 
 soak: doc ## documentation, and the property, fuzz and load tests with many more cases
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
+	$(CARGO) build --release --locked --package halo --package halo-bench
+	target/release/halo-bench simulate --seeds 100000
+	target/release/halo-bench crash
 	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 scripts/clients
 
 setup: ## install missing packages, or print which ones to install

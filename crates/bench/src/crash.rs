@@ -4,13 +4,15 @@
 
 use crate::faulty_vfs;
 use crate::random_changes::{self, BenchRng};
-use halo_core::store::{Access, Durability, Store};
+use halo_core::store::{Access, Durability, RecordKind, Store};
 use halo_core::timeline::{StateHash, Timeline};
 use halo_core::{Error, ErrorKind};
 use halo_store::database::{Database, StoreLocation};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -217,6 +219,36 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
         }
         progress(n + 1);
     }
+}
+
+/// Applies changes on a disk that is full at every few writes, and whose owner frees some space each time. Returns how often
+/// that was needed, and whether every commit succeeded and is stored.
+#[must_use]
+pub fn fill_disk_that_can_be_freed(changes: u64, seed: u64) -> (u64, bool) {
+    let path = Path::new("/halo.db");
+    faulty_vfs::reset_disk();
+    let freed = Arc::new(AtomicU64::new(0));
+    let lived = (|| -> Result<StateHash, Error> {
+        let mut store = open_faulty(path)?;
+        let count = Arc::clone(&freed);
+        store.set_disk_full_handler(Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            faulty_vfs::set_writes_left(Some(40));
+            true
+        }));
+        let mut timeline = store.load(CONVERSATION, Access::Write)?;
+        faulty_vfs::set_writes_left(Some(10));
+        for count in 0..changes {
+            let (change, _) = random_changes::next_change(seed, count, &timeline);
+            store.transact(CONVERSATION, &mut timeline, &change, Durability::Immediate)?;
+            store.put_record(CONVERSATION, RecordKind::Setting, "count", Some(&count.to_string()))?;
+        }
+        faulty_vfs::set_writes_left(None);
+        drop(store);
+        stored_state(&mut open_faulty(path)?).map(|(_, hash)| hash)
+    })();
+    let expected = ReferenceTimeline::new(seed).hash_after(changes);
+    (freed.load(Ordering::SeqCst), lived == Ok(expected))
 }
 
 /// Applies the same changes on a disk that is full at the first write, at the second, and so on until it is not. Each

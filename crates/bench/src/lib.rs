@@ -16,6 +16,7 @@ mod random_changes;
 pub mod recall;
 pub mod rooms;
 pub mod search;
+pub mod simulator;
 pub mod store;
 mod synthetic_history;
 mod synthetic_text;

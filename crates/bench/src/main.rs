@@ -30,6 +30,8 @@ enum BenchCommand {
     Core(commands::CoreBenchOptions),
     /// Test durability under kill -9, power cuts and full disks
     Crash(commands::CrashBenchOptions),
+    /// Simulator: crashes, power cuts, lost replies and lost leases, driven by a seed
+    Simulate(commands::simulate::SimulateOptions),
     /// Measure embedding speed and accuracy; --model names the embedder
     Embed,
     /// Measure rendering of agents' HUDs: time, budget, tokens per format
@@ -81,6 +83,7 @@ fn dispatch(cli: &BenchCli) -> Result<()> {
         BenchCommand::Attention(options) => commands::kv_attention::attention(options, &env),
         BenchCommand::Core(options) => commands::core(options, env.json),
         BenchCommand::Crash(options) => commands::crash(options, env.json),
+        BenchCommand::Simulate(options) => commands::simulate::run(options, env.json),
         BenchCommand::Embed => commands::embed::run(&env),
         BenchCommand::Hud(options) => commands::hud::run(options, &env),
         BenchCommand::Keep(options) => commands::prune::run(options, &env),

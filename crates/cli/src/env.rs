@@ -2,11 +2,18 @@
 //! variables name them. Nothing is opened before a command asks for it.
 
 use crate::models::ModelLibrary;
+use crate::output::{pluralize, print_notice};
 use crate::settings::load::{self, LoadedSettings, SettingsSources};
 use anyhow::{Context, Result};
 use clap::Args;
+use halo_llama::kv_archive;
 use halo_store::database::{Database, StoreLocation};
+use halo_store::wal_check::{self, WalDamage};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// How much of the KV archive is deleted at once when the disk of the store is full.
+const DISK_SPACE_TO_FREE: u64 = 32 << 20;
 
 /// Flags that every command has.
 #[derive(Args)]
@@ -59,6 +66,8 @@ impl GlobalArgs {
                 seed: self.seed.clone(),
             },
             store: self.store.clone().or_else(store),
+            store_location: Arc::default(),
+            wal_damage: Arc::default(),
             models: ModelArgs { name: self.model.clone(), threads: self.threads },
             json: self.json,
         }
@@ -70,6 +79,10 @@ pub struct Env {
     data_dir: Option<PathBuf>,
     pub settings: SettingsArgs,
     store: Option<String>,
+    /// The address of the store, once it is parsed: stores on a server share its connections.
+    store_location: Arc<OnceLock<StoreLocation>>,
+    /// What was wrong with the write-ahead log before this process opened the store, and where the log is kept.
+    wal_damage: Arc<OnceLock<Option<(WalDamage, PathBuf)>>>,
     pub models: ModelArgs,
     /// Whether to print JSON to stdout, and nothing else.
     pub json: bool,
@@ -159,10 +172,14 @@ impl Env {
     }
 
     pub fn store_location(&self) -> Result<StoreLocation> {
-        match &self.store {
-            Some(url) => Ok(url.parse()?),
-            None => Ok(StoreLocation::Sqlite(self.require_data_dir()?.join("halo.db"))),
+        if let Some(location) = self.store_location.get() {
+            return Ok(location.clone());
         }
+        let location = match &self.store {
+            Some(url) => url.parse()?,
+            None => StoreLocation::Sqlite(self.require_data_dir()?.join("halo.db")),
+        };
+        Ok(self.store_location.get_or_init(|| location).clone())
     }
 
     /// Opens the store for writing and creates it if it does not exist.
@@ -174,7 +191,40 @@ impl Env {
             create_private_dir(folder)
                 .with_context(|| format!("cannot create the folder {}", folder.display()))?;
         }
-        Ok(Database::open(&location)?)
+        self.check_wal(&location)?;
+        let mut store = Database::open(&location)?;
+        if let Some(kv) = self.data_dir.as_ref().map(|data| data.join("kv")) {
+            store.set_disk_full_handler(Arc::new(move || {
+                kv_archive::free_disk_space(&kv, DISK_SPACE_TO_FREE) > 0
+            }));
+        }
+        Ok(store)
+    }
+
+    /// Looks for damage in the write-ahead log, once and before the store is opened: opening the store overwrites it.
+    /// Returns the damage and where the log is kept.
+    pub fn check_wal(&self, location: &StoreLocation) -> Result<Option<(WalDamage, PathBuf)>> {
+        if let Some(damage) = self.wal_damage.get() {
+            return Ok(damage.clone());
+        }
+        let damage = match location {
+            StoreLocation::Postgres(_) => None,
+            StoreLocation::Sqlite(path) => match wal_check::find_wal_damage(path)? {
+                None => None,
+                Some(damage) => {
+                    let kept = wal_check::keep_wal(path)?;
+                    print_notice(&format!(
+                        "the write-ahead log of {} is damaged: {} after the damage cannot be read, so the last words may \
+                         be missing; the log is kept as {}",
+                        path.display(),
+                        pluralize(damage.lost_commits as u64, "commit"),
+                        kept.display()
+                    ));
+                    Some((damage, kept))
+                }
+            },
+        };
+        Ok(self.wal_damage.get_or_init(|| damage).clone())
     }
 
     /// Opens the store for reading; none if it does not exist.
@@ -185,6 +235,7 @@ impl Env {
         {
             return Ok(None);
         }
+        self.check_wal(&location)?;
         Ok(Some(Database::open_read_only(&location)?))
     }
 
@@ -210,8 +261,24 @@ pub fn store_exists(path: &Path) -> Result<bool> {
             wal.display()
         );
     }
+    if !exists && let Some(copy) = find_repaired_copy(path) {
+        anyhow::bail!(
+            "{} is missing, but {} exists, which an interrupted repair has left: rename it to {} to go on with it, or move \
+             it away to start with an empty store",
+            path.display(),
+            copy.display(),
+            path.display()
+        );
+    }
     // SQLite leaves an empty file when creating a store is interrupted.
     Ok(exists && std::fs::metadata(path).map_or(true, |metadata| metadata.len() > 0 || wal.exists()))
+}
+
+/// A copy of the store that a repair of an earlier version has left when it was interrupted.
+fn find_repaired_copy(path: &Path) -> Option<PathBuf> {
+    let copies = ["repaired", "mended", "trial", "damaged"];
+    let copies = copies.iter().flat_map(|kind| (1..10).map(move |n| format!("{kind}-{n}")));
+    copies.map(|copy| PathBuf::from(format!("{}.{copy}", path.display()))).find(|copy| copy.exists())
 }
 
 /// Creates a folder and its parents; only the user can read it.

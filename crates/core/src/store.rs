@@ -149,6 +149,24 @@ pub struct MessageKey {
     pub prefix_hash: u64,
 }
 
+/// What the next commit of a conversation writes in its own transaction, beside the change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StagedRecords {
+    /// The model whose vocabulary the tokens of the conversation are of, as with
+    /// [`set_model`](Store::set_model).
+    pub model: Option<String>,
+    /// Kind, key and value of records, as with [`put_record`](Store::put_record).
+    pub records: Vec<(RecordKind, String, String)>,
+}
+
+impl StagedRecords {
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.model.is_none() && self.records.is_empty()
+    }
+}
+
 /// Which hash a message is looked up by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageLookup {
@@ -268,6 +286,25 @@ pub trait Store {
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error>;
+
+    /// Replaces a conversation by a copy with tokens of `model`, as
+    /// [`copy_conversation`](Self::copy_conversation) makes it, and settings of its own. The original is
+    /// kept as `kept_as`. All of it is one transaction.
+    ///
+    /// # Errors
+    /// When there is a conversation `kept_as`, or `convert` fails.
+    fn replace_by_copy(
+        &mut self,
+        conversation: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error>;
+
+    /// Records that the next commit of the conversation writes in its own transaction. They replace those
+    /// that are staged already; a commit that fails discards them.
+    fn stage_records(&mut self, conversation: &str, staged: StagedRecords);
 
     /// Renames a conversation.
     ///

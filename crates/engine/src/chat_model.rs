@@ -30,10 +30,6 @@ impl ChatModel {
         Ok(())
     }
 
-    pub(crate) fn template_fingerprint(&self) -> String {
-        ChatFormatter::fingerprint(&self.format.template)
-    }
-
     /// The tokens of a new turn: its header, then the message. `before` is the role of the turn before it.
     pub(crate) fn tokenize_message(
         &mut self,

@@ -41,8 +41,8 @@ pub(crate) fn append_messages(
     if flow() == StepFlow::Stop {
         return Err(cancelled());
     }
+    parts.stage_system_prompt();
     parts.conversation.commit_all(&changes)?;
-    parts.on_first_commit()?;
     store_message_keys(&mut parts.conversation)?;
     parts.sync_index()?;
     parts.conversation.unload_pruned();

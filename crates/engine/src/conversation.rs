@@ -3,11 +3,11 @@
 //! This is the only place in the engine that commits a [`Change`]: the timeline and the store apply it together, or neither
 //! does. No model is needed here, so commands that edit a conversation without one use the same type.
 
-use halo_core::Error;
 use halo_core::change::Change;
-use halo_core::store::{Access, ConversationSummary, Durability, Record, RecordKind, Store};
+use halo_core::store::{Access, ConversationSummary, Durability, Record, RecordKind, StagedRecords, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
+use halo_core::{Error, ErrorKind};
 
 /// Setting: the fingerprint of the chat template that the conversation was tokenized with.
 pub const TEMPLATE_KEY: &str = "template";
@@ -32,6 +32,12 @@ pub struct Conversation {
     store: Box<dyn Store + Send>,
     timeline: Timeline,
     lease: Lease,
+    /// The model and the fingerprint of its chat template, which the first commit records.
+    origin: Option<(String, String)>,
+    /// What the next commit writes beside its change.
+    staged: StagedRecords,
+    /// A commit has failed: the stored state may differ from the timeline in either direction.
+    needs_reload: bool,
     /// The last turn whose message key is stored.
     last_keyed_turn: Option<TurnId>,
 }
@@ -54,6 +60,9 @@ impl Conversation {
             store,
             timeline: Timeline::default(),
             lease: Lease::Held,
+            origin: None,
+            staged: StagedRecords::default(),
+            needs_reload: false,
             last_keyed_turn: None,
         };
         conversation.reload(access)?;
@@ -109,28 +118,54 @@ impl Conversation {
     /// Applies a change to the timeline and commits it to the store, or does neither. Returns the change that undoes it.
     pub fn commit(&mut self, change: &Change, durability: Durability) -> Result<Change, Error> {
         self.check_lease()?;
-        self.store.transact(&self.name, &mut self.timeline, change, durability)
+        self.stage_records();
+        let committed = self.store.transact(&self.name, &mut self.timeline, change, durability);
+        self.finish_commit(committed)
     }
 
     /// The same for several changes in one transaction, each with its own log entry.
     pub(crate) fn commit_all(&mut self, changes: &[Change]) -> Result<(), Error> {
         self.check_lease()?;
-        self.store.transact_all(&self.name, &mut self.timeline, changes)
+        self.stage_records();
+        let committed = self.store.transact_all(&self.name, &mut self.timeline, changes);
+        self.finish_commit(committed)
     }
 
-    /// The first message was stored: records the model and its template, and gives the conversation its KV key. Does nothing
-    /// after that.
-    pub(crate) fn on_first_commit(&mut self, model: &str, template_fingerprint: &str) -> Result<(), Error> {
-        if !self.is_new() {
-            return Ok(());
+    /// Hands what the next commit writes beside its change to the store. The first commit records where its tokens are from.
+    fn stage_records(&mut self) {
+        let mut staged = std::mem::take(&mut self.staged);
+        if let Some((model, fingerprint)) = self.origin.clone().filter(|_| self.timeline.is_empty()) {
+            staged.model = Some(model);
+            staged.records.push((RecordKind::Setting, TEMPLATE_KEY.to_owned(), fingerprint));
         }
-        self.put_setting(TEMPLATE_KEY, Some(template_fingerprint))?;
-        self.store.set_model(&self.name, model)?;
-        self.kv_key = match self.store.find_conversation(&self.name)? {
-            Some(summary) => kv_cache_key(&mut *self.store, &summary)?,
-            None => self.name.clone(),
-        };
-        Ok(())
+        if !staged.is_empty() {
+            self.store.stage_records(&self.name, staged);
+        }
+    }
+
+    /// A change that does not fit the timeline leaves both as they were. After any other failure, the store may have
+    /// committed the change, or may have lost earlier ones in a crash of its server.
+    fn finish_commit<T>(&mut self, committed: Result<T, Error>) -> Result<T, Error> {
+        let rejected = [ErrorKind::InvalidInput, ErrorKind::Conflict, ErrorKind::NotFound];
+        let finished = committed.and_then(|value| {
+            if self.is_new() {
+                self.kv_key = match self.store.find_conversation(&self.name)? {
+                    Some(summary) => kv_cache_key(&mut *self.store, &summary)?,
+                    None => self.name.clone(),
+                };
+            }
+            Ok(value)
+        });
+        if let Err(error) = &finished {
+            self.store.stage_records(&self.name, StagedRecords::default());
+            self.needs_reload |= !rejected.contains(&error.kind);
+        }
+        finished
+    }
+
+    /// The model and the fingerprint of its chat template: the first commit records them.
+    pub(crate) fn set_origin(&mut self, model: &str, template_fingerprint: &str) {
+        self.origin = Some((model.to_owned(), template_fingerprint.to_owned()));
     }
 
     /// The system prompt of this conversation from the next turn on; earlier versions stay on record.
@@ -138,6 +173,18 @@ impl Conversation {
         let turn = format!("{:010}", self.timeline.next_turn().0);
         self.put_record(RecordKind::SystemPrompt, &turn, Some(system_prompt))?;
         self.put_setting(SYSTEM_PROMPT_KEY, Some(system_prompt))
+    }
+
+    /// The same, written with the next commit.
+    pub(crate) fn stage_system_prompt(&mut self, system_prompt: String) {
+        let turn = format!("{:010}", self.timeline.next_turn().0);
+        self.staged.records.push((RecordKind::SystemPrompt, turn, system_prompt.clone()));
+        self.stage_setting(SYSTEM_PROMPT_KEY, system_prompt);
+    }
+
+    /// A setting that the next commit writes in its own transaction.
+    pub(crate) fn stage_setting(&mut self, key: &str, value: String) {
+        self.staged.records.push((RecordKind::Setting, key.to_owned(), value));
     }
 
     pub(crate) fn records(&mut self, kind: RecordKind) -> Result<Vec<Record>, Error> {
@@ -208,12 +255,17 @@ impl Conversation {
     }
 
     pub(crate) fn holds_lease(&self) -> bool {
-        matches!(self.lease, Lease::Held)
+        matches!(self.lease, Lease::Held) && !self.needs_reload
     }
 
-    /// Takes the lease again. Returns false where another process has changed the conversation meanwhile: then it must be
-    /// opened again. Where another process holds the lease, every change fails with that reason until the next attempt.
+    /// Takes the lease again. Returns false where the conversation must be opened again: another process has changed it
+    /// meanwhile, or a commit has failed. Where another process holds the lease, every change fails with that reason until
+    /// the next attempt.
     pub(crate) fn acquire_lease(&mut self) -> bool {
+        if self.needs_reload {
+            self.release_lease();
+            return false;
+        }
         match self.store.reacquire_lease(&self.name, self.timeline.revision()) {
             Ok(unchanged) => {
                 if unchanged {

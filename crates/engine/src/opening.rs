@@ -54,6 +54,7 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         let mut retokenizer = Retokenizer::new(&mut *model, &format, &rules.context.strategy);
         notices.extend(adopt_model(&mut conversation, &mut retokenizer, access, progress)?);
     }
+    conversation.set_origin(&model.info().name, &ChatFormatter::fingerprint(&format.template));
     if access == Access::Write
         && let Some(turn) = mark_interrupted_turn(&mut conversation)?
     {
@@ -156,21 +157,16 @@ fn retokenize_copy(
         let numbered = (2..).map(|n| format!("{base} {n}"));
         std::iter::once(base.clone()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or(base)
     };
-    let copy = free_name(format!("{name} (being retokenized for {model})"));
+    let original = free_name(match old_model {
+        Some(old_model) => format!("{name} ({old_model})"),
+        None => format!("{name} (original)"),
+    });
     let mut done = 0;
-    store.copy_conversation(name, &copy, &model, &mut |turn| {
+    store.replace_by_copy(name, &original, &model, &[(TEMPLATE_KEY, &fingerprint)], &mut |turn| {
         done += 1;
         progress(done, messages);
         retokenizer.retokenize_message(turn).map(Some)
     })?;
-    store.put_record(&copy, RecordKind::Setting, TEMPLATE_KEY, Some(&fingerprint))?;
-    let original = match old_model {
-        Some(old_model) => format!("{name} ({old_model})"),
-        None => format!("{name} (original)"),
-    };
-    let original = free_name(original);
-    store.rename(name, &original)?;
-    store.rename(&copy, name)?;
     Ok(original)
 }
 

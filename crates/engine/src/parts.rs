@@ -4,7 +4,7 @@
 //! context window and its limits, and what follows a commit.
 
 use crate::chat_model::ChatModel;
-use crate::conversation::Conversation;
+use crate::conversation::{Conversation, MESSAGE_ID_KEY};
 use crate::memory::manager::MemoryManager;
 use crate::memory::segment::build_window;
 use crate::premise::PremiseChecker;
@@ -51,13 +51,17 @@ impl SessionParts {
         Ok(undo)
     }
 
-    /// The first message was stored: the conversation gets its key, its model and its system prompt.
-    pub fn on_first_commit(&mut self) -> Result<(), Error> {
-        let model = &self.model;
-        self.conversation.on_first_commit(&model.info().name, &model.template_fingerprint())?;
-        match self.unsaved_system_prompt.take() {
-            Some(system_prompt) => self.conversation.store_system_prompt(&system_prompt),
-            None => Ok(()),
+    /// The next commit stores a message: what belongs to it is stored in the same transaction.
+    pub fn stage_message_records(&mut self) {
+        self.stage_system_prompt();
+        if let Some(id) = self.next_message_id.take() {
+            self.conversation.stage_setting(MESSAGE_ID_KEY, id);
+        }
+    }
+
+    pub fn stage_system_prompt(&mut self) {
+        if let Some(system_prompt) = self.unsaved_system_prompt.take() {
+            self.conversation.stage_system_prompt(system_prompt);
         }
     }
 
@@ -123,6 +127,10 @@ impl SessionParts {
         found.extend(self.timeline().check_invariants().err().map(|why| format!("timeline: {why}")));
         let (store, name, timeline) = self.conversation.body_loader();
         let stored = store.load(name, Access::Read)?;
+        if stored.revision() > timeline.revision() {
+            // Another process has taken the lease and has written since; the next commit of this one fails.
+            return Ok(found);
+        }
         if stored.state_hash() != timeline.state_hash() {
             found.push("the store has another state than the timeline".to_owned());
         } else if stored.context_window(0).text() != timeline.context_window(0).text() {

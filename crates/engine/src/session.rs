@@ -129,7 +129,7 @@ impl Session {
     }
 
     /// The client's id of the next message, by which a message that is sent twice is recognized.
-    pub(crate) fn set_next_message_id(&mut self, id: Option<String>) {
+    pub fn set_next_message_id(&mut self, id: Option<String>) {
         self.parts.next_message_id = id;
     }
 

@@ -3,7 +3,7 @@
 
 use crate::chat_format;
 use crate::client_history::{is_dropped_by_client, store_message_keys};
-use crate::conversation::{MESSAGE_ID_KEY, RUNNING_TURN_KEY};
+use crate::conversation::RUNNING_TURN_KEY;
 use crate::event::{ChangeAction, Event, TurnStage, TurnSummary};
 use crate::generation::{AnswerGenerator, GeneratedAnswer};
 use crate::parts::SessionParts;
@@ -132,11 +132,8 @@ impl<'a> TurnRunner<'a> {
         let parts = &mut *self.parts;
         let append = chat_format::plan_append(parts.timeline(), role, tokens, &parts.rules.context);
         let (turn, tokens) = (append.turn, append.tokens.len());
+        parts.stage_message_records();
         parts.commit(&Change::Append(append), Durability::Immediate)?;
-        parts.on_first_commit()?;
-        if let Some(id) = parts.next_message_id.take() {
-            parts.conversation.put_setting(MESSAGE_ID_KEY, Some(&id))?;
-        }
         self.progress.announce(Event::MessageStored { turn, role, tokens });
         Ok(())
     }

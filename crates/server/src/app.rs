@@ -10,6 +10,7 @@ use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
 use crate::state_cache::StateCache;
+use crate::store_probe::StoreProbe;
 use axum::http::StatusCode;
 use halo_core::Error;
 use halo_core::change::Change;
@@ -33,6 +34,7 @@ pub struct App {
     pub(crate) attention_cache: AttentionCache,
     pub(crate) state_cache: StateCache,
     pub(crate) worlds: OpenWorlds,
+    pub(crate) store_probe: StoreProbe,
     pub(crate) dispatcher: ChatDispatcher,
     readers: ReaderPool,
     snapshots: Mutex<VecDeque<CachedSnapshot>>,
@@ -123,6 +125,7 @@ impl App {
             attention_cache,
             state_cache: StateCache::default(),
             worlds: OpenWorlds::default(),
+            store_probe: StoreProbe::default(),
             dispatcher: ChatDispatcher::default(),
             readers: ReaderPool::default(),
             snapshots: Mutex::default(),

@@ -26,6 +26,7 @@ mod session_job;
 mod sse;
 mod state_cache;
 mod stop_sequences;
+mod store_probe;
 mod tls;
 mod wire;
 mod world_loop;

@@ -1,13 +1,14 @@
-//! `/health`, and `/metrics` in the text format of OpenMetrics.
+//! `/health` with `/health/live` and `/health/ready`, and `/metrics` in the text format of OpenMetrics.
 
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
+use crate::store_probe::is_store_available;
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -26,13 +27,26 @@ struct ConversationLabels {
 }
 
 pub(crate) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/health", get(health)).route("/metrics", get(metrics))
+    Router::new()
+        .route("/health", get(ready))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/metrics", get(metrics))
 }
 
-async fn health(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(
-        json!({ "status": "ok", "model": app.backend.model_info().name, "version": env!("CARGO_PKG_VERSION") }),
-    )
+/// The process answers: restarting it would help nothing.
+async fn live() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// Requests can be served: the model is loaded, and the store answers.
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    if !is_store_available(&app).await {
+        let body = json!({ "status": "unavailable", "error": "the store does not answer; the log says why" });
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    }
+    let model = app.backend.model_info().name;
+    Json(json!({ "status": "ok", "model": model, "version": env!("CARGO_PKG_VERSION") })).into_response()
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> ApiResult<impl IntoResponse> {

@@ -4,13 +4,16 @@
 
 use crate::database::Database;
 use crate::names;
-use crate::open_conversation::OpenConversation;
+use crate::open_conversation::{OpenConversation, WrittenLogEntry};
 use crate::rows;
-use crate::sql::{SqlConnection, SqlError, SqlValue};
+use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlValue};
 use halo_core::Error;
 use halo_core::change::Change;
-use halo_core::store::{Access, Durability, Store};
+use halo_core::store::{Access, Durability, StagedRecords, Store};
 use halo_core::timeline::Timeline;
+
+/// How often a commit is tried when the connection to the server is lost. Each attempt waits for a server that restarts.
+const MAX_COMMIT_ATTEMPTS: usize = 3;
 
 impl Database {
     pub(crate) fn load_inner(&mut self, conversation: &str, access: Access) -> Result<Timeline, SqlError> {
@@ -33,12 +36,16 @@ impl Database {
         after: &Timeline,
         durability: Durability,
     ) -> Result<(), SqlError> {
+        let staged = self.staged.remove(conversation).unwrap_or_default();
         let mut open = self.take_open_conversation(conversation)?;
-        let written =
-            self.in_transaction(Some(durability), |sql| open.write_change(sql, conversation, change, after));
+        let written = self.write_entry(durability, change, |sql| {
+            let entry = open.write_change(sql, conversation, change, after)?;
+            write_staged(sql, entry.conversation_id(), &staged)?;
+            Ok(Some(entry))
+        });
         let result = match written {
             Ok(entry) => {
-                open.advance_to(entry, change, after);
+                entry.into_iter().for_each(|entry| open.advance_to(entry, change, after));
                 Ok(())
             }
             Err(error) => {
@@ -48,6 +55,44 @@ impl Database {
         };
         self.open_conversations.insert(conversation.to_owned(), open);
         result
+    }
+
+    /// Runs `write` in a transaction, which ends the log with an entry of `last_change`. A connection that is lost before
+    /// the transaction is committed loses nothing: it is written again. If the connection is lost during the commit, the
+    /// log shows whether it was committed.
+    fn write_entry(
+        &mut self,
+        durability: Durability,
+        last_change: &Change,
+        mut write: impl FnMut(&mut dyn SqlConnection) -> Result<Option<WrittenLogEntry>, SqlError>,
+    ) -> Result<Option<WrittenLogEntry>, SqlError> {
+        let mut attempts = 0;
+        loop {
+            let mut entry = None;
+            let written = self.in_transaction(Some(durability), |sql| {
+                entry = write(sql)?;
+                Ok(())
+            });
+            attempts += 1;
+            match written {
+                Ok(()) => return Ok(entry),
+                Err(error)
+                    if error.kind == SqlErrorKind::Unavailable
+                        && self.sql.reconnects()
+                        && attempts < MAX_COMMIT_ATTEMPTS =>
+                {
+                    if let Some(entry) = entry {
+                        let stored = self.in_transaction(None, |sql| entry.is_stored(sql, last_change));
+                        // The cause is reported, not that the server is still gone.
+                        if stored.map_err(|_| error)? {
+                            return Ok(Some(entry));
+                        }
+                    }
+                }
+                Err(error) if self.freed_space_after(&error) => attempts = 0,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Applies changes to the timeline and commits them in one transaction, each with its own log entry.
@@ -78,18 +123,23 @@ impl Database {
         all: &Change,
         after: &Timeline,
     ) -> Result<u64, SqlError> {
+        let Some(last_change) = changes.last() else { return Ok(after.revision()) };
+        let staged = self.staged.remove(conversation).unwrap_or_default();
         let mut open = self.take_open_conversation(conversation)?;
         let mut next = open.clone();
-        let written = self.in_transaction(Some(Durability::Immediate), |sql| {
-            next.write_changes(sql, conversation, changes, all, after)
+        let written = self.write_entry(Durability::Immediate, last_change, |sql| {
+            next = open.clone();
+            let entry = next.write_changes(sql, conversation, changes, all, after)?;
+            entry.iter().try_for_each(|entry| write_staged(sql, entry.conversation_id(), &staged))?;
+            Ok(entry)
         });
         match written {
-            Ok(()) => open = next,
+            Ok(_) => open = next,
             Err(_) => open.forget_log_tail(),
         }
         let revision = open.revision();
         self.open_conversations.insert(conversation.to_owned(), open);
-        written.map(|()| revision)
+        written.map(|_| revision)
     }
 
     fn take_open_conversation(&mut self, conversation: &str) -> Result<OpenConversation, SqlError> {
@@ -124,14 +174,18 @@ impl Database {
         self.lock_conversation(from)?;
         self.lock_conversation(to)?;
         self.open_conversations.remove(from);
-        self.in_transaction(Some(Durability::Immediate), |sql| {
-            if rows::find_conversation_id(sql, to)?.is_some() {
-                return Err(names::name_taken(to));
-            }
-            let rename = "UPDATE conversation SET name = $1 WHERE id = $2";
-            sql.execute(rename, &[SqlValue::Text(to), SqlValue::Int(id)]).map(drop)
-        })
+        self.in_transaction(Some(Durability::Immediate), |sql| rows::rename_conversation(sql, id, to))
     }
+}
+
+fn write_staged(sql: &mut dyn SqlConnection, id: i64, staged: &StagedRecords) -> Result<(), SqlError> {
+    if let Some(model) = &staged.model {
+        rows::set_model(sql, id, model)?;
+    }
+    staged.records.iter().try_for_each(|(kind, key, value)| {
+        names::check_record_text(key, Some(value))?;
+        rows::put_record(sql, id, kind.name(), key, Some(value), rows::now_ms())
+    })
 }
 
 /// Reads a conversation and the state that its next commit starts from; an empty one where there is none of that name.

@@ -20,23 +20,54 @@ impl Database {
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error> {
         let turns = conversation_copy::copy_turns(self, from, Access::Read, convert)?;
-        let records: Vec<(RecordKind, Vec<Record>)> = RecordKind::ALL
-            .into_iter()
-            .map(|kind| Ok((kind, self.records(from, kind)?)))
-            .collect::<Result<_, Error>>()?;
+        let records = self.all_records(from)?;
         let written = names::check_conversation_name(to).and_then(|()| {
             self.lock_conversation(to)?;
             let id = self.conversation_id(from)?;
             self.in_transaction(Some(Durability::Immediate), |sql| {
-                write_copy(sql, id, to, model, &turns, &records)
+                write_copy(sql, id, to, model, &turns, &records).map(drop)
             })
         });
         // Opening the copy for writing locks it again.
         self.unlock_conversation(to);
         written.map_err(|e| e.with_context(format!("copying '{from}' to '{to}'")))
     }
+
+    pub(crate) fn replace_inner(
+        &mut self,
+        conversation: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        let turns = conversation_copy::copy_turns(self, conversation, Access::Read, convert)?;
+        let records = self.all_records(conversation)?;
+        let written = names::check_conversation_name(kept_as).and_then(|()| {
+            self.lock_conversation(conversation)?;
+            self.lock_conversation(kept_as)?;
+            self.drop_open_state(conversation);
+            self.in_transaction(Some(Durability::Immediate), |sql| {
+                let original = rows::find_conversation_id(sql, conversation)?
+                    .ok_or_else(|| rows::no_such_conversation(conversation))?;
+                rows::rename_conversation(sql, original, kept_as)?;
+                let copy = write_copy(sql, original, conversation, model, &turns, &records)?;
+                let now = rows::now_ms();
+                settings.iter().try_for_each(|(key, value)| {
+                    rows::put_record(sql, copy, RecordKind::Setting.name(), key, Some(value), now)
+                })
+            })
+        });
+        self.unlock_conversation(kept_as);
+        written.map_err(|e| e.with_context(format!("replacing '{conversation}'")))
+    }
+
+    fn all_records(&mut self, conversation: &str) -> Result<Vec<(RecordKind, Vec<Record>)>, Error> {
+        RecordKind::ALL.into_iter().map(|kind| Ok((kind, self.records(conversation, kind)?))).collect()
+    }
 }
 
+/// Writes a copy, and returns its id.
 fn write_copy(
     sql: &mut dyn SqlConnection,
     from: i64,
@@ -44,7 +75,7 @@ fn write_copy(
     model: &str,
     turns: &[TurnCopy],
     records: &[(RecordKind, Vec<Record>)],
-) -> Result<(), SqlError> {
+) -> Result<i64, SqlError> {
     if rows::find_conversation_id(sql, to)?.is_some() {
         return Err(names::name_taken(to));
     }
@@ -85,5 +116,6 @@ fn write_copy(
     }
     rows::write_whole_state(sql, id, seq, &timeline)?;
     rows::set_model(sql, id, model)?;
-    rows::set_last_used(sql, id, now)
+    rows::set_last_used(sql, id, now)?;
+    Ok(id)
 }

@@ -8,11 +8,12 @@ use crate::rows;
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind};
 use crate::sqlite::{OpenMode, Sqlite};
 use halo_core::Error;
-use halo_core::store::{Durability, LogEntry};
+use halo_core::store::{Durability, LogEntry, StagedRecords};
 use halo_core::timeline::Timeline;
 use halo_core::token::ChunkId;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use crate::location::StoreLocation;
 
@@ -21,7 +22,13 @@ pub struct Database {
     pub(crate) sql: Box<dyn SqlConnection + Send>,
     location: StoreLocation,
     pub(crate) open_conversations: BTreeMap<String, OpenConversation>,
+    /// What the next commit of a conversation writes beside its change.
+    pub(crate) staged: BTreeMap<String, StagedRecords>,
+    disk_full_handler: Option<DiskFullHandler>,
 }
+
+/// Frees space on the disk of the store, and returns whether there is more now.
+pub type DiskFullHandler = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Database {
     /// Opens a store for reading and writing, and creates it if it does not exist.
@@ -37,10 +44,10 @@ impl Database {
     fn open_with_mode(location: &StoreLocation, mode: OpenMode) -> Result<Self, Error> {
         let opened = match location {
             StoreLocation::Sqlite(path) => open_sqlite(path, mode).map(boxed),
-            StoreLocation::Postgres(url) => Postgres::connect(url, mode == OpenMode::Write).map(boxed),
+            StoreLocation::Postgres(server) => Postgres::connect(server, mode == OpenMode::Write).map(boxed),
         };
         let sql = opened.map_err(|e| e.with_context(format!("opening the store {location}")))?;
-        Ok(Self { sql, location: location.clone(), open_conversations: BTreeMap::new() })
+        Ok(Self::new(sql, location.clone()))
     }
 
     /// Opens a file through the SQLite VFS of that name: for tests that simulate failing disks.
@@ -48,7 +55,17 @@ impl Database {
         let sql = Sqlite::open(path, OpenMode::Write, Some(vfs))
             .map_err(|e| e.with_context("opening the store"))?;
         let location = StoreLocation::Sqlite(path.to_owned());
-        Ok(Self { sql: boxed(sql), location, open_conversations: BTreeMap::new() })
+        Ok(Self::new(boxed(sql), location))
+    }
+
+    fn new(sql: Box<dyn SqlConnection + Send>, location: StoreLocation) -> Self {
+        Self {
+            sql,
+            location,
+            open_conversations: BTreeMap::new(),
+            staged: BTreeMap::new(),
+            disk_full_handler: None,
+        }
     }
 
     #[must_use]
@@ -56,8 +73,37 @@ impl Database {
         &self.location
     }
 
+    /// Keeps repairs from replacing the database while this store is open, even if no conversation is.
+    pub fn keep_in_use(&mut self) -> Result<(), Error> {
+        self.sql.keep_in_use().map_err(|e| e.with_context("opening the store"))
+    }
+
     pub fn size_on_disk(&mut self) -> Result<u64, Error> {
         self.sql.size_on_disk().map_err(|e| e.with_context("measuring the store"))
+    }
+
+    /// When the disk is full, a write asks for space and is tried again.
+    pub fn set_disk_full_handler(&mut self, handler: DiskFullHandler) {
+        self.disk_full_handler = Some(handler);
+    }
+
+    /// Whether a write that failed for want of space is worth another attempt.
+    pub(crate) fn freed_space_after(&self, error: &SqlError) -> bool {
+        error.kind == SqlErrorKind::DiskFull && self.disk_full_handler.as_ref().is_some_and(|free| free())
+    }
+
+    /// Runs `work` in one transaction that writes. When the disk is full and space can be freed, it runs again.
+    pub(crate) fn write<T>(
+        &mut self,
+        durability: Durability,
+        mut work: impl FnMut(&mut dyn SqlConnection) -> Result<T, SqlError>,
+    ) -> Result<T, SqlError> {
+        loop {
+            match self.in_transaction(Some(durability), &mut work) {
+                Err(error) if self.freed_space_after(&error) => {}
+                result => return result,
+            }
+        }
     }
 
     /// Runs `work` in one transaction; `writes` says how durable its writes are, `None` that it only reads.

@@ -4,6 +4,10 @@ use crate::sql::{SqlError, SqlErrorKind};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a repair waits for other programs to close the store.
+const EXCLUSIVE_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Creates the file if it does not exist, readable by its owner only.
 pub(crate) fn create_private(path: &Path) -> Result<(), SqlError> {
@@ -42,8 +46,14 @@ pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> 
 /// Keeps other programs from locking conversations of a database file while it is replaced.
 pub(crate) fn lock_exclusive(path: &Path) -> Result<File, SqlError> {
     let file = open_lock_file(path, "in-use")?;
-    let why = "another Halo is using the store: close that one before the repair";
-    file.try_lock().map_err(|_| SqlError::new(SqlErrorKind::Busy, why))?;
+    let started = Instant::now();
+    while file.try_lock().is_err() {
+        if started.elapsed() > EXCLUSIVE_LOCK_TIMEOUT {
+            let why = "another Halo is using the store: close that one before the repair";
+            return Err(SqlError::new(SqlErrorKind::Busy, why));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
     Ok(file)
 }
 

@@ -1,5 +1,6 @@
 //! Addresses of stores.
 
+use crate::postgres_pool::PostgresServer;
 use halo_core::Error;
 use std::fmt;
 use std::path::PathBuf;
@@ -9,8 +10,8 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreLocation {
     Sqlite(PathBuf),
-    /// The URL of a server. It may contain a password: `Display` and `Debug` leave that out.
-    Postgres(String),
+    /// A server. Its URL may contain a password: `Display` and `Debug` leave that out.
+    Postgres(PostgresServer),
 }
 
 impl FromStr for StoreLocation {
@@ -29,7 +30,7 @@ impl FromStr for StoreLocation {
             return Ok(StoreLocation::Sqlite(path));
         }
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            return Ok(StoreLocation::Postgres(text.to_owned()));
+            return Ok(StoreLocation::Postgres(PostgresServer::new(text)));
         }
         // Only the scheme is shown: the rest may contain a password.
         let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
@@ -44,12 +45,7 @@ impl fmt::Display for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreLocation::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            StoreLocation::Postgres(url) => {
-                let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", ""));
-                let rest = rest.split('?').next().unwrap_or_default();
-                let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-                write!(f, "{scheme}://{host}")
-            }
+            StoreLocation::Postgres(server) => f.write_str(&server.public_url()),
         }
     }
 }

@@ -53,3 +53,11 @@ pub(crate) fn name_taken(name: &str) -> SqlError {
     let (what, name) = namespace_of(name).map_or(("conversation", name), |world| ("world", world));
     SqlError::conflict(format!("there is a {what} '{name}' already: choose another name"))
 }
+
+/// PostgreSQL cannot store U+0000 in text; SQLite could, but a store must be movable from one to the other.
+pub(crate) fn check_record_text(key: &str, value: Option<&str>) -> Result<(), SqlError> {
+    if key.contains('\0') || value.is_some_and(|value| value.contains('\0')) {
+        return Err(SqlError::invalid_input("a record cannot contain the character U+0000"));
+    }
+    Ok(())
+}

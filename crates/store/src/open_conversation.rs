@@ -44,6 +44,17 @@ pub(crate) struct WrittenLogEntry {
     score_entry: Option<Change>,
 }
 
+impl WrittenLogEntry {
+    pub(crate) fn conversation_id(&self) -> i64 {
+        self.id
+    }
+
+    /// Whether the log ends with this entry: after a commit whose result is unknown.
+    pub(crate) fn is_stored(&self, sql: &mut dyn SqlConnection, change: &Change) -> Result<bool, SqlError> {
+        rows::log_ends_with(sql, self.id, self.seq, self.score_entry.as_ref().unwrap_or(change))
+    }
+}
+
 impl OpenConversation {
     pub(crate) fn new(id: i64, seq: i64, timeline: &Timeline) -> Self {
         Self {
@@ -87,7 +98,7 @@ impl OpenConversation {
     }
 
     /// Writes changes, each with a log entry of its own, and the rows that all of them touched. `after` is the state
-    /// that they lead to, `all` the same changes as one batch.
+    /// that they lead to, `all` the same changes as one batch. Returns the last entry.
     pub(crate) fn write_changes(
         &mut self,
         sql: &mut dyn SqlConnection,
@@ -95,19 +106,22 @@ impl OpenConversation {
         changes: &[Change],
         all: &Change,
         after: &Timeline,
-    ) -> Result<(), SqlError> {
+    ) -> Result<Option<WrittenLogEntry>, SqlError> {
         self.check_revision(after.revision(), after)?;
         let at = rows::now_ms();
         let id = self.find_or_create_id(sql, conversation, at)?;
         self.update_conversation_row(sql, id, self.seq + changes.len() as i64, at, after)?;
-        let before = self.clone();
+        let (before, mut last) = (self.clone(), None);
         for change in changes {
             let seq = self.seq + 1;
             let score_entry = self.append_log_entry(sql, id, seq, at, change)?;
-            self.advance_to(WrittenLogEntry { id, seq, score_entry }, change, after);
+            let entry = WrittenLogEntry { id, seq, score_entry };
+            last = Some(entry.clone());
+            self.advance_to(entry, change, after);
         }
         // Rows that no longer exist are found by the counts of before.
-        before.write_touched_rows(sql, id, &after.dirty_rows(all), after)
+        before.write_touched_rows(sql, id, &after.dirty_rows(all), after)?;
+        Ok(last)
     }
 
     /// Checks that a change was planned on the stored state, and that the log has space for it.

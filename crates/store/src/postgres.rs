@@ -1,107 +1,70 @@
 //! PostgreSQL, for stores that several machines share: the same tables in a schema named `halo`.
 //!
-//! The client is asynchronous, [`SqlConnection`] is not: each call runs on a runtime that belongs to the connection.
-//! Rows of one statement are pipelined.
+//! The client is asynchronous, [`SqlConnection`] is not: each call waits on the runtime of the pool. A store has a
+//! connection only while a statement or a transaction of it runs. Rows of one statement are pipelined.
 
+use crate::postgres_pool::{PostgresPool, PostgresServer, classify_error, error_message};
 use crate::schema::{self, NEWEST_VERSION, POSTGRES_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
+use deadpool_postgres::Object;
 use futures_util::{StreamExt, future::try_join_all, pin_mut};
 use halo_core::store::Durability;
-use std::collections::BTreeMap;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Runtime};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
-use tokio_postgres::{Client, Config, NoTls, Statement};
 
 /// The key of the advisory lock under which programs migrate a database one after the other.
 const MIGRATION_LOCK: i64 = 0x6861_6c6f;
 const TABLES: [&str; 8] =
     ["conversation", "chunk", "block", "log", "mention", "record", "embedding", "message"];
-const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A connection to a server.
+/// How long the first new attempt waits after a connection was lost; each further one waits twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+
+/// A store on a server.
 pub(crate) struct Postgres {
-    runtime: Runtime,
-    client: Client,
-    statements: BTreeMap<&'static str, Statement>,
-    locks: Vec<u64>,
-    config: Config,
-    /// Whether a missing schema is created.
-    creates_schema: bool,
-    /// A connection that is lost within a transaction loses the transaction; outside of one it can be replaced.
-    in_transaction: bool,
-    /// The server has released the locks with the lost connection, and they are not all taken again.
-    locks_lost: bool,
+    pool: Arc<PostgresPool>,
+    /// The connection of the transaction that runs.
+    transaction: Option<Object>,
+    /// The locks of this store, each with the generation of the session that took it.
+    locks: Vec<(u64, u64)>,
 }
 
 impl Postgres {
-    /// Connects and migrates the schema to the newest version.
-    pub(crate) fn connect(url: &str, creates_schema: bool) -> Result<Self, SqlError> {
-        let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
-            SqlError::invalid_input(format!(
-                "the address of the PostgreSQL server cannot be parsed: {}",
-                error_message(&e)
-            ))
-        })?;
-        if let Ok(password) = std::env::var("PGPASSWORD")
-            && config.get_password().is_none()
-        {
-            config.password(password);
+    /// Connects and migrates the schema to the newest version. A missing schema is created on demand.
+    pub(crate) fn connect(server: &PostgresServer, creates_schema: bool) -> Result<Self, SqlError> {
+        let mut postgres = Self { pool: server.pool()?, transaction: None, locks: Vec::new() };
+        if postgres.schema_version()? != Some(NEWEST_VERSION) {
+            postgres.migrate(creates_schema)?;
         }
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(Duration::from_secs(10));
-        }
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| SqlError::new(SqlErrorKind::Unavailable, e.to_string()))?;
-        let client = open_client(&runtime, &config)?;
-        let mut postgres = Self {
-            runtime,
-            client,
-            statements: BTreeMap::new(),
-            locks: Vec::new(),
-            config,
-            creates_schema,
-            in_transaction: false,
-            locks_lost: false,
-        };
-        postgres.migrate()?;
         Ok(postgres)
     }
 
-    /// Opens a new connection and takes the locks again. Another program may have taken one meanwhile: until all locks
-    /// are held again, every transaction fails.
-    fn reconnect(&mut self) -> Result<(), SqlError> {
-        self.locks_lost = true;
-        self.client = open_client(&self.runtime, &self.config)?;
-        self.statements.clear();
-        self.migrate()?;
-        let keys = std::mem::take(&mut self.locks);
-        let locked = keys.iter().try_for_each(|&key| self.lock(key));
-        self.locks = keys;
-        locked?;
-        self.locks_lost = false;
-        Ok(())
-    }
-
-    fn batch_execute(&mut self, sql: &str) -> Result<(), SqlError> {
-        self.runtime.block_on(self.client.batch_execute(sql)).map_err(|e| classify_error(&e))
-    }
-
-    fn migrate(&mut self) -> Result<(), SqlError> {
-        self.batch_execute("BEGIN")?;
-        self.in_transaction = true;
-        match self.migrate_in_transaction() {
-            Ok(()) => self.commit(),
-            Err(error) => {
-                self.rollback();
-                Err(error)
-            }
+    /// The version of the schema; none where there is no schema, or not all of it.
+    fn schema_version(&mut self) -> Result<Option<i64>, SqlError> {
+        let mut version = None;
+        let read = self.query("SELECT version FROM version", &[], &mut |row| {
+            version = Some(row.int(0)?);
+            Ok(())
+        });
+        match read {
+            // The table is missing.
+            Err(error) if error.kind == SqlErrorKind::Other => Ok(None),
+            read => read.map(|()| version),
         }
     }
 
-    fn migrate_in_transaction(&mut self) -> Result<(), SqlError> {
+    fn migrate(&mut self, creates_schema: bool) -> Result<(), SqlError> {
+        self.begin_with("BEGIN", false)?;
+        let migrated = self.migrate_in_transaction(creates_schema).and_then(|()| self.commit());
+        if migrated.is_err() {
+            self.rollback();
+        }
+        migrated
+    }
+
+    fn migrate_in_transaction(&mut self, creates_schema: bool) -> Result<(), SqlError> {
         self.execute("SELECT pg_advisory_xact_lock($1)", &[SqlValue::Int(MIGRATION_LOCK)])?;
         let (mut schemas, mut tables) = (0, 0);
         let select = "SELECT (SELECT count(*) FROM information_schema.schemata WHERE schema_name = 'halo'), (SELECT \
@@ -110,24 +73,19 @@ impl Postgres {
             (schemas, tables) = (row.int(0)?, row.int(1)?);
             Ok(())
         })?;
-        if tables == 0 && !self.creates_schema {
+        if tables == 0 && !creates_schema {
             return Err(SqlError::not_found("the database has no store of Halo"));
         }
         // An administrator may have created the schema for a role that may not create one.
         if schemas == 0 {
-            self.batch_execute("CREATE SCHEMA halo")?;
+            self.batch_execute_unlimited("CREATE SCHEMA halo")?;
         }
         if tables == 0 {
-            self.batch_execute(
+            self.batch_execute_unlimited(
                 "CREATE TABLE halo.version (version BIGINT NOT NULL); INSERT INTO halo.version VALUES (0)",
             )?;
         }
-        self.batch_execute("SET search_path TO halo")?;
-        let mut version = 0;
-        self.query("SELECT version FROM version", &[], &mut |row| {
-            version = row.int(0)?;
-            Ok(())
-        })?;
+        let version = self.schema_version()?.unwrap_or(0);
         if version > NEWEST_VERSION {
             let why = format!(
                 "the database was written by a newer Halo (schema version {version}, this program supports \
@@ -136,7 +94,7 @@ impl Postgres {
             return Err(SqlError::new(SqlErrorKind::NewerSchema, why));
         }
         for sql in POSTGRES_MIGRATIONS.iter().skip(version as usize) {
-            self.batch_execute(sql)?;
+            self.batch_execute_unlimited(sql)?;
         }
         if version < NEWEST_VERSION {
             schema::fill_new_columns(self, version)?;
@@ -145,23 +103,84 @@ impl Postgres {
         Ok(())
     }
 
-    fn prepare(&mut self, sql: &'static str) -> Result<Statement, SqlError> {
-        if let Some(statement) = self.statements.get(sql) {
-            return Ok(statement.clone());
+    /// Runs statements that may take long, such as migrations.
+    fn batch_execute_unlimited(&mut self, sql: &str) -> Result<(), SqlError> {
+        let pool = Arc::clone(&self.pool);
+        self.with_connection(|connection| {
+            pool.block_on(connection.batch_execute(sql)).map_err(|e| classify_error(&e))
+        })
+    }
+
+    /// Runs statements that are expected to be fast.
+    fn batch_execute(pool: &PostgresPool, connection: &Object, sql: &str) -> Result<(), SqlError> {
+        let cancel = connection.cancel_token();
+        pool.block_on(async { pool.within_limit(&cancel, connection.batch_execute(sql)).await })
+    }
+
+    /// Runs `work` on the connection of the transaction, or on any.
+    fn with_connection<T>(
+        &mut self,
+        work: impl FnOnce(&Object) -> Result<T, SqlError>,
+    ) -> Result<T, SqlError> {
+        if let Some(connection) = &self.transaction {
+            return work(connection);
         }
-        let statement = self.runtime.block_on(self.client.prepare(sql)).map_err(|e| classify_error(&e))?;
-        self.statements.insert(sql, statement.clone());
-        Ok(statement)
+        let connection = self.pool.acquire()?;
+        let result = work(&connection);
+        // After a timeout, the answer to this statement could be taken for that to the next one.
+        if result.as_ref().is_err_and(is_broken) {
+            PostgresPool::discard(connection);
+        }
+        result
+    }
+
+    /// Begins a transaction. A server that was restarted is waited for: nothing is lost yet.
+    fn begin_with(&mut self, begin: &str, writes: bool) -> Result<(), SqlError> {
+        let (started, mut delay) = (Instant::now(), FIRST_RETRY);
+        loop {
+            match self.try_begin(begin, writes) {
+                Err(error)
+                    if error.kind == SqlErrorKind::Unavailable
+                        && started.elapsed() + delay < self.pool.restart_wait() =>
+                {
+                    std::thread::sleep(delay);
+                    delay *= 2;
+                }
+                begun => return begun,
+            }
+        }
+    }
+
+    fn try_begin(&mut self, begin: &str, writes: bool) -> Result<(), SqlError> {
+        if writes {
+            self.retake_lost_locks()?;
+        }
+        let connection = self.pool.acquire()?;
+        match Self::batch_execute(&self.pool, &connection, begin) {
+            Ok(()) => self.transaction = Some(connection),
+            Err(error) => {
+                PostgresPool::discard(connection);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes locks again that were released with their session. Another program may have taken one meanwhile: until all
+    /// are held again, every transaction fails.
+    fn retake_lost_locks(&mut self) -> Result<(), SqlError> {
+        for held in &mut self.locks {
+            if self.pool.lock_generation() != Some(held.1) {
+                held.1 = self.pool.lock(held.0)?;
+            }
+        }
+        Ok(())
     }
 }
 
-fn open_client(runtime: &Runtime, config: &Config) -> Result<Client, SqlError> {
-    let (client, connection) = runtime.block_on(config.connect(NoTls)).map_err(|e| {
-        let problem = if e.as_db_error().is_some() { "refuses the connection" } else { "cannot be reached" };
-        SqlError::unavailable(format!("the PostgreSQL server {problem}: {}", error_message(&e)))
-    })?;
-    runtime.spawn(connection);
-    Ok(client)
+/// Whether the connection on which an error occurred cannot be used again.
+fn is_broken(error: &SqlError) -> bool {
+    [SqlErrorKind::Unavailable, SqlErrorKind::Timeout].contains(&error.kind)
 }
 
 /// Parameters in the type that the client takes.
@@ -171,19 +190,31 @@ fn params<'a>(args: &'a [SqlValue<'a>]) -> Vec<&'a (dyn ToSql + Sync)> {
 
 impl SqlConnection for Postgres {
     fn execute(&mut self, sql: &'static str, args: &[SqlValue<'_>]) -> Result<u64, SqlError> {
-        let statement = self.prepare(sql)?;
-        self.runtime.block_on(self.client.execute(&statement, &params(args))).map_err(|e| classify_error(&e))
+        let pool = Arc::clone(&self.pool);
+        self.with_connection(|connection| {
+            let cancel = connection.cancel_token();
+            pool.block_on(pool.within_limit(&cancel, async {
+                let statement = connection.prepare_cached(sql).await?;
+                connection.execute(&statement, &params(args)).await
+            }))
+        })
     }
 
     fn execute_many(&mut self, sql: &'static str, rows: &[Vec<SqlValue<'_>>]) -> Result<(), SqlError> {
-        let statement = self.prepare(sql)?;
-        // A batch hides the latency of the network; its size bounds the memory that it takes.
-        for rows in rows.chunks(256) {
-            let params: Vec<_> = rows.iter().map(|row| params(row)).collect();
-            let all = params.iter().map(|params| self.client.execute(&statement, params));
-            self.runtime.block_on(try_join_all(all)).map_err(|e| classify_error(&e))?;
-        }
-        Ok(())
+        let pool = Arc::clone(&self.pool);
+        self.with_connection(|connection| {
+            let cancel = connection.cancel_token();
+            pool.block_on(async {
+                let statement = pool.within_limit(&cancel, connection.prepare_cached(sql)).await?;
+                // A batch hides the latency of the network; its size bounds the memory that it takes.
+                for rows in rows.chunks(256) {
+                    let params: Vec<_> = rows.iter().map(|row| params(row)).collect();
+                    let all = params.iter().map(|params| connection.execute(&statement, params));
+                    pool.within_limit(&cancel, try_join_all(all)).await?;
+                }
+                Ok(())
+            })
+        })
     }
 
     fn query(
@@ -192,102 +223,80 @@ impl SqlConnection for Postgres {
         args: &[SqlValue<'_>],
         each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
     ) -> Result<(), SqlError> {
-        // An empty statement detects a lost connection while it can still be replaced.
-        if !self.in_transaction && self.batch_execute("").is_err_and(|e| e.kind == SqlErrorKind::Unavailable)
-        {
-            self.reconnect()?;
+        let pool = Arc::clone(&self.pool);
+        if let Some(connection) = &self.transaction {
+            return pool.block_on(query_rows(&pool, connection, sql, args, each));
         }
-        let statement = self.prepare(sql)?;
-        let client = &self.client;
-        self.runtime.block_on(async {
-            let rows = client.query_raw(&statement, params(args)).await.map_err(|e| classify_error(&e))?;
-            pin_mut!(rows);
-            while let Some(row) = rows.next().await {
-                let row = row.map_err(|e| classify_error(&e))?;
-                let cell = |(i, column): (usize, &tokio_postgres::Column)| {
-                    let value = match *column.type_() {
-                        Type::INT8 => row.try_get(i).map(SqlValue::Int),
-                        Type::TEXT => row.try_get(i).map(SqlValue::Text),
-                        _ => row.try_get(i).map(SqlValue::Blob),
-                    };
-                    value.map_err(|e| SqlError::damaged(error_message(&e)))
-                };
-                let cells: Vec<_> = row.columns().iter().enumerate().map(cell).collect::<Result<_, _>>()?;
-                each(SqlRow(&cells))?;
+        // Pooled connections may be lost without anybody noticing: the query then runs again on another, unless the caller
+        // has seen a row of it. The pool has no more than the limit of lost ones.
+        let (mut has_rows, mut attempts_left) = (false, pool.connection_limit());
+        loop {
+            let connection = pool.acquire()?;
+            let result = pool.block_on(query_rows(&pool, &connection, sql, args, &mut |row| {
+                has_rows = true;
+                each(row)
+            }));
+            if result.as_ref().is_err_and(is_broken) {
+                PostgresPool::discard(connection);
             }
-            Ok(())
-        })
+            match result {
+                Err(error) if error.kind == SqlErrorKind::Unavailable && !has_rows && attempts_left > 0 => {
+                    attempts_left -= 1;
+                }
+                result => return result,
+            }
+        }
     }
 
     fn begin(&mut self, writes: Option<Durability>) -> Result<(), SqlError> {
-        let begin = match writes {
-            None => "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            Some(Durability::Immediate) => "BEGIN; SET LOCAL synchronous_commit = on",
-            Some(Durability::Deferred) => "BEGIN; SET LOCAL synchronous_commit = off",
-        };
-        if self.locks_lost {
-            self.reconnect()?;
-        }
-        match self.batch_execute(begin) {
-            Err(error) if error.kind == SqlErrorKind::Unavailable => {
-                self.reconnect()?;
-                self.batch_execute(begin)?;
+        let limit = self.pool.statement_limit().as_secs();
+        match writes {
+            None => self.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", false),
+            // Both durabilities are synced: a crash of the server, unlike one of this program, loses what is not.
+            Some(Durability::Immediate | Durability::Deferred) => {
+                let limits =
+                    format!("SET LOCAL statement_timeout = '{limit}s'; SET LOCAL lock_timeout = '10s'");
+                self.begin_with(&format!("BEGIN; {limits}"), true)
             }
-            begun => begun?,
         }
-        self.in_transaction = true;
-        Ok(())
     }
 
     fn commit(&mut self) -> Result<(), SqlError> {
-        self.batch_execute("COMMIT")?;
-        self.in_transaction = false;
-        Ok(())
+        let Some(connection) = self.transaction.take() else { return Ok(()) };
+        let committed = Self::batch_execute(&self.pool, &connection, "COMMIT");
+        if committed.is_err() {
+            PostgresPool::discard(connection);
+        }
+        committed
     }
 
     fn rollback(&mut self) {
-        // If the connection is lost, the server has rolled back.
-        let _ = self.batch_execute("ROLLBACK");
-        self.in_transaction = false;
+        // If the connection is lost, the server has rolled back. A connection that does not answer is closed, and the
+        // server rolls back when it notices.
+        if let Some(connection) = self.transaction.take()
+            && Self::batch_execute(&self.pool, &connection, "ROLLBACK").is_err()
+        {
+            PostgresPool::discard(connection);
+        }
+    }
+
+    fn reconnects(&self) -> bool {
+        true
     }
 
     fn lock(&mut self, key: u64) -> Result<(), SqlError> {
-        if self.locks.contains(&key) {
-            return Ok(());
+        self.retake_lost_locks()?;
+        if !self.locks.iter().any(|held| held.0 == key) {
+            self.locks.push((key, self.pool.lock(key)?));
         }
-        let started = Instant::now();
-        loop {
-            let mut locked = 0;
-            let sql = "SELECT (CASE WHEN pg_try_advisory_lock($1) THEN 1 ELSE 0 END)::BIGINT";
-            self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
-                locked = row.int(0)?;
-                Ok(())
-            })?;
-            if locked == 1 {
-                self.locks.push(key);
-                return Ok(());
-            }
-            if started.elapsed() > LOCK_TIMEOUT {
-                let why = "another Halo is using it: close that one, or wait until it is done";
-                return Err(SqlError::new(SqlErrorKind::Busy, why));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        Ok(())
     }
 
     fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError> {
-        if self.locks.contains(&key) {
+        if self.locks.iter().any(|held| held.0 == key) {
             return Ok(false);
         }
-        // The shared lock is released at once: a program that wants the lock meanwhile tries again.
-        let sql = "SELECT (CASE WHEN pg_try_advisory_lock_shared($1) THEN \
-                   (CASE WHEN pg_advisory_unlock_shared($1) THEN 0 ELSE 0 END) ELSE 1 END)::BIGINT";
-        let mut locked_elsewhere = 0;
-        self.query(sql, &[SqlValue::Int(key.cast_signed())], &mut |row| {
-            locked_elsewhere = row.int(0)?;
-            Ok(())
-        })?;
-        Ok(locked_elsewhere == 1)
+        self.pool.is_locked(key)
     }
 
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
@@ -316,9 +325,10 @@ impl SqlConnection for Postgres {
         let name = format!("halo_backup_{}", last + 1);
         let copies: String =
             TABLES.iter().map(|t| format!("CREATE TABLE {name}.{t} AS TABLE halo.{t};")).collect();
-        self.begin(Some(Durability::Immediate))?;
-        let copied =
-            self.batch_execute(&format!("CREATE SCHEMA {name}; {copies}")).and_then(|()| self.commit());
+        self.begin_with("BEGIN", false)?;
+        let copied = self
+            .batch_execute_unlimited(&format!("CREATE SCHEMA {name}; {copies}"))
+            .and_then(|()| self.commit());
         if copied.is_err() {
             self.rollback();
         }
@@ -330,18 +340,26 @@ impl SqlConnection for Postgres {
     }
 
     fn vacuum(&mut self) -> Result<(), SqlError> {
-        TABLES.iter().try_for_each(|table| self.batch_execute(&format!("VACUUM FULL halo.{table}")))
+        TABLES.iter().try_for_each(|table| self.batch_execute_unlimited(&format!("VACUUM FULL halo.{table}")))
     }
 
     fn close(&mut self) {}
 
-    fn unlock_all(&mut self) {}
+    fn keep_in_use(&mut self) -> Result<(), SqlError> {
+        // A server repairs its own files.
+        Ok(())
+    }
+
+    fn unlock_all(&mut self) {
+        for (key, generation) in std::mem::take(&mut self.locks) {
+            self.pool.unlock(key, generation);
+        }
+    }
 
     fn unlock(&mut self, key: u64) {
-        if let Some(at) = self.locks.iter().position(|&held| held == key) {
-            self.locks.swap_remove(at);
-            // If this fails, the connection is lost, and the lock with it.
-            let _ = self.execute("SELECT pg_advisory_unlock($1)", &[SqlValue::Int(key.cast_signed())]);
+        if let Some(at) = self.locks.iter().position(|held| held.0 == key) {
+            let (key, generation) = self.locks.swap_remove(at);
+            self.pool.unlock(key, generation);
         }
     }
 
@@ -355,6 +373,44 @@ impl SqlConnection for Postgres {
         })?;
         Ok(bytes)
     }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.rollback();
+        self.unlock_all();
+    }
+}
+
+/// Runs a query and calls `each` with every row.
+async fn query_rows(
+    pool: &PostgresPool,
+    connection: &Object,
+    sql: &'static str,
+    args: &[SqlValue<'_>],
+    each: &mut dyn FnMut(SqlRow<'_>) -> Result<(), SqlError>,
+) -> Result<(), SqlError> {
+    let cancel = connection.cancel_token();
+    let rows = pool
+        .within_limit(&cancel, async {
+            let statement = connection.prepare_cached(sql).await?;
+            connection.query_raw(&statement, params(args)).await
+        })
+        .await?;
+    pin_mut!(rows);
+    while let Some(row) = pool.within_limit(&cancel, async { rows.next().await.transpose() }).await? {
+        let cell = |(i, column): (usize, &tokio_postgres::Column)| {
+            let value = match *column.type_() {
+                Type::INT8 => row.try_get(i).map(SqlValue::Int),
+                Type::TEXT => row.try_get(i).map(SqlValue::Text),
+                _ => row.try_get(i).map(SqlValue::Blob),
+            };
+            value.map_err(|e| SqlError::damaged(error_message(&e)))
+        };
+        let cells: Vec<_> = row.columns().iter().enumerate().map(cell).collect::<Result<_, _>>()?;
+        each(SqlRow(&cells))?;
+    }
+    Ok(())
 }
 
 impl ToSql for SqlValue<'_> {
@@ -371,36 +427,4 @@ impl ToSql for SqlValue<'_> {
     }
 
     to_sql_checked!();
-}
-
-/// The innermost cause: the message of the server, or of the system.
-fn error_message(error: &tokio_postgres::Error) -> String {
-    if let Some(server) = error.as_db_error() {
-        return server.message().to_owned();
-    }
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
-}
-
-/// The kind of a PostgreSQL error.
-fn classify_error(error: &tokio_postgres::Error) -> SqlError {
-    let kind = match error.code() {
-        Some(code) if *code == SqlState::DISK_FULL => SqlErrorKind::DiskFull,
-        Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => SqlErrorKind::ReadOnly,
-        Some(code) if [SqlState::DATA_CORRUPTED, SqlState::INDEX_CORRUPTED].contains(code) => {
-            SqlErrorKind::Damaged
-        }
-        Some(code) if [SqlState::LOCK_NOT_AVAILABLE, SqlState::T_R_SERIALIZATION_FAILURE].contains(code) => {
-            SqlErrorKind::Busy
-        }
-        Some(code) if [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN].contains(code) => {
-            SqlErrorKind::Unavailable
-        }
-        // An error without a code is not from the server: the connection is broken.
-        None => SqlErrorKind::Unavailable,
-        _ => SqlErrorKind::Other,
-    };
-    SqlError::new(kind, format!("PostgreSQL: {}", error_message(error)))
 }

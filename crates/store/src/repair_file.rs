@@ -3,6 +3,7 @@
 
 use crate::database::{Database, StoreLocation};
 use crate::doctor::{find_nameless, list_readable_conversations, read_verified_state};
+use crate::file_swap::{replace_database, replace_file_only};
 use crate::files::{create_private, lock_exclusive, remove_database_files, unused_sibling_path};
 use crate::recover::recover_conversation;
 use crate::repair::RepairReport;
@@ -28,7 +29,7 @@ impl Database {
         let _lock = lock_exclusive(&path)?;
         let recovered = self.copy_readable_to(&new_path).and_then(|done| {
             self.sql.close();
-            let old_path = replace_database_file(&path, &new_path)?;
+            let old_path = replace_database(&path, &new_path)?;
             Ok((Some(old_path.display().to_string()), done))
         });
         if recovered.is_err() {
@@ -216,36 +217,13 @@ fn next_embedder(sql: &mut dyn SqlConnection, id: i64, last_embedder: &str) -> O
     embedder.filter(|_| read.is_ok())
 }
 
-/// Puts the new file in place of the damaged one, and returns where the damaged one is kept.
-fn replace_database_file(path: &Path, new_path: &Path) -> Result<PathBuf, SqlError> {
-    let old_path = unused_sibling_path(path, "damaged");
-    let replace = || -> std::io::Result<()> {
-        std::fs::rename(path, &old_path)?;
-        for suffix in ["-wal", "-shm"] {
-            let with_suffix = |p: &Path| PathBuf::from(format!("{}{suffix}", p.display()));
-            if with_suffix(path).exists() {
-                std::fs::rename(with_suffix(path), with_suffix(&old_path))?;
-            }
-        }
-        std::fs::rename(new_path, path)
-    };
-    replace()
-        .map_err(|e| SqlError::unavailable(format!("the new file cannot replace {}: {e}", path.display())))?;
-    Ok(old_path)
-}
-
 /// Rebuilds the first page, which holds the header of the file and the schema. Both are the same in every file of a
 /// version, except for some counts. The file is only replaced if conversations can be read afterwards.
 fn rebuild_first_page(path: &Path) -> Result<PathBuf, SqlError> {
     let lock = lock_exclusive(path)?;
     let trial = unused_sibling_path(path, "trial");
     let rebuilt = create_private(&trial).and_then(|()| write_with_new_first_page(path, &trial));
-    let replaced = rebuilt.and_then(|()| {
-        let old_path = unused_sibling_path(path, "damaged");
-        let replaced = std::fs::rename(path, &old_path).and_then(|()| std::fs::rename(&trial, path));
-        replaced.map_err(|e| SqlError::unavailable(format!("{}: {e}", path.display())))?;
-        Ok(old_path)
-    });
+    let replaced = rebuilt.and_then(|()| replace_file_only(path, &trial));
     remove_database_files(&trial);
     if replaced.is_err() {
         // A file of another program keeps no trace of this; a folder of locks that others use is not empty and stays.

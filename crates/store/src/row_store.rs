@@ -77,7 +77,7 @@ impl RowStore for Database {
         let name = stored_name(namespace);
         // The namespace is created in the same transaction: it never exists without its rows.
         let written = names::check_name(&name).and_then(|()| {
-            self.in_transaction(Some(Durability::Immediate), |sql| {
+            self.write(Durability::Immediate, |sql| {
                 let at = rows::now_ms();
                 let id = match rows::find_conversation_id(sql, &name)? {
                     Some(id) => id,

@@ -70,8 +70,10 @@ pub enum SqlErrorKind {
     OlderSchema,
     /// A newer version of this program has written the database.
     NewerSchema,
-    /// The server or the file cannot be accessed.
+    /// The server or the file cannot be accessed, or the connection to the server is lost.
     Unavailable,
+    /// The server has not answered in time. Whether it has done what was asked is unknown.
+    Timeout,
     /// The statement names a conversation or world that does not exist.
     NotFound,
     /// The name is taken, or the change contradicts the stored state.
@@ -131,7 +133,8 @@ impl SqlError {
             | SqlErrorKind::ReadOnly
             | SqlErrorKind::OlderSchema
             | SqlErrorKind::NewerSchema
-            | SqlErrorKind::Unavailable => ErrorKind::Unavailable,
+            | SqlErrorKind::Unavailable
+            | SqlErrorKind::Timeout => ErrorKind::Unavailable,
             SqlErrorKind::Other => ErrorKind::Internal,
         };
         Error::new(kind, operation, format!("{}{advice}", self.message)).with_source(self)
@@ -162,6 +165,9 @@ pub(crate) trait SqlConnection {
 
     fn rollback(&mut self);
 
+    /// Whether a lost connection is replaced by the next [`begin`](Self::begin).
+    fn reconnects(&self) -> bool;
+
     /// Takes the write lock with this key until it is released or the connection is closed. Fails if another connection
     /// does not release it in time.
     fn lock(&mut self, key: u64) -> Result<(), SqlError>;
@@ -186,6 +192,9 @@ pub(crate) trait SqlConnection {
 
     /// Closes the file; every later query fails.
     fn close(&mut self);
+
+    /// Keeps repairs from replacing the database while this connection is open, whether or not it holds a lock.
+    fn keep_in_use(&mut self) -> Result<(), SqlError>;
 
     fn unlock_all(&mut self);
 

@@ -3,6 +3,7 @@
 //! Beside the database is a folder with a lock file for each conversation that is being written: two programs may share
 //! a database, but not a conversation.
 
+use crate::file_swap::finish_interrupted_replacement;
 use crate::files::{create_private, io_error, open_lock_file, remove_database_files, unused_sibling_path};
 use crate::schema::{self, NEWEST_VERSION, SQLITE_MIGRATIONS};
 use crate::sql::{SqlConnection, SqlError, SqlErrorKind, SqlRow, SqlValue};
@@ -34,6 +35,8 @@ pub(crate) struct Sqlite {
     shared: bool,
     /// Held while any conversation is locked, so that a repair cannot replace the file.
     in_use_lock: Option<File>,
+    /// Whether that lock is held without a conversation, too.
+    keeps_in_use_lock: bool,
 }
 
 /// What a database is opened for.
@@ -48,6 +51,9 @@ impl Sqlite {
     /// Opens a file and migrates it to the newest schema.
     pub(crate) fn open(path: &Path, mode: OpenMode, vfs: Option<&str>) -> Result<Self, SqlError> {
         let shared = vfs.is_none();
+        if shared {
+            finish_interrupted_replacement(path)?;
+        }
         if mode == OpenMode::Write && shared {
             create_private(path)?;
         }
@@ -74,6 +80,7 @@ impl Sqlite {
             locks: BTreeMap::new(),
             shared,
             in_use_lock: None,
+            keeps_in_use_lock: false,
         };
         sqlite.connection.busy_timeout(BUSY_TIMEOUT).map_err(|e| classify_error(&e, path))?;
         sqlite.connection.set_prepared_statement_cache_capacity(64);
@@ -157,6 +164,16 @@ impl Sqlite {
         self.set_pragma("user_version", &NEWEST_VERSION.to_string())
     }
 
+    fn take_in_use_lock(&mut self) -> Result<(), SqlError> {
+        if self.in_use_lock.is_none() {
+            let file = open_lock_file(&self.path, "in-use")?;
+            let why = "the store is being repaired: wait until the repair is done";
+            file.try_lock_shared().map_err(|_| SqlError::new(SqlErrorKind::Busy, why))?;
+            self.in_use_lock = Some(file);
+        }
+        Ok(())
+    }
+
     fn query_integer(&self, sql: &str) -> Result<i64, SqlError> {
         self.connection.query_row(sql, [], |row| row.get(0)).map_err(|e| classify_error(&e, &self.path))
     }
@@ -235,20 +252,15 @@ impl SqlConnection for Sqlite {
         let _ = self.execute("ROLLBACK", &[]);
     }
 
+    fn reconnects(&self) -> bool {
+        false
+    }
+
     fn lock(&mut self, key: u64) -> Result<(), SqlError> {
         if !self.shared || self.locks.contains_key(&key) {
             return Ok(());
         }
-        if self.in_use_lock.is_none() {
-            let file = open_lock_file(&self.path, "in-use")?;
-            file.try_lock_shared().map_err(|_| {
-                SqlError::new(
-                    SqlErrorKind::Busy,
-                    "the store is being repaired: wait until the repair is done",
-                )
-            })?;
-            self.in_use_lock = Some(file);
-        }
+        self.take_in_use_lock()?;
         let mut file = open_lock_file(&self.path, &format!("{key:016x}"))?;
         let started = Instant::now();
         loop {
@@ -323,14 +335,19 @@ impl SqlConnection for Sqlite {
         copied.map_err(|e| classify_error(&e, &copy)).map(|()| copy.display().to_string())
     }
 
+    fn keep_in_use(&mut self) -> Result<(), SqlError> {
+        self.keeps_in_use_lock = true;
+        if self.shared { self.take_in_use_lock() } else { Ok(()) }
+    }
+
     fn unlock_all(&mut self) {
-        self.in_use_lock = None;
+        (self.in_use_lock, self.keeps_in_use_lock) = (None, false);
         self.locks.clear();
     }
 
     fn unlock(&mut self, key: u64) {
         self.locks.remove(&key);
-        if self.locks.is_empty() {
+        if self.locks.is_empty() && !self.keeps_in_use_lock {
             self.in_use_lock = None;
         }
     }

@@ -12,7 +12,7 @@ use halo_core::chunk_body::ChunkBody;
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, Store,
+    RecordKind, StagedRecords, Store,
 };
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
@@ -150,17 +150,13 @@ impl Store for Database {
         key: &str,
         value: Option<&str>,
     ) -> Result<(), Error> {
-        // PostgreSQL cannot store such text; SQLite could, but a store must be movable from one to the other.
-        let has_zero = key.contains('\0') || value.is_some_and(|v| v.contains('\0'));
-        let checked = match has_zero {
-            true => Err(SqlError::invalid_input("a record cannot contain the character U+0000")),
-            false => Ok(()),
-        };
-        let written = checked.and_then(|()| self.find_or_create_id(conversation)).and_then(|id| {
-            self.in_transaction(Some(Durability::Immediate), |sql| {
-                rows::put_record(sql, id, kind.name(), key, value, rows::now_ms())
-            })
-        });
+        let written = names::check_record_text(key, value)
+            .and_then(|()| self.find_or_create_id(conversation))
+            .and_then(|id| {
+                self.write(Durability::Immediate, |sql| {
+                    rows::put_record(sql, id, kind.name(), key, value, rows::now_ms())
+                })
+            });
         written.map_err(|e| e.with_context(format!("saving a {} of '{conversation}'", kind.name())))
     }
 
@@ -184,7 +180,7 @@ impl Store for Database {
         embeddings: &[Embedding],
     ) -> Result<(), Error> {
         let written = self.find_or_create_id(conversation).and_then(|id| {
-            self.in_transaction(Some(Durability::Immediate), |sql| {
+            self.write(Durability::Immediate, |sql| {
                 embeddings.iter().try_for_each(|e| rows::put_embedding(sql, id, embedder, e, rows::now_ms()))
             })
         });
@@ -192,9 +188,9 @@ impl Store for Database {
     }
 
     fn set_model(&mut self, conversation: &str, model: &str) -> Result<(), Error> {
-        let written = self.find_or_create_id(conversation).and_then(|id| {
-            self.in_transaction(Some(Durability::Immediate), |sql| rows::set_model(sql, id, model))
-        });
+        let written = self
+            .find_or_create_id(conversation)
+            .and_then(|id| self.write(Durability::Immediate, |sql| rows::set_model(sql, id, model)));
         written.map_err(|e| e.with_context(format!("saving the model of '{conversation}'")))
     }
 
@@ -208,6 +204,21 @@ impl Store for Database {
         self.copy_inner(from, to, model, convert)
     }
 
+    fn replace_by_copy(
+        &mut self,
+        conversation: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        self.replace_inner(conversation, kept_as, model, settings, convert)
+    }
+
+    fn stage_records(&mut self, conversation: &str, staged: StagedRecords) {
+        self.staged.insert(conversation.to_owned(), staged);
+    }
+
     fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
         self.rename_inner(from, to).map_err(|e| e.with_context(format!("renaming '{from}'")))
     }
@@ -219,9 +230,9 @@ impl Store for Database {
     }
 
     fn put_message_keys(&mut self, conversation: &str, keys: &[MessageKey]) -> Result<(), Error> {
-        let written = self.find_or_create_id(conversation).and_then(|id| {
-            self.in_transaction(Some(Durability::Deferred), |sql| message_keys::put_keys(sql, id, keys))
-        });
+        let written = self
+            .find_or_create_id(conversation)
+            .and_then(|id| self.write(Durability::Deferred, |sql| message_keys::put_keys(sql, id, keys)));
         written.map_err(|e| e.with_context(format!("saving the message keys of '{conversation}'")))
     }
 

@@ -10,6 +10,7 @@ pub mod recall;
 pub mod rooms;
 pub mod search;
 pub mod server;
+pub mod simulate;
 pub mod turn;
 
 use anyhow::{Context, Result};

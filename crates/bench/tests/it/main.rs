@@ -2,4 +2,5 @@
 
 mod crash;
 mod program;
+mod simulator;
 mod tools;

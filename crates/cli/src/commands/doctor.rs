@@ -13,10 +13,12 @@ use halo_llama::kv_archive::{self, KvArchiveReport};
 use halo_recall::recall::Recall;
 use halo_store::database::{Database, StoreLocation};
 use halo_store::doctor::Finding;
+use halo_store::wal_check::WalDamage;
 use halo_worlds::world_store;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct DoctorArgs {
@@ -40,7 +42,7 @@ pub fn run(options: &DoctorArgs, env: &Env) -> Result<()> {
     {
         return report_no_store(&location, env);
     }
-    let mut repairs = Repairs::default();
+    let mut repairs = Repairs { wal_damage: env.check_wal(&location)?, ..Repairs::default() };
     check_first_page(&location, options.fix, &mut repairs, env)?;
     let (mut store, mut report) = StoreReport::check(&location, options.fix, &mut repairs)?;
     let mut other = OtherReport::check(env, options.fix)?;
@@ -69,6 +71,8 @@ fn report_no_store(location: &StoreLocation, env: &Env) -> Result<()> {
 struct Repairs {
     done: Vec<String>,
     backup: Option<String>,
+    /// Damage in the write-ahead log, and where the log is kept.
+    wal_damage: Option<(WalDamage, PathBuf)>,
 }
 
 /// A store whose first page is damaged cannot be opened, so it is checked before everything else.
@@ -112,13 +116,17 @@ impl StoreReport {
         let mut findings =
             store.check_integrity(&mut |done, all| bar.set_progress(done as u64, all as u64))?;
         drop(bar);
-        if fix && !findings.is_empty() {
+        // A repair can make more damage visible, so it is repeated until it changes nothing.
+        while fix && !findings.is_empty() {
             let (backup, done) = store.repair(&findings)?;
             repairs.backup = repairs.backup.take().or(backup);
             repairs.done.extend(done);
             drop(store);
             store = Database::open(location)?;
-            findings = store.check_integrity(&mut |_, _| {})?;
+            let before = std::mem::replace(&mut findings, store.check_integrity(&mut |_, _| {})?);
+            if findings == before {
+                break;
+            }
         }
         let conversations = store.list_conversations().unwrap_or_default();
         let oversized = conversations.iter().filter(|one| one.live > OVERSIZED_WINDOW_TOKENS);
@@ -160,6 +168,17 @@ impl StoreReport {
         if let Some(free) = self.free_bytes {
             let low = if free < LOW_DISK_BYTES { ": low" } else { "" };
             let _ = writeln!(out, "disk   {} free{low}", indicatif::HumanBytes(free));
+        }
+        if let Some((damage, kept)) = &repairs.wal_damage {
+            let _ = writeln!(
+                out,
+                "warn   the write-ahead log was damaged at frame {}: {} in {} after it could not be read, so the last words \
+                 may be missing; the log is kept as {}",
+                damage.frame,
+                pluralize(damage.lost_commits as u64, "commit"),
+                pluralize(damage.lost_frames as u64, "frame"),
+                kept.display()
+            );
         }
         for line in &repairs.done {
             let _ = writeln!(out, "fixed  {}", sanitize_terminal_text(line));
@@ -322,6 +341,12 @@ fn report_json(report: &StoreReport, repairs: &Repairs, other: &OtherReport) -> 
         "bytes": report.bytes,
         "free_bytes": report.free_bytes,
         "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "wal_damage": repairs.wal_damage.as_ref().map(|(damage, kept)| json!({
+            "frame": damage.frame,
+            "lost_frames": damage.lost_frames,
+            "lost_commits": damage.lost_commits,
+            "kept_as": kept.display().to_string(),
+        })),
         "fixed": repairs.done,
         "backup": repairs.backup,
         "model": other.model,

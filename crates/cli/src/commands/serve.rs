@@ -29,6 +29,7 @@ use halo_server::{
     App, AttentionCapture, Backend, ListenOptions, ModelDetails, ServerLimits, Setting, TlsConfig,
     TraceExporter,
 };
+use halo_store::database::Database;
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::world::WorldModelRef;
@@ -169,6 +170,8 @@ struct CliBackend {
     /// The settings at start: the model was opened with them.
     startup_settings: Settings,
     settings_lock: Mutex<()>,
+    /// Keeps `halo doctor --fix` from replacing the file while the server runs.
+    _store_in_use: Mutex<Database>,
 }
 
 fn backend_error(what: &str) -> impl Fn(anyhow::Error) -> Error + '_ {
@@ -178,8 +181,10 @@ fn backend_error(what: &str) -> impl Fn(anyhow::Error) -> Error + '_ {
 impl CliBackend {
     fn new(env: &Env, settings: Settings) -> Result<Self> {
         // A store that cannot be opened is an error at start, and not at the first message.
-        drop(env.open_store()?);
+        let mut store = env.open_store()?;
+        store.keep_in_use()?;
         Ok(Self {
+            _store_in_use: Mutex::new(store),
             env: env.clone(),
             model: ServedModel::open(env, &settings)?,
             embedder: wiring::open_embedder(env, &settings)?,

@@ -292,6 +292,75 @@ fn doctor_reports_oversized_context_window() {
     assert!(home.run_ok(&["doctor"]).contains("lower context.max_tokens"));
 }
 
+/// While a server has the store open, a repair must not replace the file under it, even if no conversation is open.
+#[test]
+fn doctor_fix_waits_for_a_running_server() {
+    let home = StoreTestHome::new();
+    home.write_file("weave.json", WEAVE_EXPORT);
+    home.run_ok(&["import", "weave.json", "--name", "main"]);
+    let path = home.data_dir().join("halo.db");
+    let location = StoreLocation::Sqlite(path.clone());
+    let mut served = Database::open(&location).expect("the store opens");
+    served.keep_in_use().expect("the store is free");
+    served.load("main", Access::Write).expect("the conversation loads");
+    served.release_lease("main");
+    let mut bytes = std::fs::read(&path).expect("the file is read");
+    let before = bytes.clone();
+    bytes[..16].fill(b'x');
+    std::fs::write(&path, &bytes).expect("the file is written");
+    let refused = home.run(&["doctor", "--fix"]);
+    assert!(
+        refused.status != 0 && refused.err.contains("another Halo is using the store"),
+        "{}",
+        refused.err
+    );
+    std::fs::write(&path, &before).expect("the file is written");
+    drop(served);
+    home.run_ok(&["doctor", "--fix"]);
+}
+
+/// The write-ahead log has lost commits: the first command says so, and keeps the log. A store that an interrupted repair has
+/// moved away is not taken for an empty one.
+#[test]
+fn doctor_reports_lost_commits_and_missing_files() {
+    let home = StoreTestHome::new();
+    home.write_file("weave.json", WEAVE_EXPORT);
+    home.run_ok(&["import", "weave.json", "--name", "main"]);
+    let path = home.data_dir().join("halo.db");
+    let wal = home.data_dir().join("halo.db-wal");
+    let mut store = Database::open(&StoreLocation::Sqlite(path.clone())).expect("the store opens");
+    let mut timeline = store.load("main", Access::Write).expect("the conversation loads");
+    for _ in 0..5 {
+        let change = halo_core::change::Change::Batch(Vec::new());
+        store
+            .transact("main", &mut timeline, &change, halo_core::store::Durability::Immediate)
+            .expect("the change is committed");
+    }
+    let (file, mut log) = (std::fs::read(&path).expect("read"), std::fs::read(&wal).expect("read"));
+    drop(store);
+    let middle = log.len() / 2;
+    log[middle] ^= 1;
+    std::fs::write(&path, file).expect("the file is written");
+    std::fs::write(&wal, log).expect("the log is written");
+    let report = home.run_json(&["doctor"]);
+    assert!(report["wal_damage"]["lost_commits"].as_u64() > Some(0), "{report}");
+    let kept = report["wal_damage"]["kept_as"].as_str().expect("the log is kept");
+    assert!(kept.ends_with("halo.db.damaged-1-wal") && Path::new(kept).exists(), "{kept}");
+    assert_eq!(home.run_json(&["doctor"])["wal_damage"], Value::Null, "it is reported once");
+
+    std::fs::rename(&path, home.data_dir().join("halo.db.repaired-1")).expect("the file is renamed");
+    let _ = std::fs::remove_file(&wal);
+    for command in [&["doctor"][..], &["conversations"], &["show", "main"]] {
+        let refused = home.run(command);
+        assert!(
+            refused.status != 0 && refused.err.contains("halo.db.repaired-1"),
+            "{command:?}: {}",
+            refused.err
+        );
+    }
+    assert!(!path.exists(), "no empty store was created");
+}
+
 #[test]
 fn doctor_fix_repairs_damaged_store() {
     let home = StoreTestHome::new();

@@ -8,7 +8,7 @@ use crate::chunk_body::ChunkBody;
 use crate::conversation_copy::TurnCopy;
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, Store,
+    RecordKind, StagedRecords, Store,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TurnId};
@@ -82,6 +82,19 @@ impl<S: Store> Store for SharedStore<S> {
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error> {
         self.lock().copy_conversation(from, to, model, convert)
+    }
+    fn replace_by_copy(
+        &mut self,
+        c: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        self.lock().replace_by_copy(c, kept_as, model, settings, convert)
+    }
+    fn stage_records(&mut self, c: &str, staged: StagedRecords) {
+        self.lock().stage_records(c, staged);
     }
     fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
         self.lock().rename(from, to)

@@ -3,6 +3,7 @@
 use crate::common::test_rules;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
+use halo_core::store::{Access, Store};
 use halo_core::testing::doubles::{HashEmbedder, InMemoryStore, ScriptedModel};
 use halo_core::testing::shared_store::SharedStore;
 use halo_core::{Error, ErrorKind};
@@ -97,6 +98,7 @@ struct HostFixture {
     host: ConversationHost,
     model: SteppedModel,
     events: Arc<HostEventLog>,
+    store: SharedStore<InMemoryStore>,
 }
 
 fn host_fixture(idle: Duration) -> HostFixture {
@@ -106,12 +108,12 @@ fn host_fixture(idle: Duration) -> HostFixture {
 fn host_fixture_with_rules(idle: Duration, rules: ConversationRules) -> HostFixture {
     let (model, events, store) =
         (SteppedModel::new(), Arc::new(HostEventLog::default()), SharedStore::new(InMemoryStore::default()));
-    let session_model = model.clone();
+    let (session_model, session_store) = (model.clone(), store.clone());
     let open = move |name: &str, progress: &mut dyn FnMut(usize, usize)| {
         if name == "broken" {
             panic!("a bug while opening");
         }
-        let (store, model) = (Box::new(store.clone()), Box::new(session_model.clone()));
+        let (store, model) = (Box::new(session_store.clone()), Box::new(session_model.clone()));
         Session::open(store, model, Some(Box::new(HashEmbedder)), name, rules.clone(), progress)
     };
     let host = ConversationHost::new(
@@ -119,7 +121,7 @@ fn host_fixture_with_rules(idle: Duration, rules: ConversationRules) -> HostFixt
         Arc::clone(&events) as Arc<dyn EventListener>,
         HostLimits { idle_timeout: idle, max_open: 8 },
     );
-    HostFixture { host, model, events }
+    HostFixture { host, model, events, store }
 }
 
 impl HostFixture {
@@ -215,6 +217,32 @@ fn scheduler_queues_answers_but_not_edits() {
     assert!(numbers.is_sorted() && numbers.windows(2).all(|pair| pair[0] != pair[1]), "{numbers:?}");
     let done = events.iter().filter(|(_, _, event)| matches!(event, Event::Done(_)));
     assert_eq!(done.map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+}
+
+/// The store loses commits that were not synced, as a database server does in a crash, while an answer is generated. The
+/// answer fails; the next message is answered on the state that the store has, without closing the conversation.
+#[test]
+fn conversation_reloads_after_a_failed_commit() {
+    let fixture = host_fixture(NO_IDLE_TIMEOUT);
+    let (events, done) = fixture.ask("a", "Hello there");
+    fixture.model.allow_tokens(3);
+    for _ in 0..3 {
+        wait_for(&events, |event| matches!(event, Event::Token { .. }));
+    }
+    fixture.store.0.lock().expect("the lock is not poisoned").simulate_crash();
+    fixture.model.allow_tokens(1);
+    let error = done.recv_timeout(Duration::from_secs(20)).expect("the turn ends");
+    assert!(error.is_err(), "the store has lost what the next token follows");
+    for message in ["And now?", "Once more"] {
+        let (_events, done) = fixture.ask("a", message);
+        fixture.model.allow_tokens(8);
+        let summary = done.recv_timeout(Duration::from_secs(20)).expect("the turn ends");
+        assert_eq!(summary.expect("the turn succeeds").tokens, 8, "{message}");
+    }
+    let stored = fixture.store.clone().load("a", Access::Read).expect("the conversation loads");
+    let snapshot = fixture.conversation("a").snapshot_cell().get();
+    assert_eq!(stored.state_hash(), snapshot.state.timeline.state_hash());
+    assert!(stored.context_window(0).text().contains("Hello there"));
 }
 
 /// A stopped answer keeps its tokens. A client that disconnects in the queue leaves no trace.

@@ -86,6 +86,34 @@ fn assert_same_as_stored(session: &Session, store: &SharedStore<impl Store>) {
     assert_eq!(stored.context_window(0).text(), session.timeline().context_window(0).text());
 }
 
+/// The store fails at each call of the first turn, one after the other, before or after it has written. A conversation with
+/// a message always knows the model and the template that its tokens are of, so opening it again makes no copy of it.
+#[test]
+fn first_message_is_stored_with_its_model() {
+    for calls in 0..40 {
+        for fails_after_write in [false, true] {
+            let mut failing = FailingStore::new(InMemoryStore::default(), usize::MAX);
+            failing.fails_after_write = fails_after_write;
+            let store = shared_store(failing);
+            let mut session = open_session(&store, test_rules(0), vec![answer_attending_to("Hi.", "Hello")]);
+            let set_calls_left = |calls| store.0.lock().expect("the lock is not poisoned").calls_left = calls;
+            set_calls_left(calls);
+            let result = session.send_message("Hello", TODAY, &mut |_| StepFlow::Continue);
+            set_calls_left(usize::MAX);
+            drop(session);
+            open_session(&store, test_rules(0), Vec::new());
+            let conversations = store.clone().list_conversations().expect("the conversations are listed");
+            assert!(conversations.len() <= 1, "after {calls} calls: {conversations:?}");
+            for conversation in conversations.iter().filter(|conversation| conversation.tokens > 0) {
+                assert_eq!(conversation.model, "scripted", "after {calls} calls");
+            }
+            if calls == 39 {
+                assert!(result.is_ok(), "the first turn has fewer calls");
+            }
+        }
+    }
+}
+
 /// The TTL strategy prunes the dimmest tokens during generation, at most two per generated token; the model sees the
 /// window without them.
 #[test]

@@ -1,5 +1,6 @@
 //! The index of the KV archive: which entries exist, in RAM or on disk, and which are evicted.
 
+use super::disk_space::{DiskSpace, disk_space};
 use super::entry::{KvArchiveEntry, KvArchiveHeader, KvEntryDiskState, MAX_ENTRY_TOKENS};
 use super::file;
 use super::folder::{self, ConversationHash, KvArchiveKey, ScannedFile};
@@ -60,6 +61,8 @@ pub struct KvArchive {
     disk_used: u64,
     lru_clock: u64,
     writer: Option<KvArchiveWriter>,
+    /// Measures the disk of a folder; tests replace it.
+    disk_space: fn(&Path) -> Option<DiskSpace>,
 }
 
 impl KvArchive {
@@ -67,6 +70,14 @@ impl KvArchive {
     /// used, the archive works in RAM only.
     #[must_use]
     pub fn open(limits: KvArchiveLimits, model_fingerprint: u128) -> Self {
+        Self::open_on_disk(limits, model_fingerprint, disk_space)
+    }
+
+    pub(super) fn open_on_disk(
+        limits: KvArchiveLimits,
+        model_fingerprint: u128,
+        disk_space: fn(&Path) -> Option<DiskSpace>,
+    ) -> Self {
         let mut archive = Self {
             limits,
             model_fingerprint,
@@ -77,9 +88,10 @@ impl KvArchive {
             disk_used: 0,
             lru_clock: 0,
             writer: None,
+            disk_space,
         };
         if let Some(folder) = archive.limits.folder.clone().filter(|_| archive.limits.disk > 0) {
-            let writer = file::create_private_dir(&folder).and_then(|()| KvArchiveWriter::spawn());
+            let writer = file::create_private_dir(&folder).and_then(|()| KvArchiveWriter::spawn(disk_space));
             match writer {
                 Ok(writer) => {
                     archive.index_folder(&folder);
@@ -366,12 +378,20 @@ impl KvArchive {
         if self.ram_used > self.limits.ram {
             self.evict_ram(self.limits.ram / 10 * 9);
         }
-        if self.disk_used > self.limits.disk && self.writer.is_some() {
+        if self.disk_used > self.disk_limit() && self.writer.is_some() {
             self.disk_used = self.usage().1;
         }
-        if self.disk_used > self.limits.disk {
-            self.evict_disk(self.limits.disk / 10 * 9);
+        let limit = self.disk_limit();
+        if self.disk_used > limit {
+            self.evict_disk(limit / 10 * 9);
         }
+    }
+
+    /// The limit on disk. It shrinks with the free space of the disk, which the store needs more.
+    fn disk_limit(&self) -> u64 {
+        let space = self.limits.folder.as_deref().and_then(self.disk_space);
+        let available = space.map(|space| (self.disk_used + space.free).saturating_sub(space.reserve()));
+        available.map_or(self.limits.disk, |available| self.limits.disk.min(available))
     }
 
     fn evict_ram(&mut self, target: u64) {

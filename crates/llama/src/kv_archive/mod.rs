@@ -10,11 +10,13 @@
 //! and restored.
 //!
 //! - `archive`: the index in RAM, lookup and eviction.
+//! - `disk_space`: the reserve that the archive leaves to the store.
 //! - `file`: the format of one entry on disk, with checksums.
 //! - `folder`: where the files are, and what to do with a whole folder.
 //! - `writer`: the thread that writes.
 
 mod archive;
+mod disk_space;
 mod entry;
 mod file;
 mod folder;
@@ -23,5 +25,6 @@ mod tests;
 mod writer;
 
 pub use archive::{KvArchive, KvArchiveLimits};
+pub use disk_space::free_disk_space;
 pub use entry::{KvArchiveEntry, KvArchiveHeader, MAX_ENTRY_TOKENS};
 pub use folder::{KvArchiveReport, retain_conversations, verify_folder};

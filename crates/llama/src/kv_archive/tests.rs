@@ -190,3 +190,65 @@ fn kv_archive_falls_back_to_ram_without_folder() {
     archive.insert("a", entry(10, 5, 100));
     assert!(archive.get("a", TokenKey::at_position(12)).is_some());
 }
+
+/// The archive leaves a reserve of the disk free: it deletes its oldest files when the disk fills up from elsewhere, and
+/// writes nothing on a disk that has no more than the reserve.
+#[test]
+fn kv_archive_leaves_a_reserve_of_the_disk_free() {
+    use super::disk_space::DiskSpace;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static FREE: AtomicU64 = AtomicU64::new(0);
+    let space = |_: &Path| Some(DiskSpace { free: FREE.load(Ordering::SeqCst), total: 1 << 30 });
+    let reserve = DiskSpace { free: 0, total: 1 << 30 }.reserve();
+    assert_eq!(reserve, 64 << 20);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut archive = KvArchive::open_on_disk(limits(folder.path(), 1 << 20, 1 << 30), 1, space);
+    FREE.store(reserve + (1 << 20), Ordering::SeqCst);
+    for n in 0..8 {
+        archive.insert("a", entry(n * 10, 5, 10_000));
+    }
+    archive.flush();
+    let on_disk = archive.usage().1;
+    assert!(on_disk > 80_000, "{on_disk}");
+    // Something else has used the disk: the archive gives back what the reserve lacks.
+    FREE.store(reserve - 40_000, Ordering::SeqCst);
+    archive.flush();
+    assert!((1..=on_disk - 40_000).contains(&archive.usage().1), "{}", archive.usage().1);
+    FREE.store(reserve / 2, Ordering::SeqCst);
+    archive.insert("a", entry(200, 5, 10_000));
+    archive.flush();
+    assert_eq!(archive.usage().1, 0);
+    assert!(archive.get("a", TokenKey::at_position(200)).is_some(), "it is in RAM");
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+}
+
+/// The store needs space: the least recently used files are deleted first, of all models, and nothing else.
+#[test]
+fn kv_archive_files_are_deleted_when_space_is_needed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for model in 1..=2 {
+        let mut archive = KvArchive::open(limits(folder.path(), 1 << 20, 1 << 30), model);
+        for n in 0..5 {
+            archive.insert("a", entry(n * 10, 5, 10_000));
+        }
+        archive.flush();
+    }
+    let elsewhere = folder.path().join("note.txt");
+    fs::write(&elsewhere, "kept").expect("the file is written");
+    let before = files(folder.path()).len();
+    let freed = super::free_disk_space(folder.path(), 25_000);
+    assert!((25_000..40_000).contains(&freed), "{freed}");
+    assert_eq!(files(folder.path()).len(), before - 3);
+    let mut archive = KvArchive::open(limits(folder.path(), 1 << 20, 1 << 30), 1);
+    let found = (0..5).filter(|n| archive.get("a", TokenKey::at_position(n * 10)).is_some()).count();
+    assert_eq!(found, 2, "the files of the first model are the oldest");
+    assert!(super::free_disk_space(folder.path(), u64::MAX) > 0);
+    assert_eq!(super::free_disk_space(folder.path(), u64::MAX), 0);
+    assert!(elsewhere.exists());
+}
+
+/// The entry files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let conversations = list_dir(folder).into_iter().flat_map(|model| list_dir(&model));
+    conversations.flat_map(|conversation| list_dir(&conversation)).collect()
+}

@@ -1,5 +1,6 @@
 //! The thread that writes entries to disk, so that pruning does not wait for it.
 
+use super::disk_space::DiskSpace;
 use super::entry::{KvArchiveEntry, KvEntryDiskState};
 use super::file;
 use parking_lot::{Condvar, Mutex};
@@ -37,11 +38,11 @@ impl KvArchiveWriter {
     /// [`send`](Self::send) blocks while more bytes than this wait to be written: they are RAM beyond the limit.
     pub(super) const MAX_QUEUED_BYTES: u64 = 128 << 20;
 
-    pub(super) fn spawn() -> std::io::Result<Self> {
+    pub(super) fn spawn(disk_space: fn(&Path) -> Option<DiskSpace>) -> std::io::Result<Self> {
         let (jobs, receiver) = channel();
         let queue = Arc::new(QueuedBytes::default());
         let thread_queue = Arc::clone(&queue);
-        let run = move || run_jobs(receiver, &thread_queue);
+        let run = move || run_jobs(receiver, &thread_queue, disk_space);
         let thread = std::thread::Builder::new().name("halo-kv".into()).spawn(run)?;
         Ok(Self { jobs: Some(jobs), queue, thread: Some(thread) })
     }
@@ -60,12 +61,15 @@ impl KvArchiveWriter {
     }
 }
 
-fn run_jobs(jobs: Receiver<KvArchiveJob>, queue: &QueuedBytes) {
+fn run_jobs(jobs: Receiver<KvArchiveJob>, queue: &QueuedBytes, disk_space: fn(&Path) -> Option<DiskSpace>) {
     let mut last_warning = None;
     for job in jobs {
         match job {
             KvArchiveJob::Write { path, entry, model_fingerprint, disk } => {
                 let bytes = entry.cells.len() as u64;
+                if !disk.is_not_stored() && !has_space_for(&path, bytes, disk_space) {
+                    disk.set_not_stored();
+                }
                 if !disk.is_not_stored()
                     && let Err(error) = write_unless_cancelled(&path, &entry, model_fingerprint, &disk)
                 {
@@ -86,6 +90,12 @@ fn run_jobs(jobs: Receiver<KvArchiveJob>, queue: &QueuedBytes) {
             }
         }
     }
+}
+
+/// Whether the reserve stays free when an entry is written. Its folder may not exist yet.
+fn has_space_for(path: &Path, bytes: u64, disk_space: fn(&Path) -> Option<DiskSpace>) -> bool {
+    let space = path.ancestors().skip(1).find(|folder| folder.exists()).and_then(disk_space);
+    space.is_none_or(|space| space.free >= space.reserve() + bytes)
 }
 
 /// Writes an entry, and removes the file again if the entry was evicted or deleted meanwhile.

@@ -183,6 +183,16 @@ pub struct FakeOptions {
     /// The number of tokens in the vocabulary of the model; 0 if it is unknown.
     pub vocab_size: usize,
     pub captures: FakeCaptures,
+    /// What happens to readers that are opened now.
+    pub reader_fault: Arc<Mutex<Option<ReaderFault>>>,
+}
+
+/// How a store fails its readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReaderFault {
+    Fail,
+    /// It does not answer as long as the fault lasts.
+    Hang,
 }
 
 impl Default for FakeOptions {
@@ -195,6 +205,7 @@ impl Default for FakeOptions {
             attention: false,
             vocab_size: 0,
             captures: FakeCaptures::default(),
+            reader_fault: Arc::default(),
         }
     }
 }
@@ -337,7 +348,14 @@ impl Backend for FakeBackend {
     }
 
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error> {
-        self.options.store.open()
+        let fault = || *self.options.reader_fault.lock().expect("the lock is not poisoned");
+        while fault() == Some(ReaderFault::Hang) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        match fault() {
+            Some(ReaderFault::Fail) => Err(Error::unavailable("opening the store", "the server is gone")),
+            _ => self.options.store.open(),
+        }
     }
 
     fn embedder(&self) -> Option<Box<dyn Embedder + Send>> {
@@ -695,7 +713,16 @@ impl FakeServer {
 
     /// The events of a stream, and whether it ended cleanly.
     pub async fn stream(&self, path: &str, body: &Value) -> (Vec<String>, bool) {
-        let response = self.send(Self::build_request("POST", path, Some(body), None)).await;
+        self.stream_request(Self::build_request("POST", path, Some(body), None)).await
+    }
+
+    /// The same in a named conversation.
+    pub async fn stream_in(&self, conversation: &str, path: &str, body: &Value) -> (Vec<String>, bool) {
+        self.stream_request(Self::build_request("POST", path, Some(body), Some(conversation))).await
+    }
+
+    async fn stream_request(&self, request: Request<Body>) -> (Vec<String>, bool) {
+        let response = self.send(request).await;
         assert_eq!(response.status().as_u16(), 200);
         let (mut text, mut body, mut clean) = (String::new(), response.into_body(), true);
         while let Some(frame) = body.frame().await {

@@ -6,6 +6,9 @@ mod fake;
 mod fixture;
 mod forget;
 mod monitoring;
+mod postgres;
+#[path = "../../../store/tests/it/common/postgres_server.rs"]
+mod postgres_server;
 mod random_clients;
 mod routes_conversations;
 mod routes_halo;

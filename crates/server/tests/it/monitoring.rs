@@ -1,9 +1,10 @@
 //! `/health`, and the metrics in the text format of OpenMetrics.
 
 use crate::chat::chat_body;
-use crate::fake::FakeServer;
+use crate::fake::{FakeOptions, FakeServer, ReaderFault};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// The samples of the metrics: name with labels, and value.
 async fn scrape(fake: &FakeServer) -> BTreeMap<String, f64> {
@@ -29,8 +30,44 @@ async fn health_names_model_and_version() {
     let response = fake.get("/health").await;
     let expected = json!({ "status": "ok", "model": "scripted", "version": env!("CARGO_PKG_VERSION") });
     assert_eq!((response.status, response.json()), (200, expected));
-    for (method, path) in [("POST", "/health"), ("POST", "/metrics"), ("DELETE", "/metrics")] {
+    assert_eq!(fake.get("/health/ready").await.json(), response.json());
+    assert_eq!(fake.get("/health/live").await.json(), json!({ "status": "ok" }));
+    for (method, path) in [
+        ("POST", "/health"),
+        ("POST", "/health/live"),
+        ("PUT", "/health/ready"),
+        ("POST", "/metrics"),
+        ("DELETE", "/metrics"),
+    ] {
         assert_eq!(fake.request(method, path, &[], "").await.status, 405, "{method} {path}");
+    }
+}
+
+/// A store that fails, and one that hangs: the process is live and not ready, and says so at once. It is ready again when
+/// the store is.
+#[tokio::test]
+async fn health_is_unavailable_while_the_store_does_not_answer() {
+    for fault in [ReaderFault::Fail, ReaderFault::Hang] {
+        let options = FakeOptions::default();
+        let fake = FakeServer::with_options(options.clone());
+        *options.reader_fault.lock().expect("the lock is not poisoned") = Some(fault);
+        let asked = Instant::now();
+        for path in ["/health", "/health/ready", "/health"] {
+            let response = fake.get(path).await;
+            assert_eq!(
+                (response.status, response.json()["status"].as_str()),
+                (503, Some("unavailable")),
+                "{path}"
+            );
+        }
+        assert!(asked.elapsed() < Duration::from_secs(8), "{fault:?}: {:?}", asked.elapsed());
+        assert_eq!(fake.get("/health/live").await.status, 200);
+        *options.reader_fault.lock().expect("the lock is not poisoned") = None;
+        let restored = Instant::now();
+        while fake.get("/health").await.status != 200 {
+            assert!(restored.elapsed() < Duration::from_secs(5), "{fault:?}: not ready again");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 }
 

@@ -37,6 +37,15 @@ pub(crate) fn create_conversation(sql: &mut dyn SqlConnection, name: &str, at: i
     })
 }
 
+/// Renames a conversation, unless the name is taken.
+pub(crate) fn rename_conversation(sql: &mut dyn SqlConnection, id: i64, to: &str) -> Result<(), SqlError> {
+    if find_conversation_id(sql, to)?.is_some() {
+        return Err(names::name_taken(to));
+    }
+    let rename = "UPDATE conversation SET name = $1 WHERE id = $2";
+    sql.execute(rename, &[SqlValue::Text(to), SqlValue::Int(id)]).map(drop)
+}
+
 pub(crate) fn set_model(sql: &mut dyn SqlConnection, id: i64, model: &str) -> Result<(), SqlError> {
     let update = "UPDATE conversation SET model = $1 WHERE id = $2";
     sql.execute(update, &[SqlValue::Text(model), SqlValue::Int(id)]).map(drop)

@@ -4,7 +4,9 @@ use crate::common::TestDatabase;
 use halo_core::change::{Append, Change};
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::row_store::{Row, RowKind, RowStore};
-use halo_core::store::{Access, Durability, Embedding, MessageKey, MessageLookup, RecordKind, Store};
+use halo_core::store::{
+    Access, Durability, Embedding, MessageKey, MessageLookup, RecordKind, StagedRecords, Store,
+};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
 use halo_core::timeline::Timeline;
@@ -36,6 +38,8 @@ test_on_every_database!(
     export_import_round_trip_is_byte_identical,
     import_rejects_damaged_export,
     copy_conversation_keeps_tokens_and_can_branch,
+    replace_by_copy_keeps_the_original_or_changes_nothing,
+    staged_records_are_written_with_the_next_commit,
     turn_times_are_those_of_the_first_token,
     turn_times_include_every_turn_of_a_batch,
     migration_fills_turns_of_old_log_entries,
@@ -398,9 +402,12 @@ fn execute_sql_directly(database: &TestDatabase, sql: &str) {
                 .execute_batch(sql)
                 .expect("the statement runs");
         }
-        StoreLocation::Postgres(url) => {
-            crate::common::execute_sql(url, &format!("SET search_path TO halo; {sql}"))
-                .expect("the statement runs");
+        StoreLocation::Postgres(_) => {
+            crate::common::postgres_server::execute_sql(
+                &database.url,
+                &format!("SET search_path TO halo; {sql}"),
+            )
+            .expect("the statement runs");
         }
     }
 }
@@ -535,6 +542,88 @@ fn migration_fills_turns_of_old_log_entries(database: &TestDatabase) {
     let findings = store.check_integrity(&mut |_, _| {}).expect("the check runs");
     store.repair(&findings).expect("the repair runs");
     assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+}
+
+/// The copy takes the name, and the original is kept under another one. A failure leaves both as they were.
+fn replace_by_copy_keeps_the_original_or_changes_nothing(database: &TestDatabase) {
+    let mut store = database.open();
+    create_full_conversation(&mut store, "main", 3);
+    create_full_conversation(&mut store, "taken", 4);
+    let before = export_bytes(&mut store, "main");
+    let names = |store: &mut Database| -> Vec<String> {
+        let all = store.list_conversations().expect("the conversations are listed");
+        all.into_iter().map(|summary| summary.name).collect()
+    };
+    let settings = [("template", "t2")];
+    let failed = store
+        .replace_by_copy("main", "old", "m", &settings, &mut |_| Err(Error::internal("converting", "no")));
+    assert_eq!(failed, Err(Error::internal("converting", "no")));
+    let taken = store.replace_by_copy("main", "taken", "m", &settings, &mut |turn| Ok(Some(turn)));
+    assert_eq!(taken.expect_err("the name is taken").kind, ErrorKind::Conflict);
+    assert_eq!(
+        (names(&mut store), export_bytes(&mut store, "main")),
+        (vec!["main".into(), "taken".into()], before)
+    );
+    let texts = chunk_texts(&mut store, "main");
+    store
+        .replace_by_copy("main", "main (old)", "m", &settings, &mut |turn| Ok(Some(turn)))
+        .expect("the conversation is replaced");
+    assert_eq!(names(&mut store), ["main", "main (old)", "taken"]);
+    assert_eq!(
+        (chunk_texts(&mut store, "main"), chunk_texts(&mut store, "main (old)")),
+        (texts.clone(), texts)
+    );
+    let model = |store: &mut Database, name: &str| {
+        store.find_conversation(name).expect("it is read").map(|summary| summary.model)
+    };
+    assert_eq!(model(&mut store, "main").as_deref(), Some("m"));
+    assert_eq!(model(&mut store, "main (old)").as_deref(), Some("SmolLM2"));
+    let template = |store: &mut Database, name: &str| {
+        let settings = store.records(name, RecordKind::Setting).expect("the records are read");
+        settings.into_iter().find(|record| record.key == "template").map(|record| record.value)
+    };
+    assert_eq!(template(&mut store, "main").as_deref(), Some("t2"));
+    assert_eq!(template(&mut store, "main (old)"), None);
+    store.load("main", Access::Write).expect("the copy can be written");
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+}
+
+/// Records that belong to a message are committed with it. A commit that fails discards them.
+fn staged_records_are_written_with_the_next_commit(database: &TestDatabase) {
+    let mut store = database.open();
+    let staged = |value: &str| StagedRecords {
+        model: Some(format!("model {value}")),
+        records: vec![(RecordKind::Setting, "message.id".into(), value.into())],
+    };
+    let stored = |store: &mut Database| {
+        let model = store.find_conversation("c").expect("it is read").map(|summary| summary.model);
+        let records = store.records("c", RecordKind::Setting).expect("the records are read");
+        (model, records.into_iter().map(|record| record.value).collect::<Vec<_>>())
+    };
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    let history = seeded_history(5, 12);
+    let (first, rest) = history.changes.split_first().expect("a history has changes");
+    store.stage_records("c", staged("lost"));
+    let stale = Timeline::new();
+    assert!(store.commit("d", first, &stale, Durability::Immediate).is_err(), "it was not opened");
+    assert_eq!(stored(&mut store), (None, vec![]), "nothing is written before the commit");
+    store.stage_records("c", staged("1"));
+    store.transact("c", &mut timeline, first, Durability::Immediate).expect("the change is committed");
+    assert_eq!(stored(&mut store), (Some("model 1".into()), vec!["1".into()]));
+    store.stage_records("c", staged("2"));
+    store.transact_all("c", &mut timeline, rest).expect("the changes are committed");
+    assert_eq!(stored(&mut store), (Some("model 2".into()), vec!["2".into()]));
+    // Another writer has changed the row: the commit fails, and so do the records.
+    execute_sql_directly(database, "UPDATE conversation SET seq = seq + 1");
+    store.stage_records("c", staged("3"));
+    let refused = store.transact("c", &mut timeline, &Change::Batch(vec![]), Durability::Immediate);
+    assert_eq!(refused.expect_err("the row has changed").kind, ErrorKind::Busy);
+    assert_eq!(stored(&mut store), (Some("model 2".into()), vec!["2".into()]));
+    execute_sql_directly(database, "UPDATE conversation SET seq = seq - 1");
+    store
+        .transact("c", &mut timeline, &Change::Batch(vec![]), Durability::Immediate)
+        .expect("the change is committed");
+    assert_eq!(stored(&mut store).1, ["2"], "what was staged for a failed commit is discarded");
 }
 
 /// A copy has the same tokens and chunks, except for ids that were merged away; a copy up to a turn is a branch. The

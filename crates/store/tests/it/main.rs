@@ -4,4 +4,5 @@ mod common;
 mod every_database;
 mod import_formats;
 mod import_fuzz;
+mod postgres_faults;
 mod repair;

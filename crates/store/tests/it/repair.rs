@@ -8,6 +8,7 @@ use halo_core::store::{Access, Durability, RecordKind, Store};
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
 use halo_core::timeline::StateHash;
 use halo_store::database::{Database, StoreLocation};
+use halo_store::wal_check::{find_wal_damage, keep_wal};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -302,8 +303,9 @@ fn open_rejects_newer_sqlite_schema() {
 fn open_rejects_newer_postgres_schema() {
     let database = crate::common::postgres();
     drop(database.open());
-    let StoreLocation::Postgres(url) = &database.location else { unreachable!() };
-    crate::common::execute_sql(url, "UPDATE halo.version SET version = 7").expect("the statement runs");
+    let url = &database.url;
+    crate::common::postgres_server::execute_sql(url, "UPDATE halo.version SET version = 7")
+        .expect("the statement runs");
     let refused =
         Database::open(&database.location).map(drop).expect_err("the schema is too new").to_string();
     assert!(
@@ -317,10 +319,10 @@ fn open_rejects_newer_postgres_schema() {
 #[test]
 fn postgres_reconnects_after_connection_loss() {
     let database = crate::common::postgres();
-    let StoreLocation::Postgres(url) = &database.location else { unreachable!() };
+    let url = &database.url;
     let disconnect = || {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-        crate::common::execute_sql(url, sql).expect("the statement runs");
+        crate::common::postgres_server::execute_sql(url, sql).expect("the statement runs");
     };
     let mut store = database.open();
     let history = random_history(4, 30);
@@ -499,4 +501,70 @@ fn repair_recovers_nameless_world() {
     let states = CONVERSATIONS
         .map(|name| store.load(name, Access::Read).expect("the conversation loads").state_hash());
     assert_eq!(states.as_slice(), hashes, "nothing else has changed");
+}
+
+/// Bytes of a write-ahead log are flipped at random. SQLite reads the log up to the damage and says nothing; whenever commits
+/// are missing that way, the check says so, and it never says so of a whole log.
+#[test]
+fn doctor_finds_damage_in_the_write_ahead_log() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("halo.db");
+    let mut store = Database::open(&StoreLocation::Sqlite(path.clone())).expect("the store opens");
+    let history = random_history(9, 60);
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    for change in &history.changes {
+        store.transact("c", &mut timeline, change, Durability::Deferred).expect("the change is committed");
+    }
+    // The log is not checkpointed while the store is open.
+    let (file, wal) = (
+        fs::read(&path).expect("the file is read"),
+        fs::read(path.with_file_name("halo.db-wal")).expect("the log is read"),
+    );
+    let commits = history.changes.len() as u64;
+    let frame_bytes = 24 + 4096;
+    let mut rng = fastrand::Rng::with_seed(11);
+    let (mut found, mut cases) = (0, 0);
+    for n in 0..60 {
+        let copy = tempfile::tempdir().expect("a temporary folder");
+        let path = copy.path().join("halo.db");
+        let mut damaged = wal.clone();
+        let at = match n {
+            0 => None,
+            1..10 => Some(rng.usize(..32)),
+            _ => Some(rng.usize(..damaged.len())),
+        };
+        if let Some(at) = at {
+            damaged[at] ^= 1 << rng.u8(..8);
+        }
+        fs::write(&path, &file).expect("the file is written");
+        fs::write(copy.path().join("halo.db-wal"), &damaged).expect("the log is written");
+        let damage = find_wal_damage(&path).expect("the log is checked");
+        let kept = keep_wal(&path).expect("the log is kept");
+        assert_eq!(fs::read(kept).expect("the copy is read"), damaged);
+        let mut store = match Database::open(&StoreLocation::Sqlite(path)) {
+            Ok(store) => store,
+            // Without the log, the file has no tables yet, or not all.
+            Err(_) => {
+                assert!(damage.is_some(), "byte {at:?}");
+                continue;
+            }
+        };
+        let read =
+            store.find_conversation("c").expect("the store is read").map_or(0, |summary| summary.changes);
+        let in_last_frame = at.is_some_and(|at| at + frame_bytes >= wal.len());
+        assert_eq!(
+            damage.is_some(),
+            read < commits && !in_last_frame,
+            "byte {at:?}: {read} of {commits}, {damage:?}"
+        );
+        found += usize::from(damage.is_some());
+        cases += 1;
+    }
+    assert!(found > cases / 2, "{found} of {cases}");
+    // A log that a power cut has torn is whole up to its end.
+    for cut in [wal.len() - 1, wal.len() - frame_bytes + 30, wal.len() - 3 * frame_bytes] {
+        let copy = tempfile::tempdir().expect("a temporary folder");
+        fs::write(copy.path().join("halo.db-wal"), &wal[..cut]).expect("the log is written");
+        assert_eq!(find_wal_damage(&copy.path().join("halo.db")), Ok(None), "cut at {cut}");
+    }
 }

@@ -6,7 +6,7 @@ use crate::chunk_body::ChunkBody;
 use crate::conversation_copy::TurnCopy;
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, Store,
+    RecordKind, StagedRecords, Store,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TurnId};
@@ -114,6 +114,21 @@ impl<S: Store> Store for FailingStore<S> {
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
     ) -> Result<(), Error> {
         self.call_or_fail(|s| s.copy_conversation(from, to, model, convert))
+    }
+
+    fn replace_by_copy(
+        &mut self,
+        conversation: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        self.call_or_fail(|s| s.replace_by_copy(conversation, kept_as, model, settings, convert))
+    }
+
+    fn stage_records(&mut self, conversation: &str, staged: StagedRecords) {
+        self.inner.stage_records(conversation, staged);
     }
 
     fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use crate::chunk_body::ChunkBody;
 use crate::conversation_copy::{self, TurnCopy};
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, Store,
+    RecordKind, StagedRecords, Store,
 };
 use crate::testing::stored_timeline::StoredTimeline;
 use crate::timeline::Timeline;
@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 pub struct InMemoryStore {
     durable: BTreeMap<String, InMemoryConversation>,
     pending: BTreeMap<String, InMemoryConversation>,
+    staged: BTreeMap<String, StagedRecords>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -36,6 +37,7 @@ impl InMemoryStore {
     /// Loses what is not durable.
     pub fn simulate_crash(&mut self) {
         self.pending = self.durable.clone();
+        self.staged.clear();
     }
 
     fn conversation(&mut self, conversation: &str) -> &mut InMemoryConversation {
@@ -73,7 +75,10 @@ impl Store for InMemoryStore {
     }
 
     fn load(&mut self, conversation: &str, _access: Access) -> Result<Timeline, Error> {
-        self.pending.get(conversation).map_or(Ok(Timeline::new()), |stored| stored.timeline.load())
+        let Some(stored) = self.pending.get(conversation) else { return Ok(Timeline::new()) };
+        let mut timeline = stored.timeline.load()?;
+        timeline.set_revision(stored.log.len() as u64);
+        Ok(timeline)
     }
 
     fn fetch_bodies(&mut self, conversation: &str, chunks: &[ChunkId]) -> Result<Vec<ChunkBody>, Error> {
@@ -88,7 +93,12 @@ impl Store for InMemoryStore {
         after: &Timeline,
         durability: Durability,
     ) -> Result<(), Error> {
+        let staged = self.staged.remove(conversation).unwrap_or_default();
         let stored = self.conversation(conversation);
+        if after.revision() != stored.log.len() as u64 {
+            let message = "the conversation has changed since this timeline was loaded";
+            return Err(Error::busy("committing", message));
+        }
         let mut timeline = stored.timeline.clone();
         timeline.write(change, after)?;
         if after.state_hash() != timeline.load()?.state_hash() {
@@ -97,6 +107,11 @@ impl Store for InMemoryStore {
         stored.timeline = timeline;
         let seq = stored.log.len() as u64 + 1;
         stored.log.push(LogEntry { seq, committed_at: seq as i64, change: change.clone() });
+        for (kind, key, value) in staged.records {
+            let record = Record { key: key.clone(), value, updated_at: seq as i64 };
+            stored.records.insert((kind, key), record);
+        }
+        stored.model = staged.model.unwrap_or_else(|| stored.model.clone());
         if durability == Durability::Immediate {
             self.durable = self.pending.clone();
         }
@@ -210,6 +225,29 @@ impl Store for InMemoryStore {
         copy.message_keys =
             original.message_keys.into_iter().filter(|(turn, _)| Some(*turn) <= last).collect();
         self.write_durable(to, |stored| *stored = copy)
+    }
+
+    fn replace_by_copy(
+        &mut self,
+        conversation: &str,
+        kept_as: &str,
+        model: &str,
+        settings: &[(&str, &str)],
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        // Works on a copy, so that a failure has no effect.
+        let mut store = self.clone();
+        store.rename(conversation, kept_as)?;
+        store.copy_conversation(kept_as, conversation, model, convert)?;
+        for (key, value) in settings {
+            store.put_record(conversation, RecordKind::Setting, key, Some(value))?;
+        }
+        *self = store;
+        Ok(())
+    }
+
+    fn stage_records(&mut self, conversation: &str, staged: StagedRecords) {
+        self.staged.insert(conversation.to_owned(), staged);
     }
 
     fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {

@@ -1,0 +1,76 @@
+//! `halo-bench simulate`: runs seeds of the simulator.
+
+use anyhow::{Result, bail};
+use halo_bench::simulator::{SimulatedCounts, run_seed};
+use halo_cli::output::{print_json, print_stdout};
+use halo_cli::progress::Progress;
+use parking_lot::Mutex;
+use serde_json::json;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct SimulateOptions {
+    /// Number of seeds
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// First seed
+    #[arg(long, value_name = "SEED", default_value = "0")]
+    first: u64,
+    /// Steps of each seed
+    #[arg(long, value_name = "N", default_value = "30")]
+    steps: u64,
+}
+
+pub fn run(options: &SimulateOptions, as_json: bool) -> Result<()> {
+    let (started, bar) = (Instant::now(), Progress::new("simulating", options.seeds));
+    let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let results = Mutex::new((SimulatedCounts::default(), Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(n) = Some(next.fetch_add(1, Ordering::SeqCst)).filter(|n| *n < options.seeds) {
+                    let result = run_seed(options.first + n, options.steps, None);
+                    let mut results = results.lock();
+                    match result {
+                        Ok(counts) => results.0.add(&counts),
+                        Err(violation) => results.1.push(violation),
+                    }
+                    bar.set_progress(done.fetch_add(1, Ordering::SeqCst) + 1, options.seeds);
+                }
+            });
+        }
+    });
+    drop(bar);
+    let (counts, violations) = results.into_inner();
+    let failed: Vec<u64> = violations.iter().map(|violation| violation.seed).collect();
+    if as_json {
+        print_json(&json!({
+            "seeds": options.seeds,
+            "seconds": started.elapsed().as_secs_f64(),
+            "steps": counts.steps,
+            "messages": counts.messages,
+            "tokens": counts.tokens,
+            "store_faults": counts.store_faults,
+            "crashes": counts.crashes,
+            "power_cuts": counts.power_cuts,
+            "stale_writes": counts.stale_writes,
+            "duplicates": counts.duplicates,
+            "failed_seeds": failed,
+        }))?;
+    } else {
+        print_stdout(&format!(
+            "{} seeds in {:.0} s\n{counts:#?}\n",
+            options.seeds,
+            started.elapsed().as_secs_f64()
+        ))?;
+        for violation in violations.iter().take(3) {
+            print_stdout(&violation.to_string())?;
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{} seeds failed; the first is {}", failed.len(), failed.iter().min().unwrap_or(&0));
+    }
+    Ok(())
+}

@@ -1,0 +1,395 @@
+//! The steps of a simulation: what clients ask for, and what goes wrong meanwhile.
+
+use super::clients::PendingMessage;
+use super::model::SimulatedModel;
+use super::store::SimulatedDisk;
+use super::{CONVERSATIONS, SimulatedProcess, Simulation, rules};
+use halo_core::Error;
+use halo_core::model::StepFlow;
+use halo_core::store::{RecordKind, Store};
+use halo_core::testing::doubles::HashEmbedder;
+use halo_core::token::{ChunkId, Role};
+use halo_engine::event::Event;
+use halo_engine::manual_edit::ManualEdit;
+use halo_engine::session::{MESSAGE_ID_KEY, Session};
+use halo_engine::turn::{EditAuthor, TurnInput};
+use jiff::civil::Date;
+use std::collections::BTreeMap;
+
+const TODAY: Date = jiff::civil::date(2026, 11, 15);
+
+/// What happens at an event of a turn, beside what the turn does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Interruption {
+    PowerCut,
+    /// The process is paused: its lease expires, and another process serves the conversation meanwhile.
+    Takeover,
+    /// The client stops the answer, or goes away.
+    Stop,
+}
+
+impl Simulation {
+    pub(super) fn start_process(&mut self) {
+        let id = self.rng.u64(..);
+        self.processes.push(SimulatedProcess { id, sessions: BTreeMap::new() });
+    }
+
+    pub(super) fn run(&mut self, steps: u64) -> Result<(), String> {
+        for _ in 0..steps {
+            self.counts.steps += 1;
+            let rates = [0, 2, 5, 15, 60];
+            self.disk.set_fault_rate(rates[self.rng.usize(..rates.len())]);
+            self.step()?;
+            self.replace_dead_processes();
+            self.check()?;
+        }
+        self.finish()
+    }
+
+    /// Without faults, every client gets its answer, and the store passes its checks.
+    fn finish(&mut self) -> Result<(), String> {
+        self.disk.set_fault_rate(0);
+        self.interrupts = false;
+        for name in CONVERSATIONS {
+            self.disk.expire_lease(name);
+            self.processes.iter_mut().for_each(|process| drop(process.sessions.remove(name)));
+            // The model may fail; the client asks again.
+            let mut attempts = 0;
+            while attempts < 2
+                || (attempts < 20 && self.clients.get(name).is_some_and(|client| client.pending.is_some()))
+            {
+                self.send_message(0, name, None)?;
+                attempts += 1;
+            }
+            if let Some(pending) = self.clients.get(name).and_then(|client| client.pending.as_ref()) {
+                return Err(format!("'{name}' does not answer {} although nothing fails", pending.id));
+            }
+        }
+        self.check()?;
+        (self.counts.store_faults, self.counts.stale_writes) = self.disk.fault_counts();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let process = self.rng.usize(..self.processes.len());
+        let name = CONVERSATIONS[usize::from(self.rng.u32(..5) == 0)];
+        match self.rng.u32(..100) {
+            0..50 => self.send_message(process, name, None),
+            50..58 => self.send_message(process, name, Some(TurnInput::Regenerate(EditAuthor::User))),
+            58..63 => {
+                self.send_message(process, name, Some(TurnInput::EditLast(String::new(), EditAuthor::User)))
+            }
+            63..78 => self.edit_chunk(process, name),
+            78..82 => self.append_history(process, name),
+            82..86 => self.branch(process, name),
+            86..91 => {
+                self.log(format!("process {process} is restarted"));
+                self.processes[process].sessions.clear();
+                Ok(())
+            }
+            91..95 => {
+                self.log(format!("the lease of '{name}' expires"));
+                self.disk.expire_lease(name);
+                Ok(())
+            }
+            95..98 => {
+                self.cut_power();
+                Ok(())
+            }
+            _ => {
+                self.log(format!("process {process} is killed"));
+                self.disk.kill(self.processes[process].id);
+                Ok(())
+            }
+        }
+    }
+
+    fn log(&mut self, line: String) {
+        self.trace.push(line);
+    }
+
+    fn cut_power(&mut self) {
+        self.log("the power is cut".into());
+        self.counts.power_cuts += 1;
+        self.disk.cut_power(self.processes.iter().map(|process| process.id));
+        self.clients.values_mut().for_each(super::clients::ClientView::lose_unsynced);
+    }
+
+    fn replace_dead_processes(&mut self) {
+        for at in 0..self.processes.len() {
+            if self.disk.is_dead(self.processes[at].id) {
+                self.counts.crashes += 1;
+                self.log(format!("process {at} is started again"));
+                let id = self.rng.u64(..);
+                self.processes[at] = SimulatedProcess { id, sessions: BTreeMap::new() };
+            }
+        }
+    }
+
+    /// The store has everything that clients were told, and nothing twice.
+    fn check(&mut self) -> Result<(), String> {
+        for (name, client) in &self.clients {
+            self.disk.inspect(|store| client.check(name, store))?;
+        }
+        Ok(())
+    }
+
+    /// The session of a conversation, opened where it is not.
+    fn take_session(&mut self, process: usize, name: &str) -> Result<Session, Error> {
+        let (disk, seed) = (self.disk.clone(), self.rng.u64(..));
+        let process = &mut self.processes[process];
+        if let Some(session) = process.sessions.remove(name) {
+            return Ok(session);
+        }
+        Session::open(
+            Box::new(disk.open(process.id)),
+            Box::new(SimulatedModel::new(seed)),
+            Some(Box::new(HashEmbedder)),
+            name,
+            rules(self.seed),
+            &mut |_, _| {},
+        )
+    }
+
+    /// Keeps a session that did not fail; after a failure, the conversation is opened again.
+    fn keep_session(
+        &mut self,
+        process: usize,
+        name: &str,
+        session: Session,
+        failed: bool,
+    ) -> Result<(), String> {
+        if failed || self.disk.is_dead(self.processes[process].id) {
+            return Ok(());
+        }
+        let stored = self.disk.inspect(|store| store.load(name, halo_core::store::Access::Read));
+        let stored = stored.map_err(|error| format!("'{name}' does not load: {error}"))?;
+        let held = session.timeline();
+        // Another process may have taken the conversation; then the next commit of this one fails.
+        if stored.revision() <= held.revision() && stored.state_hash() != held.state_hash() {
+            return Err(format!("'{name}': the store and the session of process {process} differ"));
+        }
+        self.processes[process].sessions.insert(name.to_owned(), session);
+        Ok(())
+    }
+
+    /// A client sends a message, or one again whose answer it did not get. `other` is a request without a new message.
+    fn send_message(&mut self, process: usize, name: &str, other: Option<TurnInput>) -> Result<(), String> {
+        let mut session = match self.take_session(process, name) {
+            Ok(session) => session,
+            Err(error) => {
+                self.log(format!("process {process} cannot open '{name}': {error}"));
+                return Ok(());
+            }
+        };
+        let Some(input) = self.choose_input(process, name, &mut session, other) else {
+            return self.keep_session(process, name, session, false);
+        };
+        let seed = self.rng.u64(..);
+        let mut turn = TurnObserver {
+            simulation: self,
+            rng: fastrand::Rng::with_seed(seed),
+            process,
+            name,
+            violation: None,
+        };
+        let result = session.run_turn(input, TODAY, &mut |event| turn.on_event(&event));
+        if let Some(violation) = turn.violation {
+            return Err(violation);
+        }
+        match &result {
+            Ok(_) => {
+                self.log(format!("process {process} has answered in '{name}'"));
+                if let Some(client) = self.clients.get_mut(name) {
+                    client.pending = None;
+                }
+            }
+            Err(error) => self.log(format!("process {process} has failed in '{name}': {error}")),
+        }
+        self.keep_session(process, name, session, result.is_err())
+    }
+
+    /// What the server makes of a client's request. A message whose id is stored is not stored again.
+    fn choose_input(
+        &mut self,
+        process: usize,
+        name: &str,
+        session: &mut Session,
+        other: Option<TurnInput>,
+    ) -> Option<TurnInput> {
+        let pending = self.clients.get(name).and_then(|client| client.pending.clone());
+        if let Some(pending) = pending {
+            self.counts.duplicates += 1;
+            let settings = session.store().records(name, RecordKind::Setting).ok()?;
+            let known =
+                settings.iter().any(|record| record.key == MESSAGE_ID_KEY && record.value == pending.id);
+            self.log(format!("process {process}: {} is sent again in '{name}' (known: {known})", pending.id));
+            if let Some(client) = self.clients.get_mut(name).and_then(|client| client.pending.as_mut()) {
+                client.attempts += 1;
+            }
+            if !known {
+                session.set_next_message_id(Some(pending.id.clone()));
+                return Some(TurnInput::Message(pending.text));
+            }
+            let waits = session.timeline().turns().last().is_some_and(|turn| turn.role == Role::User);
+            if waits {
+                return Some(TurnInput::AnswerLast);
+            }
+            // The answer was stored, and its end was lost.
+            if let Some(client) = self.clients.get_mut(name) {
+                client.pending = None;
+            }
+            return None;
+        }
+        if matches!(other, Some(TurnInput::Regenerate(_))) {
+            self.log(format!("process {process}: regenerate in '{name}'"));
+            return other;
+        }
+        self.next_message += 1;
+        let id = format!("#{}#", self.next_message);
+        let words =
+            ["the gun", "my sister Anna", "a lamp\n\nand a wall", "bees", "hello there, how are you today"];
+        let text = format!("{id} {}", words[self.rng.usize(..words.len())]);
+        self.log(format!("process {process}: {id} is sent in '{name}'"));
+        let pending = PendingMessage { id: id.clone(), text: text.clone(), stored: false, attempts: 1 };
+        self.clients.entry(name.to_owned()).or_default().pending = Some(pending);
+        session.set_next_message_id(Some(id));
+        Some(match other {
+            Some(TurnInput::EditLast(_, author)) if !session.timeline().is_empty() => {
+                TurnInput::EditLast(text, author)
+            }
+            _ => TurnInput::Message(text),
+        })
+    }
+
+    fn random_chunks(&mut self, session: &Session) -> Vec<ChunkId> {
+        let chunks: Vec<ChunkId> = session.timeline().chunks().map(|chunk| chunk.id()).collect();
+        if chunks.is_empty() { Vec::new() } else { vec![chunks[self.rng.usize(..chunks.len())]] }
+    }
+
+    fn edit_chunk(&mut self, process: usize, name: &str) -> Result<(), String> {
+        let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
+        let edit = ManualEdit::ALL[self.rng.usize(..ManualEdit::ALL.len())];
+        let chunks = self.random_chunks(&session);
+        let result = session.apply_edit(edit, &chunks);
+        self.log(format!("process {process}: edit of {chunks:?} in '{name}': {}", result.is_ok()));
+        let mut failed = result.is_err();
+        if let Ok(done) = result
+            && self.rng.bool()
+        {
+            failed = session.undo(&done.undo).is_err();
+            self.log(format!("process {process}: undone: {}", !failed));
+        }
+        self.keep_session(process, name, session, failed)
+    }
+
+    /// A client brings a history of its own.
+    fn append_history(&mut self, process: usize, name: &str) -> Result<(), String> {
+        let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
+        let messages = [
+            (Role::User, "What was it again?".to_owned()),
+            (Role::Assistant, "A lamp on the wall.".to_owned()),
+        ];
+        let result = session.append_messages(&messages, &mut || StepFlow::Continue);
+        self.log(format!("process {process}: a history for '{name}': {}", result.is_ok()));
+        self.keep_session(process, name, session, result.is_err())
+    }
+
+    fn branch(&mut self, process: usize, name: &str) -> Result<(), String> {
+        let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
+        let branch = format!("branch {}", self.rng.u32(..3));
+        let result = session.branch(&branch, None);
+        self.log(format!("process {process}: '{name}' is branched as '{branch}': {}", result.is_ok()));
+        self.keep_session(process, name, session, result.is_err())
+    }
+}
+
+/// Sees the events of a turn as its client does, and interrupts it.
+struct TurnObserver<'a> {
+    simulation: &'a mut Simulation,
+    rng: fastrand::Rng,
+    process: usize,
+    name: &'a str,
+    violation: Option<String>,
+}
+
+impl TurnObserver<'_> {
+    fn disk(&self) -> &SimulatedDisk {
+        &self.simulation.disk
+    }
+
+    fn on_event(&mut self, event: &Event) -> StepFlow {
+        // A process that is gone announces nothing.
+        if self.violation.is_some() || self.disk().is_dead(self.simulation.processes[self.process].id) {
+            return StepFlow::Continue;
+        }
+        if let Err(violation) = self.see(event) {
+            self.violation = Some(violation);
+            return StepFlow::Stop;
+        }
+        self.interrupt()
+    }
+
+    fn see(&mut self, event: &Event) -> Result<(), String> {
+        let stored = self.disk().stored_tokens(self.name);
+        let simulation = &mut *self.simulation;
+        let Some(client) = simulation.clients.get_mut(self.name) else { return Ok(()) };
+        match event {
+            Event::MessageStored { .. } => {
+                simulation.counts.messages += 1;
+                if let Some(pending) = &mut client.pending {
+                    pending.stored = true;
+                    let id = pending.id.clone();
+                    client.see_message(&id);
+                }
+            }
+            Event::Token { position, text, .. } => {
+                simulation.counts.tokens += 1;
+                if position.0 >= stored {
+                    return Err(format!(
+                        "'{}': the token at {} was announced, and {stored} tokens are stored",
+                        self.name, position.0
+                    ));
+                }
+                client.see_token(*position, text)?;
+            }
+            Event::Done(_) => client.see_end(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn interrupt(&mut self) -> StepFlow {
+        if !self.simulation.interrupts {
+            return StepFlow::Continue;
+        }
+        let interruption = match self.rng.u32(..400) {
+            0 => Interruption::PowerCut,
+            1..4 => Interruption::Takeover,
+            4..8 => Interruption::Stop,
+            _ => return StepFlow::Continue,
+        };
+        let (process, name) = (self.process, self.name);
+        match interruption {
+            Interruption::Stop => {
+                self.simulation.log(format!("the client of process {process} stops the answer"));
+                return StepFlow::Stop;
+            }
+            Interruption::PowerCut => self.simulation.cut_power(),
+            Interruption::Takeover => {
+                let other = 1 - process;
+                self.simulation
+                    .log(format!("process {process} is paused, and '{name}' goes to process {other}"));
+                self.simulation.disk.expire_lease(name);
+                self.simulation.processes[other].sessions.remove(name);
+                // What the other process does is a turn of its own, with events of its own.
+                if let Err(violation) = self.simulation.send_message(other, name, None) {
+                    self.violation = Some(violation);
+                    return StepFlow::Stop;
+                }
+                self.simulation.log(format!("process {process} goes on"));
+            }
+        }
+        StepFlow::Continue
+    }
+}

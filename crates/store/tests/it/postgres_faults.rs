@@ -1,0 +1,174 @@
+//! PostgreSQL servers that crash, freeze, and run out of connections.
+
+use crate::common::postgres_server::PostgresTestServer;
+use halo_core::ErrorKind;
+use halo_core::change::{Append, Change, NewToken};
+use halo_core::store::{Access, Durability, Store};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ContentKind, Role, TokenId, TurnId};
+use halo_store::database::{Database, StoreLocation};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+fn location(url: &str, parameters: &str) -> StoreLocation {
+    format!("{url}?{parameters}").parse().expect("a valid address")
+}
+
+/// The next token of an answer.
+fn next_token(timeline: &Timeline, n: usize) -> Change {
+    let token = NewToken {
+        id: TokenId(n as u32),
+        text: format!(" word{n}"),
+        chunk_index: 0,
+        brightness: Brightness::default(),
+        kind: ContentKind::Message,
+    };
+    let at = timeline.next_position();
+    Change::Append(Append { at, turn: TurnId(0), role: Role::Assistant, tokens: vec![token] })
+}
+
+/// The server crashes again and again while tokens are streamed: every commit that returned is stored exactly once, and
+/// the stream goes on by itself.
+#[test]
+fn commit_survives_postgres_crashes_in_a_stream() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    let location = location(&url, "pool_timeout=30");
+    let crashed = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let (location, crashed) = (location.clone(), Arc::clone(&crashed));
+        move || {
+            let mut store = Database::open(&location).expect("the store opens");
+            let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+            let mut n = 0;
+            while !crashed.load(Ordering::SeqCst) {
+                let change = next_token(&timeline, n);
+                store
+                    .transact("c", &mut timeline, &change, Durability::Deferred)
+                    .unwrap_or_else(|error| panic!("token {n}: {error}"));
+                n += 1;
+            }
+            (n, timeline.state_hash())
+        }
+    });
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(400));
+        server.crash_and_restart();
+    }
+    crashed.store(true, Ordering::SeqCst);
+    let (committed, hash) = writer.join().expect("the writer does not fail");
+    assert!(committed > 20, "{committed} tokens");
+    let mut store = Database::open(&location).expect("the store opens");
+    let stored = store.load("c", Access::Read).expect("the conversation loads");
+    assert_eq!((stored.len(), stored.state_hash()), (committed, hash));
+    let replayed = store.replay_log("c").expect("the log is replayed");
+    assert_eq!(replayed.len(), committed);
+    assert!(store.check_integrity(&mut |_, _| {}).expect("the check runs").is_empty());
+}
+
+/// A server that accepts connections and does not answer: every call fails within its limit, and succeeds when the server
+/// answers again.
+#[test]
+fn postgres_that_does_not_answer_is_an_error_within_the_limit() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    let location = location(&url, "pool_timeout=2&statement_timeout=2");
+    let mut store = Database::open(&location).expect("the store opens");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    let first = next_token(&timeline, 0);
+    store.transact("c", &mut timeline, &first, Durability::Immediate).expect("the change is committed");
+    server.freeze();
+    let change = next_token(&timeline, 1);
+    type Call<'a> = (&'a str, Box<dyn FnOnce() -> Option<ErrorKind> + 'a>);
+    let mut reader = Database::open(&location);
+    let calls: Vec<Call<'_>> = vec![
+        ("open", Box::new(|| reader.as_mut().err().map(|error| error.kind))),
+        (
+            "commit",
+            Box::new(|| {
+                let result = store.transact("c", &mut timeline, &change, Durability::Immediate);
+                result.err().map(|error| error.kind)
+            }),
+        ),
+    ];
+    for (name, call) in calls {
+        let started = Instant::now();
+        assert_eq!(call(), Some(ErrorKind::Unavailable), "{name}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{name}: {:?}", started.elapsed());
+    }
+    let started = Instant::now();
+    assert_eq!(store.list_conversations().expect_err("no answer").kind, ErrorKind::Unavailable);
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    server.thaw();
+    // The commit may have been received before the limit; the conversation tells when it is loaded again.
+    drop(store);
+    let mut store = Database::open(&location).expect("the store opens");
+    let timeline = store.load("c", Access::Write).expect("the conversation loads");
+    assert!([1, 2].contains(&timeline.len()), "{}", timeline.len());
+    assert!(store.check_integrity(&mut |_, _| {}).expect("the check runs").is_empty());
+}
+
+/// Sixty conversations that are open for writing at once share the connections of their process.
+#[test]
+fn postgres_connections_are_shared_by_all_conversations() {
+    let server = PostgresTestServer::start(&["max_connections=15"]);
+    let url = server.new_database();
+    let location = location(&url, "connection_limit=4");
+    let mut stores: Vec<(Database, Timeline)> = (0..60)
+        .map(|n| {
+            let mut store = Database::open(&location).expect("the store opens");
+            let timeline = store.load(&format!("c{n}"), Access::Write).expect("a new conversation");
+            (store, timeline)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (n, (store, timeline)) in stores.iter_mut().enumerate() {
+            scope.spawn(move || {
+                for token in 0..5 {
+                    let change = next_token(timeline, token);
+                    let name = format!("c{n}");
+                    store
+                        .transact(&name, timeline, &change, Durability::Deferred)
+                        .unwrap_or_else(|error| panic!("{name}: {error}"));
+                }
+            });
+        }
+    });
+    // Their locks are those of one session, and exclude other stores of this process and of others.
+    let other: StoreLocation = url.parse().expect("a valid address");
+    for location in [&location, &other] {
+        let mut store = Database::open(location).expect("the store opens");
+        assert_eq!(store.load("c7", Access::Write).expect_err("it is open").kind, ErrorKind::Busy);
+    }
+    stores.remove(7);
+    let mut store = Database::open(&other).expect("the store opens");
+    assert_eq!(store.load("c7", Access::Write).expect("it was closed").len(), 5);
+}
+
+/// A process that lost its lock session to a crash takes its locks again. A conversation that another process has written
+/// meanwhile is not written.
+#[test]
+fn lease_is_taken_again_after_a_postgres_crash() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    let [here, there] = ["pool_timeout=30", "pool_timeout=31"].map(|limit| location(&url, limit));
+    let mut store = Database::open(&here).expect("the store opens");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    let commit = |store: &mut Database, timeline: &mut Timeline| {
+        let change = next_token(timeline, timeline.len());
+        store.transact("c", timeline, &change, Durability::Immediate)
+    };
+    commit(&mut store, &mut timeline).expect("the change is committed");
+    server.crash_and_restart();
+    commit(&mut store, &mut timeline).expect("the change is committed after the crash");
+    let mut other = Database::open(&there).expect("the store opens");
+    assert_eq!(other.load("c", Access::Write).expect_err("the lock was taken again").kind, ErrorKind::Busy);
+    server.crash_and_restart();
+    let mut elsewhere = other.load("c", Access::Write).expect("the lock was released by the crash");
+    commit(&mut other, &mut elsewhere).expect("the change is committed");
+    assert_eq!(commit(&mut store, &mut timeline).expect_err("the lock is taken").kind, ErrorKind::Busy);
+    drop(other);
+    assert_eq!(commit(&mut store, &mut timeline).expect_err("a change was missed").kind, ErrorKind::Busy);
+    assert_eq!(store.load("c", Access::Read).expect("the conversation loads").len(), 3);
+}
