@@ -8,6 +8,7 @@ use crate::generate::{GenerateRequest, generate};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
 use crate::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
+use crate::token_text::MarkerNames;
 use crate::{chat_template, token_text};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
@@ -58,6 +59,7 @@ pub struct Llama {
     worker: Arc<LlamaThread>,
     weights: Arc<ModelWeights>,
     info: ModelInfo,
+    markers: Arc<MarkerNames>,
     /// The reason why KV cells cannot be edited, if there is one.
     kv_edit_unsupported: Option<&'static str>,
 }
@@ -142,7 +144,8 @@ impl Llama {
         let template = load_chat_template(&weights);
         let info = ModelInfo { name, context: tokens as usize, attention: true, template };
         let worker = LlamaThread::spawn(context, limits, fingerprint, mode)?;
-        Ok(Self { worker: Arc::new(worker), weights, info, kv_edit_unsupported })
+        let markers = Arc::new(MarkerNames::of_template(&weights, &info.template));
+        Ok(Self { worker: Arc::new(worker), weights, info, markers, kv_edit_unsupported })
     }
 
     /// The reason why KV cells of this model cannot be edited, if there is one: then everything after a change of the
@@ -278,11 +281,14 @@ impl Model for Llama {
     }
 
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
-        Ok(token_text::tokenize_with_text(&self.weights, text, special))
+        if special {
+            return Ok(token_text::tokenize_with_text(&self.weights, text, true));
+        }
+        Ok(self.markers.tokenize_content(&self.weights, text))
     }
 
     fn count_tokens(&mut self, text: &str) -> Result<usize, Error> {
-        Ok(self.weights.tokenize(text, false).len())
+        Ok(self.markers.count_content_tokens(&self.weights, text))
     }
 
     fn detokenize(&mut self, ids: &[TokenId]) -> Result<String, Error> {

@@ -10,4 +10,5 @@ mod replay;
 mod requirements;
 mod rooms;
 mod search;
+mod special_tokens;
 mod store;

@@ -136,12 +136,12 @@ fn tokenize_turn(
 ) -> Result<Vec<ImportToken>, SqlError> {
     match turn.content {
         ForeignContent::Text(text) => {
-            let tokens = tokenize(&text, false, import, model)?.unwrap_or_else(|| split_words(&text));
+            let tokens = tokenize(&text, import, model)?.unwrap_or_else(|| split_words(&text));
             Ok(split_into_chunks(tokens, import))
         }
         ForeignContent::Tokens(old) => {
             let text: String = old.iter().map(|t| t.text.as_str()).collect();
-            let tokens = tokenize(&text, true, import, model)?;
+            let tokens = tokenize(&text, import, model)?;
             let same_ids = |new: &Vec<ModelToken>| {
                 new.len() == old.len() && new.iter().zip(&old).all(|(new, old)| Some(new.id.0) == old.id)
             };
@@ -153,16 +153,15 @@ fn tokenize_turn(
     }
 }
 
-/// The tokens of the model; none without a model.
+/// The tokens of the model; none without a model. The name of a special token in a message stays text.
 fn tokenize(
     text: &str,
-    special: bool,
     import: &mut ImportRequest<'_>,
     model_name: &mut Option<String>,
 ) -> Result<Option<Vec<ModelToken>>, SqlError> {
     let Some(model) = &mut import.model else { return Ok(None) };
     *model_name = Some(model.info().name.clone());
-    let tokens = model.tokenize(text, special).map_err(|e| SqlError::invalid_input(e.to_string()))?;
+    let tokens = model.tokenize(text, false).map_err(|e| SqlError::invalid_input(e.to_string()))?;
     Ok(Some(tokens))
 }
 
