@@ -8,8 +8,8 @@ use crate::generate::{GenerateRequest, generate};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
 use crate::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
-use crate::token_text::MarkerNames;
-use crate::{chat_template, token_text};
+use crate::template_runner::TemplateRunner;
+use crate::token_text::{self, MarkerNames};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
@@ -36,6 +36,8 @@ pub struct LlamaOptions {
     pub gpu_layers: u32,
     pub kv_mode: KvCacheMode,
     pub kv_archive: KvArchiveLimits,
+    /// Where the chat template of the file is rendered.
+    pub template_runner: TemplateRunner,
 }
 
 impl Default for LlamaOptions {
@@ -47,6 +49,7 @@ impl Default for LlamaOptions {
             gpu_layers: 0,
             kv_mode: KvCacheMode::EditCells,
             kv_archive: KvArchiveLimits::disabled(),
+            template_runner: TemplateRunner::InProcess,
         }
     }
 }
@@ -141,7 +144,7 @@ impl Llama {
         let fingerprint = model_fingerprint(path, &weights).map_err(|error| {
             Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
         })?;
-        let template = load_chat_template(&weights);
+        let template = load_chat_template(&weights, &options.template_runner)?;
         let info = ModelInfo { name, context: tokens as usize, attention: true, template };
         let worker = LlamaThread::spawn(context, limits, fingerprint, mode)?;
         let markers = Arc::new(MarkerNames::of_template(&weights, &info.template));
@@ -454,7 +457,7 @@ fn compile_constraint(
 
 /// The chat template of the file; where it has none that can be used, ChatML if the vocabulary has its tokens, else plain
 /// text.
-fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
+fn load_chat_template(weights: &ModelWeights, runner: &TemplateRunner) -> Result<ChatTemplate, Error> {
     let text = |token| String::from_utf8_lossy(&weights.token_bytes(token, true)).into_owned();
     let bos = weights.bos_token().map(text).unwrap_or_default();
     let vocab_size = weights.vocab_size() as i32;
@@ -462,9 +465,9 @@ fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
         (0..vocab_size).filter(|&t| weights.is_end_of_generation(t)).map(text).collect();
     let inferred = match weights.chat_template() {
         None => Err("the file has none".to_owned()),
-        Some(source) => chat_template::infer_template(&source, &bos, &end_tokens),
+        Some(source) => runner.infer(&source, &bos, &end_tokens)?,
     };
-    match inferred {
+    Ok(match inferred {
         // The model wants the BOS token, whether or not the template writes it.
         Ok(template) if template.start.is_empty() => ChatTemplate { start: bos, ..template },
         Ok(template) => template,
@@ -474,7 +477,7 @@ fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
             let fallback = if is_chatml { ChatTemplate::chatml() } else { ChatTemplate::plain() };
             ChatTemplate { start: bos, ..fallback }
         }
-    }
+    })
 }
 
 /// Identifies the model and the format of its KV cells: saved cells are restored only for the same fingerprint. It is a
