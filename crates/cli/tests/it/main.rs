@@ -5,6 +5,7 @@ mod common;
 mod config;
 mod forget;
 mod help;
+mod hostile_files;
 mod hostile_templates;
 mod models;
 mod replay;
