@@ -138,7 +138,7 @@ impl BenchTokenizer {
 
     /// The header of a turn of the chat template.
     fn header(&self, frame: &ChatFormatter, role: Role, previous: Option<Role>) -> Vec<LlamaToken> {
-        self.ids(&frame.turn_header(role, previous, None), true)
+        self.ids(&frame.turn_header(role, previous, None).text(), true)
     }
 }
 

@@ -34,13 +34,13 @@ pub(crate) fn build_history(
         show_dates: false,
         names: SpeakerNames::default(),
     };
-    let prefix = model.tokenize(&frame.preamble(), true)?.len();
+    let prefix = frame.preamble().tokenize(model)?.len();
     let budget = rules.token_budget().unwrap_or(model.info().context);
     let mut timeline = store.load(CONVERSATION, Access::Write)?;
     let mut before = None;
     for (message, answer) in messages {
         for (role, text) in [(Role::User, &message), (Role::Assistant, &answer)] {
-            let opening = model.tokenize(&frame.turn_header(role, before, None), true)?;
+            let opening = frame.turn_header(role, before, None).tokenize(model)?;
             let content = model.tokenize(text, false)?;
             let with_kind =
                 |pieces: Vec<ModelToken>, kind| pieces.into_iter().map(move |piece| (piece, kind));

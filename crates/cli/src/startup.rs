@@ -1,15 +1,23 @@
-//! What `halo` and `halo-bench` do before and after a command: logging, flags, the jq worker, errors.
+//! What `halo` and `halo-bench` do before and after a command: logging, flags, workers, errors.
 
 use crate::error::{self, CommandTopic};
 use crate::output::{StdoutClosed, print_notice};
 use anyhow::Result;
+use halo_engine::tools::jq;
+use halo_llama::template_runner;
 use std::ffi::OsString;
+use std::io::{Read, Write};
 use std::process::ExitCode;
 
-/// Prepares the process. Returns an exit status if the arguments asked for the jq worker, which has run then.
+/// Prepares the process. Returns an exit status if the arguments asked for a worker, which has run then.
 pub fn prepare_process(args: &[OsString]) -> Option<ExitCode> {
-    if args.len() == 2 && args[1] == halo_engine::tools::jq::SUBPROCESS_ARG {
-        return Some(run_jq_worker());
+    if let [_, worker] = args {
+        if *worker == jq::SUBPROCESS_ARG {
+            return Some(run_worker(jq::serve_subprocess));
+        }
+        if *worker == template_runner::SUBPROCESS_ARG {
+            return Some(run_worker(template_runner::serve_subprocess));
+        }
     }
     reexec_with_omp_spin_limit();
     None
@@ -75,24 +83,36 @@ fn reexec_with_omp_spin_limit() {
     }
 }
 
-/// Runs one jq filter of the model from standard input and exits: in a process of its own, with limits on memory and
-/// time.
-fn run_jq_worker() -> ExitCode {
+/// Reads a job from standard input, and writes its result to standard output.
+type ServeJob = fn(&mut dyn Read, &mut dyn Write) -> std::io::Result<()>;
+
+/// Runs one untrusted job, a jq filter of the model or the chat template of a model file, and exits: in a process of its
+/// own, with limits on memory and time.
+fn run_worker(serve: ServeJob) -> ExitCode {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, setrlimit};
         let most = |n: u64| Rlimit { current: Some(n), maximum: Some(n) };
-        let limits =
-            [(Resource::As, 512 << 20), (Resource::Cpu, 1), (Resource::Fsize, 0), (Resource::Core, 0)];
+        let memory = worker_memory_bytes();
+        let limits = [(Resource::As, memory), (Resource::Cpu, 1), (Resource::Fsize, 0), (Resource::Core, 0)];
         for (what, n) in limits {
             if setrlimit(what, most(n)).is_err() {
                 return ExitCode::FAILURE;
             }
         }
     }
-    let done =
-        halo_engine::tools::jq::serve_subprocess(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
+    let done = serve(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
     if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The most address space of a worker: 512 MiB, or more where the libraries of the program take most of that, as those of
+/// graphics cards do.
+#[cfg(unix)]
+fn worker_memory_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
+    let kilobytes: u64 = size.and_then(|size| size.parse().ok()).unwrap_or(0);
+    (512 << 20).max((kilobytes << 10) + (384 << 20))
 }
 
 /// Moves every `--set KEY=VALUE` behind the command, in order: clap drops the values before a subcommand when a

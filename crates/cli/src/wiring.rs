@@ -16,6 +16,7 @@ use halo_engine::tools::jq::JqRunner;
 use halo_llama::gguf::GgufValue;
 use halo_llama::kv_archive::KvArchiveLimits;
 use halo_llama::model::{Llama, LlamaOptions as Running};
+use halo_llama::template_runner::TemplateRunner;
 use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
@@ -119,9 +120,15 @@ pub fn open_llama(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits) -
         gpu_layers: u32::try_from(settings.model_gpu_layers.0).unwrap_or(0),
         kv_mode: settings.kv_mode,
         kv_archive,
+        template_runner: template_runner(),
         ..Running::default()
     };
     Ok(Llama::open(&path, &running)?)
+}
+
+/// The chat template of a model file is untrusted: it is rendered in a subprocess of this program.
+pub fn template_runner() -> TemplateRunner {
+    std::env::current_exe().map_or(TemplateRunner::InProcess, TemplateRunner::Subprocess)
 }
 
 /// The context length of the model, if the settings name one.

@@ -58,6 +58,9 @@ pub struct LogEntry {
     pub change: Change,
 }
 
+/// The key of the setting that names what is to be forgotten in a conversation.
+pub const PENDING_FORGET_KEY: &str = "lethe.pending";
+
 /// The kind of a record that a store keeps beside a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecordKind {

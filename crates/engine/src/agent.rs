@@ -43,14 +43,14 @@ impl<M: BorrowMut<dyn Model + Send>> CompletionAgent<M> {
         let role = |message: &AuthoredMessage| {
             if message.author == TextAuthor::User { Role::User } else { Role::Assistant }
         };
-        let mut tokens = model.tokenize(&format.preamble(), true)?;
+        let mut tokens = format.preamble().tokenize(model)?;
         let mut before = None;
         for message in history {
-            tokens.extend(model.tokenize(&format.turn_header(role(message), before, None), true)?);
+            tokens.extend(format.turn_header(role(message), before, None).tokenize(model)?);
             tokens.extend(model.tokenize(&message.text, false)?);
             before = Some(role(message));
         }
-        tokens.extend(model.tokenize(&format.turn_header(Role::Assistant, before, None), true)?);
+        tokens.extend(format.turn_header(Role::Assistant, before, None).tokenize(model)?);
         let window_token = |(n, token): (usize, &halo_core::model::ModelToken)| WindowToken {
             position: Some(Position(n as u64)),
             offset: 0,

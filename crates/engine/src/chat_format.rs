@@ -4,9 +4,10 @@
 //! a turn is never pruned without the header of the next, and the first chunk of a turn stays as long as any other of its
 //! chunks.
 
+use halo_core::Error;
 use halo_core::change::{Append, NewToken};
 use halo_core::chunker::Chunker;
-use halo_core::model::{ChatTemplate, ModelToken};
+use halo_core::model::{ChatTemplate, Model, ModelToken};
 use halo_core::rules::ContextRules;
 use halo_core::timeline::Timeline;
 use halo_core::token::{ContentKind, Role, TokenSource};
@@ -30,30 +31,65 @@ pub struct SpeakerNames {
     pub assistant: String,
 }
 
+/// Text of the chat template, and content behind it. Only the template's text can name special tokens: content is data,
+/// and a name such as `<|im_end|>` in it stays text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FramedText {
+    pub frame: String,
+    pub content: String,
+}
+
+impl FramedText {
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{}{}", self.frame, self.content)
+    }
+
+    /// The tokens of both. Content without the name of a special token is tokenized together with the frame, because a
+    /// vocabulary may merge a space at the end of the frame with the first word.
+    pub fn tokenize(&self, model: &mut dyn Model) -> Result<Vec<ModelToken>, Error> {
+        let joined = model.tokenize(&self.text(), true)?;
+        if self.content.is_empty() || !self.names_special_token(&joined, model)? {
+            return Ok(joined);
+        }
+        let mut tokens = model.tokenize(&self.frame, true)?;
+        tokens.extend(model.tokenize(&self.content, false)?);
+        Ok(tokens)
+    }
+
+    /// Whether the content has the name of a special token, or is the end of one that begins in the frame.
+    fn names_special_token(&self, joined: &[ModelToken], model: &mut dyn Model) -> Result<bool, Error> {
+        let mut end = 0;
+        let across = joined.iter().find(|token| {
+            let start = end;
+            end += token.text.len();
+            start < self.frame.len() && end > self.frame.len()
+        });
+        if let Some(token) = across {
+            let name = token.text.trim();
+            let special = model.tokenize(name, true)?;
+            if special.len() == 1 && special != model.tokenize(name, false)? {
+                return Ok(true);
+            }
+        }
+        Ok(model.tokenize(&self.content, true)? != model.tokenize(&self.content, false)?)
+    }
+}
+
 impl ChatFormatter {
     /// The text before the timeline. It is not closed: the header of the first turn does that.
     #[must_use]
-    pub fn preamble(&self) -> String {
+    pub fn preamble(&self) -> FramedText {
         let ChatTemplate { start, system, .. } = &self.template;
         match self.system_prompt.trim() {
-            "" => start.clone(),
-            prompt => format!("{start}{}{prompt}", system.prefix),
-        }
-    }
-
-    /// The same without the text of the system prompt, for callers that tokenize that separately.
-    #[must_use]
-    pub fn system_header(&self) -> String {
-        let ChatTemplate { start, system, .. } = &self.template;
-        match self.system_prompt.trim() {
-            "" => start.clone(),
-            _ => format!("{start}{}", system.prefix),
+            "" => FramedText { frame: start.clone(), content: String::new() },
+            prompt => FramedText { frame: format!("{start}{}", system.prefix), content: prompt.to_owned() },
         }
     }
 
     /// The header of a turn after one of `before`, or after the system prompt, with the date of `day`.
     #[must_use]
-    pub fn turn_header(&self, role: Role, before: Option<Role>, day: Option<Date>) -> String {
+    pub fn turn_header(&self, role: Role, before: Option<Role>, day: Option<Date>) -> FramedText {
         let system = (!self.system_prompt.trim().is_empty()).then_some(Role::System);
         let closing = before.or(system).map_or("", |role| &self.template.wrap_for(role).suffix);
         let day = day
@@ -70,7 +106,10 @@ impl ChatFormatter {
             (name, Role::Assistant) => format!("{name}:"),
             (name, _) => format!("{name}: "),
         };
-        format!("{closing}{}{day}{name}", self.template.wrap_for(role).prefix)
+        FramedText {
+            frame: format!("{closing}{}", self.template.wrap_for(role).prefix),
+            content: format!("{day}{name}"),
+        }
     }
 
     /// Differs between templates that write turns differently: then a conversation must be retokenized.
@@ -122,20 +161,20 @@ mod tests {
             show_dates: true,
             names: SpeakerNames::default(),
         };
-        assert_eq!(frame.preamble(), "<|im_start|>system\nBe kind.");
+        assert_eq!(frame.preamble().text(), "<|im_start|>system\nBe kind.");
         let first = frame.turn_header(Role::User, None, Some(date(2026, 11, 5)));
-        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
+        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
         let answer = frame.turn_header(Role::Assistant, Some(Role::User), None);
-        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\n");
+        assert_eq!(answer.text(), "<|im_end|>\n<|im_start|>assistant\n");
         let names = SpeakerNames { user: "Ada".into(), assistant: "Halo".into() };
         let named = ChatFormatter { names, ..frame.clone() };
         let first = named.turn_header(Role::User, None, Some(date(2026, 11, 5)));
-        assert_eq!(first, "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] Ada: ");
+        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] Ada: ");
         let answer = named.turn_header(Role::Assistant, Some(Role::User), None);
-        assert_eq!(answer, "<|im_end|>\n<|im_start|>assistant\nHalo:");
+        assert_eq!(answer.text(), "<|im_end|>\n<|im_start|>assistant\nHalo:");
         let bare = ChatFormatter { system_prompt: String::new(), show_dates: false, ..frame };
-        assert_eq!(bare.preamble(), "");
-        assert_eq!(bare.turn_header(Role::User, None, Some(date(2026, 11, 5))), "<|im_start|>user\n");
+        assert_eq!(bare.preamble().text(), "");
+        assert_eq!(bare.turn_header(Role::User, None, Some(date(2026, 11, 5))).text(), "<|im_start|>user\n");
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub struct ChatModel {
 
 impl ChatModel {
     pub(crate) fn new(mut model: Box<dyn Model + Send>, format: ChatFormatter) -> Result<Self, Error> {
-        let system_tokens = model.tokenize(&format.preamble(), true)?;
+        let system_tokens = format.preamble().tokenize(&mut *model)?;
         Ok(Self { model, format, system_tokens })
     }
 
@@ -26,7 +26,7 @@ impl ChatModel {
 
     pub(crate) fn set_system_prompt(&mut self, system_prompt: String) -> Result<(), Error> {
         self.format.system_prompt = system_prompt;
-        self.system_tokens = self.model.tokenize(&self.format.preamble(), true)?;
+        self.system_tokens = self.format.preamble().tokenize(&mut *self.model)?;
         Ok(())
     }
 
@@ -38,7 +38,7 @@ impl ChatModel {
         before: Option<Role>,
         day: Option<Date>,
     ) -> Result<Vec<(ModelToken, ContentKind)>, Error> {
-        let header = self.model.tokenize(&self.format.turn_header(role, before, day), true)?;
+        let header = self.format.turn_header(role, before, day).tokenize(&mut *self.model)?;
         let mut tokens: Vec<_> = header.into_iter().map(|token| (token, ContentKind::Template)).collect();
         if !text.is_empty() {
             let message = self.model.tokenize(text, false)?;
@@ -50,6 +50,6 @@ impl ChatModel {
     /// The header of the answer to a user message.
     pub(crate) fn answer_header_tokens(&mut self) -> Result<Vec<ModelToken>, Error> {
         let header = self.format.turn_header(Role::Assistant, Some(Role::User), None);
-        self.model.tokenize(&header, true)
+        header.tokenize(&mut *self.model)
     }
 }

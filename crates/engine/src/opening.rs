@@ -44,9 +44,10 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
     if has_messages && let Some(own) = conversation.setting(SYSTEM_PROMPT_KEY)? {
         rules.system_prompt = own;
     }
+    let token_limit = rules.token_limit(model.info().context);
     let format = ChatFormatter {
         template: model.info().template.clone(),
-        system_prompt: build_system_prompt(&mut conversation, &rules)?,
+        system_prompt: build_system_prompt(&mut conversation, &rules, token_limit)?,
         show_dates: rules.show_dates,
         names: rules.speaker_names.clone(),
     };
@@ -92,10 +93,12 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
 }
 
 /// The user's system prompt, followed by the instructions for tools with the notes so far. It is made when the conversation
-/// is opened: if it changed with every note, the whole window would be prefilled again each time.
+/// is opened: if it changed with every note, the whole window would be prefilled again each time. A byte is at most one
+/// token, so the notes take at most a quarter of the window (of a very small window, [`MIN_PREVIEW_BYTES`]).
 pub(crate) fn build_system_prompt(
     conversation: &mut Conversation,
     rules: &ConversationRules,
+    token_limit: usize,
 ) -> Result<String, Error> {
     if rules.tools.is_none() {
         return Ok(rules.system_prompt.clone());
@@ -103,8 +106,13 @@ pub(crate) fn build_system_prompt(
     let notes = conversation.records(RecordKind::Note)?;
     let notes = notes.into_iter().find(|record| record.key == tools::notes::NOTES_FILE);
     let notes: Option<serde_json::Value> = notes.and_then(|notes| serde_json::from_str(&notes.value).ok());
-    Ok(format!("{}\n\n{}", rules.system_prompt.trim(), tools::tool_instructions(notes.as_ref())))
+    let preview_bytes = (token_limit / 4).max(MIN_PREVIEW_BYTES);
+    let instructions = tools::tool_instructions(notes.as_ref(), preview_bytes);
+    Ok(format!("{}\n\n{instructions}", rules.system_prompt.trim()))
 }
+
+/// Enough for the names of a few topics.
+const MIN_PREVIEW_BYTES: usize = 512;
 
 /// Retokenizes the conversation if its tokens are of another model or another template. A conversation that is open for
 /// reading is left as it is. Returns a notice for the user.

@@ -107,11 +107,7 @@ impl SessionParts {
 
     /// The most tokens in the context window.
     pub fn token_limit(&self) -> usize {
-        let context = self.model.info().context;
-        match self.rules.context.max_tokens {
-            0 => context,
-            max => max.min(context),
-        }
+        self.rules.token_limit(self.model.info().context)
     }
 
     /// Which chunks to prune from a timeline so that the window, placed memories included, has at most `budget` tokens.

@@ -39,12 +39,11 @@ impl<'a> Retokenizer<'a> {
         let (pruned, deleted) = message.first().map_or((false, false), |first| (first.pruned, first.deleted));
         let chunk_index = message.first().map_or(0, |first| first.token.chunk_index);
         let brightness = self.strategy.initial_brightness(TokenSource::from_role(turn.role, false));
-        let header =
-            self.model.tokenize(&header, true)?.into_iter().map(|ModelToken { id, text }| TokenCopy {
-                token: NewToken { id, text, chunk_index, brightness, kind: ContentKind::Template },
-                pruned,
-                deleted,
-            });
+        let header = header.tokenize(self.model)?.into_iter().map(|ModelToken { id, text }| TokenCopy {
+            token: NewToken { id, text, chunk_index, brightness, kind: ContentKind::Template },
+            pruned,
+            deleted,
+        });
         let mut tokens: Vec<TokenCopy> = header.collect();
         if !text.is_empty() {
             tokens.extend(carry_token_state(&message, self.model.tokenize(&text, false)?));

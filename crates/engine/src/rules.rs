@@ -59,6 +59,15 @@ impl ConversationRules {
         (self.context.max_tokens > 0).then(|| self.context.max_tokens.saturating_sub(free))
     }
 
+    /// The most tokens in the context window of a model with this context.
+    #[must_use]
+    pub fn token_limit(&self, model_context: usize) -> usize {
+        match self.context.max_tokens {
+            0 => model_context,
+            max => max.min(model_context),
+        }
+    }
+
     /// The memory rules, if memories are used here. A memory takes the place of pruned chunks, so it needs a window that
     /// prunes, and one that prunes whole chunks.
     #[must_use]

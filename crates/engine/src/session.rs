@@ -112,7 +112,8 @@ impl Session {
             return Ok(());
         }
         system_prompt.clone_into(&mut parts.rules.system_prompt);
-        let prompt = build_system_prompt(&mut parts.conversation, &parts.rules)?;
+        let token_limit = parts.token_limit();
+        let prompt = build_system_prompt(&mut parts.conversation, &parts.rules, token_limit)?;
         parts.model.set_system_prompt(prompt)?;
         if parts.conversation.is_new() {
             parts.unsaved_system_prompt = Some(system_prompt.to_owned());

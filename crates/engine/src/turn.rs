@@ -205,11 +205,15 @@ impl<'a> TurnRunner<'a> {
         let budget = budget.map_or(limit, |budget| budget.saturating_sub(message_tokens + header_tokens));
         let plan = parts.prune_plan(parts.timeline(), limit.saturating_sub(needed).min(budget), None);
         if plan.after + parts.memories.placed_tokens() + needed > context {
-            let (message, fixed) = (message_tokens + header_tokens, plan.after);
+            let (message, system) = (message_tokens + header_tokens, parts.model.system_tokens.len());
+            let fixed = plan.after.saturating_sub(system);
+            // The advice names what is too long: another message does not help where the system prompt fills the context.
+            let too_long = if system > context / 2 { "system prompt" } else { "message" };
             let message = format!(
-                "context length exceeded: {} tokens do not fit in {context}: {message} of the message, {fixed} that cannot be \
-                 pruned, and up to {answer_tokens} of the answer; shorten the message or raise model.context",
-                message + fixed + answer_tokens
+                "context length exceeded: {} tokens do not fit in {context}: {message} of the message, {system} of the system \
+                 prompt, {fixed} that cannot be pruned, and up to {answer_tokens} of the answer; shorten the {too_long} or \
+                 raise model.context",
+                message + plan.after + answer_tokens
             );
             return Err(Error::context_length_exceeded("making room for the message", message));
         }

@@ -4,7 +4,8 @@
 //! one message must be known by itself. The template is rendered once with sentinels as messages; the text between the
 //! sentinels is split into the suffix of one message and the prefix of the next.
 //!
-//! The template is untrusted code: its size, its nesting and its steps are limited.
+//! The template is untrusted code: its size, its nesting and its steps are limited. Its memory is not: the worker of
+//! `template_runner` limits that.
 
 use halo_core::model::{ChatTemplate, MessageWrap};
 use minijinja::syntax::SyntaxConfig;
@@ -110,6 +111,9 @@ fn split_after_end_token(text: &str, end_tokens: &[String]) -> (String, String) 
 /// The most steps of one rendering; templates need a few hundred for four messages.
 const FUEL: u64 = 100_000;
 
+/// The longest rendered chat; published templates write a few thousand bytes.
+const MAX_RENDERED_BYTES: usize = 1 << 17;
+
 fn render_chat(source: &str, messages: &[(&str, &str)], bos: &str, eos: &str) -> Result<String, Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
@@ -131,7 +135,12 @@ fn render_chat(source: &str, messages: &[(&str, &str)], bos: &str, eos: &str) ->
         bos_token => bos,
         eos_token => eos,
     };
-    environment.render_str(source, chat)
+    let text = environment.render_str(source, chat)?;
+    if text.len() > MAX_RENDERED_BYTES {
+        let message = format!("it writes {} bytes for four short messages", text.len());
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    Ok(text)
 }
 
 #[cfg(test)]

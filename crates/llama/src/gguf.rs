@@ -5,7 +5,7 @@
 //! not support; then llama.cpp returns an error. Tensor data is not read.
 
 use halo_core::ErrorKind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
@@ -49,6 +49,13 @@ impl GgufHeader {
     #[must_use]
     pub fn architecture(&self) -> Option<&str> {
         match self.metadata.get("general.architecture") {
+            Some(GgufValue::Text(name)) => Some(name),
+            _ => None,
+        }
+    }
+
+    fn pre_tokenizer(&self) -> Option<&str> {
+        match self.metadata.get("tokenizer.ggml.pre") {
             Some(GgufValue::Text(name)) => Some(name),
             _ => None,
         }
@@ -205,7 +212,8 @@ const TENSOR_TYPES: [Option<(u64, u64)>; 43] = [
 pub fn read_header(path: &Path) -> Result<GgufHeader, GgufError> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
-    let mut input = GgufReader { inner: BufReader::with_capacity(1 << 16, file), offset: 0, size };
+    let inner = BufReader::with_capacity(1 << 16, file);
+    let mut input = GgufReader { inner, offset: 0, size, vocabulary: VocabularyScan::default() };
     parse_header(&mut input)
 }
 
@@ -213,6 +221,55 @@ struct GgufReader<R> {
     inner: R,
     offset: u64,
     size: u64,
+    vocabulary: VocabularyScan,
+}
+
+/// What is remembered of the vocabulary, to check whether the tokenizer can work with it.
+#[derive(Default)]
+struct VocabularyScan {
+    /// The bytes that have a token of their own: `<0x0A>`, or the byte itself.
+    byte_tokens: BTreeSet<u8>,
+    /// Whether a token has the type "byte".
+    has_byte_type: bool,
+}
+
+/// The type "byte" in `tokenizer.ggml.token_type`.
+const BYTE_TOKEN_TYPE: u32 = 6;
+
+impl VocabularyScan {
+    fn add_token(&mut self, token: &[u8]) {
+        let hex = |digits: &[u8; 2]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+        match token {
+            &[byte] => self.byte_tokens.extend([byte]),
+            [b'<', b'0', b'x', digits @ .., b'>'] => {
+                // llama.cpp looks for capital letters.
+                let capital = digits.iter().all(|digit| !digit.is_ascii_lowercase());
+                let byte = digits.try_into().ok().filter(|_| capital).and_then(hex);
+                self.byte_tokens.extend(byte);
+            }
+            _ => {}
+        }
+    }
+
+    /// Why llama.cpp would abort the process, or throw an exception across the FFI, with this tokenizer.
+    fn find_misfit(&self, header: &GgufHeader) -> Option<String> {
+        let Some(GgufValue::Text(kind)) = header.metadata.get("tokenizer.ggml.model") else { return None };
+        let lacks = |key: &str| {
+            let key = format!("tokenizer.ggml.{key}");
+            let missing = !matches!(header.metadata.get(&key), Some(GgufValue::Array(_)));
+            missing.then(|| format!("tokenizer.ggml.model is '{kind}', and {key} is missing"))
+        };
+        let why = match kind.as_str() {
+            "none" | "no_vocab" => return Some("it has no vocabulary".to_owned()),
+            "llama" if let Some(missing) = lacks("scores") => return Some(missing),
+            "gpt2" | "gemma4" if header.pre_tokenizer() != Some("kimi-k2") => return lacks("merges"),
+            "llama" if self.byte_tokens.len() < 256 => "the vocabulary has no token for some bytes",
+            "bert" if self.has_byte_type => "the vocabulary has tokens of the type byte",
+            "t5" | "test" => "such a tokenizer is not supported",
+            _ => return None,
+        };
+        Some(format!("tokenizer.ggml.model is '{kind}', but {why}"))
+    }
 }
 
 impl<R: Read> GgufReader<R> {
@@ -237,6 +294,12 @@ impl<R: Read> GgufReader<R> {
     }
 
     fn read_string(&mut self, what: &str) -> Result<String, GgufError> {
+        // Tokens of a vocabulary may be invalid UTF-8; keys with invalid UTF-8 match no known key.
+        let bytes = self.read_string_bytes(what)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    }
+
+    fn read_string_bytes(&mut self, what: &str) -> Result<Vec<u8>, GgufError> {
         let len = self.read_u64(what)?;
         if len > MAX_STRING_BYTES {
             return Err(GgufError::Damaged(format!("{what} is {len} bytes long")));
@@ -245,8 +308,7 @@ impl<R: Read> GgufReader<R> {
         let mut bytes = vec![0; len as usize];
         self.inner.read_exact(&mut bytes)?;
         self.offset += len;
-        // Tokens of a vocabulary may be invalid UTF-8; keys with invalid UTF-8 match no known key.
-        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+        Ok(bytes)
     }
 
     fn skip(&mut self, len: u64, what: &str) -> Result<(), GgufError> {
@@ -286,7 +348,7 @@ fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufEr
         Some(other) => return Err(GgufError::Damaged(format!("general.alignment is {other:?}"))),
     };
     let mut end = 0u64;
-    let mut names = std::collections::BTreeSet::new();
+    let mut names = BTreeSet::new();
     for n in 0..tensors {
         let name = input.read_string(&format!("the name of tensor {n}"))?;
         end = end.max(parse_tensor(input, &name, align)?);
@@ -299,7 +361,7 @@ fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufEr
         return Err(GgufError::Truncated("the end of the tensor data".into()));
     }
     let header = GgufHeader { version, metadata, tensor_count: tensors, file_bytes: input.size };
-    match find_invalid_value(&header) {
+    match find_invalid_value(&header).or_else(|| input.vocabulary.find_misfit(&header)) {
         Some(why) => Err(GgufError::Damaged(why)),
         None => Ok(header),
     }
@@ -323,12 +385,6 @@ fn find_invalid_value(header: &GgufHeader) -> Option<String> {
         }
         _ => None,
     });
-    let vocabulary = match header.metadata.get("tokenizer.ggml.model") {
-        Some(GgufValue::Text(name)) if name == "none" || name == "no_vocab" => {
-            Some("it has no vocabulary".to_owned())
-        }
-        _ => None,
-    };
     let experts = number("expert_count").unwrap_or(0);
     let groups = number("expert_group_count").unwrap_or(0);
     let scaling = match header.arch_value("rope.scaling.type") {
@@ -339,7 +395,6 @@ fn find_invalid_value(header: &GgufHeader) -> Option<String> {
     };
     float
         .or(scaling)
-        .or(vocabulary)
         .or_else(|| outside("block_count", 1, 512))
         .or_else(|| outside("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
         .or_else(|| outside("context_length", 64, 1 << 30))
@@ -390,18 +445,18 @@ fn parse_array<R: Read>(input: &mut GgufReader<R>, key: &str, depth: u32) -> Res
         10..=12 => 8,
         _ => 0,
     };
-    if width > 0 {
-        input.skip(len * width, key)?;
-    } else if kind == 8 {
-        // llama.cpp aborts on a vocabulary with duplicate tokens.
-        let mut tokens = std::collections::HashSet::new();
+    if key == "tokenizer.ggml.token_type" && width == 4 {
         for _ in 0..len {
-            let token = input.read_string(key)?;
-            if key == "tokenizer.ggml.tokens" && !tokens.insert(token.clone()) {
-                return Err(GgufError::Damaged(format!(
-                    "the token {token:?} is duplicated in the vocabulary"
-                )));
-            }
+            let token_type = input.read_u32(key)?;
+            input.vocabulary.has_byte_type |= token_type == BYTE_TOKEN_TYPE;
+        }
+    } else if width > 0 {
+        input.skip(len * width, key)?;
+    } else if key == "tokenizer.ggml.tokens" && kind == 8 {
+        parse_tokens(input, key, len)?;
+    } else if kind == 8 {
+        for _ in 0..len {
+            input.read_string_bytes(key)?;
         }
     } else {
         for _ in 0..len {
@@ -409,6 +464,26 @@ fn parse_array<R: Read>(input: &mut GgufReader<R>, key: &str, depth: u32) -> Res
         }
     }
     Ok(GgufValue::Array(len))
+}
+
+/// Checks the tokens of a vocabulary: llama.cpp aborts if two are equal. It reads them as C strings, and names empty ones by
+/// their number.
+fn parse_tokens<R: Read>(input: &mut GgufReader<R>, key: &str, len: u64) -> Result<(), GgufError> {
+    let mut tokens = std::collections::HashSet::new();
+    for n in 0..len {
+        let mut token = input.read_string_bytes(key)?;
+        let end = token.iter().position(|&byte| byte == 0).unwrap_or(token.len());
+        token.truncate(end);
+        if token.is_empty() {
+            token = format!("[EMPTY_{n}]").into_bytes();
+        }
+        input.vocabulary.add_token(&token);
+        let name = String::from_utf8_lossy(&token).into_owned();
+        if !tokens.insert(token) {
+            return Err(GgufError::Damaged(format!("the token {name:?} is duplicated in the vocabulary")));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the description of a tensor; returns the offset of its end in the tensor data.
@@ -440,4 +515,64 @@ fn parse_tensor<R: Read>(input: &mut GgufReader<R>, name: &str, align: u64) -> R
         return Err(invalid("has an unaligned offset".into()));
     }
     offset.checked_add(elements / block * bytes).ok_or_else(|| invalid("ends beyond 64 bits".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    /// A header with a SentencePiece tokenizer and these tokens, and without tensors.
+    fn sentencepiece_header(tokens: &[String], scores: bool) -> Result<GgufHeader, GgufError> {
+        let entry = |key: &str, kind: u32| [text(key), kind.to_le_bytes().to_vec()].concat();
+        let array = |kind: u32, len: usize| [&kind.to_le_bytes()[..], &(len as u64).to_le_bytes()].concat();
+        let mut values = vec![
+            [entry("general.architecture", 8), text("llama")].concat(),
+            [entry("tokenizer.ggml.model", 8), text("llama")].concat(),
+            [
+                entry("tokenizer.ggml.tokens", 9),
+                array(8, tokens.len()),
+                tokens.iter().flat_map(|token| text(token)).collect(),
+            ]
+            .concat(),
+        ];
+        if scores {
+            let numbers = vec![0; 4 * tokens.len()];
+            values.push([entry("tokenizer.ggml.scores", 9), array(6, tokens.len()), numbers].concat());
+        }
+        let head =
+            [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &(values.len() as u64).to_le_bytes()];
+        let bytes = [head.concat(), values.concat(), vec![0; 32]].concat();
+        let size = bytes.len() as u64;
+        parse_header(&mut GgufReader {
+            inner: &bytes[..],
+            offset: 0,
+            size,
+            vocabulary: VocabularyScan::default(),
+        })
+    }
+
+    #[test]
+    fn gguf_sentencepiece_vocabulary_needs_scores_and_all_bytes() {
+        let mut tokens: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+        tokens.extend(["<unk>", "▁the", "the"].map(str::to_owned));
+        assert!(sentencepiece_header(&tokens, true).is_ok());
+        let error = |tokens: &[String], scores| {
+            sentencepiece_header(tokens, scores).expect_err("refused").to_string()
+        };
+        assert!(error(&tokens, false).contains("tokenizer.ggml.scores is missing"));
+        let lower: Vec<String> = tokens.iter().map(|token| token.replace("<0x0A>", "<0x0a>")).collect();
+        assert!(error(&lower, true).contains("the vocabulary has no token for some bytes"));
+        // llama.cpp also accepts the byte itself.
+        let plain: Vec<String> = tokens.iter().map(|token| token.replace("<0x0A>", "\n")).collect();
+        assert!(sentencepiece_header(&plain, true).is_ok());
+        for duplicate in ["the", "the\0x", ""] {
+            let mut tokens = tokens.clone();
+            tokens.extend([duplicate.to_owned(), format!("[EMPTY_{}]", tokens.len())]);
+            assert!(error(&tokens, true).contains("is duplicated in the vocabulary"), "{duplicate:?}");
+        }
+    }
 }

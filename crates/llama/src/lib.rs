@@ -20,5 +20,6 @@ pub mod kv_cache;
 pub mod layout;
 pub mod model;
 pub mod system_memory;
+pub mod template_runner;
 pub mod token_key;
 pub mod token_text;

@@ -8,7 +8,8 @@ use crate::generate::{GenerateRequest, generate};
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
 use crate::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
-use crate::{chat_template, token_text};
+use crate::template_runner::TemplateRunner;
+use crate::token_text::{self, MarkerNames};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
@@ -35,6 +36,8 @@ pub struct LlamaOptions {
     pub gpu_layers: u32,
     pub kv_mode: KvCacheMode,
     pub kv_archive: KvArchiveLimits,
+    /// Where the chat template of the file is rendered.
+    pub template_runner: TemplateRunner,
 }
 
 impl Default for LlamaOptions {
@@ -46,6 +49,7 @@ impl Default for LlamaOptions {
             gpu_layers: 0,
             kv_mode: KvCacheMode::EditCells,
             kv_archive: KvArchiveLimits::disabled(),
+            template_runner: TemplateRunner::InProcess,
         }
     }
 }
@@ -58,6 +62,7 @@ pub struct Llama {
     worker: Arc<LlamaThread>,
     weights: Arc<ModelWeights>,
     info: ModelInfo,
+    markers: Arc<MarkerNames>,
     /// The reason why KV cells cannot be edited, if there is one.
     kv_edit_unsupported: Option<&'static str>,
 }
@@ -139,10 +144,11 @@ impl Llama {
         let fingerprint = model_fingerprint(path, &weights).map_err(|error| {
             Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
         })?;
-        let template = load_chat_template(&weights);
+        let template = load_chat_template(&weights, &options.template_runner)?;
         let info = ModelInfo { name, context: tokens as usize, attention: true, template };
         let worker = LlamaThread::spawn(context, limits, fingerprint, mode)?;
-        Ok(Self { worker: Arc::new(worker), weights, info, kv_edit_unsupported })
+        let markers = Arc::new(MarkerNames::of_template(&weights, &info.template));
+        Ok(Self { worker: Arc::new(worker), weights, info, markers, kv_edit_unsupported })
     }
 
     /// The reason why KV cells of this model cannot be edited, if there is one: then everything after a change of the
@@ -278,11 +284,14 @@ impl Model for Llama {
     }
 
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
-        Ok(token_text::tokenize_with_text(&self.weights, text, special))
+        if special {
+            return Ok(token_text::tokenize_with_text(&self.weights, text, true));
+        }
+        Ok(self.markers.tokenize_content(&self.weights, text))
     }
 
     fn count_tokens(&mut self, text: &str) -> Result<usize, Error> {
-        Ok(self.weights.tokenize(text, false).len())
+        Ok(self.markers.count_content_tokens(&self.weights, text))
     }
 
     fn detokenize(&mut self, ids: &[TokenId]) -> Result<String, Error> {
@@ -448,7 +457,7 @@ fn compile_constraint(
 
 /// The chat template of the file; where it has none that can be used, ChatML if the vocabulary has its tokens, else plain
 /// text.
-fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
+fn load_chat_template(weights: &ModelWeights, runner: &TemplateRunner) -> Result<ChatTemplate, Error> {
     let text = |token| String::from_utf8_lossy(&weights.token_bytes(token, true)).into_owned();
     let bos = weights.bos_token().map(text).unwrap_or_default();
     let vocab_size = weights.vocab_size() as i32;
@@ -456,9 +465,9 @@ fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
         (0..vocab_size).filter(|&t| weights.is_end_of_generation(t)).map(text).collect();
     let inferred = match weights.chat_template() {
         None => Err("the file has none".to_owned()),
-        Some(source) => chat_template::infer_template(&source, &bos, &end_tokens),
+        Some(source) => runner.infer(&source, &bos, &end_tokens)?,
     };
-    match inferred {
+    Ok(match inferred {
         // The model wants the BOS token, whether or not the template writes it.
         Ok(template) if template.start.is_empty() => ChatTemplate { start: bos, ..template },
         Ok(template) => template,
@@ -468,7 +477,7 @@ fn load_chat_template(weights: &ModelWeights) -> ChatTemplate {
             let fallback = if is_chatml { ChatTemplate::chatml() } else { ChatTemplate::plain() };
             ChatTemplate { start: bos, ..fallback }
         }
-    }
+    })
 }
 
 /// Identifies the model and the format of its KV cells: saved cells are restored only for the same fingerprint. It is a

@@ -1,7 +1,7 @@
 //! Text of tokens: decodes UTF-8 across token boundaries and finds stop sequences.
 
 use crate::ffi::{LlamaToken, ModelWeights};
-use halo_core::model::ModelToken;
+use halo_core::model::{ChatTemplate, ModelToken};
 use halo_core::token::TokenId;
 
 /// Decodes UTF-8 from tokens, which may end in the middle of a character. Invalid bytes become U+FFFD.
@@ -80,6 +80,62 @@ pub fn tokenize_with_text(weights: &ModelWeights, text: &str, special: bool) -> 
     tokens
 }
 
+/// The names of tokens that the chat template uses and that llama.cpp finds in every text, because they are not control
+/// tokens but user-defined ones: `<|start|>` of gpt-oss. In content they must stay text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct MarkerNames {
+    names: Vec<String>,
+}
+
+impl MarkerNames {
+    #[must_use]
+    pub fn of_template(weights: &ModelWeights, template: &ChatTemplate) -> Self {
+        let ChatTemplate { start, system, user, assistant } = template;
+        let wraps = [system, user, assistant].map(|wrap| [&wrap.prefix, &wrap.suffix]);
+        let tokens = std::iter::once(start)
+            .chain(wraps.into_iter().flatten())
+            .flat_map(|text| weights.tokenize(text, true))
+            .filter(|&token| weights.is_user_defined(token));
+        let names =
+            tokens.map(|token| String::from_utf8_lossy(&weights.token_bytes(token, true)).into_owned());
+        // Some vocabularies have runs of spaces and line breaks as user-defined tokens.
+        let mut names: Vec<String> = names.filter(|name| name.trim().chars().nth(1).is_some()).collect();
+        names.sort();
+        names.dedup();
+        Self { names }
+    }
+
+    /// The tokens of content. A marker's name is cut after its first character, and the parts are tokenized separately:
+    /// their texts still add up to the text.
+    #[must_use]
+    pub fn tokenize_content(&self, weights: &ModelWeights, content: &str) -> Vec<ModelToken> {
+        let parts = self.cut_names(content);
+        parts.into_iter().flat_map(|part| tokenize_with_text(weights, part, false)).collect()
+    }
+
+    #[must_use]
+    pub fn count_content_tokens(&self, weights: &ModelWeights, content: &str) -> usize {
+        self.cut_names(content).into_iter().map(|part| weights.tokenize(part, false).len()).sum()
+    }
+
+    /// The parts of a text, none of which contains a name.
+    fn cut_names<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        if self.names.is_empty() {
+            return vec![text];
+        }
+        let (mut parts, mut from) = (Vec::new(), 0);
+        for (start, first) in text.char_indices() {
+            if self.names.iter().any(|name| text[start..].starts_with(name.as_str())) {
+                let cut = start + first.len_utf8();
+                parts.push(&text[from..cut]);
+                from = cut;
+            }
+        }
+        parts.push(&text[from..]);
+        parts
+    }
+}
+
 /// Finds stop sequences in streamed text, also across tokens.
 #[derive(Debug)]
 pub struct StopMatcher<'a> {
@@ -125,6 +181,21 @@ mod tests {
         assert_eq!(decoder.push(b"a\xf0\x9f"), "a");
         assert_eq!(decoder.push(b"b"), "\u{fffd}b", "the character was never completed");
         assert_eq!((decoder.push(b"\xe8\xb0"), decoder.finish()), (String::new(), "\u{fffd}".into()));
+    }
+
+    #[test]
+    fn marker_names_are_cut_in_content() {
+        let markers = MarkerNames { names: vec!["<|a|>".into(), "[INST]".into()] };
+        for (text, parts) in [
+            ("", vec![""]),
+            ("no <a> name", vec!["no <a> name"]),
+            ("x<|a|><|a|>y", vec!["x<", "|a|><", "|a|>y"]),
+            ("[INST", vec!["[INST"]),
+            ("谢[INST]", vec!["谢[", "INST]"]),
+        ] {
+            assert_eq!(markers.cut_names(text), parts, "{text}");
+        }
+        assert_eq!(MarkerNames::default().cut_names("<|a|>"), ["<|a|>"]);
     }
 
     #[test]

@@ -76,9 +76,9 @@ impl Recall {
         if let Some((_, info)) = &recall.embedder {
             for view in EmbeddingView::ALL {
                 let stored = store.embeddings(conversation, &view.storage_name(&info.name))?;
-                // A vector with other dimensions is not of this embedder; it is computed again.
+                // Any other vector is not of this embedder, or damaged, or forged; it is computed again.
                 let stored: Vec<Embedding> =
-                    stored.into_iter().filter(|e| e.vector.len() == info.dimensions).collect();
+                    stored.into_iter().filter(|e| is_unit_vector(&e.vector, info.dimensions)).collect();
                 recall.index_mut().insert_embeddings(view, &stored, timeline).map_err(stored_vector_error)?;
             }
         }
@@ -222,6 +222,15 @@ fn load_speakers(store: &mut dyn Store, conversation: &str) -> Result<BTreeMap<T
     let names: BTreeMap<String, String> = serde_json::from_str(&record.value).unwrap_or_default();
     Ok(names.into_iter().filter_map(|(turn, name)| Some((TurnId(turn.parse().ok()?), name))).collect())
 }
+
+/// Whether a vector has these dimensions and the length 1, as those of every embedder have (or 0, for a text without words).
+fn is_unit_vector(vector: &[f32], dimensions: usize) -> bool {
+    let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    vector.len() == dimensions && (length == 0.0 || (length - 1.0).abs() < MAX_LENGTH_ERROR)
+}
+
+/// How far the length of a stored vector may be from 1: rounding stays far below this.
+const MAX_LENGTH_ERROR: f64 = 0.01;
 
 fn stored_vector_error(error: VectorError) -> Error {
     Error::damaged("loading embeddings", format!("{error}; embed the conversation again")).with_source(error)

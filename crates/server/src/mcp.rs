@@ -260,6 +260,7 @@ impl McpServer {
         if let Some(e) = text.as_ref().and_then(|text| serde_json::from_str::<Value>(text).err()) {
             return Err(ErrorResponse::bad_request(format!("the notes are not valid JSON: {e}")));
         }
+        text.as_deref().map_or(Ok(()), notes::check_size)?;
         let app = Arc::clone(&self.app);
         let Some(text) = text else {
             return spawn_blocking(move || {

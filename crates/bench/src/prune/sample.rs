@@ -103,7 +103,7 @@ pub(crate) fn cut_samples(
             places.filter_map(|place| of_message.get(&(place.0 as usize)).copied()).collect::<Vec<_>>()
         });
         samples.push(ConversationSample {
-            prefix: tokenize(&frame.preamble(), true).iter().map(|p| p.id.0.cast_signed()).collect(),
+            prefix: tokenize(&frame.preamble().text(), true).iter().map(|p| p.id.0.cast_signed()).collect(),
             history: history.unwrap_or(timeline),
             observed: appends,
             next: next_tokens.collect(),
@@ -142,7 +142,7 @@ fn tokenize_turn(
     before: Option<Role>,
     tokenize: &TokenizeFn<'_>,
 ) -> Vec<(ModelToken, ContentKind)> {
-    let opening = tokenize(&frame.turn_header(turn.role, before, None), true);
+    let opening = tokenize(&frame.turn_header(turn.role, before, None).text(), true);
     let tokens = tokenize(&turn.text, false);
     let frame = opening.into_iter().map(|piece| (piece, ContentKind::Template));
     frame.chain(tokens.into_iter().map(|piece| (piece, ContentKind::Message))).collect()

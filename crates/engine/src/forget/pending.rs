@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Setting: what is to be forgotten in a conversation.
-const PENDING_KEY: &str = "lethe.pending";
+const PENDING_KEY: &str = halo_core::store::PENDING_FORGET_KEY;
 
 /// What one request is to forget in one conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

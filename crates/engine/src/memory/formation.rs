@@ -128,21 +128,14 @@ impl ForkRequest<'_> {
         let end = last.and_then(|last| timeline.chunk(last)).map(|chunk| chunk.start().plus(chunk.len()));
         let mut next = end.unwrap_or_else(|| timeline.next_position());
         let turn = [
-            (model.format.turn_header(Role::User, last_role, None), true),
-            (self.instruction.to_owned(), false),
-            (model.format.turn_header(Role::Assistant, Some(Role::User), None), true),
+            model.format.turn_header(Role::User, last_role, None).tokenize(&mut *model.model)?,
+            model.model.tokenize(self.instruction, false)?,
+            model.answer_header_tokens()?,
         ];
-        for (text, special) in turn {
-            for token in model.model.tokenize(&text, special)? {
-                // These positions are on no timeline: they are dropped with the fork.
-                window.push(WindowToken {
-                    position: Some(next),
-                    offset: 0,
-                    id: token.id,
-                    chunk_start: false,
-                });
-                next = next.plus(1);
-            }
+        for token in turn.into_iter().flatten() {
+            // These positions are on no timeline: they are dropped with the fork.
+            window.push(WindowToken { position: Some(next), offset: 0, id: token.id, chunk_start: false });
+            next = next.plus(1);
         }
         Ok((window, next))
     }

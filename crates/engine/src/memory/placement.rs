@@ -104,7 +104,7 @@ fn render_memory(
 
     let (id, range) = (memory.id, memory.range);
     let header = model.format.turn_header(Role::System, before, None);
-    let header = model.model.tokenize(&header, true)?;
+    let header = header.tokenize(&mut *model.model)?;
     let mut tokens: Vec<(ModelToken, Facet)> =
         header.into_iter().map(|token| (token, Facet::Template(first))).collect();
     let mut push = |text: &str, facet: Facet| -> Result<(), Error> {

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const MAX_FILTER_BYTES: usize = 4000;
 /// The largest document, and the most that comes out, in bytes.
 pub const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
+/// The most that a filter reads, in bytes: documents that are too large already can still be made smaller.
+const MAX_JOB_BYTES: usize = 8 << 20;
 const MAX_RESULTS: usize = 100;
 /// The longest run time of a filter.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -134,11 +136,17 @@ impl JqRunner {
 /// Runs a filter in a process of its own.
 fn run_in_subprocess(program: &PathBuf, filter: &str, document: &Value) -> Result<Vec<Value>, String> {
     let failed = |error: std::io::Error| format!("it could not be run: {error}");
+    let job = json!({ "filter": filter, "document": document }).to_string();
+    if job.len() > MAX_JOB_BYTES {
+        let limit = MAX_JOB_BYTES >> 20;
+        return Err(format!(
+            "the file is larger than the {limit} MiB that jq reads; patch can replace parts of it"
+        ));
+    }
     let mut command = Command::new(program);
     command.arg(SUBPROCESS_ARG).env_clear();
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(failed)?;
-    let job = json!({ "filter": filter, "document": document }).to_string();
     let (input, output) = (child.stdin.take(), child.stdout.take());
     let reader = std::thread::spawn(move || {
         let mut answer = Vec::new();
@@ -177,7 +185,7 @@ fn run_in_subprocess(program: &PathBuf, filter: &str, document: &Value) -> Resul
 /// The subprocess: reads one job, and writes its result.
 pub fn serve_subprocess(input: &mut dyn Read, output: &mut dyn Write) -> std::io::Result<()> {
     let mut job = Vec::new();
-    input.take(2 * MAX_DOCUMENT_BYTES as u64).read_to_end(&mut job)?;
+    input.take(MAX_JOB_BYTES as u64).read_to_end(&mut job)?;
     let job: Value = serde_json::from_slice(&job).unwrap_or_default();
     let answer = match evaluate(job["filter"].as_str().unwrap_or_default(), &job["document"]) {
         Ok(results) => json!({ "results": results }),

@@ -14,6 +14,8 @@ use serde_json::Value;
 
 /// The most files of a conversation.
 const MAX_FILES: usize = 16;
+/// The most bytes of all files of a conversation together.
+const MAX_TOTAL_BYTES: usize = 4 * jq::MAX_DOCUMENT_BYTES;
 
 /// The result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +54,10 @@ pub fn run_command(
             None => Ok(Value::Null),
         }
     };
-    let work = || -> Result<(String, Option<(String, Value)>), String> {
+    let other_bytes = |name: &str| -> usize {
+        files.iter().filter(|record| record.key != name).map(|record| record.value.len()).sum()
+    };
+    let work = || -> Result<(String, Option<FileWrite>), String> {
         match call::parse_command(command)? {
             ToolCall::Jq { filter, file: name, write } => {
                 let document = file(&name)?;
@@ -62,14 +67,18 @@ pub fn run_command(
                     return Ok((if values.is_empty() { "nothing".into() } else { values.join(" ") }, None));
                 }
                 match results.len() {
-                    1 => prepare_write(name, &document, results.remove(0), now),
+                    1 => {
+                        let others = other_bytes(&name);
+                        prepare_write(name, &document, results.remove(0), others, now)
+                    }
                     n => Err(format!("a file can keep one result, and there are {n}")),
                 }
             }
             ToolCall::Patch { file: name, patch } => {
                 let document = file(&name)?;
                 let patched = patch::apply_patch(&document, &patch)?;
-                prepare_write(name, &document, patched, now)
+                let others = other_bytes(&name);
+                prepare_write(name, &document, patched, others, now)
             }
         }
     };
@@ -77,32 +86,52 @@ pub fn run_command(
     Ok(match work() {
         Err(error) => result(false, error),
         Ok((text, None)) => result(true, text),
-        Ok((text, Some((name, value)))) => {
-            store.put_record(conversation, RecordKind::Note, &name, Some(&value.to_string()))?;
+        Ok((text, Some(FileWrite { name, content }))) => {
+            store.put_record(conversation, RecordKind::Note, &name, content.as_deref())?;
             result(true, text)
         }
     })
 }
 
-/// The new content of a file, and a description of its changes.
+/// A file that is written; without content it is removed.
+struct FileWrite {
+    name: String,
+    content: Option<String>,
+}
+
+/// The new content of a file, and a description of its changes. `other_bytes` is the size of the other files. Files that are
+/// too large already, such as imported ones, may become smaller.
 fn prepare_write(
     name: String,
     old: &Value,
     mut new: Value,
+    other_bytes: usize,
     now: i64,
-) -> Result<(String, Option<(String, Value)>), String> {
-    if patch::estimate_bytes(&new) > jq::MAX_DOCUMENT_BYTES {
+) -> Result<(String, Option<FileWrite>), String> {
+    if new.is_null() {
+        return Ok((format!("{name} is removed"), Some(FileWrite { name, content: None })));
+    }
+    let bytes = patch::estimate_bytes(&new);
+    let grows = bytes >= patch::estimate_bytes(old);
+    if grows && bytes > jq::MAX_DOCUMENT_BYTES {
         return Err(format!("{name} would be larger than {} KiB", jq::MAX_DOCUMENT_BYTES / 1024));
+    }
+    if grows && bytes + other_bytes > MAX_TOTAL_BYTES {
+        return Err(format!(
+            "all files together would be larger than {} KiB; jq 'null' FILE > output removes one",
+            MAX_TOTAL_BYTES / 1024
+        ));
     }
     let changes = notes::describe_changes(old, &new);
     notes::set_modified_time(&mut new, now);
-    Ok((changes, Some((name, new))))
+    Ok((changes, Some(FileWrite { name, content: Some(new.to_string()) })))
 }
 
-/// The part of the system prompt about tools, with a preview of the notes.
+/// The part of the system prompt about tools, with a preview of the notes in at most `max_preview_bytes`.
 #[must_use]
-pub fn tool_instructions(notes: Option<&Value>) -> String {
-    let notes = notes.map_or_else(|| notes::preview(&notes::empty_notes(0)), notes::preview);
+pub fn tool_instructions(notes: Option<&Value>, max_preview_bytes: usize) -> String {
+    let empty = notes::empty_notes(0);
+    let notes = notes::preview(notes.unwrap_or(&empty), max_preview_bytes);
     format!(
         "## Tool use\nYou keep notes in notes.json. To read them, write <tool>jq '.topics' notes.json</tool>. To change \
          them, write <tool>jq '.context.name = \"Ada\"' notes.json > output</tool>. The result follows your call; then go \

@@ -1,5 +1,7 @@
 //! The model's notes: the empty document, a preview of it, and descriptions of changes.
 
+use super::jq::MAX_DOCUMENT_BYTES;
+use halo_core::Error;
 use serde_json::{Map, Value, json};
 
 /// The file that every conversation has.
@@ -28,9 +30,41 @@ pub fn set_modified_time(notes: &mut Value, now: i64) {
     }
 }
 
-/// Two levels of the document, arrays up to three items: the part that the system prompt shows.
+/// Refuses notes that are larger than a file may be.
+pub fn check_size(text: &str) -> Result<(), Error> {
+    if text.len() <= MAX_DOCUMENT_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "the notes have {} bytes and may have {MAX_DOCUMENT_BYTES} ({} KiB); remove some of them",
+        text.len(),
+        MAX_DOCUMENT_BYTES / 1024
+    );
+    Err(Error::invalid_input("writing the notes", message))
+}
+
+/// The part of the document that the system prompt shows, in at most `max_bytes`: two levels of it, or one where two are too
+/// long, or the beginning of that. Notes of any size, such as imported ones, leave room for the conversation.
 #[must_use]
-pub fn preview(value: &Value) -> String {
+pub fn preview(value: &Value, max_bytes: usize) -> String {
+    let fits = |text: &String| text.len() <= max_bytes;
+    if let Some(whole) = Some(render_levels(value, 2)).filter(fits) {
+        return whole;
+    }
+    let mut text = render_levels(value, 1);
+    if text.len() + SHORTENED.len() > max_bytes {
+        let end = max_bytes.saturating_sub(SHORTENED.len() + '…'.len_utf8());
+        text.truncate(text.floor_char_boundary(end));
+        text.push('…');
+    }
+    text + SHORTENED
+}
+
+/// Tells the model that the preview lacks something.
+const SHORTENED: &str = " (shortened: jq shows the rest and deletes what is no longer needed)";
+
+/// So many levels of the document, arrays up to three items.
+fn render_levels(value: &Value, levels: usize) -> String {
     fn shorten(value: &Value, depth: usize) -> Value {
         match value {
             Value::Object(map) if depth == 0 => json!(if map.is_empty() { "{}" } else { "{...}" }),
@@ -53,7 +87,7 @@ pub fn preview(value: &Value) -> String {
             other => other.clone(),
         }
     }
-    shorten(value, 2)
+    shorten(value, levels)
         .to_string()
         .replace("\"{...}\"", "{...}")
         .replace("\"[...]\"", "[...]")
@@ -159,8 +193,27 @@ mod tests {
         notes["reminders"] = json!(["a", "b", "c", "d"]);
         notes["context"]["empty"] = json!({});
         assert_eq!(
-            preview(&notes),
+            preview(&notes, 1000),
             r#"{"topics":{"rust":{...}},"reminders":["a","b","c","..."],"context":{"empty":{}},"scratch":{}}"#
         );
+    }
+
+    #[test]
+    fn notes_preview_is_bounded() {
+        let mut notes = empty_notes(7);
+        notes["topics"] = (0..100).map(|n| (format!("topic {n}"), json!(n))).collect::<Map<_, _>>().into();
+        let text = preview(&notes, 400);
+        assert!(
+            text.starts_with(r#"{"topics":{...},"reminders":[],"#) && text.ends_with(SHORTENED),
+            "{text}"
+        );
+        let wide: Map<_, _> = (0..70_000).map(|n| (format!("schlüssel {n}"), json!(n))).collect();
+        for max in [200, 201, 202, 2048] {
+            let text = preview(&json!(wide), max);
+            assert!(text.len() <= max && text.ends_with(SHORTENED), "{max}: {text}");
+        }
+        assert!(check_size(&"x".repeat(MAX_DOCUMENT_BYTES)).is_ok());
+        let error = check_size(&"x".repeat(MAX_DOCUMENT_BYTES + 1)).expect_err("too large");
+        assert!(error.to_string().contains("262145 bytes and may have 262144 (256 KiB)"), "{error}");
     }
 }

@@ -20,7 +20,8 @@ pub fn apply_patch(document: &Value, text: &str) -> Result<Value, String> {
     for operation in &operations {
         patch(&mut patched, std::slice::from_ref(operation)).map_err(|error| error.to_string())?;
         // Every copy operation can double the document.
-        if estimate_bytes(&patched) > MAX_DOCUMENT_BYTES {
+        let bytes = estimate_bytes(&patched);
+        if bytes > MAX_DOCUMENT_BYTES && bytes >= estimate_bytes(document) {
             return Err(format!("the file would be larger than {} KiB", MAX_DOCUMENT_BYTES / 1024));
         }
     }

@@ -1,6 +1,7 @@
 //! Complete turns on the test doubles: the context window, the stored state and the events.
 
 use crate::common::test_rules;
+use halo_core::ErrorKind;
 use halo_core::brightness::ScoringStrategy;
 use halo_core::model::{ChatTemplate, FinishReason, StepFlow};
 use halo_core::store::{Access, RecordKind, Store};
@@ -13,8 +14,8 @@ use halo_core::ttl::TtlRules;
 use halo_engine::event::Event;
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
-use halo_engine::tools::ToolCallResult;
 use halo_engine::tools::jq::JqRunner;
+use halo_engine::tools::{ToolCallResult, run_command};
 use halo_engine::turn::EditAuthor;
 use jiff::civil::Date;
 
@@ -524,6 +525,89 @@ fn tool_call_writes_notes_and_result_follows_call() {
         session.context_window_text()
     );
     assert_eq!(tool_results(&send(&mut session, "<tool>jq 'del(.context)' notes.json > output</tool>")), []);
+}
+
+/// Notes of an older or an imported conversation may be far too large: it is answered all the same, the preview says that it
+/// is shortened, and the model can remove what is too much.
+#[test]
+fn oversized_notes_are_shortened_and_can_be_made_smaller() {
+    let mut store = shared_store(InMemoryStore::default());
+    let mut rules = test_rules(0);
+    rules.tools = Some(JqRunner::InProcess);
+    rules.sampling.max_tokens = 40;
+    send(&mut open_session(&store, rules.clone(), vec![answer_attending_to(" Yes.", "x")]), "Hello");
+    let keys: serde_json::Map<_, _> = (0..70_000).map(|n| (format!("key {n}"), n.into())).collect();
+    let notes = serde_json::json!({ "context": keys, "topics": { "tea": "green" } }).to_string();
+    assert!(notes.len() > 1_000_000);
+    store.put_record("main", RecordKind::Note, "notes.json", Some(&notes)).expect("stored");
+    let answers = vec![
+        answer_attending_to(
+            "<tool>patch notes.json [{\"op\":\"add\",\"path\":\"/a\",\"value\":1}]</tool>",
+            "x",
+        ),
+        answer_attending_to("<tool>jq 'del(.context)' notes.json > output</tool>", "x"),
+        answer_attending_to(" Tidied.", "x"),
+        answer_attending_to(" Still here.", "x"),
+    ];
+    let mut session = open_session(&store, rules.clone(), answers);
+    let prompt = session.context_window_text();
+    assert!(prompt.contains("(shortened: jq shows the rest") && prompt.len() < 2000, "{prompt}");
+    let events = send(&mut session, "What do you know?");
+    let results: Vec<(bool, &str)> = (events.iter())
+        .filter_map(|event| match event {
+            Event::ToolCalled(result) => Some((result.ok, result.result.as_str())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(results, [(false, "the file would be larger than 256 KiB"), (true, ".context is gone")]);
+    assert!(answer_text(&events).ends_with(" Tidied."));
+    drop(session);
+    let mut session = open_session(&store, rules, vec![answer_attending_to(" Still here.", "x")]);
+    assert!(session.context_window_text().contains(r#"{"topics":{"tea":"green"}}"#));
+    assert!(answer_text(&send(&mut session, "And now?")).ends_with(" Still here."));
+}
+
+/// All files together are bounded, and a file to which null is written is removed.
+#[test]
+fn note_files_are_bounded_together_and_can_be_removed() {
+    let mut store = shared_store(InMemoryStore::default());
+    send(&mut open_session(&store, test_rules(0), vec![answer_attending_to(" Yes.", "x")]), "Hello");
+    let runner = JqRunner::InProcess;
+    let mut run = |command: &str| {
+        let result = run_command(command, &runner, 7, "main", &mut store).expect("the store works");
+        (result.ok, result.result)
+    };
+    let big = format!("patch FILE [{{\"op\":\"add\",\"path\":\"\",\"value\":\"{}\"}}]", "x".repeat(250_000));
+    for n in 0..4 {
+        let (ok, text) = run(&big.replace("FILE", &format!("f{n}.json")));
+        assert!(ok, "{text}");
+    }
+    let (ok, text) = run(&big.replace("FILE", "f4.json"));
+    assert!(!ok && text.contains("all files together would be larger than 1024 KiB"), "{text}");
+    assert_eq!(run("jq 'null' f0.json > output"), (true, "f0.json is removed".to_owned()));
+    assert!(run(&big.replace("FILE", "f4.json")).0);
+    let names: Vec<String> =
+        store.records("main", RecordKind::Note).expect("read").into_iter().map(|r| r.key).collect();
+    assert_eq!(names, ["f1.json", "f2.json", "f3.json", "f4.json"]);
+}
+
+/// The advice names the system prompt where that fills the context.
+#[test]
+fn oversized_system_prompt_is_named_in_the_error() {
+    let store = shared_store(InMemoryStore::default());
+    let mut rules = test_rules(0);
+    rules.system_prompt = "word ".repeat(50_000);
+    let mut session = open_session(&store, rules, vec![answer_attending_to(" Yes.", "x")]);
+    let sent = session.send_message("Hello", TODAY, &mut |_| StepFlow::Continue);
+    let error = sent.expect_err("it does not fit");
+    assert_eq!(error.kind, ErrorKind::ContextLengthExceeded);
+    let text = error.to_string();
+    assert!(
+        text.contains("of the system prompt") && text.contains("shorten the system prompt or raise"),
+        "{text}"
+    );
+    session.set_system_prompt("Be brief.").expect("set");
+    assert!(answer_text(&send(&mut session, "Hello")).ends_with(" Yes."));
 }
 
 /// A turn runs at most five tool calls. A repeated call ends the turn. The result of an invalid call is an error.

@@ -199,6 +199,14 @@ impl ModelWeights {
         self.contains_token(token) && unsafe { sys::llama_vocab_is_control(self.vocab.as_ptr(), token) }
     }
 
+    /// Whether a token was added to the vocabulary by name. llama.cpp finds such names in every text.
+    #[must_use]
+    pub fn is_user_defined(&self, token: LlamaToken) -> bool {
+        // SAFETY: the token is in the vocabulary, checked first.
+        let attributes = || unsafe { sys::llama_vocab_get_attr(self.vocab.as_ptr(), token) };
+        self.contains_token(token) && attributes() & sys::LLAMA_TOKEN_ATTR_USER_DEFINED != 0
+    }
+
     fn contains_token(&self, token: LlamaToken) -> bool {
         usize::try_from(token).is_ok_and(|t| t < self.vocab_size())
     }

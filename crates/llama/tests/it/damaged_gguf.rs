@@ -65,6 +65,9 @@ fn targeted_damage(good: &[u8]) -> Vec<DamagedFile> {
     let token = find(b"<|im_end|>");
     files.push(("a changed token".into(), vec![(token, b"<|im_end|}".to_vec())]));
     files.push(("a duplicate token".into(), vec![(token - 8 - 12, good[token - 8..token + 4].to_vec())]));
+    // llama.cpp reads tokens as C strings.
+    let repo = find(b"<repo_name>");
+    files.push(("a token that is a duplicate up to a zero".into(), vec![(repo, b"<|im_end|>\0".to_vec())]));
     files.push(("no vocabulary".into(), vec![(find(b"gpt2"), b"none".to_vec())]));
     let norm = find(b"blk.0.attn_norm.weight") + 22 + 4 + 8;
     for tensor_type in [1u32, 8, 24, 26, 30, 40] {
@@ -92,6 +95,91 @@ fn random_damage(rounds: usize) -> Vec<DamagedFile> {
     (0..rounds).map(damage).collect()
 }
 
+/// Loads a file in a child process. The error says how the process ended.
+fn load_in_child(path: &Path) -> Result<(), String> {
+    let mut child = Command::new(std::env::current_exe().expect("the path of this test"));
+    let output = child
+        .args(["--ignored", "--exact", "damaged_gguf::gguf_load_in_child_process"])
+        .env(MODEL_PATH_VARIABLE, path)
+        .output()
+        .expect("the child process starts");
+    let ran = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
+    if output.status.success() && ran {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let is_cause =
+        |line: &&str| ["ASSERT", "rror", "panicked", "xception"].iter().any(|word| line.contains(word));
+    Err(format!("{:?} {}", output.status, stderr.lines().rev().find(is_cause).unwrap_or("")))
+}
+
+/// The model with another kind of tokenizer. Another text is shortened or extended, so that all offsets stay.
+fn with_tokenizer(good: &[u8], kind: &str) -> Vec<u8> {
+    let find = |part: &str| good.windows(part.len()).position(|w| w == part.as_bytes()).expect("these bytes");
+    let with_length = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let (filler, model) = (find("8k-lc100k-mix1-ep2"), find("gpt2"));
+    let new_filler = "x".repeat(18 + 4 - kind.len());
+    let parts = [
+        &good[..filler - 8],
+        &with_length(&new_filler),
+        &good[filler + 18..model - 8],
+        &with_length(kind),
+        &good[model + 4..],
+    ];
+    parts.concat()
+}
+
+/// The model with some tokens of the type "byte", which their texts are not.
+fn with_byte_types(good: &[u8]) -> Vec<u8> {
+    let key = b"tokenizer.ggml.token_type";
+    let types = good.windows(key.len()).position(|w| w == key).expect("the key") + key.len() + 4 + 4 + 8;
+    let mut bytes = good.to_vec();
+    for token in [5usize, 40, 300] {
+        bytes[types + 4 * token..][..4].copy_from_slice(&6u32.to_le_bytes());
+    }
+    bytes
+}
+
+/// A tokenizer that does not fit the vocabulary is an error, and not an exception of C++ that ends the process.
+#[test]
+fn gguf_tokenizer_kind_must_fit_vocabulary() {
+    let good = std::fs::read(tiny_model_path()).expect("the model");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    let mut aborted = Vec::new();
+    for kind in [
+        "gpt2",
+        "llama",
+        "bert",
+        "t5",
+        "rwkv",
+        "test",
+        "plamo2",
+        "gemma4",
+        "hybriddna",
+        "whitespace",
+        "x",
+        "",
+    ] {
+        std::fs::write(&path, with_tokenizer(&good, kind)).expect("written");
+        aborted.extend(load_in_child(&path).err().map(|why| format!("{kind}: {why}")));
+        let byte_types = with_byte_types(&with_tokenizer(&good, kind));
+        let byte_path = folder.path().join("bytes.gguf");
+        std::fs::write(&byte_path, byte_types).expect("written");
+        aborted.extend(load_in_child(&byte_path).err().map(|why| format!("{kind} with byte tokens: {why}")));
+        let refused = match (kind, gguf::read_header(&path)) {
+            ("llama", Err(error)) => {
+                error.to_string().contains("'llama', and tokenizer.ggml.scores is missing")
+            }
+            ("t5" | "test", Err(error)) => error.to_string().contains("such a tokenizer is not supported"),
+            ("llama" | "t5" | "test", Ok(_)) => false,
+            (_, header) => header.is_ok(),
+        };
+        assert!(refused, "{kind}: {:?}", gguf::read_header(&path).map(drop));
+    }
+    assert!(aborted.is_empty(), "{} ended the process:\n{}", aborted.len(), aborted.join("\n"));
+}
+
 #[test]
 fn gguf_damaged_values_never_abort_the_process() {
     let good = std::fs::read(tiny_model_path()).expect("the model");
@@ -112,19 +200,7 @@ fn gguf_damaged_values_never_abort_the_process() {
     let mut aborted = Vec::new();
     for (name, patches) in &files {
         patches.iter().for_each(|(offset, bytes)| write(*offset, bytes).expect("written"));
-        let mut child = Command::new(std::env::current_exe().expect("the path of this test"));
-        let output = child
-            .args(["--ignored", "--exact", "damaged_gguf::gguf_load_in_child_process"])
-            .env(MODEL_PATH_VARIABLE, &path)
-            .output()
-            .expect("the child process starts");
-        let ran = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
-        if !output.status.success() || !ran {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            let mut lines = stderr.lines().rev();
-            let cause = lines.find(|l| l.contains("ASSERT") || l.contains("rror") || l.contains("panicked"));
-            aborted.push(format!("{name}: {:?} {}", output.status, cause.unwrap_or("")));
-        }
+        aborted.extend(load_in_child(&path).err().map(|why| format!("{name}: {why}")));
         let restore = |(offset, bytes): &BytePatch| write(*offset, &good[*offset..*offset + bytes.len()]);
         patches.iter().for_each(|patch| restore(patch).expect("written"));
     }

@@ -284,6 +284,7 @@ async fn write_notes(
     if let Err(e) = serde_json::from_str::<serde_json::Value>(&note.text) {
         return Err(ErrorResponse::bad_request(format!("the notes are not valid JSON: {e}")));
     }
+    notes::check_size(&note.text)?;
     let handle = open_existing(&app, &name).await?;
     run_in_session(&handle, move |session| {
         session.store().put_record(&name, RecordKind::Note, notes::NOTES_FILE, Some(&note.text))?;

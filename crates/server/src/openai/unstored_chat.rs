@@ -10,10 +10,9 @@ use crate::sse::{SseSender, spawn_sse_stream};
 use crate::stop_sequences::StopSequenceFilter;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{ModelStep, PromptMessage};
-use halo_core::token::{Role, TokenId};
+use halo_core::token::Role;
 use halo_engine::align::SentMessage;
 use halo_engine::chat_format::ChatFormatter;
 use serde_json::json;
@@ -51,26 +50,20 @@ fn completion_request(app: &App, request: ParsedChatRequest) -> ApiResult<Comple
         show_dates: false,
         names: rules.speaker_names,
     };
-    let mut ids: Vec<TokenId> = Vec::new();
-    let mut append = |text: &str, special: bool| -> Result<(), Error> {
-        ids.extend(model.tokenize(text, special)?.iter().map(|token| token.id));
-        Ok(())
-    };
-    append(&formatter.system_header(), true)?;
-    append(system.trim(), false)?;
+    let mut tokens = formatter.preamble().tokenize(&mut *model)?;
     let (mut previous_role, mut messages) = (None, Vec::new());
     if !system.trim().is_empty() {
         messages.push(PromptMessage { role: Role::System, text: system.trim().to_owned() });
     }
     for SentMessage { role, text, .. } in request.messages.iter().chain(&request.trailing_system) {
-        append(&formatter.turn_header(*role, previous_role, None), true)?;
-        append(text, false)?;
+        tokens.extend(formatter.turn_header(*role, previous_role, None).tokenize(&mut *model)?);
+        tokens.extend(model.tokenize(text, false)?);
         previous_role = Some(*role);
         messages.push(PromptMessage { role: *role, text: text.clone() });
     }
-    append(&formatter.turn_header(Role::Assistant, previous_role, None), true)?;
+    tokens.extend(formatter.turn_header(Role::Assistant, previous_role, None).tokenize(&mut *model)?);
     Ok(CompletionRequest {
-        ids,
+        ids: tokens.iter().map(|token| token.id).collect(),
         text: String::new(),
         messages,
         sampling: request.sampling,

@@ -394,7 +394,12 @@ fn command_cases() -> Vec<RouteCase> {
             .returns(204, Value::is_null)
             .changes("/conversations/main/notes", |notes| notes[0]["text"] == "{\"town\":\"Bregenz\"}")
             .refuses_body(json!({ "file": "other.json", "text": "{}" }), 404, "other.json")
-            .refuses_body(json!({ "file": "notes.json", "text": "{" }), 400, "the notes are not valid JSON"),
+            .refuses_body(json!({ "file": "notes.json", "text": "{" }), 400, "the notes are not valid JSON")
+            .refuses_body(
+                json!({ "file": "notes.json", "text": json!("x".repeat(300_000)).to_string() }),
+                422,
+                "the notes have 300002 bytes and may have 262144 (256 KiB)",
+            ),
     ]
 }
 

@@ -288,6 +288,10 @@ async fn mcp_tools_store_recall_and_edit() {
     assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{}".to_owned()));
     assert_eq!(call_tool(&fake, "notes", json!({ "text": "{\"a\":1}" })).await, (false, "noted".to_owned()));
     assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{\"a\":1}".to_owned()));
+    let long = json!("x".repeat(300_000)).to_string();
+    let (failed, text) = call_tool(&fake, "notes", json!({ "text": long })).await;
+    assert!(failed && text.contains("may have 262144 (256 KiB)"), "{text}");
+    assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{\"a\":1}".to_owned()));
     fake.chat(&chat_body(&["u Hello"]), Some("other")).await;
     let edit = json!({ "edit": "prune", "chunks": ["u0.0"] });
     fake.halo_api("POST", "/conversations/other/edits", Some(&edit)).await;

@@ -1,9 +1,7 @@
 //! Import of a file: its format, the names of its conversations, and one transaction, so that all of the file is imported
 //! or nothing.
 
-use super::importers::{
-    ForeignConversation, ImportError, ImportFormat, ImportLosses, detect_format, is_zip, read,
-};
+use super::importers::{ForeignConversation, ImportError, ImportFormat, detect_format, is_zip, read};
 use super::native;
 use super::report::ImportReport;
 use super::request::ImportRequest;
@@ -32,9 +30,9 @@ impl Database {
         let format = resolve_format(&head, &import).map_err(|e| e.with_context(&operation))?;
         let imported = self.in_transaction(Some(Durability::Immediate), |sql| match format {
             None => {
-                let conversations = vec![native::read_export(sql, input, &import)?];
+                let (conversation, losses) = native::read_export(sql, input, &import)?;
                 let format = "an export of Halo".to_owned();
-                Ok(ImportReport { conversations, losses: ImportLosses::default(), format })
+                Ok(ImportReport { conversations: vec![conversation], losses, format })
             }
             Some(format) => import_foreign(sql, input, format, &mut import),
         });

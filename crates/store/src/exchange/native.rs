@@ -4,6 +4,7 @@
 //! with the number of lines, the checksum of all bytes before it and the hash of the state. An export is written and read
 //! line by line, so its length is not limited by memory. An import replays the log and must reach the same state.
 
+use super::importers::ImportLosses;
 use super::report::ImportedConversation;
 use super::request::ImportRequest;
 use crate::database::Database;
@@ -15,7 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use halo_core::Error;
 use halo_core::row_store::{Row, RowKind};
-use halo_core::store::{Embedding, RecordKind};
+use halo_core::store::{Embedding, PENDING_FORGET_KEY, RecordKind};
 use halo_core::timeline::Timeline;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read as _, Write};
@@ -26,7 +27,7 @@ const EXPORT_VERSION: u32 = 1;
 /// The first bytes of an export.
 const EXPORT_MAGIC: &[u8] = b"{\"halo\":{";
 /// The longest line that is read. No real line comes near it; it only bounds the memory.
-const MAX_LINE_BYTES: u64 = 1 << 30;
+const MAX_LINE_BYTES: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -201,7 +202,7 @@ pub(super) fn read_export(
     sql: &mut dyn SqlConnection,
     input: &mut dyn BufRead,
     import: &ImportRequest<'_>,
-) -> Result<ImportedConversation, SqlError> {
+) -> Result<(ImportedConversation, ImportLosses), SqlError> {
     // Some editors add a byte order mark; it is not part of the checksum.
     if input.fill_buf().is_ok_and(|head| head.starts_with(b"\xef\xbb\xbf")) {
         input.consume(3);
@@ -242,7 +243,7 @@ pub(super) fn read_export(
     rows::write_whole_state(sql, id, body.last_seq, &body.timeline)?;
     rows::set_model(sql, id, &model)?;
     rows::set_last_used(sql, id, used)?;
-    Ok(ImportedConversation::new(&name, &body.timeline))
+    Ok((ImportedConversation::new(&name, &body.timeline), body.losses))
 }
 
 /// The lines of an export after its header, as far as they are read.
@@ -253,6 +254,32 @@ struct ExportBody {
     timeline: Timeline,
     last_seq: u64,
     namespace_rows: Vec<Row>,
+    losses: ImportLosses,
+}
+
+/// The value of a record as it is imported; none if it is not. An import deletes nothing, now or later, and names no files:
+/// - A recording is a folder, which an export does not contain. The path may be that of another conversation or of anything
+///   else, and forgetting deletes recordings.
+/// - What was to be forgotten is not forgotten here without a request of the user. It stays hidden: deleted messages as they
+///   are, and memories disabled.
+fn defuse_record(kind: &str, key: &str, value: String, losses: &mut ImportLosses) -> Option<String> {
+    if kind == RecordKind::Capture.name() {
+        losses.add("recordings of attention, which an export does not contain", 1);
+        return None;
+    }
+    if kind == RecordKind::Setting.name() && key == PENDING_FORGET_KEY {
+        losses.add("requests to forget, which are to be made again here", 1);
+        return None;
+    }
+    if kind == RecordKind::Memory.name()
+        && let Ok(serde_json::Value::Object(mut memory)) = serde_json::from_str(&value)
+        && memory.get("leaving").is_some_and(|leaving| leaving == true)
+    {
+        memory.insert("leaving".into(), false.into());
+        memory.insert("resting".into(), true.into());
+        return Some(serde_json::Value::Object(memory).to_string());
+    }
+    Some(value)
 }
 
 impl ExportBody {
@@ -285,11 +312,15 @@ impl ExportBody {
                 if !self.is_namespace && RecordKind::ALL.iter().all(|known| known.name() != kind) {
                     return Err(SqlError::invalid_input(format!("'{kind}' is not a kind of record")));
                 }
-                rows::put_record(sql, self.id, &kind, &key, Some(&value), at)?;
                 if self.is_namespace {
+                    rows::put_record(sql, self.id, &kind, &key, Some(&value), at)?;
                     self.namespace_rows.push(Row { kind: RowKind::from_stored(kind), key, value });
+                    return Ok(());
                 }
-                Ok(())
+                match defuse_record(&kind, &key, value, &mut self.losses) {
+                    Some(value) => rows::put_record(sql, self.id, &kind, &key, Some(&value), at),
+                    None => Ok(()),
+                }
             }
             ExportLine::Embedding { embedder, chunk, at, source_checksum, vector } => {
                 let vector = decode_vector(&vector)?;

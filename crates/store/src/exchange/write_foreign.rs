@@ -21,6 +21,10 @@ use std::collections::BTreeMap;
 /// The id of a token that no model has tokenized yet.
 pub const UNTOKENIZED: TokenId = TokenId(u32::MAX);
 
+/// The longest message that is imported, in bytes. A token takes many times its text while it is imported, and no model has
+/// a context that comes near this.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+
 /// The longest word that becomes one token, in characters.
 const MAX_WORD_CHARS: usize = 12;
 
@@ -41,7 +45,8 @@ pub(super) fn write_conversation(
     let mut timeline = Timeline::new();
     let (mut seq, mut speakers) = (0u64, BTreeMap::new());
     let mut model = None;
-    for turn in std::mem::take(&mut foreign.turns) {
+    for (n, turn) in std::mem::take(&mut foreign.turns).into_iter().enumerate() {
+        check_message_size(name, n, &turn)?;
         let number = match turn.number {
             Some(n) => TurnId(n.saturating_add(shift)).max(timeline.next_turn()),
             None => timeline.next_turn(),
@@ -66,6 +71,23 @@ pub(super) fn write_conversation(
     rows::set_model(sql, id, model.as_deref().unwrap_or_default())?;
     rows::set_last_used(sql, id, used)?;
     Ok(ImportedConversation::new(name, &timeline))
+}
+
+fn check_message_size(conversation: &str, index: usize, turn: &ForeignTurn) -> Result<(), SqlError> {
+    let bytes = match &turn.content {
+        ForeignContent::Text(text) => text.len(),
+        ForeignContent::Tokens(tokens) => tokens.iter().map(|token| token.text.len() + 1).sum(),
+    };
+    if bytes <= MAX_MESSAGE_BYTES {
+        return Ok(());
+    }
+    let why = format!(
+        "message {} of '{conversation}' has {} MiB, and a message may have {} MiB; split or shorten it in the file",
+        index + 1,
+        bytes.div_ceil(1 << 20),
+        MAX_MESSAGE_BYTES >> 20
+    );
+    Err(SqlError::invalid_input(why))
 }
 
 /// Writes the notes, the names of the speakers by turn, and the name of the model.
@@ -136,12 +158,12 @@ fn tokenize_turn(
 ) -> Result<Vec<ImportToken>, SqlError> {
     match turn.content {
         ForeignContent::Text(text) => {
-            let tokens = tokenize(&text, false, import, model)?.unwrap_or_else(|| split_words(&text));
+            let tokens = tokenize(&text, import, model)?.unwrap_or_else(|| split_words(&text));
             Ok(split_into_chunks(tokens, import))
         }
         ForeignContent::Tokens(old) => {
             let text: String = old.iter().map(|t| t.text.as_str()).collect();
-            let tokens = tokenize(&text, true, import, model)?;
+            let tokens = tokenize(&text, import, model)?;
             let same_ids = |new: &Vec<ModelToken>| {
                 new.len() == old.len() && new.iter().zip(&old).all(|(new, old)| Some(new.id.0) == old.id)
             };
@@ -153,16 +175,15 @@ fn tokenize_turn(
     }
 }
 
-/// The tokens of the model; none without a model.
+/// The tokens of the model; none without a model. The name of a special token in a message stays text.
 fn tokenize(
     text: &str,
-    special: bool,
     import: &mut ImportRequest<'_>,
     model_name: &mut Option<String>,
 ) -> Result<Option<Vec<ModelToken>>, SqlError> {
     let Some(model) = &mut import.model else { return Ok(None) };
     *model_name = Some(model.info().name.clone());
-    let tokens = model.tokenize(text, special).map_err(|e| SqlError::invalid_input(e.to_string()))?;
+    let tokens = model.tokenize(text, false).map_err(|e| SqlError::invalid_input(e.to_string()))?;
     Ok(Some(tokens))
 }
 

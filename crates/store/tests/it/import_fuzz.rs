@@ -2,10 +2,11 @@
 //! an error the store is unchanged.
 
 use halo_core::chunker::ChunkSize;
-use halo_core::store::{Access, Store};
+use halo_core::store::{Access, PENDING_FORGET_KEY, RecordKind, Store};
 use halo_core::token::Brightness;
 use halo_store::database::Database;
 use halo_store::exchange::{ImportReport, ImportRequest};
+use serde_json::{Value, json};
 use std::path::Path;
 
 fn import(
@@ -123,4 +124,96 @@ fn import_fuzz_leaves_store_intact() {
         }
     }
     assert!(imported > 1_000 && rejected > 4_000, "{imported} imported, {rejected} rejected");
+}
+
+/// The number of hostile exports; `HALO_HOSTILE` overrides it.
+fn hostile_runs() -> usize {
+    std::env::var("HALO_HOSTILE").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
+}
+
+/// Writes the number of lines and the checksum of an export again, as somebody does who means harm.
+fn reseal(lines: &mut Vec<Value>) -> Vec<u8> {
+    let mut end = lines.pop().expect("an end");
+    let mut bytes: Vec<u8> = lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect();
+    end["end"]["lines"] = lines.len().into();
+    end["end"]["sum"] = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&bytes)).into();
+    bytes.extend(format!("{end}\n").into_bytes());
+    bytes
+}
+
+/// A line that no export of a well-meaning person has.
+fn hostile_line(rng: &mut fastrand::Rng) -> Value {
+    let record = |kind: &str, key: &str, value: String| json!({ "record": { "kind": kind, "key": key, "value": value, "at": 7 } });
+    let paths = ["/", "/etc", "../../..", "..", "", "captures/../../x", "C:\\", "\u{0}", "~"];
+    match rng.usize(..8) {
+        0 => record("capture", paths[rng.usize(..paths.len())], "{\"turn\":0}".into()),
+        1 => {
+            let pending =
+                json!([{ "due": rng.i64(..), "chunks": ["u0.0"], "all": rng.bool(), "begun": rng.bool() }]);
+            record("setting", "lethe.pending", pending.to_string())
+        }
+        2 => {
+            let memory = json!({ "from": [0, 0], "to": [u32::MAX, u32::MAX], "text": "x", "formed": rng.u32(..), "leaving": true });
+            record("memory", &rng.u64(..).to_string(), memory.to_string())
+        }
+        3 => record("note", "notes.json", json!({ "a": "x".repeat(rng.usize(..1 << 20)) }).to_string()),
+        4 => record("turn", "x", "[".repeat(rng.usize(..10_000))),
+        5 => record(["namespace", "", "Setting"][rng.usize(..3)], "x", "x".into()),
+        _ => {
+            let numbers = [3e38f32, -3e38, 1e-45, 0.0, f32::NAN, f32::INFINITY, 1e20];
+            let vector: Vec<u8> =
+                (0..rng.usize(..8)).flat_map(|_| numbers[rng.usize(..numbers.len())].to_le_bytes()).collect();
+            let vector = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, vector);
+            json!({ "embedding": { "embedder": "e", "chunk": "u1.0", "at": 7, "of": "ff", "vector": vector } })
+        }
+    }
+}
+
+/// Exports with hostile lines and a right checksum: refused, or imported without recordings and without anything that is to
+/// be forgotten.
+#[test]
+fn hostile_export_fuzz_imports_nothing_that_deletes() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exchange");
+    let database = crate::common::sqlite();
+    let mut store = database.open();
+    let weave = std::fs::read(folder.join("weave-export.json")).expect("the sample is read");
+    import(&mut store, "weave.json", &weave, Some("original")).expect("the file is imported");
+    let mut export = Vec::new();
+    store.export("original", &mut export, &mut |_, _| {}).expect("the conversation is exported");
+    let lines = export.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let lines: Vec<Value> = lines.map(|line| serde_json::from_slice(line).expect("JSON")).collect();
+    assert!(import(&mut store, "own.jsonl", &reseal(&mut lines.clone()), Some("resealed")).is_ok());
+    let (mut imported, mut rejected, mut rng) = (0, 0, fastrand::Rng::with_seed(12));
+    for n in 0..hostile_runs() {
+        let mut hostile = lines.clone();
+        for _ in 0..=rng.usize(..2) {
+            let at = 1 + rng.usize(..hostile.len() - 1);
+            hostile.insert(at, hostile_line(&mut rng));
+        }
+        let name = format!("copy {n}");
+        match import(&mut store, "own.jsonl", &reseal(&mut hostile), Some(&name)) {
+            Ok(_) => {
+                imported += 1;
+                store
+                    .load(&name, Access::Read)
+                    .expect("it loads")
+                    .check_invariants()
+                    .expect("the invariants hold");
+                assert_eq!(store.records(&name, RecordKind::Capture).expect("read"), []);
+                let settings = store.records(&name, RecordKind::Setting).expect("read");
+                assert!(settings.iter().all(|setting| setting.key != PENDING_FORGET_KEY), "{settings:?}");
+                let memories = store.records(&name, RecordKind::Memory).expect("read");
+                assert!(
+                    memories.iter().all(|memory| !memory.value.contains("\"leaving\":true")),
+                    "{memories:?}"
+                );
+            }
+            Err(error) => {
+                rejected += 1;
+                assert!(error.starts_with("importing own.jsonl: line "), "{error}");
+            }
+        }
+    }
+    assert_eq!(store.check_integrity(&mut |_, _| {}).expect("the check runs"), []);
+    assert!(imported > hostile_runs() / 10 && rejected > hostile_runs() / 10, "{imported} and {rejected}");
 }

@@ -1,8 +1,9 @@
 //! Runs the real binary without the settings of the user.
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Exit status, standard output and standard error of one run of `halo`.
 #[allow(dead_code, reason = "not every test uses it")]
@@ -62,6 +63,21 @@ pub fn run_halo_with_env(data: &Path, args: &[&str], environment: &[(&str, &OsSt
         out: String::from_utf8(output.stdout).expect("UTF-8"),
         err: String::from_utf8(output.stderr).expect("UTF-8"),
     }
+}
+
+/// Sends one message with `halo chat`; returns what it wrote to standard error.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn chat_once(data: &Path, flags: &[&str], message: &str) -> String {
+    let mut command = halo_command(data, &["chat", "--set", "generation.max_tokens=2"]);
+    command.args(flags).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("halo starts");
+    let mut input = child.stdin.take().expect("stdin is piped");
+    writeln!(input, "{message}").expect("halo reads stdin");
+    drop(input);
+    let output = child.wait_with_output().expect("halo exits");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}");
+    error
 }
 
 #[allow(dead_code, reason = "not every test uses it")]
