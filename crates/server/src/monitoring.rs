@@ -2,7 +2,6 @@
 
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
-use crate::store_probe::is_store_available;
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
@@ -18,6 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConversationLabels {
@@ -80,4 +80,33 @@ fn current_gauges(app: &App) -> Registry {
     let help = "Tokens of open conversations, in the context window and all";
     registry.register("conversation_tokens", help, tokens);
     registry
+}
+
+/// How long `/health` waits for the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether the store answers now.
+async fn is_store_available(app: &Arc<App>) -> bool {
+    if let Some(available) = app.store_probe.recent_answer() {
+        return available;
+    }
+    if app.store_probe.begin() {
+        let app = Arc::clone(app);
+        tokio::task::spawn_blocking(move || {
+            // No conversation has this name; the lookup reads the index of names.
+            let answer = app.with_reader(|store| store.find_conversation(""));
+            if let Err(error) = &answer {
+                tracing::warn!("the store is not available: {error}");
+            }
+            app.store_probe.end(answer.is_ok());
+        });
+    }
+    let asked = Instant::now();
+    while asked.elapsed() < STORE_PATIENCE {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        if let Some(available) = app.store_probe.recent_answer() {
+            return available;
+        }
+    }
+    false
 }
