@@ -386,7 +386,7 @@ def test_otlp_traces_turns(tmp_path):
         values = {attribute.key: attribute.value for attribute in turn.attributes}
         assert (
             values["gen_ai.usage.output_tokens"].int_value == 8
-            and values["gen_ai.conversation.id"].string_value == "main"
+            and values["gen_ai.conversation.id"].string_value == server.halo("GET", "/conversations")[1][0]["id"]
         )
         ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(span_id)) == 8 for span_id in ids)

@@ -29,7 +29,8 @@ use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_server::{
-    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting, routes,
+    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
+    TraceExporter, routes,
 };
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
@@ -594,12 +595,21 @@ impl FakeServer {
     }
 
     pub fn with_options(options: FakeOptions) -> Self {
+        Self::build(options, None)
+    }
+
+    /// A server that traces its turns.
+    pub fn with_exporter(exporter: TraceExporter) -> Self {
+        Self::build(FakeOptions::default(), Some(exporter))
+    }
+
+    fn build(options: FakeOptions, exporter: Option<TraceExporter>) -> Self {
         let tokenizer = ScriptedModel::new(8192, Vec::new());
         let script: Arc<Mutex<FakeScript>> = Arc::default();
         let model = FakeModel { info: tokenizer.info().clone(), tokenizer, script: Arc::clone(&script) };
         let (store, limits) = (options.store.clone(), options.limits.clone());
         let backend = FakeBackend { model: model.clone(), options, saved_settings: Mutex::default() };
-        let app = App::new(Arc::new(backend), limits, None);
+        let app = App::new(Arc::new(backend), limits, exporter);
         let router = routes(&app);
         Self { app, store, model, script, router }
     }
