@@ -1,7 +1,7 @@
 //! The grace period: text is hidden at once, erased at the end, and until then it can be cancelled.
 
 use super::backend::ForgetBackend;
-use super::erase::erase_now;
+use super::erase::{ErasedText, erase_now};
 use super::pending::{PendingForget, cancel_pending, load_pending, remove_from_pending, save_pending};
 use super::target::{
     ForgetItems, ForgetRequest, ForgetScope, ForgetSelection, ForgetTarget, has_any_chunk, load_existing,
@@ -22,6 +22,8 @@ pub struct PendingForgetItem {
     pub due_at: i64,
     pub chunks: Vec<(ChunkId, String)>,
     pub memories: Vec<u64>,
+    /// How many texts beside the timeline are erased then, the name of the conversation among them. These are not hidden.
+    pub other_texts: usize,
     pub whole_conversation: bool,
 }
 
@@ -68,6 +70,8 @@ pub(super) fn schedule(backend: &dyn ForgetBackend, target: &ForgetTarget, due_a
         chunks,
         memories,
         named_memories,
+        records: items.records,
+        name: items.name,
         whole_conversation,
         started: false,
     };
@@ -131,15 +135,17 @@ pub(super) fn list_pending(backend: &dyn ForgetBackend, name: &str) -> Result<Ve
     let mut items = Vec::new();
     for entry in load_pending(&mut *store, name)? {
         let memories = entry.all_memories();
+        let other_texts = entry.records.len() + usize::from(entry.name);
         let chunks = still_hidden(&mut *store, name, &mut timeline, entry.chunks)?;
         let text = |&id: &ChunkId| Some((id, timeline.chunk(id)?.text().into_owned()));
         let chunks: Vec<(ChunkId, String)> = chunks.iter().filter_map(text).collect();
-        if !chunks.is_empty() || !memories.is_empty() {
+        if !chunks.is_empty() || !memories.is_empty() || other_texts > 0 {
             items.push(PendingForgetItem {
                 conversation: name.to_owned(),
                 due_at: entry.due_at,
                 chunks,
                 memories,
+                other_texts,
                 whole_conversation: entry.whole_conversation,
             });
         }
@@ -153,10 +159,14 @@ pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<(usize,
     let Some(mut store) = backend.open_reader()? else { return Ok((0, None)) };
     let (mut erased, mut last_error) = (0, None);
     for summary in store.list_conversations()? {
-        let pending = load_pending(&mut *store, &summary.name)?;
+        let mut name = summary.name;
+        let pending = load_pending(&mut *store, &name)?;
         for entry in pending.into_iter().filter(|entry| entry.due_at <= now) {
-            match erase_pending(backend, &summary.name, &entry, now) {
-                Ok(chunks) => erased += chunks,
+            match erase_pending(backend, &name, &entry, now) {
+                Ok(done) => {
+                    erased += done.chunks;
+                    name = done.new_name.unwrap_or(name);
+                }
                 Err(error) => last_error = Some(error),
             }
         }
@@ -164,13 +174,13 @@ pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<(usize,
     Ok((erased, last_error))
 }
 
-/// Erases what is still hidden of a pending request. Returns how many chunks that were.
+/// Erases what is still hidden of a pending request.
 fn erase_pending(
     backend: &dyn ForgetBackend,
     name: &str,
     entry: &PendingForget,
     now: i64,
-) -> Result<usize, Error> {
+) -> Result<ErasedText, Error> {
     let request = ForgetRequest::by_user(now);
     let mut store = backend.open_writer()?;
     let store_ref = &mut *store;
@@ -182,7 +192,7 @@ fn erase_pending(
     if entry.whole_conversation && (is_whole || entry.started) {
         drop(store);
         let target = ForgetTarget { conversation: name.to_owned(), scope: ForgetScope::WholeConversation };
-        return Ok(erase_now(backend, &target, &request)?.chunks);
+        return erase_now(backend, &target, &request);
     }
     // An erasure that has begun is finished; of one that is only pending, chunks may have been undeleted.
     let chunks = match entry.started {
@@ -197,14 +207,20 @@ fn erase_pending(
         find(&entry.memories).into_iter().partition(|memory| entry.started || memory.may_mention(&chunks));
     let kept: Vec<u64> = kept.iter().map(|memory| memory.id).collect();
     set_pending_forget(store_ref, name, &kept, false)?;
-    let items = ForgetItems { chunks, derived_memories, matched_memories: find(&entry.named_memories) };
+    let items = ForgetItems {
+        chunks,
+        derived_memories,
+        matched_memories: find(&entry.named_memories),
+        records: entry.records.clone(),
+        name: entry.name,
+    };
     if items.is_empty() {
         let others =
             remove_from_pending(load_pending(store_ref, name)?, &entry.chunks, &entry.all_memories());
         save_pending(store_ref, name, &others)?;
-        return Ok(0);
+        return Ok(ErasedText::default());
     }
     drop(store);
     let target = ForgetTarget { conversation: name.to_owned(), scope: ForgetScope::Selected(items) };
-    Ok(erase_now(backend, &target, &request)?.chunks)
+    erase_now(backend, &target, &request)
 }

@@ -3,14 +3,15 @@
 use super::backend::ForgetBackend;
 use super::erase::{erase_now, find_copies};
 use super::grace::{self, CancelledForget, PendingForgetItem};
-use super::proof_log::read_proofs;
+use super::input_history::scrub_lines;
+use super::proof_log::{ForgetProofList, read_proofs};
 use super::retention::{self, RetentionPreview};
 use super::target::{
     ForgetPlan, ForgetQuery, ForgetRequest, ForgetSelection, ForgetSubject, no_such_conversation, plan_forget,
 };
+use super::text_match::WholeWordMatcher;
 use super::warning::ForgetWarning;
 use halo_agents::lethe::RetentionPolicy;
-use halo_agents::proof::ForgetProof;
 use halo_core::Error;
 
 /// Forgets text permanently: from the store and its log, from search, from saved KV cells, from memories and recordings, and
@@ -34,7 +35,11 @@ pub struct ForgetReport {
     pub due_at: Option<i64>,
     pub chunks: usize,
     pub memories: usize,
+    /// Notes, clients' summaries, system prompts and names.
+    pub other_texts: usize,
     pub tokens: usize,
+    /// Conversations whose names were forgotten too: the old name and the new one.
+    pub new_names: Vec<(String, String)>,
     pub warnings: Vec<ForgetWarning>,
 }
 
@@ -59,19 +64,24 @@ impl<'a> ForgetService<'a> {
     ) -> Result<ForgetReport, Error> {
         let rows = || plans.iter().flat_map(|plan| &plan.rows);
         let memories = rows().filter(|row| row.subject.is_memory()).count();
+        let chunks = rows().filter(|row| row.subject.is_chunk()).count();
         let grace = i64::try_from(self.backend.grace_period()?.as_millis()).unwrap_or(i64::MAX);
         let mut report = ForgetReport {
             due_at: (timing == ForgetTiming::AfterGrace && grace > 0).then(|| now.saturating_add(grace)),
-            chunks: rows().count() - memories,
+            chunks,
             memories,
+            other_texts: rows().count() - chunks - memories,
             tokens: rows().map(|row| row.tokens).sum(),
+            new_names: Vec::new(),
             warnings: Vec::new(),
         };
         for plan in plans {
+            plan.words.as_ref().map(|words| self.forget_typed_lines(words)).transpose()?;
             match report.due_at {
                 Some(due_at) => grace::schedule(self.backend, &plan.target, due_at)?,
                 None => {
                     let erased = erase_now(self.backend, &plan.target, &ForgetRequest::by_user(now))?;
+                    report.new_names.extend(erased.new_name.map(|to| (plan.target.conversation.clone(), to)));
                     report.warnings.extend(erased.warnings);
                 }
             }
@@ -83,6 +93,12 @@ impl<'a> ForgetService<'a> {
             report.warnings.extend(copies.unwrap_or_else(|error| vec![ForgetWarning::NotSearched(error)]));
         }
         Ok(report)
+    }
+
+    /// Erases the typed lines that contain words: a line need not have become a message. Returns how many.
+    pub fn forget_typed_lines(&self, words: &WholeWordMatcher) -> Result<usize, Error> {
+        let history = self.backend.input_history();
+        history.map_or(Ok(0), |history| scrub_lines(&history, |line| words.find(line).is_some()))
     }
 
     /// What is hidden in a conversation until its grace period ends.
@@ -110,8 +126,8 @@ impl<'a> ForgetService<'a> {
         retention::forget_by_age(self.backend, policy, now)
     }
 
-    /// The proofs of what was forgotten, and whether the signature of each is valid.
-    pub fn proofs(&self) -> Result<Vec<(ForgetProof, bool)>, Error> {
+    /// The proofs of what was forgotten.
+    pub fn proofs(&self) -> Result<ForgetProofList, Error> {
         read_proofs(&self.backend.data_dir()?)
     }
 }

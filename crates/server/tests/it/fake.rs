@@ -22,7 +22,7 @@ use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{TokenId, TurnId};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
-use halo_engine::forget::ForgetBackend;
+use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::{ConversationRules, ResurrectBrightness};
 use halo_engine::session::Session;
@@ -538,9 +538,9 @@ impl ForgetBackend for FakeBackend {
         Ok(())
     }
 
-    fn delete_capture(&self, folder: &str) -> Result<(), Error> {
+    fn delete_capture(&self, folder: &str) -> Result<CaptureDeletion, Error> {
         self.options.captures.lock().remove(folder);
-        Ok(())
+        Ok(CaptureDeletion::Deleted)
     }
 }
 
