@@ -308,7 +308,8 @@ def test_metrics(server):
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines["halo_turns_total"]) >= 1 and float(lines["halo_tokens_total"]) >= 1
     assert float(lines['halo_stage_seconds_sum{stage="generate"}']) > 0
-    assert 'halo_conversation_tokens{conversation="main",scope="live"}' in lines
+    ids = {row["name"]: row["id"] for row in server.halo("GET", "/conversations")[1]}
+    assert f'halo_conversation_tokens{{conversation="{ids["main"]}",scope="live"}}' in lines
 
 
 def test_tls(tmp_path):

@@ -670,6 +670,7 @@ fn forget_matching_erases_notes_summaries_and_prompts() {
     let summary = |text: &str| serde_json::json!({ "role": "user", "text": text }).to_string();
     for (kind, key, value) in [
         (RecordKind::Note, "notes.json", notes.to_string()),
+        (RecordKind::Note, &format!("{SECRET}.json"), "{}".to_owned()),
         (RecordKind::ClientSummary, "1", summary(&format!("They live in {SECRET}."))),
         (RecordKind::ClientSummary, "2", summary("They like tea.")),
         (RecordKind::SystemPrompt, "0000000000", format!("You know {SECRET}.")),
@@ -681,9 +682,9 @@ fn forget_matching_erases_notes_summaries_and_prompts() {
     let preview = run_json(data, &["forget", "--matching", SECRET, "--dry-run"]);
     let kinds: Vec<&str> =
         preview.as_array().expect("rows").iter().filter_map(|row| row["record"].as_str()).collect();
-    assert_eq!(kinds, ["note", "note", "client's summary", "system prompt", "system prompt"], "{preview}");
+    assert_eq!(kinds, ["note", "note", "note", "client's summary", "system prompt", "setting"], "{preview}");
     let done = run_json(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
-    assert_eq!((&done["paragraphs"], &done["other_texts"]), (&0.into(), &5.into()), "{done}");
+    assert_eq!((&done["paragraphs"], &done["other_texts"]), (&0.into(), &6.into()), "{done}");
     assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new());
     let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
     let notes = store.records("main", RecordKind::Note).expect("the notes are read");

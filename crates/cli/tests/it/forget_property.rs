@@ -117,6 +117,9 @@ impl CaseFolder<'_> {
                 json!({ "topics": { key: 3, "other": topic }, "reminders": [reminder], "scratch": {} });
             put(RecordKind::Note, "notes.json", &notes.to_string());
         }
+        if self.rng.chance(20) {
+            put(RecordKind::Note, &format!("{}.json", self.word), "{}");
+        }
         for n in 0..self.rng.below(3) {
             let value = json!({ "role": "user", "text": self.text() });
             put(RecordKind::ClientSummary, &format!("{n:016x}"), &value.to_string());

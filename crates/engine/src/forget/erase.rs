@@ -279,7 +279,12 @@ pub(super) fn find_copies(backend: &dyn ForgetBackend, texts: &[&str]) -> Result
             warnings.push(ForgetWarning::Copies { conversation, first, count: copies.len() });
         }
     }
-    warnings.extend(backend.store_backups()?.into_iter().map(ForgetWarning::StoreBackup));
-    warnings.extend(backend.has_server_log()?.then_some(ForgetWarning::ServerLog));
+    warnings.extend(find_leftovers(backend)?);
     Ok(warnings)
+}
+
+/// Copies of the whole store that the program does not erase.
+pub(super) fn find_leftovers(backend: &dyn ForgetBackend) -> Result<Vec<ForgetWarning>, Error> {
+    let backups = backend.store_backups()?.into_iter().map(ForgetWarning::StoreBackup);
+    Ok(backups.chain(backend.has_server_log()?.then_some(ForgetWarning::ServerLog)).collect())
 }

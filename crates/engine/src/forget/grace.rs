@@ -3,6 +3,7 @@
 use super::backend::ForgetBackend;
 use super::erase::{ErasedText, erase_now};
 use super::pending::{PendingForget, cancel_pending, load_pending, remove_from_pending, save_pending};
+use super::service::ScheduledForgetReport;
 use super::target::{
     ForgetItems, ForgetRequest, ForgetScope, ForgetSelection, ForgetTarget, has_any_chunk, load_existing,
     no_such_conversation, still_hidden,
@@ -153,25 +154,25 @@ pub(super) fn list_pending(backend: &dyn ForgetBackend, name: &str) -> Result<Ve
     Ok(items)
 }
 
-/// Erases what is due, in all conversations. An error in one conversation does not keep the others; the last one is returned
-/// beside the number of erased chunks.
-pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<(usize, Option<Error>), Error> {
-    let Some(mut store) = backend.open_reader()? else { return Ok((0, None)) };
-    let (mut erased, mut last_error) = (0, None);
+/// Erases what is due, in all conversations. An error in one conversation does not keep the others.
+pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<ScheduledForgetReport, Error> {
+    let mut report = ScheduledForgetReport::default();
+    let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
         let mut name = summary.name;
         let pending = load_pending(&mut *store, &name)?;
         for entry in pending.into_iter().filter(|entry| entry.due_at <= now) {
             match erase_pending(backend, &name, &entry, now) {
                 Ok(done) => {
-                    erased += done.chunks;
-                    name = done.new_name.unwrap_or(name);
+                    let new_name = done.new_name.clone();
+                    report.add(&name, done);
+                    name = new_name.unwrap_or(name);
                 }
-                Err(error) => last_error = Some(error),
+                Err(error) => report.error = Some(error),
             }
         }
     }
-    Ok((erased, last_error))
+    Ok(report)
 }
 
 /// Erases what is still hidden of a pending request.

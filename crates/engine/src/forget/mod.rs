@@ -23,7 +23,7 @@ pub use grace::{CancelledForget, PendingForgetItem};
 pub use proof_log::{ForgetProofList, subject_item};
 pub use record_text::RecordText;
 pub use retention::RetentionPreview;
-pub use service::{ForgetReport, ForgetService, ForgetTiming};
+pub use service::{ForgetReport, ForgetService, ForgetTiming, ScheduledForgetReport};
 pub use target::{
     ForgetItems, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetScope, ForgetSelection, ForgetSubject,
     ForgetTarget,

@@ -23,14 +23,14 @@ const KINDS: [RecordKind; 5] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordText {
     pub kind: RecordKind,
-    pub key: String,
-    /// Identifies the text while it waits to be forgotten: a list with the text itself would be a copy of it.
-    pub(super) hash: u64,
+    /// Of its key and itself. It identifies the text while it waits to be forgotten: a list with the text itself, or with the
+    /// name of a file of notes, would be another copy of the words.
+    hash: u64,
 }
 
 impl RecordText {
     fn new(kind: RecordKind, key: &str, text: &str) -> Self {
-        Self { kind, key: key.to_owned(), hash: checksum_bytes(text.as_bytes()) }
+        Self { kind, hash: checksum_bytes(format!("{key}\0{text}").as_bytes()) }
     }
 
     /// What it is, in words.
@@ -40,20 +40,19 @@ impl RecordText {
             RecordKind::Note => "note",
             RecordKind::ClientSummary => "client's summary",
             RecordKind::SystemPrompt => "system prompt",
-            RecordKind::Setting if self.key == SYSTEM_PROMPT_KEY => "system prompt",
             RecordKind::Turn => "note on a turn",
-            _ => "names of speakers",
+            _ => "setting",
         }
     }
 
     pub(super) fn to_value(&self) -> Value {
-        serde_json::json!([self.kind.name(), self.key, format!("{:016x}", self.hash)])
+        serde_json::json!([self.kind.name(), format!("{:016x}", self.hash)])
     }
 
     pub(super) fn from_value(value: &Value) -> Option<Self> {
-        let [kind, key, hash] = [0, 1, 2].map(|n| value[n].as_str());
+        let [kind, hash] = [0, 1].map(|n| value[n].as_str());
         let kind = RecordKind::ALL.into_iter().find(|other| Some(other.name()) == kind)?;
-        Some(Self { kind, key: key?.to_owned(), hash: u64::from_str_radix(hash?, 16).ok()? })
+        Some(Self { kind, hash: u64::from_str_radix(hash?, 16).ok()? })
     }
 }
 
@@ -75,7 +74,7 @@ pub(super) fn list_record_texts(
 fn texts_of(kind: RecordKind, record: &Record) -> Vec<String> {
     match kind {
         RecordKind::Note => {
-            let mut texts = Vec::new();
+            let mut texts = vec![record.key.clone()];
             collect_entries(&note_document(&record.value), &mut texts);
             texts
         }
@@ -128,18 +127,16 @@ pub(super) fn delete_record_texts(
     conversation: &str,
     texts: &[RecordText],
 ) -> Result<(), Error> {
-    let is_deleted = |kind: RecordKind, key: &str, text: &str| {
-        let hash = checksum_bytes(text.as_bytes());
-        texts.iter().any(|other| (other.kind, other.key.as_str(), other.hash) == (kind, key, hash))
-    };
     for kind in KINDS.into_iter().filter(|kind| texts.iter().any(|text| text.kind == *kind)) {
         for record in store.records(conversation, kind)? {
             let key = &record.key;
-            if !texts_of(kind, &record).iter().any(|text| is_deleted(kind, key, text)) {
+            let is_deleted = |text: &str| texts.contains(&RecordText::new(kind, key, text));
+            if !texts_of(kind, &record).iter().any(|text| is_deleted(text)) {
                 continue;
             }
-            let is_deleted = |text: &str| is_deleted(kind, key, text);
             let rest = match kind {
+                // A file whose name is deleted is deleted as a whole.
+                RecordKind::Note if is_deleted(key) => None,
                 RecordKind::Note => {
                     without_entries(note_document(&record.value), &is_deleted).map(|rest| rest.to_string())
                 }

@@ -3,6 +3,7 @@
 
 use super::backend::{CaptureDeletion, ForgetBackend};
 use super::erase::erase_now;
+use super::service::ScheduledForgetReport;
 use super::target::{ForgetItems, ForgetRequest, ForgetScope, ForgetTarget};
 use crate::conversation::{load_setting, unloaded_chunks};
 use crate::memory::record::{Memory, load_all_memories};
@@ -87,15 +88,15 @@ pub(super) fn preview_by_age(
     Ok(previews)
 }
 
-/// Applies a policy to all conversations. Returns how many chunks were forgotten.
+/// Applies a policy to all conversations.
 pub(super) fn forget_by_age(
     backend: &dyn ForgetBackend,
     policy: &RetentionPolicy,
     now: i64,
-) -> Result<usize, Error> {
+) -> Result<ScheduledForgetReport, Error> {
     check_policy(policy)?;
-    let Some(mut store) = backend.open_reader()? else { return Ok(0) };
-    let mut erased = 0;
+    let mut report = ScheduledForgetReport::default();
+    let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
         let name = &summary.name;
         let plan = plan_retention(&mut *store, name, policy, now)?;
@@ -117,15 +118,15 @@ pub(super) fn forget_by_age(
             };
             let target = ForgetTarget { conversation: name.clone(), scope: ForgetScope::Selected(items) };
             let done = erase_now(backend, &target, &ForgetRequest::by_age(now))?;
-            erased += done.chunks;
-            new_name = done.new_name;
+            new_name = done.new_name.clone();
+            report.add(name, done);
         }
         let name = new_name.as_deref().unwrap_or(name);
         let mut writer = backend.open_writer()?;
         writer.load(name, Access::Write)?;
         write_compost(&mut *writer, name, &compost)?;
     }
-    Ok(erased)
+    Ok(report)
 }
 
 /// Deletes old recordings. Returns the chunks to forget, and the statistics with those of these chunks.

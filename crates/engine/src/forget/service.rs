@@ -1,7 +1,7 @@
 //! Forgets text permanently, at the user's request or by age.
 
 use super::backend::ForgetBackend;
-use super::erase::{erase_now, find_copies};
+use super::erase::{ErasedText, erase_now, find_copies, find_leftovers};
 use super::grace::{self, CancelledForget, PendingForgetItem};
 use super::input_history::scrub_lines;
 use super::proof_log::{ForgetProofList, read_proofs};
@@ -41,6 +41,34 @@ pub struct ForgetReport {
     /// Conversations whose names were forgotten too: the old name and the new one.
     pub new_names: Vec<(String, String)>,
     pub warnings: Vec<ForgetWarning>,
+}
+
+/// What was erased because it was due, or too old.
+#[derive(Clone, Debug, Default)]
+pub struct ScheduledForgetReport {
+    pub chunks: usize,
+    /// Conversations whose names were forgotten too: the old name and the new one.
+    pub new_names: Vec<(String, String)>,
+    pub warnings: Vec<ForgetWarning>,
+    /// The last error. An error in one conversation does not keep the others.
+    pub error: Option<Error>,
+}
+
+impl ScheduledForgetReport {
+    pub(super) fn add(&mut self, conversation: &str, erased: ErasedText) {
+        self.chunks += erased.chunks;
+        self.new_names.extend(erased.new_name.map(|to| (conversation.to_owned(), to)));
+        self.warnings.extend(erased.warnings);
+    }
+
+    /// Adds where the erased text may still be.
+    fn complete(mut self, backend: &dyn ForgetBackend) -> Self {
+        if self.chunks > 0 {
+            let leftovers = find_leftovers(backend);
+            self.warnings.extend(leftovers.unwrap_or_else(|error| vec![ForgetWarning::NotSearched(error)]));
+        }
+        self
+    }
 }
 
 impl<'a> ForgetService<'a> {
@@ -111,9 +139,9 @@ impl<'a> ForgetService<'a> {
         grace::cancel(self.backend, conversation, selection)
     }
 
-    /// Erases what is due, in all conversations. Returns the number of chunks, and the last error of a conversation.
-    pub fn erase_due(&self, now: i64) -> Result<(usize, Option<Error>), Error> {
-        grace::erase_due(self.backend, now)
+    /// Erases what is due, in all conversations.
+    pub fn erase_due(&self, now: i64) -> Result<ScheduledForgetReport, Error> {
+        Ok(grace::erase_due(self.backend, now)?.complete(self.backend))
     }
 
     /// What a policy would forget, by conversation.
@@ -121,9 +149,9 @@ impl<'a> ForgetService<'a> {
         retention::preview_by_age(self.backend, policy, now)
     }
 
-    /// Forgets what is too old. Returns the number of chunks.
-    pub fn forget_by_age(&self, policy: &RetentionPolicy, now: i64) -> Result<usize, Error> {
-        retention::forget_by_age(self.backend, policy, now)
+    /// Forgets what is too old.
+    pub fn forget_by_age(&self, policy: &RetentionPolicy, now: i64) -> Result<ScheduledForgetReport, Error> {
+        Ok(retention::forget_by_age(self.backend, policy, now)?.complete(self.backend))
     }
 
     /// The proofs of what was forgotten.

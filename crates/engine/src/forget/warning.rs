@@ -58,9 +58,10 @@ impl fmt::Display for ForgetWarning {
                 )
             }
             ForgetWarning::ServerLog => f.write_str(
-                "the tables are vacuumed, but the words stay in the write-ahead log of the PostgreSQL server until it is \
-                 recycled, and in archived logs and backups until these are deleted: run CHECKPOINT on the server and let \
-                 it recycle its log, then delete archives, backups and replication slots from before",
+                "the tables are vacuumed, but the words stay in the write-ahead log of the PostgreSQL server until its files \
+                 are overwritten or removed, and in archived logs and backups until these are deleted: let the server \
+                 run checkpoints (CHECKPOINT) and recycle its log, and delete archives, backups and replication slots \
+                 from before",
             ),
             ForgetWarning::NotSearched(error) => {
                 write!(f, "copies of the text were not searched for: {error}")

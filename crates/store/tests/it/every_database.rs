@@ -4,7 +4,9 @@ use crate::common::TestDatabase;
 use halo_core::change::{Append, Change, NewToken};
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::row_store::{Row, RowKind, RowStore};
-use halo_core::store::{Access, Durability, Embedding, MessageKey, MessageLookup, RecordKind, Store};
+use halo_core::store::{
+    Access, ConversationSummary, Durability, Embedding, MessageKey, MessageLookup, RecordKind, Store,
+};
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
 use halo_core::timeline::Timeline;
@@ -728,10 +730,10 @@ fn export_import_round_trip_is_byte_identical(database: &TestDatabase) {
             timeline.state_hash()
         );
         let imported = other.list_conversations().expect("the conversations are listed");
-        assert!(
-            store.list_conversations().expect("the conversations are listed").contains(&imported[0])
-                && imported.len() == 1
-        );
+        assert_eq!(imported.len(), 1);
+        let exported = store.find_conversation(&name).expect("the store is read").expect("the conversation");
+        let same_id = ConversationSummary { id: exported.id.clone(), ..imported[0].clone() };
+        assert_eq!(same_id, exported, "only the id belongs to the store");
         for chunk in timeline.chunks().map(|c| c.id()) {
             assert_eq!(other.chunk_history(&name, chunk), store.chunk_history(&name, chunk));
         }

@@ -15,8 +15,8 @@ use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::{
     CancelledForget, ForgetPlan, ForgetPreviewRow, ForgetProofList, ForgetQuery, ForgetReport,
-    ForgetSelection, ForgetService, ForgetSubject, ForgetTiming, ForgetWarning, WholeWordMatcher,
-    subject_item,
+    ForgetSelection, ForgetService, ForgetSubject, ForgetTiming, ForgetWarning, ScheduledForgetReport,
+    WholeWordMatcher, subject_item,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -192,7 +192,7 @@ pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
     let service = ForgetService::new(env);
     let erased = erase_due(&service).and_then(|due| {
         let old = match settings.lethe_enabled {
-            true => service.forget_by_age(&retention_policy(settings), now_millis())?,
+            true => count_erased(&service.forget_by_age(&retention_policy(settings), now_millis())?),
             false => 0,
         };
         Ok(due + old)
@@ -208,15 +208,19 @@ pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
 }
 
 fn erase_due(service: &ForgetService<'_>) -> Result<usize> {
-    match service.erase_due(now_millis())? {
-        (0, Some(error)) => Err(error.into()),
-        (erased, error) => {
-            if let Some(error) = error {
-                print_notice(&format!("not all text that is due was erased: {error}"));
-            }
-            Ok(erased)
-        }
+    let mut report = service.erase_due(now_millis())?;
+    match report.error.take() {
+        Some(error) if report.chunks == 0 => return Err(error.into()),
+        Some(error) => print_notice(&format!("not all text that is due was erased: {error}")),
+        None => {}
     }
+    Ok(count_erased(&report))
+}
+
+/// Prints the warnings of a report, and returns how many chunks were erased.
+fn count_erased(report: &ScheduledForgetReport) -> usize {
+    print_warnings(&report.warnings, &report.new_names);
+    report.chunks
 }
 
 fn retention_policy(settings: &Settings) -> RetentionPolicy {
@@ -238,7 +242,7 @@ fn forget_by_age(args: &ForgetArgs, env: &Env, service: &ForgetService<'_>) -> R
         }
         require_confirmation()?;
     }
-    print_erased(env, service.forget_by_age(&policy, now)?)
+    print_erased(env, count_erased(&service.forget_by_age(&policy, now)?))
 }
 
 fn cancel(args: &ForgetArgs, env: &Env, service: &ForgetService<'_>, names: &[String]) -> Result<()> {
@@ -311,8 +315,8 @@ fn print_erased(env: &Env, chunks: usize) -> Result<()> {
     print_result(env, &json!({ "forgotten": chunks }), &text)
 }
 
-fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Result<()> {
-    for warning in &report.warnings {
+fn print_warnings(warnings: &[ForgetWarning], new_names: &[(String, String)]) {
+    for warning in warnings {
         let hint = match warning {
             ForgetWarning::Notes { .. } => {
                 "; look at them on the page, or with /notes; --matching erases them"
@@ -324,9 +328,13 @@ fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Resul
         };
         print_notice(&format!("{warning}{hint}"));
     }
-    for (_, new_name) in &report.new_names {
+    for (_, new_name) in new_names {
         print_notice(&format!("a conversation was named after the erased text: it is '{new_name}' now"));
     }
+}
+
+fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Result<()> {
+    print_warnings(&report.warnings, &report.new_names);
     let ForgetReport { due_at, chunks, memories, other_texts, tokens, .. } = report;
     let what = format!("{}, {tokens} tokens", list_counts(*chunks, *memories, *other_texts));
     let text = match due_at {
