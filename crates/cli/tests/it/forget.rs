@@ -576,6 +576,31 @@ fn forget_in_a_copied_folder_deletes_its_own_captures() {
     assert_eq!(left.iter().map(|record| record.key.as_str()).collect::<Vec<_>>(), [outside.as_str()]);
 }
 
+/// Recordings from before the erased turn are kept, by whatever path the data folder is named; unfinished ones are not.
+#[cfg(unix)]
+#[test]
+fn forget_keeps_captures_of_earlier_turns() {
+    let home = crate::common::temp_dir();
+    let [data, link] = ["data", "link"].map(|name| home.path().join(name));
+    std::fs::create_dir(&data).expect("the folder is created");
+    std::os::unix::fs::symlink(&data, &link).expect("the link is made");
+    import_exchange(&data, "main", "Good morning.");
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    let id = store.find_conversation("main").expect("the store is read").expect("the conversation").id;
+    let folder = |n: u32| data.join(format!("captures/{id}/turn-{n}"));
+    for (turn, note) in [(0, folder(0).display().to_string()), (1, format!("captures/{id}/turn-1"))] {
+        let value = serde_json::json!({ "turn": turn }).to_string();
+        store.put_record("main", RecordKind::Capture, &note, Some(&value)).expect("the note is stored");
+    }
+    drop(store);
+    for n in 0..3 {
+        std::fs::create_dir_all(folder(n)).expect("the folder is created");
+        std::fs::write(folder(n).join("steps.jsonl"), "").expect("the file is written");
+    }
+    run_ok(&link, &["forget", "a1.0", "--now", "--yes"]);
+    assert_eq!([0, 1, 2].map(|n| folder(n).exists()), [true, false, false]);
+}
+
 /// Copies of the store that repairs have left are named after a forgetting.
 #[test]
 fn forget_warns_of_every_copy_that_a_repair_leaves() {
@@ -644,6 +669,7 @@ fn forget_works_with_an_empty_key_and_a_torn_proof() {
     let data = home.path();
     import_exchange(data, "main", &format!("I live in {SECRET}."));
     std::fs::write(data.join("lethe.key"), "").expect("the file is written");
+    std::fs::write(data.join("lethe.key.part"), "12ab").expect("the file is written");
     std::fs::write(data.join("forgotten.jsonl"), "{\"subject\":\"ma").expect("the file is written");
     run_ok(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
     let list = run(data, &["forget", "--proofs", "--json"]);

@@ -73,7 +73,8 @@ impl ForgetBackend for Env {
             return Ok(());
         }
         let noted = self.noted_captures()?;
-        let unfinished = recorded.iter().filter(|folder| !noted.contains(*folder));
+        let is_noted = |folder: &&PathBuf| folder.canonicalize().is_ok_and(|folder| noted.contains(&folder));
+        let unfinished = recorded.iter().filter(|folder| !is_noted(folder));
         unfinished.map(PathBuf::as_path).try_for_each(delete_capture_files)
     }
 
@@ -115,14 +116,16 @@ impl ForgetBackend for Env {
 const COPY_NAMES: [&str; 6] = ["backup", "damaged", "mended", "repaired", "template", "trial"];
 
 impl Env {
-    /// The folders of all captures in the data folder that a conversation has a record of.
+    /// The folders of all captures that a conversation has a record of, without links: a record may name the data folder by
+    /// another path.
     fn noted_captures(&self) -> Result<BTreeSet<PathBuf>, Error> {
         let data_dir = ForgetBackend::data_dir(self)?;
         let mut folders = BTreeSet::new();
         let Some(mut store) = self.open_reader()? else { return Ok(folders) };
         for summary in store.list_conversations()? {
             let records = store.records(&summary.name, RecordKind::Capture)?;
-            folders.extend(records.iter().map(|r| locate_capture(&r.key, &data_dir).folder().to_owned()));
+            let located = records.iter().map(|record| locate_capture(&record.key, &data_dir));
+            folders.extend(located.filter_map(|location| location.folder().canonicalize().ok()));
         }
         Ok(folders)
     }
