@@ -11,7 +11,7 @@ use halo_store::database::{Database, StoreLocation};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// SplitMix64.
+/// Random numbers from a seed (SplitMix64), so that a case can be replayed.
 struct CaseRng(u64);
 
 impl CaseRng {
