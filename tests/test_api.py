@@ -308,7 +308,8 @@ def test_metrics(server):
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines["halo_turns_total"]) >= 1 and float(lines["halo_tokens_total"]) >= 1
     assert float(lines['halo_stage_seconds_sum{stage="generate"}']) > 0
-    assert 'halo_conversation_tokens{conversation="main",scope="live"}' in lines
+    ids = {row["name"]: row["id"] for row in server.halo("GET", "/conversations")[1]}
+    assert f'halo_conversation_tokens{{conversation="{ids["main"]}",scope="live"}}' in lines
 
 
 def test_tls(tmp_path):
@@ -386,7 +387,7 @@ def test_otlp_traces_turns(tmp_path):
         values = {attribute.key: attribute.value for attribute in turn.attributes}
         assert (
             values["gen_ai.usage.output_tokens"].int_value == 8
-            and values["gen_ai.conversation.id"].string_value == "main"
+            and values["gen_ai.conversation.id"].string_value == server.halo("GET", "/conversations")[1][0]["id"]
         )
         ids = [span["spanId"] for span in result["resourceSpans"][0]["scopeSpans"][0]["spans"]]
         assert len(set(ids)) == len(ids) and all(len(bytes.fromhex(span_id)) == 8 for span_id in ids)

@@ -53,8 +53,13 @@ impl ForgetProof {
             salt,
             signature: String::new(),
         };
-        proof.signature = to_hex(&proof.signature_mac(key).finalize().into_bytes());
+        proof.sign_again(key);
         proof
+    }
+
+    /// Signs the fields as they are now.
+    pub fn sign_again(&mut self, key: &ProofKey) {
+        self.signature = to_hex(&self.signature_mac(key).finalize().into_bytes());
     }
 
     /// Whether the proof was signed with a key and not changed since.

@@ -2,7 +2,7 @@
 //! [`testing`](crate::testing) in memory.
 
 use crate::change::Change;
-use crate::chunk_body::ChunkBody;
+use crate::chunk_body::{ChunkBody, checksum_bytes};
 use crate::conversation_copy::TurnCopy;
 use crate::error::Error;
 use crate::timeline::Timeline;
@@ -20,6 +20,9 @@ pub enum Durability {
 /// The properties of a conversation that a store reports without loading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationSummary {
+    /// Identifies the conversation where its name must not be: in metrics, traces, logs, file names and proofs. It contains
+    /// no word and stays when the conversation is renamed.
+    pub id: String,
     /// The name of the conversation.
     pub name: String,
     /// The model whose vocabulary its tokens are of; empty before the first tokenization.
@@ -36,6 +39,14 @@ pub struct ConversationSummary {
     pub tokens: u64,
     /// How many of them are live.
     pub live: u64,
+}
+
+/// The [id](ConversationSummary::id) of a conversation, from the number of its row and the time of its creation. A number can
+/// be used again after its conversation was erased, so it does not identify a conversation alone.
+#[must_use]
+pub fn conversation_id(row: u64, created: i64) -> String {
+    let bytes = [row.to_le_bytes(), created.to_le_bytes()].concat();
+    format!("{:012x}", checksum_bytes(&bytes) >> 16)
 }
 
 /// What a conversation is opened for.

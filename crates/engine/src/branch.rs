@@ -73,6 +73,19 @@ pub fn create_branch(store: &mut dyn Store, from: &str, to: &str, at: &BranchPoi
     Ok(shared)
 }
 
+/// Deletes the links of branches that name a conversation as their parent. Links of earlier versions contain its name; those of
+/// today its id, and the KV cells that they share are deleted with forgotten text.
+pub(crate) fn delete_parent_links(store: &mut dyn Store, parent: &str) -> Result<(), Error> {
+    let named_key = format!("\0{parent}");
+    for summary in store.list_conversations()? {
+        let link = load_branch_parent(store, &summary.name)?;
+        if link.is_some_and(|link| link.kv_key.contains(&named_key)) {
+            store.put_record(&summary.name, RecordKind::Setting, PARENT_KEY, None)?;
+        }
+    }
+    Ok(())
+}
+
 /// The parent of a branch; none where the conversation is none.
 pub(crate) fn load_branch_parent(
     store: &mut dyn Store,

@@ -27,6 +27,8 @@ pub const FORGET_COUNT_KEY: &str = "lethe.times";
 /// An open conversation: its timeline and the store that persists it.
 pub struct Conversation {
     name: String,
+    /// See [`ConversationSummary::id`]; empty until the first message is stored.
+    id: String,
     /// Identifies the conversation's KV cells in a model; empty until the first message is stored.
     kv_key: String,
     store: Box<dyn Store + Send>,
@@ -56,6 +58,7 @@ impl Conversation {
     pub fn open(store: Box<dyn Store + Send>, name: &str, access: Access) -> Result<Self, Error> {
         let mut conversation = Self {
             name: name.to_owned(),
+            id: String::new(),
             kv_key: String::new(),
             store,
             timeline: Timeline::default(),
@@ -72,17 +75,30 @@ impl Conversation {
     /// Loads everything again, after the store has replaced the conversation.
     pub(crate) fn reload(&mut self, access: Access) -> Result<(), Error> {
         self.timeline = self.store.load(&self.name, access)?;
-        self.kv_key = match self.store.find_conversation(&self.name)? {
-            Some(summary) => kv_cache_key(&mut *self.store, &summary)?,
+        self.load_identity()?;
+        self.last_keyed_turn = self.store.message_keys(&self.name, 1)?.last().map(|key| key.turn);
+        Ok(())
+    }
+
+    fn load_identity(&mut self) -> Result<(), Error> {
+        let summary = self.store.find_conversation(&self.name)?;
+        self.kv_key = match &summary {
+            Some(summary) => kv_cache_key(&mut *self.store, summary)?,
             None => String::new(),
         };
-        self.last_keyed_turn = self.store.message_keys(&self.name, 1)?.last().map(|key| key.turn);
+        self.id = summary.map(|summary| summary.id).unwrap_or_default();
         Ok(())
     }
 
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// See [`ConversationSummary::id`]; empty until the first message is stored.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     #[must_use]
@@ -149,10 +165,7 @@ impl Conversation {
         let rejected = [ErrorKind::InvalidInput, ErrorKind::Conflict, ErrorKind::NotFound];
         let finished = committed.and_then(|value| {
             if self.is_new() {
-                self.kv_key = match self.store.find_conversation(&self.name)? {
-                    Some(summary) => kv_cache_key(&mut *self.store, &summary)?,
-                    None => self.name.clone(),
-                };
+                self.load_identity()?;
             }
             Ok(value)
         });
@@ -337,10 +350,10 @@ pub(crate) fn load_setting(store: &mut dyn Store, name: &str, key: &str) -> Resu
     Ok(records.into_iter().find(|record| record.key == key).map(|record| record.value))
 }
 
-/// Identifies a conversation's KV cells in a model. A name can be used again, so the creation time is part of it; so is the
-/// number of times that text was forgotten, because cells from before still hold that text.
+/// Identifies a conversation's KV cells in a model. The number of times that text was forgotten is part of it, because cells
+/// from before still hold that text. The name is not: a branch records the key of its parent.
 pub fn kv_cache_key(store: &mut dyn Store, summary: &ConversationSummary) -> Result<String, Error> {
     let forget_count = load_setting(store, &summary.name, FORGET_COUNT_KEY)?;
     let suffix = forget_count.map_or(String::new(), |count| format!("\0{count}"));
-    Ok(format!("{}\0{}{suffix}", summary.created, summary.name))
+    Ok(format!("{}{suffix}", summary.id))
 }

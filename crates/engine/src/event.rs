@@ -1,6 +1,7 @@
 //! The events of a turn, as they happen: one stream for the terminal, the page and the tests.
 
 use crate::tools::ToolCallResult;
+use halo_core::ErrorKind;
 use halo_core::attention::AttentionStats;
 use halo_core::model::{CacheStats, FinishReason};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
@@ -49,7 +50,7 @@ pub enum Event {
     /// The answer is complete, committed and indexed.
     Done(TurnSummary),
     /// The turn failed with this error. Earlier events remain true.
-    Failed(String),
+    Failed { kind: ErrorKind, message: String },
     /// The message has a premise that the conversation contradicts. It is answered all the same.
     FalsePremise { premise: String, reason: String, suggestion: String },
     /// Something happened to a memory.

@@ -29,6 +29,7 @@ pub mod rules;
 pub mod scheduler;
 pub mod session;
 pub mod snapshot;
+pub mod title;
 pub mod tools;
 pub mod turn;
 mod turn_progress;

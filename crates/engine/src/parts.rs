@@ -151,6 +151,7 @@ impl SessionParts {
     pub fn state(&self) -> ConversationState {
         let token_limit = self.token_limit();
         ConversationState {
+            id: self.conversation.id().to_owned(),
             name: self.conversation.name().to_owned(),
             timeline: self.timeline().clone(),
             system_tokens: self.model.system_tokens.clone(),

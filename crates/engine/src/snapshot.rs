@@ -28,6 +28,8 @@ pub struct ConversationSnapshot {
 
 /// The state of a conversation after a change.
 pub struct ConversationState {
+    /// See [`ConversationSummary::id`](halo_core::store::ConversationSummary::id); empty until the first message is stored.
+    pub id: String,
     pub name: String,
     pub timeline: Timeline,
     /// The system prompt as tokens.

@@ -17,6 +17,7 @@ use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -51,7 +52,12 @@ pub trait Backend: Send + Sync {
     /// A recorder that stores the attention of answers in a folder of that name.
     fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error>;
 
-    fn read_capture(&self, path: &str) -> Result<AttentionCapture, Error>;
+    /// The folder of a capture, by what its record says of it.
+    fn capture_folder(&self, note: &str) -> PathBuf {
+        PathBuf::from(note)
+    }
+
+    fn read_capture(&self, note: &str) -> Result<AttentionCapture, Error>;
 
     fn open_worlds(&self) -> Result<Box<dyn RowStore + Send>, Error>;
 

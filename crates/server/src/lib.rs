@@ -35,6 +35,7 @@ pub use app::App;
 pub use backend::{
     AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
 };
+pub use halo::capture_folder_names;
 pub use listen::{ListenOptions, serve};
 pub use mcp::serve_mcp_stdio;
 pub use otlp::TraceExporter;

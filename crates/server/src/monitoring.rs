@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConversationLabels {
+    /// The id: a name can be made of what was said.
     conversation: String,
     /// `live`: in the context window; `all`: on the timeline.
     scope: &'static str,
@@ -71,10 +72,15 @@ fn current_gauges(app: &App) -> Registry {
         registry.register(name, help, ConstGauge::new(value as i64));
     }
     let tokens: Family<ConversationLabels, Gauge> = Family::default();
-    for (name, handle) in app.host.open_conversations() {
+    for (_, handle) in app.host.open_conversations() {
         let state = handle.snapshot_cell().get().state;
+        // Until its first message is stored, a conversation has no id.
+        if state.id.is_empty() {
+            continue;
+        }
         for (scope, count) in [("live", state.live_tokens()), ("all", state.timeline.len())] {
-            tokens.get_or_create(&ConversationLabels { conversation: name.clone(), scope }).set(count as i64);
+            let labels = ConversationLabels { conversation: state.id.clone(), scope };
+            tokens.get_or_create(&labels).set(count as i64);
         }
     }
     let help = "Tokens of open conversations, in the context window and all";

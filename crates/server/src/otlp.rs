@@ -1,5 +1,7 @@
-//! OpenTelemetry traces: a span for each turn, with a child span for each stage. Messages are not part of a trace.
+//! OpenTelemetry traces: a span for each turn, with a child span for each stage. A trace contains no text of a conversation: no
+//! messages, no name of the conversation, which can be made of them, and no error message, which names the conversation.
 
+use halo_core::ErrorKind;
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::SnapshotCell;
 use parking_lot::Mutex;
@@ -59,29 +61,29 @@ impl TurnTracer {
                 return;
             }
             Event::Done(summary) => Ok(summary),
-            Event::Failed(message) => Err(message.as_str()),
+            Event::Failed { kind, .. } => Err(*kind),
             _ => return,
         };
         let stages = self.open_turns.lock().remove(conversation).unwrap_or_default();
         if !stages.is_empty() {
-            let model = &snapshot.get().state.model.name;
-            let _ = self.queue.try_send(otlp_trace(conversation, number, model, &stages, outcome));
+            let state = snapshot.get().state;
+            let _ = self.queue.try_send(otlp_trace(&state.id, number, &state.model.name, &stages, outcome));
         }
     }
 }
 
 /// One turn as an OTLP request. Attribute names follow the semantic conventions of OpenTelemetry where they exist.
 fn otlp_trace(
-    conversation: &str,
+    conversation_id: &str,
     number: u64,
     model: &str,
     stages: &[StageSpan],
-    outcome: Result<&TurnSummary, &str>,
+    outcome: Result<&TurnSummary, ErrorKind>,
 ) -> Value {
     let (from, to) = stages
         .iter()
         .fold((stages[0].from, stages[0].to), |(from, to), span| (from.min(span.from), to.max(span.to)));
-    let seed = format!("{conversation}\0{number}\0{}", unix_nanos(from));
+    let seed = format!("{conversation_id}\0{number}\0{}", unix_nanos(from));
     let digest = Sha256::digest(seed.as_bytes());
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let (trace_id, root_id) = (hex(&digest[..16]), hex(&digest[16..24]));
@@ -91,8 +93,10 @@ fn otlp_trace(
         string("gen_ai.operation.name", "chat"),
         string("gen_ai.provider.name", "halo"),
         string("gen_ai.request.model", model),
-        string("gen_ai.conversation.id", conversation),
     ];
+    // A turn that failed before its message was stored has no conversation.
+    attributes
+        .extend((!conversation_id.is_empty()).then(|| string("gen_ai.conversation.id", conversation_id)));
     let status = match outcome {
         Ok(summary) => {
             let finish = json!({ "arrayValue": { "values": [{ "stringValue": summary.finish.name() }] } });
@@ -105,7 +109,10 @@ fn otlp_trace(
             ]);
             json!({})
         }
-        Err(message) => json!({ "code": 2, "message": message }),
+        Err(kind) => {
+            attributes.push(string("error.type", &format!("{kind:?}")));
+            json!({ "code": 2 })
+        }
     };
     let span = |name: &str, id: &str, parent: &str, from: SystemTime, to: SystemTime| {
         json!({

@@ -340,7 +340,9 @@ impl SqlConnection for Postgres {
     }
 
     fn vacuum(&mut self) -> Result<(), SqlError> {
-        TABLES.iter().try_for_each(|table| self.batch_execute_unlimited(&format!("VACUUM FULL halo.{table}")))
+        // The statistics of the planner contain frequent values: they are computed again.
+        let vacuum = |table: &&str| format!("VACUUM (FULL, ANALYZE) halo.{table}");
+        TABLES.iter().try_for_each(|table| self.batch_execute_unlimited(&vacuum(table)))
     }
 
     fn close(&mut self) {}

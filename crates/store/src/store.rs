@@ -12,12 +12,12 @@ use halo_core::chunk_body::ChunkBody;
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store,
+    RecordKind, StagedRecords, Store, conversation_id,
 };
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
 
-/// Reads the columns name, model, created, used, seq, turns, tokens, live.
+/// Reads the columns name, model, created, used, seq, turns, tokens, live, id.
 fn read_summary(row: &SqlRow<'_>) -> Result<ConversationSummary, SqlError> {
     Ok(ConversationSummary {
         name: row.text(0)?.to_owned(),
@@ -28,6 +28,7 @@ fn read_summary(row: &SqlRow<'_>) -> Result<ConversationSummary, SqlError> {
         turns: row.count(5)?,
         tokens: row.count(6)?,
         live: row.count(7)?,
+        id: conversation_id(row.count(8)?, row.int(2)?),
     })
 }
 
@@ -63,7 +64,7 @@ fn read_chunk_history(
 impl Store for Database {
     fn list_conversations(&mut self) -> Result<Vec<ConversationSummary>, Error> {
         let mut summaries: Vec<ConversationSummary> = Vec::new();
-        let select = "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation";
+        let select = "SELECT name, model, created, used, seq, turns, tokens, live, id FROM conversation";
         let listed = self.sql.query(select, &[], &mut |row| {
             summaries.push(read_summary(&row)?);
             Ok(())
@@ -77,8 +78,8 @@ impl Store for Database {
 
     fn find_conversation(&mut self, conversation: &str) -> Result<Option<ConversationSummary>, Error> {
         let mut summary = None;
-        let select =
-            "SELECT name, model, created, used, seq, turns, tokens, live FROM conversation WHERE name = $1";
+        let select = "SELECT name, model, created, used, seq, turns, tokens, live, id FROM conversation \
+                      WHERE name = $1";
         let read = self.sql.query(select, &[SqlValue::Text(conversation)], &mut |row| {
             summary = Some(read_summary(&row)?);
             Ok(())

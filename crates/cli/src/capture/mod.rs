@@ -4,8 +4,10 @@
 //! (`metadata.json`, `token_%05d_meta.json`, `token_%05d_attn.bin`) are read too. Steps are read one at a
 //! time, so a capture may be larger than memory.
 
+mod location;
 mod recorder;
 
+pub use location::{CaptureLocation, has_capture, locate_capture};
 pub use recorder::CaptureRecorder;
 
 use crate::settings::Settings;

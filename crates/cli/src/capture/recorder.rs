@@ -1,5 +1,6 @@
 //! Records answers as they are generated, one capture folder each.
 
+use super::location::capture_note;
 use super::{
     CaptureHeader, CapturePrefixToken, CapturePromptToken, CaptureStepLine, FORMAT_VERSION, ensure_no_capture,
 };
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 /// Records each answer in a folder of its own: `turn-1`, `turn-3` and so on.
 pub struct CaptureRecorder {
     folder: PathBuf,
+    data_dir: Option<PathBuf>,
     model: String,
     settings: Value,
     current: Option<AnswerRecording>,
@@ -33,9 +35,10 @@ struct AnswerRecording {
 
 impl CaptureRecorder {
     #[must_use]
-    pub fn new(folder: &Path, model: &str, settings: &Settings) -> Self {
+    pub fn new(folder: &Path, data_dir: Option<PathBuf>, model: &str, settings: &Settings) -> Self {
         Self {
             folder: folder.to_owned(),
+            data_dir,
             model: model.to_owned(),
             settings: settings_to_record(settings),
             current: None,
@@ -129,7 +132,7 @@ impl AnswerRecorder for CaptureRecorder {
         let head = serde_json::to_string_pretty(&head).map_err(std::io::Error::from);
         head.and_then(|head| std::fs::write(folder.join("capture.json"), head))
             .map_err(write_error(&folder))?;
-        let folder = std::path::absolute(&folder).unwrap_or(folder).display().to_string();
-        Ok(Some((folder, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string())))
+        let note = capture_note(&folder, self.data_dir.as_deref());
+        Ok(Some((note, json!({ "turn": turn.0, "steps": count, "model": self.model }).to_string())))
     }
 }

@@ -52,6 +52,7 @@ pub fn list_conversations(env: &Env) -> Result<()> {
     if env.json {
         let list = all.iter().map(|s| {
             json!({
+                "id": s.id,
                 "name": s.name,
                 "model": s.model,
                 "turns": s.turns,

@@ -1,7 +1,7 @@
 //! `halo serve` and `halo mcp`: the server, and the parts of this program that it needs.
 
 use super::rooms;
-use crate::capture::{AttentionReduction, Capture, CaptureRecorder};
+use crate::capture::{AttentionReduction, Capture, CaptureRecorder, locate_capture};
 use crate::env::{Env, create_private_dir};
 use crate::error::{error_kind, error_text};
 use crate::output::print_notice;
@@ -38,7 +38,7 @@ use halo_worlds::world_store;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -294,15 +294,23 @@ impl Backend for CliBackend {
                 info.name
             )));
         }
-        let folder = self.env.data_dir();
-        let folder = folder.ok_or_else(|| failed("this system has no data folder".into()))?;
-        let folder = folder.join("captures").join(called);
+        let data_dir = self.env.data_dir();
+        let data_dir = data_dir.ok_or_else(|| failed("this system has no data folder".into()))?;
+        let folder = data_dir.join("captures").join(called);
         create_private_dir(&folder).map_err(|e| failed(format!("{}: {e}", folder.display())))?;
-        Ok(Box::new(CaptureRecorder::new(&folder, &info.name, &self.current_settings())))
+        let settings = self.current_settings();
+        Ok(Box::new(CaptureRecorder::new(&folder, Some(data_dir), &info.name, &settings)))
     }
 
-    fn read_capture(&self, path: &str) -> Result<AttentionCapture, Error> {
-        let open = Capture::open(Path::new(path)).and_then(|mut capture| {
+    fn capture_folder(&self, note: &str) -> PathBuf {
+        match self.env.data_dir() {
+            Some(data_dir) => locate_capture(note, &data_dir).folder().to_owned(),
+            None => PathBuf::from(note),
+        }
+    }
+
+    fn read_capture(&self, note: &str) -> Result<AttentionCapture, Error> {
+        let open = Capture::open(&self.capture_folder(note)).and_then(|mut capture| {
             capture.set_reduction(AttentionReduction::from_settings(&self.startup_settings));
             capture.attention_by_chunk()
         });

@@ -322,7 +322,7 @@ define_settings! {
     /// open files may allow fewer.
     "server.open" server_open: IntInRange<1, 10_000> = IntInRange(32);
     /// URL of an OpenTelemetry collector (OTLP over HTTP) for traces, such as `http://127.0.0.1:4318`. Traces contain
-    /// no message text.
+    /// no text of a conversation and no names, only ids.
     "server.otlp" server_otlp: AutoOr<TextSetting> = AutoOr::Auto;
 }
 

@@ -26,20 +26,14 @@ fn run_json(data: &Path, args: &[&str]) -> Value {
 
 /// The files below a folder that contain these bytes.
 fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok) {
-        let path = entry.path();
-        if path.is_dir() {
-            files.extend(files_with(&path, bytes));
-        } else if std::fs::read(&path)
-            .expect("the file is readable")
-            .windows(bytes.len())
-            .any(|part| part == bytes)
-        {
-            files.push(path);
-        }
-    }
-    files
+    crate::common::files_with(folder, |_, content| content.windows(bytes.len()).any(|part| part == bytes))
+}
+
+/// The subject of the proofs of a conversation.
+fn proof_subject(data: &Path, name: &str) -> String {
+    let conversations = run_json(data, &["conversations"]);
+    let row = conversations.as_array().expect("rows").iter().find(|row| row["name"] == name).cloned();
+    format!("conversation {}", row.expect("the conversation")["id"].as_str().expect("an id"))
 }
 
 /// Sends each line to the real model and captures the attention.
@@ -121,7 +115,8 @@ fn forget_removes_text_from_every_file() {
     // The proof verifies with its own key and with no other.
     let proofs = run_json(data, &["forget", "--proofs"]);
     let proofs = proofs.as_array().expect("a list");
-    assert!(proofs.iter().any(|p| p["subject"] == "main u2.0"));
+    let subject = format!("{} u2.0", proof_subject(data, "main"));
+    assert!(proofs.iter().any(|p| p["subject"] == subject.as_str()), "{proofs:?}");
     assert!(proofs.iter().all(|p| p["sound"] == true && p["by"] == "the user's wish"));
     std::fs::write(data.join("lethe.key"), "00".repeat(32)).expect("the file is written");
     let forged = run_json(data, &["forget", "--proofs"]);
@@ -221,12 +216,13 @@ fn forget_has_grace_period() {
         let run = run(data, &args);
         assert!(run.status == status && run.err.contains(message), "{args:?}: {}", run.err);
     }
+    let subject = proof_subject(data, "main");
     run_ok(data, &["forget", "--all", "--yes", "--now"]);
     assert!(files_with(data, b"main says").is_empty());
     assert_eq!(run_json(data, &["conversations"]).as_array().expect("rows").len(), 0);
     let proofs = run_json(data, &["forget", "--proofs"]);
     let last = proofs.as_array().and_then(|list| list.last()).expect("a proof").clone();
-    assert!(last["subject"].as_str().is_some_and(|subject| subject.starts_with("a conversation ")), "{last}");
+    assert!(last["subject"].as_str().is_some_and(|last| last.starts_with(&subject)), "{last}");
 }
 
 /// Stores a memory as if the model had formed it from turns 0 to `to`.
@@ -312,7 +308,7 @@ fn forget_pending_text_is_hidden_and_can_be_cancelled() {
     run_ok(data, &["forget", "-c", "other", "--matching", "Zanzibar", "--now", "--yes"]);
     assert!(files_with(data, b"Zanzibar").is_empty() && !files_with(data, b"other says 3").is_empty());
     let proofs = run_json(data, &["forget", "--proofs", "-c", "other"]);
-    assert_eq!(proofs[0]["subject"].as_str(), Some("other memory 2"));
+    assert_eq!(proofs[0]["subject"], format!("{} memory 2", proof_subject(data, "other")));
     assert_eq!(run_json(data, &["forget", "--proofs", "-c", "main"]).as_array().map(Vec::len), Some(0));
 }
 
@@ -471,4 +467,275 @@ fn memories_are_found_and_edited_across_conversations() {
     assert_eq!(run_json(data, &["memories", "-c", "one"]).as_array().map(Vec::len), Some(0));
     run_ok(data, &["memories", "-c", "two", "delete", "1"]);
     assert_eq!(run_json(data, &["memories", "--all"]).as_array().map(Vec::len), Some(0));
+}
+
+/// Imports a conversation of one message and its answer.
+fn import_exchange(data: &Path, name: &str, message: &str) {
+    let messages = serde_json::json!([
+        { "role": "user", "content": message }, { "role": "assistant", "content": "Then good luck." },
+    ]);
+    let file = data.join("exchange.json");
+    std::fs::write(&file, serde_json::json!({ "messages": messages }).to_string())
+        .expect("the file is written");
+    run_ok(data, &["import", file.to_str().expect("UTF-8"), "-c", name]);
+    std::fs::remove_file(file).expect("the file is removed");
+}
+
+fn conversation_names(data: &Path) -> Vec<String> {
+    let rows = run_json(data, &["conversations"]);
+    rows.as_array().expect("rows").iter().filter_map(|row| row["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// The name of a conversation is forgotten with the text that it was made of, and with words that it contains; any other name
+/// stays.
+#[test]
+fn forget_renames_conversations_that_are_named_after_the_text() {
+    let message = format!("My diagnosis is {SECRET} syndrome, tell nobody at all about it.");
+    let title: String = message.chars().take(48).collect();
+    for (name, args, is_renamed) in [
+        (title.as_str(), vec!["u0.0"], true),
+        (title.as_str(), vec!["--matching", SECRET], true),
+        (title.as_str(), vec!["a1.0"], false),
+        (&format!("{title} · branch 2"), vec!["--turn", "0"], true),
+        ("diary", vec!["--turn", "0"], false),
+        ("Notes on Quokkatown", vec!["--matching", SECRET], true),
+        ("Notes on Quokkatown", vec!["u0.0"], false),
+    ] {
+        let home = crate::common::temp_dir();
+        let data = home.path();
+        import_exchange(data, name, &message);
+        // The proofs of an earlier version name the conversation.
+        run_ok(data, &["forget", "-c", name, "a1.0", "--now", "--yes"]);
+        let log = data.join("forgotten.jsonl");
+        let proofs = std::fs::read_to_string(&log).expect("proofs");
+        std::fs::write(&log, proofs.replace(&proof_subject(data, name), name)).expect("the file is written");
+        if args == ["a1.0"] {
+            assert_eq!(conversation_names(data), [name]);
+            continue;
+        }
+        let report = run(data, &[&["forget", "-c", name, "--now", "--yes"], args.as_slice()].concat());
+        assert_eq!(report.status, 0, "{name} {args:?}: {}", report.err);
+        assert_eq!(report.err.contains("named after the erased text"), is_renamed, "{}", report.err);
+        let names = conversation_names(data);
+        assert_eq!(names.len(), 1);
+        assert_eq!(names[0] != name, is_renamed, "{name} {args:?}: {names:?}");
+        if is_renamed {
+            assert!(names[0].starts_with("chat 20"), "{names:?}");
+            assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new(), "{name} {args:?}");
+            let proofs = std::fs::read_to_string(&log).expect("proofs");
+            assert_eq!(proofs.matches(&proof_subject(data, &names[0])).count(), 2, "{proofs}");
+        }
+        run_ok(data, &["doctor"]);
+    }
+}
+
+/// A data folder that was copied forgets its own recordings, and leaves those of the folder that it was copied from.
+#[test]
+fn forget_in_a_copied_folder_deletes_its_own_captures() {
+    let home = crate::common::temp_dir();
+    let [original, copy, elsewhere] = ["original", "copy", "elsewhere"].map(|name| home.path().join(name));
+    std::fs::create_dir(&original).expect("the folder is created");
+    import_exchange(&original, "main", &format!("I live in {SECRET}."));
+    let write_capture = |folder: &Path| {
+        std::fs::create_dir_all(folder).expect("the folder is created");
+        for file in ["capture.json", "steps.jsonl"] {
+            std::fs::write(folder.join(file), SECRET).expect("the file is written");
+        }
+        folder.display().to_string()
+    };
+    let notes = [
+        write_capture(&original.join("captures/12ab/turn-1")),
+        write_capture(&original.join("records/turn-1")),
+        write_capture(&elsewhere.join("turn-1")),
+    ];
+    let location = StoreLocation::Sqlite(original.join("halo.db"));
+    let mut store = Database::open(&location).expect("the store opens");
+    for note in &notes {
+        store
+            .put_record("main", RecordKind::Capture, note, Some(r#"{"turn":1}"#))
+            .expect("the note is stored");
+    }
+    drop(store);
+    let status = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
+    assert!(status.is_ok_and(|status| status.success()), "the folder is copied");
+
+    let report = run(&copy, &["forget", "--matching", SECRET, "--now", "--yes"]);
+    assert_eq!(report.status, 0, "{}", report.err);
+    assert_eq!(files_with(&copy, SECRET.as_bytes()), Vec::<PathBuf>::new());
+    assert_eq!(files_with(&original, SECRET.as_bytes()).len(), 5, "the store and four files of captures");
+    // A recording that the user put elsewhere is not deleted, but named, and its note is kept.
+    let outside = elsewhere.join("turn-1").display().to_string();
+    assert!(
+        report.err.contains("outside of the data folder") && report.err.contains(&outside),
+        "{}",
+        report.err
+    );
+    assert_eq!(report.err.matches("outside of the data folder").count(), 1, "{}", report.err);
+    let mut store = Database::open(&StoreLocation::Sqlite(copy.join("halo.db"))).expect("the store opens");
+    let left = store.records("main", RecordKind::Capture).expect("the notes are read");
+    assert_eq!(left.iter().map(|record| record.key.as_str()).collect::<Vec<_>>(), [outside.as_str()]);
+}
+
+/// Recordings from before the erased turn are kept, by whatever path the data folder is named; unfinished ones are not.
+#[cfg(unix)]
+#[test]
+fn forget_keeps_captures_of_earlier_turns() {
+    let home = crate::common::temp_dir();
+    let [data, link] = ["data", "link"].map(|name| home.path().join(name));
+    std::fs::create_dir(&data).expect("the folder is created");
+    std::os::unix::fs::symlink(&data, &link).expect("the link is made");
+    import_exchange(&data, "main", "Good morning.");
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    let id = store.find_conversation("main").expect("the store is read").expect("the conversation").id;
+    let folder = |n: u32| data.join(format!("captures/{id}/turn-{n}"));
+    for (turn, note) in [(0, folder(0).display().to_string()), (1, format!("captures/{id}/turn-1"))] {
+        let value = serde_json::json!({ "turn": turn }).to_string();
+        store.put_record("main", RecordKind::Capture, &note, Some(&value)).expect("the note is stored");
+    }
+    drop(store);
+    for n in 0..3 {
+        std::fs::create_dir_all(folder(n)).expect("the folder is created");
+        std::fs::write(folder(n).join("steps.jsonl"), "").expect("the file is written");
+    }
+    run_ok(&link, &["forget", "a1.0", "--now", "--yes"]);
+    assert_eq!([0, 1, 2].map(|n| folder(n).exists()), [true, false, false]);
+}
+
+/// Copies of the store that repairs have left are named after a forgetting.
+#[test]
+fn forget_warns_of_every_copy_that_a_repair_leaves() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    import_exchange(data, "main", &format!("I live in {SECRET}."));
+    let copies = ["backup-1", "damaged-1", "mended-1", "repaired-2", "trial-1", "trial-1-wal"];
+    for copy in copies {
+        std::fs::write(data.join(format!("halo.db.{copy}")), "x").expect("the file is written");
+    }
+    let report = run(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
+    for copy in copies {
+        assert!(
+            report.err.contains(&format!("halo.db.{copy}; delete it yourself")),
+            "{copy}: {}",
+            report.err
+        );
+    }
+    assert_eq!(report.err.matches("a backup of the store").count(), copies.len(), "{}", report.err);
+}
+
+/// A kill at any time, the first write of the key included, leaves nothing that keeps the next forgetting from its end.
+#[test]
+fn forget_ends_after_kills_at_any_time() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    let kills = crate::common::iterations("HALO_KILLS", 6) as u64;
+    for n in 0..kills {
+        let name = format!("kill {n}");
+        import_exchange(data, &name, &format!("I live in {SECRET}, number {n}."));
+        let _ = std::fs::remove_file(data.join("lethe.key"));
+        let _ = std::fs::remove_file(data.join("forgotten.jsonl"));
+        let started = std::time::Instant::now();
+        let mut child =
+            crate::common::halo_command(data, &["forget", "-c", &name, "--turn", "0", "--now", "--yes"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("halo starts");
+        // The first round measures how long it takes; the kills of the others are spread over that time.
+        if n == 0 {
+            child.wait().expect("halo exits");
+            std::fs::write(data.join("duration"), started.elapsed().as_millis().to_string())
+                .expect("written");
+            continue;
+        }
+        let whole: u64 =
+            std::fs::read_to_string(data.join("duration")).expect("read").parse().expect("a number");
+        std::thread::sleep(std::time::Duration::from_millis(whole * n / kills));
+        child.kill().expect("halo is killed");
+        child.wait().expect("halo exits");
+        let run = run(data, &["forget", "--everywhere", "--matching", SECRET, "--now", "--yes"]);
+        assert!(run.status == 0 || run.err.contains("nothing matches"), "{}", run.err);
+        run_ok(data, &["forget", "--due"]);
+        assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new(), "kill {n}");
+        let proofs = run_json(data, &["forget", "--proofs"]);
+        assert!(proofs.as_array().expect("a list").iter().all(|proof| proof["sound"] == true), "{proofs}");
+    }
+    run_ok(data, &["doctor"]);
+}
+
+/// What versions that wrote the key in place left on a full disk, and a proof that was not written to its end.
+#[test]
+fn forget_works_with_an_empty_key_and_a_torn_proof() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    import_exchange(data, "main", &format!("I live in {SECRET}."));
+    std::fs::write(data.join("lethe.key"), "").expect("the file is written");
+    std::fs::write(data.join("lethe.key.part"), "12ab").expect("the file is written");
+    std::fs::write(data.join("forgotten.jsonl"), "{\"subject\":\"ma").expect("the file is written");
+    run_ok(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
+    let list = run(data, &["forget", "--proofs", "--json"]);
+    assert_eq!(list.status, 0, "{}", list.err);
+    assert!(
+        list.err.contains("line 1 of") && list.err.contains("forgotten.jsonl is no proof"),
+        "{}",
+        list.err
+    );
+    let proofs: Value = serde_json::from_str(&list.out).expect("JSON");
+    assert_eq!((proofs.as_array().map(Vec::len), &proofs[0]["sound"]), (Some(1), &Value::Bool(true)));
+}
+
+/// Notes, clients' summaries and system prompts that contain the words are erased, the rest of them stays.
+#[test]
+fn forget_matching_erases_notes_summaries_and_prompts() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    import_exchange(data, "main", "Good morning.");
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    let notes = serde_json::json!({
+        "topics": { "home": SECRET, "tea": "green" }, "reminders": ["milk", format!("to {SECRET} by train")],
+    });
+    let summary = |text: &str| serde_json::json!({ "role": "user", "text": text }).to_string();
+    for (kind, key, value) in [
+        (RecordKind::Note, "notes.json", notes.to_string()),
+        (RecordKind::Note, &format!("{SECRET}.json"), "{}".to_owned()),
+        (RecordKind::ClientSummary, "1", summary(&format!("They live in {SECRET}."))),
+        (RecordKind::ClientSummary, "2", summary("They like tea.")),
+        (RecordKind::SystemPrompt, "0000000000", format!("You know {SECRET}.")),
+        (RecordKind::Setting, "system", format!("You know {SECRET}.")),
+    ] {
+        store.put_record("main", kind, key, Some(&value)).expect("the record is stored");
+    }
+    drop(store);
+    let preview = run_json(data, &["forget", "--matching", SECRET, "--dry-run"]);
+    let kinds: Vec<&str> =
+        preview.as_array().expect("rows").iter().filter_map(|row| row["record"].as_str()).collect();
+    assert_eq!(kinds, ["note", "note", "note", "client's summary", "system prompt", "setting"], "{preview}");
+    let done = run_json(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
+    assert_eq!((&done["paragraphs"], &done["other_texts"]), (&0.into(), &6.into()), "{done}");
+    assert_eq!(files_with(data, SECRET.as_bytes()), Vec::<PathBuf>::new());
+    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+    let notes = store.records("main", RecordKind::Note).expect("the notes are read");
+    let notes: Value = serde_json::from_str(&notes[0].value).expect("JSON");
+    assert_eq!(notes, serde_json::json!({ "topics": { "tea": "green" }, "reminders": ["milk"] }));
+    let left = store.records("main", RecordKind::ClientSummary).expect("the summaries are read");
+    assert_eq!(left.iter().map(|record| record.key.as_str()).collect::<Vec<_>>(), ["2"]);
+    assert_eq!(store.records("main", RecordKind::SystemPrompt).expect("the prompts are read"), []);
+    assert_eq!(run_json(data, &["show"]).as_array().map(Vec::len), Some(2), "no message is erased");
+}
+
+/// A typed line need not have become a message: a command, or a message that failed.
+#[test]
+fn forget_everywhere_erases_typed_lines_without_a_message() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    import_exchange(data, "main", "Good morning.");
+    let history = data.join("chat_history.txt");
+    let lines = format!("#V2\nGood morning.\n/find {SECRET}\none\\nof {SECRET}\n");
+    std::fs::write(&history, &lines).expect("the file is written");
+    let everywhere = ["forget", "--everywhere", "--matching", SECRET];
+    assert_eq!(run(data, &[&everywhere[..], &["--dry-run"]].concat()).status, 1);
+    assert_eq!(std::fs::read_to_string(&history).expect("the file is readable"), lines);
+    assert_eq!(run_json(data, &[&everywhere[..], &["--now", "--yes"]].concat())["typed_lines"], 2);
+    assert_eq!(std::fs::read_to_string(&history).expect("the file is readable"), "#V2\nGood morning.\n");
+    assert!(!data.join("chat_history.txt.part").exists());
+    assert_eq!(run(data, &[&everywhere[..], &["--now", "--yes"]].concat()).status, 1, "nothing matches now");
 }

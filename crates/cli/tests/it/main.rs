@@ -4,6 +4,7 @@ mod chat;
 mod common;
 mod config;
 mod forget;
+mod forget_property;
 mod help;
 mod hostile_files;
 mod hostile_templates;

@@ -297,7 +297,7 @@ fn doctor_reports_oversized_context_window() {
 fn doctor_fix_waits_for_a_running_server() {
     let home = StoreTestHome::new();
     home.write_file("weave.json", WEAVE_EXPORT);
-    home.run_ok(&["import", "weave.json", "--name", "main"]);
+    home.run_ok(&["import", "weave.json", "-c", "main"]);
     let path = home.data_dir().join("halo.db");
     let location = StoreLocation::Sqlite(path.clone());
     let mut served = Database::open(&location).expect("the store opens");
@@ -325,7 +325,7 @@ fn doctor_fix_waits_for_a_running_server() {
 fn doctor_reports_lost_commits_and_missing_files() {
     let home = StoreTestHome::new();
     home.write_file("weave.json", WEAVE_EXPORT);
-    home.run_ok(&["import", "weave.json", "--name", "main"]);
+    home.run_ok(&["import", "weave.json", "-c", "main"]);
     let path = home.data_dir().join("halo.db");
     let wal = home.data_dir().join("halo.db-wal");
     let mut store = Database::open(&StoreLocation::Sqlite(path.clone())).expect("the store opens");

@@ -1,8 +1,9 @@
 //! The grace period: text is hidden at once, erased at the end, and until then it can be cancelled.
 
 use super::backend::ForgetBackend;
-use super::erase::erase_now;
+use super::erase::{ErasedText, erase_now};
 use super::pending::{PendingForget, cancel_pending, load_pending, remove_from_pending, save_pending};
+use super::service::ScheduledForgetReport;
 use super::target::{
     ForgetItems, ForgetRequest, ForgetScope, ForgetSelection, ForgetTarget, has_any_chunk, load_existing,
     no_such_conversation, still_hidden,
@@ -22,6 +23,8 @@ pub struct PendingForgetItem {
     pub due_at: i64,
     pub chunks: Vec<(ChunkId, String)>,
     pub memories: Vec<u64>,
+    /// How many texts beside the timeline are erased then, the name of the conversation among them. These are not hidden.
+    pub other_texts: usize,
     pub whole_conversation: bool,
 }
 
@@ -68,6 +71,8 @@ pub(super) fn schedule(backend: &dyn ForgetBackend, target: &ForgetTarget, due_a
         chunks,
         memories,
         named_memories,
+        records: items.records,
+        name: items.name,
         whole_conversation,
         started: false,
     };
@@ -131,15 +136,17 @@ pub(super) fn list_pending(backend: &dyn ForgetBackend, name: &str) -> Result<Ve
     let mut items = Vec::new();
     for entry in load_pending(&mut *store, name)? {
         let memories = entry.all_memories();
+        let other_texts = entry.records.len() + usize::from(entry.name);
         let chunks = still_hidden(&mut *store, name, &mut timeline, entry.chunks)?;
         let text = |&id: &ChunkId| Some((id, timeline.chunk(id)?.text().into_owned()));
         let chunks: Vec<(ChunkId, String)> = chunks.iter().filter_map(text).collect();
-        if !chunks.is_empty() || !memories.is_empty() {
+        if !chunks.is_empty() || !memories.is_empty() || other_texts > 0 {
             items.push(PendingForgetItem {
                 conversation: name.to_owned(),
                 due_at: entry.due_at,
                 chunks,
                 memories,
+                other_texts,
                 whole_conversation: entry.whole_conversation,
             });
         }
@@ -147,30 +154,34 @@ pub(super) fn list_pending(backend: &dyn ForgetBackend, name: &str) -> Result<Ve
     Ok(items)
 }
 
-/// Erases what is due, in all conversations. An error in one conversation does not keep the others; the last one is returned
-/// beside the number of erased chunks.
-pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<(usize, Option<Error>), Error> {
-    let Some(mut store) = backend.open_reader()? else { return Ok((0, None)) };
-    let (mut erased, mut last_error) = (0, None);
+/// Erases what is due, in all conversations. An error in one conversation does not keep the others.
+pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<ScheduledForgetReport, Error> {
+    let mut report = ScheduledForgetReport::default();
+    let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
-        let pending = load_pending(&mut *store, &summary.name)?;
+        let mut name = summary.name;
+        let pending = load_pending(&mut *store, &name)?;
         for entry in pending.into_iter().filter(|entry| entry.due_at <= now) {
-            match erase_pending(backend, &summary.name, &entry, now) {
-                Ok(chunks) => erased += chunks,
-                Err(error) => last_error = Some(error),
+            match erase_pending(backend, &name, &entry, now) {
+                Ok(done) => {
+                    let new_name = done.new_name.clone();
+                    report.add(&name, done);
+                    name = new_name.unwrap_or(name);
+                }
+                Err(error) => report.error = Some(error),
             }
         }
     }
-    Ok((erased, last_error))
+    Ok(report)
 }
 
-/// Erases what is still hidden of a pending request. Returns how many chunks that were.
+/// Erases what is still hidden of a pending request.
 fn erase_pending(
     backend: &dyn ForgetBackend,
     name: &str,
     entry: &PendingForget,
     now: i64,
-) -> Result<usize, Error> {
+) -> Result<ErasedText, Error> {
     let request = ForgetRequest::by_user(now);
     let mut store = backend.open_writer()?;
     let store_ref = &mut *store;
@@ -182,7 +193,7 @@ fn erase_pending(
     if entry.whole_conversation && (is_whole || entry.started) {
         drop(store);
         let target = ForgetTarget { conversation: name.to_owned(), scope: ForgetScope::WholeConversation };
-        return Ok(erase_now(backend, &target, &request)?.chunks);
+        return erase_now(backend, &target, &request);
     }
     // An erasure that has begun is finished; of one that is only pending, chunks may have been undeleted.
     let chunks = match entry.started {
@@ -197,14 +208,20 @@ fn erase_pending(
         find(&entry.memories).into_iter().partition(|memory| entry.started || memory.may_mention(&chunks));
     let kept: Vec<u64> = kept.iter().map(|memory| memory.id).collect();
     set_pending_forget(store_ref, name, &kept, false)?;
-    let items = ForgetItems { chunks, derived_memories, matched_memories: find(&entry.named_memories) };
+    let items = ForgetItems {
+        chunks,
+        derived_memories,
+        matched_memories: find(&entry.named_memories),
+        records: entry.records.clone(),
+        name: entry.name,
+    };
     if items.is_empty() {
         let others =
             remove_from_pending(load_pending(store_ref, name)?, &entry.chunks, &entry.all_memories());
         save_pending(store_ref, name, &others)?;
-        return Ok(0);
+        return Ok(ErasedText::default());
     }
     drop(store);
     let target = ForgetTarget { conversation: name.to_owned(), scope: ForgetScope::Selected(items) };
-    Ok(erase_now(backend, &target, &request)?.chunks)
+    erase_now(backend, &target, &request)
 }

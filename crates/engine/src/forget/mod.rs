@@ -6,18 +6,24 @@
 mod backend;
 mod erase;
 mod grace;
+mod input_history;
 pub mod pending;
+mod private_file;
 mod proof_log;
+mod record_text;
+mod rename;
 mod retention;
 mod service;
 mod target;
 mod text_match;
 mod warning;
 
-pub use backend::ForgetBackend;
+pub use backend::{CaptureDeletion, ForgetBackend};
 pub use grace::{CancelledForget, PendingForgetItem};
+pub use proof_log::{ForgetProofList, subject_item};
+pub use record_text::RecordText;
 pub use retention::RetentionPreview;
-pub use service::{ForgetReport, ForgetService, ForgetTiming};
+pub use service::{ForgetReport, ForgetService, ForgetTiming, ScheduledForgetReport};
 pub use target::{
     ForgetItems, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetScope, ForgetSelection, ForgetSubject,
     ForgetTarget,

@@ -1,5 +1,6 @@
 //! What is to be forgotten at the end of its grace period. It is hidden at once, and until then it can be cancelled.
 
+use super::record_text::RecordText;
 use crate::memory::record::{self, Memory};
 use halo_core::Error;
 use halo_core::store::{RecordKind, Store};
@@ -22,6 +23,10 @@ pub struct PendingForget {
     pub memories: Vec<u64>,
     /// Memories that are forgotten for their own text.
     pub named_memories: Vec<u64>,
+    /// Texts beside the timeline.
+    pub records: Vec<RecordText>,
+    /// Whether the name of the conversation is forgotten.
+    pub name: bool,
     pub whole_conversation: bool,
     /// Whether forgetting has begun: it can only be finished, not cancelled.
     pub started: bool,
@@ -33,6 +38,7 @@ impl PendingForget {
         json!({
             "due": self.due_at, "chunks": names(&self.chunks), "hidden": names(&self.newly_hidden),
             "memories": self.memories, "named": self.named_memories, "all": self.whole_conversation, "begun": self.started,
+            "records": self.records.iter().map(RecordText::to_value).collect::<Vec<_>>(), "name": self.name,
         })
     }
 
@@ -48,6 +54,8 @@ impl PendingForget {
             newly_hidden: chunks("hidden"),
             memories: numbers("memories"),
             named_memories: numbers("named"),
+            records: list("records").iter().filter_map(RecordText::from_value).collect(),
+            name: value["name"].as_bool().unwrap_or(false),
             whole_conversation: value["all"].as_bool().unwrap_or(false),
             started: value["begun"].as_bool().unwrap_or(false),
         })
@@ -60,7 +68,8 @@ impl PendingForget {
     }
 
     fn is_empty(&self) -> bool {
-        self.chunks.is_empty() && self.memories.is_empty() && self.named_memories.is_empty()
+        let no_memories = self.memories.is_empty() && self.named_memories.is_empty();
+        self.chunks.is_empty() && no_memories && self.records.is_empty() && !self.name
     }
 }
 
@@ -111,6 +120,21 @@ pub(super) fn remove_from_pending(
         (!entry.is_empty()).then_some(entry)
     };
     pending.into_iter().filter_map(without).collect()
+}
+
+/// The same requests without some texts beside the timeline, and without the name where that is erased.
+#[must_use]
+pub(super) fn remove_texts_from_pending(
+    mut pending: Vec<PendingForget>,
+    records: &[RecordText],
+    name: bool,
+) -> Vec<PendingForget> {
+    for entry in &mut pending {
+        entry.records.retain(|text| !records.contains(text));
+        entry.name &= !name;
+    }
+    pending.retain(|entry| !entry.is_empty());
+    pending
 }
 
 /// Cancels the forgetting of some chunks, or of everything. Memories that were to be forgotten only because of these chunks

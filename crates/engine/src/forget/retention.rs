@@ -1,8 +1,9 @@
 //! Forgetting by age: each turn passes the stages of a [`RetentionPolicy`]. For a while, statistics of forgotten turns are
 //! kept by month.
 
-use super::backend::ForgetBackend;
+use super::backend::{CaptureDeletion, ForgetBackend};
 use super::erase::erase_now;
+use super::service::ScheduledForgetReport;
 use super::target::{ForgetItems, ForgetRequest, ForgetScope, ForgetTarget};
 use crate::conversation::{load_setting, unloaded_chunks};
 use crate::memory::record::{Memory, load_all_memories};
@@ -87,15 +88,15 @@ pub(super) fn preview_by_age(
     Ok(previews)
 }
 
-/// Applies a policy to all conversations. Returns how many chunks were forgotten.
+/// Applies a policy to all conversations.
 pub(super) fn forget_by_age(
     backend: &dyn ForgetBackend,
     policy: &RetentionPolicy,
     now: i64,
-) -> Result<usize, Error> {
+) -> Result<ScheduledForgetReport, Error> {
     check_policy(policy)?;
-    let Some(mut store) = backend.open_reader()? else { return Ok(0) };
-    let mut erased = 0;
+    let mut report = ScheduledForgetReport::default();
+    let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
         let name = &summary.name;
         let plan = plan_retention(&mut *store, name, policy, now)?;
@@ -107,21 +108,25 @@ pub(super) fn forget_by_age(
             continue;
         }
         let (chunks, compost) = prepare_compost(backend, name, &plan, policy, now)?;
+        let mut new_name = None;
         if !chunks.is_empty() {
             let memories = load_all_memories(&mut *store, name)?;
             let items = ForgetItems {
                 derived_memories: memories_of_chunks(memories, &chunks),
                 chunks,
-                matched_memories: Vec::new(),
+                ..ForgetItems::default()
             };
             let target = ForgetTarget { conversation: name.clone(), scope: ForgetScope::Selected(items) };
-            erased += erase_now(backend, &target, &ForgetRequest::by_age(now))?.chunks;
+            let done = erase_now(backend, &target, &ForgetRequest::by_age(now))?;
+            new_name = done.new_name.clone();
+            report.add(name, done);
         }
+        let name = new_name.as_deref().unwrap_or(name);
         let mut writer = backend.open_writer()?;
         writer.load(name, Access::Write)?;
         write_compost(&mut *writer, name, &compost)?;
     }
-    Ok(erased)
+    Ok(report)
 }
 
 /// Deletes old recordings. Returns the chunks to forget, and the statistics with those of these chunks.
@@ -135,8 +140,9 @@ fn prepare_compost(
     let mut writer = backend.open_writer()?;
     let mut timeline = writer.load(name, Access::Write)?;
     for capture in &plan.expired_captures {
-        backend.delete_capture(capture)?;
-        writer.put_record(name, RecordKind::Capture, capture, None)?;
+        if backend.delete_capture(capture)? == CaptureDeletion::Deleted {
+            writer.put_record(name, RecordKind::Capture, capture, None)?;
+        }
     }
     let times: BTreeMap<TurnId, i64> = writer.turn_times(name)?.into_iter().collect();
     let chunks = plan.expired_chunks(&timeline);

@@ -1,16 +1,17 @@
 //! Forgets text permanently, at the user's request or by age.
 
 use super::backend::ForgetBackend;
-use super::erase::{erase_now, find_copies};
+use super::erase::{ErasedText, erase_now, find_copies, find_leftovers};
 use super::grace::{self, CancelledForget, PendingForgetItem};
-use super::proof_log::read_proofs;
+use super::input_history::scrub_lines;
+use super::proof_log::{ForgetProofList, read_proofs};
 use super::retention::{self, RetentionPreview};
 use super::target::{
     ForgetPlan, ForgetQuery, ForgetRequest, ForgetSelection, ForgetSubject, no_such_conversation, plan_forget,
 };
+use super::text_match::WholeWordMatcher;
 use super::warning::ForgetWarning;
 use halo_agents::lethe::RetentionPolicy;
-use halo_agents::proof::ForgetProof;
 use halo_core::Error;
 
 /// Forgets text permanently: from the store and its log, from search, from saved KV cells, from memories and recordings, and
@@ -34,8 +35,40 @@ pub struct ForgetReport {
     pub due_at: Option<i64>,
     pub chunks: usize,
     pub memories: usize,
+    /// Notes, clients' summaries, system prompts and names.
+    pub other_texts: usize,
     pub tokens: usize,
+    /// Conversations whose names were forgotten too: the old name and the new one.
+    pub new_names: Vec<(String, String)>,
     pub warnings: Vec<ForgetWarning>,
+}
+
+/// What was erased because it was due, or too old.
+#[derive(Clone, Debug, Default)]
+pub struct ScheduledForgetReport {
+    pub chunks: usize,
+    /// Conversations whose names were forgotten too: the old name and the new one.
+    pub new_names: Vec<(String, String)>,
+    pub warnings: Vec<ForgetWarning>,
+    /// The last error. An error in one conversation does not keep the others.
+    pub error: Option<Error>,
+}
+
+impl ScheduledForgetReport {
+    pub(super) fn add(&mut self, conversation: &str, erased: ErasedText) {
+        self.chunks += erased.chunks;
+        self.new_names.extend(erased.new_name.map(|to| (conversation.to_owned(), to)));
+        self.warnings.extend(erased.warnings);
+    }
+
+    /// Adds where the erased text may still be.
+    fn complete(mut self, backend: &dyn ForgetBackend) -> Self {
+        if self.chunks > 0 {
+            let leftovers = find_leftovers(backend);
+            self.warnings.extend(leftovers.unwrap_or_else(|error| vec![ForgetWarning::NotSearched(error)]));
+        }
+        self
+    }
 }
 
 impl<'a> ForgetService<'a> {
@@ -59,19 +92,24 @@ impl<'a> ForgetService<'a> {
     ) -> Result<ForgetReport, Error> {
         let rows = || plans.iter().flat_map(|plan| &plan.rows);
         let memories = rows().filter(|row| row.subject.is_memory()).count();
+        let chunks = rows().filter(|row| row.subject.is_chunk()).count();
         let grace = i64::try_from(self.backend.grace_period()?.as_millis()).unwrap_or(i64::MAX);
         let mut report = ForgetReport {
             due_at: (timing == ForgetTiming::AfterGrace && grace > 0).then(|| now.saturating_add(grace)),
-            chunks: rows().count() - memories,
+            chunks,
             memories,
+            other_texts: rows().count() - chunks - memories,
             tokens: rows().map(|row| row.tokens).sum(),
+            new_names: Vec::new(),
             warnings: Vec::new(),
         };
         for plan in plans {
+            plan.words.as_ref().map(|words| self.forget_typed_lines(words)).transpose()?;
             match report.due_at {
                 Some(due_at) => grace::schedule(self.backend, &plan.target, due_at)?,
                 None => {
                     let erased = erase_now(self.backend, &plan.target, &ForgetRequest::by_user(now))?;
+                    report.new_names.extend(erased.new_name.map(|to| (plan.target.conversation.clone(), to)));
                     report.warnings.extend(erased.warnings);
                 }
             }
@@ -85,6 +123,12 @@ impl<'a> ForgetService<'a> {
         Ok(report)
     }
 
+    /// Erases the typed lines that contain words: a line need not have become a message. Returns how many.
+    pub fn forget_typed_lines(&self, words: &WholeWordMatcher) -> Result<usize, Error> {
+        let history = self.backend.input_history();
+        history.map_or(Ok(0), |history| scrub_lines(&history, |line| words.find(line).is_some()))
+    }
+
     /// What is hidden in a conversation until its grace period ends.
     pub fn list_pending(&self, conversation: &str) -> Result<Vec<PendingForgetItem>, Error> {
         grace::list_pending(self.backend, conversation)
@@ -95,9 +139,9 @@ impl<'a> ForgetService<'a> {
         grace::cancel(self.backend, conversation, selection)
     }
 
-    /// Erases what is due, in all conversations. Returns the number of chunks, and the last error of a conversation.
-    pub fn erase_due(&self, now: i64) -> Result<(usize, Option<Error>), Error> {
-        grace::erase_due(self.backend, now)
+    /// Erases what is due, in all conversations.
+    pub fn erase_due(&self, now: i64) -> Result<ScheduledForgetReport, Error> {
+        Ok(grace::erase_due(self.backend, now)?.complete(self.backend))
     }
 
     /// What a policy would forget, by conversation.
@@ -105,13 +149,13 @@ impl<'a> ForgetService<'a> {
         retention::preview_by_age(self.backend, policy, now)
     }
 
-    /// Forgets what is too old. Returns the number of chunks.
-    pub fn forget_by_age(&self, policy: &RetentionPolicy, now: i64) -> Result<usize, Error> {
-        retention::forget_by_age(self.backend, policy, now)
+    /// Forgets what is too old.
+    pub fn forget_by_age(&self, policy: &RetentionPolicy, now: i64) -> Result<ScheduledForgetReport, Error> {
+        Ok(retention::forget_by_age(self.backend, policy, now)?.complete(self.backend))
     }
 
-    /// The proofs of what was forgotten, and whether the signature of each is valid.
-    pub fn proofs(&self) -> Result<Vec<(ForgetProof, bool)>, Error> {
+    /// The proofs of what was forgotten.
+    pub fn proofs(&self) -> Result<ForgetProofList, Error> {
         read_proofs(&self.backend.data_dir()?)
     }
 }

@@ -1,9 +1,11 @@
 //! What a request forgets: chunks and memories, by name, by turn or by their words.
 
 use super::pending::PendingForget;
+use super::record_text::{RecordText, list_record_texts};
 use super::text_match::WholeWordMatcher;
 use crate::conversation::unloaded_chunks;
 use crate::memory::record::{Memory, load_all_memories};
+use crate::title::is_wordless_name;
 use halo_core::Error;
 use halo_core::store::{Access, Store};
 use halo_core::timeline::Timeline;
@@ -82,11 +84,16 @@ pub struct ForgetItems {
     pub derived_memories: Vec<Memory>,
     /// Memories that are forgotten for their own text.
     pub matched_memories: Vec<Memory>,
+    /// Texts beside the timeline.
+    pub records: Vec<RecordText>,
+    /// Whether the name of the conversation is forgotten: it gets another one.
+    pub name: bool,
 }
 
 impl ForgetItems {
     pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty() && self.derived_memories.is_empty() && self.matched_memories.is_empty()
+        let no_memories = self.derived_memories.is_empty() && self.matched_memories.is_empty();
+        self.chunks.is_empty() && no_memories && self.records.is_empty() && !self.name
     }
 }
 
@@ -98,7 +105,7 @@ impl ForgetTarget {
             ForgetScope::WholeConversation => ForgetItems {
                 chunks: timeline.chunks().map(|chunk| chunk.id()).collect(),
                 derived_memories: load_all_memories(store, &self.conversation)?,
-                matched_memories: Vec::new(),
+                ..ForgetItems::default()
             },
         })
     }
@@ -139,9 +146,18 @@ pub struct ForgetPreviewRow {
 pub enum ForgetSubject {
     Chunk(ChunkId),
     Memory(Box<Memory>),
+    /// A text beside the timeline: a note, a client's summary, a system prompt.
+    Record(RecordText),
+    /// The name of the conversation.
+    Name,
 }
 
 impl ForgetSubject {
+    #[must_use]
+    pub fn is_chunk(&self) -> bool {
+        matches!(self, ForgetSubject::Chunk(_))
+    }
+
     #[must_use]
     pub fn is_memory(&self) -> bool {
         matches!(self, ForgetSubject::Memory(_))
@@ -155,6 +171,8 @@ pub struct ForgetPlan {
     pub rows: Vec<ForgetPreviewRow>,
     /// Longer words that contain the words of the request: they do not match.
     pub longer_words: BTreeSet<String>,
+    /// The words that are forgotten wherever they are in the conversation.
+    pub(super) words: Option<WholeWordMatcher>,
 }
 
 /// A conversation that must exist.
@@ -189,10 +207,18 @@ pub(super) fn plan_forget(
                     longer_words.extend(matcher.longer_words(text));
                     matcher.find(text).is_some()
                 })?;
-                // A memory that was edited may contain words that no chunk has.
+                // A memory that was edited may contain words that no chunk has; so may notes and the name.
                 if selected.is_none() {
-                    let matches = memories.iter().filter(|memory| matcher.find(&memory.text).is_some());
-                    items.matched_memories.extend(matches.cloned());
+                    let is_match = |text: &str| matcher.find(text).is_some();
+                    let matches = |memory: &&Memory| {
+                        is_match(&memory.text) || memory.operations.iter().any(|text| is_match(text))
+                    };
+                    items.matched_memories.extend(memories.iter().filter(matches).cloned());
+                    let texts = list_record_texts(store, name)?.into_iter();
+                    items.records =
+                        texts.filter(|(_, text)| is_match(text)).map(|(record, _)| record).collect();
+                    let created = store.find_conversation(name)?.map_or(0, |summary| summary.created);
+                    items.name = is_match(name) && !is_wordless_name(name, created);
                 }
             }
             let missing = unloaded_chunks(&timeline, &items.chunks);
@@ -205,9 +231,13 @@ pub(super) fn plan_forget(
             ForgetScope::Selected(items)
         }
     };
+    let words = match query {
+        ForgetQuery::Part { selection, matching } => matching.clone().filter(|_| selection.is_empty()),
+        ForgetQuery::All => None,
+    };
     let target = ForgetTarget { conversation: name.to_owned(), scope };
     let rows = preview(store, &target, &mut timeline)?;
-    Ok(ForgetPlan { target, rows, longer_words })
+    Ok(ForgetPlan { target, rows, longer_words, words })
 }
 
 fn preview(
@@ -232,6 +262,12 @@ fn preview(
         let text = memory.text.clone();
         row(ForgetSubject::Memory(Box::new(memory)), text, 0)
     }));
+    if !items.records.is_empty() {
+        let texts = list_record_texts(store, name)?.into_iter();
+        let texts = texts.filter(|(record, _)| items.records.contains(record));
+        rows.extend(texts.map(|(record, text)| row(ForgetSubject::Record(record), text, 0)));
+    }
+    rows.extend(items.name.then(|| row(ForgetSubject::Name, name.clone(), 0)));
     Ok(rows)
 }
 

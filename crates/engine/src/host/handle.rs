@@ -5,9 +5,9 @@ use crate::scheduler::ModelScheduler;
 use crate::session::Session;
 use crate::snapshot::{AnswerProgress, SnapshotCell};
 use crate::turn::TurnInput;
-use halo_core::Error;
 use halo_core::model::{Sampling, StepFlow};
 use halo_core::token::ChunkId;
+use halo_core::{Error, ErrorKind};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -330,7 +330,8 @@ impl JobContext<'_> {
         });
         let Some(_permit) = permit else {
             let message = "cancelled before the model was free; nothing was stored";
-            self.announce(&Event::Failed(message.into()), |answer| *answer = None);
+            let failed = Event::Failed { kind: ErrorKind::Cancelled, message: message.to_owned() };
+            self.announce(&failed, |answer| *answer = None);
             return Err(Error::cancelled("waiting for the model", message));
         };
         let default_sampling = session.rules().sampling.clone();
@@ -345,9 +346,14 @@ impl JobContext<'_> {
         });
         session.replace_sampling(default_sampling);
         if let Err(error) = &result {
-            self.announce(&Event::Failed(error.to_string()), |answer| *answer = None);
+            self.announce_failure(error);
         }
         result
+    }
+
+    pub(super) fn announce_failure(&self, error: &Error) {
+        let failed = Event::Failed { kind: error.kind, message: error.to_string() };
+        self.announce(&failed, |answer| *answer = None);
     }
 }
 

@@ -125,7 +125,7 @@ impl ConversationWorker<'_> {
         self.handle.job_finished();
         if result.is_err() {
             // The store is consistent; the session in memory may not be.
-            self.context().announce(&Event::Failed(panic_error().to_string()), |answer| *answer = None);
+            self.context().announce_failure(&panic_error());
             self.handle.close();
         }
         result.is_ok()

@@ -10,7 +10,7 @@ use crate::session_job::run_in_session;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use halo_core::store::RecordKind;
+use halo_core::store::{ConversationSummary, RecordKind};
 use halo_engine::event::ChangeAction;
 use halo_engine::forget::pending as pending_forget;
 use halo_engine::recorder::RecorderPurpose;
@@ -58,9 +58,15 @@ struct ApiRecordingRequest {
     recording: bool,
 }
 
-/// The id of a capture, and the folder name of a conversation: a hash, because no path may contain text from a request.
-fn capture_id(name: &str) -> String {
-    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(name.as_bytes()))
+/// The id of a capture: a hash, because no path may contain text from a request.
+fn capture_id(note: &str) -> String {
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(note.as_bytes()))
+}
+
+/// The folders with the captures of a conversation: that of its id, and that of earlier versions, which used its name.
+#[must_use]
+pub fn capture_folder_names(conversation: &ConversationSummary) -> [String; 2] {
+    [conversation.id.clone(), capture_id(&conversation.name)]
 }
 
 /// Lists the captures of a conversation, and whether it is being recorded
@@ -82,7 +88,7 @@ async fn list_captures(
                     steps: json["steps"].as_u64().and_then(|n| n.try_into().ok()).unwrap_or(0),
                     model: json["model"].as_str().unwrap_or_default().to_owned(),
                     at: record.updated_at,
-                    path: record.key,
+                    path: app.backend.capture_folder(&record.key).display().to_string(),
                 }
             })
             .collect();
@@ -127,8 +133,9 @@ async fn set_recording(
     let opener = Arc::clone(&app);
     let (handle, recorder) = spawn_blocking(move || {
         let handle = opener.open_conversation(&name)?;
-        let recorder =
-            request.recording.then(|| opener.backend.capture_recorder(&capture_id(&name))).transpose()?;
+        let id = handle.snapshot_cell().get().state.id.clone();
+        let folder = if id.is_empty() { capture_id(&name) } else { id };
+        let recorder = request.recording.then(|| opener.backend.capture_recorder(&folder)).transpose()?;
         Ok((handle, recorder))
     })
     .await?;

@@ -28,6 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(list_pending_forgets))
         .routes(routes!(forget))
         .routes(routes!(cancel_forget))
+        .routes(routes!(list_proofs))
 }
 
 /// What to forget: chunks and turns, text that contains words, or everything.
@@ -59,7 +60,11 @@ struct ApiForgetResult {
     chunks: Vec<String>,
     /// Memories that contain the words, or may mention the chunks.
     memories: Vec<u64>,
+    /// How many notes, clients' summaries, system prompts and names contain the words.
+    other_texts: usize,
     tokens: usize,
+    /// The new name of the conversation, where the old one was made of forgotten text.
+    new_name: Option<String>,
     /// When the text is erased, in milliseconds since 1970; null: it is erased already.
     due: Option<i64>,
     /// Where the same text still is.
@@ -74,6 +79,8 @@ struct ApiPendingForget {
     due: i64,
     chunks: Vec<String>,
     memories: Vec<u64>,
+    /// How many notes, clients' summaries, system prompts and names are erased then; they are not hidden.
+    other_texts: usize,
     /// Whether it is the whole conversation.
     all: bool,
 }
@@ -97,6 +104,32 @@ struct ApiForgetCancelRequest {
 struct ApiForgetCancelResult {
     chunks: usize,
     memories: usize,
+}
+
+/// The proofs that text was forgotten.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ForgetProofs)]
+struct ApiForgetProofs {
+    proofs: Vec<ApiForgetProof>,
+    /// Lines of the log that are no proof: writing them was interrupted, or they were changed.
+    unreadable_lines: Vec<usize>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = ForgetProof)]
+struct ApiForgetProof {
+    /// The id of the conversation, and the chunk or memory.
+    subject: String,
+    requested_by: String,
+    /// In milliseconds since 1970.
+    forgotten_at: i64,
+    tokens: u64,
+    salt: String,
+    /// SHA-256 of salt and text.
+    content_hash: String,
+    signature: String,
+    /// Whether the signature is valid.
+    valid: bool,
 }
 
 fn parse_selection(chunks: &[String], turns: Vec<u32>) -> ApiResult<ForgetSelection> {
@@ -132,6 +165,7 @@ async fn list_pending_forgets(
             due: item.due_at,
             chunks: item.chunks.iter().map(|(chunk, _)| chunk.to_string()).collect(),
             memories: item.memories,
+            other_texts: item.other_texts,
             all: item.whole_conversation,
         });
         Ok(Json(pending.collect()))
@@ -170,7 +204,8 @@ async fn forget(
     .await?;
     if report.due_at.is_none() {
         app.attention_cache.remove(&name);
-        if erases_all {
+        // A conversation with another name is opened by that one.
+        if erases_all || !report.new_names.is_empty() {
             app.host.close(&name);
         }
     }
@@ -180,7 +215,7 @@ async fn forget(
 fn planned_chunks(plan: &ForgetPlan) -> Vec<ChunkId> {
     let chunk = |subject: &ForgetSubject| match subject {
         ForgetSubject::Chunk(chunk) => Some(*chunk),
-        ForgetSubject::Memory(_) => None,
+        _ => None,
     };
     plan.rows.iter().filter_map(|row| chunk(&row.subject)).collect()
 }
@@ -188,12 +223,14 @@ fn planned_chunks(plan: &ForgetPlan) -> Vec<ChunkId> {
 fn forget_result(plan: &ForgetPlan, report: &ForgetReport) -> ApiForgetResult {
     let memory = |subject: &ForgetSubject| match subject {
         ForgetSubject::Memory(memory) => Some(memory.id),
-        ForgetSubject::Chunk(_) => None,
+        _ => None,
     };
     ApiForgetResult {
         chunks: planned_chunks(plan).iter().map(ToString::to_string).collect(),
         memories: plan.rows.iter().filter_map(|row| memory(&row.subject)).collect(),
+        other_texts: report.other_texts,
         tokens: report.tokens,
+        new_name: report.new_names.first().map(|(_, new_name)| new_name.clone()),
         due: report.due_at,
         warnings: report.warnings.iter().map(ToString::to_string).collect(),
     }
@@ -216,6 +253,26 @@ async fn cancel_forget(
     })
     .await?;
     Ok(Json(ApiForgetCancelResult { chunks: cancelled.chunks, memories: cancelled.memories }))
+}
+
+/// List the proofs that text was forgotten
+#[utoipa::path(get, path = "/forget/proofs", responses((status = 200, body = ApiForgetProofs)))]
+async fn list_proofs(State(app): State<Arc<App>>) -> ApiResult<Json<ApiForgetProofs>> {
+    spawn_blocking(move || {
+        let list = ForgetService::new(app.backend.forget_backend()).proofs()?;
+        let proofs = list.proofs.into_iter().map(|(proof, valid)| ApiForgetProof {
+            subject: proof.subject,
+            requested_by: proof.requested_by,
+            forgotten_at: proof.forgotten_at,
+            tokens: proof.tokens,
+            salt: proof.salt,
+            content_hash: proof.content_hash,
+            signature: proof.signature,
+            valid,
+        });
+        Ok(Json(ApiForgetProofs { proofs: proofs.collect(), unreadable_lines: list.unreadable_lines }))
+    })
+    .await
 }
 
 /// Runs work of the forget service on the thread of the conversation, after the jobs before it.

@@ -8,6 +8,8 @@ mod queries;
 mod server;
 mod worlds;
 
+pub use captures::capture_folder_names;
+
 use crate::app::App;
 use axum::Router;
 use axum::routing::get;

@@ -197,7 +197,9 @@ fn submit_chat_turn(
         if let Ok(ChatTurnResult { summary, text, .. }) = &result
             && let Err(e) = session.store_answer_key(summary.turn, text)
         {
-            tracing::warn!("the conversation may not be found by its history: {e}");
+            // The error names the conversation, and a name can be made of what was said.
+            let id = &session.state().id;
+            tracing::warn!("the conversation {id} may not be found by its history: {:?}", e.kind);
         }
         drop(in_flight);
         on_end(result.map_err(ErrorResponse::from));

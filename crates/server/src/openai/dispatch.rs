@@ -10,6 +10,7 @@ use halo_core::token::{Role, TurnId};
 use halo_engine::align::{AlignVerdict, Alignment, SentMessage};
 use halo_engine::branch::BranchPoint;
 use halo_engine::lookup::{AlignOptions, ConversationMatch, align_with_conversation, find_conversation};
+use halo_engine::title::conversation_title;
 use std::collections::BTreeSet;
 
 /// The conversation of a request, and what the request changes there.
@@ -140,8 +141,7 @@ fn find_or_create(
     request: &AlignRequest<'_>,
     messages: &[SentMessage],
 ) -> ApiResult<(String, DispatchPlan)> {
-    let new =
-        || ApiResult::Ok((unused_name(app, &conversation_title(messages), " ")?, DispatchPlan::default()));
+    let new = || ApiResult::Ok((unused_name(app, &first_title(messages), " ")?, DispatchPlan::default()));
     let found = app.with_reader(|store| {
         find_conversation(store, &request.messages, request.system, &request.default_system)
     })?;
@@ -201,12 +201,9 @@ fn is_busy(app: &App, name: &str) -> bool {
 }
 
 /// The name of a new conversation: the first words of the first user message.
-fn conversation_title(messages: &[SentMessage]) -> String {
+fn first_title(messages: &[SentMessage]) -> String {
     let first = messages.iter().find(|message| message.role == Role::User).or(messages.first());
-    let text: String = first.map_or("", |message| &message.text).chars().take(400).collect();
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let title: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(48).collect();
-    title.trim().to_owned()
+    first.map(|message| conversation_title(&message.text)).unwrap_or_default()
 }
 
 /// A name that no conversation has: the wanted one, or with a number after it.

@@ -15,6 +15,8 @@ use utoipa::ToSchema;
 #[derive(Serialize, ToSchema)]
 #[schema(as = ConversationSummary)]
 pub(crate) struct ApiConversationSummary {
+    /// Identifies the conversation in metrics and traces, which contain no names.
+    pub id: String,
     pub name: String,
     /// The model whose tokens it consists of; empty if no model has tokenized it yet.
     pub model: String,
@@ -30,8 +32,8 @@ pub(crate) struct ApiConversationSummary {
 
 impl From<ConversationSummary> for ApiConversationSummary {
     fn from(summary: ConversationSummary) -> Self {
-        let ConversationSummary { name, model, created, updated, turns, tokens, live, .. } = summary;
-        Self { name, model, created, updated, turns, tokens, live }
+        let ConversationSummary { id, name, model, created, updated, turns, tokens, live, .. } = summary;
+        Self { id, name, model, created, updated, turns, tokens, live }
     }
 }
 

@@ -236,7 +236,7 @@ pub(crate) fn api_event(event: &Event, snapshot: &SnapshotCell) -> Option<ApiEve
         Event::MemoryChanged { id, action } => {
             ApiEventKind::MemoryChanged { id: *id, action: action.as_str(), live }
         }
-        Event::Failed(error) => ApiEventKind::Failed { error: error.clone() },
+        Event::Failed { message, .. } => ApiEventKind::Failed { error: message.clone() },
         Event::Changed { action, chunks } => ApiEventKind::Changed {
             action: action.as_str(),
             chunks: chunks.iter().map(ToString::to_string).collect(),

@@ -22,14 +22,15 @@ use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{TokenId, TurnId};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
-use halo_engine::forget::ForgetBackend;
+use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::{ConversationRules, ResurrectBrightness};
 use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_server::{
-    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting, routes,
+    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
+    TraceExporter, routes,
 };
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
@@ -555,9 +556,9 @@ impl ForgetBackend for FakeBackend {
         Ok(())
     }
 
-    fn delete_capture(&self, folder: &str) -> Result<(), Error> {
+    fn delete_capture(&self, folder: &str) -> Result<CaptureDeletion, Error> {
         self.options.captures.lock().remove(folder);
-        Ok(())
+        Ok(CaptureDeletion::Deleted)
     }
 }
 
@@ -612,12 +613,21 @@ impl FakeServer {
     }
 
     pub fn with_options(options: FakeOptions) -> Self {
+        Self::build(options, None)
+    }
+
+    /// A server that traces its turns.
+    pub fn with_exporter(exporter: TraceExporter) -> Self {
+        Self::build(FakeOptions::default(), Some(exporter))
+    }
+
+    fn build(options: FakeOptions, exporter: Option<TraceExporter>) -> Self {
         let tokenizer = ScriptedModel::new(8192, Vec::new());
         let script: Arc<Mutex<FakeScript>> = Arc::default();
         let model = FakeModel { info: tokenizer.info().clone(), tokenizer, script: Arc::clone(&script) };
         let (store, limits) = (options.store.clone(), options.limits.clone());
         let backend = FakeBackend { model: model.clone(), options, saved_settings: Mutex::default() };
-        let app = App::new(Arc::new(backend), limits, None);
+        let app = App::new(Arc::new(backend), limits, exporter);
         let router = routes(&app);
         Self { app, store, model, script, router }
     }

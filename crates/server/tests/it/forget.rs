@@ -94,10 +94,14 @@ async fn forget_now_erases_text_from_the_store() {
     assert_eq!(status, 404, "an erasure cannot be cancelled: {result}");
     let (status, result) = post(&fake, "undo", json!({ "undo": 1 })).await;
     assert_eq!(status, 404, "{result}");
-    fake.app.shutdown();
     assert!(!is_stored(folder.path()));
-    let proofs = std::fs::read_to_string(folder.path().join("forgotten.jsonl")).expect("proofs");
-    assert!(proofs.contains("main u0.0"), "{proofs}");
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    let id = conversations[0]["id"].as_str().expect("an id").to_owned();
+    let (status, list) = fake.halo_api("GET", "/forget/proofs", None).await;
+    assert_eq!((status, &list["unreadable_lines"]), (200, &json!([])), "{list}");
+    assert_eq!(list["proofs"][0]["subject"], format!("conversation {id} u0.0"));
+    assert_eq!(list["proofs"][0]["valid"], true);
+    fake.app.shutdown();
 }
 
 #[tokio::test]
@@ -137,4 +141,49 @@ async fn forget_rejects_invalid_requests() {
     let (status, _) = fake.halo_api("GET", "/conversations/nowhere/forget", None).await;
     assert_eq!(status, 404);
     assert!(visible_text(&fake).await.contains(SECRET), "nothing was forgotten");
+}
+
+/// A chat that its client did not name has the first words of its first message as its name.
+#[tokio::test]
+async fn forget_renames_a_chat_that_is_named_after_the_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    let question = format!("My diagnosis is {SECRET} syndrome, tell nobody.");
+    let mut messages = vec![json!({ "role": "user", "content": question })];
+    let answer = fake.chat(&json!({ "model": "any", "messages": messages }), None).await;
+    assert!(answer.conversation.contains(SECRET), "{}", answer.conversation);
+    messages.push(json!({ "role": "assistant", "content": answer.text() }));
+    let name = answer.conversation.replace(' ', "%20").replace(',', "%2C");
+    let path = format!("/conversations/{name}/forget");
+    let (status, result) =
+        fake.halo_api("POST", &path, Some(&json!({ "matching": SECRET, "now": true }))).await;
+    assert_eq!(status, 200, "{result}");
+    let new_name = result["new_name"].as_str().expect("a new name").to_owned();
+    assert!(new_name.starts_with("chat 20"), "{new_name}");
+    assert_eq!(result["other_texts"], 1, "the name: {result}");
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(
+        (conversations.as_array().map(Vec::len), &conversations[0]["name"]),
+        (Some(1), &json!(new_name))
+    );
+    // The conversation goes on under its new name.
+    let body = json!({ "model": "any", "messages": [{ "role": "user", "content": "And tea?" }] });
+    assert_eq!(fake.chat(&body, Some(&new_name)).await.status, 200);
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(conversations.as_array().map(Vec::len), Some(1), "{conversations}");
+    fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
+}
+
+#[tokio::test]
+async fn forget_proofs_report_torn_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    std::fs::write(folder.path().join("forgotten.jsonl"), "{\"subject").expect("the file is written");
+    let (status, result) = post(&fake, "forget", json!({ "turns": [0], "now": true })).await;
+    assert_eq!(status, 200, "{result}");
+    let (status, list) = fake.halo_api("GET", "/forget/proofs", None).await;
+    assert_eq!((status, &list["unreadable_lines"]), (200, &json!([1])), "{list}");
+    assert_eq!(list["proofs"].as_array().map(Vec::len), Some(1), "{list}");
 }

@@ -2,7 +2,7 @@
 
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer, ReaderFault};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -210,17 +210,60 @@ async fn metrics_count_failed_turns_of_every_api() {
     check_histogram(&samples, "halo_turn_seconds", "", 0.0);
 }
 
+/// The id of the only conversation.
+async fn conversation_id(fake: &FakeServer) -> String {
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(conversations.as_array().map(Vec::len), Some(1), "{conversations}");
+    conversations[0]["id"].as_str().expect("an id").to_owned()
+}
+
+/// An unnamed chat is named by its first words, and any name may be made of what was said.
 #[tokio::test]
-async fn metrics_escape_conversation_names() {
-    let fake = FakeServer::in_memory();
-    let name = "Anna's \"best\" \\ chat";
+async fn metrics_name_conversations_by_their_ids() {
+    for name in [None, Some("Anna's \"best\" diagnosis")] {
+        let fake = FakeServer::in_memory();
+        fake.script_answers(&["one two three"]);
+        let answer = fake.chat(&chat_body(&["u My diagnosis is secret"]), name).await;
+        assert!(answer.conversation.contains("diagnosis"), "{}", answer.conversation);
+        let text = fake.get("/metrics").await.text();
+        let id = conversation_id(&fake).await;
+        assert!(id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
+        for scope in ["live", "all"] {
+            let line = format!("halo_conversation_tokens{{conversation=\"{id}\",scope=\"{scope}\"}} ");
+            assert_eq!(text.matches(&line).count(), 1, "{line} is not in {text}");
+        }
+        assert!(!text.contains("diagnosis"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn traces_contain_ids_and_no_words() {
+    let (sender, traces) = std::sync::mpsc::channel();
+    let exporter = Box::new(move |trace: &Value| {
+        let _ = sender.send(trace.clone());
+        Ok(())
+    });
+    let fake = FakeServer::with_exporter(exporter);
     fake.script_answers(&["one two three"]);
-    fake.chat(&chat_body(&["u Hello"]), Some(name)).await;
-    let text = fake.get("/metrics").await.text();
-    let label = "conversation=\"Anna's \\\"best\\\" \\\\ chat\"";
-    for (scope, tokens) in [("live", 6), ("all", 4)] {
-        let line = format!("halo_conversation_tokens{{{label},scope=\"{scope}\"}} {tokens}");
-        assert!(text.lines().any(|other| other == line), "{line} is not in {text}");
+    fake.chat(&chat_body(&["u My diagnosis is secret"]), None).await;
+    let id = conversation_id(&fake).await;
+    fake.script_failure_after("Some words");
+    let name = "My diagnosis is secret";
+    assert_eq!(fake.chat(&chat_body(&["u Another diagnosis"]), Some(name)).await.status, 500);
+    let second = Duration::from_secs(10);
+    let [answered, failed] = [(); 2].map(|()| traces.recv_timeout(second).expect("a trace"));
+    for trace in [&answered, &failed] {
+        assert!(!trace.to_string().contains("diagnosis"), "{trace:#}");
+        let turn = &trace["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+        let attributes = turn["attributes"].as_array().expect("attributes");
+        let value = |key: &str| {
+            let attribute = attributes.iter().find(|attribute| attribute["key"] == key);
+            attribute.map(|attribute| attribute["value"]["stringValue"].clone())
+        };
+        assert_eq!(value("gen_ai.conversation.id"), Some(json!(id)), "{trace:#}");
+        let is_failed = std::ptr::eq(trace, &failed);
+        assert_eq!(value("error.type").is_some(), is_failed, "{trace:#}");
+        assert_eq!(turn["status"], if is_failed { json!({ "code": 2 }) } else { json!({}) });
     }
 }
 

@@ -147,6 +147,8 @@ fn route_cases() -> Vec<RouteCase> {
             })
             .refuses_body(json!({ "chunks": ["u6.0"] }), 404, "u6.0")
             .refuses_body(json!({ "chunks": ["x"] }), 400, "x"),
+        route("GET", "/forget/proofs", "/forget/proofs")
+            .returns(200, |list| *list == json!({ "proofs": [], "unreadable_lines": [] })),
         route("GET", "/conversations/{name}/captures", "/conversations/main/captures").returns(200, |list| {
             list["recording"] == false
                 && list["supported"] == true

@@ -1,16 +1,17 @@
 //! Tests that run on SQLite and on PostgreSQL: committed changes are loaded again, also after damage and repair.
 
 use crate::common::TestDatabase;
-use halo_core::change::{Append, Change};
+use halo_core::change::{Append, Change, NewToken};
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::store::{
-    Access, Durability, Embedding, MessageKey, MessageLookup, RecordKind, StagedRecords, Store,
+    Access, ConversationSummary, Durability, Embedding, MessageKey, MessageLookup, RecordKind, StagedRecords,
+    Store,
 };
 use halo_core::testing::doubles::ScriptedModel;
 use halo_core::testing::timeline_fuzz::{FuzzOp, TimelineFuzz};
 use halo_core::timeline::Timeline;
-use halo_core::token::{Brightness, ChunkId, Position, Role, TurnId};
+use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenId, TurnId};
 use halo_core::{Error, ErrorKind};
 use halo_store::database::{Database, StoreLocation};
 use halo_store::exchange::ImportRequest;
@@ -51,6 +52,7 @@ test_on_every_database!(
     repair_recovers_conversation_without_log,
     repair_recovers_nameless_conversation,
     forget_erases_chunks_and_keeps_the_rest,
+    forget_leaves_no_word_in_any_table,
     world_rows_are_stored_beside_conversations,
     message_keys_find_conversations,
     transaction_commits_all_changes_or_none,
@@ -111,6 +113,88 @@ fn forget_erases_chunks_and_keeps_the_rest(database: &TestDatabase) {
         );
     }
     assert!(forgotten > 20);
+}
+
+/// A word in messages, records and the name is in no table and no file after all of them were forgotten.
+fn forget_leaves_no_word_in_any_table(database: &TestDatabase) {
+    const WORD: &str = "Quokkatown";
+    let name = format!("All about {WORD}");
+    let mut store = database.open();
+    let mut timeline = store.load(&name, Access::Write).expect("a new conversation");
+    for text in [format!("I live in {WORD}."), "Tea is green.".to_owned()] {
+        let token = NewToken {
+            id: TokenId(7),
+            text,
+            chunk_index: 0,
+            brightness: Brightness(1.0),
+            kind: ContentKind::Message,
+        };
+        let (at, turn) = (timeline.next_position(), timeline.next_turn());
+        let append = Change::Append(Append { at, turn, role: Role::User, tokens: vec![token] });
+        store
+            .transact(&name, &mut timeline, &append, Durability::Immediate)
+            .expect("the change is committed");
+    }
+    for kind in RecordKind::ALL {
+        store.put_record(&name, kind, WORD, Some(&format!("of {WORD}"))).expect("the record is stored");
+    }
+    let id = store.find_conversation(&name).expect("the store is read").expect("the conversation").id;
+    assert!(is_stored(database, WORD) && is_stored(database, "Tea"));
+    // The statistics of a PostgreSQL server contain values too. They are computed again unless the table is empty.
+    store.put_record(&name, RecordKind::Note, "tea", Some("green")).expect("the record is stored");
+    if matches!(database.location, StoreLocation::Postgres(_)) {
+        execute_sql_directly(database, "ANALYZE");
+    }
+    for kind in RecordKind::ALL {
+        store.put_record(&name, kind, WORD, None).expect("the record is deleted");
+    }
+    store.rename(&name, "chat").expect("the conversation is renamed");
+    store.forget("chat", &[chunk_id("u0.0")], &[]).expect("the chunk is forgotten");
+    let mut store = database.reopen(store);
+    assert!(!is_stored(database, WORD), "the word is gone");
+    assert!(is_stored(database, "Tea"), "the rest is kept");
+    let renamed = store.find_conversation("chat").expect("the store is read").expect("the conversation");
+    assert_eq!(renamed.id, id, "the id stays when the conversation is renamed");
+}
+
+/// Whether a file of the database, or a table or a statistic of a server, contains a text.
+fn is_stored(database: &TestDatabase, text: &str) -> bool {
+    match &database.location {
+        StoreLocation::Sqlite(_) => {
+            let files = std::fs::read_dir(database.folder()).expect("a folder").filter_map(Result::ok);
+            let mut files = files.map(|file| file.path()).filter(|path| path.is_file());
+            let has_text = |path: std::path::PathBuf| {
+                let bytes = std::fs::read(path).expect("the file is readable");
+                bytes.windows(text.len()).any(|part| part == text.as_bytes())
+            };
+            files.any(has_text)
+        }
+        StoreLocation::Postgres(url) => {
+            let hex = text.bytes().fold(String::new(), |mut hex, byte| {
+                let _ = write!(hex, "{byte:02x}");
+                hex
+            });
+            let search = format!(
+                "DO $$ DECLARE t text; found bigint; BEGIN \
+                 FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'halo' LOOP \
+                   EXECUTE format('SELECT count(*) FROM halo.%I r WHERE strpos(r::text, %L) > 0 OR \
+                     strpos(r::text, %L) > 0', t, '{text}', '{hex}') INTO found; \
+                   IF found > 0 THEN RAISE EXCEPTION 'found in %', t; END IF; \
+                 END LOOP; \
+                 SELECT count(*) INTO found FROM pg_stats WHERE schemaname = 'halo' AND \
+                   (strpos(most_common_vals::text, '{text}') > 0 OR strpos(histogram_bounds::text, '{text}') > 0); \
+                 IF found > 0 THEN RAISE EXCEPTION 'found in the statistics'; END IF; END $$"
+            );
+            match crate::common::execute_sql(url, &search) {
+                Ok(()) => false,
+                Err(error) => {
+                    let message = error.as_db_error().map(|error| error.message().to_owned());
+                    assert!(message.is_some_and(|message| message.starts_with("found in")), "{error}");
+                    true
+                }
+            }
+        }
+    }
 }
 
 /// Namespaces have names that no conversation can have, and one process at a time leases one.
@@ -734,10 +818,10 @@ fn export_import_round_trip_is_byte_identical(database: &TestDatabase) {
             timeline.state_hash()
         );
         let imported = other.list_conversations().expect("the conversations are listed");
-        assert!(
-            store.list_conversations().expect("the conversations are listed").contains(&imported[0])
-                && imported.len() == 1
-        );
+        assert_eq!(imported.len(), 1);
+        let exported = store.find_conversation(&name).expect("the store is read").expect("the conversation");
+        let same_id = ConversationSummary { id: exported.id.clone(), ..imported[0].clone() };
+        assert_eq!(same_id, exported, "only the id belongs to the store");
         for chunk in timeline.chunks().map(|c| c.id()) {
             assert_eq!(other.chunk_history(&name, chunk), store.chunk_history(&name, chunk));
         }

@@ -53,7 +53,7 @@ pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
     if !info.attention {
         bail!("{} does not return attention, so there is nothing to record: use a local model", info.name);
     }
-    let recording = CaptureRecorder::new(&options.output, &info.name, &loaded.settings);
+    let recording = CaptureRecorder::new(&options.output, env.data_dir(), &info.name, &loaded.settings);
     session.set_recorder(RecorderPurpose::Capture, Some(Box::new(recording)));
     print_notice(&format!("recording each answer in {}", options.output.display()));
     chat_loop(session, env)
@@ -117,6 +117,8 @@ fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
             Event::Token { text: more, .. } if as_json => text.push_str(&more),
             Event::Token { text, .. } => write(&text),
             Event::BudgetExceeded(why) => exceeded = Some(why),
+            // These contain text of the conversation, and a log must not.
+            Event::Previewed { .. } | Event::ToolCalled(_) | Event::FalsePremise { .. } => {}
             other => tracing::debug!("{other:?}"),
         }
         StepFlow::Continue

@@ -1,16 +1,18 @@
 //! What forgetting needs from this program: its stores, its data folder and its settings.
 
 use super::HISTORY_FILE;
+use crate::capture::{CaptureLocation, has_capture, locate_capture};
 use crate::env::Env;
 use crate::error::error_kind;
 use halo_core::row_store::RowStore;
-use halo_core::store::{EraseStore, Store};
+use halo_core::store::{ConversationSummary, EraseStore, RecordKind, Store};
 use halo_core::{Error, ErrorKind};
-use halo_engine::forget::ForgetBackend;
+use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::session;
 use halo_llama::kv_archive;
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::world_store;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -54,14 +56,26 @@ impl ForgetBackend for Env {
         })
     }
 
-    /// The files of the recording, and the folder if nothing else is in it.
-    fn delete_capture(&self, folder: &str) -> Result<(), Error> {
-        let folder = Path::new(folder);
-        for file in ["capture.json", "steps.jsonl"] {
-            let _ = std::fs::remove_file(folder.join(file));
+    fn delete_capture(&self, folder: &str) -> Result<CaptureDeletion, Error> {
+        match locate_capture(folder, &ForgetBackend::data_dir(self)?) {
+            CaptureLocation::Own(folder) => delete_capture_files(&folder).map(|()| CaptureDeletion::Deleted),
+            CaptureLocation::Outside(folder) if has_capture(&folder) => Ok(CaptureDeletion::Outside(folder)),
+            CaptureLocation::Outside(_) => Ok(CaptureDeletion::Deleted),
         }
-        let _ = std::fs::remove_dir(folder);
-        Ok(())
+    }
+
+    fn delete_unfinished_captures(&self, conversation: &ConversationSummary) -> Result<(), Error> {
+        let captures = ForgetBackend::data_dir(self)?.join("captures");
+        let folders = halo_server::capture_folder_names(conversation).map(|name| captures.join(name));
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+        let recorded: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        if recorded.is_empty() {
+            return Ok(());
+        }
+        let noted = self.noted_captures()?;
+        let is_noted = |folder: &&PathBuf| folder.canonicalize().is_ok_and(|folder| noted.contains(&folder));
+        let unfinished = recorded.iter().filter(|folder| !is_noted(folder));
+        unfinished.map(PathBuf::as_path).try_for_each(delete_capture_files)
     }
 
     fn input_history(&self) -> Option<PathBuf> {
@@ -77,15 +91,59 @@ impl ForgetBackend for Env {
         else {
             return Ok(Vec::new());
         };
-        let is_backup =
-            |name: &str| name.starts_with(file) && (name.contains(".backup-") || name.contains(".damaged-"));
+        let is_backup = |name: &str| {
+            let rest = name.strip_prefix(file).and_then(|rest| rest.strip_prefix('.'));
+            rest.is_some_and(|rest| COPY_NAMES.iter().any(|copy| rest.starts_with(&format!("{copy}-"))))
+        };
         let entries = std::fs::read_dir(folder).map_err(|error| {
             Error::unavailable(format!("listing {}", folder.display()), error.to_string()).with_source(error)
         })?;
         let backups = entries.filter_map(Result::ok);
         let backups = backups.filter(|entry| entry.file_name().to_str().is_some_and(is_backup));
-        Ok(backups.map(|entry| entry.path()).collect())
+        let backups = backups.map(|entry| entry.path()).filter(|path| path.is_file());
+        let mut backups: Vec<PathBuf> = backups.collect();
+        backups.sort();
+        Ok(backups)
     }
+
+    fn has_server_log(&self) -> Result<bool, Error> {
+        let location = self.store_location().map_err(with_kind("finding the store"))?;
+        Ok(matches!(location, StoreLocation::Postgres(_)))
+    }
+}
+
+/// What the names of copies begin with that repairs leave beside a store, those of earlier versions included.
+const COPY_NAMES: [&str; 6] = ["backup", "damaged", "mended", "repaired", "template", "trial"];
+
+impl Env {
+    /// The folders of all captures that a conversation has a record of, without links: a record may name the data folder by
+    /// another path.
+    fn noted_captures(&self) -> Result<BTreeSet<PathBuf>, Error> {
+        let data_dir = ForgetBackend::data_dir(self)?;
+        let mut folders = BTreeSet::new();
+        let Some(mut store) = self.open_reader()? else { return Ok(folders) };
+        for summary in store.list_conversations()? {
+            let records = store.records(&summary.name, RecordKind::Capture)?;
+            let located = records.iter().map(|record| locate_capture(&record.key, &data_dir));
+            folders.extend(located.filter_map(|location| location.folder().canonicalize().ok()));
+        }
+        Ok(folders)
+    }
+}
+
+/// Deletes the files of a capture, and its folder if nothing else is in it.
+fn delete_capture_files(folder: &Path) -> Result<(), Error> {
+    for file in ["capture.json", "steps.jsonl"].map(|file| folder.join(file)) {
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let operation = format!("deleting {}", file.display());
+                return Err(Error::unavailable(operation, error.to_string()).with_source(error));
+            }
+            _ => {}
+        }
+    }
+    let _ = std::fs::remove_dir(folder);
+    Ok(())
 }
 
 /// The KV keys of all conversations and worlds except one of either.
@@ -103,4 +161,29 @@ pub fn kv_keys_except(
     let worlds = store.list_namespaces()?.into_iter().filter(|known| Some(known.name.as_str()) != world);
     keys.extend(worlds.map(|known| world_store::world_kv_key(&known.name, known.created)));
     Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::GlobalArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct TestArgs {
+        #[command(flatten)]
+        global: GlobalArgs,
+    }
+
+    #[test]
+    fn forget_knows_that_a_server_has_a_log() {
+        for (store, has_log) in
+            [("postgres://halo@127.0.0.1:9/halo", true), ("sqlite:/nowhere/halo.db", false)]
+        {
+            let args = TestArgs::parse_from(["halo", "--data", "/nowhere", "--store", store]);
+            assert_eq!(args.global.env().has_server_log().expect("a location"), has_log, "{store}");
+        }
+        let warning = halo_engine::forget::ForgetWarning::ServerLog.to_string();
+        assert!(warning.contains("write-ahead log") && warning.contains("CHECKPOINT"), "{warning}");
+    }
 }

@@ -14,8 +14,9 @@ use halo_agents::lethe::RetentionPolicy;
 use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::{
-    CancelledForget, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetReport, ForgetSelection, ForgetService,
-    ForgetSubject, ForgetTiming, ForgetWarning, WholeWordMatcher,
+    CancelledForget, ForgetPlan, ForgetPreviewRow, ForgetProofList, ForgetQuery, ForgetReport,
+    ForgetSelection, ForgetService, ForgetSubject, ForgetTiming, ForgetWarning, ScheduledForgetReport,
+    WholeWordMatcher, subject_item,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -151,6 +152,17 @@ pub fn run(args: &ForgetArgs, env: &Env) -> Result<()> {
     let longer = longer.into_iter().take(20).map(sanitize_terminal_text).collect::<Vec<_>>().join(", ");
     let plans: Vec<ForgetPlan> = plans.into_iter().filter(|plan| !plan.rows.is_empty()).collect();
     if plans.is_empty() {
+        if let ForgetQuery::Part { matching: Some(words), .. } = &query
+            && args.everywhere
+            && args.yes
+            && !args.dry_run
+        {
+            let lines = service.forget_typed_lines(words)?;
+            if lines > 0 {
+                let text = format!("{} of the input history erased\n", pluralize(lines as u64, "line"));
+                return print_result(env, &json!({ "typed_lines": lines }), &text);
+            }
+        }
         match longer.as_str() {
             "" => bail!("nothing matches: nothing would be forgotten"),
             longer => bail!("no text contains that as whole words; longer words contain it: {longer}"),
@@ -180,7 +192,7 @@ pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
     let service = ForgetService::new(env);
     let erased = erase_due(&service).and_then(|due| {
         let old = match settings.lethe_enabled {
-            true => service.forget_by_age(&retention_policy(settings), now_millis())?,
+            true => count_erased(&service.forget_by_age(&retention_policy(settings), now_millis())?),
             false => 0,
         };
         Ok(due + old)
@@ -196,15 +208,19 @@ pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
 }
 
 fn erase_due(service: &ForgetService<'_>) -> Result<usize> {
-    match service.erase_due(now_millis())? {
-        (0, Some(error)) => Err(error.into()),
-        (erased, error) => {
-            if let Some(error) = error {
-                print_notice(&format!("not all text that is due was erased: {error}"));
-            }
-            Ok(erased)
-        }
+    let mut report = service.erase_due(now_millis())?;
+    match report.error.take() {
+        Some(error) if report.chunks == 0 => return Err(error.into()),
+        Some(error) => print_notice(&format!("not all text that is due was erased: {error}")),
+        None => {}
     }
+    Ok(count_erased(&report))
+}
+
+/// Prints the warnings of a report, and returns how many chunks were erased.
+fn count_erased(report: &ScheduledForgetReport) -> usize {
+    print_warnings(&report.warnings, &report.new_names);
+    report.chunks
 }
 
 fn retention_policy(settings: &Settings) -> RetentionPolicy {
@@ -226,7 +242,7 @@ fn forget_by_age(args: &ForgetArgs, env: &Env, service: &ForgetService<'_>) -> R
         }
         require_confirmation()?;
     }
-    print_erased(env, service.forget_by_age(&policy, now)?)
+    print_erased(env, count_erased(&service.forget_by_age(&policy, now)?))
 }
 
 fn cancel(args: &ForgetArgs, env: &Env, service: &ForgetService<'_>, names: &[String]) -> Result<()> {
@@ -236,7 +252,7 @@ fn cancel(args: &ForgetArgs, env: &Env, service: &ForgetService<'_>, names: &[St
         total.chunks += cancelled.chunks;
         total.memories += cancelled.memories;
     }
-    let text = format!("{} kept\n", paragraphs_and_memories(total.chunks, total.memories));
+    let text = format!("{} kept\n", list_counts(total.chunks, total.memories, 0));
     print_result(env, &json!({ "kept": total.chunks, "memories": total.memories }), &text)
 }
 
@@ -267,15 +283,16 @@ fn format_day(at: i64) -> String {
 }
 
 /// `3 paragraphs and 1 memory`.
-fn paragraphs_and_memories(paragraphs: usize, memories: usize) -> String {
+fn list_counts(paragraphs: usize, memories: usize, other_texts: usize) -> String {
     let memories = match memories {
         0 => None,
         1 => Some("1 memory".to_owned()),
         n => Some(format!("{n} memories")),
     };
-    let paragraphs =
-        (paragraphs > 0 || memories.is_none()).then(|| pluralize(paragraphs as u64, "paragraph"));
-    paragraphs.into_iter().chain(memories).collect::<Vec<_>>().join(" and ")
+    let others = (other_texts > 0).then(|| pluralize(other_texts as u64, "other text"));
+    let rest: Vec<String> = memories.into_iter().chain(others).collect();
+    let paragraphs = (paragraphs > 0 || rest.is_empty()).then(|| pluralize(paragraphs as u64, "paragraph"));
+    paragraphs.into_iter().chain(rest).collect::<Vec<_>>().join(" and ")
 }
 
 /// Some words of a text: those around a match, or the first.
@@ -298,17 +315,28 @@ fn print_erased(env: &Env, chunks: usize) -> Result<()> {
     print_result(env, &json!({ "forgotten": chunks }), &text)
 }
 
-fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Result<()> {
-    for warning in &report.warnings {
+fn print_warnings(warnings: &[ForgetWarning], new_names: &[(String, String)]) {
+    for warning in warnings {
         let hint = match warning {
-            ForgetWarning::Notes { .. } => "; look at them on the page, or with /notes",
+            ForgetWarning::Notes { .. } => {
+                "; look at them on the page, or with /notes; --matching erases them"
+            }
+            ForgetWarning::ClientSummaries { .. } => "; --matching erases them",
             ForgetWarning::Copies { .. } => "; --everywhere --matching erases it there too",
-            ForgetWarning::StoreBackup(_) | ForgetWarning::NotSearched(_) => "",
+            ForgetWarning::StoreBackup(_) | ForgetWarning::CaptureOutside(_) => "; delete it yourself",
+            ForgetWarning::ServerLog | ForgetWarning::NotSearched(_) => "",
         };
         print_notice(&format!("{warning}{hint}"));
     }
-    let ForgetReport { due_at, chunks, memories, tokens, .. } = report;
-    let what = format!("{}, {tokens} tokens", paragraphs_and_memories(*chunks, *memories));
+    for (_, new_name) in new_names {
+        print_notice(&format!("a conversation was named after the erased text: it is '{new_name}' now"));
+    }
+}
+
+fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Result<()> {
+    print_warnings(&report.warnings, &report.new_names);
+    let ForgetReport { due_at, chunks, memories, other_texts, tokens, .. } = report;
+    let what = format!("{}, {tokens} tokens", list_counts(*chunks, *memories, *other_texts));
     let text = match due_at {
         None => format!(
             "{what}: erased permanently; `halo forget --proofs` lists the proofs. Files that you exported are not changed\n"
@@ -325,8 +353,10 @@ fn print_report(env: &Env, plans: &[ForgetPlan], report: &ForgetReport) -> Resul
             )
         }
     };
-    let as_json =
-        json!({ "paragraphs": chunks, "memories": memories, "tokens": tokens, "now": due_at.is_none() });
+    let as_json = json!({
+        "paragraphs": chunks, "memories": memories, "other_texts": other_texts, "tokens": tokens,
+        "now": due_at.is_none(),
+    });
     print_result(env, &as_json, &text)
 }
 
@@ -341,6 +371,10 @@ fn print_preview(env: &Env, plans: &[ForgetPlan], matcher: Option<&WholeWordMatc
                 "conversation": row.conversation, "memory": memory.id, "text": row.text,
                 "pinned": memory.pinned, "edited": memory.edited,
             }),
+            ForgetSubject::Record(record) => json!({
+                "conversation": row.conversation, "record": record.describe(), "text": row.text,
+            }),
+            ForgetSubject::Name => json!({ "conversation": row.conversation, "name": row.text }),
         });
         return print_json(&Value::Array(values.collect()));
     }
@@ -352,6 +386,8 @@ fn print_preview(env: &Env, plans: &[ForgetPlan], matcher: Option<&WholeWordMatc
                 let edited = if memory.edited { " (edited)" } else { "" };
                 format!("memory {}{pinned}{edited}", memory.id)
             }
+            ForgetSubject::Record(record) => record.describe().to_owned(),
+            ForgetSubject::Name => "name".to_owned(),
         };
         let conversation = sanitize_terminal_text(&row.conversation);
         print_stdout(&format!("{conversation}  {subject}  {}\n", excerpt(&row.text, matcher)))?;
@@ -361,9 +397,10 @@ fn print_preview(env: &Env, plans: &[ForgetPlan], matcher: Option<&WholeWordMatc
     }
     let tokens: usize = rows.iter().map(|row| row.tokens).sum();
     let memories = rows.iter().filter(|row| row.subject.is_memory()).count();
+    let chunks = rows.iter().filter(|row| row.subject.is_chunk()).count();
     print_stdout(&format!(
         "{}, {tokens} tokens would be erased\n",
-        paragraphs_and_memories(rows.len() - memories, memories)
+        list_counts(chunks, memories, rows.len() - chunks - memories)
     ))
 }
 
@@ -374,9 +411,9 @@ fn print_pending(env: &Env, service: &ForgetService<'_>, names: &[String]) -> Re
             let chunks: Vec<String> = item.chunks.iter().map(|(id, _)| id.to_string()).collect();
             rows.push(json!({
                 "conversation": name, "due": item.due_at, "chunks": chunks, "memories": item.memories,
-                "all": item.whole_conversation,
+                "other_texts": item.other_texts, "all": item.whole_conversation,
             }));
-            let what = paragraphs_and_memories(item.chunks.len(), item.memories.len());
+            let what = list_counts(item.chunks.len(), item.memories.len(), item.other_texts);
             text += &format!("{}: {what} until {}\n", sanitize_terminal_text(name), format_day(item.due_at));
             for (id, chunk_text) in item.chunks.iter().take(20) {
                 text += &format!("    {id}  {}\n", excerpt(chunk_text, None));
@@ -418,13 +455,22 @@ fn print_by_age(env: &Env, service: &ForgetService<'_>, policy: &RetentionPolicy
 }
 
 fn print_proofs(service: &ForgetService<'_>, env: &Env, conversation: Option<&str>) -> Result<()> {
-    let mut proofs = service.proofs()?;
+    let ForgetProofList { path, mut proofs, unreadable_lines } = service.proofs()?;
     if let Some(name) = conversation {
+        let found = env.open_store_read_only()?.map(|mut store| store.find_conversation(name)).transpose()?;
+        // Earlier versions wrote the name.
+        let id = found.flatten().map(|summary| format!("conversation {}", summary.id));
         let is_of = |subject: &str| {
-            let item = subject.strip_prefix(name).and_then(|rest| rest.strip_prefix(' '));
-            item.is_some_and(|item| item.starts_with("memory ") || !item.contains(' '))
+            subject_item(subject, name).is_some()
+                || id.as_ref().is_some_and(|id| subject_item(subject, id).is_some())
         };
         proofs.retain(|(proof, _)| is_of(&proof.subject));
+    }
+    for line in unreadable_lines {
+        print_notice(&format!(
+            "line {line} of {} is no proof: writing it was interrupted, or it was changed",
+            path.display()
+        ));
     }
     if env.json {
         let rows = proofs.iter().map(|(proof, is_valid)| {

@@ -90,3 +90,18 @@ pub fn temp_dir() -> tempfile::TempDir {
 pub fn iterations(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
+
+/// The files below a folder that match, by their path and their bytes.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn files_with(folder: &Path, matches: impl Fn(&Path, &[u8]) -> bool + Copy) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok) {
+        let path = entry.path();
+        if path.is_dir() {
+            files.extend(files_with(&path, matches));
+        } else if matches(&path, &std::fs::read(&path).expect("the file is readable")) {
+            files.push(path);
+        }
+    }
+    files
+}

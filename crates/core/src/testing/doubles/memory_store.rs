@@ -2,11 +2,11 @@
 
 use crate::Error;
 use crate::change::Change;
-use crate::chunk_body::ChunkBody;
+use crate::chunk_body::{ChunkBody, checksum_bytes};
 use crate::conversation_copy::{self, TurnCopy};
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store,
+    RecordKind, StagedRecords, Store, conversation_id,
 };
 use crate::testing::stored_timeline::StoredTimeline;
 use crate::timeline::Timeline;
@@ -61,6 +61,7 @@ impl Store for InMemoryStore {
         let summary = |(name, stored): (&String, &InMemoryConversation)| {
             let timeline = stored.timeline.load()?;
             Ok(ConversationSummary {
+                id: conversation_id(checksum_bytes(name.as_bytes()), 0),
                 name: name.clone(),
                 model: stored.model.clone(),
                 created: 0,
