@@ -76,7 +76,8 @@ pub trait Backend: Send + Sync {
 
     fn settings(&self) -> Vec<Setting>;
 
-    /// Writes a value to the settings file; without a value, removes it from there.
+    /// Writes a value to the settings file; without a value, removes it from there. Refuses settings that clients may not
+    /// change.
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error>;
 }
 
@@ -140,8 +141,10 @@ pub struct Setting {
     pub value: String,
     /// Where the value comes from: default, settings file, environment or command line.
     pub origin: String,
-    /// Whether the command line or the environment sets it, which overrides the settings file.
+    /// Whether this API cannot change it.
     pub read_only: bool,
+    /// Why this API cannot change it, and who can; null if it can.
+    pub read_only_reason: Option<String>,
     /// Whether a new value is used only after a restart.
     pub needs_restart: bool,
 }

@@ -33,6 +33,7 @@ impl ErrorResponse {
         let kind = match status {
             StatusCode::NOT_FOUND => ErrorKind::NotFound,
             StatusCode::CONFLICT => ErrorKind::Conflict,
+            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => ErrorKind::Forbidden,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => ErrorKind::Busy,
             status if status.is_client_error() => ErrorKind::InvalidInput,
             _ => ErrorKind::Internal,
@@ -83,6 +84,7 @@ pub(crate) fn status_of(kind: ErrorKind) -> StatusCode {
         ErrorKind::InvalidInput | ErrorKind::ContextLengthExceeded => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::Conflict | ErrorKind::Cancelled => StatusCode::CONFLICT,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
         ErrorKind::Busy | ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Damaged | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }

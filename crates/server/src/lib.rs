@@ -38,4 +38,4 @@ pub use listen::{ListenOptions, serve};
 pub use mcp::serve_mcp_stdio;
 pub use otlp::TraceExporter;
 pub use router::routes;
-pub use tls::TlsConfig;
+pub use tls::{PemFile, TlsConfig};

@@ -4,11 +4,12 @@ use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder};
 use crate::env::{Env, create_private_dir};
 use crate::error::{error_kind, error_text};
+use crate::file::read_regular_file;
 use crate::output::print_notice;
 use crate::settings::load::SettingOrigin;
 use crate::settings::persist::write_setting;
 use crate::settings::value::AutoOr;
-use crate::settings::{KEYS, SettingKey, Settings};
+use crate::settings::{KEYS, SettingAccess, SettingKey, Settings};
 use crate::wiring;
 use anyhow::{Context, Result, bail};
 use halo_core::embedder::Embedder;
@@ -26,7 +27,7 @@ use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
-    App, AttentionCapture, Backend, ListenOptions, ModelDetails, ServerLimits, Setting, TlsConfig,
+    App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits, Setting, TlsConfig,
     TraceExporter,
 };
 use halo_worlds::agent_model::AgentModel;
@@ -59,7 +60,7 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
     let tls = match (&settings.server_cert, &settings.server_cert_key) {
         (AutoOr::Auto, AutoOr::Auto) => None,
         (AutoOr::Value(cert), AutoOr::Value(key)) => {
-            Some(TlsConfig::read(Path::new(&cert.0), Path::new(&key.0))?)
+            Some(TlsConfig::from_pem(&read_pem_file(&cert.0)?, &read_pem_file(&key.0)?)?)
         }
         _ => bail!("server.cert and server.cert_key must be set together"),
     };
@@ -135,6 +136,14 @@ fn max_open_conversations(requested: usize) -> usize {
     requested
 }
 
+fn read_pem_file(path: &str) -> Result<PemFile> {
+    let content = read_regular_file(Path::new(path), MAX_PEM_BYTES);
+    Ok(PemFile { path: path.into(), content: content.with_context(|| format!("reading {path} for TLS"))? })
+}
+
+/// A certificate chain has a few kilobytes.
+const MAX_PEM_BYTES: u64 = 1 << 20;
+
 fn trace_exporter(address: &str) -> Result<TraceExporter> {
     let poster =
         JsonPoster::new(address, "/v1/traces").context("server.otlp is not the URL of a collector")?;
@@ -202,8 +211,20 @@ impl CliBackend {
     }
 }
 
-/// Settings that cannot be changed over the API.
-const FILE_ONLY_SETTINGS: [&str; 1] = ["rooms.models"];
+/// Why the API cannot change a setting, if it cannot.
+fn read_only_reason(key: &SettingKey, origin: &SettingOrigin) -> Option<String> {
+    match (key.access, origin) {
+        (SettingAccess::ByHand, _) => Some(
+            "it decides who can reach the server, or names a file, an address or a model: set it in the settings file, \
+             in the environment or on the command line"
+                .into(),
+        ),
+        (SettingAccess::Http, SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) => Some(format!(
+            "it was set by the {origin} when the program was started, which overrides the settings file"
+        )),
+        (SettingAccess::Http, _) => None,
+    }
+}
 
 impl Backend for CliBackend {
     fn model(&self) -> Result<Box<dyn Model + Send>, Error> {
@@ -358,6 +379,7 @@ impl Backend for CliBackend {
         };
         let one = |key: &SettingKey| {
             let origin = loaded.origin(key.name);
+            let read_only_reason = read_only_reason(key, &origin);
             Setting {
                 key: key.name.to_owned(),
                 about: key.doc.split_whitespace().collect::<Vec<_>>().join(" "),
@@ -365,7 +387,8 @@ impl Backend for CliBackend {
                 choices: (key.choices)().into_iter().map(str::to_owned).collect(),
                 default: text(&defaults, key),
                 value: text(&loaded.settings, key),
-                read_only: matches!(origin, SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)),
+                read_only: read_only_reason.is_some(),
+                read_only_reason,
                 origin: match origin {
                     SettingOrigin::File(..) => "settings file".into(),
                     other => other.to_string(),
@@ -379,17 +402,17 @@ impl Backend for CliBackend {
     }
 
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
-        if FILE_ONLY_SETTINGS.contains(&key) {
-            let why = format!("{key} affects security: set it in the settings file or on the command line");
-            return Err(Error::invalid_input("setting", why));
-        }
+        let Some(setting) = KEYS.iter().find(|setting| setting.name == key) else {
+            return Err(Error::not_found("setting", format!("there is no setting {key}")));
+        };
         let _one_at_a_time = self.settings_lock.lock();
         let loaded = self.env.load_settings().map_err(backend_error("setting"))?;
-        if let origin @ (SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) = loaded.origin(key) {
-            let why = format!(
-                "{key} was set by the {origin} when the program was started, which overrides the settings file"
-            );
-            return Err(Error::invalid_input("setting", why));
+        if let Some(why) = read_only_reason(setting, &loaded.origin(key)) {
+            let kind = match setting.access {
+                SettingAccess::ByHand => ErrorKind::Forbidden,
+                SettingAccess::Http => ErrorKind::InvalidInput,
+            };
+            return Err(Error::new(kind, "setting", format!("{key} cannot be changed over the API: {why}")));
         }
         let file = self.env.settings_path();
         let file = file
@@ -400,7 +423,7 @@ impl Backend for CliBackend {
             .env
             .load_settings_with(new_value)
             .map_err(|why| Error::invalid_input("setting", error_text(&why)))?;
-        if let Some(why) = loaded.settings.startup_error() {
+        if let Some(why) = loaded.settings.window_error() {
             return Err(Error::invalid_input("setting", why));
         }
         write_setting(&file, key, value).map_err(backend_error("setting"))

@@ -39,6 +39,7 @@ impl OpenAiError {
             ErrorKind::Busy | ErrorKind::Unavailable => Some("overloaded"),
             ErrorKind::InvalidInput
             | ErrorKind::Conflict
+            | ErrorKind::Forbidden
             | ErrorKind::Cancelled
             | ErrorKind::Damaged
             | ErrorKind::Internal => None,

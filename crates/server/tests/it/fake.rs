@@ -479,17 +479,23 @@ impl Backend for FakeBackend {
                 default: default.to_owned(),
                 origin: if saved.is_some() { "settings file" } else { "default" }.to_owned(),
                 value: saved.unwrap_or_else(|| default.to_owned()),
-                read_only: key == READ_ONLY_SETTING,
+                read_only: key != MAX_TOKENS_SETTING,
+                read_only_reason: (key != MAX_TOKENS_SETTING).then(|| format!("{key} is set elsewhere")),
                 needs_restart: key.starts_with("model."),
             }
         };
-        [(MAX_TOKENS_SETTING, "32"), (READ_ONLY_SETTING, "8192")].map(setting).into()
+        [(MAX_TOKENS_SETTING, "32"), (READ_ONLY_SETTING, "8192"), (BY_HAND_SETTING, "auto")]
+            .map(setting)
+            .into()
     }
 
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
         let invalid = |message: String| Err(Error::invalid_input("setting", message));
         if key == READ_ONLY_SETTING {
             return invalid(format!("{key} was set on the command line"));
+        }
+        if key == BY_HAND_SETTING {
+            return Err(Error::forbidden("setting", format!("{key} can only be set by hand")));
         }
         let mut saved = self.saved_settings.lock().expect("the lock is not poisoned");
         match value {
@@ -505,6 +511,7 @@ impl Backend for FakeBackend {
 
 pub const MAX_TOKENS_SETTING: &str = "generation.max_tokens";
 pub const READ_ONLY_SETTING: &str = "model.context";
+pub const BY_HAND_SETTING: &str = "server.key";
 
 impl FakeBackend {
     fn saved_setting(&self, key: &str) -> Option<String> {

@@ -110,6 +110,8 @@ fn route_cases() -> Vec<RouteCase> {
                 && settings[0]["value"] == "32"
                 && settings[0]["origin"] == "default"
                 && settings[1]["read_only"] == true
+                && settings[0]["read_only_reason"].is_null()
+                && settings[1]["read_only_reason"] == "model.context is set elsewhere"
                 && settings[1]["needs_restart"] == true
         }),
         route("PUT", "/settings/{key}", "/settings/generation.max_tokens")
@@ -119,6 +121,8 @@ fn route_cases() -> Vec<RouteCase> {
             .refuses_body(json!({ "value": "0" }), 422, "generation.max_tokens is '0'")
             .refuses_body(json!({ "value": "many" }), 422, "generation.max_tokens is 'many'")
             .refuses("/settings/model.context", json!({ "value": "1" }), 422, "model.context")
+            .refuses("/settings/server.key", json!({ "value": "1" }), 403, "by hand")
+            .refuses("/settings/server.key", json!({ "value": null }), 403, "by hand")
             .refuses("/settings/nothing", json!({ "value": "1" }), 404, "there is no setting nothing"),
     ];
     cases.extend(query_cases());
