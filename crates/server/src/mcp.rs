@@ -231,7 +231,7 @@ impl McpServer {
 
     async fn append_text(&self, name: String, text: String) -> ApiResult<String> {
         let app = Arc::clone(&self.app);
-        let handle = spawn_blocking(move || app.open_or_create_conversation(&name)).await?;
+        let handle = spawn_blocking(move || app.open_or_create_conversation("conversation", &name)).await?;
         run_in_session(&handle, move |session| {
             if text.trim().is_empty() {
                 return Err(ErrorResponse::bad_request("the text is empty"));

@@ -52,6 +52,8 @@ fn current_gauges(app: &App) -> Registry {
         ("queued_requests", "Requests queued for the model", scheduler.queue_len()),
         ("busy", "Whether the model is generating", usize::from(scheduler.is_busy())),
         ("event_subscribers", "Subscribers of the event stream", app.events.subscriber_count()),
+        ("cached_states", "Conversations whose rendered state is cached", app.state_cache.len()),
+        ("cached_attention_tokens", "Tokens whose attention is cached", app.attention_cache.token_count()),
     ];
     for (name, help, value) in gauges {
         registry.register(name, help, ConstGauge::new(value as i64));

@@ -7,6 +7,7 @@ pub mod conversations;
 pub mod doctor;
 pub mod forget;
 pub mod import_export;
+pub mod key;
 pub mod manual_edit;
 pub mod memories;
 pub mod models;

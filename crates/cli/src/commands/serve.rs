@@ -27,8 +27,8 @@ use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
-    App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits, Setting, TlsConfig,
-    TraceExporter,
+    AddressRange, App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits,
+    Setting, TlsConfig, TraceExporter,
 };
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
@@ -82,6 +82,8 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         AutoOr::Auto => None,
         AutoOr::Value(address) => Some(trace_exporter(&address.0)?),
     };
+    let (max_open_conversations, max_connections) =
+        fit_to_open_files(settings.server_open.as_usize(), settings.server_connections.as_usize());
     let limits = ServerLimits {
         api_key: key,
         hosts: settings.server_hosts.0.clone(),
@@ -90,7 +92,10 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         requests_per_second: u32::try_from(settings.server_rate.0).unwrap_or(u32::MAX),
         max_queued: settings.server_queue.0 as usize,
         idle_timeout: Duration::from_secs(settings.server_idle.as_usize() as u64),
-        max_open_conversations: max_open_conversations(settings.server_open.as_usize()),
+        max_open_conversations,
+        max_connections,
+        max_connections_per_address: settings.server_connections_per_address.as_usize(),
+        trusted_proxies: parse_trusted_proxies(&settings.server_trusted_proxies.0)?,
         ..ServerLimits::default()
     };
     let app = App::new(Arc::new(CliBackend::new(env, settings)?), limits, traces);
@@ -114,12 +119,15 @@ pub fn run_mcp(env: &Env) -> Result<()> {
 /// Open files per conversation: its database with journal and shared memory, its lock, and the store's.
 const FILES_PER_CONVERSATION: u64 = 6;
 
-/// Open files for everything else: readers of the store, the model, the KV archive, connections.
-const RESERVED_FILES: u64 = 96;
+/// Open files for everything else: readers of the store, the model, the KV archive.
+const RESERVED_FILES: u64 = 64;
 
-/// How many conversations may be open at once: as many as requested, if the limit on open files allows it. The limit
-/// is raised to its maximum first.
-fn max_open_conversations(requested: usize) -> usize {
+/// Connections that are always possible.
+const MIN_CONNECTIONS: u64 = 32;
+
+/// How many conversations and connections may be open at once: as many as requested, if the limit on open files allows
+/// it. The limit is raised to its maximum first.
+fn fit_to_open_files(conversations: usize, connections: usize) -> (usize, usize) {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, getrlimit, setrlimit};
@@ -129,11 +137,29 @@ fn max_open_conversations(requested: usize) -> usize {
             tracing::debug!("the limit on open files cannot be raised: {why}");
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let fits = files.saturating_sub(RESERVED_FILES) / FILES_PER_CONVERSATION;
-        requested.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
+        let free = files.saturating_sub(RESERVED_FILES);
+        let fits = |files: u64| usize::try_from(files).unwrap_or(usize::MAX);
+        let conversations =
+            conversations.min(fits(free.saturating_sub(MIN_CONNECTIONS) / FILES_PER_CONVERSATION)).max(1);
+        let rest = free.saturating_sub(conversations as u64 * FILES_PER_CONVERSATION);
+        (conversations, connections.min(fits(rest.max(MIN_CONNECTIONS))))
     }
     #[cfg(not(unix))]
-    requested
+    (conversations, connections)
+}
+
+fn parse_trusted_proxies(texts: &[String]) -> Result<Vec<AddressRange>> {
+    let parse = |text: &String| {
+        let range = text.parse::<AddressRange>();
+        range.map_err(|_| {
+            let why = "it must be an IP address, or a range such as 10.0.0.0/8";
+            anyhow::Error::from(Error::invalid_input(
+                "reading server.trusted_proxies",
+                format!("'{text}': {why}"),
+            ))
+        })
+    };
+    texts.iter().map(parse).collect()
 }
 
 fn read_pem_file(path: &str) -> Result<PemFile> {

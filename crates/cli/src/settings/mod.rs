@@ -30,6 +30,8 @@ pub struct SettingKey {
     pub allowed: fn() -> String,
     /// Allowed words, if they are fixed.
     pub choices: fn() -> Vec<&'static str>,
+    /// Whether a value must not be printed.
+    pub is_secret: fn() -> bool,
     pub access: SettingAccess,
 }
 
@@ -110,6 +112,7 @@ macro_rules! define_settings {
             doc: concat!($($doc, "\n"),+),
             allowed: <$type as SettingValue>::allowed,
             choices: <$type as SettingValue>::choices,
+            is_secret: <$type as SettingValue>::is_secret,
             access: setting_access!($($access)?),
         },)+];
 
@@ -332,9 +335,17 @@ define_settings! {
     "server.origins" server_origins: ListSetting = ListSetting(Vec::new());
     /// Maximum size of a request body.
     "server.max_body" server_max_body: ByteSize = ByteSize(16 << 20);
-    /// Rate limit: requests per second and client address, loopback exempt; 0 disables it.
+    /// Rate limit: requests per second and client address, and four times as many in all with the same API key;
+    /// loopback exempt; 0 disables it.
     "server.rate" server_rate: IntInRange<0, 1_000_000> = IntInRange(50);
-    /// Maximum number of requests that wait for the model.
+    /// Maximum number of open connections. The system's limit on open files may allow fewer.
+    "server.connections" server_connections: IntInRange<1, 100_000> = IntInRange(2048);
+    /// Maximum number of open connections from one client address, trusted proxies exempt.
+    "server.connections_per_address" server_connections_per_address: IntInRange<1, 100_000> = IntInRange(512);
+    /// Addresses of reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`: requests from there count for the client that
+    /// `X-Forwarded-For` or `Forwarded` names.
+    "server.trusted_proxies" server_trusted_proxies: ListSetting = ListSetting(Vec::new());
+    /// Maximum number of requests that wait for the model, or for an earlier request in their conversation.
     "server.queue" server_queue: IntInRange<1, 10_000> = IntInRange(64);
     /// Seconds until an unused conversation, or a world without running heartbeats, is closed, so that another
     /// process can open it.

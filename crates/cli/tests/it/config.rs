@@ -157,8 +157,9 @@ fn settings_that_clients_may_change_are_listed() {
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition kv.mode \
         kv.ram kv.disk";
     let by_hand = "recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
-        server.cert_key server.hosts server.origins server.max_body server.rate server.queue \
-        server.idle server.open server.otlp";
+        server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
+        server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
+        server.otlp";
     let with_access = |access| KEYS.iter().filter(move |key| key.access == access).map(|key| key.name);
     assert_eq!(
         with_access(SettingAccess::Http).collect::<Vec<_>>(),
@@ -168,6 +169,41 @@ fn settings_that_clients_may_change_are_listed() {
         with_access(SettingAccess::ByHand).collect::<Vec<_>>(),
         by_hand.split_whitespace().collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn key_prints_a_new_key_that_the_server_accepts() {
+    let data = temp_dir();
+    let key = || {
+        let run = run_halo(data.path(), &["key"]);
+        assert_eq!((run.status, run.err.as_str()), (0, ""));
+        run.out.trim().to_owned()
+    };
+    let (one, other) = (key(), key());
+    assert!(one != other && one.len() == 43 && !one.contains(char::is_whitespace), "{one}");
+    let accepted = run_halo_with_env(data.path(), &["config"], &[("HALO_SERVER_KEY", one.as_ref())]);
+    assert_eq!(accepted.status, 0, "{}", accepted.err);
+    assert!(!accepted.out.contains(&one), "the key is not printed");
+    let short =
+        run_halo_with_env(data.path(), &["serve"], &[("HALO_SERVER_KEY", "short and secret".as_ref())]);
+    assert!(!short.err.contains("at least"), "sixteen characters are enough: {}", short.err);
+    let short = run_halo_with_env(data.path(), &["serve"], &[("HALO_SERVER_KEY", "short & secret".as_ref())]);
+    assert_eq!(short.status, 2, "{}", short.err);
+    assert!(
+        short.err.contains("at least 16 ASCII characters") && short.err.contains("`halo key`"),
+        "{}",
+        short.err
+    );
+    assert!(!short.err.contains("short & secret"), "{}", short.err);
+}
+
+#[test]
+fn trusted_proxies_must_be_addresses() {
+    for invalid in ["proxy.lan", "10.0.0.0/33", "10.0.0.1 10.0.0.2"] {
+        let run = run_halo(temp_dir().path(), &["serve", &format!("--set=server.trusted_proxies={invalid}")]);
+        assert_eq!(run.status, 2, "{}", run.err);
+        assert!(run.err.contains("server.trusted_proxies") && run.err.contains(invalid), "{}", run.err);
+    }
 }
 
 /// Reading a pipe would block for ever, and reading a device never end.

@@ -169,7 +169,7 @@ async fn forget(
     })
     .await?;
     if report.due_at.is_none() {
-        app.attention_cache.remove(&name);
+        app.drop_cached(&name);
         if erases_all {
             app.host.close(&name);
         }

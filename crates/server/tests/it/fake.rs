@@ -11,8 +11,8 @@ use halo_core::chunker::ChunkSize;
 use halo_core::context_window::ContextWindow;
 use halo_core::embedder::Embedder;
 use halo_core::model::{
-    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
-    StepFlow,
+    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint,
+    Prompt, Sampling, StepFlow,
 };
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::row_store::RowStore;
@@ -89,6 +89,16 @@ impl Model for FakeModel {
             known.ok_or_else(|| Error::invalid_input("detokenizing", format!("there is no token {}", id.0)))
         };
         ids.iter().map(text).collect()
+    }
+
+    /// Knows a schema by its type.
+    fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
+        let OutputConstraint::JsonSchema(schema) = constraint else { return Ok(()) };
+        let schema: Value = serde_json::from_str(schema).expect("the server has parsed it");
+        match schema["type"].as_str() {
+            Some("object" | "array") => Ok(()),
+            _ => Err(Error::invalid_input("compiling", "it has no known type")),
+        }
     }
 
     fn generate(

@@ -1,9 +1,11 @@
 //! `/health`, and the metrics in the text format of OpenMetrics.
 
 use crate::chat::chat_body;
-use crate::fake::FakeServer;
+use crate::fake::{FakeOptions, FakeServer};
+use halo_server::ServerLimits;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The samples of the metrics: name with labels, and value.
 async fn scrape(fake: &FakeServer) -> BTreeMap<String, f64> {
@@ -32,6 +34,44 @@ async fn health_names_model_and_version() {
     for (method, path) in [("POST", "/health"), ("POST", "/metrics"), ("DELETE", "/metrics")] {
         assert_eq!(fake.request(method, path, &[], "").await.status, 405, "{method} {path}");
     }
+}
+
+/// What is cached of a conversation leaves memory when it is closed, renamed or forgotten.
+#[tokio::test]
+async fn caches_drop_conversations_that_are_closed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let limits = ServerLimits { idle_timeout: Duration::from_millis(300), ..ServerLimits::default() };
+    let options = FakeOptions { attention: true, limits, ..FakeOptions::in_folder(folder.path()) };
+    let fake = FakeServer::with_options(options);
+    let cached = async || {
+        let samples = scrape(&fake).await;
+        (value(&samples, "halo_cached_states"), value(&samples, "halo_cached_attention_tokens"))
+    };
+    let wait_until_empty = async || {
+        for _ in 0..300 {
+            if cached().await == (0.0, 0.0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("still cached: {:?}", cached().await);
+    };
+    let talk = async || {
+        fake.script_answers(&["one two three"]);
+        assert_eq!(fake.chat(&chat_body(&["u Hello"]), Some("main")).await.status, 200);
+        assert_eq!(fake.halo_api("GET", "/conversations/main", None).await.0, 200);
+        assert_eq!(cached().await, (1.0, 3.0));
+    };
+    talk().await;
+    wait_until_empty().await;
+    talk().await;
+    let forget = json!({ "all": true, "now": true });
+    assert_eq!(fake.halo_api("POST", "/conversations/main/forget", Some(&forget)).await.0, 200);
+    assert_eq!(cached().await, (0.0, 0.0), "at once");
+    talk().await;
+    let name = json!({ "name": "other" });
+    assert_eq!(fake.halo_api("POST", "/conversations/main/rename", Some(&name)).await.0, 204);
+    wait_until_empty().await;
 }
 
 #[tokio::test]

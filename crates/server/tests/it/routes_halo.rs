@@ -384,6 +384,16 @@ fn command_cases() -> Vec<RouteCase> {
             .changes("/conversations/what%20if", |state| state["name"] == "what if" && state["tokens"] == 11)
             .refuses_body(json!({ "name": "main" }), 409, "'main' exists already")
             .refuses_body(json!({ "name": "" }), 400, "name")
+            .refuses_body(
+                json!({ "name": "world:new" }),
+                400,
+                "name: the name of the conversation begins with 'world:'",
+            )
+            .refuses_body(
+                json!({ "name": "ä".repeat(150) }),
+                400,
+                "name: the name of the conversation has 300 bytes",
+            )
             .refuses_body(json!({ "name": "new", "turn": 99 }), 422, "there is no turn 99"),
         route("POST", "/conversations/{name}/rename", "/conversations/main/rename")
             .body(json!({ "name": "other" }))
@@ -392,7 +402,8 @@ fn command_cases() -> Vec<RouteCase> {
                 list.as_array().is_some_and(|list| list.len() == 1) && list[0]["name"] == "other"
             })
             .refuses_body(json!({ "name": "main" }), 409, "'main' exists already")
-            .refuses_body(json!({ "name": "a\nb" }), 400, "name"),
+            .refuses_body(json!({ "name": "a\nb" }), 400, "name")
+            .refuses_body(json!({ "name": "a\u{202e}b" }), 400, "control character U+202E"),
         route("PUT", "/conversations/{name}/notes", "/conversations/main/notes")
             .body(json!({ "file": "notes.json", "text": "{\"town\":\"Bregenz\"}" }))
             .returns(204, Value::is_null)
@@ -425,7 +436,9 @@ fn world_cases() -> Vec<RouteCase> {
             })
             .changes("/worlds", |list| list[0]["name"] == "town" && list[0]["open"] == true)
             .refuses_body(json!({ "name": "village" }), 409, "village")
-            .refuses_body(json!({ "name": " town" }), 422, "a world's name has 1 to 60 characters")
+            .refuses_body(json!({ "name": " town" }), 400, "name: a world's name has 1 to 60 characters")
+            .refuses_body(json!({ "name": "\u{202e}town" }), 400, "name: a world's name has")
+            .refuses_body(json!({ "name": "world:town" }), 400, "name: a world's name has")
             .refuses_body(json!({ "name": "new", "file": "{" }), 422, "reading the world")
             .refuses_body(file(json!({ "agents": [] })), 400, "agents")
             .refuses_body(file(json!({ "agents": [{ "name": "Ada", "interval": 99 }] })), 400, "interval")
