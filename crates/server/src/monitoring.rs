@@ -1,7 +1,9 @@
 //! `/health`, and `/metrics` in the text format of OpenMetrics.
 
+use crate::access_control::KeyAccess;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
+use axum::Extension;
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
@@ -29,10 +31,13 @@ pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new().route("/health", get(health)).route("/metrics", get(metrics))
 }
 
-async fn health(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(
-        json!({ "status": "ok", "model": app.backend.model_info().name, "version": env!("CARGO_PKG_VERSION") }),
-    )
+async fn health(State(app): State<Arc<App>>, access: Option<Extension<KeyAccess>>) -> Json<Value> {
+    let mut health = json!({ "status": "ok" });
+    if access.is_some() {
+        health["model"] = app.backend.model_info().name.into();
+        health["version"] = env!("CARGO_PKG_VERSION").into();
+    }
+    Json(health)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> ApiResult<impl IntoResponse> {

@@ -36,6 +36,20 @@ async fn health_names_model_and_version() {
     }
 }
 
+#[tokio::test]
+async fn health_tells_model_and_version_only_with_the_key() {
+    let key = "a key of sixteen letters";
+    let limits = ServerLimits { api_key: Some(key.into()), ..ServerLimits::default() };
+    let fake = FakeServer::with_limits(limits);
+    let response = fake.get("/health").await;
+    assert_eq!((response.status, response.json()), (200, json!({ "status": "ok" })));
+    let response = fake.request("GET", "/health", &[("x-api-key", key)], "").await;
+    assert_eq!((response.status, &response.json()["model"]), (200, &json!("scripted")));
+    assert_eq!(response.json()["version"], env!("CARGO_PKG_VERSION"));
+    let response = fake.request("GET", "/health", &[("x-api-key", "a wrong key of mine")], "").await;
+    assert_eq!(response.status, 401, "it is no way to guess keys");
+}
+
 /// What is cached of a conversation leaves memory when it is closed, renamed or forgotten.
 #[tokio::test]
 async fn caches_drop_conversations_that_are_closed() {
