@@ -94,6 +94,8 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<ModelsCommand>,
     },
+    /// Print the licences of the third-party code in this program
+    Licenses,
     /// Replay an attention recording through scoring and pruning, without a model
     Replay(commands::replay::ReplayArgs),
 }
@@ -108,6 +110,7 @@ impl CliCommand {
             CliCommand::Rooms { .. } => CommandTopic::World,
             CliCommand::Config { .. }
             | CliCommand::Key
+            | CliCommand::Licenses
             | CliCommand::Doctor(_)
             | CliCommand::Models { .. }
             | CliCommand::Replay(_) => CommandTopic::Other,

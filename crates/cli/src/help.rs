@@ -18,7 +18,7 @@ const COMMAND_GROUPS: &[(&str, &[&str])] = &[
     ("Server", &["serve", "key", "mcp"]),
     ("Rooms of agents", &["rooms"]),
     ("Data", &["export", "import", "forget"]),
-    ("Diagnostics", &["config", "stats", "doctor", "capture", "replay"]),
+    ("Diagnostics", &["config", "stats", "doctor", "capture", "replay", "licenses"]),
 ];
 
 /// The command with its subcommands listed by group.

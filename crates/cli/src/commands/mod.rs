@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod forget;
 pub mod import_export;
 pub mod key;
+pub mod licenses;
 pub mod manual_edit;
 pub mod memories;
 pub mod models;

@@ -5,6 +5,7 @@ mod common;
 mod config;
 mod forget;
 mod help;
+mod licenses;
 mod models;
 mod replay;
 mod requirements;
