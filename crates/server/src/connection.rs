@@ -12,7 +12,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
@@ -81,6 +81,8 @@ struct ConnectionProgress {
     /// When the last part of the request arrived.
     last_received: Instant,
     half_closed: bool,
+    /// Waits for the end of the response, to read on.
+    reader: Option<Waker>,
 }
 
 /// Marks a request as being processed, until its response is sent or dropped.
@@ -93,6 +95,7 @@ impl ConnectionState {
             phase: RequestPhase::Idle,
             last_received,
             half_closed: false,
+            reader: None,
         })))
     }
 
@@ -106,8 +109,8 @@ impl ConnectionState {
         self.0.lock().last_received = Instant::now();
     }
 
-    /// Whether a client that sends no more gets its response all the same.
-    fn is_half_closed(&self) -> bool {
+    /// Whether a client that sends no more gets its response all the same. Then the reader is woken at its end.
+    fn is_half_closed(&self, reader: &Waker) -> bool {
         let mut progress = self.0.lock();
         let ends_with_request = progress.last_received.elapsed() < HALF_CLOSE_WINDOW;
         match progress.phase {
@@ -115,6 +118,7 @@ impl ConnectionState {
             RequestPhase::Waiting => progress.half_closed |= ends_with_request,
             RequestPhase::Responding { finite } => progress.half_closed |= finite,
         }
+        progress.reader = progress.half_closed.then(|| reader.clone());
         progress.half_closed
     }
 }
@@ -128,7 +132,11 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.0.lock().phase = RequestPhase::Idle;
+        let mut progress = self.0.0.lock();
+        progress.phase = RequestPhase::Idle;
+        if let Some(reader) = progress.reader.take() {
+            reader.wake();
+        }
     }
 }
 
@@ -154,8 +162,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfCloseStream<S> {
         let before = buf.filled().len();
         let result = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         let is_end = result.is_ok() && buf.filled().len() == before && buf.remaining() > 0;
-        // Nothing wakes the task for this read again; the response does, when it has something to send.
-        if is_end && self.state.is_half_closed() { Poll::Pending } else { Poll::Ready(result) }
+        if is_end && self.state.is_half_closed(cx.waker()) { Poll::Pending } else { Poll::Ready(result) }
     }
 }
 
@@ -308,22 +315,25 @@ mod tests {
     #[test]
     fn half_close_is_told_from_disconnect_by_its_time() {
         let state = ConnectionState::new();
-        assert!(!state.is_half_closed(), "between requests the client has closed the connection");
+        assert!(
+            !state.is_half_closed(Waker::noop()),
+            "between requests the client has closed the connection"
+        );
         let guard = state.begin_request();
         let progress = |change: fn(&mut ConnectionProgress)| change(&mut state.0.lock());
         progress(|p| p.last_received = Instant::now().checked_sub(HALF_CLOSE_WINDOW).expect("a while ago"));
-        assert!(!state.is_half_closed(), "long after the request, the client is gone");
+        assert!(!state.is_half_closed(Waker::noop()), "long after the request, the client is gone");
         state.record_received();
-        assert!(state.is_half_closed(), "with the end of the request");
+        assert!(state.is_half_closed(Waker::noop()), "with the end of the request");
         progress(|p| p.last_received = Instant::now().checked_sub(HALF_CLOSE_WINDOW).expect("a while ago"));
-        assert!(state.is_half_closed(), "and from then on");
+        assert!(state.is_half_closed(Waker::noop()), "and from then on");
         drop(guard);
-        assert!(!state.is_half_closed(), "the response is sent");
+        assert!(!state.is_half_closed(Waker::noop()), "the response is sent");
         let state = ConnectionState::new();
         let guard = state.begin_request();
         guard.begin_response(false);
-        assert!(!state.is_half_closed(), "an endless response ends when the client leaves");
+        assert!(!state.is_half_closed(Waker::noop()), "an endless response ends when the client leaves");
         guard.begin_response(true);
-        assert!(state.is_half_closed());
+        assert!(state.is_half_closed(Waker::noop()));
     }
 }

@@ -187,6 +187,23 @@ async fn half_closed_client_gets_its_whole_streamed_answer() {
     assert!(body.contains("data: [DONE]"), "{body}");
 }
 
+/// Nothing more can come on such a connection, although the client did not ask to close it.
+#[tokio::test]
+async fn half_closed_connection_is_closed_after_the_answer() {
+    let server = SocketServer::start(ServerLimits::default());
+    for (method, path, body) in
+        [("POST", "/v1/chat/completions", streamed_chat()), ("GET", "/health", String::new())]
+    {
+        let mut stream = server.connect().await;
+        let request = request(method, path, &[], &body).replace("connection: close\r\n", "");
+        stream.write_all(request.as_bytes()).await.expect("it is sent");
+        stream.shutdown().await.expect("the writing half is closed");
+        let started = Instant::now();
+        assert_eq!(read_response(stream).await.0, 200, "{path}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{path}: {:?}", started.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn half_close_in_the_middle_of_an_answer_changes_nothing() {
     let server = SocketServer::start(ServerLimits::default());
