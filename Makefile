@@ -12,7 +12,7 @@ endif
 LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
 	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
-.PHONY: help run chat check test soak setup models build fmt lint names deny doc unit clients ledger bench
+.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc unit clients ledger bench
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,6 +48,12 @@ build:
 	@scripts/setup run
 	@[ -e target/release/halo ] || echo "building: the first time takes about ten minutes on two cores and 2 GB of disk"
 	$(CARGO) build --release --locked --package halo
+
+dist: build ## the program with its licences and its software bill of materials (CycloneDX), in target/dist
+	@mkdir -p target/dist
+	@cp target/release/halo LICENSE-MIT LICENSE-APACHE THIRD_PARTY_LICENSES.md target/dist/
+	@scripts/sbom target/dist/halo.cdx.json
+	@ls target/dist
 
 fmt:
 	$(CARGO) fmt --all --check

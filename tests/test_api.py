@@ -297,6 +297,20 @@ def test_api_key_is_required(keyed):
     assert "a secret of ours" not in json.dumps(settings)
 
 
+def test_api_cannot_change_access_settings(small):
+    file = small.data / "config.toml"
+    before = file.read_bytes() if file.exists() else None
+    settings = small.halo("GET", "/settings")[1]
+    by_hand = [s["key"] for s in settings if "set it in the settings file" in (s["read_only_reason"] or "")]
+    assert {"server.key", "server.listen", "server.origins", "rooms.prompts", "rooms.models"} <= set(by_hand)
+    assert all(s["read_only"] for s in settings if s["key"] in by_hand)
+    for key in by_hand:
+        for value in ("auto", "x", "1", None):
+            status, result = small.halo("PUT", f"/settings/{key}", {"value": value})
+            assert status == 403 and f"{key} cannot be changed over the API" in result["error"], (key, result)
+    assert (file.read_bytes() if file.exists() else None) == before
+
+
 def test_listening_beyond_loopback_needs_a_key(tmp_path):
     with pytest.raises(AssertionError, match="set a key first"):
         Server(tmp_path, listen="0.0.0.0:0").start()

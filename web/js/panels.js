@@ -424,8 +424,9 @@ function settings(panel) {
       el(
         "p",
         { class: "quiet" },
-        `${setting.allowed} · default ${setting.default} · from ${setting.origin}${setting.read_only ? ", which overrides this page" : ""}${setting.needs_restart ? " · needs a restart" : ""}`,
+        `${setting.allowed} · default ${setting.default} · from ${setting.origin}${setting.needs_restart ? " · needs a restart" : ""}`,
       ),
+      setting.read_only ? el("p", { class: "quiet" }, `Read-only here: ${setting.read_only_reason}`) : null,
       errorLine,
     );
   };

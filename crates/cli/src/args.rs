@@ -28,6 +28,10 @@ pub enum CliCommand {
     ///
     /// MCP is the Model Context Protocol.
     Mcp,
+    /// Print a new random API key for the server
+    ///
+    /// Set it as HALO_SERVER_KEY, or as server.key in the settings file.
+    Key,
     /// Chat with the model in the terminal; a pipe sends one message per line
     Chat(commands::chat::ChatArgs),
     /// Chat and record the model's attention
@@ -90,6 +94,8 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<ModelsCommand>,
     },
+    /// Print the licences of the third-party code in this program
+    Licenses,
     /// Replay an attention recording through scoring and pruning, without a model
     Replay(commands::replay::ReplayArgs),
 }
@@ -103,6 +109,8 @@ impl CliCommand {
             CliCommand::Search(_) | CliCommand::Index(_) => CommandTopic::Search,
             CliCommand::Rooms { .. } => CommandTopic::World,
             CliCommand::Config { .. }
+            | CliCommand::Key
+            | CliCommand::Licenses
             | CliCommand::Doctor(_)
             | CliCommand::Models { .. }
             | CliCommand::Replay(_) => CommandTopic::Other,

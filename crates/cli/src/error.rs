@@ -65,7 +65,7 @@ pub fn error_text(error: &anyhow::Error) -> String {
 pub fn exit_status(kind: Option<ErrorKind>) -> u8 {
     match kind {
         None | Some(ErrorKind::Internal) => 1,
-        Some(ErrorKind::InvalidInput | ErrorKind::ContextLengthExceeded) => 2,
+        Some(ErrorKind::InvalidInput | ErrorKind::Forbidden | ErrorKind::ContextLengthExceeded) => 2,
         Some(ErrorKind::NotFound) => 3,
         Some(ErrorKind::Conflict) => 4,
         Some(ErrorKind::Busy) => 5,

@@ -15,10 +15,10 @@ const COMMAND_GROUPS: &[(&str, &[&str])] = &[
     ("Conversations", &["conversations", "show", "rename", "search", "index", "memories"]),
     ("Context", &["pin", "unpin", "prune", "resurrect", "merge", "delete", "undelete", "why"]),
     ("Models", &["models"]),
-    ("Server", &["serve", "mcp"]),
+    ("Server", &["serve", "key", "mcp"]),
     ("Rooms of agents", &["rooms"]),
     ("Data", &["export", "import", "forget"]),
-    ("Diagnostics", &["config", "stats", "doctor", "capture", "replay"]),
+    ("Diagnostics", &["config", "stats", "doctor", "capture", "replay", "licenses"]),
 ];
 
 /// The command with its subcommands listed by group.

@@ -6,6 +6,7 @@ pub mod commands;
 mod disk;
 pub mod env;
 pub mod error;
+mod file;
 pub mod help;
 pub mod models;
 pub mod output;

@@ -32,6 +32,8 @@ fn dispatch(cli: &Cli) -> Result<()> {
         }
         CliCommand::Config { command: None } => commands::config::print_settings(&env),
         CliCommand::Serve(options) => commands::serve::run(options, &env),
+        CliCommand::Key => commands::key::run(&env),
+        CliCommand::Licenses => commands::licenses::run(),
         CliCommand::Mcp => commands::serve::run_mcp(&env),
         CliCommand::Chat(options) => commands::chat::run(options, &env),
         CliCommand::Conversations => commands::conversations::list_conversations(&env),

@@ -61,6 +61,9 @@ impl ModelLibrary {
                 Ok(metadata) if metadata.is_dir() => {
                     bail!("{path} is a folder: name the model file in it")
                 }
+                Ok(metadata) if !metadata.is_file() => {
+                    bail!("{path} is a pipe or a device: name a model file")
+                }
                 Ok(_) => Ok(path.into()),
                 Err(error) => Err(error).with_context(|| format!("cannot open the model {path}")),
             },
@@ -251,7 +254,9 @@ fn embedder_dir_at(path: &str) -> Result<PathBuf> {
     let metadata = fs::metadata(path).with_context(|| format!("cannot open the embedding model {path}"))?;
     let folder = match (metadata.is_dir(), Path::new(path)) {
         (true, folder) if folder.join(ONNX_FILE).is_file() => folder,
-        (false, file) if file.ends_with(ONNX_FILE) => file.parent().context("a file lies in a folder")?,
+        (false, file) if metadata.is_file() && file.ends_with(ONNX_FILE) => {
+            file.parent().context("a file lies in a folder")?
+        }
         _ => bail!("{path} is not an embedding model: name a folder with a {ONNX_FILE} in it, or that file"),
     };
     Ok(folder.to_owned())

@@ -13,6 +13,8 @@ pub enum ErrorKind {
     NotFound,
     /// The request contradicts the current state: a name is taken, or the state has changed since it was read.
     Conflict,
+    /// The caller may not do this, whatever the values are.
+    Forbidden,
     /// Another user of the resource is active; the same request may succeed later.
     Busy,
     /// The tokens do not fit into the context window.
@@ -29,10 +31,11 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, for tests of exhaustive mappings.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::InvalidInput,
         Self::NotFound,
         Self::Conflict,
+        Self::Forbidden,
         Self::Busy,
         Self::ContextLengthExceeded,
         Self::Cancelled,
@@ -94,6 +97,8 @@ impl Error {
         not_found = NotFound;
         /// An error of the kind [`ErrorKind::Conflict`].
         conflict = Conflict;
+        /// An error of the kind [`ErrorKind::Forbidden`].
+        forbidden = Forbidden;
         /// An error of the kind [`ErrorKind::Busy`].
         busy = Busy;
         /// An error of the kind [`ErrorKind::ContextLengthExceeded`].

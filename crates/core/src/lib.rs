@@ -21,6 +21,7 @@ pub mod error;
 mod live_index;
 pub mod manual_edit;
 pub mod model;
+pub mod name;
 pub mod notation;
 pub mod prune;
 mod rebuild_log;

@@ -316,6 +316,15 @@ pub trait Model {
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error>;
 
+    /// Checks that [`Model::generate`] can follow a constraint, without waiting for the model.
+    ///
+    /// # Errors
+    /// When the constraint is invalid, or cannot be followed.
+    fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
+        let _ = constraint;
+        Ok(())
+    }
+
     /// Computes the KV cells of a window in advance, so that the next generation from it starts sooner.
     /// `listen` can stop it. A model without a KV cache does nothing.
     ///

@@ -4,7 +4,8 @@
 use halo_core::model::{CancelHandle, StepFlow};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Grants the model to one request at a time.
@@ -14,6 +15,20 @@ pub struct ModelScheduler {
     queue_changed: Condvar,
     /// Whether a request waits for the model while idle work uses it.
     idle_preempted: AtomicBool,
+    /// Places of requests that will wait for the model, but do something else first.
+    reserved: Arc<AtomicUsize>,
+}
+
+/// The place of a request that will wait for the model. It counts as queued until it is dropped: a request in a
+/// conversation waits for the jobs before it there, and then for the model.
+pub struct QueuePlace {
+    reserved: Arc<AtomicUsize>,
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Permits the use of the model until it is dropped.
@@ -148,9 +163,22 @@ impl ModelScheduler {
         }
     }
 
+    /// Requests that wait for the model, or will.
     #[must_use]
     pub fn queue_len(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock().waiting.len() + self.reserved.load(Ordering::SeqCst)
+    }
+
+    /// A place in the queue, if it is shorter than `max`; none if it is full.
+    #[must_use]
+    pub fn reserve_place(&self, max: usize) -> Option<QueuePlace> {
+        let queue = self.lock();
+        if queue.waiting.len() + self.reserved.load(Ordering::SeqCst) >= max {
+            return None;
+        }
+        self.reserved.fetch_add(1, Ordering::SeqCst);
+        drop(queue);
+        Some(QueuePlace { reserved: Arc::clone(&self.reserved) })
     }
 
     /// Whether the model is in use.
@@ -212,8 +240,17 @@ mod tests {
     }
 
     #[test]
+    fn scheduler_counts_reserved_places_as_queued() {
+        let scheduler = ModelScheduler::default();
+        let places: Vec<QueuePlace> = (0..3).filter_map(|_| scheduler.reserve_place(2)).collect();
+        assert_eq!((places.len(), scheduler.queue_len()), (2, 2));
+        drop(places);
+        assert_eq!(scheduler.queue_len(), 0);
+        assert!(scheduler.reserve_place(0).is_none());
+    }
+
+    #[test]
     fn scheduler_preempts_idle_work() {
-        use std::sync::Arc;
         let scheduler = ModelScheduler::default();
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancelled);

@@ -9,6 +9,7 @@ const MAX_TITLE_BYTES: usize = 160;
 #[must_use]
 pub fn conversation_title(message: &str) -> String {
     let text: String = message.chars().take(400).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let text = text.replace(is_invisible_control, "");
     let mut title: String = collapse_whitespace(&text).chars().take(MAX_TITLE_CHARS).collect();
     while title.len() > MAX_TITLE_BYTES {
         title.pop();
@@ -48,7 +49,7 @@ mod tests {
 
     #[test]
     fn title_is_the_first_words_of_a_message() {
-        assert_eq!(conversation_title("  Hello\n\tworld\u{1b} "), "Hello world");
+        assert_eq!(conversation_title("  Hello\n\tworld\u{1b} \u{202e}"), "Hello world");
         assert_eq!(conversation_title(&"word ".repeat(100)).chars().count(), 48);
         assert!(conversation_title(&"🌱".repeat(100)).len() <= MAX_TITLE_BYTES);
         assert_eq!(conversation_title(" \n "), "");

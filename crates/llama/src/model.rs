@@ -76,7 +76,14 @@ struct LlamaThread {
     /// The latest background job, which [`Model::cancel_handle`] cancels; 0 before the first.
     idle_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
+    compiler: SharedCompiler,
 }
+
+/// The compiler of constraints. It is created on first use, because most conversations need none.
+type SharedCompiler = Arc<Mutex<Option<GrammarCompiler>>>;
+
+/// The parser of JSON schemas recurses.
+const COMPILER_STACK_BYTES: usize = 64 << 20;
 
 enum LlamaJob {
     Generate { job_id: u64, request: Box<GenerateRequest>, steps: SyncSender<LlamaStep> },
@@ -184,12 +191,14 @@ impl LlamaThread {
     ) -> Result<Self, Error> {
         let canceller = Arc::clone(context.canceller());
         let (jobs, receiver) = channel();
+        let compiler = SharedCompiler::default();
+        let shared_compiler = Arc::clone(&compiler);
         let run = move || {
             let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
-            run_jobs(cache, &receiver);
+            run_jobs(cache, &receiver, &shared_compiler);
         };
-        // The parser of JSON schemas recurses.
-        let thread = std::thread::Builder::new().name("halo-model".into()).stack_size(64 << 20).spawn(run);
+        let builder = std::thread::Builder::new().name("halo-model".into());
+        let thread = builder.stack_size(COMPILER_STACK_BYTES).spawn(run);
         let thread = thread.map_err(|error| {
             Error::internal("starting the thread of the model", error.to_string()).with_source(error)
         })?;
@@ -199,6 +208,7 @@ impl LlamaThread {
             next_job: AtomicU64::new(1),
             idle_job: AtomicU64::new(0),
             thread: Mutex::new(Some(thread)),
+            compiler,
         })
     }
 
@@ -311,6 +321,18 @@ impl Model for Llama {
         Ok(text + &decoder.finish())
     }
 
+    fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
+        let compile = || compile_constraint(&self.weights, constraint, &self.worker.compiler).map(drop);
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, compile);
+            let thread = thread.map_err(|e| Error::internal(COMPILING, e.to_string()).with_source(e))?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::invalid_input(COMPILING, "the schema cannot be compiled")))
+        })
+    }
+
     fn generate(
         &mut self,
         prompt: &Prompt<'_>,
@@ -357,14 +379,13 @@ impl Model for Llama {
 }
 
 /// Runs jobs until all handles are dropped, then saves the cached KV cells.
-fn run_jobs(mut cache: KvCache, jobs: &Receiver<LlamaJob>) {
-    let mut compiler: Option<GrammarCompiler> = None;
+fn run_jobs(mut cache: KvCache, jobs: &Receiver<LlamaJob>, compiler: &SharedCompiler) {
     for job in jobs {
         match job {
             LlamaJob::Generate { job_id, request, steps } => {
                 cache.context().canceller().begin_job(job_id);
                 let end =
-                    catch_panic(&mut cache, |cache| generate_for_job(cache, &request, &mut compiler, &steps));
+                    catch_panic(&mut cache, |cache| generate_for_job(cache, &request, compiler, &steps));
                 cache.context().canceller().begin_job(0);
                 let _ = steps.send(LlamaStep::End(end));
             }
@@ -413,12 +434,12 @@ fn cache_error(error: KvCacheError) -> Error {
 fn generate_for_job(
     cache: &mut KvCache,
     request: &GenerateRequest,
-    compiler: &mut Option<GrammarCompiler>,
+    compiler: &SharedCompiler,
     steps: &SyncSender<LlamaStep>,
 ) -> Result<FinishReason, Error> {
     let grammar = match &request.sampling.constraint {
         None => None,
-        Some(constraint) => Some(compile_constraint(cache, constraint, compiler)?),
+        Some(constraint) => Some(compile_constraint(cache.context().weights(), constraint, compiler)?),
     };
     let canceller = Arc::clone(cache.context().canceller());
     let mut listener = |step: ModelStep<'_>| {
@@ -440,19 +461,21 @@ fn generate_for_job(
     generate(cache, request, grammar, &mut listener).map_err(cache_error)
 }
 
-/// Compiles a constraint. The compiler is created on first use, because most conversations need none.
+/// The operation in errors of constraints.
+const COMPILING: &str = "compiling the output constraint";
+
 fn compile_constraint(
-    cache: &mut KvCache,
+    weights: &ModelWeights,
     constraint: &OutputConstraint,
-    compiler: &mut Option<GrammarCompiler>,
+    compiler: &SharedCompiler,
 ) -> Result<GrammarMatcher, Error> {
-    const OPERATION: &str = "compiling the output constraint";
+    let mut compiler = compiler.lock();
     if compiler.is_none() {
-        let created = GrammarCompiler::new(cache.context().weights());
-        *compiler = Some(created.map_err(|why| Error::internal(OPERATION, why))?);
+        let created = GrammarCompiler::new(weights);
+        *compiler = Some(created.map_err(|why| Error::internal(COMPILING, why))?);
     }
     let compiler = compiler.as_ref().expect("created above");
-    compiler.compile(constraint).map_err(|why| Error::invalid_input(OPERATION, why))
+    compiler.compile(constraint).map_err(|why| Error::invalid_input(COMPILING, why))
 }
 
 /// The chat template of the file; where it has none that can be used, ChatML if the vocabulary has its tokens, else plain

@@ -33,7 +33,9 @@ pub use sse::{SseParser, SseTooLong};
 use address::{RemoteAddress, RemoteProtocol};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
-use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
+use halo_core::model::{
+    FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, Sampling, StepFlow,
+};
 use kobold::KoboldModel;
 use openai::OpenAiModel;
 
@@ -83,6 +85,10 @@ impl Model for RemoteModel {
             RemoteBackend::Kobold(kobold) => kobold.tokenize(text, special),
             RemoteBackend::OpenAi(_) => Ok(approximate_tokens(text)),
         }
+    }
+
+    fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
+        schema::parse_schema(constraint).map(drop)
     }
 
     fn generate(

@@ -1,6 +1,7 @@
-//! Access control: host names (against DNS rebinding), origins, the API key, and a rate limit per address.
+//! Access control: host names (against DNS rebinding), origins, the API key, and rate limits per address and per key.
 
 use crate::app::App;
+use crate::client_address::{client_address, client_network};
 use crate::error::ErrorResponse;
 use crate::metrics::ApiName;
 use axum::Router;
@@ -9,7 +10,8 @@ use axum::http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY,
     RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::request::Parts;
+use axum::http::{Extensions, HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
@@ -23,25 +25,69 @@ use tower_http::compression::CompressionLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::set_header::SetResponseHeaderLayer;
 
-/// The address of the client, an extension of the request.
+/// The address of the connection, an extension of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerIp(pub IpAddr);
 
-/// A token bucket for each address: tokens left, and when they were counted.
+/// An extension of requests that have the key, or need none because no key is set.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyAccess;
+
+/// What a rate limit counts.
+#[derive(PartialEq, Eq, Hash)]
+enum RateSubject {
+    Client(IpAddr),
+    Key,
+}
+
+/// A token bucket for each subject: tokens left, and when they were counted.
 #[derive(Default)]
-struct RateLimiter(Mutex<HashMap<IpAddr, (f64, Instant)>>);
+struct RateLimiter(Mutex<HashMap<RateSubject, (f64, Instant)>>);
+
+/// Slows down clients that send wrong keys. After a few of them, every key of that client is checked only after a while,
+/// and only some of them at the same time: right keys from the same address (behind a proxy, or on this machine) wait, but
+/// are not locked out.
+struct KeyGuessLimiter {
+    /// How long a key waits for its check after too many wrong ones.
+    delay: Duration,
+    clients: Mutex<HashMap<IpAddr, KeyGuesses>>,
+}
+
+struct KeyGuesses {
+    /// Wrong keys that the client may send without being slowed down.
+    left: f64,
+    counted_at: Instant,
+    /// Keys that wait for their check.
+    waiting: usize,
+}
+
+/// Wrong keys that are answered at once.
+const FREE_GUESSES: f64 = 20.0;
+
+/// Free guesses that a client gets back each second.
+const GUESSES_PER_SECOND: f64 = 0.5;
+
+const GUESS_DELAY: Duration = Duration::from_secs(1);
+
+/// How many keys of a client wait at once.
+const MAX_WAITING_GUESSES: usize = 8;
+
+/// How much more than one client all users of a key together may send.
+const KEY_RATE_FACTOR: f64 = 4.0;
 
 #[derive(Clone)]
 struct AccessGuard {
     app: Arc<App>,
     rate_limiter: Arc<RateLimiter>,
+    guess_limiter: Arc<KeyGuessLimiter>,
 }
 
 /// Wraps the routes, from the outside in: response headers, compression, host and origin, CORS, rate limit and key, body
 /// limit. CORS is inside of the check of the origin, so every origin that it sees is allowed; it is outside of the key, so
 /// a page can read why a request was rejected.
 pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
-    let guard = AccessGuard { app: Arc::clone(app), rate_limiter: Arc::default() };
+    let guess_limiter = Arc::new(KeyGuessLimiter { delay: GUESS_DELAY, clients: Mutex::default() });
+    let guard = AccessGuard { app: Arc::clone(app), rate_limiter: Arc::default(), guess_limiter };
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::mirror_request())
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
@@ -75,7 +121,7 @@ async fn check_host_and_origin(
         Some(rejection) => rejection_response(rejection, request.uri()),
         None => {
             // On this machine, compression costs more time than it saves.
-            if peer_ip(&request).is_some_and(|peer| peer.is_loopback()) {
+            if peer_ip(request.extensions()).is_some_and(|peer| peer.is_loopback()) {
                 request.headers_mut().remove(ACCEPT_ENCODING);
             }
             next.run(request).await
@@ -86,14 +132,18 @@ async fn check_host_and_origin(
 }
 
 async fn check_rate_and_key(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
-    match guard.reject_rate_or_key(&request) {
-        Some(rejection) => rejection_response(rejection, request.uri()),
-        None => next.run(request).await,
+    let (mut parts, body) = request.into_parts();
+    match guard.check_rate_and_key(&parts).await {
+        Err(rejection) => rejection_response(rejection, &parts.uri),
+        Ok(access) => {
+            access.map(|access| parts.extensions.insert(access));
+            next.run(Request::from_parts(parts, body)).await
+        }
     }
 }
 
-fn peer_ip(request: &Request) -> Option<IpAddr> {
-    request.extensions().get::<PeerIp>().map(|peer| peer.0)
+fn peer_ip(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<PeerIp>().map(|peer| peer.0)
 }
 
 /// A rejection in the format of the API that the request is for.
@@ -139,28 +189,50 @@ impl AccessGuard {
         None
     }
 
-    fn reject_rate_or_key(&self, request: &Request) -> Option<ErrorResponse> {
-        let (headers, path) = (request.headers(), request.uri().path());
+    /// Whether the request has the key or needs none; if not, it is for a part of the server that is public.
+    async fn check_rate_and_key(&self, request: &Parts) -> Result<Option<KeyAccess>, ErrorResponse> {
+        let (headers, path) = (&request.headers, request.uri.path());
         let limits = &self.app.limits;
-        if let Some(peer) = peer_ip(request).filter(|peer| !peer.is_loopback())
-            && limits.requests_per_second > 0
-            && !self.rate_limiter.try_acquire(peer, f64::from(limits.requests_per_second))
-        {
-            return Some(ErrorResponse::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too many requests: wait a second",
-            ));
+        let client =
+            peer_ip(&request.extensions).map(|peer| client_address(peer, headers, &limits.trusted_proxies));
+        let rate = f64::from(limits.requests_per_second);
+        // Programs on this machine are not limited.
+        let limited = client.filter(|client| rate > 0.0 && !client.is_loopback()).map(client_network);
+        if limited.is_some_and(|client| !self.rate_limiter.try_acquire(RateSubject::Client(client), rate)) {
+            return Err(too_many("too many requests: wait a second"));
         }
-        // The page contains no secrets, and asks the user for the key.
-        let public =
-            !path.starts_with("/api/") && !path.starts_with("/v1/") && !["/mcp", "/metrics"].contains(&path);
-        let key = limits.api_key.as_deref().filter(|_| !public)?;
-        if presented_key(headers).is_some_and(|presented| constant_time_eq(presented, key)) {
-            return None;
+        let Some(key) = limits.api_key.as_deref() else { return Ok(Some(KeyAccess)) };
+        let Some(presented) = presented_key(headers) else {
+            return if is_public(path) { Ok(None) } else { Err(unauthorized()) };
+        };
+        if path != HEALTH_PATH && is_public(path) {
+            return Ok(None);
         }
-        let message = "this server needs an API key: send it as `Authorization: Bearer KEY`";
-        Some(ErrorResponse::new(StatusCode::UNAUTHORIZED, message))
+        if !self.guess_limiter.check_key(client.map(client_network), presented, key).await? {
+            return Err(unauthorized());
+        }
+        if limited.is_some() && !self.rate_limiter.try_acquire(RateSubject::Key, rate * KEY_RATE_FACTOR) {
+            return Err(too_many("too many requests with this API key: wait a second"));
+        }
+        Ok(Some(KeyAccess))
     }
+}
+
+/// Public, but it tells more to clients that have the key.
+const HEALTH_PATH: &str = "/health";
+
+/// The page contains no secrets, and asks the user for the key.
+fn is_public(path: &str) -> bool {
+    !path.starts_with("/api/") && !path.starts_with("/v1/") && !["/mcp", "/metrics"].contains(&path)
+}
+
+fn unauthorized() -> ErrorResponse {
+    let message = "this server needs an API key: send it as `Authorization: Bearer KEY`";
+    ErrorResponse::new(StatusCode::UNAUTHORIZED, message)
+}
+
+fn too_many(message: &str) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, message)
 }
 
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
@@ -208,18 +280,93 @@ fn is_origin_allowed(origin: &str, host: &str, foreign_api: bool, origins: &[Str
 
 impl RateLimiter {
     /// Takes a token: `rate` of them per second, bursts of twice as many.
-    fn try_acquire(&self, address: IpAddr, rate: f64) -> bool {
+    fn try_acquire(&self, subject: RateSubject, rate: f64) -> bool {
         let now = Instant::now();
         let mut all = self.0.lock();
-        if all.len() > 10_000 {
-            all.retain(|_, (_, counted_at)| now.duration_since(*counted_at).as_secs() < 60);
+        if all.len() > MAX_REMEMBERED_CLIENTS {
+            // After two seconds without a request, a bucket is full again.
+            all.retain(|_, (_, counted_at)| now.duration_since(*counted_at).as_secs() < 2);
         }
-        let (left, counted_at) = all.entry(address).or_insert((rate * 2.0, now));
+        let (left, counted_at) = all.entry(subject).or_insert((rate * 2.0, now));
         *left = (*left + now.duration_since(*counted_at).as_secs_f64() * rate).min(rate * 2.0);
         *counted_at = now;
         let allowed = *left >= 1.0;
         *left -= f64::from(u8::from(allowed));
         allowed
+    }
+}
+
+/// Above this number of clients, those that are not limited are forgotten.
+const MAX_REMEMBERED_CLIENTS: usize = 10_000;
+
+impl KeyGuessLimiter {
+    /// Whether the presented key is the right one.
+    async fn check_key(
+        &self,
+        client: Option<IpAddr>,
+        presented: &str,
+        key: &str,
+    ) -> Result<bool, ErrorResponse> {
+        let Some(client) = client else { return Ok(constant_time_eq(presented, key)) };
+        if let Some(_waiting) = self.begin_check(client)? {
+            tokio::time::sleep(self.delay).await;
+        }
+        let is_right = constant_time_eq(presented, key);
+        if !is_right {
+            self.record_wrong_key(client);
+        }
+        Ok(is_right)
+    }
+
+    /// A guard for the time that the key has to wait, if it has to.
+    fn begin_check(&self, client: IpAddr) -> Result<Option<WaitingGuess<'_>>, ErrorResponse> {
+        let mut all = self.clients.lock();
+        let Some(guesses) = all.get_mut(&client) else { return Ok(None) };
+        guesses.refill();
+        if guesses.left >= 1.0 {
+            return Ok(None);
+        }
+        if guesses.waiting >= MAX_WAITING_GUESSES {
+            return Err(too_many("too many wrong API keys came from this address: wait a while"));
+        }
+        guesses.waiting += 1;
+        Ok(Some(WaitingGuess { limiter: self, client }))
+    }
+
+    fn record_wrong_key(&self, client: IpAddr) {
+        let mut all = self.clients.lock();
+        if all.len() > MAX_REMEMBERED_CLIENTS {
+            all.retain(|_, guesses| {
+                guesses.refill();
+                guesses.left < FREE_GUESSES || guesses.waiting > 0
+            });
+        }
+        let new = || KeyGuesses { left: FREE_GUESSES, counted_at: Instant::now(), waiting: 0 };
+        let guesses = all.entry(client).or_insert_with(new);
+        guesses.refill();
+        guesses.left = (guesses.left - 1.0).max(0.0);
+    }
+}
+
+impl KeyGuesses {
+    fn refill(&mut self) {
+        let now = Instant::now();
+        let gained = now.duration_since(self.counted_at).as_secs_f64() * GUESSES_PER_SECOND;
+        (self.left, self.counted_at) = ((self.left + gained).min(FREE_GUESSES), now);
+    }
+}
+
+/// A key that waits for its check; also one whose client has gone meanwhile.
+struct WaitingGuess<'a> {
+    limiter: &'a KeyGuessLimiter,
+    client: IpAddr,
+}
+
+impl Drop for WaitingGuess<'_> {
+    fn drop(&mut self) {
+        if let Some(guesses) = self.limiter.clients.lock().get_mut(&self.client) {
+            guesses.waiting -= 1;
+        }
     }
 }
 
@@ -266,10 +413,36 @@ mod tests {
 
     #[test]
     fn rate_limit_counts_each_address_alone() {
-        let (limiter, address) = (RateLimiter::default(), IpAddr::from([10, 0, 0, 1]));
-        let accepted = (0..100).filter(|_| limiter.try_acquire(address, 10.0)).count();
+        let limiter = RateLimiter::default();
+        let client = |last| RateSubject::Client(IpAddr::from([10, 0, 0, last]));
+        let accepted = (0..100).filter(|_| limiter.try_acquire(client(1), 10.0)).count();
         assert!((20..25).contains(&accepted), "a burst of twice the rate: {accepted}");
-        assert!(limiter.try_acquire(IpAddr::from([10, 0, 0, 2]), 10.0), "other addresses are not limited");
+        assert!(limiter.try_acquire(client(2), 10.0), "other addresses are not limited");
+        assert!(limiter.try_acquire(RateSubject::Key, 10.0), "and neither is the key");
+    }
+
+    #[tokio::test]
+    async fn wrong_keys_are_slowed_down_by_address() {
+        let delay = Duration::from_millis(200);
+        let limiter = KeyGuessLimiter { delay, clients: Mutex::default() };
+        let (attacker, other) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let check = async |client, key: &str| {
+            let started = Instant::now();
+            let result = limiter.check_key(Some(client), key, "right").await;
+            (result.map_err(|e| e.status().as_u16()), started.elapsed() >= delay)
+        };
+        for _ in 0..20 {
+            assert_eq!(check(attacker, "wrong").await, (Ok(false), false));
+        }
+        assert_eq!(check(attacker, "wrong").await, (Ok(false), true));
+        assert_eq!(check(attacker, "right").await, (Ok(true), true), "it waits, but is let in");
+        assert_eq!(check(other, "right").await, (Ok(true), false), "other addresses do not wait");
+        let many = (0..100).map(|_| check(attacker, "wrong"));
+        let results = futures_util::future::join_all(many).await;
+        let checked = results.iter().filter(|(result, _)| *result == Ok(false)).count();
+        let refused = results.iter().filter(|(result, _)| *result == Err(429)).count();
+        assert_eq!((checked, refused), (MAX_WAITING_GUESSES, 100 - MAX_WAITING_GUESSES));
+        assert_eq!(limiter.clients.lock()[&attacker].waiting, 0);
     }
 
     #[test]

@@ -14,11 +14,14 @@ use crate::store_probe::StoreProbe;
 use axum::http::StatusCode;
 use halo_core::Error;
 use halo_core::change::Change;
+use halo_core::name::is_invisible_control;
 use halo_core::store::{ConversationSummary, RecordKind, Store};
+use halo_engine::event::Event;
 use halo_engine::host::{ConversationHandle, ConversationHost, EventListener, HostLimits};
 use halo_engine::recorder::RecorderPurpose;
+use halo_engine::scheduler::QueuePlace;
 use halo_engine::session::MESSAGE_ID_KEY;
-use halo_engine::snapshot::{ConversationSnapshot, ConversationState};
+use halo_engine::snapshot::{ConversationSnapshot, ConversationState, SnapshotCell};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +35,7 @@ pub struct App {
     pub(crate) metrics: Metrics,
     pub(crate) completion_histories: CompletionHistories,
     pub(crate) attention_cache: AttentionCache,
-    pub(crate) state_cache: StateCache,
+    pub(crate) state_cache: Arc<StateCache>,
     pub(crate) worlds: OpenWorlds,
     pub(crate) store_probe: StoreProbe,
     pub(crate) dispatcher: ChatDispatcher,
@@ -41,6 +44,22 @@ pub struct App {
     undo_log: Mutex<UndoLog>,
     /// The latest messages that have a client's id: conversation and id.
     message_ids: Mutex<VecDeque<(String, String)>>,
+}
+
+/// Passes the events of conversations on, and drops what is cached of those that are closed.
+struct HostListener {
+    events: Arc<EventHub>,
+    state_cache: Arc<StateCache>,
+}
+
+impl EventListener for HostListener {
+    fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell) {
+        self.events.on_event(conversation, number, event, snapshot);
+    }
+
+    fn on_close(&self, _: &str) {
+        self.state_cache.remove_unused();
+    }
 }
 
 /// A conversation that is not open, as it was loaded last.
@@ -86,14 +105,26 @@ const MAX_UNDO_ENTRIES: usize = 256;
 
 const MAX_MESSAGE_IDS: usize = 1024;
 
-pub(crate) fn check_conversation_name(name: &str) -> ApiResult<()> {
-    let invalid = name.trim().is_empty() || name.chars().count() > 200 || name.chars().any(char::is_control);
-    if invalid {
-        return Err(ErrorResponse::bad_request(
-            "the name of a conversation must have 1 to 200 characters and no control characters",
-        ));
-    }
-    Ok(())
+/// The longest name that the store accepts.
+const MAX_NAME_BYTES: usize = 200;
+
+/// Checks the name of a new conversation, which a client gives in `field`. Everything that the store would refuse is
+/// refused here, before anything is stored.
+pub(crate) fn check_conversation_name(field: &str, name: &str) -> ApiResult<()> {
+    let problem = if name.trim().is_empty() {
+        "is empty".to_owned()
+    } else if name.len() > MAX_NAME_BYTES {
+        format!("has {} bytes; at most {MAX_NAME_BYTES} are allowed", name.len())
+    } else if name.trim() != name {
+        "begins or ends with a space".to_owned()
+    } else if let Some(c) = name.chars().find(|&c| is_invisible_control(c)) {
+        format!("has the invisible control character U+{:04X}", u32::from(c))
+    } else if name.starts_with("world:") {
+        "begins with 'world:', which is for worlds of rooms".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(ErrorResponse::bad_request(format!("{field}: the name of the conversation {problem}")))
 }
 
 impl App {
@@ -114,7 +145,9 @@ impl App {
         });
         let host_limits =
             HostLimits { idle_timeout: limits.idle_timeout, max_open: limits.max_open_conversations };
-        let host = ConversationHost::new(open, Arc::clone(&events) as Arc<dyn EventListener>, host_limits);
+        let state_cache = Arc::new(StateCache::default());
+        let listener = HostListener { events: Arc::clone(&events), state_cache: Arc::clone(&state_cache) };
+        let host = ConversationHost::new(open, Arc::new(listener), host_limits);
         Arc::new(Self {
             host,
             backend,
@@ -123,7 +156,7 @@ impl App {
             metrics: Metrics::default(),
             completion_histories: CompletionHistories::default(),
             attention_cache,
-            state_cache: StateCache::default(),
+            state_cache,
             worlds: OpenWorlds::default(),
             store_probe: StoreProbe::default(),
             dispatcher: ChatDispatcher::default(),
@@ -221,8 +254,18 @@ impl App {
             && self.with_reader(|store| store.find_conversation(name))?.is_none())
     }
 
-    pub(crate) fn open_or_create_conversation(&self, name: &str) -> ApiResult<Arc<ConversationHandle>> {
-        check_conversation_name(name)?;
+    /// Opens a conversation, or creates it with a name that a client gives in `field`.
+    pub(crate) fn open_or_create_conversation(
+        &self,
+        field: &str,
+        name: &str,
+    ) -> ApiResult<Arc<ConversationHandle>> {
+        if let Some(handle) = self.host.find_open(name) {
+            return Ok(handle);
+        }
+        if check_conversation_name(field, name).is_err() && self.is_name_free(name)? {
+            check_conversation_name(field, name)?;
+        }
         Ok(self.host.conversation(name)?)
     }
 
@@ -284,13 +327,21 @@ impl App {
         self.message_ids.lock().retain(|(name, other)| (name.as_str(), other.as_str()) != (conversation, id));
     }
 
-    pub(crate) fn check_queue_capacity(&self) -> ApiResult<()> {
-        let queued = self.host.scheduler().queue_len();
-        if queued >= self.limits.max_queued {
-            let message = format!("{queued} requests are queued for the model already; try again later");
-            return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message));
-        }
-        Ok(())
+    /// A place in the queue of the model, for a request that will wait there.
+    pub(crate) fn reserve_queue_place(&self) -> ApiResult<QueuePlace> {
+        let max = self.limits.max_queued;
+        self.host.scheduler().reserve_place(max).ok_or_else(|| {
+            let message = format!("{max} requests are queued for the model already; try again later");
+            ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        })
+    }
+
+    /// Drops what is cached under the name of a conversation that was erased or renamed.
+    pub(crate) fn drop_cached(&self, name: &str) {
+        self.attention_cache.remove(name);
+        self.state_cache.remove(name);
+        self.snapshots.lock().retain(|cached| cached.state.name != name);
+        self.undo_log.lock().entries.retain(|(_, conversation, _)| conversation != name);
     }
 
     /// Stops every answer, stores it, and closes all conversations.

@@ -1,4 +1,5 @@
-//! The attention of the tokens of the latest answers. Kept in memory: one answer per conversation, of the latest conversations.
+//! The attention of the tokens of the latest answers. Kept in memory: one answer per open conversation, of the latest
+//! conversations.
 
 use halo_core::Error;
 use halo_core::context_window::ContextWindow;
@@ -9,12 +10,20 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The attention of the latest answer of each conversation.
+/// The attention of the latest answer of each open conversation.
 #[derive(Clone, Default)]
-pub(crate) struct AttentionCache(Arc<Mutex<BTreeMap<String, CachedAnswerAttention>>>);
+pub(crate) struct AttentionCache(Arc<Mutex<CachedAnswers>>);
+
+#[derive(Default)]
+struct CachedAnswers {
+    by_name: BTreeMap<String, CachedAnswerAttention>,
+    last_recorder: u64,
+}
 
 #[derive(Default)]
 struct CachedAnswerAttention {
+    /// The recorder that has recorded it.
+    recorder: u64,
     /// Counts all answers; the smallest is the oldest.
     sequence: u64,
     turn: u32,
@@ -43,31 +52,64 @@ pub(crate) struct CachedTokenAttention {
 
 const MAX_ANSWERS: usize = 64;
 
+/// Tokens of one answer, and of all answers. A token takes about half a kilobyte.
+const MAX_ANSWER_TOKENS: usize = 16_384;
+const MAX_TOKENS: usize = 4 * MAX_ANSWER_TOKENS;
+
 /// Chunks and tokens that are kept per token of an answer.
 const TOP_ENTRIES: usize = 16;
 
-/// Records the answers of one conversation.
+/// Records the answers of one open conversation. They leave the cache with it, when the conversation is closed.
 pub(crate) struct AttentionCacheRecorder {
     cache: AttentionCache,
     name: String,
+    id: u64,
+}
+
+impl Drop for AttentionCacheRecorder {
+    fn drop(&mut self) {
+        let mut all = self.cache.0.lock();
+        // The conversation may be open again, with another recorder.
+        if all.by_name.get(&self.name).is_some_and(|answer| answer.recorder == self.id) {
+            all.by_name.remove(&self.name);
+        }
+    }
+}
+
+impl CachedAnswers {
+    fn remove_oldest(&mut self) {
+        let oldest = self.by_name.iter().min_by_key(|(_, answer)| answer.sequence);
+        let oldest = oldest.map(|(name, _)| name.clone());
+        oldest.and_then(|name| self.by_name.remove(&name));
+    }
+
+    fn token_count(&self) -> usize {
+        self.by_name.values().map(|answer| answer.tokens.len()).sum()
+    }
 }
 
 impl AttentionCache {
     pub fn recorder(&self, name: &str) -> Box<AttentionCacheRecorder> {
-        Box::new(AttentionCacheRecorder { cache: self.clone(), name: name.to_owned() })
+        let mut all = self.0.lock();
+        all.last_recorder += 1;
+        Box::new(AttentionCacheRecorder { cache: self.clone(), name: name.to_owned(), id: all.last_recorder })
     }
 
     /// The attention of the token at a position, if it belongs to the latest answer.
     pub fn get(&self, name: &str, position: Position) -> Option<CachedTokenAttention> {
         let all = self.0.lock();
-        let answer = all.get(name)?;
+        let answer = all.by_name.get(name)?;
         let nth = position.0.checked_sub(answer.first_position.0)?;
         answer.tokens.get(usize::try_from(nth).ok()?).cloned()
     }
 
+    pub fn token_count(&self) -> usize {
+        self.0.lock().token_count()
+    }
+
     /// Drops what is cached of a conversation.
     pub fn remove(&self, name: &str) {
-        self.0.lock().remove(name);
+        self.0.lock().by_name.remove(name);
     }
 }
 
@@ -85,8 +127,9 @@ impl AnswerRecorder for AttentionCacheRecorder {
         }
         let first_position = view.timeline().next_position();
         let mut all = self.cache.0.lock();
-        let sequence = all.values().map(|answer| answer.sequence).max().unwrap_or(0) + 1;
+        let sequence = all.by_name.values().map(|answer| answer.sequence).max().unwrap_or(0) + 1;
         let answer = CachedAnswerAttention {
+            recorder: self.id,
             sequence,
             turn: turn.0,
             system_prompt_len: prefix.len(),
@@ -95,16 +138,18 @@ impl AnswerRecorder for AttentionCacheRecorder {
             first_position,
             tokens: Vec::new(),
         };
-        all.insert(self.name.clone(), answer);
-        if all.len() > MAX_ANSWERS {
-            let oldest = all.iter().min_by_key(|(_, answer)| answer.sequence).map(|(name, _)| name.clone());
-            oldest.and_then(|name| all.remove(&name));
+        all.by_name.insert(self.name.clone(), answer);
+        while all.by_name.len() > MAX_ANSWERS || (all.by_name.len() > 1 && all.token_count() > MAX_TOKENS) {
+            all.remove_oldest();
         }
         Ok(())
     }
 
     fn record_token(&mut self, piece: &ModelToken, row: Option<&[f32]>) -> Result<(), Error> {
-        if let Some(answer) = self.cache.0.lock().get_mut(&self.name) {
+        let mut all = self.cache.0.lock();
+        if let Some(answer) = all.by_name.get_mut(&self.name)
+            && answer.tokens.len() < MAX_ANSWER_TOKENS
+        {
             let attention = answer.token_attention(piece, row.unwrap_or_default());
             answer.tokens.push(attention);
         }
@@ -154,6 +199,37 @@ mod tests {
     use super::*;
     use halo_core::notation;
     use halo_core::token::TokenId;
+
+    #[test]
+    fn attention_cache_is_bounded_and_drops_closed_conversations() {
+        let timeline = notation::read("u0.0:3*900").expect("a timeline");
+        let cache = AttentionCache::default();
+        let token = ModelToken { id: TokenId(1), text: "one".into() };
+        let open = |name: &str, tokens: usize| {
+            let mut recorder = cache.recorder(name);
+            recorder.begin_answer(TurnId(1), &[], timeline.context_window(1)).expect("the answer begins");
+            for _ in 0..tokens {
+                recorder.record_token(&token, None).expect("the token is recorded");
+            }
+            recorder
+        };
+        let is_cached = |name: &str| cache.get(name, Position(3)).is_some();
+        let first = open("main", 1);
+        // The conversation is opened again before the first recorder is dropped.
+        let second = open("main", 1);
+        drop(first);
+        assert!(is_cached("main"));
+        drop(second);
+        assert!(!is_cached("main"), "it was closed");
+        let many: Vec<_> = (0..MAX_ANSWERS + 5).map(|n| open(&n.to_string(), 1)).collect();
+        assert!(!is_cached("4") && is_cached("5"), "the oldest leave");
+        drop(many);
+        assert_eq!(cache.0.lock().by_name.len(), 0);
+        let long: Vec<_> = (0..6).map(|n| open(&n.to_string(), MAX_ANSWER_TOKENS + 10)).collect();
+        let kept = cache.0.lock().token_count();
+        assert!((MAX_TOKENS..=MAX_TOKENS + MAX_ANSWER_TOKENS).contains(&kept), "{kept}");
+        drop(long);
+    }
 
     #[test]
     fn attention_cache_reports_shares_by_chunk_and_token() {

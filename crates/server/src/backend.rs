@@ -1,5 +1,6 @@
 //! What the server is built on. It creates no model and opens no store itself: a [`Backend`] does.
 
+use crate::client_address::AddressRange;
 use halo_core::Error;
 use halo_core::embedder::Embedder;
 use halo_core::model::{Model, ModelInfo};
@@ -82,7 +83,8 @@ pub trait Backend: Send + Sync {
 
     fn settings(&self) -> Vec<Setting>;
 
-    /// Writes a value to the settings file; without a value, removes it from there.
+    /// Writes a value to the settings file; without a value, removes it from there. Refuses settings that clients may not
+    /// change.
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error>;
 }
 
@@ -146,8 +148,10 @@ pub struct Setting {
     pub value: String,
     /// Where the value comes from: default, settings file, environment or command line.
     pub origin: String,
-    /// Whether the command line or the environment sets it, which overrides the settings file.
+    /// Whether this API cannot change it.
     pub read_only: bool,
+    /// Why this API cannot change it, and who can; null if it can.
+    pub read_only_reason: Option<String>,
     /// Whether a new value is used only after a restart.
     pub needs_restart: bool,
 }
@@ -161,8 +165,16 @@ pub struct ServerLimits {
     /// Allowed origins, such as `https://chat.example`.
     pub origins: Vec<String>,
     pub max_body_bytes: usize,
-    /// Rate limit for each address except loopback; 0: no limit.
+    /// Rate limit for each address except loopback, and four times as much for each key; 0: no limit.
     pub requests_per_second: u32,
+    /// How many connections may be open.
+    pub max_connections: usize,
+    /// How many connections one client address may have, unless it is a trusted proxy.
+    pub max_connections_per_address: usize,
+    /// How long the body of a request may take, beyond the time that it takes at the lowest rate.
+    pub body_grace: Duration,
+    /// Proxies that report the addresses of their clients.
+    pub trusted_proxies: Vec<AddressRange>,
     /// How many requests may be queued for the model.
     pub max_queued: usize,
     /// How long an unused conversation or world stays open.
@@ -180,6 +192,10 @@ impl Default for ServerLimits {
             origins: Vec::new(),
             max_body_bytes: 16 << 20,
             requests_per_second: 50,
+            max_connections: 2048,
+            max_connections_per_address: 512,
+            body_grace: Duration::from_secs(10),
+            trusted_proxies: Vec::new(),
             max_queued: 64,
             idle_timeout: Duration::from_secs(600),
             max_open_conversations: 32,

@@ -40,12 +40,14 @@ pub(crate) fn complete(
     while_queued: &mut dyn FnMut(usize) -> StepFlow,
     on_step: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
 ) -> ApiResult<FinishReason> {
-    app.check_queue_capacity()?;
+    let place = app.reserve_queue_place()?;
     let mut model = app.backend.model()?;
     let context = model.info().context;
     check_prompt_len(request.ids.len(), context)?;
     let max_tokens = request.sampling.max_tokens.min(context - request.ids.len());
     let sampling = Sampling { max_tokens, ..request.sampling.clone() };
+    // From here on the scheduler counts it.
+    drop(place);
     let Some(_permit) = app.host.scheduler().acquire(&request.client, while_queued) else {
         return Err(ErrorResponse::new(StatusCode::CONFLICT, "cancelled while it was queued"));
     };

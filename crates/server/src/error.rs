@@ -1,5 +1,6 @@
 //! Errors as HTTP responses, and the extractors that produce them.
 
+use crate::connection::SlowBodyError;
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
@@ -33,6 +34,7 @@ impl ErrorResponse {
         let kind = match status {
             StatusCode::NOT_FOUND => ErrorKind::NotFound,
             StatusCode::CONFLICT => ErrorKind::Conflict,
+            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => ErrorKind::Forbidden,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => ErrorKind::Busy,
             status if status.is_client_error() => ErrorKind::InvalidInput,
             _ => ErrorKind::Internal,
@@ -83,6 +85,7 @@ pub(crate) fn status_of(kind: ErrorKind) -> StatusCode {
         ErrorKind::InvalidInput | ErrorKind::ContextLengthExceeded => StatusCode::UNPROCESSABLE_ENTITY,
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::Conflict | ErrorKind::Cancelled => StatusCode::CONFLICT,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
         ErrorKind::Busy | ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Damaged | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -117,9 +120,12 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
     async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
         let body = axum::body::Bytes::from_request(request, state);
         let late =
-            |_| ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time");
-        let bytes = tokio::time::timeout(BODY_TIMEOUT, body).await.map_err(late)?;
+            |()| ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the request body did not arrive in time");
+        let bytes = tokio::time::timeout(BODY_TIMEOUT, body).await.map_err(|_| late(()))?;
         let unreadable = |e: axum::extract::rejection::BytesRejection| {
+            if is_caused_by::<SlowBodyError>(&e) {
+                return late(());
+            }
             ErrorResponse::new(e.status(), format!("the request body cannot be read: {e}"))
         };
         let bytes = bytes.map_err(unreadable)?;
@@ -128,6 +134,11 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Js
         }
         spawn_blocking(move || parse_json(&bytes).map(Self)).await
     }
+}
+
+fn is_caused_by<E: std::error::Error + 'static>(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| cause.is::<E>())
 }
 
 /// Larger bodies are parsed on the pool for blocking work: a history of 100,000 messages would hold up other requests.

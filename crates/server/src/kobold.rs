@@ -218,19 +218,25 @@ impl KoboldGenerateRequest {
     }
 }
 
+/// The tokens of a request, if the model has all of them.
+fn parse_token_ids(app: &App, field: &str, ids: impl IntoIterator<Item = u32>) -> ApiResult<Vec<TokenId>> {
+    let vocab_size = app.backend.model_details().vocab_size;
+    let parse = |id: u32| match vocab_size > 0 && id as usize >= vocab_size {
+        true => Err(ErrorResponse::bad_request(format!(
+            "{field}: there is no token {id}: the vocabulary of the model has {vocab_size}"
+        ))),
+        false => Ok(TokenId(id)),
+    };
+    ids.into_iter().map(parse).collect()
+}
+
 /// A prompt that is sent as text is tokenized here.
 async fn completion_request(app: &Arc<App>, body: &KoboldGenerateRequest) -> ApiResult<CompletionRequest> {
     let sampling = body.sampling(&app.backend.rules().sampling)?;
     let ids = if body.input_ids.is_empty() {
         tokenize_text(Arc::clone(app), body.prompt.clone()).await?.iter().map(|token| token.id).collect()
     } else {
-        let vocab_size = app.backend.model_details().vocab_size;
-        let is_unknown = |&&id: &&u32| vocab_size > 0 && id as usize >= vocab_size;
-        if let Some(id) = body.input_ids.iter().find(is_unknown) {
-            let message = format!("there is no token {id}: the vocabulary of the model has {vocab_size}");
-            return Err(ErrorResponse::bad_request(message));
-        }
-        body.input_ids.iter().map(|&id| TokenId(id)).collect()
+        parse_token_ids(app, "input_ids", body.input_ids.iter().copied())?
     };
     let attention = AttentionRequest {
         answer: body.output_attentions,
@@ -380,7 +386,8 @@ async fn preview(
         .completion_histories
         .last_window()
         .ok_or_else(|| ErrorResponse::bad_request("No cached context available"))?;
-    ids.extend(body.append_tokens.iter().map(|token| TokenId(token.token_id)));
+    let appended = body.append_tokens.iter().map(|token| token.token_id);
+    ids.extend(parse_token_ids(&app, "append_tokens", appended)?);
     let defaults = app.backend.rules().sampling;
     let sampling = Sampling {
         max_tokens: body.max_tokens.clamp(1, 256),

@@ -6,8 +6,10 @@ mod app;
 mod attention_cache;
 mod backend;
 mod chat_dispatcher;
+mod client_address;
 mod completion;
 mod completion_history;
+mod connection;
 mod error;
 mod events;
 mod halo;
@@ -35,9 +37,10 @@ pub use app::App;
 pub use backend::{
     AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
 };
+pub use client_address::{AddressRange, AddressRangeError};
 pub use halo::capture_folder_names;
 pub use listen::{ListenOptions, serve};
 pub use mcp::serve_mcp_stdio;
 pub use otlp::TraceExporter;
 pub use router::routes;
-pub use tls::TlsConfig;
+pub use tls::{PemFile, TlsConfig};

@@ -2,6 +2,9 @@
 
 use crate::access_control::PeerIp;
 use crate::app::App;
+use crate::backend::ServerLimits;
+use crate::client_address::is_trusted;
+use crate::connection::{ConnectionCounter, ConnectionState, GuardedBody, HalfCloseStream, PacedBody};
 use crate::router::routes;
 use crate::tls::TlsConfig;
 use axum::Router;
@@ -9,11 +12,12 @@ use halo_core::Error;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
@@ -28,10 +32,11 @@ pub struct ListenOptions {
 /// How long the TLS handshake and the request headers may take.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The one response that never ends.
+const EVENTS_PATH: &str = "/api/halo/v1/events";
+
 /// How long open connections may take to finish on shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
-
-const MAX_CONNECTIONS: usize = 2048;
 
 /// Serves until a shutdown signal; then running answers are stopped and stored.
 pub fn serve(app: &Arc<App>, options: ListenOptions) -> Result<(), Error> {
@@ -57,7 +62,7 @@ pub fn serve(app: &Arc<App>, options: ListenOptions) -> Result<(), Error> {
     runtime.block_on(async {
         let (shutdown, stopped) = watch::channel(false);
         tokio::select! {
-            () = accept_connections(&listener, options.tls.as_ref(), &router, &stopped) => {}
+            () = accept_connections(&listener, options.tls.as_ref(), &router, &app.limits, &stopped) => {}
             () = shutdown_signal() => {}
         }
         drop(listener);
@@ -81,27 +86,37 @@ async fn accept_connections(
     listener: &TcpListener,
     tls: Option<&TlsConfig>,
     router: &Router,
+    limits: &ServerLimits,
     stopped: &watch::Receiver<bool>,
 ) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(limits.max_connections));
+    let counter = ConnectionCounter::new(limits.max_connections_per_address);
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
+                let is_proxy = is_trusted(peer.ip(), &limits.trusted_proxies);
+                let own_slot = counter.open(peer.ip());
+                if own_slot.is_none() && !is_proxy {
+                    refuse_connection(&stream, peer, tls.is_some());
+                    continue;
+                }
                 let (router, stopped, tls) = (router.clone(), stopped.clone(), tls.cloned());
+                let body_grace = limits.body_grace;
+                let context = ConnectionContext { peer, router, body_grace, stopped };
                 tokio::spawn(async move {
                     let _ = stream.set_nodelay(true);
                     match tls {
-                        None => serve_connection(stream, peer, router, stopped).await,
+                        None => serve_connection(stream, context).await,
                         Some(TlsConfig(acceptor)) => {
                             match timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await {
-                                Ok(Ok(stream)) => serve_connection(stream, peer, router, stopped).await,
+                                Ok(Ok(stream)) => serve_connection(stream, context).await,
                                 Ok(Err(e)) => tracing::debug!("TLS handshake with {peer} failed: {e}"),
                                 Err(_) => tracing::debug!("TLS handshake with {peer} timed out"),
                             }
                         }
                     }
-                    drop(slot);
+                    drop((slot, own_slot));
                 });
             }
             // Mostly too many open files, which is temporary.
@@ -113,16 +128,40 @@ async fn accept_connections(
     }
 }
 
-async fn serve_connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
+/// Tells a client that it has too many connections, if that can be done at once.
+fn refuse_connection(stream: &TcpStream, peer: SocketAddr, tls: bool) {
+    tracing::debug!("refused a connection from {peer}: it has too many");
+    if !tls {
+        let body = r#"{"error":"too many connections from this address: close some, or try again later"}"#;
+        let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
+        let _ =
+            stream.try_write(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+    }
+}
+
+/// What a connection is served with.
+struct ConnectionContext {
     peer: SocketAddr,
     router: Router,
-    mut stopped: watch::Receiver<bool>,
-) {
+    body_grace: Duration,
+    stopped: watch::Receiver<bool>,
+}
+
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, context: ConnectionContext) {
+    let ConnectionContext { peer, router, body_grace, mut stopped } = context;
+    let state = ConnectionState::new();
+    let stream = HalfCloseStream::new(stream, Arc::clone(&state));
     let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(PeerIp(peer.ip()));
-        let router = router.clone();
-        async move { tower::ServiceExt::oneshot(router, request).await }
+        let (router, guard) = (router.clone(), state.begin_request());
+        let is_finite = request.uri().path() != EVENTS_PATH;
+        let paced = |body| PacedBody::new(body, Arc::clone(&state), body_grace);
+        let request = request.map(|body| axum::body::Body::new(paced(body)));
+        async move {
+            let response = tower::ServiceExt::oneshot(router, request).await?;
+            guard.begin_response(is_finite);
+            Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, guard)))
+        }
     });
     let mut connection = std::pin::pin!(
         http1::Builder::new()

@@ -59,9 +59,20 @@ pub fn serve_mcp_stdio(app: &Arc<App>) -> Result<(), Error> {
 struct McpToolSpec {
     name: &'static str,
     description: &'static str,
-    read_only: bool,
+    effect: ToolEffect,
     arguments: &'static [McpArgument],
     required: &'static [&'static str],
+}
+
+/// What a tool does to what is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ToolEffect {
+    Reads,
+    Adds,
+    /// It changes flags of text; a second call changes nothing.
+    Marks,
+    /// What was there before is lost.
+    Replaces,
 }
 
 struct McpArgument {
@@ -83,7 +94,7 @@ const TOOLS: [McpToolSpec; 5] = [
     McpToolSpec {
         name: "recall",
         description: "Searches a conversation by meaning and by words, in and out of the context window.",
-        read_only: true,
+        effect: ToolEffect::Reads,
         arguments: &[
             argument("query", "string", "What to search for"),
             CONVERSATION,
@@ -94,14 +105,14 @@ const TOOLS: [McpToolSpec; 5] = [
     McpToolSpec {
         name: "remember",
         description: "Stores a text in a conversation, word for word, so that it can be recalled later.",
-        read_only: false,
+        effect: ToolEffect::Adds,
         arguments: &[argument("text", "string", "The text to store"), CONVERSATION],
         required: &["text"],
     },
     McpToolSpec {
         name: "pin",
         description: "Pins a paragraph, so that it is never pruned from the context window of the conversation.",
-        read_only: false,
+        effect: ToolEffect::Marks,
         arguments: &[CHUNK, CONVERSATION],
         required: &["chunk"],
     },
@@ -109,14 +120,14 @@ const TOOLS: [McpToolSpec; 5] = [
         name: "resurrect",
         description: "Puts a pruned paragraph back at its own position in the context window, pinned, with the paragraphs that it \
                       depends on.",
-        read_only: false,
+        effect: ToolEffect::Marks,
         arguments: &[CHUNK, CONVERSATION],
         required: &["chunk"],
     },
     McpToolSpec {
         name: "notes",
         description: "Reads the notes of a conversation, a JSON document; with 'text', replaces them.",
-        read_only: false,
+        effect: ToolEffect::Replaces,
         arguments: &[argument("text", "string", "The new notes, as JSON"), CONVERSATION],
         required: &[],
     },
@@ -133,8 +144,9 @@ impl McpToolSpec {
         let schema = schema.as_object().cloned().unwrap_or_default();
         let mut tool = Tool::new(self.name, self.description, Arc::new(schema));
         let mut hints = ToolAnnotations::new();
-        hints.read_only_hint = Some(self.read_only);
-        hints.destructive_hint = Some(false);
+        hints.read_only_hint = Some(self.effect == ToolEffect::Reads);
+        hints.destructive_hint = Some(self.effect == ToolEffect::Replaces);
+        hints.idempotent_hint = Some(self.effect != ToolEffect::Adds);
         hints.open_world_hint = Some(false);
         tool.annotations = Some(hints);
         tool
@@ -231,7 +243,7 @@ impl McpServer {
 
     async fn append_text(&self, name: String, text: String) -> ApiResult<String> {
         let app = Arc::clone(&self.app);
-        let handle = spawn_blocking(move || app.open_or_create_conversation(&name)).await?;
+        let handle = spawn_blocking(move || app.open_or_create_conversation("conversation", &name)).await?;
         run_in_session(&handle, move |session| {
             if text.trim().is_empty() {
                 return Err(ErrorResponse::bad_request("the text is empty"));

@@ -1,7 +1,9 @@
 //! `/health` with `/health/live` and `/health/ready`, and `/metrics` in the text format of OpenMetrics.
 
+use crate::access_control::KeyAccess;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
+use axum::Extension;
 use axum::Json;
 use axum::Router;
 use axum::extract::State;
@@ -41,13 +43,17 @@ async fn live() -> Json<Value> {
 }
 
 /// Requests can be served: the model is loaded, and the store answers.
-async fn ready(State(app): State<Arc<App>>) -> Response {
+async fn ready(State(app): State<Arc<App>>, access: Option<Extension<KeyAccess>>) -> Response {
     if !is_store_available(&app).await {
         let body = json!({ "status": "unavailable", "error": "the store does not answer; the log says why" });
         return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
     }
-    let model = app.backend.model_info().name;
-    Json(json!({ "status": "ok", "model": model, "version": env!("CARGO_PKG_VERSION") })).into_response()
+    let mut health = json!({ "status": "ok" });
+    if access.is_some() {
+        health["model"] = app.backend.model_info().name.into();
+        health["version"] = env!("CARGO_PKG_VERSION").into();
+    }
+    Json(health).into_response()
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> ApiResult<impl IntoResponse> {
@@ -67,6 +73,8 @@ fn current_gauges(app: &App) -> Registry {
         ("queued_requests", "Requests queued for the model", scheduler.queue_len()),
         ("busy", "Whether the model is generating", usize::from(scheduler.is_busy())),
         ("event_subscribers", "Subscribers of the event stream", app.events.subscriber_count()),
+        ("cached_states", "Conversations whose rendered state is cached", app.state_cache.len()),
+        ("cached_attention_tokens", "Tokens whose attention is cached", app.attention_cache.token_count()),
     ];
     for (name, help, value) in gauges {
         registry.register(name, help, ConstGauge::new(value as i64));

@@ -37,11 +37,39 @@ pub(crate) fn open_lock_file(path: &Path, name: &str) -> Result<File, SqlError> 
     let mut folder = OsString::from(path);
     folder.push("-locks");
     let folder = PathBuf::from(folder);
-    let opened = fs::create_dir_all(&folder).and_then(|()| {
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(folder.join(name))
-    });
-    opened.map_err(|e| io_error(&e, &folder))
+    create_private_folder(&folder).map_err(|e| io_error(&e, &folder))?;
+    let file_path = folder.join(name);
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(&file_path).map_err(|e| io_error(&e, &file_path))?;
+    make_private(&file);
+    Ok(file)
 }
+
+fn create_private_folder(folder: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+/// Takes the permissions of all others from a lock file of an earlier version: another user who can open it can lock it,
+/// and so keep its owner out.
+#[cfg(unix)]
+fn make_private(file: &File) {
+    use std::os::unix::fs::PermissionsExt;
+    let Ok(permissions) = file.metadata().map(|metadata| metadata.permissions()) else { return };
+    if permissions.mode() & 0o077 != 0 {
+        // It fails if the file belongs to somebody else, who may lock it anyway.
+        let _ = file.set_permissions(fs::Permissions::from_mode(0o600));
+    }
+}
+
+#[cfg(not(unix))]
+fn make_private(_: &File) {}
 
 /// Keeps other programs from locking conversations of a database file while it is replaced.
 pub(crate) fn lock_exclusive(path: &Path) -> Result<File, SqlError> {
@@ -70,4 +98,28 @@ pub(crate) fn remove_database_files(path: &Path) {
 pub(crate) fn unused_sibling_path(path: &Path, what: &str) -> PathBuf {
     let named = |n: u32| PathBuf::from(format!("{}.{what}-{n}", path.display()));
     (1..).map(named).find(|p| !p.exists()).unwrap_or_else(|| named(0))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn lock_files_are_private() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let database = folder.path().join("halo.db");
+        let mode = |path: &Path| fs::metadata(path).expect("the file is there").permissions().mode() & 0o777;
+        let (locks, file) = (folder.path().join("halo.db-locks"), folder.path().join("halo.db-locks/in-use"));
+        drop(open_lock_file(&database, "in-use").expect("it opens"));
+        assert_eq!((mode(&locks), mode(&file)), (0o700, 0o600));
+        // An earlier version created it for everybody.
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("it is ours");
+        drop(open_lock_file(&database, "in-use").expect("it opens"));
+        assert_eq!(mode(&file), 0o600);
+        fs::remove_file(&file).expect("it is removed");
+        fs::create_dir(&file).expect("a folder is in its place");
+        let error = open_lock_file(&database, "in-use").expect_err("a folder is no lock file");
+        assert!(error.to_string().contains(&file.display().to_string()), "{error}");
+    }
 }

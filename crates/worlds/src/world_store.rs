@@ -8,6 +8,7 @@ use crate::world::{
     AgentState, LOADED_MESSAGES, Room, RoomId, RoomMessage, World, WorldChanges, WorldHeader,
 };
 use halo_core::Error;
+use halo_core::name::is_invisible_control;
 use halo_core::row_store::{NamespaceSummary, Row, RowKind, RowStore};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -82,9 +83,10 @@ pub fn check_world_name(name: &str) -> Result<(), Error> {
         || name.is_empty()
         || name.chars().count() > 60
         || name.starts_with("world:")
-        || name.chars().any(char::is_control);
+        || name.chars().any(is_invisible_control);
     if is_invalid {
-        let reason = "a world's name has 1 to 60 characters on one line, without space at its ends, and does not begin with 'world:'";
+        let reason = "a world's name has 1 to 60 characters on one line, without space at its ends and invisible control \
+                      characters, and does not begin with 'world:'";
         return Err(Error::invalid_input(format!("naming a world '{name}'"), reason));
     }
     Ok(())

@@ -7,6 +7,8 @@ pub mod conversations;
 pub mod doctor;
 pub mod forget;
 pub mod import_export;
+pub mod key;
+pub mod licenses;
 pub mod manual_edit;
 pub mod memories;
 pub mod models;

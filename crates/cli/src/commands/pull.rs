@@ -137,7 +137,11 @@ impl<'a> ModelPull<'a> {
         create_private_dir(folder).map_err(|e| io_error_with_advice(e, "create the folder", folder))?;
         let folder = folder.canonicalize().map_err(|e| io_error_with_advice(e, "find the folder", folder))?;
         let path = folder.join(".lock");
-        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let mut lock_options = File::options();
+        lock_options.create(true).truncate(false).write(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut lock_options, 0o600);
+        let lock = lock_options.open(&path);
         let lock = lock.map_err(|e| io_error_with_advice(e, "write to", &path))?;
         match lock.try_lock() {
             Ok(()) => {}

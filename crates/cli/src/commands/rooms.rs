@@ -3,6 +3,7 @@
 use super::{forget, import_export};
 use crate::env::Env;
 use crate::error::not_found;
+use crate::file::read_regular_text;
 use crate::output::{
     format_time, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text, truncate_line,
 };
@@ -30,7 +31,7 @@ use halo_worlds::world_store::{self, WorldStore};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -284,12 +285,15 @@ fn show_world(name: &str, env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
+/// The built-in prompts have 20 KB.
+const MAX_PROMPTS_BYTES: u64 = 1 << 20;
+
 /// The agents' prompts: the user's own file, or the built-in ones.
 pub fn load_prompts(settings: &Settings) -> Result<WorldPrompts> {
     match &settings.rooms_prompts {
         AutoOr::Auto => Ok(WorldPrompts::default()),
         AutoOr::Value(path) => {
-            let text = std::fs::read_to_string(&path.0)
+            let text = read_regular_text(Path::new(&path.0), MAX_PROMPTS_BYTES)
                 .with_context(|| format!("cannot read rooms.prompts, {}", path.0))?;
             WorldPrompts::parse(&text).map_err(|why| anyhow::anyhow!("rooms.prompts, {}: {why}", path.0))
         }

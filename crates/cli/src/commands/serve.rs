@@ -4,11 +4,12 @@ use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder, locate_capture};
 use crate::env::{Env, create_private_dir};
 use crate::error::{error_kind, error_text};
+use crate::file::read_regular_file;
 use crate::output::print_notice;
 use crate::settings::load::SettingOrigin;
 use crate::settings::persist::write_setting;
 use crate::settings::value::AutoOr;
-use crate::settings::{KEYS, SettingKey, Settings};
+use crate::settings::{KEYS, SettingAccess, SettingKey, Settings};
 use crate::wiring;
 use anyhow::{Context, Result, bail};
 use halo_core::embedder::Embedder;
@@ -26,8 +27,8 @@ use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
-    App, AttentionCapture, Backend, ListenOptions, ModelDetails, ServerLimits, Setting, TlsConfig,
-    TraceExporter,
+    AddressRange, App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits,
+    Setting, TlsConfig, TraceExporter,
 };
 use halo_store::database::Database;
 use halo_worlds::agent_model::AgentModel;
@@ -60,7 +61,7 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
     let tls = match (&settings.server_cert, &settings.server_cert_key) {
         (AutoOr::Auto, AutoOr::Auto) => None,
         (AutoOr::Value(cert), AutoOr::Value(key)) => {
-            Some(TlsConfig::read(Path::new(&cert.0), Path::new(&key.0))?)
+            Some(TlsConfig::from_pem(&read_pem_file(&cert.0)?, &read_pem_file(&key.0)?)?)
         }
         _ => bail!("server.cert and server.cert_key must be set together"),
     };
@@ -82,6 +83,8 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         AutoOr::Auto => None,
         AutoOr::Value(address) => Some(trace_exporter(&address.0)?),
     };
+    let (max_open_conversations, max_connections) =
+        fit_to_open_files(settings.server_open.as_usize(), settings.server_connections.as_usize());
     let limits = ServerLimits {
         api_key: key,
         hosts: settings.server_hosts.0.clone(),
@@ -90,7 +93,10 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         requests_per_second: u32::try_from(settings.server_rate.0).unwrap_or(u32::MAX),
         max_queued: settings.server_queue.0 as usize,
         idle_timeout: Duration::from_secs(settings.server_idle.as_usize() as u64),
-        max_open_conversations: max_open_conversations(settings.server_open.as_usize()),
+        max_open_conversations,
+        max_connections,
+        max_connections_per_address: settings.server_connections_per_address.as_usize(),
+        trusted_proxies: parse_trusted_proxies(&settings.server_trusted_proxies.0)?,
         ..ServerLimits::default()
     };
     let app = App::new(Arc::new(CliBackend::new(env, settings)?), limits, traces);
@@ -114,12 +120,15 @@ pub fn run_mcp(env: &Env) -> Result<()> {
 /// Open files per conversation: its database with journal and shared memory, its lock, and the store's.
 const FILES_PER_CONVERSATION: u64 = 6;
 
-/// Open files for everything else: readers of the store, the model, the KV archive, connections.
-const RESERVED_FILES: u64 = 96;
+/// Open files for everything else: readers of the store, the model, the KV archive.
+const RESERVED_FILES: u64 = 64;
 
-/// How many conversations may be open at once: as many as requested, if the limit on open files allows it. The limit
-/// is raised to its maximum first.
-fn max_open_conversations(requested: usize) -> usize {
+/// Connections that are always possible.
+const MIN_CONNECTIONS: u64 = 32;
+
+/// How many conversations and connections may be open at once: as many as requested, if the limit on open files allows
+/// it. The limit is raised to its maximum first.
+fn fit_to_open_files(conversations: usize, connections: usize) -> (usize, usize) {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, getrlimit, setrlimit};
@@ -129,12 +138,38 @@ fn max_open_conversations(requested: usize) -> usize {
             tracing::debug!("the limit on open files cannot be raised: {why}");
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let fits = files.saturating_sub(RESERVED_FILES) / FILES_PER_CONVERSATION;
-        requested.min(usize::try_from(fits).unwrap_or(usize::MAX)).max(1)
+        let free = files.saturating_sub(RESERVED_FILES);
+        let fits = |files: u64| usize::try_from(files).unwrap_or(usize::MAX);
+        let conversations =
+            conversations.min(fits(free.saturating_sub(MIN_CONNECTIONS) / FILES_PER_CONVERSATION)).max(1);
+        let rest = free.saturating_sub(conversations as u64 * FILES_PER_CONVERSATION);
+        (conversations, connections.min(fits(rest.max(MIN_CONNECTIONS))))
     }
     #[cfg(not(unix))]
-    requested
+    (conversations, connections)
 }
+
+fn parse_trusted_proxies(texts: &[String]) -> Result<Vec<AddressRange>> {
+    let parse = |text: &String| {
+        let range = text.parse::<AddressRange>();
+        range.map_err(|_| {
+            let why = "it must be an IP address, or a range such as 10.0.0.0/8";
+            anyhow::Error::from(Error::invalid_input(
+                "reading server.trusted_proxies",
+                format!("'{text}': {why}"),
+            ))
+        })
+    };
+    texts.iter().map(parse).collect()
+}
+
+fn read_pem_file(path: &str) -> Result<PemFile> {
+    let content = read_regular_file(Path::new(path), MAX_PEM_BYTES);
+    Ok(PemFile { path: path.into(), content: content.with_context(|| format!("reading {path} for TLS"))? })
+}
+
+/// A certificate chain has a few kilobytes.
+const MAX_PEM_BYTES: u64 = 1 << 20;
 
 fn trace_exporter(address: &str) -> Result<TraceExporter> {
     let poster =
@@ -207,8 +242,20 @@ impl CliBackend {
     }
 }
 
-/// Settings that cannot be changed over the API.
-const FILE_ONLY_SETTINGS: [&str; 1] = ["rooms.models"];
+/// Why the API cannot change a setting, if it cannot.
+fn read_only_reason(key: &SettingKey, origin: &SettingOrigin) -> Option<String> {
+    match (key.access, origin) {
+        (SettingAccess::ByHand, _) => Some(
+            "it decides who can reach the server, or names a file, an address or a model: set it in the settings file, \
+             in the environment or on the command line"
+                .into(),
+        ),
+        (SettingAccess::Http, SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) => Some(format!(
+            "it was set by the {origin} when the program was started, which overrides the settings file"
+        )),
+        (SettingAccess::Http, _) => None,
+    }
+}
 
 impl Backend for CliBackend {
     fn model(&self) -> Result<Box<dyn Model + Send>, Error> {
@@ -371,6 +418,7 @@ impl Backend for CliBackend {
         };
         let one = |key: &SettingKey| {
             let origin = loaded.origin(key.name);
+            let read_only_reason = read_only_reason(key, &origin);
             Setting {
                 key: key.name.to_owned(),
                 about: key.doc.split_whitespace().collect::<Vec<_>>().join(" "),
@@ -378,7 +426,8 @@ impl Backend for CliBackend {
                 choices: (key.choices)().into_iter().map(str::to_owned).collect(),
                 default: text(&defaults, key),
                 value: text(&loaded.settings, key),
-                read_only: matches!(origin, SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)),
+                read_only: read_only_reason.is_some(),
+                read_only_reason,
                 origin: match origin {
                     SettingOrigin::File(..) => "settings file".into(),
                     other => other.to_string(),
@@ -392,17 +441,17 @@ impl Backend for CliBackend {
     }
 
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
-        if FILE_ONLY_SETTINGS.contains(&key) {
-            let why = format!("{key} affects security: set it in the settings file or on the command line");
-            return Err(Error::invalid_input("setting", why));
-        }
+        let Some(setting) = KEYS.iter().find(|setting| setting.name == key) else {
+            return Err(Error::not_found("setting", format!("there is no setting {key}")));
+        };
         let _one_at_a_time = self.settings_lock.lock();
         let loaded = self.env.load_settings().map_err(backend_error("setting"))?;
-        if let origin @ (SettingOrigin::Environment(_) | SettingOrigin::CommandLine(_)) = loaded.origin(key) {
-            let why = format!(
-                "{key} was set by the {origin} when the program was started, which overrides the settings file"
-            );
-            return Err(Error::invalid_input("setting", why));
+        if let Some(why) = read_only_reason(setting, &loaded.origin(key)) {
+            let kind = match setting.access {
+                SettingAccess::ByHand => ErrorKind::Forbidden,
+                SettingAccess::Http => ErrorKind::InvalidInput,
+            };
+            return Err(Error::new(kind, "setting", format!("{key} cannot be changed over the API: {why}")));
         }
         let file = self.env.settings_path();
         let file = file
@@ -413,7 +462,7 @@ impl Backend for CliBackend {
             .env
             .load_settings_with(new_value)
             .map_err(|why| Error::invalid_input("setting", error_text(&why)))?;
-        if let Some(why) = loaded.settings.startup_error() {
+        if let Some(why) = loaded.settings.window_error() {
             return Err(Error::invalid_input("setting", why));
         }
         write_setting(&file, key, value).map_err(backend_error("setting"))

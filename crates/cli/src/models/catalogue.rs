@@ -1,5 +1,6 @@
 //! The catalogue of models that can be downloaded by name: built in, or the user's own.
 
+use crate::file::read_regular_text;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -100,6 +101,8 @@ impl WheelMember {
     }
 }
 
+const MAX_CATALOGUE_BYTES: u64 = 1 << 20;
+
 impl Catalogue {
     /// The user's own catalogue, or the built-in one.
     pub fn load() -> Result<Self> {
@@ -108,7 +111,8 @@ impl Catalogue {
             return parse_catalogue(BUILTIN_CATALOGUE).context("the catalogue of models");
         };
         let whose = || format!("the catalogue of models {} (named by {CATALOGUE_ENV})", path.display());
-        parse_catalogue(&std::fs::read_to_string(&path).with_context(whose)?).with_context(whose)
+        parse_catalogue(&read_regular_text(&path, MAX_CATALOGUE_BYTES).with_context(whose)?)
+            .with_context(whose)
     }
 
     pub fn get(&self, name: &str) -> Option<&CatalogueEntry> {

@@ -196,11 +196,11 @@ fn apply_setting(loaded: &mut LoadedSettings, value: &RawSetting, errors: &mut V
     if loaded.settings.set(setting.name, &parse_toml_or_string(text)) {
         loaded.origins.insert(setting.name, origin.clone());
     } else {
-        report(format!(
-            "{key} cannot be '{}': {}",
-            truncate_for_message(text),
-            explain_allowed(setting, text)
-        ));
+        let shown = match (setting.is_secret)() {
+            true => "the given value".to_owned(),
+            false => format!("'{}'", truncate_for_message(text)),
+        };
+        report(format!("{key} cannot be {shown}: {}", explain_allowed(setting, text)));
     }
 }
 
@@ -453,6 +453,18 @@ mod tests {
                 &[],
                 &["generation.temperature=nan"],
                 "--set: generation.temperature cannot be 'nan': it must be a number from 0 to 5",
+            ),
+            (
+                "",
+                &[("HALO_SERVER_KEY", "fifteen letters")],
+                &[],
+                "environment HALO_SERVER_KEY: server.key cannot be the given value: it must be auto, or at least 16 ASCII characters; `halo key` prints a random key",
+            ),
+            (
+                "",
+                &[],
+                &["server.key=sixteen letters ä"],
+                "--set: server.key cannot be the given value: it must be auto, or at least 16 ASCII characters; `halo key` prints a random key",
             ),
             (
                 "",

@@ -18,7 +18,6 @@ use halo_engine::rules::ResurrectBrightness;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use std::collections::BTreeMap;
-use std::net::ToSocketAddrs;
 use value::{
     AutoOr, ByteSize, FloatInRange, HeadReduction, IntInRange, ListSetting, OffOr, Preset, SecretSetting,
     SettingValue, TextSetting, TomlValue,
@@ -31,6 +30,19 @@ pub struct SettingKey {
     pub allowed: fn() -> String,
     /// Allowed words, if they are fixed.
     pub choices: fn() -> Vec<&'static str>,
+    /// Whether a value must not be printed.
+    pub is_secret: fn() -> bool,
+    pub access: SettingAccess,
+}
+
+/// Who may change a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettingAccess {
+    /// Also clients of the server.
+    Http,
+    /// Only somebody with access to the settings file, the environment or the command line: the setting decides who
+    /// can reach the server, or names a file, an address or a model.
+    ByHand,
 }
 
 impl SettingKey {
@@ -73,8 +85,18 @@ pub fn section_title(section: &str) -> &str {
 type TokenCountSetting = IntInRange<0, 100_000_000>;
 type BrightnessSetting = IntInRange<-100_000, 100_000>;
 
+/// `[http]` after the name of a setting lets clients of the server change it. Settings without it are changed by hand.
+macro_rules! setting_access {
+    () => {
+        SettingAccess::ByHand
+    };
+    (http) => {
+        SettingAccess::Http
+    };
+}
+
 macro_rules! define_settings {
-    ($($(#[doc = $doc:literal])+ $name:literal $field:ident: $type:ty = $default:expr;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:literal $([$access:ident])? $field:ident: $type:ty = $default:expr;)+) => {
         #[derive(Clone, Debug, PartialEq)]
         pub struct Settings { $($(#[doc = $doc])+ pub $field: $type,)+ }
 
@@ -90,6 +112,8 @@ macro_rules! define_settings {
             doc: concat!($($doc, "\n"),+),
             allowed: <$type as SettingValue>::allowed,
             choices: <$type as SettingValue>::choices,
+            is_secret: <$type as SettingValue>::is_secret,
+            access: setting_access!($($access)?),
         },)+];
 
         impl Settings {
@@ -116,173 +140,173 @@ macro_rules! define_settings {
 define_settings! {
     /// Set of defaults: `halo` (tuned by measurement), `halo_weave` (values and rules of the founding documents) or
     /// `halo_v0` (the first engine). Other settings override it.
-    "preset" preset: Preset = Preset::Halo;
+    "preset" [http] preset: Preset = Preset::Halo;
 
     /// Size of the context window after a turn, in tokens; 0 disables pruning. With `brightness.strategy = ttl` (v0),
     /// `ttl.target` is used instead.
-    "context.max_tokens" context_max_tokens: TokenCountSetting = IntInRange(2000);
+    "context.max_tokens" [http] context_max_tokens: TokenCountSetting = IntInRange(2000);
     /// Attention sinks: the first tokens of the context, which are never pruned.
-    "context.sink_tokens" context_sink_tokens: TokenCountSetting = IntInRange(4);
+    "context.sink_tokens" [http] context_sink_tokens: TokenCountSetting = IntInRange(4);
     /// Recent window: the latest tokens, which are never pruned; auto: a quarter of `context.max_tokens`.
-    "context.recent_tokens" context_recent_tokens: AutoOr<TokenCountSetting> = AutoOr::Auto;
+    "context.recent_tokens" [http] context_recent_tokens: AutoOr<TokenCountSetting> = AutoOr::Auto;
 
     /// Tokens of `context.max_tokens` reserved after a turn for resurrected chunks, in addition to those for the
     /// answer; auto: a quarter of `context.max_tokens`.
-    "context.room_tokens" context_room_tokens: AutoOr<TokenCountSetting> = AutoOr::Auto;
+    "context.room_tokens" [http] context_room_tokens: AutoOr<TokenCountSetting> = AutoOr::Auto;
 
     /// Context length of the model in tokens (size of the KV cache), for the context window and the answer; auto: the
     /// trained context length, at most 8192.
-    "model.context" model_context: AutoOr<IntInRange<64, 10_000_000>> = AutoOr::Auto;
+    "model.context" [http] model_context: AutoOr<IntInRange<64, 10_000_000>> = AutoOr::Auto;
     /// Number of model layers to offload to the GPU, in builds with GPU support.
-    "model.gpu_layers" model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
+    "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
 
     /// Maximum length of an answer, in tokens.
-    "generation.max_tokens" generation_max_tokens: IntInRange<1, 1_000_000> = IntInRange(50);
+    "generation.max_tokens" [http] generation_max_tokens: IntInRange<1, 1_000_000> = IntInRange(50);
     /// Sampling temperature; 0 is greedy decoding.
-    "generation.temperature" generation_temperature: FloatInRange<0, 5> = FloatInRange(0.7);
+    "generation.temperature" [http] generation_temperature: FloatInRange<0, 5> = FloatInRange(0.7);
     /// Top-k sampling: sample from the k most likely tokens; 0 disables it.
-    "generation.top_k" generation_top_k: IntInRange<0, 1_000_000> = IntInRange(40);
+    "generation.top_k" [http] generation_top_k: IntInRange<0, 1_000_000> = IntInRange(40);
     /// Top-p (nucleus) sampling: sample from the most likely tokens whose probabilities add up to p; 1 disables it.
-    "generation.top_p" generation_top_p: FloatInRange<0, 1> = FloatInRange(0.9);
+    "generation.top_p" [http] generation_top_p: FloatInRange<0, 1> = FloatInRange(0.9);
     /// Min-p sampling: exclude tokens less likely than this fraction of the most likely token; 0 disables it.
-    "generation.min_p" generation_min_p: FloatInRange<0, 1> = FloatInRange(0.0);
+    "generation.min_p" [http] generation_min_p: FloatInRange<0, 1> = FloatInRange(0.0);
     /// Repetition penalty for recent tokens; 1 disables it.
-    "generation.repetition" generation_repetition: FloatInRange<1, 10> = FloatInRange(1.0);
+    "generation.repetition" [http] generation_repetition: FloatInRange<1, 10> = FloatInRange(1.0);
     /// Random seed: the same seed gives the same answer; auto: a new seed each time.
-    "generation.seed" generation_seed: AutoOr<IntInRange<0, { i64::MAX }>> = AutoOr::Auto;
+    "generation.seed" [http] generation_seed: AutoOr<IntInRange<0, { i64::MAX }>> = AutoOr::Auto;
 
     /// System prompt; never pruned.
-    "chat.system" chat_system: TextSetting = TextSetting("You are a helpful assistant.".into());
+    "chat.system" [http] chat_system: TextSetting = TextSetting("You are a helpful assistant.".into());
     /// Tell the model the date, at the first message of each day.
-    "chat.dates" chat_dates: bool = true;
+    "chat.dates" [http] chat_dates: bool = true;
     /// Name of the user, written before each message; auto: none.
-    "chat.user_name" chat_user_name: AutoOr<TextSetting> = AutoOr::Auto;
+    "chat.user_name" [http] chat_user_name: AutoOr<TextSetting> = AutoOr::Auto;
     /// Name of the assistant, written before each answer; auto: none.
-    "chat.assistant_name" chat_assistant_name: AutoOr<TextSetting> = AutoOr::Auto;
+    "chat.assistant_name" [http] chat_assistant_name: AutoOr<TextSetting> = AutoOr::Auto;
 
     /// Let the model call tools while answering: jq and JSON Patch on its own notes. Small models cannot use them.
-    "tools.enabled" tools_enabled: bool = false;
+    "tools.enabled" [http] tools_enabled: bool = false;
 
     /// Minimum chunk size in tokens; boundaries before it are ignored.
-    "chunk.min_tokens" chunk_min_tokens: IntInRange<1, 100_000> = IntInRange(64);
+    "chunk.min_tokens" [http] chunk_min_tokens: IntInRange<1, 100_000> = IntInRange(64);
     /// Maximum chunk size in tokens.
-    "chunk.max_tokens" chunk_max_tokens: IntInRange<1, 100_000> = IntInRange(512);
+    "chunk.max_tokens" [http] chunk_max_tokens: IntInRange<1, 100_000> = IntInRange(512);
 
     /// How attention becomes brightness: `magnitude` (magnitude voting) or `ttl` (time to live, v0).
-    "brightness.strategy" brightness_strategy: ScoringKind = ScoringKind::Magnitude;
+    "brightness.strategy" [http] brightness_strategy: ScoringKind = ScoringKind::Magnitude;
     /// Initial brightness of a token.
-    "brightness.initial" brightness_initial: BrightnessSetting = IntInRange(10_000);
+    "brightness.initial" [http] brightness_initial: BrightnessSetting = IntInRange(10_000);
     /// Maximum brightness of a token. There is no minimum.
-    "brightness.cap" brightness_cap: BrightnessSetting = IntInRange(10_000);
+    "brightness.cap" [http] brightness_cap: BrightnessSetting = IntInRange(10_000);
     /// Brightness that a token below the attention threshold loses per step.
-    "brightness.decay" brightness_decay: IntInRange<0, 10_000> = IntInRange(1);
+    "brightness.decay" [http] brightness_decay: IntInRange<0, 10_000> = IntInRange(1);
     /// Which slot is the attention sink: `first` is the first slot, which is not scored (founding documents); `max`
     /// is the slot with the most attention, and all slots are scored (their program).
-    "brightness.sink" brightness_sink: AttentionSink = AttentionSink::First;
+    "brightness.sink" [http] brightness_sink: AttentionSink = AttentionSink::First;
     /// Score tokens of the current turn too.
-    "brightness.score_current_turn" brightness_score_current_turn: bool = false;
+    "brightness.score_current_turn" [http] brightness_score_current_turn: bool = false;
     /// How attention is reduced over layers: `mean`, `last`, `max`, or the mean of the listed layers.
-    "brightness.layers" brightness_layers: LayerReduction = LayerReduction::Mean;
+    "brightness.layers" [http] brightness_layers: LayerReduction = LayerReduction::Mean;
     /// How attention is reduced over the heads of a layer: `mean` or `max`.
-    "brightness.heads" brightness_heads: HeadReduction = HeadReduction::Mean;
+    "brightness.heads" [http] brightness_heads: HeadReduction = HeadReduction::Mean;
     /// Which attention rows of the prompt (prefill) are scored: `last_row` of each batch, `all_rows` or `off`.
-    "brightness.observe_prompt" brightness_observe_prompt: PromptRows = PromptRows::Last;
+    "brightness.observe_prompt" [http] brightness_observe_prompt: PromptRows = PromptRows::Last;
     /// How chunks are ranked for pruning: brightness of the brightest token (`peak`), `mean` of all tokens or of the
     /// four brightest (`top4`), number of `votes`, total attention (`sum`), or attention per token and step
     /// (`share`).
-    "brightness.rank" brightness_rank: RankBy = RankBy::Share;
+    "brightness.rank" [http] brightness_rank: RankBy = RankBy::Share;
     /// Which of two equally ranked chunks is pruned first: `dimmer` (lower mean of the four brightest tokens, then
     /// lower mean, then older) or `older`.
-    "brightness.ties" brightness_ties: TieBreak = TieBreak::Dimmer;
+    "brightness.ties" [http] brightness_ties: TieBreak = TieBreak::Dimmer;
 
     /// Initial brightness of user tokens (v0).
-    "ttl.seed.user" ttl_seed_user: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
+    "ttl.seed.user" [http] ttl_seed_user: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
     /// Initial brightness of system tokens (v0).
-    "ttl.seed.system" ttl_seed_system: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
+    "ttl.seed.system" [http] ttl_seed_system: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
     /// Initial brightness of tool result tokens (v0).
-    "ttl.seed.tool" ttl_seed_tool: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
+    "ttl.seed.tool" [http] ttl_seed_tool: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
     /// Initial brightness of generated tokens (v0).
-    "ttl.seed.llm" ttl_seed_llm: FloatInRange<0, 1_000_000> = FloatInRange(200.0);
+    "ttl.seed.llm" [http] ttl_seed_llm: FloatInRange<0, 1_000_000> = FloatInRange(200.0);
     /// Initial brightness of all other tokens (v0).
-    "ttl.seed.default" ttl_seed_default: FloatInRange<0, 1_000_000> = FloatInRange(200.0);
+    "ttl.seed.default" [http] ttl_seed_default: FloatInRange<0, 1_000_000> = FloatInRange(200.0);
     /// Maximum brightness of a token (v0).
-    "ttl.max" ttl_max: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
+    "ttl.max" [http] ttl_max: FloatInRange<0, 1_000_000> = FloatInRange(255.0);
     /// Brightness lost per step (v0).
-    "ttl.decay" ttl_decay: FloatInRange<0, 1_000_000> = FloatInRange(2.0);
+    "ttl.decay" [http] ttl_decay: FloatInRange<0, 1_000_000> = FloatInRange(2.0);
     /// Brightness gained per unit of attention (v0).
-    "ttl.gain" ttl_gain: FloatInRange<0, 1_000_000> = FloatInRange(10.0);
+    "ttl.gain" [http] ttl_gain: FloatInRange<0, 1_000_000> = FloatInRange(10.0);
     /// Truncate gains to integers (v0).
-    "ttl.whole_gain" ttl_whole_gain: bool = true;
+    "ttl.whole_gain" [http] ttl_whole_gain: bool = true;
     /// Target size of the context window, in tokens (v0).
-    "ttl.target" ttl_target: IntInRange<1, 100_000_000> = IntInRange(500);
+    "ttl.target" [http] ttl_target: IntInRange<1, 100_000_000> = IntInRange(500);
 
     /// Record attention statistics every N steps; 0 disables it.
-    "trace.interval" trace_interval: IntInRange<0, 1_000_000_000> = IntInRange(50);
+    "trace.interval" [http] trace_interval: IntInRange<0, 1_000_000_000> = IntInRange(50);
 
     /// How chunks are chosen for pruning: `brightness`, or as baselines `fifo` (oldest first), `window` (keep the
     /// first and the latest) and `random`.
-    "prune.policy" prune_policy: PrunePolicyKind = PrunePolicyKind::Brightness;
+    "prune.policy" [http] prune_policy: PrunePolicyKind = PrunePolicyKind::Brightness;
     /// Keep the brightest of the chunks chosen for pruning where they still fit.
-    "prune.fill" prune_fill: bool = true;
+    "prune.fill" [http] prune_fill: bool = true;
     /// Random seed for `prune.policy = random`.
-    "prune.seed" prune_seed: IntInRange<0, { i64::MAX }> = IntInRange(0);
+    "prune.seed" [http] prune_seed: IntInRange<0, { i64::MAX }> = IntInRange(0);
 
     /// Brightness of a chunk resurrected by search: `earned` (as when pruned), `mean` (of the context window) or
     /// `full` (the cap).
-    "resurrect.brightness" resurrect_brightness: ResurrectBrightness = ResurrectBrightness::Previous;
+    "resurrect.brightness" [http] resurrect_brightness: ResurrectBrightness = ResurrectBrightness::Previous;
     /// Factor on the search score of user messages; 1: none.
-    "resurrect.user_boost" resurrect_user_boost: FloatInRange<0, 100> = FloatInRange(1.0);
+    "resurrect.user_boost" [http] resurrect_user_boost: FloatInRange<0, 100> = FloatInRange(1.0);
     /// Number of search hits considered for resurrection.
-    "resurrect.candidates" resurrect_candidates: IntInRange<0, 100_000> = IntInRange(128);
+    "resurrect.candidates" [http] resurrect_candidates: IntInRange<0, 100_000> = IntInRange(128);
     /// Length of a hidden draft answer that is added to the search query, in tokens; 0: search with the message only.
-    "resurrect.preview_tokens" resurrect_preview_tokens: IntInRange<0, 1000> = IntInRange(0);
+    "resurrect.preview_tokens" [http] resurrect_preview_tokens: IntInRange<0, 1000> = IntInRange(0);
 
     /// Search mode: `hybrid` (embeddings and words), `dense` (embeddings) or `lexical` (words).
-    "recall.mode" recall_mode: SearchMode = SearchMode::Hybrid;
+    "recall.mode" [http] recall_mode: SearchMode = SearchMode::Hybrid;
     /// Embedding model: a name from `halo models`, or the path of a folder with model.onnx; auto: the default one.
     "recall.embedder" recall_embedder: AutoOr<TextSetting> = AutoOr::Auto;
     /// Diversity of search results (as in MMR): penalty for similarity to hits already chosen; 0 disables it.
-    "recall.diversity" recall_diversity: FloatInRange<0, 1> = FloatInRange(0.0);
+    "recall.diversity" [http] recall_diversity: FloatInRange<0, 1> = FloatInRange(0.0);
 
     /// Check whether a question assumes something that was contradicted, and warn: `off`, `rules` (word-based) or
     /// `model`. It is answered either way.
-    "premise.check" premise_check: OffOr<PremiseMethod> = OffOr::Off;
+    "premise.check" [http] premise_check: OffOr<PremiseMethod> = OffOr::Off;
 
     /// Let the model write memories (summaries) in the background after an answer; a memory replaces its range in the
     /// context window once that is pruned. Needs a capable model.
-    "memory.enabled" memory_enabled: bool = false;
+    "memory.enabled" [http] memory_enabled: bool = false;
     /// Tokens after which a memory of a range is formed.
-    "memory.range_tokens" memory_range_tokens: IntInRange<1, 1_000_000> = IntInRange(500);
+    "memory.range_tokens" [http] memory_range_tokens: IntInRange<1, 1_000_000> = IntInRange(500);
     /// Maximum length of the range that one memory covers, in tokens.
-    "memory.most_tokens" memory_most_tokens: IntInRange<1, 1_000_000> = IntInRange(2000);
+    "memory.most_tokens" [http] memory_most_tokens: IntInRange<1, 1_000_000> = IntInRange(2000);
     /// Maximum length of a memory, in tokens.
-    "memory.tokens" memory_tokens: IntInRange<8, 2000> = IntInRange(200);
+    "memory.tokens" [http] memory_tokens: IntInRange<8, 2000> = IntInRange(200);
     /// Number of answers before a new memory is used.
-    "memory.delay" memory_delay: IntInRange<0, 1000> = IntInRange(3);
+    "memory.delay" [http] memory_delay: IntInRange<0, 1000> = IntInRange(3);
     /// Maximum share of the context window for memories.
-    "memory.share" memory_share: FloatInRange<0, 1> = FloatInRange(0.25);
+    "memory.share" [http] memory_share: FloatInRange<0, 1> = FloatInRange(0.25);
     /// Also write a reflection on the whole conversation when idle.
-    "memory.reflect" memory_reflect: bool = false;
+    "memory.reflect" [http] memory_reflect: bool = false;
     /// Minutes without a message before a reflection.
-    "memory.quiet_minutes" memory_quiet_minutes: IntInRange<0, 10_000> = IntInRange(5);
+    "memory.quiet_minutes" [http] memory_quiet_minutes: IntInRange<0, 10_000> = IntInRange(5);
     /// Number of messages since the last reflection before the next one.
-    "memory.quiet_messages" memory_quiet_messages: IntInRange<1, 10_000> = IntInRange(5);
+    "memory.quiet_messages" [http] memory_quiet_messages: IntInRange<1, 10_000> = IntInRange(5);
 
     /// Erase old text permanently, by age, when `halo chat` or `halo serve` starts.
-    "lethe.enabled" lethe_enabled: bool = false;
+    "lethe.enabled" [http] lethe_enabled: bool = false;
     /// Age in days up to which everything is kept; after it, saved KV cells and attention recordings are deleted.
-    "lethe.hot_days" lethe_hot_days: IntInRange<0, 100_000> = IntInRange(30);
+    "lethe.hot_days" [http] lethe_hot_days: IntInRange<0, 100_000> = IntInRange(30);
     /// Age in days up to which the text is kept; after it, only statistics are.
-    "lethe.warm_days" lethe_warm_days: IntInRange<0, 100_000> = IntInRange(365);
+    "lethe.warm_days" [http] lethe_warm_days: IntInRange<0, 100_000> = IntInRange(365);
     /// Age in days up to which these statistics are kept.
-    "lethe.compost_days" lethe_compost_days: IntInRange<0, 100_000> = IntInRange(730);
+    "lethe.compost_days" [http] lethe_compost_days: IntInRange<0, 100_000> = IntInRange(730);
     /// Grace period of `halo forget` in days, during which it can be cancelled.
-    "lethe.grace_days" lethe_grace_days: IntInRange<0, 3650> = IntInRange(7);
+    "lethe.grace_days" [http] lethe_grace_days: IntInRange<0, 3650> = IntInRange(7);
 
     /// Maximum length of an agent's answer per heartbeat, in tokens.
-    "rooms.max_tokens" rooms_max_tokens: IntInRange<16, 100_000> = IntInRange(320);
+    "rooms.max_tokens" [http] rooms_max_tokens: IntInRange<16, 100_000> = IntInRange(320);
     /// Repetition penalty for agents; 1 disables it.
-    "rooms.repetition" rooms_repetition: FloatInRange<1, 2> = FloatInRange(1.1);
+    "rooms.repetition" [http] rooms_repetition: FloatInRange<1, 2> = FloatInRange(1.1);
     /// Models (name, file or URL) that worlds created over the network or imported from a file may use, besides the
     /// program's own.
     "rooms.models" rooms_models: ListSetting = ListSetting(Vec::new());
@@ -291,11 +315,11 @@ define_settings! {
 
     /// What happens to the KV cache when the context window changes: `keep` saves and restores cells; `reread`
     /// prefills the window again.
-    "kv.mode" kv_mode: KvCacheMode = KvCacheMode::EditCells;
+    "kv.mode" [http] kv_mode: KvCacheMode = KvCacheMode::EditCells;
     /// RAM limit for the KV archive (cells of pruned chunks).
-    "kv.ram" kv_ram: ByteSize = ByteSize(512 << 20);
+    "kv.ram" [http] kv_ram: ByteSize = ByteSize(512 << 20);
     /// Disk limit for the KV archive (cells of pruned chunks).
-    "kv.disk" kv_disk: ByteSize = ByteSize(8 << 30);
+    "kv.disk" [http] kv_disk: ByteSize = ByteSize(8 << 30);
 
     /// Address and port of `halo serve`; addresses other than loopback require `server.key`.
     "server.listen" server_listen: TextSetting = TextSetting("127.0.0.1:5001".into());
@@ -311,9 +335,17 @@ define_settings! {
     "server.origins" server_origins: ListSetting = ListSetting(Vec::new());
     /// Maximum size of a request body.
     "server.max_body" server_max_body: ByteSize = ByteSize(16 << 20);
-    /// Rate limit: requests per second and client address, loopback exempt; 0 disables it.
+    /// Rate limit: requests per second and client address, and four times as many in all with the same API key;
+    /// loopback exempt; 0 disables it.
     "server.rate" server_rate: IntInRange<0, 1_000_000> = IntInRange(50);
-    /// Maximum number of requests that wait for the model.
+    /// Maximum number of open connections. The system's limit on open files may allow fewer.
+    "server.connections" server_connections: IntInRange<1, 100_000> = IntInRange(2048);
+    /// Maximum number of open connections from one client address, trusted proxies exempt.
+    "server.connections_per_address" server_connections_per_address: IntInRange<1, 100_000> = IntInRange(512);
+    /// Addresses of reverse proxies, such as `127.0.0.1` or `10.0.0.0/8`: requests from there count for the client that
+    /// `X-Forwarded-For` or `Forwarded` names.
+    "server.trusted_proxies" server_trusted_proxies: ListSetting = ListSetting(Vec::new());
+    /// Maximum number of requests that wait for the model, or for an earlier request in their conversation.
     "server.queue" server_queue: IntInRange<1, 10_000> = IntInRange(64);
     /// Seconds until an unused conversation, or a world without running heartbeats, is closed, so that another
     /// process can open it.
@@ -396,16 +428,10 @@ impl Settings {
         })
     }
 
-    /// Why the program would not start with these settings, or would prune everything at once. Checked when a setting
-    /// is changed; an existing settings file is accepted as it is.
+    /// Why a conversation would lose everything at once with these settings. Checked when a setting is changed; an
+    /// existing settings file is accepted as it is.
     #[must_use]
-    pub fn startup_error(&self) -> Option<String> {
-        if self.server_listen.0.to_socket_addrs().is_err() {
-            return Some(format!(
-                "server.listen: '{}' is not an address to listen on; write one such as 127.0.0.1:5001",
-                self.server_listen.0
-            ));
-        }
+    pub fn window_error(&self) -> Option<String> {
         let (max, room, answer) = (
             self.context_max_tokens.as_usize(),
             self.reserved_tokens(),

@@ -2,7 +2,7 @@
 
 use super::load::env_var_name;
 use super::value::Preset;
-use super::{KEYS, Settings, preset_values, section_title};
+use super::{KEYS, SettingAccess, Settings, preset_values, section_title};
 use std::fmt::Write;
 
 /// The page in Markdown.
@@ -15,6 +15,7 @@ pub fn reference_markdown() -> String {
          in a capture (for `halo replay`), the preset, the settings file (`config.toml` in the data folder, or \
          `--config FILE`), the environment (`HALO_CONTEXT_MAX_TOKENS`), `--set KEY=VALUE`. \
          `halo config` prints the effective settings and their sources.\n\n\
+         Clients of the server, such as the page, can change the settings that are not marked \"by hand only\".\n\n\
          ```toml\n[context]\nmax_tokens = 4000\n\n[brightness]\nrank = \"peak\"\n```\n",
     );
     let defaults = Settings::default();
@@ -27,7 +28,10 @@ pub fn reference_markdown() -> String {
                 write!(out, "\n## {title}\n\n| key | default | allowed | description |\n|---|---|---|---|\n");
         }
         let (default, _) = defaults.get(key.name).unwrap_or_default();
-        let doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut doc = key.doc.split_whitespace().collect::<Vec<_>>().join(" ");
+        if key.access == SettingAccess::ByHand {
+            doc.push_str(" By hand only.");
+        }
         let _ = writeln!(out, "| `{}` | {default} | {} | {doc} |", key.name, (key.allowed)());
     }
     out.push_str("\n## Presets\n\nWhat each preset sets; a preset replaces another completely. `halo` is the default.\n\n| preset | sets |\n|---|---|\n");

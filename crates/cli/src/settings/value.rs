@@ -25,6 +25,11 @@ pub trait SettingValue: Sized + Clone + PartialEq + fmt::Display {
         Vec::new()
     }
 
+    /// Whether the value must not be printed, not even in an error.
+    fn is_secret() -> bool {
+        false
+    }
+
     /// The value for `--json` output.
     fn to_json(&self) -> serde_json::Value {
         serde_json::Value::String(self.to_string())
@@ -134,17 +139,27 @@ impl fmt::Display for TextSetting {
     }
 }
 
+const MIN_SECRET_LEN: usize = 16;
+
 /// A value that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretSetting(pub String);
 
 impl SettingValue for SecretSetting {
     fn allowed() -> String {
-        "at least 8 characters".into()
+        format!("at least {MIN_SECRET_LEN} ASCII characters; `halo key` prints a random key")
     }
 
     fn from_toml(raw: &TomlValue) -> Option<Self> {
-        raw.as_str().filter(|text| text.trim().len() >= 8).map(|text| Self(text.trim().to_owned()))
+        // A header can hold no other characters.
+        let is_usable = |text: &&str| {
+            text.len() >= MIN_SECRET_LEN && text.chars().all(|c| c == ' ' || c.is_ascii_graphic())
+        };
+        raw.as_str().map(str::trim).filter(is_usable).map(|text| Self(text.to_owned()))
+    }
+
+    fn is_secret() -> bool {
+        true
     }
 
     fn to_json(&self) -> serde_json::Value {
@@ -247,6 +262,10 @@ impl<T: SettingValue> SettingValue for AutoOr<T> {
 
     fn choices() -> Vec<&'static str> {
         [vec!["auto"], T::choices()].concat()
+    }
+
+    fn is_secret() -> bool {
+        T::is_secret()
     }
 
     fn to_json(&self) -> serde_json::Value {

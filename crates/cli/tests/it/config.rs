@@ -1,6 +1,6 @@
 //! `halo config`, with the real binary.
 
-use crate::common::{run_halo, temp_dir};
+use crate::common::{run_halo, run_halo_with_env, temp_dir};
 use std::path::Path;
 
 #[test]
@@ -135,5 +135,103 @@ fn config_environment_reports_misspelt_variables() {
             status == Some(2) && error.contains(name) && error.contains("did you mean"),
             "{name}: {error}"
         );
+    }
+}
+
+/// Every setting, by who may change it: a new setting is for clients of the server only if it is added here.
+#[test]
+fn settings_that_clients_may_change_are_listed() {
+    use halo_cli::settings::{KEYS, SettingAccess};
+    let http = "preset context.max_tokens context.sink_tokens context.recent_tokens context.room_tokens \
+        model.context model.gpu_layers generation.max_tokens generation.temperature generation.top_k \
+        generation.top_p generation.min_p generation.repetition generation.seed chat.system chat.dates \
+        chat.user_name chat.assistant_name tools.enabled chunk.min_tokens chunk.max_tokens \
+        brightness.strategy brightness.initial brightness.cap brightness.decay brightness.sink \
+        brightness.score_current_turn brightness.layers brightness.heads brightness.observe_prompt \
+        brightness.rank brightness.ties ttl.seed.user ttl.seed.system ttl.seed.tool ttl.seed.llm \
+        ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval \
+        prune.policy prune.fill prune.seed resurrect.brightness resurrect.user_boost \
+        resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
+        memory.enabled memory.range_tokens memory.most_tokens memory.tokens memory.delay memory.share \
+        memory.reflect memory.quiet_minutes memory.quiet_messages lethe.enabled lethe.hot_days \
+        lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition kv.mode \
+        kv.ram kv.disk";
+    let by_hand = "recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
+        server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
+        server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
+        server.otlp";
+    let with_access = |access| KEYS.iter().filter(move |key| key.access == access).map(|key| key.name);
+    assert_eq!(
+        with_access(SettingAccess::Http).collect::<Vec<_>>(),
+        http.split_whitespace().collect::<Vec<_>>()
+    );
+    assert_eq!(
+        with_access(SettingAccess::ByHand).collect::<Vec<_>>(),
+        by_hand.split_whitespace().collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn key_prints_a_new_key_that_the_server_accepts() {
+    let data = temp_dir();
+    let key = || {
+        let run = run_halo(data.path(), &["key"]);
+        assert_eq!((run.status, run.err.as_str()), (0, ""));
+        run.out.trim().to_owned()
+    };
+    let (one, other) = (key(), key());
+    assert!(one != other && one.len() == 43 && !one.contains(char::is_whitespace), "{one}");
+    let accepted = run_halo_with_env(data.path(), &["config"], &[("HALO_SERVER_KEY", one.as_ref())]);
+    assert_eq!(accepted.status, 0, "{}", accepted.err);
+    assert!(!accepted.out.contains(&one), "the key is not printed");
+    let short =
+        run_halo_with_env(data.path(), &["serve"], &[("HALO_SERVER_KEY", "short and secret".as_ref())]);
+    assert!(!short.err.contains("at least"), "sixteen characters are enough: {}", short.err);
+    let short = run_halo_with_env(data.path(), &["serve"], &[("HALO_SERVER_KEY", "short & secret".as_ref())]);
+    assert_eq!(short.status, 2, "{}", short.err);
+    assert!(
+        short.err.contains("at least 16 ASCII characters") && short.err.contains("`halo key`"),
+        "{}",
+        short.err
+    );
+    assert!(!short.err.contains("short & secret"), "{}", short.err);
+}
+
+#[test]
+fn trusted_proxies_must_be_addresses() {
+    for invalid in ["proxy.lan", "10.0.0.0/33", "10.0.0.1 10.0.0.2"] {
+        let run = run_halo(temp_dir().path(), &["serve", &format!("--set=server.trusted_proxies={invalid}")]);
+        assert_eq!(run.status, 2, "{}", run.err);
+        assert!(run.err.contains("server.trusted_proxies") && run.err.contains(invalid), "{}", run.err);
+    }
+}
+
+/// Reading a pipe would block for ever, and reading a device never end.
+#[cfg(unix)]
+#[test]
+fn files_named_by_settings_must_be_regular() {
+    let data = temp_dir();
+    let pipe = data.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let folder = data.path().join("folder");
+    std::fs::create_dir(&folder).expect("a folder");
+    for path in [&pipe, &folder, Path::new("/dev/zero")] {
+        let path = path.display().to_string();
+        let cases = [
+            vec![
+                "serve".to_owned(),
+                format!("--set=server.cert={path}"),
+                format!("--set=server.cert_key={path}"),
+            ],
+            vec!["ask".to_owned(), "x".to_owned(), format!("--model={path}")],
+        ];
+        for args in cases {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let run = run_halo(data.path(), &args);
+            assert!(run.status != 0 && run.err.contains(&path), "{args:?}: {}", run.err);
+        }
+        let catalogue = [("HALO_MODELS_CATALOGUE", path.as_ref())];
+        let run = run_halo_with_env(data.path(), &["models"], &catalogue);
+        assert!(run.status != 0 && run.err.contains(&path), "{}", run.err);
     }
 }

@@ -8,6 +8,7 @@ mod forget_property;
 mod help;
 mod hostile_files;
 mod hostile_templates;
+mod licenses;
 mod models;
 mod replay;
 mod requirements;

@@ -1,7 +1,7 @@
 //! The handle of an open conversation, the jobs that it takes, and what all conversations of a host share.
 
 use crate::event::{ChangeAction, Event, TurnSummary};
-use crate::scheduler::ModelScheduler;
+use crate::scheduler::{ModelScheduler, QueuePlace};
 use crate::session::Session;
 use crate::snapshot::{AnswerProgress, SnapshotCell};
 use crate::turn::TurnInput;
@@ -23,6 +23,11 @@ pub type SessionOpener =
 pub trait EventListener: Send + Sync {
     /// An event. The snapshot contains it already; numbers increase across all conversations.
     fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell);
+
+    /// A conversation was closed, and its session is dropped.
+    fn on_close(&self, conversation: &str) {
+        let _ = conversation;
+    }
 }
 
 /// How long conversations stay open, and how many.
@@ -81,6 +86,10 @@ impl HostState {
         self.last_event.fetch_add(1, Ordering::SeqCst) + 1
     }
 
+    pub fn announce_close(&self, conversation: &str) {
+        self.listener.on_close(conversation);
+    }
+
     pub fn begin_shutdown(&self) {
         self.shutting_down.store(true, Ordering::SeqCst);
     }
@@ -120,6 +129,8 @@ pub struct TurnRequest {
     pub sampling: Option<Sampling>,
     /// The client's id of the message: a message that is sent twice is recognized by it.
     pub message_id: Option<String>,
+    /// Its place in the queue of the model, while it waits for the jobs before it.
+    pub place: Option<QueuePlace>,
 }
 
 /// The client's callback: it is called with each event, and can stop the answer.
@@ -305,8 +316,10 @@ impl JobContext<'_> {
         request: TurnRequest,
         callback: &mut dyn FnMut(&Event) -> StepFlow,
     ) -> Result<TurnSummary, Error> {
-        let TurnRequest { input, client, sampling, message_id } = request;
+        let TurnRequest { input, client, sampling, message_id, place } = request;
         session.set_next_message_id(message_id);
+        // From here on the scheduler counts it.
+        drop(place);
         self.run_turn_with(session, (client, sampling), callback, |_| Ok(input))
     }
 

@@ -31,6 +31,8 @@ pub(super) fn spawn_conversation(shared: &Arc<HostState>, name: &str) -> OpenHan
         let handle = Arc::new(ConversationHandle::new(jobs, cell, notices, Arc::clone(&shared)));
         if opened.send(Ok(Arc::clone(&handle))).is_ok() {
             ConversationWorker { name: &name, shared: &shared, handle: &handle, session }.run(&queue);
+            drop(handle);
+            shared.announce_close(&name);
         }
     };
     let thread = std::thread::Builder::new().name("halo-session".into()).spawn(work);

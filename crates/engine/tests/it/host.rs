@@ -138,6 +138,7 @@ impl HostFixture {
             client: name.into(),
             sampling: None,
             message_id: None,
+            place: None,
         };
         let submitted =
             self.conversation(name).submit_turn(request, forward_events(event_sender), move |result| {

@@ -306,7 +306,11 @@ fn grammar_constrains_answers() {
         let (end, _) = generate(&mut model, &question, &sampling, &AttentionRequest::none(), false, NEVER);
         let error = end.expect_err("not a schema");
         assert!(error.kind == ErrorKind::InvalidInput && error.message.contains(message), "{error:?}");
+        // The check before a generation gives the same error.
+        let checked = model.check_constraint(&OutputConstraint::JsonSchema(bad.into()));
+        assert_eq!(checked, Err(error));
     }
+    assert_eq!(model.check_constraint(&OutputConstraint::JsonSchema(r#"{"type":"object"}"#.into())), Ok(()));
 }
 
 #[test]

@@ -19,6 +19,7 @@ use halo_core::{Error, ErrorKind};
 use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, ValueView};
 use serde_json::Value;
 use std::fmt::Display;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
@@ -257,9 +258,9 @@ fn prepare_onnx(folder: &Path, onnx: Vec<u8>, config: &Value) -> Result<Vec<u8>,
 
 fn read_file(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
     let path = folder.join(file);
-    std::fs::read(&path).map_err(|error| {
+    read_regular_file(&path).map_err(|error| {
         let kind = match error.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Unavailable,
         };
         let why =
@@ -268,12 +269,30 @@ fn read_file(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
     })
 }
 
+/// The largest file of an embedding model that is read into memory.
+const MAX_FILE_BYTES: u64 = 4 << 30;
+
+/// The content of a file that is neither a pipe nor a device: reading those could block for ever, or never end.
+fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    if metadata.len() > MAX_FILE_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it is larger than {MAX_FILE_BYTES} bytes"),
+        ));
+    }
+    std::fs::read(path)
+}
+
 /// The JSON of a file; null where there is no such file.
 fn read_optional_json(folder: &Path, file: &str) -> Result<Value, Error> {
     let path = folder.join(file);
-    match std::fs::read(&path) {
+    match read_regular_file(&path) {
         Ok(bytes) => parse_json(folder, file, &bytes),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Value::Null),
         Err(error) => {
             Err(Error::unavailable(LOADING, format!("{}: {error}", path.display())).with_source(error))
         }
@@ -310,6 +329,28 @@ mod tests {
         assert_eq!(Pooling::Cls.pool(&rows, 2), Some(vec![1.0, 0.0]));
         for invalid in [vec![], vec![0.0; 4], vec![f32::NAN, 1.0], vec![f32::INFINITY, 1.0]] {
             assert_eq!(Pooling::Mean.pool(&invalid, 2), None, "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn encoder_refuses_files_that_are_not_regular() {
+        let folder = tempfile::tempdir().expect("the folder is created");
+        std::fs::create_dir(folder.path().join(CONFIG_FILE)).expect("the folder is created");
+        std::fs::write(folder.path().join(ONNX_FILE), "onnx").expect("written");
+        assert_eq!(read_file(folder.path(), ONNX_FILE), Ok(b"onnx".to_vec()));
+        let mut refused = vec![CONFIG_FILE];
+        #[cfg(unix)]
+        {
+            let pipe = folder.path().join(TOKENIZER_FILE);
+            assert!(std::process::Command::new("mkfifo").arg(pipe).status().expect("mkfifo").success());
+            std::os::unix::fs::symlink("/dev/zero", folder.path().join("zero")).expect("a link");
+            refused.extend([TOKENIZER_FILE, "zero"]);
+        }
+        for file in refused {
+            let path = folder.path().join(file).display().to_string();
+            let error = read_file(folder.path(), file).expect_err(file);
+            assert!(error.message.contains(&path) && error.message.contains("regular file"), "{error}");
+            assert!(read_optional_json(folder.path(), file).is_err(), "{file}");
         }
     }
 

@@ -55,7 +55,7 @@ async fn send_message(
             Some(id) => opener.is_duplicate_message(&opened_name, id)?,
             None => false,
         };
-        Ok((opener.open_or_create_conversation(&opened_name)?, is_duplicate, message))
+        Ok((opener.open_or_create_conversation("name", &opened_name)?, is_duplicate, message))
     })
     .await?;
     if is_duplicate {
@@ -117,7 +117,7 @@ async fn start_turn(
     input: TurnInput,
     message_id: Option<String>,
 ) -> ApiResult<Response> {
-    app.check_queue_capacity()?;
+    let place = Some(app.reserve_queue_place()?);
     let (sender, receiver) = oneshot::channel::<Result<usize, Error>>();
     let at_first_event = Arc::new(Mutex::new(Some(sender)));
     let at_end = Arc::clone(&at_first_event);
@@ -126,7 +126,7 @@ async fn start_turn(
         sender.map(|sender| sender.send(result))
     };
     let metrics = app.metrics.clone();
-    let request = TurnRequest { input, client: name.to_owned(), sampling: None, message_id };
+    let request = TurnRequest { input, client: name.to_owned(), sampling: None, message_id, place };
     let on_event = Box::new(move |event: &Event| {
         let ahead = match event {
             Event::Queued { ahead } => *ahead,
@@ -253,11 +253,12 @@ async fn rename_conversation(
     .await?;
     // The open session has the old name.
     app.host.close(&name);
+    app.drop_cached(&name);
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn check_name_is_free(app: &Arc<App>, name: &str) -> ApiResult<()> {
-    crate::app::check_conversation_name(name)?;
+    crate::app::check_conversation_name("name", name)?;
     let (app, name) = (Arc::clone(app), name.to_owned());
     spawn_blocking(move || match app.is_name_free(&name)? {
         true => Ok(()),

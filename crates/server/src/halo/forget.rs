@@ -203,7 +203,7 @@ async fn forget(
     })
     .await?;
     if report.due_at.is_none() {
-        app.attention_cache.remove(&name);
+        app.drop_cached(&name);
         // A conversation with another name is opened by that one.
         if erases_all || !report.new_names.is_empty() {
             app.host.close(&name);

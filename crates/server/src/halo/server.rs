@@ -79,7 +79,7 @@ async fn list_settings(State(app): State<Arc<App>>) -> Json<Vec<Setting>> {
 
 /// Writes a setting to the settings file, or removes it from there
 #[utoipa::path(put, path = "/settings/{key}", params(("key" = String, Path)), request_body = ApiSettingValue,
-    responses((status = 200, body = Vec<Setting>), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+    responses((status = 200, body = Vec<Setting>), (status = 400, body = ApiError), (status = 403, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 async fn update_setting(
     State(app): State<Arc<App>>,
     PathParams(key): PathParams<String>,

@@ -107,6 +107,8 @@ async fn create_world(
     JsonBody(new): JsonBody<ApiNewWorld>,
 ) -> ApiResult<(StatusCode, Json<ApiWorld>)> {
     spawn_blocking(move || {
+        world_store::check_world_name(&new.name)
+            .map_err(|e| ErrorResponse::bad_request(format!("name: {}", e.message)))?;
         let file = new.file.unwrap_or_else(|| app.backend.example_world().to_owned());
         let file: WorldFile = app.backend.parse_world_file(&file)?;
         let now = jiff::Timestamp::now().as_millisecond();

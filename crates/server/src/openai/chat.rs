@@ -4,7 +4,9 @@
 use super::chat_request::{OpenAiChatRequest, ParsedChatRequest};
 use super::chat_response::ChatResponse;
 use super::dispatch::{DispatchPlan, DispatchedChat, TailAction, dispatch_chat};
-use super::protocol::{OpenAiJson, OpenAiResult, error_event, finish_reason, usage};
+use super::protocol::{
+    CONVERSATION_HEADER, OpenAiJson, OpenAiResult, check_response_format, error_event, finish_reason, usage,
+};
 use super::unstored_chat::complete_unstored;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
@@ -21,15 +23,13 @@ use halo_core::token::Role;
 use halo_engine::align::SentMessage;
 use halo_engine::event::{ChangeAction, Event, TurnSummary};
 use halo_engine::host::{ConversationHandle, JobContext};
+use halo_engine::scheduler::QueuePlace;
 use halo_engine::session::Session;
 use halo_engine::turn::{EditAuthor, TurnInput};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::oneshot;
-
-/// Names the conversation, in requests and in responses.
-const CONVERSATION_HEADER: &str = "x-halo-conversation";
 
 /// The name that stands for no conversation: nothing is stored.
 const NOT_STORED: &str = "none";
@@ -40,10 +40,13 @@ pub(super) async fn chat_completions(
     OpenAiJson(body): OpenAiJson<OpenAiChatRequest>,
 ) -> OpenAiResult<Response> {
     let request = body.parse(&app.backend.rules().sampling, app.limits.max_messages)?;
-    app.check_queue_capacity()?;
+    let place = app.reserve_queue_place()?;
     let name = conversation_name(&headers)?;
+    check_response_format(&app, &request.sampling).await?;
     let (stream, include_usage) = (body.params.stream, body.params.include_usage());
     if name.as_deref() == Some(NOT_STORED) || body.store == Some(false) {
+        // A completion takes a place of its own.
+        drop(place);
         let mut response = complete_unstored(app, request, stream, include_usage).await?;
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
@@ -51,8 +54,8 @@ pub(super) async fn chat_completions(
     let dispatcher = Arc::clone(&app);
     let turn = spawn_blocking(move || {
         let dispatched = dispatch_chat(&dispatcher, name.as_deref(), &request)?;
-        let handle = dispatcher.open_or_create_conversation(&dispatched.name)?;
-        Ok(ChatTurn { app: dispatcher, handle, dispatched, request })
+        let handle = dispatcher.open_or_create_conversation(CONVERSATION_HEADER, &dispatched.name)?;
+        Ok(ChatTurn { app: dispatcher, handle, dispatched, request, place })
     })
     .await?;
     let name = turn.dispatched.name.clone();
@@ -71,6 +74,8 @@ struct ChatTurn {
     handle: Arc<ConversationHandle>,
     dispatched: DispatchedChat,
     request: ParsedChatRequest,
+    /// Its place in the queue of the model, while it waits for the jobs before it.
+    place: QueuePlace,
 }
 
 async fn stream_turn(turn: ChatTurn, format: ChatResponse, include_usage: bool) -> OpenAiResult<Response> {
@@ -181,7 +186,7 @@ fn submit_chat_turn(
     mut on_progress: impl FnMut(Option<&str>) -> StepFlow + Send + 'static,
     on_end: impl FnOnce(ApiResult<ChatTurnResult>) + Send + 'static,
 ) -> ApiResult<()> {
-    let ChatTurn { app, handle, dispatched, request } = turn;
+    let ChatTurn { app, handle, dispatched, request, place } = turn;
     let job = move |session: &mut Session, context: &JobContext<'_>| {
         let DispatchedChat { name, plan, in_flight } = dispatched;
         let synced = sync_history(session, &request, &plan, &mut || match context.is_cancelled() {
@@ -190,6 +195,8 @@ fn submit_chat_turn(
         });
         // Open pages show the messages that the client has sent.
         context.announce_change(ChangeAction::MessagesAppended, Vec::new());
+        // From here on the scheduler counts it.
+        drop(place);
         let result =
             synced.and_then(|()| run_chat_turn(session, context, name, &request, &plan, &mut on_progress));
         let recorded = result.as_ref().map(|result| result.summary.clone()).map_err(Error::clone);

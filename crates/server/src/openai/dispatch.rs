@@ -2,6 +2,7 @@
 //! (`halo_engine::lookup`). Only the last exchange is ever replaced, and it becomes a variant.
 
 use super::chat_request::ParsedChatRequest;
+use super::protocol::CONVERSATION_HEADER;
 use crate::app::{App, check_conversation_name};
 use crate::chat_dispatcher::InFlightRequest;
 use crate::error::{ApiResult, ErrorResponse};
@@ -103,8 +104,8 @@ pub(super) fn dispatch_chat(
 
 /// The plan for a conversation that the client names: the request continues there, whatever its history is.
 fn plan_for_named(app: &App, name: &str, request: &AlignRequest<'_>) -> ApiResult<DispatchPlan> {
-    check_conversation_name(name)?;
     if app.with_reader(|store| store.find_conversation(name))?.is_none() {
+        check_conversation_name(CONVERSATION_HEADER, name)?;
         return Ok(DispatchPlan::default());
     }
     let options = AlignOptions {
@@ -213,7 +214,7 @@ fn unused_name(app: &App, wanted: &str, separator: &str) -> ApiResult<String> {
     while stem.len() > 160 {
         stem.pop();
     }
-    if stem.trim().is_empty() || check_conversation_name(&stem).is_err() {
+    if stem.trim().is_empty() || check_conversation_name(CONVERSATION_HEADER, &stem).is_err() {
         "chat".clone_into(&mut stem);
     }
     let name = |n: u64| match n {

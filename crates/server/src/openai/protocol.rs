@@ -1,7 +1,8 @@
 //! What all of OpenAI's routes share: errors, sampling parameters, ids and usage.
 
+use crate::app::App;
 use crate::completion::seed_or_random;
-use crate::error::{ErrorResponse, JsonBody};
+use crate::error::{ErrorResponse, JsonBody, spawn_blocking};
 use axum::Json;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
@@ -11,7 +12,11 @@ use halo_core::model::{FinishReason, OutputConstraint, Sampling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names the conversation, in requests and in responses.
+pub(super) const CONVERSATION_HEADER: &str = "x-halo-conversation";
 
 /// An error in OpenAI's format.
 pub(super) struct OpenAiError(ErrorResponse);
@@ -39,6 +44,7 @@ impl OpenAiError {
             ErrorKind::Busy | ErrorKind::Unavailable => Some("overloaded"),
             ErrorKind::InvalidInput
             | ErrorKind::Conflict
+            | ErrorKind::Forbidden
             | ErrorKind::Cancelled
             | ErrorKind::Damaged
             | ErrorKind::Internal => None,
@@ -66,6 +72,19 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Op
     async fn from_request(request: Request, state: &S) -> Result<Self, OpenAiError> {
         Ok(Self(JsonBody::from_request(request, state).await?.0))
     }
+}
+
+/// Checks that the model can follow the schema of `response_format`, before anything is stored.
+pub(super) async fn check_response_format(app: &Arc<App>, sampling: &Sampling) -> Result<(), ErrorResponse> {
+    let Some(constraint) = sampling.constraint.clone() else { return Ok(()) };
+    let app = Arc::clone(app);
+    spawn_blocking(move || {
+        app.backend.model()?.check_constraint(&constraint).map_err(|e| match e.kind {
+            ErrorKind::InvalidInput => ErrorResponse::bad_request(format!("response_format: {}", e.message)),
+            _ => ErrorResponse::from(e),
+        })
+    })
+    .await
 }
 
 /// A unique id for a response.

@@ -454,3 +454,44 @@ async fn limits_let_requests_wait_while_the_queue_has_room() {
     assert_eq!(third.status, 503, "{}", third.body);
     assert_eq!(ask("third").await.status, 200, "later there is room");
 }
+
+/// Requests that wait for an earlier one in their conversation are queued too.
+#[tokio::test]
+async fn limits_count_requests_that_wait_within_a_conversation() {
+    let fake = FakeServer::with_limits(ServerLimits { max_queued: 4, ..ServerLimits::default() });
+    fake.script().token_delay = Duration::from_millis(15);
+    fake.script_answers(&[&vec!["word"; 30].join(" ")]);
+    let status = async || fake.halo_api("GET", "/status", None).await.1;
+    let body = chat_body(&["u Hello"]);
+    let first = fake.chat(&body, Some("main"));
+    let others = async {
+        while status().await["busy"] != true {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let ask = |n: usize| {
+            let body = chat_body(&[&format!("u Question {n}")]);
+            let fake = &fake;
+            async move {
+                match n % 2 {
+                    0 => fake.chat(&body, Some("main")).await.status,
+                    _ => {
+                        let message = json!({ "text": format!("Message {n}") });
+                        fake.halo_api("POST", "/conversations/main/messages", Some(&message)).await.0
+                    }
+                }
+            }
+        };
+        let all = futures_util::future::join_all((0..20).map(ask));
+        let queued = async {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            status().await["queued"].clone()
+        };
+        tokio::join!(all, queued)
+    };
+    let (first, (statuses, queued)) = tokio::join!(first, others);
+    assert_eq!(first.status, 200);
+    assert_eq!(queued, 4);
+    let refused = statuses.iter().filter(|status| **status == 503).count();
+    assert_eq!(refused, 16, "{statuses:?}");
+    assert_eq!(status().await["queued"], 0);
+}

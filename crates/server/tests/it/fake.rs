@@ -11,8 +11,8 @@ use halo_core::chunker::ChunkSize;
 use halo_core::context_window::ContextWindow;
 use halo_core::embedder::Embedder;
 use halo_core::model::{
-    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
-    StepFlow,
+    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint,
+    Prompt, Sampling, StepFlow,
 };
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::row_store::RowStore;
@@ -90,6 +90,16 @@ impl Model for FakeModel {
             known.ok_or_else(|| Error::invalid_input("detokenizing", format!("there is no token {}", id.0)))
         };
         ids.iter().map(text).collect()
+    }
+
+    /// Knows a schema by its type.
+    fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
+        let OutputConstraint::JsonSchema(schema) = constraint else { return Ok(()) };
+        let schema: Value = serde_json::from_str(schema).expect("the server has parsed it");
+        match schema["type"].as_str() {
+            Some("object" | "array") => Ok(()),
+            _ => Err(Error::invalid_input("compiling", "it has no known type")),
+        }
     }
 
     fn generate(
@@ -498,17 +508,23 @@ impl Backend for FakeBackend {
                 default: default.to_owned(),
                 origin: if saved.is_some() { "settings file" } else { "default" }.to_owned(),
                 value: saved.unwrap_or_else(|| default.to_owned()),
-                read_only: key == READ_ONLY_SETTING,
+                read_only: key != MAX_TOKENS_SETTING,
+                read_only_reason: (key != MAX_TOKENS_SETTING).then(|| format!("{key} is set elsewhere")),
                 needs_restart: key.starts_with("model."),
             }
         };
-        [(MAX_TOKENS_SETTING, "32"), (READ_ONLY_SETTING, "8192")].map(setting).into()
+        [(MAX_TOKENS_SETTING, "32"), (READ_ONLY_SETTING, "8192"), (BY_HAND_SETTING, "auto")]
+            .map(setting)
+            .into()
     }
 
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error> {
         let invalid = |message: String| Err(Error::invalid_input("setting", message));
         if key == READ_ONLY_SETTING {
             return invalid(format!("{key} was set on the command line"));
+        }
+        if key == BY_HAND_SETTING {
+            return Err(Error::forbidden("setting", format!("{key} can only be set by hand")));
         }
         let mut saved = self.saved_settings.lock().expect("the lock is not poisoned");
         match value {
@@ -524,6 +540,7 @@ impl Backend for FakeBackend {
 
 pub const MAX_TOKENS_SETTING: &str = "generation.max_tokens";
 pub const READ_ONLY_SETTING: &str = "model.context";
+pub const BY_HAND_SETTING: &str = "server.key";
 
 impl FakeBackend {
     fn saved_setting(&self, key: &str) -> Option<String> {

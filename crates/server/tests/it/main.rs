@@ -2,6 +2,7 @@
 
 mod access;
 mod chat;
+mod connections;
 mod fake;
 mod fixture;
 mod forget;

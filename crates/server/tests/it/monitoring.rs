@@ -2,6 +2,7 @@
 
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer, ReaderFault};
+use halo_server::ServerLimits;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -69,6 +70,58 @@ async fn health_is_unavailable_while_the_store_does_not_answer() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+}
+
+#[tokio::test]
+async fn health_tells_model_and_version_only_with_the_key() {
+    let key = "a key of sixteen letters";
+    let limits = ServerLimits { api_key: Some(key.into()), ..ServerLimits::default() };
+    let fake = FakeServer::with_limits(limits);
+    let response = fake.get("/health").await;
+    assert_eq!((response.status, response.json()), (200, json!({ "status": "ok" })));
+    let response = fake.request("GET", "/health", &[("x-api-key", key)], "").await;
+    assert_eq!((response.status, &response.json()["model"]), (200, &json!("scripted")));
+    assert_eq!(response.json()["version"], env!("CARGO_PKG_VERSION"));
+    let response = fake.request("GET", "/health", &[("x-api-key", "a wrong key of mine")], "").await;
+    assert_eq!(response.status, 401, "it is no way to guess keys");
+}
+
+/// What is cached of a conversation leaves memory when it is closed, renamed or forgotten.
+#[tokio::test]
+async fn caches_drop_conversations_that_are_closed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let limits = ServerLimits { idle_timeout: Duration::from_millis(300), ..ServerLimits::default() };
+    let options = FakeOptions { attention: true, limits, ..FakeOptions::in_folder(folder.path()) };
+    let fake = FakeServer::with_options(options);
+    let cached = async || {
+        let samples = scrape(&fake).await;
+        (value(&samples, "halo_cached_states"), value(&samples, "halo_cached_attention_tokens"))
+    };
+    let wait_until_empty = async || {
+        for _ in 0..300 {
+            if cached().await == (0.0, 0.0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("still cached: {:?}", cached().await);
+    };
+    let talk = async || {
+        fake.script_answers(&["one two three"]);
+        assert_eq!(fake.chat(&chat_body(&["u Hello"]), Some("main")).await.status, 200);
+        assert_eq!(fake.halo_api("GET", "/conversations/main", None).await.0, 200);
+        assert_eq!(cached().await, (1.0, 3.0));
+    };
+    talk().await;
+    wait_until_empty().await;
+    talk().await;
+    let forget = json!({ "all": true, "now": true });
+    assert_eq!(fake.halo_api("POST", "/conversations/main/forget", Some(&forget)).await.0, 200);
+    assert_eq!(cached().await, (0.0, 0.0), "at once");
+    talk().await;
+    let name = json!({ "name": "other" });
+    assert_eq!(fake.halo_api("POST", "/conversations/main/rename", Some(&name)).await.0, 204);
+    wait_until_empty().await;
 }
 
 #[tokio::test]

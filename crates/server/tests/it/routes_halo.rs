@@ -110,6 +110,8 @@ fn route_cases() -> Vec<RouteCase> {
                 && settings[0]["value"] == "32"
                 && settings[0]["origin"] == "default"
                 && settings[1]["read_only"] == true
+                && settings[0]["read_only_reason"].is_null()
+                && settings[1]["read_only_reason"] == "model.context is set elsewhere"
                 && settings[1]["needs_restart"] == true
         }),
         route("PUT", "/settings/{key}", "/settings/generation.max_tokens")
@@ -119,6 +121,8 @@ fn route_cases() -> Vec<RouteCase> {
             .refuses_body(json!({ "value": "0" }), 422, "generation.max_tokens is '0'")
             .refuses_body(json!({ "value": "many" }), 422, "generation.max_tokens is 'many'")
             .refuses("/settings/model.context", json!({ "value": "1" }), 422, "model.context")
+            .refuses("/settings/server.key", json!({ "value": "1" }), 403, "by hand")
+            .refuses("/settings/server.key", json!({ "value": null }), 403, "by hand")
             .refuses("/settings/nothing", json!({ "value": "1" }), 404, "there is no setting nothing"),
     ];
     cases.extend(query_cases());
@@ -382,6 +386,16 @@ fn command_cases() -> Vec<RouteCase> {
             .changes("/conversations/what%20if", |state| state["name"] == "what if" && state["tokens"] == 11)
             .refuses_body(json!({ "name": "main" }), 409, "'main' exists already")
             .refuses_body(json!({ "name": "" }), 400, "name")
+            .refuses_body(
+                json!({ "name": "world:new" }),
+                400,
+                "name: the name of the conversation begins with 'world:'",
+            )
+            .refuses_body(
+                json!({ "name": "ä".repeat(150) }),
+                400,
+                "name: the name of the conversation has 300 bytes",
+            )
             .refuses_body(json!({ "name": "new", "turn": 99 }), 422, "there is no turn 99"),
         route("POST", "/conversations/{name}/rename", "/conversations/main/rename")
             .body(json!({ "name": "other" }))
@@ -390,7 +404,8 @@ fn command_cases() -> Vec<RouteCase> {
                 list.as_array().is_some_and(|list| list.len() == 1) && list[0]["name"] == "other"
             })
             .refuses_body(json!({ "name": "main" }), 409, "'main' exists already")
-            .refuses_body(json!({ "name": "a\nb" }), 400, "name"),
+            .refuses_body(json!({ "name": "a\nb" }), 400, "name")
+            .refuses_body(json!({ "name": "a\u{202e}b" }), 400, "control character U+202E"),
         route("PUT", "/conversations/{name}/notes", "/conversations/main/notes")
             .body(json!({ "file": "notes.json", "text": "{\"town\":\"Bregenz\"}" }))
             .returns(204, Value::is_null)
@@ -428,7 +443,9 @@ fn world_cases() -> Vec<RouteCase> {
             })
             .changes("/worlds", |list| list[0]["name"] == "town" && list[0]["open"] == true)
             .refuses_body(json!({ "name": "village" }), 409, "village")
-            .refuses_body(json!({ "name": " town" }), 422, "a world's name has 1 to 60 characters")
+            .refuses_body(json!({ "name": " town" }), 400, "name: a world's name has 1 to 60 characters")
+            .refuses_body(json!({ "name": "\u{202e}town" }), 400, "name: a world's name has")
+            .refuses_body(json!({ "name": "world:town" }), 400, "name: a world's name has")
             .refuses_body(json!({ "name": "new", "file": "{" }), 422, "reading the world")
             .refuses_body(file(json!({ "agents": [] })), 400, "agents")
             .refuses_body(file(json!({ "agents": [{ "name": "Ada", "interval": 99 }] })), 400, "interval")

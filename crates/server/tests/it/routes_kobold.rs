@@ -216,6 +216,19 @@ async fn kobold_preview_continues_the_last_completion() {
 }
 
 #[tokio::test]
+async fn kobold_preview_rejects_unknown_tokens() {
+    let fake = FakeServer::with_options(FakeOptions { vocab_size: 1 << 31, ..FakeOptions::default() });
+    post(&fake, GENERATE, json!({ "prompt": "Once" })).await;
+    for id in [1_u32 << 31, u32::MAX] {
+        let body = json!({ "append_tokens": [{ "token_id": 5 }, { "token_id": id }] });
+        let response = fake.post("/api/v1/generate/preview", &body).await;
+        let message = response.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(response.status, 400, "{message}");
+        assert!(message.contains(&format!("append_tokens: there is no token {id}")), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn kobold_abort_stops_the_completion() {
     let fake = FakeServer::in_memory();
     assert_eq!(
@@ -270,7 +283,21 @@ async fn mcp_lists_its_tools() {
     let names: Vec<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
     assert_eq!(names, ["recall", "remember", "pin", "resurrect", "notes"]);
     assert_eq!(tools[0]["inputSchema"]["required"], json!(["query"]));
-    assert_eq!(tools[0]["annotations"]["readOnlyHint"], true);
+    let hints = |tool: &Value| {
+        ["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]
+            .map(|hint| tool["annotations"][hint] == true)
+    };
+    assert_eq!(
+        tools.iter().map(hints).collect::<Vec<_>>(),
+        [
+            [true, false, true, false],
+            [false, false, false, false],
+            [false, false, true, false],
+            [false, false, true, false],
+            // It replaces the notes that were there.
+            [false, true, true, false],
+        ]
+    );
 }
 
 #[tokio::test]

@@ -318,7 +318,7 @@ async fn chat_names_conversations_by_header() {
     let long = "n".repeat(201);
     for invalid in ["%0A", "%20", long.as_str()] {
         let response = fake.chat(&hello(), Some(invalid)).await;
-        check_error(&response.body, (response.status, 400), "the name of a conversation", &Value::Null);
+        check_error(&response.body, (response.status, 400), "the name of the conversation", &Value::Null);
     }
     let response = fake.request("POST", CHAT, &[("x-halo-conversation", "é")], hello().to_string()).await;
     check_error(&response.json(), (response.status, 400), "x-halo-conversation must be ASCII", &Value::Null);
@@ -421,4 +421,46 @@ async fn embeddings_reject_invalid_requests() {
     }
     let without = FakeServer::in_memory().post(EMBEDDINGS, &json!({ "input": "a" })).await;
     check_error(&without.json(), (without.status, 501), "there is no embedder", &Value::Null);
+}
+
+/// A refused request stores nothing: OpenAI's clients send it again.
+#[tokio::test]
+async fn chat_checks_names_and_schemas_before_anything_is_stored() {
+    let fake = FakeServer::in_memory();
+    let conversations = async || fake.halo_api("GET", "/conversations", None).await.1;
+    let send = async |name: &str, body: &Value| {
+        let headers = [("x-halo-conversation", name), ("content-type", "application/json")];
+        let response = fake.request("POST", CHAT, &headers, body.to_string()).await;
+        (response.status, response.json())
+    };
+    let long = "%C3%A4".repeat(150);
+    for (name, problem) in [
+        ("", "is empty"),
+        ("%20", "is empty"),
+        ("%20x", "begins or ends with a space"),
+        ("a%0Ab", "U+000A"),
+        ("a%E2%80%AEb", "U+202E"),
+        ("a%E2%81%A6b", "U+2066"),
+        ("world:village", "begins with 'world:'"),
+        (long.as_str(), "has 300 bytes; at most 200 are allowed"),
+    ] {
+        let (status, body) = send(name, &chat_body(&["u Hello"])).await;
+        check_error(&body, (status, 400), problem, &Value::Null);
+        check_error(&body, (status, 400), "x-halo-conversation", &Value::Null);
+    }
+    for schema in [json!("text"), json!([1]), json!({ "type": "unheard of" })] {
+        let mut body = chat_body(&["u Hello"]);
+        body["response_format"] = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+        for name in ["main", "none"] {
+            let (status, body) = send(name, &body).await;
+            check_error(&body, (status, 400), "response_format: ", &Value::Null);
+        }
+    }
+    assert_eq!(conversations().await, json!([]), "nothing was stored");
+    assert!(fake.script().windows.is_empty(), "the model was not asked");
+    let mut body = chat_body(&["u \u{200f}שלום\u{202e} world"]);
+    body["response_format"] = json!({ "type": "json_object" });
+    let response = fake.post(CHAT, &body).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(conversations().await[0]["name"], "שלום world", "a title has no invisible characters");
 }

@@ -1,0 +1,137 @@
+//! The licences of third-party code, and the software bill of materials.
+
+use crate::common::{run_halo, temp_dir};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn repository_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read_file(name: &str) -> String {
+    std::fs::read_to_string(repository_root().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Names, versions and checksums of the packages in Cargo.lock that are not part of the workspace.
+fn locked_packages() -> Vec<(String, String, String)> {
+    let lock: toml::Table = read_file("Cargo.lock").parse().expect("Cargo.lock is TOML");
+    let packages = lock["package"].as_array().expect("packages").iter();
+    let text = |package: &toml::Value, key: &str| {
+        package.get(key).and_then(toml::Value::as_str).unwrap_or_default().to_owned()
+    };
+    let foreign = packages.filter(|package| package.get("source").is_some());
+    foreign
+        .map(|package| (text(package, "name"), text(package, "version"), text(package, "checksum")))
+        .collect()
+}
+
+#[test]
+fn licenses_name_every_package_of_the_lock_file() {
+    let text = read_file("THIRD_PARTY_LICENSES.md");
+    let (_, table) = text.split_once("\n## Packages\n").expect("the table of packages");
+    let (table, _) = table.split_once("\n## ").expect("the end of the table");
+    let listed: BTreeSet<(String, String)> = table
+        .lines()
+        .skip(3)
+        .filter_map(|line| {
+            let mut cells = line.trim_matches('|').split('|').map(str::trim);
+            let (name, version, licence) = (cells.next()?, cells.next()?, cells.next()?);
+            assert!(!licence.is_empty(), "{line}");
+            Some((name.to_owned(), version.to_owned()))
+        })
+        .collect();
+    let locked: BTreeSet<(String, String)> =
+        locked_packages().into_iter().map(|(name, version, _)| (name, version)).collect();
+    let missing: Vec<_> = locked.difference(&listed).collect();
+    let stale: Vec<_> = listed.difference(&locked).collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "THIRD_PARTY_LICENSES.md is stale (scripts/licenses writes it): without {missing:?}, with {stale:?}"
+    );
+}
+
+#[test]
+fn licenses_are_printed_with_their_texts() {
+    let run = run_halo(temp_dir().path(), &["licenses"]);
+    assert_eq!((run.status, run.err.as_str()), (0, ""));
+    assert!(run.out == read_file("THIRD_PARTY_LICENSES.md"), "it prints the file");
+    for text in [
+        "| llama.cpp |",
+        "| ggml |",
+        "| SQLite |",
+        "Copyright (c) 2023-2026 The ggml authors",
+        "Permission is hereby granted, free of charge",
+        "TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION",
+        "Mozilla Public License",
+        "Models are not part of the program",
+    ] {
+        assert!(run.out.contains(text), "{text}");
+    }
+    assert!(!run.out.contains("GNU GENERAL PUBLIC LICENSE"), "nothing is used under the GPL");
+    assert!(run.out.len() < 300_000, "larger than 300 KB, it is to be compressed: {}", run.out.len());
+}
+
+#[test]
+fn sbom_is_valid_cyclonedx() {
+    let make = || {
+        let output = Command::new("python3").arg(repository_root().join("scripts/sbom")).output();
+        let output = output.expect("python3 runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let text = make();
+    assert!(text == make(), "the same sources give the same bytes");
+    let bom: Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(
+        (&bom["bomFormat"], &bom["specVersion"], &bom["version"]),
+        (&"CycloneDX".into(), &"1.5".into(), &1.into())
+    );
+    let serial = bom["serialNumber"].as_str().and_then(|serial| serial.strip_prefix("urn:uuid:"));
+    assert_eq!(serial.map(str::len), Some(36), "{}", bom["serialNumber"]);
+    let program = &bom["metadata"]["component"];
+    assert_eq!((&program["type"], &program["name"]), (&"application".into(), &"halo".into()));
+    assert_eq!(program["version"], env!("CARGO_PKG_VERSION"));
+    let components = bom["components"].as_array().expect("components");
+    let mut references = BTreeSet::from([program["bom-ref"].as_str().expect("a reference")]);
+    let checksums: BTreeSet<(String, String, String)> = locked_packages().into_iter().collect();
+    for component in components {
+        let field = |name: &str| component[name].as_str().unwrap_or_else(|| panic!("no {name}: {component}"));
+        assert_eq!(field("type"), "library");
+        assert!(references.insert(field("bom-ref")), "a reference is unique: {component}");
+        let (name, version) = (field("name"), field("version"));
+        assert!(
+            field("purl").starts_with("pkg:")
+                && field("purl").replace("%2B", "+").ends_with(&format!("@{version}")),
+            "{component}"
+        );
+        let licence = &component["licenses"][0];
+        let licence = licence["expression"].as_str().or(licence["license"]["id"].as_str());
+        assert!(licence.is_some_and(|licence| !licence.is_empty()), "{component}");
+        if let Some(hash) = component["hashes"][0]["content"].as_str() {
+            assert_eq!(component["hashes"][0]["alg"], "SHA-256");
+            assert!(
+                checksums.contains(&(name.to_owned(), version.to_owned(), hash.to_owned())),
+                "{component}"
+            );
+        } else {
+            assert!(
+                name.starts_with("halo") || ["llama.cpp", "ggml", "SQLite"].contains(&name),
+                "{component}"
+            );
+        }
+    }
+    for name in ["llama.cpp", "ggml", "SQLite", "llama-cpp-sys-2", "libsqlite3-sys", "axum", "halo-server"] {
+        assert!(components.iter().any(|component| component["name"] == name), "{name}");
+    }
+    assert!(!components.iter().any(|component| component["name"] == "halo-bench"), "it is another program");
+    let nodes = bom["dependencies"].as_array().expect("dependencies");
+    assert_eq!(nodes.len(), references.len());
+    for node in nodes {
+        let targets = node["dependsOn"].as_array().expect("a list").iter().chain([&node["ref"]]);
+        for target in targets {
+            assert!(target.as_str().is_some_and(|target| references.contains(target)), "{target}");
+        }
+    }
+}
