@@ -1,6 +1,8 @@
 //! Names of conversations that their users did not name: the first words of the first message. Such a name is text of the
 //! conversation, so it is forgotten with that message.
 
+use halo_core::name::is_invisible_control;
+
 pub(crate) const MAX_TITLE_CHARS: usize = 48;
 /// Leaves room for a number or the word "branch" within the length that a store allows.
 const MAX_TITLE_BYTES: usize = 160;
