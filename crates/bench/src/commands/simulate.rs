@@ -11,13 +11,13 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct SimulateOptions {
-    /// Number of seeds
+    /// How many seeds to run
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// First seed
+    /// The seed to start with
     #[arg(long, value_name = "SEED", default_value = "0")]
     first: u64,
-    /// Steps of each seed
+    /// Steps to simulate for each seed
     #[arg(long, value_name = "N", default_value = "30")]
     steps: u64,
 }

@@ -169,7 +169,7 @@ fn is_stored(database: &TestDatabase, text: &str) -> bool {
             };
             files.any(has_text)
         }
-        StoreLocation::Postgres(url) => {
+        StoreLocation::Postgres(_) => {
             let hex = text.bytes().fold(String::new(), |mut hex, byte| {
                 let _ = write!(hex, "{byte:02x}");
                 hex
@@ -185,7 +185,7 @@ fn is_stored(database: &TestDatabase, text: &str) -> bool {
                    (strpos(most_common_vals::text, '{text}') > 0 OR strpos(histogram_bounds::text, '{text}') > 0); \
                  IF found > 0 THEN RAISE EXCEPTION 'found in the statistics'; END IF; END $$"
             );
-            match crate::common::execute_sql(url, &search) {
+            match crate::common::postgres_server::execute_sql(&database.url, &search) {
                 Ok(()) => false,
                 Err(error) => {
                     let message = error.as_db_error().map(|error| error.message().to_owned());
