@@ -121,6 +121,11 @@ impl Env {
         self.data_dir.as_deref().context("this system has no data folder: name one with --data")
     }
 
+    /// The file with the lines that were typed in the terminal, whether or not it exists.
+    pub fn input_history_file(&self) -> Option<PathBuf> {
+        self.data_dir.as_ref().map(|dir| dir.join("chat_history.txt"))
+    }
+
     /// The settings file, whether or not it exists.
     pub fn settings_path(&self) -> Option<PathBuf> {
         let default = || self.data_dir.as_ref().map(|dir| dir.join("config.toml"));

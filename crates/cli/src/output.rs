@@ -61,3 +61,8 @@ pub fn format_time(at: i64) -> String {
         Err(_) => "at an unknown time".into(),
     }
 }
+
+/// The day of a time in milliseconds since 1970, such as `5 November 2026`.
+pub fn format_day(at: i64) -> String {
+    jiff::Timestamp::from_millisecond(at).map(|at| at.strftime("%-d %B %Y").to_string()).unwrap_or_default()
+}

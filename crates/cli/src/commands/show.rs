@@ -1,10 +1,9 @@
 //! `halo show` and `halo why`: the chunks of a conversation, and what happened to each.
 
 use super::conversations::{ConversationArgs, open_existing};
-use super::forget::pending_placeholder;
 use crate::env::Env;
 use crate::error::not_found;
-use crate::output::{format_time, pluralize, print_json, print_stdout, sanitize_terminal_text};
+use crate::output::{format_day, format_time, pluralize, print_json, print_stdout, sanitize_terminal_text};
 use anyhow::Result;
 use halo_core::change::AttentionTally;
 use halo_core::store::{Access, LogEntry, Store};
@@ -81,6 +80,7 @@ fn chunk_json(chunk: ChunkRef<'_>, why: Option<&ChunkHistoryEntry>, forgotten_at
         "live_tokens": chunk.live_len(),
         "pinned": chunk.is_pinned(),
         "deleted": chunk.is_deleted(),
+        "forgotten": chunk.is_forgotten(),
         "peak": chunk.peak().0,
         "text": if forgotten_at.is_some() { "".into() } else { chunk.text() },
         "to_be_forgotten": forgotten_at,
@@ -95,16 +95,19 @@ fn write_chunk(
     forgotten_at: Option<i64>,
 ) {
     let state = match (chunk.is_deleted(), chunk.is_live()) {
+        (true, _) if chunk.is_forgotten() => "  forgotten",
         (true, _) => "  deleted",
         (_, false) => "  pruned",
         _ => "",
     };
+    // The reason in the log is from the time when the text was only hidden.
+    let why = why.filter(|_| !chunk.is_forgotten());
     let pinned = if chunk.is_pinned() { "  pinned" } else { "" };
     let why = why.map(|e| format!("  ({})", sanitize_terminal_text(&e.describe()))).unwrap_or_default();
     let tokens = pluralize(chunk.len() as u64, "token");
     let _ = writeln!(out, "{}  {tokens}  peak {}{state}{pinned}{why}", chunk.id(), chunk.peak());
     let text = match forgotten_at.filter(|_| chunk.is_deleted()) {
-        Some(due) => pending_placeholder(due),
+        Some(due) => format!("[erased on {}; `halo forget --cancel` keeps it]", format_day(due)),
         None => sanitize_terminal_text(&chunk.text()),
     };
     for line in text.trim_end().lines() {

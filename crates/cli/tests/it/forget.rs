@@ -107,6 +107,10 @@ fn forget_removes_text_from_every_file() {
     let texts: Vec<&str> =
         rows.as_array().expect("rows").iter().filter_map(|row| row["text"].as_str()).collect();
     assert!(texts.contains(&"Good morning."), "{texts:?}");
+    let forgotten = rows.as_array().expect("rows").iter().filter(|row| row["forgotten"] == true);
+    assert_eq!(forgotten.map(|row| row["chunk"].as_str()).collect::<Vec<_>>(), [Some("u2.0")]);
+    let shown = run_ok(data, &["show", "--all"]);
+    assert!(shown.contains("  forgotten\n") && !shown.contains("waiting to be forgotten"), "{shown}");
     let restored = run(data, &["undelete", "u2.0"]);
     assert!(restored.status == 2 && restored.err.contains("forgotten for good"), "{}", restored.err);
     chat_and_capture(data, &["Where do I live?"]);

@@ -350,7 +350,7 @@ fn doctor_reports_lost_commits_and_missing_files() {
 
     std::fs::rename(&path, home.data_dir().join("halo.db.repaired-1")).expect("the file is renamed");
     let _ = std::fs::remove_file(&wal);
-    for command in [&["doctor"][..], &["conversations"], &["show", "main"]] {
+    for command in [&["doctor"][..], &["conversations"], &["show", "-c", "main"]] {
         let refused = home.run(command);
         assert!(
             refused.status != 0 && refused.err.contains("halo.db.repaired-1"),

@@ -19,9 +19,6 @@ use serde_json::json;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
 use std::path::PathBuf;
 
-/// The history of the line editor.
-pub const HISTORY_FILE: &str = "chat_history.txt";
-
 #[derive(clap::Args)]
 pub struct ChatArgs {
     #[command(flatten)]

@@ -24,8 +24,7 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     let style = TerminalStyle::from_environment();
     let interrupts = handle_interrupts()?;
-    let history = env.data_dir().map(|data| data.join(super::HISTORY_FILE));
-    let mut reader = LineReader::new(history)?;
+    let mut reader = LineReader::new(env.input_history_file())?;
     println!("{}", style.dim(&greeting(session)));
     for notice in session.take_notices() {
         println!("{}", style.highlight(&sanitize_terminal_text(&notice)));

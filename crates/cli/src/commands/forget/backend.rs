@@ -1,6 +1,5 @@
 //! What forgetting needs from this program: its stores, its data folder and its settings.
 
-use super::HISTORY_FILE;
 use crate::capture::{CaptureLocation, has_capture, locate_capture};
 use crate::env::Env;
 use crate::error::error_kind;
@@ -79,7 +78,7 @@ impl ForgetBackend for Env {
     }
 
     fn input_history(&self) -> Option<PathBuf> {
-        Env::data_dir(self).map(|data| data.join(HISTORY_FILE))
+        self.input_history_file()
     }
 
     fn store_backups(&self) -> Result<Vec<PathBuf>, Error> {

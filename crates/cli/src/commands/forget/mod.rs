@@ -4,10 +4,9 @@ mod backend;
 
 pub use backend::kv_keys_except;
 
-use super::chat::HISTORY_FILE;
 use super::conversations::{DEFAULT_CONVERSATION, open_existing};
 use crate::env::Env;
-use crate::output::{pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text};
+use crate::output::{format_day, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
 use halo_agents::lethe::RetentionPolicy;
@@ -272,15 +271,6 @@ fn ask_confirmation() -> Result<bool> {
 }
 
 // Output.
-
-/// The text that is shown instead of a chunk that is pending.
-pub fn pending_placeholder(due: i64) -> String {
-    format!("[erased on {}; `halo forget --cancel` keeps it]", format_day(due))
-}
-
-fn format_day(at: i64) -> String {
-    jiff::Timestamp::from_millisecond(at).map(|at| at.strftime("%-d %B %Y").to_string()).unwrap_or_default()
-}
 
 /// `3 paragraphs and 1 memory`.
 fn list_counts(paragraphs: usize, memories: usize, other_texts: usize) -> String {
