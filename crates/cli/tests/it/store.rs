@@ -96,7 +96,7 @@ fn store_import_edit_and_export_round_trip() {
     let pruned = &all[2];
     let expected = serde_json::json!({
         "chunk": "a1.1", "turn": 1, "paragraph": 1, "role": "assistant", "position": 3, "tokens": 1,
-        "live": false, "live_tokens": 0, "pinned": false, "deleted": false, "peak": 77.0,
+        "live": false, "live_tokens": 0, "pinned": false, "deleted": false, "forgotten": false, "peak": 77.0,
         "text": "It hung there.", "to_be_forgotten": null, "why": "pruned: before this log begins",
     });
     assert_eq!(pruned, &expected);
