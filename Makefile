@@ -33,6 +33,7 @@ test: setup models fmt names lint unit clients ledger ## everything but the soak
 
 soak: doc ## documentation, and the property, fuzz and load tests with many more cases
 	HALO_HOSTILE=10000 HALO_RUNS=10000 HALO_TEST_THOROUGH=1 $(CARGO) test --workspace --locked
+	HALO_HOSTILE=1000000 $(CARGO) test --workspace --locked --test it hostile_requests
 	$(CARGO) build --release --locked --package halo --package halo-bench
 	target/release/halo-bench simulate --seeds 100000
 	target/release/halo-bench crash

@@ -6,6 +6,7 @@ mod connections;
 mod fake;
 mod fixture;
 mod forget;
+mod hostile_requests;
 mod monitoring;
 mod postgres;
 #[path = "../../../store/tests/it/common/postgres_server.rs"]

@@ -1,0 +1,229 @@
+//! Random requests to every route: values of wrong types, huge and odd numbers and texts, missing and unknown fields, names
+//! that look like paths. The server answers each with a status below 500 and stays usable.
+
+use crate::chat::chat_body;
+use crate::fake::FakeServer;
+use crate::fixture::{PreparedServer, prepared_server};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The number of requests; `HALO_HOSTILE` overrides it.
+fn request_count() -> usize {
+    std::env::var("HALO_HOSTILE").ok().and_then(|n| n.parse().ok()).unwrap_or(1500)
+}
+
+/// After so many requests a new server is used: requests store messages, and a conversation without end tests nothing new.
+const REQUESTS_PER_SERVER: usize = 250;
+
+/// Method, path and body of requests that are valid; `{}` is a name, a chunk or a number.
+fn valid_requests() -> Vec<(&'static str, &'static str, Value)> {
+    let message = json!({ "role": "user", "content": "Tell me about tea." });
+    vec![
+        (
+            "POST",
+            "/v1/chat/completions",
+            json!({ "model": "m", "messages": [message], "max_tokens": 4, "temperature": 0.5,
+            "top_p": 0.9, "stop": ["x"], "seed": 3, "stream": false, "store": true, "n": 1,
+            "response_format": { "type": "json_schema", "json_schema": { "name": "s", "schema": { "type": "object" } } } }),
+        ),
+        (
+            "POST",
+            "/v1/completions",
+            json!({ "model": "m", "prompt": "Once", "max_tokens": 4, "stop": "x", "echo": false }),
+        ),
+        (
+            "POST",
+            "/v1/embeddings",
+            json!({ "model": "m", "input": ["a", "b"], "dimensions": 8, "encoding_format": "float" }),
+        ),
+        ("GET", "/v1/models", Value::Null),
+        ("GET", "/api/halo/v1/conversations", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}", Value::Null),
+        ("POST", "/api/halo/v1/conversations/{}/messages", json!({ "text": "Hi", "id": "1" })),
+        ("POST", "/api/halo/v1/conversations/{}/regenerate", json!({})),
+        ("POST", "/api/halo/v1/conversations/{}/edit_last", json!({ "text": "Hi" })),
+        ("POST", "/api/halo/v1/conversations/{}/stop", json!({})),
+        ("POST", "/api/halo/v1/conversations/{}/edits", json!({ "edit": "pin", "chunks": ["u6.0"] })),
+        ("POST", "/api/halo/v1/conversations/{}/branch", json!({ "name": "b", "turn": 1 })),
+        ("POST", "/api/halo/v1/conversations/{}/rename", json!({ "name": "other" })),
+        ("GET", "/api/halo/v1/conversations/{}/search?q={}", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}/turns?last={}", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}/chunks/{}", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}/variants", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}/notes", Value::Null),
+        ("PUT", "/api/halo/v1/conversations/{}/notes", json!({ "topics": { "tea": 1 } })),
+        ("GET", "/api/halo/v1/conversations/{}/memories?q={}", Value::Null),
+        ("GET", "/api/halo/v1/conversations/{}/forget", Value::Null),
+        ("POST", "/api/halo/v1/conversations/{}/forget", json!({ "matching": "tea", "dry_run": true })),
+        ("PUT", "/api/halo/v1/settings/{}", json!({ "value": "1" })),
+        ("GET", "/api/halo/v1/worlds/{}", Value::Null),
+        ("POST", "/api/halo/v1/worlds", json!({ "name": "w", "file": "" })),
+        ("POST", "/api/halo/v1/worlds/{}/commands", json!({ "command": "say", "room": 1, "text": "Hi" })),
+        (
+            "POST",
+            "/api/v1/generate",
+            json!({ "prompt": "Once", "max_length": 4, "temperature": 0.5, "stop_sequence": ["x"] }),
+        ),
+        ("POST", "/api/extra/tokencount", json!({ "prompt": "Once upon a time" })),
+        ("POST", "/api/extra/detokenize", json!({ "ids": [1, 2] })),
+        (
+            "POST",
+            "/mcp",
+            json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": { "name": "search", "arguments": { "conversation": "main", "query": "tea" } } }),
+        ),
+    ]
+}
+
+const NAMES: [&str; 14] = [
+    "main",
+    "village",
+    "u6.0",
+    "0",
+    "4294967296",
+    "-1",
+    "..%2F..%2Fetc%2Fpasswd",
+    "%00",
+    "a%0Ab",
+    "world:x",
+    "%F0%9F%8C%B1",
+    "%E2%80%AE",
+    "generation.temperature",
+    "%FF",
+];
+
+fn hostile_value(rng: &mut fastrand::Rng, depth: usize) -> Value {
+    match rng.u32(..if depth > 3 { 9 } else { 12 }) {
+        0 => Value::Null,
+        1 => json!(rng.bool()),
+        2 => json!([0, 1, -1, i64::MAX, i64::MIN, 1 << 31, 1 << 53][rng.usize(..7)]),
+        3 => json!([0.0, -0.5, 1e308, -1e308, 1e-308, 0.1][rng.usize(..6)]),
+        4 => json!(u64::MAX),
+        5 => json!(""),
+        6 => json!("a\u{0}b\u{202e}\n\u{1b}[31m<|im_end|>\u{fffd}"),
+        7 => json!("x".repeat([1, 100, 5000][rng.usize(..3)])),
+        8 => json!("../../etc/passwd"),
+        9 => Value::Array((0..rng.usize(..4)).map(|_| hostile_value(rng, depth + 1)).collect()),
+        10 => json!({ "role": "system", "content": hostile_value(rng, depth + 1) }),
+        _ => json!({ "type": hostile_value(rng, depth + 1), "": hostile_value(rng, depth + 1) }),
+    }
+}
+
+/// Replaces, removes or adds some values, at any depth.
+fn mutate(value: &mut Value, rng: &mut fastrand::Rng, depth: usize) {
+    if rng.u32(..6) == 0 {
+        *value = hostile_value(rng, depth);
+        return;
+    }
+    match value {
+        Value::Object(fields) => {
+            let keys: Vec<String> = fields.keys().cloned().collect();
+            for key in keys {
+                match rng.u32(..8) {
+                    0 => drop(fields.remove(&key)),
+                    1..4 => fields.get_mut(&key).into_iter().for_each(|field| mutate(field, rng, depth + 1)),
+                    _ => {}
+                }
+            }
+            if rng.u32(..5) == 0 {
+                fields.insert(
+                    ["unknown", "n", "tools", "logprobs", "stream_options"][rng.usize(..5)].into(),
+                    hostile_value(rng, depth),
+                );
+            }
+        }
+        Value::Array(items) => {
+            items.iter_mut().for_each(|item| mutate(item, rng, depth + 1));
+            if rng.u32(..4) == 0 {
+                items.push(hostile_value(rng, depth));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn hostile_request(rng: &mut fastrand::Rng) -> (&'static str, String, String) {
+    let requests = valid_requests();
+    let (method, path, mut body) = requests[rng.usize(..requests.len())].clone();
+    let mut filled = String::new();
+    for (n, part) in path.split("{}").enumerate() {
+        if n > 0 {
+            filled.push_str(if rng.bool() { "main" } else { NAMES[rng.usize(..NAMES.len())] });
+        }
+        filled.push_str(part);
+    }
+    let method =
+        if rng.u32(..20) == 0 { ["GET", "POST", "PUT", "DELETE", "PATCH"][rng.usize(..5)] } else { method };
+    for _ in 0..rng.u32(..3) {
+        mutate(&mut body, rng, 0);
+    }
+    let mut body = body.to_string();
+    if rng.u32(..15) == 0 {
+        let cut = (0..=body.len())
+            .rev()
+            .filter(|at| body.is_char_boundary(*at))
+            .nth(rng.usize(..body.len().max(1)));
+        body.truncate(cut.unwrap_or(0));
+    }
+    (method, filled, body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_requests_never_fail_the_server() {
+    let seed = std::env::var("HALO_HOSTILE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut prepared: Option<PreparedServer> = None;
+    let mut by_status: BTreeMap<u16, usize> = BTreeMap::new();
+    for n in 0..request_count() {
+        if n % REQUESTS_PER_SERVER == 0 {
+            if let Some(server) = prepared.take() {
+                assert_usable(&server.fake).await;
+                tokio::task::block_in_place(|| server.fake.app.shutdown());
+            }
+            prepared = Some(prepared_server());
+        }
+        let fake = &prepared.as_ref().expect("a server").fake;
+        let (method, path, body) = hostile_request(&mut rng);
+        let headers = [
+            ("content-type", "application/json"),
+            ("accept", "application/json, text/event-stream"),
+            ("x-halo-conversation", if rng.bool() { "main" } else { "new" }),
+        ];
+        let started = Instant::now();
+        let answer = tokio::time::timeout(
+            Duration::from_secs(20),
+            fake.request(method, &path, &headers, body.clone()),
+        );
+        let answer =
+            answer.await.unwrap_or_else(|_| panic!("request {n}: no answer to {method} {path} {body}"));
+        *by_status.entry(answer.status).or_default() += 1;
+        let text = answer.text();
+        assert!(
+            answer.status < 500 || answer.status == 503,
+            "request {n}: {method} {path} {body}: {} {text}",
+            answer.status
+        );
+        assert!(
+            !text.contains("internal error") && !text.contains("panicked"),
+            "request {n}: {method} {path} {body}: {text}"
+        );
+        assert!(
+            started.elapsed() < Duration::from_secs(10),
+            "request {n}: {method} {path}: {:?}",
+            started.elapsed()
+        );
+    }
+    println!("{by_status:?}");
+    let share = |statuses: std::ops::Range<u16>| {
+        by_status.range(statuses).map(|(_, count)| count).sum::<usize>() * 10
+    };
+    assert!(share(200..300) > request_count() && share(400..500) > request_count(), "{by_status:?}");
+}
+
+async fn assert_usable(fake: &FakeServer) {
+    assert_eq!(fake.get("/health").await.status, 200);
+    fake.script_answers(&["Still here."]);
+    let answer = fake.chat(&chat_body(&["u Are you there?"]), Some("fresh")).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
