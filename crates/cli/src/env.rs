@@ -190,6 +190,10 @@ impl Env {
     /// Opens the store for writing and creates it if it does not exist.
     pub fn open_store(&self) -> Result<Database> {
         let location = self.store_location()?;
+        if let StoreLocation::Sqlite(path) = &location {
+            // An empty store beside the files of another one would hide that one.
+            store_exists(path)?;
+        }
         if let StoreLocation::Sqlite(path) = &location
             && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
         {

@@ -150,7 +150,9 @@ impl Conversation {
     /// Hands what the next commit writes beside its change to the store. The first commit records where its tokens are from.
     fn stage_records(&mut self) {
         let mut staged = std::mem::take(&mut self.staged);
-        if let Some((model, fingerprint)) = self.origin.clone().filter(|_| self.timeline.is_empty()) {
+        if self.timeline.is_empty()
+            && let Some((model, fingerprint)) = self.origin.clone()
+        {
             staged.model = Some(model);
             staged.records.push((RecordKind::Setting, TEMPLATE_KEY.to_owned(), fingerprint));
         }

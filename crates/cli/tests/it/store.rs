@@ -350,7 +350,8 @@ fn doctor_reports_lost_commits_and_missing_files() {
 
     std::fs::rename(&path, home.data_dir().join("halo.db.repaired-1")).expect("the file is renamed");
     let _ = std::fs::remove_file(&wal);
-    for command in [&["doctor"][..], &["conversations"], &["show", "-c", "main"]] {
+    let import = ["import", "weave.json", "-c", "other"];
+    for command in [&["doctor"][..], &["conversations"], &["show", "-c", "main"], &import] {
         let refused = home.run(command);
         assert!(
             refused.status != 0 && refused.err.contains("halo.db.repaired-1"),

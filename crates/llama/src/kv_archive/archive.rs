@@ -378,10 +378,11 @@ impl KvArchive {
         if self.ram_used > self.limits.ram {
             self.evict_ram(self.limits.ram / 10 * 9);
         }
-        if self.disk_used > self.disk_limit() && self.writer.is_some() {
+        let mut limit = self.disk_limit();
+        if self.disk_used > limit && self.writer.is_some() {
             self.disk_used = self.usage().1;
+            limit = self.disk_limit();
         }
-        let limit = self.disk_limit();
         if self.disk_used > limit {
             self.evict_disk(limit / 10 * 9);
         }
