@@ -6,12 +6,13 @@ use super::input_history::scrub_lines;
 use super::pending::{
     PendingForget, load_pending, remove_from_pending, remove_texts_from_pending, save_pending,
 };
-use super::proof_log::ForgetProofLog;
+use super::proof_log::{ForgetProofLog, proof_subject};
 use super::record_text::{RecordText, delete_record_texts, list_record_texts};
 use super::rename::{is_named_after, remove_name, unused_name};
 use super::target::{
     ChunkText, ForgetItems, ForgetRequest, ForgetTarget, chunk_texts, chunks_matching, no_such_conversation,
 };
+use super::text_match::MIN_MATCH_CHARS;
 use super::warning::ForgetWarning;
 use crate::conversation::{FORGET_COUNT_KEY, load_setting, unloaded_chunks};
 use crate::memory::record::{Memory, lower_formed_until};
@@ -29,9 +30,6 @@ pub(super) struct ErasedText {
     pub new_name: Option<String>,
     pub warnings: Vec<ForgetWarning>,
 }
-
-/// Texts of fewer characters occur by chance: they are not searched for elsewhere.
-pub(super) const MIN_MATCH_CHARS: usize = 12;
 
 /// What is erased of one conversation.
 struct Erasure {
@@ -160,11 +158,6 @@ impl Erasure {
         store.load(name, Access::Write)?;
         save_pending(store, name, &self.other_requests)
     }
-}
-
-/// What the proofs of a conversation begin with.
-pub(super) fn proof_subject(summary: &ConversationSummary) -> String {
-    format!("conversation {}", summary.id)
 }
 
 /// The chunks with their texts, except those that are erased already.

@@ -3,7 +3,7 @@
 use super::backend::ForgetBackend;
 use super::erase::{ErasedText, erase_now};
 use super::pending::{PendingForget, cancel_pending, load_pending, remove_from_pending, save_pending};
-use super::service::ScheduledForgetReport;
+use super::scheduled_report::ScheduledForgetReport;
 use super::target::{
     ForgetItems, ForgetRequest, ForgetScope, ForgetSelection, ForgetTarget, has_any_chunk, load_existing,
     no_such_conversation, still_hidden,

@@ -13,6 +13,7 @@ mod proof_log;
 mod record_text;
 mod rename;
 mod retention;
+mod scheduled_report;
 mod service;
 mod target;
 mod text_match;
@@ -23,7 +24,8 @@ pub use grace::{CancelledForget, PendingForgetItem};
 pub use proof_log::{ForgetProofList, subject_item};
 pub use record_text::RecordText;
 pub use retention::RetentionPreview;
-pub use service::{ForgetReport, ForgetService, ForgetTiming, ScheduledForgetReport};
+pub use scheduled_report::ScheduledForgetReport;
+pub use service::{ForgetReport, ForgetService, ForgetTiming};
 pub use target::{
     ForgetItems, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetScope, ForgetSelection, ForgetSubject,
     ForgetTarget,

@@ -6,6 +6,7 @@ use super::private_file::{
 use super::target::ForgetRequest;
 use halo_agents::proof::{ForgetProof, ForgottenContent, ProofKey, from_hex, to_hex};
 use halo_core::Error;
+use halo_core::store::ConversationSummary;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -203,6 +204,11 @@ fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
         Error::unavailable("signing a proof", format!("the system has no random numbers: {error}"))
     };
     getrandom::fill(bytes).map_err(failed)
+}
+
+/// What the proofs of a conversation begin with.
+pub(super) fn proof_subject(summary: &ConversationSummary) -> String {
+    format!("conversation {}", summary.id)
 }
 
 #[cfg(test)]

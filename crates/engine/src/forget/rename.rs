@@ -1,9 +1,9 @@
 //! Names of conversations that are made of forgotten words. The conversation gets another name, and the old one is removed
 //! wherever it was written.
 
-use super::erase::{MIN_MATCH_CHARS, proof_subject};
-use super::proof_log::ForgetProofLog;
+use super::proof_log::{ForgetProofLog, proof_subject};
 use super::target::ChunkText;
+use super::text_match::MIN_MATCH_CHARS;
 use crate::branch::delete_parent_links;
 use crate::conversation::turn_text;
 use crate::title::{MAX_TITLE_CHARS, collapse_whitespace, is_title_of, wordless_name};

@@ -3,7 +3,7 @@
 
 use super::backend::{CaptureDeletion, ForgetBackend};
 use super::erase::erase_now;
-use super::service::ScheduledForgetReport;
+use super::scheduled_report::ScheduledForgetReport;
 use super::target::{ForgetItems, ForgetRequest, ForgetScope, ForgetTarget};
 use crate::conversation::{load_setting, unloaded_chunks};
 use crate::memory::record::{Memory, load_all_memories};

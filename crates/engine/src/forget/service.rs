@@ -1,11 +1,12 @@
 //! Forgets text permanently, at the user's request or by age.
 
 use super::backend::ForgetBackend;
-use super::erase::{ErasedText, erase_now, find_copies, find_leftovers};
+use super::erase::{erase_now, find_copies};
 use super::grace::{self, CancelledForget, PendingForgetItem};
 use super::input_history::scrub_lines;
 use super::proof_log::{ForgetProofList, read_proofs};
 use super::retention::{self, RetentionPreview};
+use super::scheduled_report::ScheduledForgetReport;
 use super::target::{
     ForgetPlan, ForgetQuery, ForgetRequest, ForgetSelection, ForgetSubject, no_such_conversation, plan_forget,
 };
@@ -41,34 +42,6 @@ pub struct ForgetReport {
     /// Conversations whose names were forgotten too: the old name and the new one.
     pub new_names: Vec<(String, String)>,
     pub warnings: Vec<ForgetWarning>,
-}
-
-/// What was erased because it was due, or too old.
-#[derive(Clone, Debug, Default)]
-pub struct ScheduledForgetReport {
-    pub chunks: usize,
-    /// Conversations whose names were forgotten too: the old name and the new one.
-    pub new_names: Vec<(String, String)>,
-    pub warnings: Vec<ForgetWarning>,
-    /// The last error. An error in one conversation does not keep the others.
-    pub error: Option<Error>,
-}
-
-impl ScheduledForgetReport {
-    pub(super) fn add(&mut self, conversation: &str, erased: ErasedText) {
-        self.chunks += erased.chunks;
-        self.new_names.extend(erased.new_name.map(|to| (conversation.to_owned(), to)));
-        self.warnings.extend(erased.warnings);
-    }
-
-    /// Adds where the erased text may still be.
-    fn complete(mut self, backend: &dyn ForgetBackend) -> Self {
-        if self.chunks > 0 {
-            let leftovers = find_leftovers(backend);
-            self.warnings.extend(leftovers.unwrap_or_else(|error| vec![ForgetWarning::NotSearched(error)]));
-        }
-        self
-    }
 }
 
 impl<'a> ForgetService<'a> {

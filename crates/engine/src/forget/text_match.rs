@@ -2,6 +2,9 @@
 
 use halo_core::Error;
 
+/// Texts of fewer characters occur by chance: they are not searched for elsewhere.
+pub(super) const MIN_MATCH_CHARS: usize = 12;
+
 /// Words to find, as whole words and in any case.
 #[derive(Clone, Debug)]
 pub struct WholeWordMatcher(Vec<char>);
