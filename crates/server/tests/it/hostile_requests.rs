@@ -16,6 +16,16 @@ fn request_count() -> usize {
 /// After so many requests a new server is used: requests store messages, and a conversation without end tests nothing new.
 const REQUESTS_PER_SERVER: usize = 250;
 
+/// The most memory that three quarters of the requests may add.
+const MEMORY_GROWTH_MIB: u64 = 128;
+
+/// Memory of this process that is in RAM; 0 on a system without `/proc`.
+fn resident_mib() -> u64 {
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return 0 };
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") / 1024
+}
+
 /// Method, path and body of requests that are valid; `{}` is a name, a chunk or a number.
 fn valid_requests() -> Vec<(&'static str, &'static str, Value)> {
     let message = json!({ "role": "user", "content": "Tell me about tea." });
@@ -175,7 +185,11 @@ async fn hostile_requests_never_fail_the_server() {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut prepared: Option<PreparedServer> = None;
     let mut by_status: BTreeMap<u16, usize> = BTreeMap::new();
+    let mut warm_memory = 0;
     for n in 0..request_count() {
+        if n == request_count() / 4 {
+            warm_memory = resident_mib();
+        }
         if n % REQUESTS_PER_SERVER == 0 {
             if let Some(server) = prepared.take() {
                 assert_usable(&server.fake).await;
@@ -214,7 +228,9 @@ async fn hostile_requests_never_fail_the_server() {
             started.elapsed()
         );
     }
-    println!("{by_status:?}");
+    let memory = resident_mib();
+    println!("{by_status:?}, {warm_memory} MiB after a quarter, {memory} MiB at the end");
+    assert!(memory < warm_memory + MEMORY_GROWTH_MIB, "memory grew from {warm_memory} to {memory} MiB");
     let share = |statuses: std::ops::Range<u16>| {
         by_status.range(statuses).map(|(_, count)| count).sum::<usize>() * 10
     };
