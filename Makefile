@@ -37,6 +37,7 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	$(CARGO) build --release --locked --package halo --package halo-bench
 	target/release/halo-bench simulate --seeds 100000
 	target/release/halo-bench crash
+	scripts/fuzz 600
 	scripts/kills --kills 200
 	scripts/kills --kills 100 --store postgres
 	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 scripts/clients

@@ -4,7 +4,7 @@
 pub mod call;
 pub mod jq;
 pub mod notes;
-mod patch;
+pub mod patch;
 
 use call::ToolCall;
 use halo_core::Error;
