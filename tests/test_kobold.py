@@ -153,6 +153,30 @@ def test_stream_with_attention(server):
         assert list(events(response))[-1]["type"] == "done"
 
 
+def test_stream_with_attention_per_layer(server):
+    """The row of every head of every layer; their mean is the row of the aggregated format."""
+    ids = prompt(server)
+    rows = {}
+    for name in ("per_layer", "aggregated"):
+        body = request(ids, max_length=3, temperature=0, attention_format=name)
+        _, response = start_stream(server, body)
+        rows[name] = [token["attention"] for token in events(response) if token["type"] == "token"][1:]
+    assert len(rows["per_layer"]) == len(rows["aggregated"]) == 2
+    for by_layer, aggregated in zip(rows["per_layer"], rows["aggregated"], strict=True):
+        length = aggregated["context_length"]
+        assert by_layer["format"] == "per_layer" and by_layer["shape"] == [30, 9, length]
+        assert by_layer["context_length"] == length
+        assert by_layer["encoding"] == "base64" and by_layer["dtype"] == "float32"
+        values = struct.unpack(f"<{30 * 9 * length}f", base64.b64decode(by_layer["data"]))
+        heads = [values[start : start + length] for start in range(0, len(values), length)]
+        assert all(abs(sum(head) - 1) < 1e-2 and min(head) >= 0 for head in heads), "probabilities"
+        mean = struct.unpack(f"<{length}f", base64.b64decode(aggregated["data"]))
+        means = [sum(head[slot] for head in heads) / len(heads) for slot in range(length)]
+        assert max(abs(a - b) for a, b in zip(means, mean, strict=True)) < 1e-3
+    _, response = start_stream(server, request(ids, attention_format="raw"))
+    assert response.status == 400, "an unknown format is refused"
+
+
 def test_stream_with_attention_sends_stop_sequences(server):
     ids = prompt(server)
     word = None

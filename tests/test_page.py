@@ -212,17 +212,102 @@ def test_shade_colours(open_page):
     expect(page.locator("#composer")).to_be_visible()
     shades = page.evaluate("""async () => {
       const { shadeStyle, normalize } = await import("/js/shade.js");
-      return { bars: [0, 0.5, 1].map((t) => shadeStyle(t, true).bar), top: [0.79, 0.8, 1].map((t) => shadeStyle(t, true).ground), white: shadeStyle(1, false).colour,
+      const theme = (light) => [0, 0.5, 0.79, 0.8, 0.9, 1].map((t) => shadeStyle(t, light));
+      return { dark: theme(false), light: theme(true),
                places: [normalize(3, 1, 5), normalize(1, 1, 5), normalize(10000, 9000, 10000), normalize(7, 7, 7)] };
     }""")
-    assert shades["bars"] == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"]
-    dark, *bright = shades["top"]
-    assert dark == "transparent" and all(ground.startswith("rgba(255,220,100,") for ground in bright), (
-        "the brightest fifth has a background"
-    )
-    assert [float(ground[17:-1]) for ground in bright] == pytest.approx([0.2, 0.5])
-    assert shades["white"] == "#ffffff"
+    for theme, colour in (("dark", "#ffffff"), ("light", "#1c1500")):
+        styles = shades[theme]
+        bars = [styles[n]["bar"] for n in (0, 1, 5)]
+        assert bars == ["rgba(100,90,40,1)", "rgba(200,180,80,1)", "rgba(255,220,100,1)"], theme
+        assert [style["ground"] for style in styles[:3]] == ["transparent"] * 3, theme
+        grounds = [style["ground"] for style in styles[3:]]
+        assert grounds == ["rgba(255,200,50,0.2)", "rgba(255,200,50,0.35)", "rgba(255,200,50,0.5)"], theme
+        assert [style["colour"] for style in styles[3:]] == [colour] * 3, theme
     assert shades["places"] == [0.5, 0, 1, 0.5], "relative to the others"
+
+
+HIGHLIGHTS = """(name) => Object.fromEntries([1, 2, 3, 4, 5].map((level) => [level,
+  [...(CSS.highlights.get(`${name}-${level}`) ?? [])].map((range) =>
+    [range.startContainer.parentElement.closest(".chunk").dataset.chunk,
+     range.startContainer.data.slice(range.startOffset, range.endOffset)])]))"""
+
+
+def test_light_moves_while_an_answer_is_generated(open_page):
+    page = open_page()
+    say(page, "My sister Anna keeps bees in Lyon, and my brother Tom repairs old clocks in Turin.")
+    page.evaluate(f"""async () => {{
+      const {{ on }} = await import("/js/bus.js");
+      const highlights = {HIGHLIGHTS};
+      window.lights = [];
+      on("event", (event) => {{
+        if (event.type === "attention")
+          requestAnimationFrame(() => requestAnimationFrame(() => window.lights.push(highlights("attended"))));
+      }});
+    }}""")
+    with answered(page):
+        page.fill("#message", "Tell me a long story about Anna and her bees.")
+        page.press("#message", "Enter")
+        for number in (1, 2, 3):
+            page.wait_for_function(f"() => window.lights.length >= {number * 2}", timeout=LONG)
+            shot(page, f"light-{number}")
+    lights = page.evaluate("() => window.lights")
+    drawn = [{tuple(token) for level in light.values() for token in level} for light in lights]
+    assert len({frozenset(tokens) for tokens in drawn if tokens}) > 2, "the light moves"
+    text = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll(".chunk")].map((node) =>
+      [node.dataset.chunk, node.textContent]))""")
+    for tokens in drawn:
+        assert all(token in text[chunk_id] for chunk_id, token in tokens), tokens
+        assert not any(chunk_id.startswith("a3.") for chunk_id, _ in tokens), "only earlier messages are lit"
+    assert any(light["5"] for light in lights), "the strongest token has the highest level"
+    # The light goes out with the end of the answer.
+    assert not any(page.evaluate(HIGHLIGHTS, "attended").values())
+    assert page.locator(".chunk[style*='--attention']").count() == 0
+
+
+def test_brightest_tokens_are_highlighted_in_the_chat(open_page, small):
+    page = open_page()
+    say(page, "My sister Anna keeps bees in Lyon.")
+    say(page, "Where does Anna keep her bees?")
+    say(page, "And what is her brother doing?")
+    assert not any(page.evaluate(HIGHLIGHTS, "bright").values())
+    page.click("#brightest")
+    expect(page.locator("#brightest")).to_have_attribute("aria-pressed", "true")
+    page.wait_for_function(f"() => Object.values(({HIGHLIGHTS})('bright')).some((level) => level.length)")
+    shot(page, "brightest-dark")
+    drawn = {tuple(token) for level in page.evaluate(HIGHLIGHTS, "bright").values() for token in level}
+    _, window = small.halo("GET", "/conversations/main/brightness")
+    _, conversation = small.halo("GET", "/conversations/main")
+    texts = {chunk["id"]: chunk["text"].encode("utf-16-le") for chunk in conversation["chunks"]}
+    wanted = {
+        (row["chunk"], texts[row["chunk"]][2 * start : 2 * end].decode("utf-16-le"))
+        for row in window["chunks"]
+        for start, end, _ in row["tokens"]
+    }
+    assert drawn == wanted, "the tokens that the server lists"
+    page.reload()
+    expect(page.locator("#brightest")).to_have_attribute("aria-pressed", "true")
+    page.click("#brightest")
+    page.wait_for_function(f"() => !Object.values(({HIGHLIGHTS})('bright')).some((level) => level.length)")
+
+
+def test_header_names_the_model(open_page):
+    page = open_page()
+    expect(page.locator("#model")).to_contain_text("SmolLM2")
+
+
+def test_slider_sets_a_number(open_page):
+    page = open_page()
+    page.click("[data-panel=settings]")
+    page.fill("#settings-q", "generation.top_p")
+    slider = page.get_by_role("slider", name="generation.top_p")
+    slider.fill("0.5")
+    expect(page.locator(".toast").last).to_contain_text("generation.top_p is now 0.5")
+    expect(page.locator("[id='set-generation.top_p']")).to_have_value("0.5")
+    # A wide range is logarithmic; its end is the largest number.
+    page.fill("#settings-q", "trace.interval")
+    page.get_by_role("slider", name="trace.interval").fill("1")
+    expect(page.locator("[id='set-trace.interval']")).to_have_value("1000000000")
 
 
 def test_settings_survive_a_reload(open_page):

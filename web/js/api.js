@@ -88,6 +88,7 @@ export const api = {
   search: (name, q, limit = 20) => call("GET", `${chat(name)}/search?${query({ q, limit })}`),
   turns: (name) => call("GET", `${chat(name)}/turns`),
   tokenAttention: (name, position) => call("GET", `${chat(name)}/attention/${position}`),
+  brightness: (name) => call("GET", `${chat(name)}/brightness`),
   contextAtTurn: (name, turn) => call("GET", `${chat(name)}/turns/${turn}/context`),
   notes: (name) => call("GET", `${chat(name)}/notes`),
   writeNotes: (name, file, text) => call("PUT", `${chat(name)}/notes`, { file, text }),

@@ -34,6 +34,9 @@ export function init() {
   initComposer();
 }
 
+/** The element of a chunk, if it is drawn. */
+export const chunkNode = (id) => chunkNodes.get(id);
+
 function clear() {
   $("log").replaceChildren();
   drawnMemories = "";
@@ -416,6 +419,7 @@ function progressText(running) {
 
 // Redraws what an event changed, and shows hints and errors.
 function showEvent(event) {
+  if (event.type === "attention") return;
   if (event.type === "token" || event.type === "prefilling") schedule();
   else redraw();
   if (["queued", "message_stored", "done", "failed"].includes(event.type)) drawVariants();

@@ -3,13 +3,15 @@
 import { api, subscribe } from "./api.js";
 import { emit } from "./bus.js";
 import * as chat from "./chat.js";
-import { $, time, toast } from "./dom.js";
+import { $, number, time, toast } from "./dom.js";
+import * as light from "./light.js";
 import * as panels from "./panels.js";
 import * as state from "./state.js";
 
 panels.applyAppearance();
 chat.init();
 chat.initKeys();
+light.init();
 panels.init();
 panels.initTabs();
 // One step per task, so that the page can be used from the first moment.
@@ -38,6 +40,8 @@ subscribe(state.handleEvent, (connected) => {
       .status()
       .then((status) => {
         document.title = `Halo · ${status.model}`;
+        $("model").textContent = status.model;
+        $("model").title = `The model, with a context of ${number(status.context)} tokens`;
       })
       .catch(() => {});
   }

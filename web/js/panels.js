@@ -361,6 +361,34 @@ function notes(panel) {
 
 // ---- settings
 
+// A slider beside the field of a number. Wide ranges are logarithmic, so that small numbers can be chosen too.
+function sliderFor(setting, input, save) {
+  const { min, max, whole } = setting.range;
+  const logarithmic = min >= 0 && max - min > 1000;
+  const toPlace = (value) =>
+    logarithmic ? Math.log1p(value - min) / Math.log1p(max - min) : (value - min) / (max - min || 1);
+  const toValue = (place) => {
+    const value = logarithmic ? min + Math.expm1(place * Math.log1p(max - min)) : min + place * (max - min);
+    if (whole || value >= 100) return Math.round(value);
+    return Number(value.toPrecision(2));
+  };
+  const value = Number(setting.value);
+  const slider = el("input", {
+    type: "range",
+    min: "0",
+    max: "1",
+    step: whole && !logarithmic ? String(1 / (max - min || 1)) : "0.005",
+    "aria-label": `${setting.key}, from ${number(min)} to ${number(max)}`,
+    disabled: setting.read_only,
+  });
+  slider.value = String(Number.isNaN(value) ? 0 : toPlace(value));
+  slider.addEventListener("input", () => {
+    input.value = String(toValue(Number(slider.value)));
+  });
+  slider.addEventListener("change", () => save(input.value));
+  return slider;
+}
+
 function settings(panel) {
   const list = el("div", {});
   const find = el("input", {
@@ -408,6 +436,7 @@ function settings(panel) {
       }
     };
     input.addEventListener("change", () => save(input.value));
+    const slider = setting.range && free ? sliderFor(setting, input, save) : null;
     return el(
       "div",
       { class: "row" },
@@ -417,6 +446,7 @@ function settings(panel) {
         "div",
         { class: "bar" },
         input,
+        slider,
         setting.value !== setting.default && !setting.read_only
           ? el("button", { type: "button", onclick: () => save(null) }, "Reset")
           : null,

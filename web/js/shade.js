@@ -33,10 +33,13 @@ export function normalize(value, least, most) {
 // The colours of a paragraph whose relative brightness is t.
 export function shadeStyle(t, light = isLight()) {
   const bar = rgb(gradient([DIM, MIDDLE, BRIGHT], t));
-  if (t >= 0.8) {
-    // The brightest fifth also gets a background.
-    const alpha = 0.2 + ((t - 0.8) / 0.2) * 0.3;
-    return { bar, colour: light ? "#1c1500" : "#ffffff", ground: rgb([255, 220, 100], light ? alpha : alpha * 0.55) };
-  }
+  // The brightest fifth also gets a background.
+  if (t >= 0.8) return { bar, ...brightStyle((t - 0.8) / 0.2, light) };
   return { bar, colour: rgb(gradient(light ? LIGHT_TEXT : DARK_TEXT, t / 0.8)), ground: "transparent" };
+}
+
+// The colours of the brightest text: white on yellow. White cannot be read on yellow on a light page, so the text is dark there. `t`
+// is the place among the brightest, from 0 to 1. The highlights in the style sheet have the same colours.
+export function brightStyle(t, light = isLight()) {
+  return { colour: light ? "#1c1500" : "#ffffff", ground: rgb([255, 200, 50], Number((0.2 + t * 0.3).toFixed(3))) };
 }

@@ -1,5 +1,6 @@
 //! Attention rows: which of them are requested from a model, which can be scored, and their statistics.
 
+use crate::token::{ChunkId, Position};
 use std::fmt;
 
 /// Which attention rows a model is asked for. A model skips the work for rows that are not asked for.
@@ -163,6 +164,27 @@ pub(crate) fn check_probabilities(row: &[f32]) -> Result<(), AttentionError> {
 
 /// One, with a margin for the rounding of a sum over heads.
 const MAX_PROBABILITY: f32 = 1.001;
+
+/// Where the attention of one step lies on the earlier messages: what a page draws while an answer is generated. The running turn,
+/// the system prompt and the attention sink are left out, because they receive most of the attention at every step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionFocus {
+    /// The tokens with the most attention, the largest share first.
+    pub tokens: Vec<FocusedToken>,
+    /// The share of each chunk, in the order of the window. The shares sum to 1.
+    pub chunks: Vec<(ChunkId, f32)>,
+}
+
+/// A token with its share of the attention to the earlier messages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FocusedToken {
+    /// Its chunk.
+    pub chunk: ChunkId,
+    /// Its position on the timeline.
+    pub position: Position,
+    /// Its share, from 0 to 1.
+    pub share: f32,
+}
 
 /// The statistics of one attention row.
 #[derive(Clone, Copy, Debug, PartialEq)]

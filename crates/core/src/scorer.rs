@@ -4,7 +4,9 @@
 //! At the end of the generation it returns one [`Score`], which the timeline applies. So a step costs a few
 //! passes over short arrays, and no intermediate state is stored.
 
-use crate::attention::{AttentionError, StepScore, check_probabilities, covered_slots};
+use crate::attention::{
+    AttentionError, AttentionFocus, FocusedToken, StepScore, check_probabilities, covered_slots,
+};
 use crate::brightness::{AttentionSink, MagnitudeRules, ScoringStrategy};
 use crate::change::{
     AttentionTally, BrightnessRun, Change, Extent, PruneReason, Pruned, Score, TallyDelta, TokenRun,
@@ -185,6 +187,41 @@ impl Scorer {
         Ok(StepScore { threshold, mean, votes, padding })
     }
 
+    /// Where a row lies on the earlier messages, with at most `max_tokens` tokens. None if the row is not a row of this window, or
+    /// if it has no attention for them.
+    #[must_use]
+    pub fn focus(&self, row: &[f32], max_tokens: usize) -> Option<AttentionFocus> {
+        let (row, _) = covered_slots(row, self.len()).ok()?;
+        let row = row.get(self.prefix..)?;
+        let row = &row[..row.len().min(self.current_start)];
+        let sink = usize::from(self.prefix == 0);
+        let total: f64 = row.iter().skip(sink).map(|&a| f64::from(a)).sum();
+        if total <= 0.0 {
+            return None;
+        }
+        let share = |slot: usize| if slot < sink { 0.0 } else { (f64::from(row[slot]) / total) as f32 };
+        let (mut chunks, mut tokens): (Vec<(ChunkId, f32)>, Vec<FocusedToken>) = Default::default();
+        for (slot, (chunk, position)) in self.tokens().take(row.len()).enumerate() {
+            let share = share(slot);
+            match chunks.last_mut() {
+                Some((last, sum)) if *last == chunk => *sum += share,
+                _ => chunks.push((chunk, share)),
+            }
+            if share > 0.0 {
+                tokens.push(FocusedToken { chunk, position, share });
+            }
+        }
+        let strongest_first = |a: &FocusedToken, b: &FocusedToken| {
+            b.share.total_cmp(&a.share).then(a.position.cmp(&b.position))
+        };
+        if tokens.len() > max_tokens {
+            tokens.select_nth_unstable_by(max_tokens, strongest_first);
+            tokens.truncate(max_tokens);
+        }
+        tokens.sort_unstable_by(strongest_first);
+        Some(AttentionFocus { tokens, chunks })
+    }
+
     /// For [`ttl`](crate::ttl) scoring only: takes the dimmest tokens out of a full window, at most two per
     /// step, except those for which `may_cull` is false. Returns the change that sets their final brightness
     /// and prunes them.
@@ -192,9 +229,7 @@ impl Scorer {
         let ScoringStrategy::Ttl(ttl) = &self.strategy else { return None };
         let live = self.brightness.len();
         let target = ttl.target;
-        let span_tokens =
-            |&(chunk, start, len): &(ChunkId, Position, usize)| (0..len).map(move |i| (chunk, start.plus(i)));
-        let tokens: Vec<(ChunkId, Position)> = self.spans.iter().flat_map(span_tokens).collect();
+        let tokens: Vec<(ChunkId, Position)> = self.tokens().collect();
         let culled = ttl.cull(&self.brightness, |slot| may_cull(tokens[slot].1));
         let mut score = Score::default();
         let mut pruned: Vec<Pruned> = Vec::new();
@@ -214,6 +249,11 @@ impl Scorer {
             self.remove_slot(slot);
         }
         (!culled.is_empty()).then(|| Change::Batch(vec![Change::Score(score), Change::Prune(pruned)]))
+    }
+
+    /// The tokens by slot, without the prefix.
+    fn tokens(&self) -> impl Iterator<Item = (ChunkId, Position)> + '_ {
+        self.spans.iter().flat_map(|&(chunk, start, len)| (0..len).map(move |i| (chunk, start.plus(i))))
     }
 
     /// Removes the token at a slot from the window.

@@ -1,7 +1,7 @@
 //! An answer while it is generated: each token is assigned to a chunk, committed, and scored by its attention.
 
 use crate::conversation::Conversation;
-use crate::event::Event;
+use crate::event::{ATTENTION_INTERVAL, Event};
 use halo_core::Error;
 use halo_core::attention::{AttentionError, AttentionStats, is_traced};
 use halo_core::change::{Append, AttentionTally, Change, Extent, NewToken};
@@ -12,6 +12,10 @@ use halo_core::scorer::Scorer;
 use halo_core::store::Durability;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenFlags, TokenSource, TurnId};
+use std::time::Instant;
+
+/// The most tokens of one [`Event::Attention`].
+const MAX_FOCUSED_TOKENS: usize = 24;
 
 /// An answer while it is generated.
 pub(crate) struct AnswerStream {
@@ -29,6 +33,7 @@ pub(crate) struct AnswerStream {
     pub tokens: usize,
     pub text: String,
     votes: usize,
+    last_attention_event: Option<Instant>,
     attention_errors: u64,
     first_attention_error: Option<String>,
 }
@@ -56,6 +61,7 @@ impl AnswerStream {
             tokens: 0,
             text: String::new(),
             votes: 0,
+            last_attention_event: None,
             attention_errors: 0,
             first_attention_error: None,
         }
@@ -92,12 +98,24 @@ impl AnswerStream {
             Err(AttentionError::Missing) => {}
             Err(error) => self.count_attention_error(&error),
         }
+        events.extend(row.and_then(|row| self.attention_event(at, row)));
         let (rules, system_len, timeline) = (&self.rules, self.system_len, conversation.timeline());
         if let Some(culled) = self.scorer.cull(|p| p != at && rules.may_cull(timeline, system_len, p)) {
             conversation.commit(&culled, Durability::Deferred)?;
             events.extend(culled.flatten().into_iter().flat_map(pruned_events));
         }
         Ok(events)
+    }
+
+    /// Where the attention of a token lies, unless the last such event was sent a moment ago.
+    fn attention_event(&mut self, position: Position, row: &[f32]) -> Option<Event> {
+        let now = Instant::now();
+        if self.last_attention_event.is_some_and(|last| now.duration_since(last) < ATTENTION_INTERVAL) {
+            return None;
+        }
+        let focus = self.scorer.focus(row, MAX_FOCUSED_TOKENS)?;
+        self.last_attention_event = Some(now);
+        Some(Event::Attention { position, focus })
     }
 
     /// Commits the next token of a tool result, in the chunk of its call.

@@ -2,10 +2,13 @@
 
 use crate::tools::ToolCallResult;
 use halo_core::ErrorKind;
-use halo_core::attention::AttentionStats;
+use halo_core::attention::{AttentionFocus, AttentionStats};
 use halo_core::model::{CacheStats, FinishReason};
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
+
+/// The shortest time between two [`Event::Attention`]: thirty per second, as fast as a page draws them.
+pub const ATTENTION_INTERVAL: Duration = Duration::from_millis(33);
 
 /// Something that happened in a conversation.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +33,9 @@ pub enum Event {
     Prefilled(CacheStats),
     /// A token of the answer; its text is empty while a character is incomplete.
     Token { chunk: ChunkId, position: Position, text: String },
+    /// Where the attention of the token at this position lies. Not sent for every token: at most once per
+    /// [`ATTENTION_INTERVAL`].
+    Attention { position: Position, focus: AttentionFocus },
     /// The scores of the answer.
     Scored {
         steps: u64,

@@ -238,7 +238,8 @@ impl AnswerGenerator<'_, '_> {
                     match stream.push_token(token, row, &mut conversation.borrow_mut()) {
                         Ok(events) => {
                             timings.overhead += step_start.elapsed();
-                            progress.pruned += events.len() - 1;
+                            let is_pruning = |event: &&Event| matches!(event, Event::Pruned { .. });
+                            progress.pruned += events.iter().filter(is_pruning).count();
                             // The first event is the token's: its callback decides whether to continue.
                             let mut flows = events.into_iter().map(|event| (progress.callback)(event));
                             let flow = flows.next().unwrap_or(StepFlow::Continue);

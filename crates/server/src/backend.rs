@@ -135,6 +135,15 @@ pub struct CaptureStep {
     pub shares: Vec<f32>,
 }
 
+/// The smallest and the largest number of a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct SettingRange {
+    pub min: f64,
+    pub max: f64,
+    /// Whether only whole numbers are allowed.
+    pub whole: bool,
+}
+
 /// A setting with its description and value.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Setting {
@@ -144,6 +153,8 @@ pub struct Setting {
     pub allowed: String,
     /// The allowed values, if they are a fixed set.
     pub choices: Vec<String>,
+    /// The smallest and the largest number; null if numbers are not allowed.
+    pub range: Option<SettingRange>,
     pub default: String,
     pub value: String,
     /// Where the value comes from: default, settings file, environment or command line.

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use halo_core::attention::{AttentionRequest, PromptRows};
-use halo_core::model::{FinishReason, ModelStep, ModelToken, Sampling};
+use halo_core::model::{AttentionRow, FinishReason, ModelStep, ModelToken, Sampling};
 use halo_core::token::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -165,6 +165,17 @@ async fn detokenize_extra(
     Ok(Json(json!({ "result": decode_tokens(app, ids).await?, "success": true })))
 }
 
+/// How the attention of a token is sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AttentionFormat {
+    /// One row: the mean over all layers and heads.
+    #[default]
+    Aggregated,
+    /// The row of every head of every layer.
+    PerLayer,
+}
+
 /// The parameters that are used. Clients send many more, which are ignored.
 #[derive(Deserialize)]
 struct KoboldGenerateRequest {
@@ -183,6 +194,8 @@ struct KoboldGenerateRequest {
     stop_sequence: Vec<String>,
     #[serde(default)]
     output_attentions: bool,
+    #[serde(default)]
+    attention_format: AttentionFormat,
     #[serde(default)]
     request_id: Value,
     #[serde(default = "yes")]
@@ -241,6 +254,7 @@ async fn completion_request(app: &Arc<App>, body: &KoboldGenerateRequest) -> Api
     let attention = AttentionRequest {
         answer: body.output_attentions,
         prompt: PromptRows::Off,
+        per_head: body.attention_format == AttentionFormat::PerLayer,
         ..AttentionRequest::default()
     };
     Ok(CompletionRequest {
@@ -274,7 +288,7 @@ async fn generate_stream(
     let request = completion_request(&app, &body).await?;
     spawn_sse_stream(error_event, move |out| {
         if body.output_attentions {
-            stream_with_attention(&app, &request, &body.request_id, out)
+            stream_with_attention(&app, &request, &body, out)
         } else {
             stream_text(&app, &request, body.trim_stop, out)
         }
@@ -296,24 +310,16 @@ fn error_event(error: &ErrorResponse) -> (Option<&'static str>, Value) {
 fn stream_with_attention(
     app: &App,
     request: &CompletionRequest,
-    request_id: &Value,
+    body: &KoboldGenerateRequest,
     out: &SseSender,
 ) -> ApiResult<()> {
+    let request_id = &body.request_id;
+    let layers = app.backend.model_details().layers;
     let mut tokens = 0;
     let finish = completion::complete(app, request, &mut |_| out.flow(), &mut |step| {
         if let ModelStep::Token(token, row) = step {
             tokens += 1;
-            let attention = row.map(|row| {
-                let bytes: Vec<u8> = row.mean.iter().flat_map(|value| value.to_le_bytes()).collect();
-                json!({
-                    "format": "aggregated",
-                    "shape": [row.mean.len()],
-                    "context_length": row.mean.len(),
-                    "encoding": "base64",
-                    "dtype": "float32",
-                    "data": BASE64_STANDARD.encode(bytes),
-                })
-            });
+            let attention = row.map(|row| attention_json(row, body.attention_format, layers));
             let token = json!({ "token_id": token.id.0, "text": visible_text(app, token) });
             let event =
                 json!({ "type": "token", "token": token, "request_id": request_id, "attention": attention });
@@ -326,6 +332,28 @@ fn stream_with_attention(
         json!({ "type": "done", "finish_reason": reason, "total_tokens": total, "request_id": request_id });
     out.send_json(Some("message"), &done);
     Ok(())
+}
+
+/// The attention of a token. A model without the rows of its heads is sent in the aggregated format, which every client reads.
+fn attention_json(row: AttentionRow<'_>, format: AttentionFormat, layers: usize) -> Value {
+    let context_length = row.mean.len();
+    let heads = row.per_head.len() / (context_length * layers).max(1);
+    let has_heads = heads > 0 && heads * layers * context_length == row.per_head.len();
+    let (format, shape, values) = match format {
+        AttentionFormat::PerLayer if has_heads => {
+            ("per_layer", vec![layers, heads, context_length], row.per_head)
+        }
+        _ => ("aggregated", vec![context_length], row.mean),
+    };
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    json!({
+        "format": format,
+        "shape": shape,
+        "context_length": context_length,
+        "encoding": "base64",
+        "dtype": "float32",
+        "data": BASE64_STANDARD.encode(bytes),
+    })
 }
 
 /// Streams text in the format of every KoboldCPP.

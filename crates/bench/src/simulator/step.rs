@@ -319,6 +319,10 @@ impl TurnObserver<'_> {
     }
 
     fn on_event(&mut self, event: &Event) -> StepFlow {
+        // The clock decides when attention is announced, and one seed must always give the same run.
+        if matches!(event, Event::Attention { .. }) {
+            return StepFlow::Continue;
+        }
         // A process that is gone announces nothing.
         if self.violation.is_some() || self.disk().is_dead(self.simulation.processes[self.process].id) {
             return StepFlow::Continue;

@@ -9,6 +9,7 @@ use crate::output::print_notice;
 use crate::settings::load::SettingOrigin;
 use crate::settings::persist::write_setting;
 use crate::settings::value::AutoOr;
+use crate::settings::value::NumberRange;
 use crate::settings::{KEYS, SettingAccess, SettingKey, Settings};
 use crate::wiring;
 use anyhow::{Context, Result, bail};
@@ -28,7 +29,7 @@ use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
     AddressRange, App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits,
-    Setting, TlsConfig, TraceExporter,
+    Setting, SettingRange, TlsConfig, TraceExporter,
 };
 use halo_store::database::Database;
 use halo_worlds::agent_model::AgentModel;
@@ -424,6 +425,7 @@ impl Backend for CliBackend {
                 about: key.doc.split_whitespace().collect::<Vec<_>>().join(" "),
                 allowed: (key.allowed)(),
                 choices: (key.choices)().into_iter().map(str::to_owned).collect(),
+                range: (key.range)().map(|NumberRange { min, max, whole }| SettingRange { min, max, whole }),
                 default: text(&defaults, key),
                 value: text(&loaded.settings, key),
                 read_only: read_only_reason.is_some(),

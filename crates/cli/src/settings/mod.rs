@@ -19,8 +19,8 @@ use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use std::collections::BTreeMap;
 use value::{
-    AutoOr, ByteSize, FloatInRange, HeadReduction, IntInRange, ListSetting, OffOr, Preset, SecretSetting,
-    SettingValue, TextSetting, TomlValue,
+    AutoOr, ByteSize, FloatInRange, HeadReduction, IntInRange, ListSetting, NumberRange, OffOr, Preset,
+    SecretSetting, SettingValue, TextSetting, TomlValue,
 };
 
 pub struct SettingKey {
@@ -30,6 +30,8 @@ pub struct SettingKey {
     pub allowed: fn() -> String,
     /// Allowed words, if they are fixed.
     pub choices: fn() -> Vec<&'static str>,
+    /// The smallest and the largest number, where numbers are allowed.
+    pub range: fn() -> Option<NumberRange>,
     /// Whether a value must not be printed.
     pub is_secret: fn() -> bool,
     pub access: SettingAccess,
@@ -112,6 +114,7 @@ macro_rules! define_settings {
             doc: concat!($($doc, "\n"),+),
             allowed: <$type as SettingValue>::allowed,
             choices: <$type as SettingValue>::choices,
+            range: <$type as SettingValue>::range,
             is_secret: <$type as SettingValue>::is_secret,
             access: setting_access!($($access)?),
         },)+];

@@ -25,6 +25,11 @@ pub trait SettingValue: Sized + Clone + PartialEq + fmt::Display {
         Vec::new()
     }
 
+    /// The smallest and the largest number, where numbers are allowed.
+    fn range() -> Option<NumberRange> {
+        None
+    }
+
     /// Whether the value must not be printed, not even in an error.
     fn is_secret() -> bool {
         false
@@ -34,6 +39,15 @@ pub trait SettingValue: Sized + Clone + PartialEq + fmt::Display {
     fn to_json(&self) -> serde_json::Value {
         serde_json::Value::String(self.to_string())
     }
+}
+
+/// The smallest and the largest number that a setting can have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NumberRange {
+    pub min: f64,
+    pub max: f64,
+    /// Whether only whole numbers are allowed.
+    pub whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +67,10 @@ impl<const MIN: i64, const MAX: i64> SettingValue for IntInRange<MIN, MAX> {
 
     fn from_toml(raw: &TomlValue) -> Option<Self> {
         raw.as_integer().filter(|n| (MIN..=MAX).contains(n)).map(IntInRange)
+    }
+
+    fn range() -> Option<NumberRange> {
+        Some(NumberRange { min: MIN as f64, max: MAX as f64, whole: true })
     }
 
     fn to_json(&self) -> serde_json::Value {
@@ -78,6 +96,10 @@ impl<const MIN: i64, const MAX: i64> SettingValue for FloatInRange<MIN, MAX> {
     fn from_toml(raw: &TomlValue) -> Option<Self> {
         let number = raw.as_float().or(raw.as_integer().map(|n| n as f64))?;
         (MIN as f64..=MAX as f64).contains(&number).then_some(FloatInRange(number))
+    }
+
+    fn range() -> Option<NumberRange> {
+        Some(NumberRange { min: MIN as f64, max: MAX as f64, whole: false })
     }
 
     fn to_json(&self) -> serde_json::Value {
@@ -262,6 +284,10 @@ impl<T: SettingValue> SettingValue for AutoOr<T> {
 
     fn choices() -> Vec<&'static str> {
         [vec!["auto"], T::choices()].concat()
+    }
+
+    fn range() -> Option<NumberRange> {
+        T::range()
     }
 
     fn is_secret() -> bool {

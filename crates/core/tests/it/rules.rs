@@ -1,7 +1,7 @@
 //! Rules that are not about a timeline: time-to-live scoring, budget, salience, sliding window, tool results.
 
 use halo_core::attention::{AttentionStats, is_traced};
-use halo_core::brightness::ScoringStrategy;
+use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::budget::{TurnBudget, pressure};
 use halo_core::chunker::{ChunkSize, Chunker};
 use halo_core::notation;
@@ -112,6 +112,47 @@ fn ttl_cull_keeps_window_at_target() {
     timeline.apply(&scorer.finish()).expect("the change applies");
     assert_eq!(notation::write(&timeline), "u0.0[255,~38,253,~29] a1.0[198,199]");
     timeline.check_invariants().expect("the invariants hold");
+}
+
+/// Shares are those of the earlier messages: neither the prefix nor the running turn has one.
+#[test]
+fn focus_names_the_strongest_tokens_and_the_shares_of_chunks() {
+    let timeline = notation::read("u0.0:2*900 u0.1:3*900 a1.0:1*900").expect("a valid timeline");
+    let scorer = |prefix| {
+        let strategy = ScoringStrategy::Magnitude(MagnitudeRules::default());
+        Scorer::new(strategy, timeline.context_window(prefix), Some(TurnId(1)))
+    };
+    let shares = |prefix, row: &[f32], max_tokens| {
+        let focus = scorer(prefix).focus(row, max_tokens)?;
+        let hundredths = |share: f32| (share * 100.0).round() as u32;
+        let tokens = focus.tokens.iter();
+        let tokens: Vec<_> =
+            tokens.map(|t| (t.chunk.to_string(), t.position.0, hundredths(t.share))).collect();
+        let chunks = focus.chunks.iter().map(|(chunk, share)| (chunk.to_string(), hundredths(*share)));
+        Some((tokens, chunks.collect::<Vec<_>>()))
+    };
+    let token = |chunk: &str, position, share| (chunk.to_owned(), position, share);
+    let chunk = |chunk: &str, share| (chunk.to_owned(), share);
+    let row = [0.3, 0.0, 0.1, 0.05, 0.2, 0.05, 0.3];
+    assert_eq!(
+        shares(1, &row, 2),
+        Some((vec![token("u0.1", 3, 50), token("u0.0", 1, 25)], vec![chunk("u0.0", 25), chunk("u0.1", 75)])),
+        "the slot of the system prompt and the token of the running turn are left out"
+    );
+    let without_prefix = shares(0, &row[1..], 9).expect("the row has attention");
+    let ties = vec![token("u0.1", 3, 50), token("u0.0", 1, 25), token("u0.1", 2, 13), token("u0.1", 4, 13)];
+    assert_eq!(
+        without_prefix.0, ties,
+        "of equal tokens the earlier one is first, and a token without attention is left out"
+    );
+    let sink = shares(0, &[0.6, 0.1, 0.1, 0.1, 0.1, 0.0], 1).expect("the row has attention");
+    assert_eq!(sink.0, [token("u0.0", 1, 25)], "the first token is the attention sink");
+    assert_eq!(shares(1, &[0.5, 0.5], 2), None, "the row is too short");
+    assert_eq!(
+        shares(1, &[0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5], 2),
+        None,
+        "the earlier messages have no attention"
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use halo_core::testing::doubles::{
 use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{Brightness, ChunkId};
 use halo_core::ttl::TtlRules;
-use halo_engine::event::Event;
+use halo_engine::event::{ATTENTION_INTERVAL, Event};
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
@@ -140,6 +140,40 @@ fn ttl_strategy_prunes_tokens_during_generation() {
         "Be brief. above the fireplace in the hall is called Betsy eight"
     );
     assert_same_as_stored(&session, &store);
+}
+
+/// The attention of an answer is announced while it is generated, and not more often than a page draws it.
+#[test]
+fn attention_is_announced_during_generation() {
+    let store = shared_store(InMemoryStore::default());
+    let story = " once upon a time there was a gun named Betsy".repeat(20);
+    let answers = vec![answer_attending_to(" Noted.", "nothing"), answer_attending_to(&story, "Betsy")];
+    let mut rules = test_rules(0);
+    rules.sampling.max_tokens = 500;
+    let mut session = open_session(&store, rules, answers);
+    send(&mut session, "The gun on the wall is called Betsy");
+    let start = std::time::Instant::now();
+    let events = send(&mut session, "Tell me a story");
+    let longest = usize::try_from(start.elapsed().as_millis() / ATTENTION_INTERVAL.as_millis());
+    let announced: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Attention { position, focus } => Some((*position, focus)),
+            _ => None,
+        })
+        .collect();
+    let tokens = events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+    assert!(!announced.is_empty() && tokens > 100);
+    assert!(announced.len() <= longest.expect("a short test") + 1, "{} in {tokens}", announced.len());
+    let first_token = events.iter().position(|event| matches!(event, Event::Token { .. }));
+    let first = events.iter().position(|event| matches!(event, Event::Attention { .. }));
+    assert_eq!(first, first_token.map(|at| at + 1), "right after its token");
+    for (position, focus) in announced {
+        let total: f32 = focus.chunks.iter().map(|(_, share)| share).sum();
+        assert!((total - 1.0).abs() < 1e-3, "the shares sum to {total}");
+        assert_eq!(focus.tokens[0].chunk, "u0.0".parse::<ChunkId>().expect("a chunk id"));
+        assert!(focus.tokens.iter().all(|token| token.position < position && token.chunk.turn.0 < 3));
+    }
 }
 
 /// A chunk of the first turn is pruned and, when a later question needs it, resurrected at its own position.

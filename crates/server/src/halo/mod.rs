@@ -1,5 +1,6 @@
 //! Halo's own API under `/api/halo/v1`, and its OpenAPI document.
 
+mod brightness;
 mod captures;
 mod commands;
 mod forget;
@@ -32,6 +33,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             "/api/halo/v1",
             server::routes()
                 .merge(queries::routes())
+                .merge(brightness::routes())
                 .merge(commands::routes())
                 .merge(forget::routes())
                 .merge(captures::routes())

@@ -1,8 +1,9 @@
 //! Chunks and tokens.
 
+use halo_core::attention::FocusedToken;
 use halo_core::prune::RankBy;
 use halo_core::timeline::{ChunkRef, Timeline};
-use halo_core::token::ContentKind;
+use halo_core::token::{ContentKind, Position, Role};
 use halo_engine::history::ChunkHistoryEntry;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -72,7 +73,7 @@ fn chunk_text(chunk: ChunkRef<'_>, timeline: &Timeline) -> (String, Vec<(usize, 
             continue;
         }
         text.push_str(token.text);
-        let end = length + token.text.encode_utf16().count();
+        let end = length + utf16_len(token.text);
         if kind == ContentKind::ToolResult {
             match tool_ranges.last_mut() {
                 Some(last) if last.1 == length => last.1 = end,
@@ -229,6 +230,104 @@ pub(crate) struct ApiAttendedToken {
     pub share: f32,
 }
 
+/// A token with its share of the attention to the earlier messages.
+#[derive(Serialize, ToSchema)]
+#[schema(as = FocusedToken)]
+pub(crate) struct ApiFocusedToken {
+    pub chunk: String,
+    /// The position on the timeline.
+    pub position: u64,
+    /// Where the token starts in the text of the chunk, in UTF-16 code units.
+    pub start: usize,
+    /// Where the token ends in that text.
+    pub end: usize,
+    pub share: f32,
+}
+
+impl ApiFocusedToken {
+    /// None for a token of the chat template, and where the chunk is unloaded.
+    pub fn new(token: &FocusedToken, timeline: &Timeline) -> Option<Self> {
+        let (start, end) = token_range(timeline.chunk(token.chunk)?, timeline, token.position)?;
+        let (chunk, position) = (token.chunk.to_string(), token.position.0);
+        Some(Self { chunk, position, start, end, share: token.share })
+    }
+}
+
+/// The range of a token in the text of its chunk, in UTF-16 code units. None for a token of the chat template.
+fn token_range(chunk: ChunkRef<'_>, timeline: &Timeline, position: Position) -> Option<(usize, usize)> {
+    let wanted = timeline.token(position)?;
+    if wanted.flags.kind() == ContentKind::Template {
+        return None;
+    }
+    let before = chunk.run().positions().take_while(|other| *other < position);
+    let before = before.filter_map(|other| timeline.token(other));
+    let before = before.filter(|token| token.flags.kind() != ContentKind::Template);
+    let start = before.map(|token| utf16_len(token.text)).sum();
+    Some((start, start + utf16_len(wanted.text)))
+}
+
+fn utf16_len(text: &str) -> usize {
+    text.encode_utf16().count()
+}
+
+/// The brightest tokens of the context window.
+#[derive(Serialize, ToSchema)]
+#[schema(as = WindowBrightness)]
+pub(crate) struct ApiWindowBrightness {
+    /// The brightness from which on tokens are listed.
+    pub floor: f32,
+    /// The brightness of the brightest token.
+    pub peak: f32,
+    pub chunks: Vec<ApiBrightTokens>,
+}
+
+/// The bright tokens of one chunk.
+#[derive(Serialize, ToSchema)]
+#[schema(as = BrightTokens)]
+pub(crate) struct ApiBrightTokens {
+    pub chunk: String,
+    /// For each token: where it starts and ends in the text of the chunk, in UTF-16 code units, and its brightness.
+    pub tokens: Vec<(usize, usize, f32)>,
+}
+
+impl ApiWindowBrightness {
+    /// The message tokens whose brightness is in the top `part` of the range between the dimmest and the brightest one. The latest
+    /// answer is left out: no answer has attended to it yet. Where all tokens are equally bright, none is listed.
+    pub fn new(timeline: &Timeline, part: f64) -> Self {
+        let answer = timeline.turns().last().map(|turn| turn.id);
+        let is_scored =
+            |chunk: &ChunkRef<'_>| chunk.id().role != Role::Assistant || Some(chunk.id().turn) != answer;
+        let mut rows = Vec::new();
+        let (mut least, mut peak) = (f32::INFINITY, f32::NEG_INFINITY);
+        for chunk in timeline.live_chunks().filter(is_scored) {
+            let (mut tokens, mut start) = (Vec::new(), 0);
+            for token in chunk.run().positions().filter_map(|position| timeline.token(position)) {
+                if token.flags.kind() == ContentKind::Template {
+                    continue;
+                }
+                let end = start + utf16_len(token.text);
+                if token.flags.is_live() && !token.text.trim().is_empty() {
+                    let brightness = token.brightness.0;
+                    (least, peak) = (least.min(brightness), peak.max(brightness));
+                    tokens.push((start, end, brightness));
+                }
+                start = end;
+            }
+            rows.push(ApiBrightTokens { chunk: chunk.id().to_string(), tokens });
+        }
+        if least >= peak {
+            let level = if least.is_finite() { least } else { 0.0 };
+            return Self { floor: level, peak: level, chunks: Vec::new() };
+        }
+        let floor = peak - (peak - least) * part.clamp(0.0, 1.0) as f32;
+        for row in &mut rows {
+            row.tokens.retain(|token| token.2 >= floor);
+        }
+        rows.retain(|row| !row.tokens.is_empty());
+        Self { floor, peak, chunks: rows }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,5 +342,21 @@ mod tests {
         assert_eq!(brightness(RankBy::Share), [0.5; 4], "no chunk has received attention");
         let one = notation::read("u0.0:3*900").expect("a timeline");
         assert_eq!(relative_brightness(&one, RankBy::Mean), [0.5]);
+    }
+
+    #[test]
+    fn brightest_tokens_of_the_window() {
+        let timeline = notation::read("u0.0:3*900 a1.0:2*800 u2.0:4*700 a3.0:1*900").expect("a timeline");
+        let bright = |part| {
+            let window = ApiWindowBrightness::new(&timeline, part);
+            let counts = window.chunks.iter().map(|row| (row.chunk.clone(), row.tokens.len()));
+            (counts.collect::<Vec<_>>(), window.floor, window.peak)
+        };
+        let row = |chunk: &str, tokens| (chunk.to_owned(), tokens);
+        assert_eq!(bright(0.2), (vec![row("u0.0", 3)], 860.0, 900.0), "the latest answer is left out");
+        assert_eq!(bright(0.5), (vec![row("u0.0", 3), row("a1.0", 2)], 800.0, 900.0));
+        assert_eq!(bright(1.0).0, [row("u0.0", 3), row("a1.0", 2), row("u2.0", 4)]);
+        let equal = notation::read("u0.0:9*900").expect("a timeline");
+        assert!(ApiWindowBrightness::new(&equal, 0.5).chunks.is_empty(), "a window that was never scored");
     }
 }

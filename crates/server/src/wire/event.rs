@@ -1,6 +1,6 @@
 //! Events of the stream `GET /events`.
 
-use super::chunk::{ApiChunk, is_pruned, relative_brightness, with_pruned_before};
+use super::chunk::{ApiChunk, ApiFocusedToken, is_pruned, relative_brightness, with_pruned_before};
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::{ConversationState, SnapshotCell};
 use serde::Serialize;
@@ -65,6 +65,15 @@ pub(crate) enum ApiEventKind {
         chunk: String,
         position: u64,
         text: String,
+    },
+    /// Where the attention of the token at `position` lies on the earlier messages, without the system prompt. At most thirty of
+    /// these events are sent per second.
+    Attention {
+        position: u64,
+        /// The tokens with the most attention, the largest share first.
+        tokens: Vec<ApiFocusedToken>,
+        /// The shares of the chunks in the order of the context window. They sum to 1.
+        chunks: Vec<(String, f32)>,
     },
     /// The attention of the answer was scored.
     Scored {
@@ -215,6 +224,11 @@ pub(crate) fn api_event(event: &Event, snapshot: &SnapshotCell) -> Option<ApiEve
             restored: stats.restored,
             recomputed: stats.recomputed,
             prefilled: stats.prefilled,
+        },
+        Event::Attention { position, focus } => ApiEventKind::Attention {
+            position: position.0,
+            tokens: focus.tokens.iter().filter_map(|token| ApiFocusedToken::new(token, timeline)).collect(),
+            chunks: focus.chunks.iter().map(|(chunk, share)| (chunk.to_string(), *share)).collect(),
         },
         Event::Scored { steps, votes, mean, errors } => ApiEventKind::Scored {
             steps: *steps,

@@ -8,7 +8,7 @@ mod world;
 
 pub(crate) use chunk::{
     ApiAttendedToken, ApiChunk, ApiChunkDetail, ApiChunkPage, ApiSearchHit, ApiToken, ApiTokenAttention,
-    context_window, is_pruned,
+    ApiWindowBrightness, context_window, is_pruned,
 };
 pub(crate) use conversation::{
     ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiSnapshot, ApiTurn, ApiVariant,

@@ -505,6 +505,7 @@ impl Backend for FakeBackend {
                 about: format!("The setting {key}"),
                 allowed: "1 to 1000".to_owned(),
                 choices: Vec::new(),
+                range: None,
                 default: default.to_owned(),
                 origin: if saved.is_some() { "settings file" } else { "default" }.to_owned(),
                 value: saved.unwrap_or_else(|| default.to_owned()),

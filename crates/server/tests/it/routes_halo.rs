@@ -312,6 +312,11 @@ fn query_cases() -> Vec<RouteCase> {
             })
             .refuses("/conversations/main/attention/0", none(), 404, "no attention data")
             .refuses("/conversations/main/attention/first", none(), 400, "first"),
+        route("GET", "/conversations/{name}/brightness", "/conversations/main/brightness?part=1")
+            // The attention of this model is uniform, so that all tokens are equally bright.
+            .returns(200, |window| *window == json!({ "floor": 10000.0, "peak": 10000.0, "chunks": [] }))
+            .refuses("/conversations/main/brightness?part=half", none(), 400, "part")
+            .refuses("/conversations/none/brightness", none(), 404, "none"),
         route("GET", "/conversations/{name}/notes", "/conversations/main/notes").returns(200, |notes| {
             *notes == json!([{ "file": "notes.json", "text": "{\"town\":\"Lindau\"}" }])
         }),
