@@ -219,6 +219,73 @@ def test_rooms_page(open_page, rooms):
     expect(other.locator("#tabs button[aria-current=true]")).to_have_text("lamp")
 
 
+def test_rooms_page_creates_changes_and_retires_agents(open_page, rooms):
+    agents = lambda: {agent["name"]: agent for agent in rooms.halo("GET", "/worlds/lamp")[1]["agents"]}
+    page = open_page(f"{rooms.url}/rooms.html#lamp")
+    page.click("#rooms button:has-text('Ada')")
+    page.click("#new-agent")
+    page.fill("#agent-name", "Ada")
+    page.select_option("#agent-kind", "bot")
+    page.fill("#agent-prompt", "Counts the ships that pass.")
+    page.check("#agent-manages")
+    page.click("dialog button[type=submit]")
+    # An error stays in the dialog, with what was written.
+    expect(page.locator("dialog .error")).to_contain_text("the name 'Ada' is taken")
+    expect(page.locator("#agent-prompt")).to_have_value("Counts the ships that pass.")
+    report = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
+    assert report.violations_count == 0, report.generate_report()
+    page.fill("#agent-name", "Cleo")
+    page.click("dialog button[type=submit]")
+    expect(page.locator("dialog")).to_be_hidden()
+    expect(page.locator(".agent[data-agent='3']")).to_contain_text("Cleo")
+    cleo = agents()["Cleo"]
+    assert (cleo["kind"], cleo["prompt"], cleo["model"], cleo["can_create_agents"]) == (
+        "bot",
+        "Counts the ships that pass.",
+        "far",
+        True,
+    )
+    # Its name and its rights are changed; what is not changed stays.
+    page.click(".agent[data-agent='3'] > button")
+    mind = page.locator("[data-mind='3']")
+    expect(mind).to_contain_text("May create, change and retire agents.")
+    expect(mind.locator(".hud")).to_contain_text("agent_management")
+    mind.locator("button", has_text="Change…").click()
+    expect(page.locator("#agent-manages")).to_be_checked()
+    page.fill("#agent-name", "Clio")
+    page.fill("#agent-interval", "2.5")
+    page.uncheck("#agent-manages")
+    page.click("dialog button[type=submit]")
+    expect(mind.locator("h2")).to_contain_text("Clio")
+    expect(mind.locator("[data-key=rights]")).to_have_count(0)
+    expect(mind.locator(".hud")).not_to_contain_text("agent_management")
+    clio = agents()["Clio"]
+    assert (clio["interval"], clio["can_create_agents"], clio["prompt"]) == (2.5, False, cleo["prompt"])
+    # Its heartbeats have a history by section and by format.
+    expect(mind.locator("[data-key=no-telemetry]")).to_be_visible()
+    for beats in [1, 2]:
+        mind.locator("button", has_text="Think now").click()
+        expect(mind.locator("figure.telemetry")).to_have_attribute("data-beats", str(beats))
+    expect(mind.locator("figure.telemetry g")).to_have_count(2)
+    expect(mind.locator("figure.telemetry figcaption")).to_contain_text("rooms ")
+    expect(mind.locator("table.formats tbody tr")).to_have_count(4)
+    expect(mind.locator("table.formats tr[data-measured=json]")).to_contain_text("0 %")
+    shot(page, "rooms-telemetry")
+    mind.locator("button[aria-label=Close]").click()
+    # An agent is invited to a room, and removed from it.
+    page.click("#rooms button:has-text('Clio')")
+    page.select_option("#invite", label="Ben")
+    expect(page.locator(".agent[data-agent='2']")).to_be_visible()
+    page.click(".agent[data-agent='2'] .remove")
+    expect(page.locator(".agent[data-agent='2']")).to_have_count(0)
+    # It retires.
+    page.click(".agent[data-agent='3'] > button")
+    mind.locator("button", has_text="Retire").click()
+    page.click("dialog button[type=submit]")
+    expect(page.locator("#rooms button:has-text('Clio')")).to_have_count(0)
+    assert set(agents()) == {"Ada", "Ben"}
+
+
 def test_rooms_page_reconnects(open_page, rooms):
     page = open_page(f"{rooms.url}/rooms.html", ignored_errors="404|422|ERR_CONNECTION|ERR_INCOMPLETE")
     page.click("#rooms button:has-text('Ada')")

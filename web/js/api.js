@@ -104,6 +104,7 @@ export const api = {
   world: (name) => call("GET", world(name)),
   roomMessages: (name, room, before) => call("GET", `${world(name)}/rooms/${room}/messages?${query({ before })}`),
   agentMind: (name, agent, format) => call("GET", `${world(name)}/agents/${agent}/hud?${query({ format })}`),
+  telemetry: (name, agent, limit) => call("GET", `${world(name)}/telemetry?${query({ agent, limit })}`),
   worldCommand: (name, command) => call("POST", `${world(name)}/commands`, command),
   setClock: (name, values) => call("PUT", `${world(name)}/clock`, values),
   settings: () => call("GET", "/settings"),

@@ -2,12 +2,14 @@
 
 import { api } from "./api.js";
 import { ask, count, el, number, render, time } from "./dom.js";
+import { pulse } from "./members.js";
+import { loadTelemetry, telemetryParts } from "./telemetry.js";
 
 // The agent that was shown last, its format, the last response, and the last error.
 let shown = emptyState(null);
 
 function emptyState(key) {
-  return { key, format: null, mind: null, error: null, loading: false };
+  return { key, format: null, mind: null, telemetry: null, error: null, loading: false };
 }
 
 export function showMind(panel, page, agent, actions) {
@@ -22,21 +24,22 @@ async function load(panel, page, agent, actions, format = shown.format) {
   const current = shown;
   if (current.loading && format === current.format) return;
   Object.assign(current, { loading: true, format });
-  let { mind } = current;
+  let { mind, telemetry } = current;
   let message = null;
   try {
     mind = await api.agentMind(page.name, agent.id, format ?? undefined);
+    telemetry = await loadTelemetry(page.name, agent.id);
   } catch (error) {
     message = error.message;
   }
   if (current.format !== format) return;
-  Object.assign(current, { loading: false, mind, error: message });
+  Object.assign(current, { loading: false, mind, telemetry, error: message });
   if (shown === current && page.agent === agent.id && page.world) draw(panel, page, agent, actions);
 }
 
 function draw(panel, page, agent, actions) {
-  const { mind, error } = shown;
-  const { runCommand, wake, pulse, close } = actions;
+  const { mind, telemetry, error } = shown;
+  const { runCommand, editAgent, wake, close } = actions;
   const button = (label, onClick) => el("button", { type: "button", data: { key: label }, onclick: onClick }, label);
   const retire = async () => {
     if (
@@ -59,7 +62,7 @@ function draw(panel, page, agent, actions) {
       el(
         "h2",
         {},
-        el("span", {}, pulse(agent), " ", agent.name),
+        el("span", {}, pulse(page, agent), " ", agent.name),
         el("button", { type: "button", "aria-label": "Close", onclick: close }, "×"),
       ),
       el(
@@ -82,12 +85,16 @@ function draw(panel, page, agent, actions) {
           ? button("Resume", () => runCommand({ command: "resume", agent: agent.id }))
           : button("Pause", () => runCommand({ command: "pause", agent: agent.id })),
         button("Think now", () => wake(agent)),
+        button("Change…", () => editAgent(agent)),
         button("Retire", retire),
       ),
+      agent.can_create_agents
+        ? el("p", { class: "quiet", data: { key: "rights" } }, "May create, change and retire agents.")
+        : null,
       agent.asleep ? el("p", { class: "quiet" }, `asleep until ${time(agent.asleep)}`) : null,
       message ? el("p", { class: "error", role: "status", data: { key: "error" } }, message) : null,
       mind
-        ? mindParts(mind, (format) => load(panel, page, agent, actions, format))
+        ? [...mindParts(mind, (format) => load(panel, page, agent, actions, format)), ...telemetryParts(telemetry)]
         : error
           ? null
           : el("p", { class: "quiet" }, "…"),

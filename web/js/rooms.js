@@ -1,7 +1,9 @@
 // The page of a world: its rooms, messages and agents, and the user's commands. The server owns all state; this draws it.
 
+import { openAgentForm } from "./agent_form.js";
 import { api, ServerUnreachable, subscribe } from "./api.js";
-import { $, ask, autoGrow, count, el, number, render, time, toast } from "./dom.js";
+import { $, ask, autoGrow, count, el, render, time, toast } from "./dom.js";
+import { membersPanel } from "./members.js";
 import { showMind } from "./mind.js";
 
 const REACTIONS = { thumbs_up: "👍", thumbs_down: "👎", brain: "🧠", heart: "❤️" };
@@ -472,53 +474,20 @@ function drawPanel() {
     if (agent)
       return showMind(panel, page, agent, {
         runCommand,
+        editAgent,
         wake,
-        pulse,
-        close: () => {
-          page.agent = null;
-          drawPanel();
-        },
+        close: () => openAgent(null),
       });
     page.agent = null;
   }
   const room = openRoom();
   if (!room) return render(panel);
-  render(
-    panel,
-    el(
-      "div",
-      { data: { key: "members" } },
-      el("h2", {}, "Members"),
-      room.requests.map((request) =>
-        el(
-          "div",
-          { class: "row request", data: { request: request.id, key: `request-${request.id}` } },
-          el("p", {}, `${request.name} asks to join with the key “${request.key}”.`),
-          el(
-            "div",
-            { class: "bar" },
-            el(
-              "button",
-              { type: "button", onclick: () => runCommand({ command: "grant", room: room.id, request: request.id }) },
-              "Accept",
-            ),
-            el(
-              "button",
-              { type: "button", onclick: () => runCommand({ command: "deny", room: room.id, request: request.id }) },
-              "Reject",
-            ),
-          ),
-        ),
-      ),
-      room.members.map((member) => memberRow(member, room)),
-      room.keys.length ? el("p", { class: "quiet", data: { key: "keys" } }, `Keys: ${room.keys.join(", ")}`) : null,
-      el(
-        "div",
-        { class: "bar", data: { key: "new-agent" } },
-        el("button", { type: "button", id: "new-agent", onclick: newAgent }, "New agent here"),
-      ),
-    ),
-  );
+  render(panel, membersPanel(page, room, { runCommand, editAgent, setAttention, openAgent }));
+}
+
+function openAgent(id) {
+  page.agent = id;
+  drawPanel();
 }
 
 // A share that was just set is drawn until the server confirms it: an older state must not reset the slider.
@@ -535,83 +504,17 @@ async function wake(agent) {
     useWorld(await attempt(api.setClock(page.name, { step: true })));
 }
 
-function memberRow(member, room) {
-  const key = `${member.id}-${room.id}`;
-  if (member.id === ARCHITECT)
-    return el("div", { class: "agent", data: { key } }, el("span", {}, "The Architect (you)"));
-  const agent = page.world.agents.find((other) => other.id === member.id);
-  if (!agent) return el("div", { class: "agent", data: { key } }, member.name);
-  /** @type {HTMLInputElement | null} */
-  const dragged = document.querySelector(`input[data-of="${key}"]:active`);
-  const set = Number.parseInt(dragged?.value ?? page.pendingAttention.get(key) ?? "", 10);
-  const share =
-    set >= 0
-      ? `${set} %`
-      : member.attention === "%*"
-        ? `${number(member.share)} % (auto)`
-        : `${number(member.share)} %`;
-  const slider = el("input", {
-    type: "range",
-    min: "0",
-    max: "100",
-    step: "5",
-    value: String(set >= 0 ? set : Math.round(member.share)),
-    data: { of: key },
-    "aria-label": `Attention of ${agent.name} to this room`,
-    oninput: (event) => {
-      event.target.previousElementSibling.textContent = `${event.target.value} %`;
-    },
-    onchange: (event) =>
-      setAttention({ command: "attend", agent: agent.id, room: room.id, value: `${event.target.value}%` }, key),
+// Creates an agent in the open room, or changes one.
+function editAgent(agent = null) {
+  openAgentForm(page.world, page.room, agent, async (command) => {
+    if (!command) return null;
+    try {
+      await useWorld(await api.worldCommand(page.name, command));
+      return null;
+    } catch (error) {
+      return error.message;
+    }
   });
-  return el(
-    "div",
-    { class: "agent", data: { agent: agent.id, key } },
-    el(
-      "button",
-      {
-        type: "button",
-        title: `${agent.name}'s mind`,
-        onclick: () => {
-          page.agent = agent.id;
-          drawPanel();
-        },
-      },
-      pulse(agent),
-      el("span", {}, agent.name),
-      el("small", { class: "quiet" }, agentStatus(agent)),
-    ),
-    el("label", {}, "attention", el("output", {}, share), slider),
-    member.attention === "%*"
-      ? null
-      : el(
-          "button",
-          {
-            type: "button",
-            class: "link",
-            onclick: () => runCommand({ command: "attend", agent: agent.id, room: room.id, value: "%*" }),
-          },
-          "Auto",
-        ),
-  );
-}
-
-function pulse(agent) {
-  const thinking = page.world.thinking === agent.id;
-  return el("i", { class: thinking ? "pulse beats" : "pulse", data: { pulse: agent.id }, "aria-hidden": "true" });
-}
-
-function agentStatus(agent) {
-  if (agent.paused) return "paused";
-  if (agent.asleep) return `asleep until ${time(agent.asleep)}`;
-  return `every ${number(agent.interval)} s, ${count(agent.beats, "heartbeat")}`;
-}
-
-async function newAgent() {
-  const name = await ask("New agent", { label: "Name", confirm: "Next" });
-  if (!name) return;
-  const prompt = await ask(`Who is ${name}?`, { label: "One or two sentences", confirm: "Create" });
-  if (prompt) runCommand({ command: "create", name, prompt, room: page.room });
 }
 
 // Events are collected for 150 ms; then the world is loaded once.

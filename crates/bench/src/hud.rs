@@ -8,7 +8,7 @@ use halo_worlds::heartbeat::Millis;
 use halo_worlds::hud_renderer::{HudError, HudRenderer, HudRequest, RenderedHud};
 use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::testing::{self, RandomWorldSize, START_TIME, WorldRng};
-use halo_worlds::world::{AgentId, NewAgent, RoomId, RoomMessage, World, WorldModelRef};
+use halo_worlds::world::{AgentId, NewAgent, ParagraphSplit, RoomId, RoomMessage, World, WorldModelRef};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,7 +62,12 @@ pub fn build_world(agents: usize, rooms: usize) -> World {
     let (mut world, mut lot, mut prose) = (World::default(), WorldRng::new(7), WordStream::new(7));
     world.header.max_agents = u32::try_from(agents).unwrap_or(u32::MAX);
     world.header.models = vec![WorldModelRef::local("local")];
-    let bounds = ActionContext { now: START_TIME, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
+    let bounds = ActionContext {
+        now: START_TIME,
+        counter: &CeilTokenCounter,
+        knowledge_budget: 3_000,
+        split: ParagraphSplit::Never,
+    };
     let ids: Vec<AgentId> = (0..agents)
         .filter_map(|n| {
             let new = NewAgent {

@@ -14,6 +14,7 @@ use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
+use halo_worlds::runner::RunnerOptions;
 use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use serde::Serialize;
@@ -72,6 +73,9 @@ pub trait Backend: Send + Sync {
     fn agent_models(&self, models: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error>;
 
     fn agent_prompts(&self) -> Result<WorldPrompts, Error>;
+
+    /// How agents are paced, and what is recorded of them.
+    fn runner_options(&self) -> RunnerOptions;
 
     fn parse_world_file(&self, text: &str) -> Result<WorldFile, Error>;
 

@@ -21,7 +21,8 @@ pub(crate) fn open_world(app: &Arc<App>, name: &str) -> Result<Arc<WorldRunner>,
         let store = WorldStore::open(app.backend.open_worlds()?, name)?;
         let models = app.backend.agent_models(&store.world.header.models)?;
         let clock = Box::new(|| jiff::Timestamp::now().as_millisecond());
-        let runner = Arc::new(WorldRunner::new(store, models, app.backend.agent_prompts()?, clock));
+        let prompts = (app.backend.agent_prompts()?, app.backend.runner_options());
+        let runner = Arc::new(WorldRunner::new(store, models, prompts, clock));
         runner.set_paused(true);
         let (app, on_thread, name) = (Arc::clone(app), Arc::clone(&runner), name.to_owned());
         let thread = std::thread::Builder::new()

@@ -187,6 +187,7 @@ fn fragment_position(agent: AgentId, key: FragmentKey) -> u64 {
     let section = match key.section {
         HudSection::Shared | HudSection::Agent => 0,
         HudSection::Room(room) => u64::from(room.0) + 1,
+        HudSection::OwnRoom(_) => 0xffe,
         HudSection::End => 0xfff,
     };
     (u64::from(agent.0) << 36) | (section << 24) | key.item.min(LAST_ITEM)

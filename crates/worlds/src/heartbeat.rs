@@ -62,6 +62,30 @@ impl HeartbeatInterval {
     }
 }
 
+/// A random deviation of heartbeats from their interval, so that agents with the same interval do not think in lockstep.
+/// The same seed, agent and heartbeat give the same deviation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeartbeatJitter {
+    /// The largest deviation as a part of the interval: 0.2 is ±20 %. Zero: none.
+    pub share: f64,
+    pub seed: u64,
+}
+
+impl HeartbeatJitter {
+    /// Every heartbeat after exactly its interval.
+    pub const NONE: Self = Self { share: 0.0, seed: 0 };
+
+    /// The time to the next heartbeat of an agent that has had `count`, between one and ten seconds like every interval.
+    #[must_use]
+    pub fn spread(self, interval: HeartbeatInterval, agent: u32, count: u64) -> Millis {
+        let hash = xxhash_rust::xxh3::xxh3_64_with_seed(format!("{agent}:{count}").as_bytes(), self.seed);
+        // The upper 53 bits as a number from 0 to 1.
+        let random = (hash >> 11) as f64 / (1u64 << 53) as f64;
+        let factor = 1.0 + self.share * (2.0 * random - 1.0);
+        HeartbeatInterval::new((f64::from(interval.0) * factor).round() as u32).millis()
+    }
+}
+
 /// Words per minute of a room whose owner has not set another value.
 pub const DEFAULT_WPM: u32 = 80;
 
@@ -159,6 +183,31 @@ mod tests {
             (HeartbeatInterval::new(0).millis(), HeartbeatInterval::new(60_000).millis()),
             (1_000, 10_000)
         );
+    }
+
+    #[test]
+    fn heartbeat_jitter_spreads_intervals_by_seed() {
+        let interval = HeartbeatInterval::new(5_000);
+        let times = |seed: u64, agent: u32| -> Vec<Millis> {
+            let jitter = HeartbeatJitter { share: 0.2, seed };
+            (1..=1_000).map(|count| jitter.spread(interval, agent, count)).collect()
+        };
+        let first = times(7, 1);
+        assert_eq!(first, times(7, 1), "the same seed gives the same times");
+        assert_ne!(first, times(8, 1), "another seed gives others");
+        assert_ne!(first, times(7, 2), "two agents do not think in lockstep");
+        let (least, most) = (first.iter().min(), first.iter().max());
+        assert!(least >= Some(&4_000) && least < Some(&4_020), "{least:?}");
+        assert!(most <= Some(&6_000) && most > Some(&5_980), "{most:?}");
+        let mean = first.iter().sum::<Millis>() / 1_000;
+        assert!((4_950..=5_050).contains(&mean), "{mean}");
+        // One and ten seconds are limits for a deviation too.
+        for (millis, range) in [(1_000, 1_000..=1_200), (10_000, 8_000..=10_000)] {
+            let jitter = HeartbeatJitter { share: 0.2, seed: 7 };
+            let times = (0..1_000).map(|count| jitter.spread(HeartbeatInterval::new(millis), 1, count));
+            assert!(times.into_iter().all(|time| range.contains(&time)), "{millis}");
+        }
+        assert_eq!(HeartbeatJitter::NONE.spread(interval, 1, 1), 5_000);
     }
 
     #[test]

@@ -145,7 +145,6 @@ impl HudRoom {
         let is_own = room.id == you;
         let member = room.members.get(&you);
         let last_spoke = member.and_then(|member| member.last_spoke);
-        let is_writing = member.is_some_and(|member| member.draft.is_some());
         let request = |request: &AccessRequest| HudAccessRequest {
             id: request.id,
             requester_id: request.requester,
@@ -158,8 +157,7 @@ impl HudRoom {
             members: room.members.keys().map(AgentId::to_string).collect(),
             attention_pct: (share * 10.0).round() / 10.0,
             time_since_last: time_since(last_spoke, now),
-            // A member that is still writing cannot send another message.
-            word_budget: if is_writing { 0 } else { word_budget(last_spoke, now, room.wpm) },
+            word_budget: word_budget(last_spoke, now, room.wpm),
             billboard: room.billboard.clone(),
             my_keys: is_own.then(|| room.keys.clone()),
             pending_access_requests: is_own.then(|| room.requests.iter().map(request).collect()),

@@ -1,13 +1,14 @@
 //! Validates the rows of an imported world: every row has the key that its content says, and every number is below the
 //! counters of the header.
 
+use crate::telemetry::HeartbeatRecord;
 use crate::user_command::UserCommand;
 use crate::world::{
     ARCHITECT, AgentId, AgentState, MAX_AGENTS, MAX_MESSAGES, Room, RoomMessage, World, WorldHeader,
 };
 use crate::world_store::{
-    AGENT_KIND, COMMAND_KIND, HEADER_KEY, HEADER_KIND, MESSAGE_KIND, ROOM_KIND, ROW_KINDS, agent_key,
-    check_world_name, message_key, parse_row,
+    AGENT_KIND, COMMAND_KIND, HEADER_KEY, HEADER_KIND, HEARTBEAT_KIND, MESSAGE_KIND, ROOM_KIND, ROW_KINDS,
+    agent_key, check_world_name, heartbeat_key, message_key, parse_row,
 };
 use halo_core::Error;
 use halo_core::row_store::{Row, RowKind};
@@ -27,6 +28,7 @@ pub fn world_from_rows(name: &str, rows: &[Row]) -> Result<World, Error> {
     let room_ids: BTreeSet<AgentId> = rooms.iter().map(|room| room.id).collect();
     rows.check_messages(&header, &room_ids)?;
     rows.check_commands()?;
+    rows.check_heartbeats(&agent_ids)?;
     Ok(World::from_stored(header, agents, rooms))
 }
 
@@ -108,6 +110,19 @@ impl<'a> WorldRows<'a> {
                 return Err(self.invalid(format!(
                     "message {} has another key, no room, or a number that was not assigned",
                     message.id
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_heartbeats(&self, agents: &BTreeSet<AgentId>) -> Result<(), Error> {
+        for (key, value) in self.of_kind(HEARTBEAT_KIND) {
+            let record: HeartbeatRecord = parse_row("a heartbeat", value)?;
+            if key != heartbeat_key(record.agent, record.beat) || !agents.contains(&record.agent) {
+                return Err(self.invalid(format!(
+                    "heartbeat {} of agent {} has another key, or no agent",
+                    record.beat, record.agent
                 )));
             }
         }

@@ -1,4 +1,4 @@
-//! The knowledge of an agent: a tree of JSON values that it reads and writes by paths such as `people."Dr. No".trust` or
+//! The knowledge of an agent: a tree of JSON values that it reads and writes by paths such as `people.'Dr. No'.trust` or
 //! `goals[0]`. Nothing else of an agent's own survives a heartbeat.
 
 use crate::error::Error;
@@ -26,7 +26,7 @@ enum PathStep {
 fn parse_path(path: &str) -> Result<Vec<PathStep>, Error> {
     let invalid = |reason: &str| {
         Error::invalid_input(format!(
-            "'{path}' is not a path: {reason}; write one such as people.Alice.trust, people.\"Dr. No\" or goals[0]"
+            "'{path}' is not a path: {reason}; write one such as people.Alice.trust, people.'Dr. No' or goals[0]"
         ))
     };
     let mut steps = Vec::new();
@@ -46,6 +46,10 @@ fn parse_path(path: &str) -> Result<Vec<PathStep>, Error> {
             let name = read.next().and_then(Result::ok).ok_or_else(|| invalid("a quote is not closed"))?;
             rest = &rest[read.byte_offset()..];
             steps.push(PathStep::Name(name));
+        } else if let Some(inner) = rest.strip_prefix('\'') {
+            let (name, after) = split_single_quoted(inner).ok_or_else(|| invalid("a quote is not closed"))?;
+            steps.push(PathStep::Name(name));
+            rest = after;
         } else {
             let end = rest.find(['.', '[', '"', ']']).unwrap_or(rest.len());
             let name = rest[..end].trim();
@@ -73,6 +77,20 @@ fn parse_path(path: &str) -> Result<Vec<PathStep>, Error> {
             return Err(invalid("it ends with a dot"));
         }
     }
+}
+
+/// The text up to the closing single quote, and what follows it. A backslash escapes a quote or a backslash.
+fn split_single_quoted(text: &str) -> Option<(String, &str)> {
+    let mut name = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '\'' => return Some((name, &text[at + 1..])),
+            '\\' if text[at + 1..].starts_with(['\'', '\\']) => name.extend(chars.next().map(|(_, c)| c)),
+            c => name.push(c),
+        }
+    }
+    None
 }
 
 /// Makes a value survive a round trip through every HUD format: integral floats become integers, and -0.0 becomes 0.
@@ -359,6 +377,31 @@ mod tests {
         assert_eq!(knowledge.get("goals"), Ok(Some(json!(["teach", "x"]))));
     }
 
+    /// Agents write either kind of quotes; an apostrophe within a name is no quote.
+    #[test]
+    fn knowledge_paths_take_both_kinds_of_quotes() {
+        let cases = [
+            ("people.'Dr. No'.trust", json!({"people": {"Dr. No": {"trust": 1}}})),
+            (r#"people."Dr. No".trust"#, json!({"people": {"Dr. No": {"trust": 1}}})),
+            ("'a.b'", json!({"a.b": 1})),
+            ("'a.b'[0]", json!({"a.b": [1]})),
+            (r"'it\'s'.x", json!({"it's": {"x": 1}})),
+            (r"'a\\'.x", json!({"a\\": {"x": 1}})),
+            (r"'a\n'", json!({"a\\n": 1})),
+            ("'say \"no\"'.x", json!({"say \"no\"": {"x": 1}})),
+            (r#""it's".x"#, json!({"it's": {"x": 1}})),
+            ("people.Bob's.trust", json!({"people": {"Bob's": {"trust": 1}}})),
+            ("''.x", json!({"": {"x": 1}})),
+        ];
+        for (path, expected) in cases {
+            let mut knowledge = AgentKnowledge::default();
+            knowledge.set(path, json!(1), None).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert_eq!(Value::Object(knowledge.entries().clone()), expected, "{path}");
+            assert_eq!(knowledge.get(path), Ok(Some(json!(1))), "{path}");
+            assert_eq!(knowledge.delete(path), Ok(json!(1)), "{path}");
+        }
+    }
+
     #[test]
     fn knowledge_values_carry_weights() {
         let mut knowledge = AgentKnowledge::default();
@@ -390,6 +433,9 @@ mod tests {
             ("a[", "a bracket is not closed"),
             ("a[x]", "no number in the brackets"),
             (r#""a"#, "a quote is not closed"),
+            ("'a.b", "a quote is not closed"),
+            (r"'a\'", "a quote is not closed"),
+            ("'a'b", "divided by dots"),
             (r#"a"b""#, "divided by dots"),
             ("mood.today", "has no fields"),
             ("goals.first", "is not an index"),

@@ -11,7 +11,7 @@
 //!
 //! The modules around the rules run a world: [`world_store`] loads and saves it, [`import`] validates one that comes
 //! from an export, [`room_index`] finds older messages, [`agent_model`] generates answers, and [`runner`] runs heartbeats
-//! through the scheduler of the engine. No rule imports one of these. `clippy.toml` keeps clocks, files and threads out
+//! through the scheduler of the engine, and [`telemetry`] counts their tokens. No rule imports one of these. `clippy.toml` keeps clocks, files and threads out
 //! of the whole crate; the one exception is marked where it stands.
 
 pub mod action;
@@ -28,6 +28,7 @@ pub mod knowledge;
 pub mod prompts;
 pub mod room_index;
 pub mod runner;
+pub mod telemetry;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod text;

@@ -116,6 +116,18 @@ pub fn response_format(format: AnswerFormat) -> HudResponseFormat {
 mod tests {
     use super::*;
 
+    /// The six sections of the document's philosophy, for personas and for bots.
+    #[test]
+    fn prompts_tell_every_kind_of_agent_the_philosophy() {
+        let prompts = WorldPrompts::default();
+        for kind in [AgentKind::Persona, AgentKind::Bot] {
+            let instructions = prompts.instructions(kind, 0);
+            for title in ["Identity", "Silence", "Topics", "Memory", "Own Room", "Time"] {
+                assert_eq!(instructions.matches(&format!("## {title}\n")).count(), 1, "{kind:?}: {title}");
+            }
+        }
+    }
+
     #[test]
     fn prompts_drop_optional_sections_from_the_end() {
         let prompts = WorldPrompts::default();

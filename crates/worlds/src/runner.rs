@@ -6,11 +6,12 @@ use crate::agent_model::{AgentGeneration, AgentModel};
 use crate::answer::{AgentAnswer, AnswerOutcome, schema};
 use crate::error;
 use crate::format::{AnswerFormat, HudFormat};
-use crate::heartbeat::Millis;
+use crate::heartbeat::{HeartbeatJitter, Millis};
 use crate::hud_renderer::{HudError, HudRenderer, HudRequest, RenderedHud};
 use crate::prompts::WorldPrompts;
+use crate::telemetry::HudMeasurement;
 use crate::user_command::UserCommand;
-use crate::world::{AgentId, RoomId, RoomMessage, WorldChanges};
+use crate::world::{AgentId, AgentState, ParagraphSplit, RoomId, RoomMessage, WorldChanges};
 use crate::world_store::WorldStore;
 use halo_core::Error;
 use halo_core::model::{OutputConstraint, StepFlow};
@@ -31,12 +32,22 @@ pub struct WorldRunner {
     /// model generates.
     renderers: BTreeMap<String, (Arc<HudRenderer>, usize)>,
     prompts: WorldPrompts,
+    options: RunnerOptions,
     wall_clock: WallClock,
     world_clock: Mutex<WorldClock>,
     /// Why posted commands were refused.
     refusals: Mutex<Vec<String>>,
     wakeup: Condvar,
     stopping: AtomicBool,
+}
+
+/// How agents are paced, and what is recorded of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RunnerOptions {
+    pub jitter: HeartbeatJitter,
+    pub split: ParagraphSplit,
+    /// Heartbeats of each agent whose tokens stay stored; 0: none.
+    pub recorded_heartbeats: u64,
 }
 
 /// How world time runs relative to the wall clock.
@@ -88,7 +99,7 @@ impl WorldRunner {
     pub fn new(
         store: WorldStore,
         models: BTreeMap<String, AgentModel>,
-        prompts: WorldPrompts,
+        (prompts, options): (WorldPrompts, RunnerOptions),
         wall_clock: WallClock,
     ) -> Self {
         let now = wall_clock();
@@ -103,6 +114,7 @@ impl WorldRunner {
             models: Mutex::new(models),
             renderers,
             prompts,
+            options,
             wall_clock,
             world_clock: Mutex::new(world_clock),
             refusals: Mutex::default(),
@@ -363,17 +375,25 @@ impl WorldRunner {
             Ok(None) => Ok(RunnerStep::Skipped),
             Ok(Some(generation)) => {
                 let answer = AgentAnswer::parse(&generation.text, state.answer_format, generation.truncated);
-                self.finish_heartbeat(agent, Some(generation), answer)
+                let measurement = self.measure_hud(&state, &hud);
+                self.finish_heartbeat(agent, Some((generation, measurement)), answer)
             }
             Err(error) => self.finish_heartbeat(agent, None, Err(error.into())),
         }
+    }
+
+    /// The tokens of a HUD in every format; none if they are not recorded.
+    fn measure_hud(&self, agent: &AgentState, hud: &RenderedHud) -> Option<HudMeasurement> {
+        let (renderer, _) =
+            self.renderers.get(&agent.model).filter(|_| self.options.recorded_heartbeats > 0)?;
+        Some(HudMeasurement::new(renderer, agent.hud_format, hud))
     }
 
     /// Applies an answer and saves the world.
     fn finish_heartbeat(
         &self,
         agent: AgentId,
-        generation: Option<AgentGeneration>,
+        generation: Option<(AgentGeneration, Option<HudMeasurement>)>,
         answer: Result<AgentAnswer, error::Error>,
     ) -> Result<RunnerStep, Error> {
         let now = self.now();
@@ -386,13 +406,21 @@ impl WorldRunner {
         let outcome = answer.and_then(|answer| {
             let (renderer, token_limit) = renderer.ok_or_else(|| unknown_model(""))?;
             let knowledge_budget = store.world.header.budgets.scaled_to(*token_limit).knowledge;
-            let context = ActionContext { now, counter: renderer.counter(), knowledge_budget };
+            let split = self.options.split;
+            let context = ActionContext { now, counter: renderer.counter(), knowledge_budget, split };
             Ok(store.world.apply_answer(agent, answer, context))
         });
         if let Err(error) = &outcome {
             store.world.record_refusal(agent, "answer", &error.message, now);
         }
-        store.world.finish_heartbeat(agent, now);
+        store.world.finish_heartbeat(agent, now, self.options.jitter);
+        let (generation, measurement) = generation.unzip();
+        if let (Some(generation), Some(Some(measurement))) = (&generation, measurement) {
+            // The agent may have retired meanwhile; its heartbeats stay on record.
+            let beat = store.world.any_agent(agent).map_or(0, |agent| agent.heartbeat_count);
+            let record = measurement.into_record(agent, (beat, now), generation);
+            store.record_heartbeat(&record, self.options.recorded_heartbeats)?;
+        }
         let changes = self.save_changes(&mut store)?;
         let report = HeartbeatReport { agent, finished_at: now, generation, outcome, repaired, changes };
         Ok(RunnerStep::Heartbeat(Box::new(report)))

@@ -4,8 +4,8 @@ use crate::action::{Action, ActionContext};
 use crate::heartbeat::{self, Millis};
 use crate::hud_format::{AnswerFormat, HudFormat};
 use crate::world::{
-    ARCHITECT, AgentId, AgentKind, HudBudgets, MessageSender, NewAgent, RECENT_ACTIONS, Reaction,
-    RoomAttention, RoomId, RoomMessage, World, WorldModelRef,
+    ARCHITECT, AgentId, AgentKind, HudBudgets, MessageSender, NewAgent, ParagraphSplit, RECENT_ACTIONS,
+    Reaction, RoomAttention, RoomId, RoomMessage, World, WorldModelRef,
 };
 use halo_agents::token_counter::CeilTokenCounter;
 use serde_json::{Map, Value, json};
@@ -191,6 +191,7 @@ pub fn random_world(rng: &mut WorldRng, size: RandomWorldSize) -> (World, Millis
             now,
             counter: &CeilTokenCounter,
             knowledge_budget: world.header.budgets.knowledge,
+            split: ParagraphSplit::Never,
         };
         for _ in 0..rng.below(5) {
             let path = serde_json::to_string(&random_text(rng, 2)).unwrap_or_default();
@@ -224,6 +225,7 @@ pub fn random_world(rng: &mut WorldRng, size: RandomWorldSize) -> (World, Millis
                 now,
                 counter: &CeilTokenCounter,
                 knowledge_budget: world.header.budgets.knowledge,
+                split: ParagraphSplit::Never,
             };
             let _ = world.perform_action(room, Action::CreateKey { key: key.clone() }, context);
             let _ = world.perform_action(who, Action::RequestAccess { room_id: room, key }, context);
@@ -236,6 +238,7 @@ pub fn random_world(rng: &mut WorldRng, size: RandomWorldSize) -> (World, Millis
             now,
             counter: &CeilTokenCounter,
             knowledge_budget: world.header.budgets.knowledge,
+            split: ParagraphSplit::Never,
         };
         let _ = world.perform_action(who, action, context);
         now += 1_000;

@@ -1,9 +1,10 @@
 //! Commands of the user. The user may join every room and grant every request, and needs no key.
 
-use crate::action::{Action, ActionContext};
+use crate::action::{Action, ActionContext, AgentChanges};
 use crate::error::Error;
 use crate::heartbeat::Millis;
-use crate::world::{ARCHITECT, AgentId, AgentKind, Reaction, RoomId, World, check_message};
+use crate::hud_format::{AnswerFormat, HudFormat};
+use crate::world::{ARCHITECT, AgentId, AgentKind, ParagraphSplit, Reaction, RoomId, World, check_message};
 use halo_agents::token_counter::CeilTokenCounter;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,44 @@ pub enum UserCommand {
         /// A room to join besides its own.
         #[serde(default)]
         room: Option<RoomId>,
+        /// One of the world's models; none: the first.
+        #[serde(default)]
+        model: Option<String>,
+        /// Whether it may create, alter and retire agents.
+        #[serde(default)]
+        can_create_agents: bool,
+    },
+    /// Changes an agent; what is left out stays.
+    #[serde(rename = "alter")]
+    ChangeAgent {
+        agent: AgentId,
+        #[serde(default)]
+        name: Option<String>,
+        /// The background of a persona, or the role of a bot.
+        #[serde(default)]
+        prompt: Option<String>,
+        #[serde(default)]
+        model: Option<String>,
+        /// Whether it may create, alter and retire agents.
+        #[serde(default)]
+        can_create_agents: Option<bool>,
+        #[serde(default)]
+        input_format: Option<HudFormat>,
+        #[serde(default)]
+        output_format: Option<AnswerFormat>,
+        /// The seconds between two heartbeats.
+        #[serde(default)]
+        interval: Option<f64>,
+    },
+    /// Puts an agent into a room without a key.
+    Invite {
+        agent: AgentId,
+        room: RoomId,
+    },
+    /// Takes an agent out of a room that is not its own.
+    Remove {
+        agent: AgentId,
+        room: RoomId,
     },
     Retire {
         agent: AgentId,
@@ -72,7 +111,12 @@ pub enum UserCommand {
 impl World {
     /// Executes a command of the user. On an error nothing has changed.
     pub fn execute_command(&mut self, command: UserCommand, now: Millis) -> Result<(), Error> {
-        let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 0 };
+        let context = ActionContext {
+            now,
+            counter: &CeilTokenCounter,
+            knowledge_budget: 0,
+            split: ParagraphSplit::Never,
+        };
         match command {
             UserCommand::Say { room, message, reply_to } => {
                 self.say_as_user(room, message.trim(), reply_to, now)
@@ -119,22 +163,67 @@ impl World {
                 self.require_agent_mut(agent)?.paused = false;
                 Ok(())
             }
-            UserCommand::Create { name, prompt, kind, room } => {
+            UserCommand::Create { name, prompt, kind, room, model, can_create_agents } => {
                 if let Some(room) = room {
                     self.require_room(room)?;
                 }
-                let id = AgentId(self.header.next_agent);
-                // The user need not be a member of the room, so the agent joins it here and not by the action.
-                let action = Action::CreateAgent {
-                    name,
-                    background_prompt: prompt,
-                    agent_type: kind,
-                    in_room_id: None,
+                if let Some(model) = &model {
+                    self.check_model(model)?;
+                }
+                // The user need not be a member of the room, so the agent joins it here and not by the rule of agents.
+                let id = self.create_agent_by(ARCHITECT, (&name, prompt, kind), None, now)?;
+                let rights = AgentChanges {
+                    model,
+                    can_create_agents: Some(can_create_agents),
+                    ..AgentChanges::default()
                 };
-                self.perform_action(ARCHITECT, action, context)?;
+                self.change_agent(id, rights)?;
                 if let Some(room) = room {
                     self.join_room(room, id, now);
                 }
+                Ok(())
+            }
+            UserCommand::ChangeAgent {
+                agent,
+                name,
+                prompt,
+                model,
+                can_create_agents,
+                input_format: hud_format,
+                output_format: answer_format,
+                interval,
+            } => {
+                self.require_agent(agent)?;
+                let changes = AgentChanges {
+                    name,
+                    prompt,
+                    model,
+                    can_create_agents,
+                    hud_format,
+                    answer_format,
+                    interval,
+                };
+                self.change_agent(agent, changes)
+            }
+            UserCommand::Invite { agent, room } => {
+                self.require_agent(agent)?;
+                self.require_room(room)?;
+                if self.join_room(room, agent, now) {
+                    self.drop_request(room, agent);
+                    Ok(())
+                } else {
+                    Err(Error::conflict(format!("agent {agent} is in room {room} already")))
+                }
+            }
+            UserCommand::Remove { agent, room } => {
+                self.require_agent(agent)?;
+                if room == agent {
+                    return Err(Error::conflict("an agent cannot be taken out of its own room: retire it"));
+                }
+                if !self.require_room(room)?.members.contains_key(&agent) {
+                    return Err(Error::conflict(format!("agent {agent} is not in room {room}")));
+                }
+                self.leave_room(room, agent, now);
                 Ok(())
             }
             UserCommand::Retire { agent } => {

@@ -3,7 +3,7 @@
 
 use crate::action;
 use crate::error::Error;
-use crate::heartbeat::{self, HeartbeatInterval, Millis, WPM_RANGE};
+use crate::heartbeat::{self, Millis, WPM_RANGE};
 use crate::hud_format::{AnswerFormat, HudFormat};
 use crate::knowledge::AgentKnowledge;
 use crate::text::check_length;
@@ -164,14 +164,9 @@ impl AgentFile {
             }
             world.header_mut().next_agent = id;
         }
-        if let Some(seconds) = self.interval.filter(|seconds| !(1.0..=10.0).contains(seconds)) {
-            return Err(Error::invalid_input(format!("an interval is 1 to 10 seconds, not {seconds}")));
-        }
+        let interval = self.interval.map(action::parse_interval).transpose()?;
         let model = self.model.unwrap_or_else(|| default_model.to_owned());
-        if !world.header.has_model(&model) {
-            let models = world.header.model_names();
-            return Err(Error::not_found(format!("there is no model '{model}': there is {models}")));
-        }
+        world.check_model(&model)?;
         let new = NewAgent {
             kind: self.kind,
             name,
@@ -182,9 +177,7 @@ impl AgentFile {
         };
         let id = world.create_agent(new, now)?;
         if let Some(agent) = world.agent_mut(id) {
-            if let Some(seconds) = self.interval {
-                agent.interval = HeartbeatInterval::new((seconds * 1000.0) as u32);
-            }
+            agent.interval = interval.unwrap_or(agent.interval);
             agent.knowledge = AgentKnowledge::from_entries(self.knowledge);
         }
         for action in self.recent_actions {

@@ -3,9 +3,10 @@
 
 use crate::heartbeat::Millis;
 use crate::room_index::RoomIndex;
+use crate::telemetry::HeartbeatRecord;
 use crate::user_command::UserCommand;
 use crate::world::{
-    AgentState, LOADED_MESSAGES, Room, RoomId, RoomMessage, World, WorldChanges, WorldHeader,
+    AgentId, AgentState, LOADED_MESSAGES, Room, RoomId, RoomMessage, World, WorldChanges, WorldHeader,
 };
 use halo_core::Error;
 use halo_core::name::is_invisible_control;
@@ -24,9 +25,12 @@ pub const ROOM_KIND: RowKind = RowKind::from_static("room");
 pub const MESSAGE_KIND: RowKind = RowKind::from_static("said");
 /// A command of the user for the process that runs the world, by time.
 pub const COMMAND_KIND: RowKind = RowKind::from_static("post");
+/// The tokens of a heartbeat, by its agent and its number.
+pub const HEARTBEAT_KIND: RowKind = RowKind::from_static("beat");
 
 /// All kinds, in the order of an export.
-pub const ROW_KINDS: [RowKind; 5] = [HEADER_KIND, AGENT_KIND, ROOM_KIND, MESSAGE_KIND, COMMAND_KIND];
+pub const ROW_KINDS: [RowKind; 6] =
+    [HEADER_KIND, AGENT_KIND, ROOM_KIND, MESSAGE_KIND, COMMAND_KIND, HEARTBEAT_KIND];
 
 /// The key of the header.
 pub(crate) const HEADER_KEY: &str = "0";
@@ -46,6 +50,12 @@ pub struct WorldStore {
     room_indexes: BTreeMap<RoomId, RoomIndex>,
     /// The keys of executed commands: their rows are deleted in the same transaction that writes their effects.
     executed_commands: Vec<String>,
+    /// Rows of heartbeats that the next save writes, and those that it deletes.
+    heartbeat_rows: (Vec<Row>, Vec<String>),
+}
+
+pub(crate) fn heartbeat_key(agent: AgentId, beat: u64) -> String {
+    format!("{:04}{beat:010}", agent.0)
 }
 
 pub(crate) fn agent_key(id: u32) -> String {
@@ -133,6 +143,7 @@ impl WorldStore {
             world,
             room_indexes: BTreeMap::new(),
             executed_commands: Vec::new(),
+            heartbeat_rows: <(Vec<Row>, Vec<String>)>::default(),
         };
         store.index_changed_messages();
         store
@@ -153,10 +164,11 @@ impl WorldStore {
     pub fn save(&mut self) -> Result<(), Error> {
         self.index_changed_messages();
         let changes = self.world.unsaved_changes();
-        if changes.is_empty() && self.executed_commands.is_empty() {
+        let (new_heartbeats, old_heartbeats) = &self.heartbeat_rows;
+        if changes.is_empty() && self.executed_commands.is_empty() && new_heartbeats.is_empty() {
             return Ok(());
         }
-        let mut rows = Vec::new();
+        let mut rows = new_heartbeats.clone();
         if changes.header {
             rows.push(to_row(HEADER_KIND, HEADER_KEY.to_owned(), &self.world.header)?);
         }
@@ -169,12 +181,35 @@ impl WorldStore {
         for message in changes.messages.values() {
             rows.push(to_row(MESSAGE_KIND, message_key(message.room, message.id), message)?);
         }
-        let executed: Vec<(RowKind, String)> =
-            self.executed_commands.iter().map(|key| (COMMAND_KIND, key.clone())).collect();
-        self.store.put_rows(&self.name, &rows, &executed)?;
+        let executed = self.executed_commands.iter().map(|key| (COMMAND_KIND, key.clone()));
+        let deleted: Vec<(RowKind, String)> =
+            executed.chain(old_heartbeats.iter().map(|key| (HEARTBEAT_KIND, key.clone()))).collect();
+        self.store.put_rows(&self.name, &rows, &deleted)?;
         self.world.mark_saved();
         self.executed_commands.clear();
+        self.heartbeat_rows = <(Vec<Row>, Vec<String>)>::default();
         Ok(())
+    }
+
+    /// Adds the tokens of a heartbeat to the next save. Of each agent the last `keep` heartbeats stay stored.
+    pub fn record_heartbeat(&mut self, record: &HeartbeatRecord, keep: u64) -> Result<(), Error> {
+        let (first, end) = (0, (record.beat + 1).saturating_sub(keep));
+        let (first, end) = (heartbeat_key(record.agent, first), heartbeat_key(record.agent, end));
+        let old =
+            self.store.load_rows(&self.name, &HEARTBEAT_KIND, first.as_str()..end.as_str(), usize::MAX)?;
+        self.heartbeat_rows.1.extend(old.into_iter().map(|row| row.key));
+        let key = heartbeat_key(record.agent, record.beat);
+        self.heartbeat_rows.0.push(to_row(HEARTBEAT_KIND, key, record)?);
+        Ok(())
+    }
+
+    /// The last stored heartbeats of an agent or of all, oldest first.
+    pub fn heartbeat_records(
+        &mut self,
+        agent: Option<AgentId>,
+        limit: usize,
+    ) -> Result<Vec<HeartbeatRecord>, Error> {
+        heartbeat_records(&mut *self.store, &self.name, agent, limit)
     }
 
     fn index_changed_messages(&mut self) {
@@ -304,6 +339,25 @@ pub fn messages_before(
     let (first, end) = (message_key(room, 0), message_key(room, before.min(99_999_999)));
     let rows = store.load_rows(name, &MESSAGE_KIND, first.as_str()..end.as_str(), limit)?;
     rows.iter().map(|row| parse_row("a message", &row.value)).collect()
+}
+
+/// The last stored heartbeats of an agent or of all, oldest first.
+pub fn heartbeat_records(
+    store: &mut dyn RowStore,
+    name: &str,
+    agent: Option<AgentId>,
+    limit: usize,
+) -> Result<Vec<HeartbeatRecord>, Error> {
+    let parse = |row: &Row| parse_row("a heartbeat", &row.value);
+    let Some(agent) = agent else {
+        let rows = store.load_rows(name, &HEARTBEAT_KIND, ALL_KEYS, usize::MAX)?;
+        let mut all: Vec<HeartbeatRecord> = rows.iter().map(parse).collect::<Result<_, _>>()?;
+        all.sort_by_key(|record| (record.at, record.agent, record.beat));
+        all.drain(..all.len().saturating_sub(limit));
+        return Ok(all);
+    };
+    let (first, end) = (heartbeat_key(agent, 0), heartbeat_key(agent, 9_999_999_999));
+    store.load_rows(name, &HEARTBEAT_KIND, first.as_str()..end.as_str(), limit)?.iter().map(parse).collect()
 }
 
 pub fn build_room_index(store: &mut dyn RowStore, name: &str, room: RoomId) -> Result<RoomIndex, Error> {

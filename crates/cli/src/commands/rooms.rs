@@ -18,13 +18,14 @@ use halo_llama::kv_archive;
 use halo_worlds::action;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
 use halo_worlds::format::HudFormat;
-use halo_worlds::heartbeat::Millis;
+use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
 use halo_worlds::hud_renderer::{HudRenderer, HudRequest};
 use halo_worlds::prompts::{self, WorldPrompts};
-use halo_worlds::runner::{HeartbeatReport, RunnerStep, WorldRunner};
+use halo_worlds::runner::{HeartbeatReport, RunnerOptions, RunnerStep, WorldRunner};
 use halo_worlds::user_command::UserCommand;
 use halo_worlds::world::{
-    AgentId, MessageSender, RoomId, RoomMessage, World, WorldChanges, WorldModelRef, check_message,
+    AgentId, MessageSender, ParagraphSplit, RoomId, RoomMessage, World, WorldChanges, WorldModelRef,
+    check_message,
 };
 use halo_worlds::world_file::{self, WorldFile};
 use halo_worlds::world_store::{self, WorldStore};
@@ -309,6 +310,19 @@ pub fn agent_sampling(settings: &Settings) -> Sampling {
     }
 }
 
+/// How agents are paced, and what is recorded of them.
+pub fn runner_options(settings: &Settings) -> RunnerOptions {
+    let split = match settings.rooms_split_paragraphs {
+        true => ParagraphSplit::BlankLines,
+        false => ParagraphSplit::Never,
+    };
+    let jitter = HeartbeatJitter {
+        share: settings.rooms_jitter.0,
+        seed: wiring::conversation_rules(settings).sampling.seed,
+    };
+    RunnerOptions { jitter, split, recorded_heartbeats: settings.rooms_telemetry.as_usize() as u64 }
+}
+
 /// The models of a world's agents. `own` opens the program's own model.
 pub fn open_agent_models(
     model_refs: &[WorldModelRef],
@@ -358,7 +372,8 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
         llama.get().map(|llama| Box::new(llama.clone()) as Box<dyn Model + Send>).context("there is no model")
     };
     let models = open_agent_models(&model_refs, env, &settings, &mut open_own)?;
-    let runner = Arc::new(WorldRunner::new(stored, models, load_prompts(&settings)?, Box::new(now_millis)));
+    let prompts = (load_prompts(&settings)?, runner_options(&settings));
+    let runner = Arc::new(WorldRunner::new(stored, models, prompts, Box::new(now_millis)));
     runner.set_speed(speed);
     let stop_handle = Arc::clone(&runner);
     ctrlc::set_handler(move || stop_handle.stop()).context("cannot listen for Ctrl-C")?;

@@ -34,6 +34,7 @@ use halo_server::{
 use halo_store::database::Database;
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
+use halo_worlds::runner::RunnerOptions;
 use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use halo_worlds::world_store;
@@ -397,6 +398,10 @@ impl Backend for CliBackend {
         let read = rooms::load_prompts(&self.current_settings());
         read.map_err(backend_error("reading the agents' prompts"))
             .map_err(|why| why.with_kind(ErrorKind::InvalidInput))
+    }
+
+    fn runner_options(&self) -> RunnerOptions {
+        rooms::runner_options(&self.current_settings())
     }
 
     fn parse_world_file(&self, text: &str) -> Result<WorldFile, Error> {

@@ -310,6 +310,12 @@ define_settings! {
     "rooms.max_tokens" [http] rooms_max_tokens: IntInRange<16, 100_000> = IntInRange(320);
     /// Repetition penalty for agents; 1 disables it.
     "rooms.repetition" [http] rooms_repetition: FloatInRange<1, 2> = FloatInRange(1.1);
+    /// Random deviation of heartbeats from their interval: 0.2 is up to 20 % earlier or later; 0 disables it.
+    "rooms.jitter" [http] rooms_jitter: FloatInRange<0, 1> = FloatInRange(0.2);
+    /// Send each paragraph of an agent's answer as a message of its own, one after the other at the speed of the room.
+    "rooms.split_paragraphs" [http] rooms_split_paragraphs: bool = true;
+    /// Heartbeats of each agent whose tokens, by section and by format, stay stored; 0 stores none.
+    "rooms.telemetry" [http] rooms_telemetry: IntInRange<0, 100_000> = IntInRange(200);
     /// Models (name, file or URL) that worlds created over the network or imported from a file may use, besides the
     /// program's own.
     "rooms.models" rooms_models: ListSetting = ListSetting(Vec::new());

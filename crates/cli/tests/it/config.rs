@@ -154,8 +154,8 @@ fn settings_that_clients_may_change_are_listed() {
         resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
         memory.enabled memory.range_tokens memory.most_tokens memory.tokens memory.delay memory.share \
         memory.reflect memory.quiet_minutes memory.quiet_messages lethe.enabled lethe.hot_days \
-        lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition kv.mode \
-        kv.ram kv.disk";
+        lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \
+        rooms.split_paragraphs rooms.telemetry kv.mode kv.ram kv.disk";
     let by_hand = "recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
         server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
         server.connections_per_address server.trusted_proxies server.queue server.idle server.open \

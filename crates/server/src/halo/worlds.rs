@@ -6,8 +6,8 @@
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
 use crate::wire::{
-    ApiAgentMind, ApiClockUpdate, ApiNewWorld, ApiRenderedHud, ApiRoomMessage, ApiUserCommand, ApiWorld,
-    ApiWorldEvent, ApiWorldSummary,
+    ApiAgentMind, ApiClockUpdate, ApiHeartbeatTelemetry, ApiNewWorld, ApiRenderedHud, ApiRoomMessage,
+    ApiUserCommand, ApiWorld, ApiWorldEvent, ApiWorldSummary,
 };
 use crate::world_loop::{self, publish_world_change, publish_world_event};
 use axum::Json;
@@ -32,6 +32,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(get_world, delete_world))
         .routes(routes!(list_room_messages))
         .routes(routes!(get_agent_mind))
+        .routes(routes!(get_telemetry))
         .routes(routes!(run_user_command))
         .routes(routes!(set_clock))
 }
@@ -251,7 +252,46 @@ async fn get_agent_mind(
     .await
 }
 
-/// Runs a command of the user, by the field `command`: say, react, join, leave, grant, deny, attend, wake, pause, resume, create or retire
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct TelemetryQuery {
+    /// Only heartbeats of this agent
+    agent: Option<u32>,
+    /// The most heartbeats; the latest are returned
+    limit: Option<usize>,
+}
+
+/// The most heartbeats in one response, and how many there are if a client does not say.
+const MAX_HEARTBEATS: usize = 10_000;
+const DEFAULT_HEARTBEATS: usize = 100;
+
+/// Tokens of the heartbeats by section and by format, over time
+#[utoipa::path(get, path = "/worlds/{world}/telemetry", params(("world" = String, Path), TelemetryQuery),
+    responses((status = 200, body = ApiHeartbeatTelemetry), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
+async fn get_telemetry(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+    QueryParams(query): QueryParams<TelemetryQuery>,
+) -> ApiResult<Json<ApiHeartbeatTelemetry>> {
+    spawn_blocking(move || {
+        let (agent, limit) = (query.agent.map(AgentId), query.limit.unwrap_or(DEFAULT_HEARTBEATS));
+        if !(1..=MAX_HEARTBEATS).contains(&limit) {
+            return Err(ErrorResponse::bad_request(format!("limit must be from 1 to {MAX_HEARTBEATS}")));
+        }
+        let records = match app.worlds.peek(&name) {
+            Some(runner) => runner.store().heartbeat_records(agent, limit)?,
+            None => {
+                let mut store = app.backend.open_worlds()?;
+                check_world_exists(&mut *store, &name)?;
+                world_store::heartbeat_records(&mut *store, &name, agent, limit)?
+            }
+        };
+        Ok(Json(ApiHeartbeatTelemetry::new(&records)))
+    })
+    .await
+}
+
+/// Runs a command of the user, by the field `command`: say, react, join, leave, grant, deny, attend, wake, pause, resume, create, alter, invite, remove or retire
 #[utoipa::path(post, path = "/worlds/{world}/commands", params(("world" = String, Path)), request_body = Object,
     responses((status = 200, body = ApiWorld), (status = 202, body = ApiWorld), (status = 400, body = ApiError),
         (status = 404, body = ApiError), (status = 422, body = ApiError)))]

@@ -4,6 +4,7 @@ mod chunk;
 mod conversation;
 mod event;
 mod request;
+mod telemetry;
 mod world;
 
 pub(crate) use chunk::{
@@ -18,6 +19,7 @@ pub(crate) use request::{
     ApiBranchRequest, ApiEditRequest, ApiEditResult, ApiNewMessage, ApiRenameRequest, ApiSettingValue,
     ApiTurnAccepted, ApiUndoRequest, ApiVariantChoice,
 };
+pub(crate) use telemetry::ApiHeartbeatTelemetry;
 pub(crate) use world::{
     ApiAgentMind, ApiClockUpdate, ApiNewWorld, ApiRenderedHud, ApiRoomMessage, ApiUserCommand, ApiWorld,
     ApiWorldSummary,

@@ -51,6 +51,8 @@ pub(crate) struct ApiWorld {
     pub speed: f64,
     /// The agent that is thinking.
     pub thinking: Option<u32>,
+    /// The models that its agents may use; the first is the default.
+    pub models: Vec<String>,
     pub agents: Vec<ApiAgent>,
     pub rooms: Vec<ApiRoom>,
 }
@@ -70,6 +72,7 @@ impl ApiWorld {
             paused: clock.is_none_or(|clock| clock.paused),
             speed: clock.map_or(1.0, |clock| clock.speed),
             thinking: clock.and_then(|clock| clock.thinking_agent).map(|agent| agent.0),
+            models: world.header.models.iter().map(|model| model.name.clone()).collect(),
             agents: world.agents().map(|agent| ApiAgent::new(agent, now)).collect(),
             rooms: world.rooms().map(|room| ApiRoom::new(world, room)).collect(),
         }
@@ -95,7 +98,12 @@ pub(crate) struct ApiAgent {
     /// Until when it sleeps, in milliseconds since 1970.
     asleep: Option<i64>,
     paused: bool,
+    /// Whether it may create, change and retire agents.
     can_create_agents: bool,
+    /// The format of its HUD.
+    input_format: &'static str,
+    /// The format of its answers.
+    output_format: &'static str,
 }
 
 impl ApiAgent {
@@ -115,6 +123,8 @@ impl ApiAgent {
             asleep: agent.sleep_until.filter(|until| *until > now),
             paused: agent.paused,
             can_create_agents: agent.can_create_agents,
+            input_format: agent.hud_format.name(),
+            output_format: agent.answer_format.name(),
         }
     }
 }

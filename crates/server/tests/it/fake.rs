@@ -35,6 +35,7 @@ use halo_server::{
 use halo_store::database::{Database, StoreLocation};
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
 use halo_worlds::prompts::{PromptSection, WorldPrompts};
+use halo_worlds::runner::RunnerOptions;
 use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use http_body_util::BodyExt;
@@ -482,6 +483,10 @@ impl Backend for FakeBackend {
             persona: Vec::new(),
             bot: Vec::new(),
         })
+    }
+
+    fn runner_options(&self) -> RunnerOptions {
+        RunnerOptions { recorded_heartbeats: 3, ..RunnerOptions::default() }
     }
 
     /// JSON instead of TOML: the parser belongs to the program, not to the server.

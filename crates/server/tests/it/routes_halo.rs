@@ -501,6 +501,11 @@ fn world_cases() -> Vec<RouteCase> {
             .refuses("/worlds/village/agents/99/hud", none(), 404, "there is no agent 99")
             .refuses("/worlds/village/agents/Ada/hud", none(), 400, "Ada")
             .refuses("/worlds/village/agents/1/hud?format=xml", none(), 400, "there is no format 'xml'"),
+        route("GET", "/worlds/{world}/telemetry", "/worlds/village/telemetry?agent=1&limit=10")
+            .returns(200, |telemetry| *telemetry == json!({ "heartbeats": [], "formats": {} }))
+            .refuses("/worlds/nowhere/telemetry", none(), 404, "there is no world 'nowhere'")
+            .refuses("/worlds/village/telemetry?limit=0", none(), 400, "limit")
+            .refuses("/worlds/village/telemetry?agent=Ada", none(), 400, "agent"),
         route("POST", "/worlds/{world}/commands", "/worlds/village/commands")
             .body(say(1))
             .returns(200, |world| world["open"] == true && world["rooms"][0]["last_message"] == 3)

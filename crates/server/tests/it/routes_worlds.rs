@@ -67,6 +67,114 @@ async fn world_commands_change_the_world() {
     assert_eq!(first["reactions"], json!({ "heart": ["The Architect"] }), "{first}");
 }
 
+/// The user creates an agent with a right, changes it, moves it between rooms, and takes the right back.
+#[tokio::test]
+async fn world_commands_create_change_and_retire_agents() {
+    let prepared = prepared_server();
+    let fake = &prepared.fake;
+    assert_eq!(world(fake).await["models"], json!(["local"]));
+    let effects: [(Value, WorldEffect); 10] = [
+        (
+            json!({ "command": "create", "name": "Cleo", "prompt": "Keeps order.", "kind": "bot",
+                "model": "local", "can_create_agents": true }),
+            ("/agents/2/can_create_agents", json!(true)),
+        ),
+        (json!({ "command": "alter", "agent": 3, "name": "Clio" }), ("/agents/2/name", json!("Clio"))),
+        (
+            json!({ "command": "alter", "agent": 3, "prompt": "Keeps the peace." }),
+            ("/agents/2/name", json!("Clio")),
+        ),
+        (json!({ "command": "alter", "agent": 3, "interval": 2.5 }), ("/agents/2/interval", json!(2.5))),
+        (
+            json!({ "command": "alter", "agent": 3, "input_format": "toon", "output_format": "toon" }),
+            ("/agents/2/input_format", json!("toon")),
+        ),
+        (
+            json!({ "command": "alter", "agent": 3, "can_create_agents": false }),
+            ("/agents/2/can_create_agents", json!(false)),
+        ),
+        (
+            json!({ "command": "alter", "agent": 1, "can_create_agents": true }),
+            ("/agents/0/can_create_agents", json!(true)),
+        ),
+        (json!({ "command": "invite", "agent": 3, "room": 1 }), ("/rooms/0/members/2/id", json!(3))),
+        (json!({ "command": "remove", "agent": 3, "room": 1 }), ("/rooms/0/members/2", Value::Null)),
+        (json!({ "command": "retire", "agent": 3 }), ("/agents/2", Value::Null)),
+    ];
+    for (body, (pointer, expected)) in effects {
+        let (status, world) = command(fake, body.clone()).await;
+        assert_eq!(status, 200, "{body}: {world}");
+        assert_eq!(world.pointer(pointer).cloned().unwrap_or_default(), expected, "{body}: {world}");
+    }
+    for (body, status, expected) in [
+        (json!({ "command": "alter", "agent": 9, "name": "X" }), 422, "there is no agent 9"),
+        (json!({ "command": "alter", "agent": 1 }), 422, "nothing to alter"),
+        (json!({ "command": "alter", "agent": 1, "model": "none" }), 422, "there is no model 'none'"),
+        (json!({ "command": "alter", "agent": 1, "interval": 11 }), 422, "1 to 10 seconds"),
+        (json!({ "command": "alter", "agent": 1, "input_format": "xml" }), 400, "xml"),
+        (json!({ "command": "alter", "agent": 1, "colour": "red" }), 400, "unknown field"),
+        (json!({ "command": "create", "name": "Dan", "prompt": "x", "model": "none" }), 422, "no model"),
+        (json!({ "command": "remove", "agent": 1, "room": 1 }), 422, "its own room"),
+    ] {
+        let (actual, result) = command(fake, body.clone()).await;
+        let message = result["error"].as_str().unwrap_or_default();
+        assert!(actual == status && message.contains(expected), "{body}: {actual} {result}");
+    }
+    // The right of agent 1 is in its HUD.
+    let (_, mind) = fake.halo_api("GET", "/worlds/village/agents/1/hud", None).await;
+    assert!(mind["hud"]["text"].as_str().expect("a text").contains("create_agent"), "{mind}");
+}
+
+#[tokio::test]
+async fn world_telemetry_has_a_history_by_section_and_format() {
+    let prepared = prepared_server();
+    let fake = &prepared.fake;
+    let telemetry = async |query: &str| {
+        let (status, body) = fake.halo_api("GET", &format!("/worlds/village/telemetry{query}"), None).await;
+        assert_eq!(status, 200, "{body}");
+        body
+    };
+    assert_eq!(telemetry("").await, json!({ "heartbeats": [], "formats": {} }));
+    command(fake, json!({ "command": "pause", "agent": 2 })).await;
+    for n in 0..5 {
+        fake.script_answers(&[
+            &json!({ "responses": [{ "room_id": 1, "message": format!("{n}.") }] }).to_string()
+        ]);
+        step(fake).await;
+    }
+    let all = telemetry("").await;
+    let beats: Vec<u64> = all["heartbeats"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|beat| beat["beat"].as_u64())
+        .collect();
+    assert_eq!(beats, [3, 4, 5], "the server keeps three");
+    let last = &all["heartbeats"][2];
+    let number =
+        |pointer: &str| last.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{last}"));
+    let sections: u64 = ["shared", "self", "recent_actions", "rooms"]
+        .iter()
+        .map(|name| number(&format!("/sections/{name}")))
+        .sum();
+    assert!(sections <= number("/tokens") && sections + 40 > number("/tokens"), "{last}");
+    assert_eq!((number("/agent"), number("/formats/json")), (1, number("/tokens")), "{last}");
+    assert!(number("/rooms/1") > 0 && number("/prompt_tokens") >= number("/tokens"), "{last}");
+    assert_eq!(all["formats"]["json"]["saved_percent"], json!(0.0));
+    assert!(all["formats"]["toon"]["saved_percent"].as_f64() > Some(0.0), "{all}");
+    let names: Vec<&String> = all["formats"].as_object().expect("an object").keys().collect();
+    assert_eq!(names, ["compact_json", "json", "toon", "toon_positional"]);
+    assert_eq!(telemetry("?limit=1").await["heartbeats"][0]["beat"], 5);
+    assert_eq!(telemetry("?agent=2").await["heartbeats"], json!([]));
+    for (path, status) in [
+        ("/worlds/village/telemetry?limit=0", 400),
+        ("/worlds/village/telemetry?limit=10001", 400),
+        ("/worlds/none/telemetry", 404),
+    ] {
+        assert_eq!(fake.halo_api("GET", path, None).await.0, status, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn world_grant_and_deny_answer_join_requests() {
     let prepared = prepared_server();

@@ -198,6 +198,13 @@ impl World {
         }
     }
 
+    /// Drops the access request of an agent that the user has let into a room.
+    pub(crate) fn drop_request(&mut self, room: RoomId, agent: AgentId) {
+        if let Some(room) = self.room_mut(room) {
+            room.requests.retain(|request| request.requester != agent);
+        }
+    }
+
     /// Drops the access requests of an agent that retires.
     pub(super) fn drop_requests_of(&mut self, agent: AgentId) {
         let is_from = |request: &AccessRequest| request.requester == agent;

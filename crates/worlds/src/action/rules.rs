@@ -1,14 +1,13 @@
-//! The rules of actions: dispatch, an agent's own state, and other agents. The rules of rooms are in `room_rules.rs`.
+//! The rules of actions: dispatch, and an agent's own state. The rules of rooms are in `room_rules.rs`, those of other
+//! agents in `agent_rules.rs`.
 
+use super::agent_rules::{AgentChanges, parse_agent_name};
 use super::types::Action;
 use crate::error::Error;
 use crate::format;
 use crate::heartbeat::{self, Millis};
 use crate::knowledge::AgentKnowledge;
-use crate::text::check_length;
-use crate::world::{
-    ARCHITECT, AgentId, AgentKind, MessageSender, NewAgent, Reaction, RoomId, World, shorten_reason,
-};
+use crate::world::{ARCHITECT, AgentId, MessageSender, ParagraphSplit, Reaction, World, shorten_reason};
 use halo_agents::token_counter::TokenCounter;
 
 /// What the rules need besides the world.
@@ -19,26 +18,7 @@ pub struct ActionContext<'a> {
     pub counter: &'a dyn TokenCounter,
     /// The most tokens of the agent's knowledge.
     pub knowledge_budget: usize,
-}
-
-const MAX_NAME_CHARS: usize = 50;
-pub(crate) const MAX_PROMPT_CHARS: usize = 2_000;
-
-/// Trims and checks a name for an agent.
-pub(crate) fn parse_agent_name(name: &str) -> Result<String, Error> {
-    let name = name.trim();
-    let invalid = |reason: &str| Err(Error::invalid_input(reason));
-    match name.chars().count() {
-        0 => invalid("a name has at least one character"),
-        1..=MAX_NAME_CHARS if name.chars().any(char::is_control) => invalid("a name has no line breaks"),
-        1..=MAX_NAME_CHARS if name.chars().all(|c| c.is_ascii_digit()) => {
-            invalid("a name must not be a number: numbers identify agents")
-        }
-        1..=MAX_NAME_CHARS => Ok(name.to_owned()),
-        chars => Err(Error::invalid_input(format!(
-            "a name has {MAX_NAME_CHARS} characters at most, and this one has {chars}"
-        ))),
-    }
+    pub split: ParagraphSplit,
 }
 
 impl World {
@@ -80,7 +60,7 @@ impl World {
             Action::React { message_id, reaction } => self.add_reaction(agent, message_id, reaction),
             Action::WakeAgent { agent_id } => self.wake_agent(agent, agent_id, now),
             Action::Reply { room_id, message_id, message } => {
-                self.submit_message(room_id, agent, &message, Some(message_id), now)
+                self.submit_message(room_id, agent, (&message, context.split), Some(message_id), now)
             }
             Action::SetBillboard { message } => self.set_billboard(agent, &message),
             Action::ClearBillboard => self.clear_billboard(agent),
@@ -95,10 +75,14 @@ impl World {
             Action::SetName { name } => self.set_name(agent, &name),
             Action::Sleep { until } => self.sleep(agent, &until, now),
             Action::CreateAgent { name, background_prompt, agent_type, in_room_id } => {
-                self.create_agent_by(agent, (&name, background_prompt, agent_type), in_room_id, now)
+                self.create_agent_by(agent, (&name, background_prompt, agent_type), in_room_id, now).map(drop)
             }
             Action::AlterAgent { agent_id, background_prompt, name, model } => {
-                self.alter_agent(agent, agent_id, name.as_deref(), background_prompt, model)
+                self.check_may_manage(agent)?;
+                self.check_may_affect(agent, agent_id)?;
+                let changes =
+                    AgentChanges { name, prompt: background_prompt, model, ..AgentChanges::default() };
+                self.change_agent(agent_id, changes)
             }
             Action::RetireAgent { agent_id } => {
                 self.check_may_manage(agent)?;
@@ -182,126 +166,5 @@ impl World {
         }
         self.require_agent_mut(agent)?.sleep_until = Some(at);
         Ok(())
-    }
-
-    fn create_agent_by(
-        &mut self,
-        creator: AgentId,
-        (name, prompt, kind): (&str, String, AgentKind),
-        room: Option<RoomId>,
-        now: Millis,
-    ) -> Result<(), Error> {
-        self.check_may_manage(creator)?;
-        let name = parse_agent_name(name)?;
-        self.check_name_free(&name, None)?;
-        check_length("a background prompt", &prompt, MAX_PROMPT_CHARS)?;
-        if let Some(room) = room {
-            self.check_membership(creator, room)?;
-        }
-        // A new agent has the model and the formats of its creator; one that the user creates has the defaults.
-        let creator = self.agent(creator);
-        let model = creator.map(|creator| creator.model.clone());
-        let default = || self.header.models.first().map(|model| model.name.clone());
-        let new = NewAgent {
-            kind,
-            name: Some(name),
-            model: model.or_else(default).unwrap_or_default(),
-            prompt,
-            formats: creator.map_or_else(Default::default, |agent| (agent.hud_format, agent.answer_format)),
-            can_create_agents: false,
-        };
-        let id = self.create_agent(new, now)?;
-        if let Some(room) = room {
-            self.join_room(room, id, now);
-        }
-        Ok(())
-    }
-
-    fn alter_agent(
-        &mut self,
-        agent: AgentId,
-        other: AgentId,
-        name: Option<&str>,
-        prompt: Option<String>,
-        model: Option<String>,
-    ) -> Result<(), Error> {
-        self.check_may_manage(agent)?;
-        self.check_may_affect(agent, other)?;
-        let name = name.map(parse_agent_name).transpose()?;
-        if let Some(name) = &name {
-            self.check_name_free(name, Some(other))?;
-        }
-        if let Some(prompt) = &prompt {
-            check_length("a background prompt", prompt, MAX_PROMPT_CHARS)?;
-        }
-        if let Some(model) = model.as_ref().filter(|model| !self.header.has_model(model)) {
-            let models = self.header.model_names();
-            return Err(Error::not_found(format!("there is no model '{model}': there is {models}")));
-        }
-        if name.is_none() && prompt.is_none() && model.is_none() {
-            return Err(Error::invalid_input(
-                "there is nothing to alter: give a name, a background_prompt or a model",
-            ));
-        }
-        let state = self.require_agent_mut(other)?;
-        if let Some(name) = name {
-            state.name = name;
-        }
-        if let Some(prompt) = prompt {
-            state.prompt = prompt;
-        }
-        if let Some(model) = model {
-            state.model = model;
-        }
-        Ok(())
-    }
-
-    /// Whether an agent may wake, alter or retire another: not itself, not the user, and only within a shared room.
-    fn check_may_affect(&self, agent: AgentId, other: AgentId) -> Result<(), Error> {
-        if agent == other {
-            return Err(Error::conflict("you cannot do that to yourself"));
-        }
-        if other == ARCHITECT {
-            return Err(Error::conflict("you cannot do that to the Architect"));
-        }
-        self.require_agent(other)?;
-        if agent != ARCHITECT && !self.share_room(agent, other) {
-            return Err(Error::conflict(format!("you share no room with agent {other}")));
-        }
-        Ok(())
-    }
-
-    /// Fails if another agent than `agent` has the name, or if it is the name of the user or of the system.
-    pub(crate) fn check_name_free(&self, name: &str, agent: Option<AgentId>) -> Result<(), Error> {
-        let is_same = |other: &str| other.to_lowercase() == name.to_lowercase();
-        let is_taken = self.agents().any(|other| is_same(&other.name) && Some(other.id) != agent);
-        if is_taken || is_same(&self.display_name(ARCHITECT)) || is_same("System") {
-            return Err(Error::conflict(format!("the name '{name}' is taken")));
-        }
-        Ok(())
-    }
-
-    fn check_may_manage(&self, agent: AgentId) -> Result<(), Error> {
-        if agent == ARCHITECT || self.agent(agent).is_some_and(|agent| agent.can_create_agents) {
-            Ok(())
-        } else {
-            Err(Error::conflict("you may not create, alter or retire agents"))
-        }
-    }
-
-    /// Retires an agent: it leaves all rooms, and its own is closed. Its messages stay.
-    pub fn retire_agent(&mut self, agent: AgentId, now: Millis) {
-        let rooms: Vec<RoomId> = self.rooms_of(agent).map(|room| room.id).collect();
-        for room in rooms {
-            if room == agent {
-                self.close_room(room, now);
-            } else {
-                self.leave_room(room, agent, now);
-            }
-        }
-        self.drop_requests_of(agent);
-        if let Some(state) = self.agent_mut(agent) {
-            state.retired = true;
-        }
     }
 }

@@ -39,6 +39,9 @@ pub struct AnswerOutcome {
     pub refused: Vec<String>,
 }
 
+/// The types of actions that are responses.
+const MESSAGE_ACTIONS: [&str; 2] = ["send_message", "message"];
+
 /// The names that models use for the text of a response.
 const MESSAGE_FIELDS: [&str; 3] = ["message", "content", "text"];
 
@@ -59,7 +62,13 @@ impl AgentAnswer {
         let Value::Object(mut fields) = value else { return answer };
         let open_list = fields.keys().next_back().filter(|_| last_item_open).cloned();
         let is_open = |name: &str| open_list.as_deref() == Some(name);
-        answer.take_responses(fields.shift_remove("responses"), is_open("responses"));
+        // Some models write `messages`; an answer with both is read by `responses`, unless that list is empty.
+        let is_empty = |list: &Value| list.is_null() || list.as_array().is_some_and(Vec::is_empty);
+        let list = match fields.get("responses").is_none_or(is_empty) && fields.contains_key("messages") {
+            true => "messages",
+            false => "responses",
+        };
+        answer.take_responses(fields.shift_remove(list), is_open(list));
         answer.take_actions(fields.shift_remove("actions"), is_open("actions"));
         answer
     }
@@ -104,7 +113,8 @@ impl AgentAnswer {
         };
         let unfinished = if is_open { actions.pop() } else { None };
         for action in actions {
-            if action.get("type").and_then(Value::as_str) == Some("send_message") {
+            let kind = action.get("type").and_then(Value::as_str);
+            if kind.is_some_and(|kind| MESSAGE_ACTIONS.contains(&kind)) {
                 self.push_response(&action);
             } else {
                 self.actions.push(parse_action(action));
@@ -180,7 +190,7 @@ impl World {
         let (first, rest): (Vec<_>, Vec<_>) = answer.actions.into_iter().partition(changes_knowledge);
         self.perform_actions(agent, first, context, &mut outcome);
         for RoomResponse { room, message } in answer.responses {
-            match self.submit_message(room, agent, &message, None, context.now) {
+            match self.submit_message(room, agent, (&message, context.split), None, context.now) {
                 Ok(()) => outcome.sent += 1,
                 Err(error) => {
                     self.record_refusal(agent, "response", &error.message, context.now);
@@ -251,6 +261,29 @@ mod tests {
         assert_eq!(parse_answer(words), expected);
         let sent = r#"{"actions": [{"type": "send_message", "room_id": "8", "content": "Hello, you!"}]}"#;
         assert_eq!(parse_answer(sent).responses, expected.responses);
+    }
+
+    #[test]
+    fn answer_reads_messages_as_responses() {
+        let hello = [RoomResponse { room: AgentId(8), message: "Hello".into() }];
+        for text in [
+            r#"{"messages": [{"room_id": 8, "message": "Hello"}]}"#,
+            r#"{"messages": [{"room_id": 8, "content": "Hello"}], "actions": []}"#,
+            r#"{"messages": {"8": "Hello"}}"#,
+            r#"{"responses": [], "messages": [{"room_id": 8, "message": "Hello"}]}"#,
+            r#"{"responses": [{"room_id": 8, "message": "Hello"}], "messages": [{"room_id": 8, "message": "Again"}]}"#,
+            r#"{"actions": [{"type": "message", "room_id": 8, "content": "Hello"}]}"#,
+            r#"Here: {"messages": [{"room_id": 8, "message": "Hello"}, {"room_id": 8, "message": "[no response]"}"#,
+            "messages[1]{room_id,message}:\n  8,Hello",
+            "messages[3]{room_id,message}:\n  8,Hello",
+        ] {
+            let answer = parse_answer(text);
+            assert_eq!(answer.responses, hello, "{text}");
+            assert!(answer.actions.is_empty(), "{text}: {:?}", answer.actions);
+        }
+        let cut = r#"{"messages": [{"room_id": 8, "message": "Hello"}, {"room_id": 8"#;
+        let answer = AgentAnswer::parse(cut, AnswerFormat::Json, true).expect("an answer");
+        assert_eq!((answer.responses.as_slice(), answer.repaired), (&hello[..], true));
     }
 
     /// TOON does not quote strings that look like numbers.

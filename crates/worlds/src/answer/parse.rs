@@ -20,7 +20,7 @@ pub(super) fn parse_answer(text: &str, format: AnswerFormat, truncated: bool) ->
     let repair = |text: &str| repair_json(text).or_else(|| repair_toon(text, truncated));
     // A message may contain a code fence: the whole text is tried before the content of a fence. A broken text that
     // begins like an answer is repaired as a whole first.
-    let begins_as_answer = ["{", "responses", "actions"].iter().any(|start| whole.starts_with(start));
+    let begins_as_answer = whole.starts_with('{') || ANSWER_LISTS.iter().any(|name| whole.starts_with(name));
     let broken = if begins_as_answer { [whole, body] } else { [body, whole] };
     parse(whole).or_else(|| parse(body)).or_else(|| broken.into_iter().find_map(repair))
 }
@@ -35,8 +35,11 @@ fn strip_code_fence(text: &str) -> &str {
     inner.split_once("```").map_or(inner, |(inside, _)| inside).trim()
 }
 
+/// The lists of an answer. Some models write `messages` for `responses`.
+const ANSWER_LISTS: [&str; 3] = ["responses", "messages", "actions"];
+
 fn is_answer(value: &Value) -> bool {
-    value.get("responses").is_some() || value.get("actions").is_some()
+    ANSWER_LISTS.iter().any(|name| value.get(name).is_some())
 }
 
 /// Nesting of brackets. No answer needs more, and the repair copies the stack at every step.
@@ -60,7 +63,7 @@ fn parse_toon(text: &str, truncated: bool) -> Option<ParsedAnswer> {
 }
 
 fn find_toon(text: &str) -> Option<&str> {
-    let start = text.find("responses").into_iter().chain(text.find("actions")).min()?;
+    let start = ANSWER_LISTS.iter().filter_map(|name| text.find(name)).min()?;
     Some(&text[text[..start].rfind('\n').map_or(0, |at| at + 1)..])
 }
 
@@ -84,7 +87,7 @@ fn repair_toon(text: &str, truncated: bool) -> Option<ParsedAnswer> {
 
 /// A table has null where a row lacks a field.
 fn drop_nulls(mut value: Value) -> Value {
-    for list in ["responses", "actions"] {
+    for list in ANSWER_LISTS {
         for row in value.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             if let Some(fields) = row.as_object_mut() {
                 fields.retain(|_, value| !value.is_null());

@@ -359,6 +359,7 @@ mod tests {
     use crate::hud_renderer::{HudRenderer, HudRequest};
     use crate::prompts::WorldPrompts;
     use crate::testing::{self, RandomWorldSize, WorldRng};
+    use crate::world::ParagraphSplit;
     use halo_agents::token_counter::CeilTokenCounter;
     use std::sync::Arc;
 
@@ -402,7 +403,12 @@ mod tests {
             // An agent with many actions may rename itself.
             let busy = world.agents().next().map(|agent| agent.id).filter(|_| rng.one_in(2));
             for agent in busy.into_iter().flat_map(|agent| [agent; RECENT_ACTIONS]) {
-                let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
+                let context = ActionContext {
+                    now,
+                    counter: &CeilTokenCounter,
+                    knowledge_budget: 3_000,
+                    split: ParagraphSplit::Never,
+                };
                 let _ = world.perform_action(agent, Action::ClearBillboard, context);
             }
             let request =

@@ -1,5 +1,6 @@
 //! Fragments of a HUD and their keys.
 
+use crate::hud::HudRoom;
 use crate::world::RoomId;
 
 /// The key of a fragment. Keys are ordered as the text is, and a fragment that does not change keeps its key: the key
@@ -16,8 +17,26 @@ pub enum HudSection {
     /// The same text for all agents of a kind.
     Shared,
     Agent,
+    /// A room of another agent.
     Room(RoomId),
+    /// The agent's own room, after all others.
+    OwnRoom(RoomId),
     End,
+}
+
+impl HudSection {
+    fn of_room(room: &HudRoom) -> Self {
+        if room.is_self_room { Self::OwnRoom(room.id) } else { Self::Room(room.id) }
+    }
+
+    /// The room that the section shows.
+    #[must_use]
+    pub fn room(self) -> Option<RoomId> {
+        match self {
+            Self::Room(room) | Self::OwnRoom(room) => Some(room),
+            Self::Shared | Self::Agent | Self::End => None,
+        }
+    }
 }
 
 /// A part of a HUD as text.
@@ -57,9 +76,12 @@ impl FragmentKey {
 
     /// Whether it is the key of a recent action, not of a separator.
     pub(crate) fn is_action(self) -> bool {
-        self.section == HudSection::Agent
-            && (FIRST_ACTION..LAST_ITEM).contains(&self.item)
-            && (self.item - FIRST_ACTION).is_multiple_of(2)
+        self.is_in_actions() && (self.item - FIRST_ACTION).is_multiple_of(2)
+    }
+
+    /// Whether it is the key of a recent action or of a separator between two.
+    pub(crate) fn is_in_actions(self) -> bool {
+        self.section == HudSection::Agent && (FIRST_ACTION..LAST_ITEM).contains(&self.item)
     }
 
     pub(crate) fn rooms_header() -> Self {
@@ -67,12 +89,12 @@ impl FragmentKey {
     }
 
     /// The parts of a room before its messages: header 0, pace 1, messages header 2.
-    pub(crate) fn room(room: RoomId, n: u64) -> Self {
-        Self::new(HudSection::Room(room), n)
+    pub(crate) fn room(room: &HudRoom, n: u64) -> Self {
+        Self::new(HudSection::of_room(room), n)
     }
 
-    pub(crate) fn message(room: RoomId, id: u64) -> Self {
-        Self::new(HudSection::Room(room), FIRST_MESSAGE + 2 * id)
+    pub(crate) fn message(room: &HudRoom, id: u64) -> Self {
+        Self::new(HudSection::of_room(room), FIRST_MESSAGE + 2 * id)
     }
 
     pub(crate) fn end() -> Self {

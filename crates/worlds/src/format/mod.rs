@@ -54,17 +54,17 @@ pub fn render_fragments(hud: &Hud, format: HudFormat) -> Vec<HudFragment> {
     }
     push(FragmentKey::rooms_header(), writer.rooms_header(hud));
     for (n, room) in hud.rooms.iter().enumerate() {
-        push(FragmentKey::room(room.id, 0), writer.room_header(hud, n));
-        push(FragmentKey::room(room.id, 1), writer.room_pace(hud, n));
-        push(FragmentKey::room(room.id, 2), writer.messages_header(hud, n, room.messages.len()));
+        push(FragmentKey::room(room, 0), writer.room_header(hud, n));
+        push(FragmentKey::room(room, 1), writer.room_pace(hud, n));
+        push(FragmentKey::room(room, 2), writer.messages_header(hud, n, room.messages.len()));
         for (m, message) in room.messages.iter().enumerate() {
-            let key = FragmentKey::message(room.id, message.id);
+            let key = FragmentKey::message(room, message.id);
             push(key, writer.message_row(message));
             if m + 1 < room.messages.len() {
                 push(key.separator_after(), writer.message_separator().to_owned());
             }
         }
-        push(FragmentKey::room(room.id, LAST_ITEM), writer.room_footer(hud, n, room.messages.len()));
+        push(FragmentKey::room(room, LAST_ITEM), writer.room_footer(hud, n, room.messages.len()));
     }
     push(FragmentKey::end(), writer.footer(hud));
     fragments.retain(|fragment| !fragment.text.is_empty());

@@ -9,7 +9,7 @@ use crate::hud_format::HudFormat;
 use crate::prompts::WorldPrompts;
 use crate::world::{AgentId, AgentState, HudBudgets, RoomId, RoomMessage};
 use halo_core::ErrorKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,12 +40,21 @@ pub struct RenderedHud {
 }
 
 /// The tokens of the parts of a HUD.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HudTokenUsage {
     pub total: usize,
-    /// Everything but the rooms.
+    /// Everything but the rooms: the shared section, the agent itself, its recent actions, and what joins the sections.
     #[serde(rename = "static")]
     pub fixed: usize,
+    /// `system` and `meta`, which all agents of a kind share.
+    #[serde(default)]
+    pub shared: usize,
+    /// `self` without its recent actions.
+    #[serde(default, rename = "self")]
+    pub me: usize,
+    #[serde(default)]
+    pub recent_actions: usize,
+    /// The knowledge within `self`, in the agent's own format.
     pub knowledge: usize,
     pub rooms: BTreeMap<RoomId, usize>,
 }
@@ -127,9 +136,15 @@ impl HudBuilder {
         let mut usage =
             HudTokenUsage { total: self.total_tokens(), fixed, knowledge, ..HudTokenUsage::default() };
         for (fragment, tokens) in self.fragments.iter().zip(&self.token_counts) {
-            if let HudSection::Room(room) = fragment.key.section {
-                *usage.rooms.entry(room).or_default() += tokens;
-            }
+            let part = match fragment.key.section {
+                HudSection::Shared => &mut usage.shared,
+                HudSection::Agent if fragment.key.is_in_actions() => &mut usage.recent_actions,
+                HudSection::Agent if fragment.key == FragmentKey::rooms_header() => continue,
+                HudSection::Agent => &mut usage.me,
+                HudSection::Room(room) | HudSection::OwnRoom(room) => usage.rooms.entry(room).or_default(),
+                HudSection::End => continue,
+            };
+            *part += tokens;
         }
         usage
     }

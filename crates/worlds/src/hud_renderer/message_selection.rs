@@ -10,15 +10,19 @@ use std::sync::Arc;
 /// One part in this many of a room's message budget may go to recalled messages.
 const RECALLED_SHARE: usize = 5;
 
-/// The message budget of each room: its share of what remains, less its header. Where a header exceeds the share of its
-/// room, the excess is taken from the rooms with the largest budgets.
+/// The message budget of each room: its share of what remains, less its header. Shares that add up to less than 100 %
+/// divide all of it in their proportion. Where a header exceeds the share of its room, the excess is taken from the rooms
+/// with the largest budgets.
 pub(super) fn divide_message_budget(
     remaining: usize,
     headers: &[usize],
     rooms: &[(&Room, f64)],
 ) -> Vec<usize> {
+    let total: f64 = rooms.iter().map(|(_, percent)| percent.clamp(0.0, 100.0)).sum();
+    // Shares of dynamic rooms are quotients: a sum that is 100 % but for rounding must not be scaled.
+    let whole = if total > 0.0 && total < 99.999 { total } else { 100.0 };
     let share = |(n, (_, percent)): (usize, &(&Room, f64))| {
-        let budget = (remaining as f64 * percent.clamp(0.0, 100.0) / 100.0) as usize;
+        let budget = (remaining as f64 * percent.clamp(0.0, 100.0) / whole) as usize;
         (budget.saturating_sub(headers[n]), headers[n].saturating_sub(budget))
     };
     let (mut budgets, excess): (Vec<usize>, Vec<usize>) = rooms.iter().enumerate().map(share).unzip();

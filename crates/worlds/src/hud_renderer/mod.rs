@@ -79,6 +79,9 @@ impl HudRenderer {
             .rooms_of(agent.id)
             .map(|room| (room, shares.get(&room.id).copied().unwrap_or(0.0)))
             .collect();
+        // Rooms of others by number, then the agent's own, as the keys of fragments are ordered. Shares do not change
+        // the order: cells in the KV cache would have to move.
+        rooms.sort_by_key(|(room, _)| (room.id == agent.id, room.id));
         let mut omitted = Vec::new();
         loop {
             let notice = notice(world, context, &omitted);
@@ -199,7 +202,7 @@ impl HudRenderer {
         (n, part): (usize, &RoomPart),
         builder: &mut HudBuilder,
     ) {
-        let (writer, room, count) = (context.writer, hud.rooms[n].id, part.messages.len());
+        let (writer, room, count) = (context.writer, &hud.rooms[n], part.messages.len());
         for (item, text) in (0..).zip(&part.top) {
             builder.push(FragmentKey::room(room, item), text.clone());
         }

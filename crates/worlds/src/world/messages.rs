@@ -2,12 +2,12 @@
 
 use super::World;
 use super::state::{
-    AgentId, LOADED_MESSAGES, MAX_MESSAGE_CHARS, MAX_MESSAGES, MessageDraft, MessageSender, RoomId,
+    AgentId, LOADED_MESSAGES, MAX_MESSAGE_CHARS, MAX_MESSAGES, MessageDraft, MessageSender, Room, RoomId,
     RoomMessage,
 };
 use crate::error::Error;
 use crate::heartbeat::{self, Millis};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Fails for messages that are empty or too long.
 pub fn check_message(content: &str) -> Result<(), Error> {
@@ -116,11 +116,12 @@ impl World {
     }
 
     /// Sends a message of an agent: now if its word budget allows it, else as a draft that is delivered when it is typed.
+    /// With `split`, each of its paragraphs is a message, and one is typed after the other.
     pub fn submit_message(
         &mut self,
         room: RoomId,
         sender: AgentId,
-        content: &str,
+        (content, split): (&str, ParagraphSplit),
         reply_to: Option<u64>,
         now: Millis,
     ) -> Result<(), Error> {
@@ -145,31 +146,49 @@ impl World {
         }
         check_message(content)?;
         self.check_reply_target(room, reply_to)?;
+        let mut rest = split.paragraphs(content);
+        let first = rest.pop_front().unwrap_or_default();
+        let words = heartbeat::count_words(&first);
         // A second message at the same moment is always typed: the word budget counts from the last message.
         let due = match member.last_spoke {
             Some(at) if at == now => heartbeat::typing_done_at(words, now, target.wpm),
             last => heartbeat::earliest_send_time(words, last, now, target.wpm),
         };
         if due <= now {
-            return self.send_message(room, sender, content, reply_to, now).map(drop);
-        }
-        if let Some(member) = self.room_mut(room).and_then(|room| room.members.get_mut(&sender)) {
-            member.draft = Some(MessageDraft { content: content.to_owned(), reply_to, due });
+            self.send_message(room, sender, first, reply_to, now)?;
+            self.begin_next_paragraph(room, sender, rest, now);
+        } else {
+            self.set_draft(room, sender, MessageDraft { content: first, reply_to, due, rest });
         }
         Ok(())
     }
 
+    fn set_draft(&mut self, room: RoomId, sender: AgentId, draft: MessageDraft) {
+        if let Some(member) = self.room_mut(room).and_then(|room| room.members.get_mut(&sender)) {
+            member.draft = Some(draft);
+        }
+    }
+
+    /// Begins to type the next of the remaining paragraphs after one was sent.
+    fn begin_next_paragraph(
+        &mut self,
+        room: RoomId,
+        sender: AgentId,
+        mut rest: VecDeque<String>,
+        sent: Millis,
+    ) {
+        let (Some(content), Some(wpm)) = (rest.pop_front(), self.room(room).map(|room| room.wpm)) else {
+            return;
+        };
+        let due = heartbeat::typing_done_at(heartbeat::count_words(&content), sent, wpm);
+        self.set_draft(room, sender, MessageDraft { content, reply_to: None, due, rest });
+    }
+
     /// Delivers the drafts that are typed by now, in order. Returns the numbers of the messages.
     pub fn deliver_due_drafts(&mut self, now: Millis) -> Vec<u64> {
-        let mut due: Vec<(Millis, RoomId, AgentId)> = self
-            .rooms()
-            .flat_map(|room| room.members.iter().map(move |(agent, member)| (room.id, *agent, member)))
-            .filter_map(|(room, agent, member)| member.draft.as_ref().map(|draft| (draft.due, room, agent)))
-            .filter(|(due, _, _)| *due <= now)
-            .collect();
-        due.sort_unstable();
         let mut delivered = Vec::new();
-        for (at, room, agent) in due {
+        // A delivered paragraph may be followed by one that is due too.
+        while let Some((at, room, agent)) = self.next_draft().filter(|(due, _, _)| *due <= now) {
             let member = self.room_mut(room).and_then(|room| room.members.get_mut(&agent));
             let Some(draft) = member.and_then(|member| member.draft.take()) else { continue };
             // The message that it replies to may have left memory meanwhile: the draft is delivered without the link.
@@ -177,7 +196,10 @@ impl World {
                 draft.reply_to.filter(|&id| self.room(room).is_some_and(|r| r.message(id).is_some()));
             let at = at.max(self.last_message_time(room));
             match self.send_message(room, agent, draft.content, reply_to, at) {
-                Ok(id) => delivered.push(id),
+                Ok(id) => {
+                    delivered.push(id);
+                    self.begin_next_paragraph(room, agent, draft.rest, at);
+                }
                 Err(error) => self.record_refusal(agent, "response", &error.message, now),
             }
         }
@@ -188,18 +210,52 @@ impl World {
         self.room(room).and_then(|room| room.messages.back()).map_or(Millis::MIN, |message| message.at)
     }
 
+    /// The draft that is delivered next.
+    fn next_draft(&self) -> Option<(Millis, RoomId, AgentId)> {
+        let members = self
+            .rooms()
+            .flat_map(|room| room.members.iter().map(move |(agent, member)| (room.id, *agent, member)));
+        members.filter_map(|(room, agent, member)| Some((member.draft.as_ref()?.due, room, agent))).min()
+    }
+
     /// When the next draft is delivered.
     #[must_use]
     pub fn next_draft_due(&self) -> Option<Millis> {
-        let drafts =
-            self.rooms().flat_map(|room| room.members.values()).filter_map(|member| member.draft.as_ref());
-        drafts.map(|draft| draft.due).min()
+        self.next_draft().map(|(due, _, _)| due)
     }
 
-    /// When the last draft of an agent is delivered.
+    /// When the last draft of an agent is delivered, with the paragraphs that follow it.
     #[must_use]
     pub fn drafts_done_at(&self, agent: AgentId) -> Option<Millis> {
-        let drafts = self.rooms_of(agent).filter_map(|room| room.members.get(&agent)?.draft.as_ref());
-        drafts.map(|draft| draft.due).max()
+        let done_at = |room: &Room| {
+            let draft = room.members.get(&agent)?.draft.as_ref()?;
+            let typed =
+                |at, text: &String| heartbeat::typing_done_at(heartbeat::count_words(text), at, room.wpm);
+            Some(draft.rest.iter().fold(draft.due, typed))
+        };
+        self.rooms_of(agent).filter_map(done_at).max()
+    }
+}
+
+/// Whether the paragraphs of an agent's answer are sent as messages of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParagraphSplit {
+    /// An answer is one message.
+    #[default]
+    Never,
+    /// Each paragraph is a message.
+    BlankLines,
+}
+
+impl ParagraphSplit {
+    fn paragraphs(self, content: &str) -> VecDeque<String> {
+        match self {
+            Self::Never => [content.to_owned()].into(),
+            Self::BlankLines => {
+                let lines = content.replace("\r\n", "\n");
+                let parts = lines.split("\n\n").map(str::trim).filter(|part| !part.is_empty());
+                parts.map(str::to_owned).collect()
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@
 mod messages;
 mod state;
 
-pub use messages::check_message;
+pub use messages::{ParagraphSplit, check_message};
 pub use state::{
     ARCHITECT, AccessRequest, AgentId, AgentKind, AgentState, HudBudgets, LOADED_MESSAGES, MAX_AGENTS,
     MAX_MESSAGE_CHARS, MAX_MESSAGES, MessageDraft, MessageSender, RECENT_ACTIONS, Reaction, RecentAction,
@@ -12,7 +12,7 @@ pub use state::{
 };
 
 use crate::error::Error;
-use crate::heartbeat::{DEFAULT_WPM, HeartbeatInterval, Millis};
+use crate::heartbeat::{DEFAULT_WPM, HeartbeatInterval, HeartbeatJitter, Millis};
 use crate::hud_format::{AnswerFormat, HudFormat};
 use crate::knowledge::AgentKnowledge;
 use crate::text::truncate_chars;
@@ -323,7 +323,7 @@ impl World {
     }
 
     /// Schedules the next heartbeat of an agent after one has finished.
-    pub fn finish_heartbeat(&mut self, agent: AgentId, now: Millis) {
+    pub fn finish_heartbeat(&mut self, agent: AgentId, now: Millis, jitter: HeartbeatJitter) {
         if let Some(agent) = self.agent_mut(agent) {
             agent.heartbeat_count += 1;
             // An action of this heartbeat may have put the agent to sleep: only a sleep that is over ends.
@@ -331,7 +331,7 @@ impl World {
                 agent.sleep_until = None;
             }
             agent.interval = agent.interval.decayed();
-            agent.next_heartbeat = now + agent.interval.millis();
+            agent.next_heartbeat = now + jitter.spread(agent.interval, agent.id.0, agent.heartbeat_count);
         }
     }
 

@@ -26,8 +26,9 @@ impl fmt::Display for AgentId {
     }
 }
 
-/// Agents over the whole life of a world. Fragment positions in the KV cache hold 12 bits for a room.
-pub const MAX_AGENTS: u32 = 4_093;
+/// Agents over the whole life of a world. Fragment positions in the KV cache hold 12 bits for a section: the agent itself,
+/// the rooms of others, its own room, and the end.
+pub const MAX_AGENTS: u32 = 4_092;
 
 /// Messages over the whole life of a world. Fragment positions in the KV cache hold 24 bits for a message and its
 /// separator.
@@ -153,6 +154,9 @@ pub struct MessageDraft {
     pub reply_to: Option<u64>,
     /// When it is delivered.
     pub due: Millis,
+    /// Paragraphs that are typed after it, each a message of its own.
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    pub rest: VecDeque<String>,
 }
 
 /// A request to join a room.

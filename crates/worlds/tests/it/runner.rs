@@ -11,17 +11,17 @@ use halo_store::exchange::ImportRequest;
 use halo_worlds::action::{Action, ActionContext};
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::format::HudFormat;
-use halo_worlds::heartbeat::Millis;
+use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
 use halo_worlds::hud_renderer::HudRenderer;
 use halo_worlds::import;
 use halo_worlds::prompts::WorldPrompts;
-use halo_worlds::runner::{HeartbeatReport, RunnerStep, WorldRunner};
+use halo_worlds::runner::{HeartbeatReport, RunnerOptions, RunnerStep, WorldRunner};
 use halo_worlds::testing::{self, RandomWorldSize, START_TIME, WorldRng};
 use halo_worlds::user_command::UserCommand;
-use halo_worlds::world::{ARCHITECT, AgentId, MessageSender, Reaction, RoomMessage, World};
+use halo_worlds::world::{ARCHITECT, AgentId, MessageSender, ParagraphSplit, Reaction, RoomMessage, World};
 use halo_worlds::world_file::WorldFile;
 use halo_worlds::world_store::{
-    self, AGENT_KIND, COMMAND_KIND, HEADER_KIND, MESSAGE_KIND, ROOM_KIND, WorldStore,
+    self, AGENT_KIND, COMMAND_KIND, HEADER_KIND, HEARTBEAT_KIND, MESSAGE_KIND, ROOM_KIND, WorldStore,
 };
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -70,18 +70,22 @@ fn scripted_agent_model(answers: &[impl AsRef<str>]) -> AgentModel {
     AgentModel::new(model, Arc::new(CeilTokenCounter), sampling, true)
 }
 
-/// A runner whose model answers with these texts in turn, and its wall clock.
+/// A runner without options, whose model answers with these texts in turn, and its wall clock.
 fn scripted_runner(store: WorldStore, answers: &[&str]) -> (WorldRunner, Arc<AtomicI64>) {
+    runner_with_options(store, RunnerOptions::default(), answers)
+}
+
+/// A runner with options, whose model answers with these texts in turn, and its wall clock.
+fn runner_with_options(
+    store: WorldStore,
+    options: RunnerOptions,
+    answers: &[impl AsRef<str>],
+) -> (WorldRunner, Arc<AtomicI64>) {
     let clock_time = Arc::new(AtomicI64::new(START_TIME));
     let clock = Arc::clone(&clock_time);
     let models = BTreeMap::from([("local".to_owned(), scripted_agent_model(answers))]);
-    let runner = WorldRunner::new(
-        store,
-        models,
-        WorldPrompts::default(),
-        Box::new(move || clock.load(Ordering::SeqCst)),
-    );
-    (runner, clock_time)
+    let prompts = (WorldPrompts::default(), options);
+    (WorldRunner::new(store, models, prompts, Box::new(move || clock.load(Ordering::SeqCst))), clock_time)
 }
 
 /// Advances the clock to the next heartbeat and runs it.
@@ -147,6 +151,94 @@ fn heartbeat_results_are_stored() {
     assert_eq!(reopened.world, world);
 }
 
+/// The tokens of each heartbeat are stored, by section and by format, and the oldest are deleted.
+#[test]
+fn heartbeat_telemetry_is_stored_and_limited() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+        .expect("the world is created");
+    let say =
+        |n: usize| json!({"responses": [{"room_id": 1, "message": format!("Number {n}.")}]}).to_string();
+    let answers: Vec<String> = (0..12).map(say).collect();
+    let options = RunnerOptions { recorded_heartbeats: 4, ..RunnerOptions::default() };
+    let (runner, clock_time) = runner_with_options(store, options, &answers);
+    let reports: Vec<HeartbeatReport> =
+        (0..12).map(|_| run_to_next_heartbeat(&runner, &clock_time)).collect();
+    let ada: Vec<&HeartbeatReport> = reports.iter().filter(|report| report.agent == AgentId(1)).collect();
+    assert!(ada.len() > 5, "{} heartbeats of Ada", ada.len());
+    let records = runner.store().heartbeat_records(Some(AgentId(1)), 100).expect("the records are read");
+    assert_eq!(records.len(), 4, "the last four heartbeats stay");
+    for (record, report) in records.iter().zip(&ada[ada.len() - 4..]) {
+        let generation = report.generation.as_ref().expect("the model answered");
+        assert_eq!((record.at, record.format), (report.finished_at, HudFormat::Json));
+        assert_eq!(
+            (record.prompt_tokens, record.prefill_tokens, record.answer_tokens),
+            (generation.prompt_tokens, generation.prefill_tokens, generation.answer_tokens)
+        );
+        let usage = &record.hud;
+        let sections = usage.shared + usage.me + usage.recent_actions + usage.rooms.values().sum::<usize>();
+        assert!(sections <= usage.total && usage.total - sections < 20, "{usage:?}");
+        assert_eq!(record.formats[&HudFormat::Json], usage.total);
+        assert!(record.formats[&HudFormat::CompactJson] < usage.total, "{:?}", record.formats);
+        assert!(record.formats[&HudFormat::Toon] < usage.total, "{:?}", record.formats);
+    }
+    assert_eq!(records.last().map(|record| record.beat), Some(ada.len() as u64));
+    assert!(records.windows(2).all(|pair| pair[0].beat + 1 == pair[1].beat), "oldest first");
+    let rooms = |n: usize| records[n].hud.rooms[&AgentId(1)];
+    assert!(rooms(3) > rooms(0), "a room with more messages takes more tokens");
+    let all = runner.store().heartbeat_records(None, 5).expect("the records are read");
+    assert_eq!(all.len(), 5);
+    assert!(all.is_sorted_by_key(|record| record.at) && all.iter().any(|record| record.agent == AgentId(2)));
+    assert!(
+        all.iter().filter(|record| record.agent == AgentId(2)).all(|record| record.format == HudFormat::Toon)
+    );
+    // They survive the process, an export and an import.
+    drop(runner);
+    let mut store = open_store(folder.path());
+    let stored =
+        world_store::heartbeat_records(&mut *store, "w", Some(AgentId(1)), 100).expect("they are stored");
+    assert_eq!(stored, records);
+    let rows: Vec<Row> = world_store::ROW_KINDS
+        .iter()
+        .flat_map(|kind| {
+            store.load_rows("w", kind, "0".."9".repeat(22).as_str(), 100).expect("the rows are read")
+        })
+        .collect();
+    import::world_from_rows("w", &rows).expect("a valid world");
+    let mut moved = rows;
+    let row = moved.iter_mut().find(|row| row.kind == HEARTBEAT_KIND).expect("a heartbeat is stored");
+    row.key = format!("0009{}", &row.key[4..]);
+    let error = import::world_from_rows("w", &moved).expect_err("the key is wrong").to_string();
+    assert!(error.contains("has another key, or no agent"), "{error}");
+}
+
+/// Heartbeats deviate from their interval by up to a fifth, and the same seed gives the same times.
+#[test]
+fn heartbeat_jitter_is_the_same_for_the_same_seed() {
+    let times = |share: f64, seed: u64| -> Vec<Millis> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = WorldStore::create(open_store(folder.path()), "w", test_world(), START_TIME)
+            .expect("the world is created");
+        let options = RunnerOptions { jitter: HeartbeatJitter { share, seed }, ..RunnerOptions::default() };
+        let (runner, clock_time) = runner_with_options(store, options, &["{\"actions\": []}"; 20]);
+        let reports = (0..20).map(|_| run_to_next_heartbeat(&runner, &clock_time));
+        let ada: Vec<Millis> =
+            reports.filter(|report| report.agent == AgentId(1)).map(|report| report.finished_at).collect();
+        ada.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    };
+    let exact = times(0.0, 1);
+    assert_eq!(exact[..3], [2_100, 2_200, 2_300]);
+    let spread = times(0.2, 1);
+    assert_eq!(spread, times(0.2, 1));
+    assert_ne!(spread, times(0.2, 2));
+    for (n, time) in spread.iter().enumerate() {
+        let interval = 2_100 + 100 * n as Millis;
+        assert!((time - interval).abs() <= interval / 5 + 1, "{time} for {interval}");
+    }
+    assert!(spread.iter().zip(&exact).any(|(spread, exact)| spread < exact));
+    assert!(spread.iter().zip(&exact).any(|(spread, exact)| spread > exact));
+}
+
 #[test]
 fn message_is_prerendered_once_per_format() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -172,7 +264,7 @@ fn message_is_prerendered_once_per_format() {
     let runner = WorldRunner::new(
         store,
         models,
-        WorldPrompts::default(),
+        (WorldPrompts::default(), RunnerOptions::default()),
         Box::new(move || clock.load(Ordering::SeqCst)),
     );
     // How often a message was counted after it was sent, and after two agents have seen it.
@@ -274,6 +366,8 @@ fn user_command_runs_live_and_posted() {
             prompt: "x".into(),
             kind: Default::default(),
             room: Some(AgentId(1)),
+            model: None,
+            can_create_agents: false,
         })
         .expect("the agent is created");
     runner.execute_command(UserCommand::Pause { agent: AgentId(3) }).expect("the agent is paused");
@@ -380,7 +474,12 @@ fn draft_is_delivered_before_the_next_answer() {
         // Every read of the clock advances it.
         let clock = move || clock_time.fetch_add(seconds * 1_000, Ordering::SeqCst);
         let models = BTreeMap::from([("local".to_owned(), scripted_agent_model(&answers))]);
-        let runner = WorldRunner::new(store, models, WorldPrompts::default(), Box::new(clock));
+        let runner = WorldRunner::new(
+            store,
+            models,
+            (WorldPrompts::default(), RunnerOptions::default()),
+            Box::new(clock),
+        );
         let mut reports = 0;
         while reports < 30 {
             reports += usize::from(matches!(
@@ -461,9 +560,14 @@ fn world_store_property_random_worlds_roundtrip() {
             let ids: Vec<AgentId> = store.world.agents().map(|agent| agent.id).collect();
             let Some(&who) = ids.get(rng.below(ids.len())) else { break };
             let action = testing::random_action(&mut rng, &store.world, who);
-            let context = ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
+            let context = ActionContext {
+                now,
+                counter: &CeilTokenCounter,
+                knowledge_budget: 3_000,
+                split: ParagraphSplit::Never,
+            };
             let _ = store.world.perform_action(who, action, context);
-            store.world.finish_heartbeat(who, now);
+            store.world.finish_heartbeat(who, now, HeartbeatJitter::NONE);
             store.save().expect("the world is saved");
         }
         let before = store.world.clone();
@@ -489,7 +593,12 @@ fn world_import_rejects_inconsistent_rows() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut world = test_world();
     let request = Action::RequestAccess { room_id: AgentId(1), key: "open".into() };
-    let context = ActionContext { now: START_TIME, counter: &CeilTokenCounter, knowledge_budget: 3_000 };
+    let context = ActionContext {
+        now: START_TIME,
+        counter: &CeilTokenCounter,
+        knowledge_budget: 3_000,
+        split: ParagraphSplit::Never,
+    };
     world.send_message(AgentId(1), AgentId(1), "Hello.", None, START_TIME).expect("the message is sent");
     world
         .perform_action(AgentId(2), Action::LeaveRoom { room_id: AgentId(1) }, context)

@@ -4,16 +4,18 @@ use halo_agents::token_counter::CeilTokenCounter;
 use halo_worlds::action::{ACTION_TYPES, Action, ActionContext};
 use halo_worlds::answer::{AgentAnswer, RoomResponse};
 use halo_worlds::format::AnswerFormat;
-use halo_worlds::heartbeat::Millis;
+use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
 use halo_worlds::testing::{self, RandomWorldSize, START_TIME, WorldRng};
 use halo_worlds::user_command::UserCommand;
-use halo_worlds::world::{ARCHITECT, AgentId, MessageSender, NewAgent, Reaction, World, WorldModelRef};
+use halo_worlds::world::{
+    ARCHITECT, AgentId, AgentKind, MessageSender, NewAgent, ParagraphSplit, Reaction, World, WorldModelRef,
+};
 use halo_worlds::world_file::WorldFile;
 use serde_json::json;
 use std::collections::BTreeSet;
 
 fn action_context(now: Millis) -> ActionContext<'static> {
-    ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000 }
+    ActionContext { now, counter: &CeilTokenCounter, knowledge_budget: 3_000, split: ParagraphSplit::Never }
 }
 
 /// Ada, Ben and Cy share a room; Dee is alone.
@@ -138,7 +140,7 @@ fn action_refusal_gives_reason_for_every_rule() {
     let create = |in_room_id| Action::CreateAgent {
         name: "Eve".into(),
         background_prompt: "x".into(),
-        agent_type: halo_worlds::world::AgentKind::Persona,
+        agent_type: AgentKind::Persona,
         in_room_id,
     };
     assert_refused(&mut world, ben, create(None), "may not");
@@ -212,7 +214,7 @@ fn action_has_its_effect_for_every_type() {
     );
     act(&mut world, cy, Action::Sleep { until: "2024-02-01T00:00:00".into() });
     assert_eq!(world.next_heartbeat().map(|(who, _)| who), Some(ada));
-    world.finish_heartbeat(cy, START_TIME);
+    world.finish_heartbeat(cy, START_TIME, HeartbeatJitter::NONE);
     assert!(
         world.agent(cy).expect("the agent exists").sleep_until.is_some(),
         "the sleep does not end with the heartbeat in which it began"
@@ -223,7 +225,7 @@ fn action_has_its_effect_for_every_type() {
     let new = Action::CreateAgent {
         name: "Eve".into(),
         background_prompt: "You keep the log.".into(),
-        agent_type: halo_worlds::world::AgentKind::Bot,
+        agent_type: AgentKind::Bot,
         in_room_id: Some(ada),
     };
     act(&mut world, ada, new);
@@ -302,17 +304,21 @@ fn message_length_and_rate_are_limited() {
     assert!(error.message.contains("2000 characters at most, and this one has 2001"), "{error}");
     // Without spaces, ten characters are a word.
     let error = world
-        .submit_message(ada, ben, &"あ".repeat(2_010), None, START_TIME)
+        .submit_message(ada, ben, (&"あ".repeat(2_010), ParagraphSplit::Never), None, START_TIME)
         .expect_err("the message has too many words");
     assert!(error.message.contains("200 words at most, and this one has 201"), "{error}");
     // A second message at the same moment is typed, and a third is refused.
     let message_count = |world: &World| world.room(ada).expect("the room exists").messages.len();
     let before = message_count(&world);
-    world.submit_message(ada, ben, "One.", None, START_TIME).expect("the message is sent");
-    world.submit_message(ada, ben, "Two.", None, START_TIME).expect("the draft is stored");
+    world
+        .submit_message(ada, ben, ("One.", ParagraphSplit::Never), None, START_TIME)
+        .expect("the message is sent");
+    world
+        .submit_message(ada, ben, ("Two.", ParagraphSplit::Never), None, START_TIME)
+        .expect("the draft is stored");
     assert_eq!(message_count(&world), before + 1);
     let error = world
-        .submit_message(ada, ben, "Three.", None, START_TIME)
+        .submit_message(ada, ben, ("Three.", ParagraphSplit::Never), None, START_TIME)
         .expect_err("the draft is not delivered yet");
     assert!(error.message.contains("still writing"), "{error}");
     world.deliver_due_drafts(START_TIME + 1_000);
@@ -366,7 +372,7 @@ fn world_rules_property_hold_for_random_actions() {
             let result = world.perform_action(who, action.clone(), action_context(now));
             assert_action_rules(&before, &world, who, &action, result.is_ok());
             world.deliver_due_drafts(now);
-            world.finish_heartbeat(who, now);
+            world.finish_heartbeat(who, now, HeartbeatJitter::NONE);
             assert_eq!(
                 testing::rule_violations(&world),
                 Vec::<String>::new(),
@@ -426,7 +432,7 @@ fn wake_agent_keeps_next_heartbeat() {
             action_context(START_TIME),
         )
         .expect("the agent sleeps");
-    world.finish_heartbeat(ben, START_TIME);
+    world.finish_heartbeat(ben, START_TIME, HeartbeatJitter::NONE);
     let next = world.agent(ben).expect("the agent exists").next_heartbeat;
     assert!(next > START_TIME);
     world
@@ -442,19 +448,23 @@ fn draft_refusal_is_recorded_when_room_closes() {
     let last_refusal = |world: &World, who| {
         world.any_agent(who).and_then(|agent| agent.recent_actions.back()?.refused.clone())
     };
-    world.submit_message(ada, ben, "One.", None, START_TIME).expect("the message is sent");
+    world
+        .submit_message(ada, ben, ("One.", ParagraphSplit::Never), None, START_TIME)
+        .expect("the message is sent");
     // A message that is too long is refused before it is typed.
     let long = "x".repeat(2_005);
     assert!(
         world
-            .submit_message(ada, ben, &long, None, START_TIME + 1)
+            .submit_message(ada, ben, (&long, ParagraphSplit::Never), None, START_TIME + 1)
             .is_err_and(|error| error.message.contains("2000 characters"))
     );
-    world.submit_message(ada, ben, &"word ".repeat(60), None, START_TIME + 1).expect("the draft is stored");
+    world
+        .submit_message(ada, ben, (&"word ".repeat(60), ParagraphSplit::Never), None, START_TIME + 1)
+        .expect("the draft is stored");
     assert_eq!(world.drafts_done_at(ben), Some(START_TIME + 45_000));
     assert!(
         world
-            .submit_message(ada, ben, "more", None, START_TIME + 2)
+            .submit_message(ada, ben, ("more", ParagraphSplit::Never), None, START_TIME + 2)
             .is_err_and(|error| error.message.contains("still writing"))
     );
     world.retire_agent(ada, START_TIME + 3);
@@ -548,4 +558,149 @@ fn world_file_rejects_invalid_agents_and_rooms() {
             action_context(START_TIME),
         )
         .expect("the key fits");
+}
+
+/// An agent that the user creates, changes and gives rights. A refused command changes nothing.
+#[test]
+fn user_creates_changes_and_retires_agents() {
+    let (mut world, [ada, ben, cy, dee]) = four_agents();
+    let create = |name: &str, model: Option<&str>| UserCommand::Create {
+        name: name.into(),
+        prompt: "Keeps the log.".into(),
+        kind: AgentKind::Bot,
+        room: Some(ada),
+        model: model.map(str::to_owned),
+        can_create_agents: true,
+    };
+    world.execute_command(create("Eve", Some("two")), START_TIME).expect("the agent is created");
+    let eve = AgentId(5);
+    let state = world.agent(eve).expect("the agent exists");
+    assert_eq!((state.model.as_str(), state.kind, state.can_create_agents), ("two", AgentKind::Bot, true));
+    assert!(world.share_room(eve, ben));
+    let change = |agent: AgentId| UserCommand::ChangeAgent {
+        agent,
+        name: None,
+        prompt: None,
+        model: None,
+        can_create_agents: None,
+        input_format: None,
+        output_format: None,
+        interval: None,
+    };
+    let change_json =
+        |command: serde_json::Value| -> UserCommand { serde_json::from_value(command).expect("a command") };
+    let alter = change_json(json!({
+        "wish": "alter", "agent": 2, "name": "Benno", "prompt": "Listens.", "model": "two",
+        "can_create_agents": true, "input_format": "toon", "output_format": "toon", "interval": 2.5,
+    }));
+    world.execute_command(alter, START_TIME).expect("the agent is changed");
+    let state = world.agent(ben).expect("the agent exists").clone();
+    assert_eq!(
+        (state.name.as_str(), state.prompt.as_str(), state.model.as_str()),
+        ("Benno", "Listens.", "two")
+    );
+    assert_eq!((state.hud_format.name(), state.answer_format.name()), ("toon", "toon"));
+    assert_eq!((state.interval.seconds(), state.can_create_agents), (2.5, true));
+    // The right works at once, and ends when the user revokes it.
+    let new = |name: &str| Action::CreateAgent {
+        name: name.into(),
+        background_prompt: "x".into(),
+        agent_type: AgentKind::Persona,
+        in_room_id: None,
+    };
+    world.perform_action(ben, new("Flo"), action_context(START_TIME)).expect("Ben may create agents");
+    let revoke = change_json(json!({ "wish": "alter", "agent": 2, "can_create_agents": false }));
+    world.execute_command(revoke, START_TIME).expect("the right is revoked");
+    assert!(expect_refusal(&mut world, ben, new("Gil")).contains("may not"));
+    assert_eq!(world.agent(ben).map(|agent| agent.name.as_str()), Some("Benno"), "nothing else has changed");
+    // Rooms.
+    world.execute_command(UserCommand::Invite { agent: dee, room: ada }, START_TIME).expect("Dee is invited");
+    assert!(world.share_room(dee, ben));
+    world.execute_command(UserCommand::Remove { agent: dee, room: ada }, START_TIME).expect("Dee is removed");
+    assert!(!world.share_room(dee, ben));
+    let before = world.clone();
+    for (command, expected) in [
+        (create("eve", None), "is taken"),
+        (create("Hal", Some("three")), "there is no model 'three'"),
+        (change(cy), "nothing to alter"),
+        (change(AgentId(99)), "there is no agent 99"),
+        (change_json(json!({ "wish": "alter", "agent": 3, "name": "Ada" })), "is taken"),
+        (
+            change_json(json!({ "wish": "alter", "agent": 3, "name": "Cyd", "interval": 0.5 })),
+            "1 to 10 seconds",
+        ),
+        (change_json(json!({ "wish": "alter", "agent": 3, "name": "Cyd", "model": "none" })), "no model"),
+        (change_json(json!({ "wish": "alter", "agent": 3, "prompt": "x".repeat(2_001) })), "2000 characters"),
+        (UserCommand::Invite { agent: ben, room: ada }, "in room 1 already"),
+        (UserCommand::Invite { agent: ben, room: AgentId(77) }, "no room 77"),
+        (UserCommand::Remove { agent: dee, room: ada }, "is not in room 1"),
+        (UserCommand::Remove { agent: dee, room: dee }, "its own room"),
+    ] {
+        let shown = format!("{command:?}");
+        let error = world.execute_command(command, START_TIME).expect_err(expected);
+        assert!(error.message.contains(expected), "{shown}: {error}");
+        assert_eq!(world, before, "{shown}");
+    }
+    world.execute_command(UserCommand::Retire { agent: eve }, START_TIME).expect("the agent is retired");
+    assert!(world.agent(eve).is_none());
+}
+
+/// Each paragraph is a message of its own: the first within the word budget, the next when it is typed.
+#[test]
+fn answer_paragraphs_are_sent_one_after_the_other() {
+    let (mut world, [ada, ben, ..]) = four_agents();
+    let words = |n: usize| vec!["word"; n].join(" ");
+    let text = format!("First.\n\n{}\n  \n\n{}", words(8), words(4));
+    let answer = |message: &str| AgentAnswer {
+        responses: vec![RoomResponse { room: ada, message: message.into() }],
+        ..AgentAnswer::default()
+    };
+    let split = ActionContext { split: ParagraphSplit::BlankLines, ..action_context(START_TIME) };
+    assert_eq!(world.apply_answer(ben, answer(&text), split).sent, 1, "it is one response");
+    let sent = |world: &World| -> Vec<(Millis, String)> {
+        let messages = world.room(ada).expect("the room exists").messages.iter();
+        let by_ben = messages.filter(|message| message.sender == MessageSender::Agent(ben));
+        by_ben.map(|message| (message.at - START_TIME, message.content.clone())).collect()
+    };
+    assert_eq!(sent(&world), [(0, "First.".to_owned())]);
+    // At 80 words a minute a word takes 750 ms.
+    assert_eq!(
+        (world.next_draft_due(), world.drafts_done_at(ben)),
+        (Some(START_TIME + 6_000), Some(START_TIME + 9_000))
+    );
+    let again = ActionContext { now: START_TIME + 7_000, ..split };
+    world.deliver_due_drafts(START_TIME + 7_000);
+    assert_eq!(sent(&world).last(), Some(&(6_000, words(8))));
+    assert!(world.apply_answer(ben, answer("More."), again).refused[0].contains("still writing"));
+    // A world that comes late delivers all that is due, each with its own time.
+    let mut late = world.clone();
+    assert_eq!(late.deliver_due_drafts(START_TIME + 60_000).len(), 1);
+    assert_eq!(sent(&late), [(0, "First.".to_owned()), (6_000, words(8)), (9_000, words(4))]);
+    assert_eq!((late.next_draft_due(), late.drafts_done_at(ben)), (None, None));
+    // A reply links its first paragraph only.
+    let first = late.room(ada).and_then(|room| room.messages.back()).map(|message| message.id);
+    let message_id = first.expect("the room has a message");
+    let reply = Action::Reply { room_id: ada, message_id, message: "One.\n\nTwo.\r\n\r\nThree.".into() };
+    late.perform_action(ada, reply, ActionContext { now: START_TIME + 60_000, ..split })
+        .expect("Ada replies");
+    late.deliver_due_drafts(START_TIME + 120_000);
+    let replies: Vec<(String, Option<u64>)> = late
+        .room(ada)
+        .expect("the room exists")
+        .messages
+        .iter()
+        .filter(|message| message.sender == MessageSender::Agent(ada))
+        .map(|message| (message.content.clone(), message.reply_to))
+        .collect();
+    assert_eq!(
+        replies,
+        [("One.".to_owned(), Some(message_id)), ("Two.".to_owned(), None), ("Three.".to_owned(), None)]
+    );
+    // Without the option an answer is one message, and 200 words are the limit of a whole answer.
+    let whole = ActionContext { split: ParagraphSplit::Never, now: START_TIME + 300_000, ..split };
+    assert_eq!(late.apply_answer(ben, answer("A.\n\nB."), whole).sent, 1);
+    assert_eq!(sent(&late).last().map(|(_, text)| text.as_str()), Some("A.\n\nB."));
+    let long = format!("{}\n\n{}", words(150), words(51));
+    let late_split = ActionContext { now: START_TIME + 900_000, ..split };
+    assert!(late.apply_answer(ben, answer(&long), late_split).refused[0].contains("200 words at most"));
 }
