@@ -81,6 +81,8 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: commands::rooms::RoomsCommand,
     },
+    /// Print the HUD of an agent: what it sees now
+    Hud(commands::hud::HudArgs),
     /// Export a conversation to a file
     Export(commands::import_export::ExportArgs),
     /// Import conversations and worlds, also from SillyTavern, ChatGPT and Claude
@@ -107,7 +109,7 @@ impl CliCommand {
             CliCommand::Import(_) => CommandTopic::Import,
             CliCommand::Memories(_) => CommandTopic::Memory,
             CliCommand::Search(_) | CliCommand::Index(_) => CommandTopic::Search,
-            CliCommand::Rooms { .. } => CommandTopic::World,
+            CliCommand::Rooms { .. } | CliCommand::Hud(_) => CommandTopic::World,
             CliCommand::Config { .. }
             | CliCommand::Key
             | CliCommand::Licenses

@@ -34,8 +34,8 @@ pub struct GlobalArgs {
     /// Database: sqlite:PATH or postgres://… [default: $HALO_STORE, or halo.db in the data folder]
     #[arg(long, global = true, value_name = "URL")]
     store: Option<String>,
-    /// Model: a name from `halo models`, the path of a GGUF file, or the URL of a server [default: the default chat
-    /// model]
+    /// Model: a name from `halo models`, the path of a GGUF file, the URL of a server, or scripted:FILE for the answers in
+    /// a text file [default: the default chat model]
     #[arg(long, global = true, value_name = "MODEL")]
     model: Option<String>,
     /// Number of CPU threads for the model [default: number of CPUs]
@@ -59,12 +59,13 @@ impl GlobalArgs {
         let data_dir = self.data.clone().or_else(|| variable("HALO_DATA").map(PathBuf::from));
         let store = || variable("HALO_STORE").and_then(|url| url.into_string().ok());
         Env {
-            data_dir: data_dir.or_else(|| dirs::data_dir().map(|dir| dir.join("halo"))),
+            data_dir: data_dir.or_else(platform_data_dir),
             settings: SettingsArgs {
                 config: self.config.clone(),
                 set: self.set.clone(),
                 seed: self.seed.clone(),
             },
+            installed_data_dir: variable("HALO_DATA").map(PathBuf::from).or_else(platform_data_dir),
             store: self.store.clone().or_else(store),
             store_location: Arc::default(),
             wal_damage: Arc::default(),
@@ -74,9 +75,16 @@ impl GlobalArgs {
     }
 }
 
+/// The data folder of a program that is started without --data and HALO_DATA.
+fn platform_data_dir() -> Option<PathBuf> {
+    dirs::data_dir().map(|dir| dir.join("halo"))
+}
+
 #[derive(Clone)]
 pub struct Env {
     data_dir: Option<PathBuf>,
+    /// The data folder without --data: models that were pulled into it are found whatever --data names.
+    installed_data_dir: Option<PathBuf>,
     pub settings: SettingsArgs,
     store: Option<String>,
     /// The address of the store, once it is parsed: stores on a server share its connections.
@@ -249,7 +257,7 @@ impl Env {
     }
 
     pub fn model_library(&self) -> Result<ModelLibrary> {
-        ModelLibrary::open(self.require_data_dir()?)
+        ModelLibrary::open(self.require_data_dir()?, self.installed_data_dir.as_deref())
     }
 
     /// The file of the model that runs.

@@ -16,7 +16,7 @@ const COMMAND_GROUPS: &[(&str, &[&str])] = &[
     ("Context", &["pin", "unpin", "prune", "resurrect", "merge", "delete", "undelete", "why"]),
     ("Models", &["models"]),
     ("Server", &["serve", "key", "mcp"]),
-    ("Rooms of agents", &["rooms"]),
+    ("Rooms of agents", &["rooms", "hud"]),
     ("Data", &["export", "import", "forget"]),
     ("Diagnostics", &["config", "stats", "doctor", "capture", "replay", "licenses"]),
 ];

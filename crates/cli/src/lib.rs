@@ -11,6 +11,7 @@ pub mod help;
 pub mod models;
 pub mod output;
 pub mod progress;
+pub mod script_model;
 pub mod settings;
 pub mod startup;
 pub mod wiring;

@@ -53,6 +53,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         CliCommand::Memories(options) => commands::memories::run(options, &env),
         CliCommand::Forget(options) => commands::forget::run(options, &env),
         CliCommand::Rooms { command: what } => commands::rooms::run(what, &env),
+        CliCommand::Hud(options) => commands::hud::run(options, &env),
         CliCommand::Export(options) => commands::import_export::export(options, &env),
         CliCommand::Import(options) => commands::import_export::import(options, &env),
         CliCommand::Doctor(options) => commands::doctor::run(options, &env),

@@ -2,6 +2,7 @@
 
 pub mod catalogue;
 
+use crate::script_model::script_file;
 use anyhow::{Context, Result, bail};
 use catalogue::{Catalogue, CatalogueEntry, ModelKind};
 use halo_llama::gguf::{self, GgufHeader, GgufValue};
@@ -32,9 +33,12 @@ pub struct InstalledModel {
     pub problem: Option<String>,
 }
 
-/// The models folder and the catalogue.
+/// The models folders and the catalogue.
 pub struct ModelLibrary {
+    /// Downloads go here, and its models come first.
     pub folder: PathBuf,
+    /// The models of the data folder that is used without --data, if that is another one.
+    pub installed_folder: Option<PathBuf>,
     pub catalogue: Catalogue,
 }
 
@@ -44,9 +48,11 @@ pub fn is_path(text: &str) -> bool {
 }
 
 impl ModelLibrary {
-    /// The models of a data folder.
-    pub fn open(data_dir: &Path) -> Result<Self> {
-        Ok(Self { folder: data_dir.join("models"), catalogue: Catalogue::load()? })
+    /// The models of a data folder, and those of the one that is used without --data.
+    pub fn open(data_dir: &Path, installed_data_dir: Option<&Path>) -> Result<Self> {
+        let installed_folder =
+            installed_data_dir.filter(|dir| *dir != data_dir).map(|dir| dir.join("models"));
+        Ok(Self { folder: data_dir.join("models"), installed_folder, catalogue: Catalogue::load()? })
     }
 
     /// The file of a model, by name or path; the default chat model where none is named. A path has a separator in it
@@ -55,6 +61,9 @@ impl ModelLibrary {
         match name {
             Some(address) if halo_remote::RemoteModel::is_address(address) => {
                 bail!("{address} is a server, and this needs a local model: `halo models` lists those")
+            }
+            Some(script) if script_file(script).is_some() => {
+                bail!("{script} is a script, and this needs a local model: `halo models` lists those")
             }
             Some(url) if catalogue::is_http_url(url) => bail!("download it first: `halo models pull {url}`"),
             Some(path) if is_path(path) => match fs::metadata(path) {
@@ -76,22 +85,41 @@ impl ModelLibrary {
         }
     }
 
-    /// All installed models, by name.
+    /// All installed models, by name. A model in the folder itself hides one of the same name in the other.
     pub fn installed(&self) -> Result<Vec<InstalledModel>> {
-        let failed = || format!("cannot read the models folder {}", self.folder.display());
+        let mut models = self.models_in(&self.folder)?;
+        if let Some(folder) = &self.installed_folder {
+            // A folder that cannot be read is no error here: the user may have named another one because of that.
+            let others = self.models_in(folder).unwrap_or_default();
+            let is_new = |other: &InstalledModel| {
+                !models
+                    .iter()
+                    .any(|model: &InstalledModel| model.name == other.name && model.problem.is_none())
+            };
+            let others: Vec<InstalledModel> =
+                others.into_iter().filter(|other| other.problem.is_none() && is_new(other)).collect();
+            models.retain(|model| !others.iter().any(|other| other.name == model.name));
+            models.extend(others);
+        }
+        models.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+        Ok(models)
+    }
+
+    fn models_in(&self, folder: &Path) -> Result<Vec<InstalledModel>> {
+        let failed = || format!("cannot read the models folder {}", folder.display());
         let mut models = Vec::new();
-        match fs::read_dir(&self.folder) {
+        match fs::read_dir(folder) {
             Ok(files) => {
                 for file in files {
                     let name = file.with_context(failed)?.file_name();
-                    models.extend(self.inspect_file(&name.to_string_lossy(), self.folder.join(&name)));
+                    models.extend(self.inspect_file(&name.to_string_lossy(), folder.join(&name)));
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(failed),
         }
-        models.extend(self.catalogue.models.iter().filter_map(|entry| self.inspect_multi_file_model(entry)));
-        models.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+        let entries = self.catalogue.models.iter();
+        models.extend(entries.filter_map(|entry| inspect_multi_file_model(folder, entry)));
         Ok(models)
     }
 
@@ -205,41 +233,39 @@ impl ModelLibrary {
         };
         Some(model)
     }
+}
 
-    /// A model of several files, if its folder exists.
-    fn inspect_multi_file_model(&self, entry: &CatalogueEntry) -> Option<InstalledModel> {
-        let main = self.folder.join(&entry.files[0].name);
-        if entry.files[0].name.ends_with(".gguf") || !main.parent()?.is_dir() {
-            return None;
-        }
-        let advice = format!("`halo models pull {}` downloads it", entry.name);
-        let (mut bytes, mut problem) = (0, None);
-        for file in &entry.files {
-            let defect = match fs::metadata(self.folder.join(&file.name)).map(|metadata| metadata.len()) {
-                Ok(len) => {
-                    bytes += len;
-                    (len != file.bytes)
-                        .then(|| format!("{} is {len} bytes long and should be {}", file.name, file.bytes))
-                }
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    Some(format!("{} is missing", file.name))
-                }
-                Err(error) => Some(format!("{} cannot be read: {error}", file.name)),
-            };
-            problem = problem.or(defect.map(|defect| format!("{defect}; {advice}")));
-        }
-        Some(InstalledModel {
-            name: entry.name.clone(),
-            kind: entry.kind,
-            path: main,
-            bytes,
-            quantisation: entry.quantisation.clone(),
-            context: entry.context,
-            architecture: entry.architecture.clone(),
-            no_kv_edit_reason: Some("it is an embedding model without a context window".into()),
-            problem,
-        })
+/// A model of several files, if its folder exists.
+fn inspect_multi_file_model(folder: &Path, entry: &CatalogueEntry) -> Option<InstalledModel> {
+    let main = folder.join(&entry.files[0].name);
+    if entry.files[0].name.ends_with(".gguf") || !main.parent()?.is_dir() {
+        return None;
     }
+    let advice = format!("`halo models pull {}` downloads it", entry.name);
+    let (mut bytes, mut problem) = (0, None);
+    for file in &entry.files {
+        let defect = match fs::metadata(folder.join(&file.name)).map(|metadata| metadata.len()) {
+            Ok(len) => {
+                bytes += len;
+                (len != file.bytes)
+                    .then(|| format!("{} is {len} bytes long and should be {}", file.name, file.bytes))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Some(format!("{} is missing", file.name)),
+            Err(error) => Some(format!("{} cannot be read: {error}", file.name)),
+        };
+        problem = problem.or(defect.map(|defect| format!("{defect}; {advice}")));
+    }
+    Some(InstalledModel {
+        name: entry.name.clone(),
+        kind: entry.kind,
+        path: main,
+        bytes,
+        quantisation: entry.quantisation.clone(),
+        context: entry.context,
+        architecture: entry.architecture.clone(),
+        no_kv_edit_reason: Some("it is an embedding model without a context window".into()),
+        problem,
+    })
 }
 
 fn not_an_embedder_message(name: &str) -> String {
@@ -433,8 +459,11 @@ mod tests {
     #[test]
     fn embedder_is_found_by_name_and_path() {
         let folder = tempfile::tempdir().expect("made");
-        let models =
-            ModelLibrary { folder: folder.path().to_owned(), catalogue: Catalogue::load().expect("sound") };
+        let models = ModelLibrary {
+            folder: folder.path().to_owned(),
+            installed_folder: None,
+            catalogue: Catalogue::load().expect("sound"),
+        };
         let fails = |name: &str| models.find_embedder(Some(name)).expect_err(name).to_string();
         assert_eq!(models.find_embedder(None).expect("nothing is wrong"), None);
         for (name, says) in [

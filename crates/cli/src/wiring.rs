@@ -2,6 +2,7 @@
 
 use crate::env::Env;
 use crate::progress::Progress;
+use crate::script_model::{ScriptFileModel, script_file};
 use crate::settings::Settings;
 use crate::settings::value::{AutoOr, HeadReduction, TextSetting};
 use anyhow::Result;
@@ -57,7 +58,7 @@ pub fn open_embedder(env: &Env, settings: &Settings) -> Result<Option<EmbedderHa
     Ok(folder.map(|folder| EmbedderHandle::new(folder, env.models.thread_count())).transpose()?)
 }
 
-/// Opens the chat model: a local one, or one behind a URL.
+/// Opens the chat model: a local one, one behind a URL, or a script.
 pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send>> {
     if let Some(address) = env.models.name.as_deref().filter(|_| uses_remote_model(env)) {
         let options = halo_remote::RemoteOptions {
@@ -66,7 +67,16 @@ pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send
         };
         return Ok(Box::new(RemoteModel::connect(address, &options)?));
     }
+    if let Some(script) = open_script(env, settings)? {
+        return Ok(Box::new(script));
+    }
     Ok(Box::new(open_local_model(env, settings)?))
+}
+
+/// The model of `scripted:FILE`, if that is what runs.
+pub fn open_script(env: &Env, settings: &Settings) -> Result<Option<ScriptFileModel>> {
+    let file = env.models.name.as_deref().and_then(script_file);
+    file.map(|file| ScriptFileModel::open(file, context_length(settings))).transpose()
 }
 
 /// Whether the model runs on another server.

@@ -11,7 +11,8 @@ use halo_core::model::{ChatTemplate, Model, ModelToken};
 use halo_core::rules::ContextRules;
 use halo_core::timeline::Timeline;
 use halo_core::token::{ContentKind, Role, TokenSource};
-use jiff::civil::Date;
+use jiff::civil::{Date, DateTime, Time};
+use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Writes messages with a model's chat template.
@@ -19,9 +20,34 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct ChatFormatter {
     pub template: ChatTemplate,
     pub system_prompt: String,
-    /// Whether the first user message of a day carries the date.
+    /// Whether user messages carry their time, and the first one of a day the date.
     pub show_dates: bool,
     pub names: SpeakerNames,
+}
+
+/// When a user message was written, as its header shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageTime {
+    /// The date, for the first message of a day.
+    pub date: Option<Date>,
+    pub time: Time,
+}
+
+impl MessageTime {
+    /// `last_day` is the day of the user message before it.
+    #[must_use]
+    pub fn new(now: DateTime, last_day: Option<Date>) -> Self {
+        Self { date: Some(now.date()).filter(|_| last_day != Some(now.date())), time: now.time() }
+    }
+}
+
+impl fmt::Display for MessageTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(date) = self.date {
+            write!(f, "{}, ", date.strftime("%A, %-d %B %Y"))?;
+        }
+        write!(f, "{}", self.time.strftime("%H:%M"))
+    }
 }
 
 /// Names that are written before the messages of the user and the model; empty: none.
@@ -87,14 +113,12 @@ impl ChatFormatter {
         }
     }
 
-    /// The header of a turn after one of `before`, or after the system prompt, with the date of `day`.
+    /// The header of a turn after one of `before`, or after the system prompt, with the time of a user message.
     #[must_use]
-    pub fn turn_header(&self, role: Role, before: Option<Role>, day: Option<Date>) -> FramedText {
+    pub fn turn_header(&self, role: Role, before: Option<Role>, at: Option<MessageTime>) -> FramedText {
         let system = (!self.system_prompt.trim().is_empty()).then_some(Role::System);
         let closing = before.or(system).map_or("", |role| &self.template.wrap_for(role).suffix);
-        let day = day
-            .filter(|_| self.show_dates)
-            .map_or(String::new(), |day| day.strftime("[%A, %-d %B %Y] ").to_string());
+        let at = at.filter(|_| self.show_dates).map_or(String::new(), |at| format!("[{at}] "));
         let name = match role {
             Role::User => self.names.user.trim(),
             Role::Assistant => self.names.assistant.trim(),
@@ -108,7 +132,7 @@ impl ChatFormatter {
         };
         FramedText {
             frame: format!("{closing}{}", self.template.wrap_for(role).prefix),
-            content: format!("{day}{name}"),
+            content: format!("{at}{name}"),
         }
     }
 
@@ -153,6 +177,11 @@ mod tests {
     use super::*;
     use jiff::civil::date;
 
+    /// A message at five past two on 5 November 2026.
+    fn message_time(last_day: Option<Date>) -> Option<MessageTime> {
+        Some(MessageTime::new(date(2026, 11, 5).at(14, 5, 59, 0), last_day))
+    }
+
     #[test]
     fn chat_format_turn_header_closes_previous_turn() {
         let frame = ChatFormatter {
@@ -162,19 +191,24 @@ mod tests {
             names: SpeakerNames::default(),
         };
         assert_eq!(frame.preamble().text(), "<|im_start|>system\nBe kind.");
-        let first = frame.turn_header(Role::User, None, Some(date(2026, 11, 5)));
-        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] ");
+        let first = frame.turn_header(Role::User, None, message_time(None));
+        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026, 14:05] ");
+        let later =
+            frame.turn_header(Role::User, Some(Role::Assistant), message_time(Some(date(2026, 11, 5))));
+        assert_eq!(later.text(), "<|im_end|>\n<|im_start|>user\n[14:05] ");
+        let next_day = frame.turn_header(Role::User, None, message_time(Some(date(2026, 11, 4))));
+        assert_eq!(next_day, first);
         let answer = frame.turn_header(Role::Assistant, Some(Role::User), None);
         assert_eq!(answer.text(), "<|im_end|>\n<|im_start|>assistant\n");
         let names = SpeakerNames { user: "Ada".into(), assistant: "Halo".into() };
         let named = ChatFormatter { names, ..frame.clone() };
-        let first = named.turn_header(Role::User, None, Some(date(2026, 11, 5)));
-        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[Thursday, 5 November 2026] Ada: ");
+        let first = named.turn_header(Role::User, None, message_time(Some(date(2026, 11, 5))));
+        assert_eq!(first.text(), "<|im_end|>\n<|im_start|>user\n[14:05] Ada: ");
         let answer = named.turn_header(Role::Assistant, Some(Role::User), None);
         assert_eq!(answer.text(), "<|im_end|>\n<|im_start|>assistant\nHalo:");
         let bare = ChatFormatter { system_prompt: String::new(), show_dates: false, ..frame };
         assert_eq!(bare.preamble().text(), "");
-        assert_eq!(bare.turn_header(Role::User, None, Some(date(2026, 11, 5))).text(), "<|im_start|>user\n");
+        assert_eq!(bare.turn_header(Role::User, None, message_time(None)).text(), "<|im_start|>user\n");
     }
 
     #[test]

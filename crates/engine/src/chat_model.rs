@@ -1,10 +1,9 @@
 //! A model together with the way messages are written for it.
 
-use crate::chat_format::ChatFormatter;
+use crate::chat_format::{ChatFormatter, MessageTime};
 use halo_core::Error;
 use halo_core::model::{Model, ModelInfo, ModelToken};
 use halo_core::token::{ContentKind, Role};
-use jiff::civil::Date;
 
 /// A model, its chat template, and the system prompt as tokens.
 pub struct ChatModel {
@@ -36,9 +35,9 @@ impl ChatModel {
         role: Role,
         text: &str,
         before: Option<Role>,
-        day: Option<Date>,
+        at: Option<MessageTime>,
     ) -> Result<Vec<(ModelToken, ContentKind)>, Error> {
-        let header = self.format.turn_header(role, before, day).tokenize(&mut *self.model)?;
+        let header = self.format.turn_header(role, before, at).tokenize(&mut *self.model)?;
         let mut tokens: Vec<_> = header.into_iter().map(|token| (token, ContentKind::Template)).collect();
         if !text.is_empty() {
             let message = self.model.tokenize(text, false)?;

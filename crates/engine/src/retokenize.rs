@@ -1,7 +1,7 @@
 //! Retokenizes a conversation for another model: its text becomes tokens of that model, with headers of its chat template.
 //! Each new token takes over the brightness, the chunk and the state of the old token at its first byte.
 
-use crate::chat_format::ChatFormatter;
+use crate::chat_format::{ChatFormatter, MessageTime};
 use halo_core::Error;
 use halo_core::brightness::ScoringStrategy;
 use halo_core::change::NewToken;
@@ -9,7 +9,7 @@ use halo_core::conversation_copy::{TokenCopy, TurnCopy};
 use halo_core::model::{Model, ModelToken};
 use halo_core::token::{ContentKind, Role, TokenSource};
 use jiff::Timestamp;
-use jiff::civil::Date;
+use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
 
 /// Retokenizes a conversation message by message.
@@ -30,11 +30,12 @@ impl<'a> Retokenizer<'a> {
         let message: Vec<TokenCopy> =
             turn.tokens.into_iter().filter(|t| t.token.kind != ContentKind::Template).collect();
         let text: String = message.iter().map(|t| t.token.text.as_str()).collect();
-        let day = Timestamp::from_millisecond(turn.started_at)
+        let at = Timestamp::from_millisecond(turn.started_at)
             .ok()
-            .map(|at| at.to_zoned(TimeZone::system()).date());
-        let new_day = day.filter(|_| turn.role == Role::User && self.last_day != day);
-        let header = self.format.turn_header(turn.role, self.previous_role, new_day);
+            .map(|at| at.to_zoned(TimeZone::system()).datetime())
+            .filter(|_| turn.role == Role::User);
+        let time = at.map(|at| MessageTime::new(at, self.last_day));
+        let header = self.format.turn_header(turn.role, self.previous_role, time);
         // The header belongs to the first chunk of its turn.
         let (pruned, deleted) = message.first().map_or((false, false), |first| (first.pruned, first.deleted));
         let chunk_index = message.first().map_or(0, |first| first.token.chunk_index);
@@ -50,7 +51,7 @@ impl<'a> Retokenizer<'a> {
         }
         if tokens.iter().any(|t| !t.deleted) {
             self.previous_role = Some(turn.role);
-            self.last_day = if turn.role == Role::User { day } else { self.last_day };
+            self.last_day = at.map(DateTime::date).or(self.last_day);
         }
         Ok(TurnCopy { tokens, ..turn })
     }

@@ -32,7 +32,7 @@ use halo_core::model::{Model, Sampling, StepFlow, WindowToken};
 use halo_core::store::{Access, Durability, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
-use jiff::civil::Date;
+use jiff::civil::DateTime;
 use std::sync::Arc;
 
 /// A conversation that is open, with the model that answers in it.
@@ -187,30 +187,30 @@ impl Session {
     pub fn run_turn(
         &mut self,
         input: TurnInput,
-        today: Date,
+        now: impl Into<DateTime>,
         callback: &mut TurnCallback<'_>,
     ) -> Result<TurnSummary, Error> {
-        TurnRunner::new(&mut self.parts, callback).run_turn(input, today)
+        TurnRunner::new(&mut self.parts, callback).run_turn(input, now.into())
     }
 
     /// Sends a message and generates its answer.
     pub fn send_message(
         &mut self,
         message: &str,
-        today: Date,
+        now: impl Into<DateTime>,
         callback: &mut TurnCallback<'_>,
     ) -> Result<TurnSummary, Error> {
-        self.run_turn(TurnInput::Message(message.to_owned()), today, callback)
+        self.run_turn(TurnInput::Message(message.to_owned()), now, callback)
     }
 
     /// Answers the last message again; the answer before becomes a variant.
     pub fn regenerate(
         &mut self,
         author: EditAuthor,
-        today: Date,
+        now: impl Into<DateTime>,
         callback: &mut TurnCallback<'_>,
     ) -> Result<TurnSummary, Error> {
-        self.run_turn(TurnInput::Regenerate(author), today, callback)
+        self.run_turn(TurnInput::Regenerate(author), now, callback)
     }
 
     /// The user's last message and its answer become a variant. Returns the text of the message, to be edited.

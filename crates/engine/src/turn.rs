@@ -1,7 +1,7 @@
 //! One turn: a message in, an answer out. Chunks that matter to the message are resurrected once, before the answer; the
 //! dimmest chunks are pruned once, after it. Every event is announced after what it tells of is stored.
 
-use crate::chat_format;
+use crate::chat_format::{self, MessageTime};
 use crate::client_history::{is_dropped_by_client, store_message_keys};
 use crate::conversation::RUNNING_TURN_KEY;
 use crate::event::{ChangeAction, Event, TurnStage, TurnSummary};
@@ -20,7 +20,7 @@ use halo_core::prune::PrunePlan;
 use halo_core::resurrect::{Hit, ResurrectedBrightness, plan_resurrection};
 use halo_core::store::{Durability, RecordKind};
 use halo_core::token::{ChunkId, ContentKind, Role, TurnId};
-use jiff::civil::Date;
+use jiff::civil::{Date, DateTime};
 use std::time::Instant;
 
 /// The input of a turn: what is to be answered.
@@ -72,15 +72,17 @@ impl<'a> TurnRunner<'a> {
     }
 
     /// Message → resurrect → generate → prune.
-    pub fn run_turn(mut self, input: TurnInput, today: Date) -> Result<TurnSummary, Error> {
-        let message = self.accept_input(input, today)?;
+    pub fn run_turn(mut self, input: TurnInput, now: DateTime) -> Result<TurnSummary, Error> {
+        let message = self.accept_input(input, now)?;
         let mut preview = String::new();
         if message.is_new {
             self.check_premise(&message.text);
             preview =
                 self.time_stage(TurnStage::Preview, |turn| turn.generator().preview_answer(&message.text))?;
         }
-        self.time_stage(TurnStage::Recall, |turn| turn.resurrect_relevant(&message.text, &preview, today))?;
+        self.time_stage(TurnStage::Recall, |turn| {
+            turn.resurrect_relevant(&message.text, &preview, now.date())
+        })?;
         let answer = self.generator().generate_answer()?;
         let exceeded = self.time_stage(TurnStage::Prune, |turn| turn.prune_to_budget(answer.turn))?;
         if let Some(exceeded) = exceeded {
@@ -94,7 +96,7 @@ impl<'a> TurnRunner<'a> {
 
     /// Stores a new message, or finds the one that is to be answered. A regenerated answer or an edited message becomes a
     /// variant.
-    fn accept_input(&mut self, input: TurnInput, today: Date) -> Result<AnsweredMessage, Error> {
+    fn accept_input(&mut self, input: TurnInput, now: DateTime) -> Result<AnsweredMessage, Error> {
         let text = match input {
             TurnInput::Message(text) => text,
             TurnInput::EditLast(text, author) => {
@@ -112,18 +114,17 @@ impl<'a> TurnRunner<'a> {
             TurnInput::AnswerLast => return self.find_last_message(),
         };
         check_not_empty(&text)?;
-        self.append_user_message(&text, today)?;
+        self.append_user_message(&text, now)?;
         Ok(AnsweredMessage { text, is_new: true })
     }
 
-    fn append_user_message(&mut self, text: &str, today: Date) -> Result<(), Error> {
-        // Only the first message of a day carries the date.
-        let day = (self.parts.last_user_day != Some(today)).then_some(today);
+    fn append_user_message(&mut self, text: &str, now: DateTime) -> Result<(), Error> {
+        let time = MessageTime::new(now, self.parts.last_user_day);
         let before = self.last_turn().map(|(_, role)| role);
-        let tokens = self.parts.model.tokenize_message(Role::User, text, before, day)?;
+        let tokens = self.parts.model.tokenize_message(Role::User, text, before, Some(time))?;
         self.prune_to_fit(tokens.len())?;
         self.time_stage(TurnStage::Store, |turn| turn.append_message(Role::User, tokens))?;
-        self.parts.last_user_day = Some(today);
+        self.parts.last_user_day = Some(now.date());
         Ok(())
     }
 

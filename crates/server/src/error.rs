@@ -3,8 +3,8 @@
 use crate::connection::SlowBodyError;
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use halo_core::{Error, ErrorKind};
 use serde::Serialize;
@@ -95,17 +95,6 @@ impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         (self.status, Json(ApiError { error: self.message })).into_response()
     }
-}
-
-pub(crate) async fn route_not_found(method: Method, uri: Uri) -> ErrorResponse {
-    ErrorResponse::not_found(format!(
-        "no route {method} {}: /api/halo/openapi.json lists the routes",
-        uri.path()
-    ))
-}
-
-pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ErrorResponse {
-    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not accept {method}", uri.path()))
 }
 
 /// How long the body of a request may take to arrive.

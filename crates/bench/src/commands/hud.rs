@@ -12,6 +12,7 @@ use halo_worlds::agent_model::ModelTokenCounter;
 use serde_json::{Map, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(clap::Args)]
 pub struct HudBenchOptions {
@@ -47,6 +48,8 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
         hud::check_random_huds(options.random, options.first_seed, &mut |n| bar.set_position(n));
     drop(bar);
     let overruns: usize = figures.values().map(|figures| figures.overruns).sum();
+    let all_times: Vec<Duration> =
+        figures.values().flat_map(|figures| figures.render_times.iter().copied()).collect();
     if env.json {
         let formats: Map<_, _> = figures
             .iter()
@@ -54,8 +57,8 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
                 let tokens = by.get(format).copied().unwrap_or(0.0);
                 let row = json!({
                     "huds": figures.render_times.len(),
-                    "ms_p50": hud::percentile_ms(&figures.render_times, 50),
-                    "ms_p99": hud::percentile_ms(&figures.render_times, 99),
+                    "p50_ms": hud::percentile_ms(&figures.render_times, 50),
+                    "p99_ms": hud::percentile_ms(&figures.render_times, 99),
                     "tokens": tokens,
                     "of_minified_json": tokens / minified,
                 });
@@ -65,15 +68,18 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
         return print_json(&json!({
             "agents": options.agents,
             "rooms": options.rooms,
+            "p50_ms": hud::percentile_ms(&all_times, 50),
+            "p99_ms": hud::percentile_ms(&all_times, 99),
+            "round_trip_failures": random_report.roundtrip_errors,
             "formats": formats,
             "said": {
                 "messages": message_times.len(),
-                "ms_p50": hud::percentile_ms(&message_times, 50),
-                "ms_p99": hud::percentile_ms(&message_times, 99),
+                "p50_ms": hud::percentile_ms(&message_times, 50),
+                "p99_ms": hud::percentile_ms(&message_times, 99),
             },
             "minified_json_tokens": minified,
             "overruns": overruns,
-            "by_lot": { "huds": random_report.huds, "overruns": random_report.overruns, "changed": random_report.roundtrip_errors, "refused": random_report.refused },
+            "random": { "huds": random_report.huds, "overruns": random_report.overruns, "refused": random_report.refused },
         }));
     }
     let mut out = format!(

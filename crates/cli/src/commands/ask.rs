@@ -41,8 +41,8 @@ pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
     }
     let mut text = String::new();
     let mut out = std::io::stdout().lock();
-    let today = jiff::Zoned::now().date();
-    let summary = session.send_message(&options.question, today, &mut |event| {
+    let now = jiff::Zoned::now().datetime();
+    let summary = session.send_message(&options.question, now, &mut |event| {
         if let Event::Token { text: more, .. } = event {
             text.push_str(&more);
             if !env.json {

@@ -6,6 +6,7 @@ pub mod config;
 pub mod conversations;
 pub mod doctor;
 pub mod forget;
+pub mod hud;
 pub mod import_export;
 pub mod key;
 pub mod licenses;

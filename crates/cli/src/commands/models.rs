@@ -42,11 +42,18 @@ pub fn list_models(env: &Env) -> Result<()> {
     if env.json {
         return print_json(&json!({
             "folder": models.folder.display().to_string(),
+            "installed_folder": models.installed_folder.as_ref().map(|folder| folder.display().to_string()),
             "models": installed.iter().map(model_json).collect::<Vec<_>>(),
             "available": offers.iter().map(DownloadableModel::to_json).collect::<Vec<_>>(),
         }));
     }
-    let mut out = format!("models in {}\n\n", models.folder.display());
+    let mut out = format!("models in {}", models.folder.display());
+    // The second folder is named where a model of it is listed.
+    let other = models.installed_folder.as_ref();
+    if let Some(other) = other.filter(|other| installed.iter().any(|model| model.path.starts_with(other))) {
+        let _ = write!(out, " and {}", other.display());
+    }
+    out.push_str("\n\n");
     if installed.is_empty() {
         let defaults: Vec<_> = models.catalogue.defaults().map(|e| e.name.as_str()).collect();
         let _ = writeln!(out, "none yet: `halo models pull` downloads {}", defaults.join(" and "));

@@ -1,12 +1,13 @@
 //! `halo rooms`: creates, runs, watches and exports worlds of agents.
 
-use super::{forget, import_export};
+use super::{forget, hud, import_export};
 use crate::env::Env;
 use crate::error::not_found;
 use crate::file::read_regular_text;
 use crate::output::{
     format_time, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text, truncate_line,
 };
+use crate::script_model::script_file;
 use crate::settings::Settings;
 use crate::settings::value::AutoOr;
 use crate::wiring;
@@ -15,11 +16,9 @@ use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
 use halo_core::model::{Model, Sampling};
 use halo_core::row_store::RowStore;
 use halo_llama::kv_archive;
-use halo_worlds::action;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
 use halo_worlds::format::HudFormat;
 use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
-use halo_worlds::hud_renderer::{HudRenderer, HudRequest};
 use halo_worlds::prompts::{self, WorldPrompts};
 use halo_worlds::runner::{HeartbeatReport, RunnerOptions, RunnerStep, WorldRunner};
 use halo_worlds::user_command::UserCommand;
@@ -90,7 +89,7 @@ pub enum RoomsCommand {
         /// Agent, by name or id
         agent: String,
         /// HUD format: json, compact_json, toon or toon_positional [default: the agent's]
-        #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+        #[arg(long, value_name = "FORMAT", value_parser = hud::parse_format)]
         format: Option<HudFormat>,
     },
     /// Export a world with all its messages; `halo import` reads it
@@ -115,17 +114,12 @@ pub enum RoomsCommand {
 
 pub const EXAMPLE_WORLD: &str = include_str!("../../worlds/harbour.toml");
 
-fn parse_format(word: &str) -> Result<HudFormat, String> {
-    let formats = || HudFormat::ALL.map(HudFormat::name).join(", ");
-    HudFormat::from_name(word).ok_or_else(|| format!("there is no format '{word}': use {}", formats()))
-}
-
 fn parse_speed(text: &str) -> Result<f64, String> {
     let speed: f64 = text.parse().map_err(|_| "write a number, such as 2 or 0.5".to_owned())?;
     if (0.1..=100.0).contains(&speed) { Ok(speed) } else { Err("the speed must be 0.1 to 100".to_owned()) }
 }
 
-fn now_millis() -> Millis {
+pub(super) fn now_millis() -> Millis {
     jiff::Timestamp::now().as_millisecond()
 }
 
@@ -137,7 +131,7 @@ pub fn run(what: &RoomsCommand, env: &Env) -> Result<()> {
         RoomsCommand::Run { name, beats, speed } => run_world(name, *beats, *speed, env),
         RoomsCommand::Say { name, room, message } => post_message(name, room, message, env),
         RoomsCommand::Watch { name, last, once } => watch_world(name, *last, *once, env),
-        RoomsCommand::Hud { name, agent, format } => print_hud(name, agent, *format, env),
+        RoomsCommand::Hud { name, agent, format } => hud::print_hud(name, agent, *format, env),
         RoomsCommand::Export { name, output } => import_export::export_world(name, output.as_deref(), env),
         RoomsCommand::Prompts => print_stdout(prompts::DEFAULT_PROMPTS_JSON),
         RoomsCommand::Delete { name, yes } => delete_world_if_confirmed(name, *yes, env),
@@ -247,7 +241,7 @@ fn list_worlds(env: &Env) -> Result<()> {
     })
 }
 
-fn open_world_read_only(name: &str, env: &Env) -> Result<(halo_store::database::Database, World)> {
+pub(super) fn open_world_read_only(name: &str, env: &Env) -> Result<(halo_store::database::Database, World)> {
     let store = env.open_store_read_only()?;
     let mut store =
         store.with_context(|| format!("there is no world '{name}': `halo rooms new {name}` creates one"))?;
@@ -337,8 +331,9 @@ pub fn open_agent_models(
             env.models.name = Some(at.clone());
         }
         let remote = wiring::uses_remote_model(&env);
+        let scripted = env.models.name.as_deref().and_then(script_file).is_some();
         // A local model is opened once: for generating and for counting tokens.
-        let local_model = (!remote && model_ref.address.is_some())
+        let local_model = (!remote && !scripted && model_ref.address.is_some())
             .then(|| wiring::open_local_model(&env, settings))
             .transpose()?;
         let mut model = || match (&local_model, &model_ref.address) {
@@ -363,7 +358,7 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
     let model_refs = stored.world.header.models.clone();
     let llama = std::cell::OnceCell::new();
     let mut open_own = || -> Result<Box<dyn Model + Send>> {
-        if wiring::uses_remote_model(env) {
+        if wiring::uses_remote_model(env) || env.models.name.as_deref().and_then(script_file).is_some() {
             return wiring::open_model(env, &settings);
         }
         if llama.get().is_none() {
@@ -479,7 +474,7 @@ fn heartbeat_json(beat: &HeartbeatReport) -> serde_json::Value {
 }
 
 /// An agent by name or id.
-fn find_agent(world: &World, who: &str) -> Result<AgentId> {
+pub(super) fn find_agent(world: &World, who: &str) -> Result<AgentId> {
     world_file::find_agent(world, who).with_context(|| {
         let names: Vec<String> =
             world.agents().map(|agent| format!("{} ({})", agent.name, agent.id)).collect();
@@ -538,51 +533,6 @@ fn watch_world(name: &str, last: usize, once: bool, env: &Env) -> Result<()> {
             break;
         }
     }
-    Ok(())
-}
-
-fn print_hud(name: &str, agent: &str, format: Option<HudFormat>, env: &Env) -> Result<()> {
-    let settings = env.load_settings()?.settings;
-    let (mut store, world) = open_world_read_only(name, env)?;
-    let who = find_agent(&world, agent)?;
-    let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.display_name(who)))?;
-    let model_ref = world.header.models.iter().find(|entry| entry.name == agent.model).cloned();
-    let model_ref = model_ref.unwrap_or_else(|| WorldModelRef::local(&agent.model));
-    let mut open_own = || wiring::open_model(env, &settings);
-    let models = open_agent_models(&[model_ref], env, &settings, &mut open_own)?;
-    let model = models.values().next().context("it has no model")?;
-    let (renderer, prompts): (&HudRenderer, WorldPrompts) = (&model.renderer, load_prompts(&settings)?);
-    let mut found: BTreeMap<RoomId, Vec<RoomMessage>> = BTreeMap::new();
-    for room in world.rooms_of(who) {
-        let shelf = world_store::build_room_index(&mut store, name, room.id)?;
-        found.insert(room.id, world_store::recall_messages(&mut store, name, &world, (room.id, &shelf)));
-    }
-    let recalled = |room: RoomId| found.get(&room).cloned().unwrap_or_default();
-    let now = now_millis().max(world.header.clock);
-    let view =
-        HudRequest { now, prompts: &prompts, token_limit: model.hud_token_limit(), recalled: &recalled };
-    let hud = renderer.render_as(&world, agent, format.unwrap_or(agent.hud_format), &view)?;
-    if env.json {
-        let formats: serde_json::Map<String, serde_json::Value> = HudFormat::ALL
-            .iter()
-            .map(|&format| {
-                let tokens =
-                    renderer.render_as(&world, agent, format, &view).map(|hud| hud.token_usage.total);
-                (format.name().to_owned(), json!(tokens.ok()))
-            })
-            .collect();
-        return print_json(&json!({
-            "hud": hud.hud,
-            "spent": hud.token_usage,
-            "budgets": hud.budgets,
-            "tokens_by_format": formats,
-            "recalled": hud.recalled,
-            "left_out": hud.omitted_rooms,
-            "actions": action::ACTION_TYPES.len(),
-        }));
-    }
-    print_stdout(&format!("{}\n", sanitize_terminal_text(&hud.text())))?;
-    print_notice(&format!("{} of {} tokens", hud.token_usage.total, hud.budgets.total));
     Ok(())
 }
 

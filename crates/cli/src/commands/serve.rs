@@ -6,6 +6,7 @@ use crate::env::{Env, create_private_dir};
 use crate::error::{error_kind, error_text};
 use crate::file::read_regular_file;
 use crate::output::print_notice;
+use crate::script_model::ScriptFileModel;
 use crate::settings::load::SettingOrigin;
 use crate::settings::persist::write_setting;
 use crate::settings::value::AutoOr;
@@ -189,12 +190,16 @@ enum ServedModel {
     Local(halo_llama::model::Llama),
     /// Each conversation has its own connection; this is what the first one reported.
     Remote(ModelInfo),
+    Script(ScriptFileModel),
 }
 
 impl ServedModel {
     fn open(env: &Env, settings: &Settings) -> Result<Self> {
         if wiring::uses_remote_model(env) {
             return Ok(Self::Remote(wiring::open_model(env, settings)?.info().clone()));
+        }
+        if let Some(script) = wiring::open_script(env, settings)? {
+            return Ok(Self::Script(script));
         }
         Ok(Self::Local(wiring::open_local_model(env, settings)?))
     }
@@ -238,6 +243,7 @@ impl CliBackend {
     fn connect_model(&self) -> Result<Box<dyn Model + Send>, Error> {
         match &self.model {
             ServedModel::Local(llama) => Ok(Box::new(llama.clone())),
+            ServedModel::Script(script) => Ok(Box::new(script.clone())),
             ServedModel::Remote(_) => wiring::open_model(&self.env, &self.startup_settings)
                 .map_err(backend_error("connecting to the model")),
         }
@@ -268,13 +274,14 @@ impl Backend for CliBackend {
         match &self.model {
             ServedModel::Local(llama) => llama.info().clone(),
             ServedModel::Remote(info) => info.clone(),
+            ServedModel::Script(script) => script.info().clone(),
         }
     }
 
     fn model_details(&self) -> ModelDetails {
         match &self.model {
             ServedModel::Local(llama) => wiring::model_facts(llama),
-            ServedModel::Remote(_) => ModelDetails::default(),
+            ServedModel::Remote(_) | ServedModel::Script(_) => ModelDetails::default(),
         }
     }
 
@@ -283,7 +290,7 @@ impl Backend for CliBackend {
             ServedModel::Local(llama) => {
                 i32::try_from(id.0).is_ok_and(|token| llama.weights().is_control(token))
             }
-            ServedModel::Remote(_) => false,
+            ServedModel::Remote(_) | ServedModel::Script(_) => false,
         }
     }
 

@@ -180,7 +180,7 @@ define_settings! {
 
     /// System prompt; never pruned.
     "chat.system" [http] chat_system: TextSetting = TextSetting("You are a helpful assistant.".into());
-    /// Tell the model the date, at the first message of each day.
+    /// Tell the model when messages are written: the time at each, and the date at the first of each day.
     "chat.dates" [http] chat_dates: bool = true;
     /// Name of the user, written before each message; auto: none.
     "chat.user_name" [http] chat_user_name: AutoOr<TextSetting> = AutoOr::Auto;

@@ -13,6 +13,7 @@ mod models;
 mod replay;
 mod requirements;
 mod rooms;
+mod scripted;
 mod search;
 mod special_tokens;
 mod store;

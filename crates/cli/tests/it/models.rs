@@ -251,6 +251,42 @@ fn models_list_shows_gguf_metadata() {
     assert_eq!(home.run_json(&["path"])["path"], path);
 }
 
+/// A model that was pulled without --data is found with any --data; a model of that folder comes first.
+#[test]
+fn models_of_the_default_folder_are_found_with_any_data_folder() {
+    let home = temp_dir();
+    let installed = home.path().join("installed");
+    let file = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    fs::create_dir_all(installed.join("models")).expect("the folder is created");
+    symlink(crate::common::chat_model(), installed.join("models").join(file)).expect("the link is created");
+    fs::write(installed.join("models/broken.gguf"), b"GGUF").expect("the file is written");
+    let other = home.path().join("other");
+    let run = |args: &[&str]| {
+        let run = run_halo_with_env(&other, args, &[("HALO_DATA", installed.as_os_str())]);
+        assert_eq!((run.status, run.err.as_str()), (0, ""), "{args:?}");
+        run.out
+    };
+    let path = installed.join("models").join(file).display().to_string();
+    let all: Value = serde_json::from_str(&run(&["models", "--json"])).expect("JSON");
+    assert_eq!(all["folder"], other.join("models").display().to_string());
+    assert_eq!(all["installed_folder"], installed.join("models").display().to_string());
+    let names: Vec<&Value> = all["models"].as_array().expect("a list").iter().map(|m| &m["name"]).collect();
+    assert_eq!(
+        (names, &all["models"][0]["path"]),
+        (vec![&Value::from("smollm2")], &Value::from(path.clone()))
+    );
+    assert_eq!(all["available"][0]["installed"], true);
+    assert_eq!(run(&["models", "path"]), format!("{path}\n"));
+    let page = run(&["models"]);
+    assert!(page.starts_with(&format!("models in {} and ", other.join("models").display())), "{page}");
+    // The same model in the folder of --data is the one that is used.
+    fs::create_dir_all(other.join("models")).expect("the folder is created");
+    symlink(crate::common::chat_model(), other.join("models").join(file)).expect("the link is created");
+    assert_eq!(run(&["models", "path"]), format!("{}\n", other.join("models").join(file).display()));
+    let page = run(&["models"]);
+    assert!(page.starts_with(&format!("models in {}\n", other.join("models").display())), "{page}");
+}
+
 #[test]
 fn models_list_reports_unusable_files() {
     let home = ModelsTestHome::new();

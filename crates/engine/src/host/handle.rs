@@ -349,9 +349,9 @@ impl JobContext<'_> {
         };
         let default_sampling = session.rules().sampling.clone();
         session.replace_sampling(sampling.unwrap_or_else(|| default_sampling.clone()));
-        let today = jiff::Zoned::now().date();
+        let now = jiff::Zoned::now().datetime();
         let result = input(session).and_then(|input| {
-            session.run_turn(input, today, &mut |event| {
+            session.run_turn(input, now, &mut |event| {
                 self.announce(&event, |answer| update_answer_progress(&event, answer));
                 let flow = callback(&event);
                 if self.is_stop_requested() { StepFlow::Stop } else { flow }

@@ -4,4 +4,5 @@ mod align;
 mod common;
 mod host;
 mod memory;
+mod message_times;
 mod turn;

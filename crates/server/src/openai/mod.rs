@@ -12,9 +12,22 @@ mod protocol;
 mod unstored_chat;
 
 use crate::app::App;
+use crate::error::ErrorResponse;
 use axum::Router;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use protocol::OpenAiError;
 use std::sync::Arc;
+
+/// Whether a client of OpenAI's API expects an answer in its format there.
+pub(crate) fn is_openai_path(path: &str) -> bool {
+    path == "/v1" || path.starts_with("/v1/")
+}
+
+/// An error in OpenAI's format.
+pub(crate) fn error_response(error: ErrorResponse) -> Response {
+    OpenAiError::from(error).into_response()
+}
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()

@@ -1,7 +1,7 @@
 //! OpenAI's API: chat, completions, embeddings and models, their parameters and their errors.
 
 use crate::chat::chat_body;
-use crate::fake::{FakeOptions, FakeServer, KNOWN_TOKENS};
+use crate::fake::{FakeOptions, FakeResponse, FakeServer, KNOWN_TOKENS};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use halo_core::Error;
@@ -231,14 +231,39 @@ async fn openai_rejects_malformed_and_large_bodies() {
             "the request body cannot be read",
             &Value::Null,
         );
+    }
+}
+
+/// Paths and methods that do not exist below /v1 answer in OpenAI's format; all others in Halo's.
+#[tokio::test]
+async fn openai_unknown_paths_answer_in_its_format() {
+    let fake = FakeServer::in_memory();
+    let openai_error = |response: FakeResponse, status: u16, code: Value, part: &str| {
+        let error = response.json()["error"].clone();
+        assert_eq!(
+            (response.status, &error["type"], &error["param"], &error["code"]),
+            (status, &json!("invalid_request_error"), &Value::Null, &code),
+            "{error}"
+        );
+        assert!(error["message"].as_str().is_some_and(|message| message.contains(part)), "{part}: {error}");
+    };
+    for path in ["/v1/nothing", "/v1/chat", "/v1/", "/v1", "/v1/audio/speech", "/v1/chat/completions/x"] {
+        openai_error(fake.get(path).await, 404, json!("not_found"), &format!("no route GET {path}"));
+        let posted = fake.request("POST", path, &[], "{}").await;
+        openai_error(posted, 404, json!("not_found"), &format!("no route POST {path}"));
+    }
+    for path in [CHAT, COMPLETIONS, EMBEDDINGS] {
         for method in ["GET", "PUT", "DELETE"] {
-            assert_eq!(fake.request(method, path, &[], "").await.status, 405, "{method} {path}");
+            let response = fake.request(method, path, &[], "").await;
+            openai_error(response, 405, Value::Null, &format!("{path} does not accept {method}"));
         }
     }
-    for path in ["/v1/nothing", "/v1/chat", "/v1/", "/v2/models"] {
-        assert_eq!(fake.get(path).await.status, 404, "{path}");
+    openai_error(fake.request("POST", "/v1/models", &[], "").await, 405, Value::Null, "does not accept POST");
+    for path in ["/v2/models", "/v1x", "/api/halo/nothing"] {
+        let response = fake.get(path).await;
+        let error = response.json()["error"].clone();
+        assert!(response.status == 404 && error.as_str().is_some_and(|text| text.contains(path)), "{error}");
     }
-    assert_eq!(fake.request("POST", "/v1/models", &[], "").await.status, 405);
 }
 
 #[tokio::test]

@@ -108,8 +108,8 @@ fn answer_line(session: &mut Session, line: &str, as_json: bool) -> Result<()> {
             failed = Some(error);
         }
     };
-    let today = jiff::Zoned::now().date();
-    let result = session.send_message(line.trim_end_matches('\r'), today, &mut |event| {
+    let now = jiff::Zoned::now().datetime();
+    let result = session.send_message(line.trim_end_matches('\r'), now, &mut |event| {
         match event {
             Event::Token { text: more, .. } if as_json => text.push_str(&more),
             Event::Token { text, .. } => write(&text),

@@ -86,10 +86,10 @@ fn answer(
     screen: &mut AnswerDisplay<'_>,
     message: Option<&str>,
 ) -> Result<TurnSummary, Error> {
-    let today = jiff::Zoned::now().date();
+    let now = jiff::Zoned::now().datetime();
     match message {
-        Some(text) => session.send_message(text, today, &mut |event| screen.handle_event(event)),
-        None => session.regenerate(EditAuthor::User, today, &mut |event| screen.handle_event(event)),
+        Some(text) => session.send_message(text, now, &mut |event| screen.handle_event(event)),
+        None => session.regenerate(EditAuthor::User, now, &mut |event| screen.handle_event(event)),
     }
 }
 

@@ -27,6 +27,8 @@ pub fn halo_command(data: &Path, args: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
+    // Models that the user has pulled are not those of a test.
+    command.env("XDG_DATA_HOME", data.join("platform"));
     command.arg("--data").arg(data).args(args);
     command
 }

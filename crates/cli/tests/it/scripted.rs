@@ -1,0 +1,196 @@
+//! `scripted:FILE` in a chat, a server and a world, and `halo hud`.
+
+use crate::common::{HaloOutput, halo_command, run_halo, temp_dir};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+fn write_script(folder: &Path, answers: &[&str]) -> String {
+    let file = folder.join("answers.txt");
+    std::fs::write(&file, answers.join("\n---\n")).expect("the file is written");
+    format!("scripted:{}", file.display())
+}
+
+fn run_ok(folder: &Path, args: &[&str]) -> String {
+    let HaloOutput { status, out, err } = run_halo(folder, args);
+    assert_eq!(status, 0, "{args:?}: {err}");
+    out
+}
+
+#[test]
+fn scripted_model_answers_a_chat_in_order() {
+    let folder = temp_dir();
+    let model = write_script(folder.path(), &["The lamp burns.", "The sea\n\nis calm."]);
+    let ask = |question: &str| run_ok(folder.path(), &["ask", "--model", &model, question]);
+    // Each process begins at the first answer.
+    assert_eq!(ask("Does the lamp burn?"), "The lamp burns.\n");
+    let mut chat = halo_command(folder.path(), &["chat", "--model", &model])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("halo starts");
+    chat.stdin.take().expect("stdin").write_all(b"One?\nTwo?\nThree?\n").expect("halo reads");
+    let output = chat.wait_with_output().expect("halo exits");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
+    assert!(at("The lamp burns.") < at("is calm."), "{text}");
+    assert_eq!(text.matches("The lamp burns.").count(), 2, "after the last answer comes the first: {text}");
+    // What was said is scored: the question has the words of the answer.
+    let shown: Value = serde_json::from_str(&run_ok(folder.path(), &["show", "--json"])).expect("JSON");
+    assert!(shown.to_string().contains("Does the lamp burn?"), "{shown}");
+    for (name, message) in [
+        ("scripted:/nowhere.txt", "cannot read the script /nowhere.txt"),
+        (&*write_script(folder.path(), &["", " "]), "has no answers"),
+    ] {
+        let run = run_halo(folder.path(), &["ask", "--model", name, "Hello?"]);
+        assert!(run.status != 0 && run.err.contains(message), "{name}: {}", run.err);
+    }
+    let run = run_halo(folder.path(), &["models", "path", "scripted:x"]);
+    assert!(run.status != 0, "{}", run.out);
+}
+
+struct RunningServer(Child);
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn scripted_model_answers_clients_of_a_server() {
+    let folder = temp_dir();
+    let model = write_script(folder.path(), &["First answer.", "Second answer."]);
+    let mut child = halo_command(folder.path(), &["serve", "--listen", "127.0.0.1:0", "--model", &model])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("halo starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr")).lines();
+    let _server = RunningServer(child);
+    let address = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| Some(line.split("http://").nth(1)?.split_whitespace().next()?.to_owned()))
+        .expect("the server says where it listens");
+    let post = |path: &str, body: &Value| -> Value {
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(&address).expect("the server listens");
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("the request is sent");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("the response is read");
+        let (_, body) = response.split_once("\r\n\r\n").expect("a body");
+        let json = body.find('{').map(|at| &body[at..=body.rfind('}').unwrap_or(at)]);
+        serde_json::from_str(json.unwrap_or(body)).unwrap_or_else(|error| panic!("{error}: {response}"))
+    };
+    let ask = |text: &str| {
+        let answer =
+            post("/v1/chat/completions", &json!({ "messages": [{ "role": "user", "content": text }] }));
+        answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    };
+    // All conversations of the server share the script.
+    assert_eq!(ask("One?"), "First answer.");
+    assert_eq!(ask("Another conversation?"), "Second answer.");
+    assert_eq!(ask("And again?"), "First answer.");
+}
+
+const TWO_AGENTS: &str = r#"
+    [[agents]]
+    name = "Mara"
+    seed = "You are Mara, the harbour master."
+    interval = 1.0
+
+    [[agents]]
+    name = "Otto"
+    seed = "You are Otto, who keeps the tavern."
+    interval = 1.0
+
+    [[rooms]]
+    owner = "Otto"
+    members = ["Mara"]
+"#;
+
+fn new_world(folder: &Path, name: &str) {
+    let file = folder.join("world.toml");
+    std::fs::write(&file, TWO_AGENTS).expect("the file is written");
+    run_ok(folder, &["rooms", "new", name, "--file", &file.display().to_string()]);
+}
+
+#[test]
+fn scripted_model_answers_for_agents() {
+    let folder = temp_dir();
+    let folder = folder.path();
+    new_world(folder, "harbour");
+    let answers = [
+        r#"{"messages": [{"room_id": 2, "message": "The lamp burns.\n\nCome and see."}]}"#,
+        r#"{"responses": [], "actions": [{"type": "set", "path": "people.'Dr. No'.trust", "value": 0.1}]}"#,
+        r#"{"actions": []}"#,
+    ];
+    let model = write_script(folder, &answers);
+    let set = ["--set", "rooms.jitter=0"];
+    let run = run_ok(
+        folder,
+        &[
+            &["rooms", "run", "harbour", "--beats", "6", "--speed", "100", "--json", "--model", &model][..],
+            &set,
+        ]
+        .concat(),
+    );
+    let beats: Vec<Value> = run
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["beat"].clone())
+        .filter(|beat| !beat.is_null())
+        .collect();
+    assert_eq!(beats.len(), 6, "{run}");
+    assert!(beats.iter().all(|beat| beat["failed"].is_null() && beat["refused"] == json!([])), "{run}");
+    // The paragraphs of Mara's answer are two messages.
+    let watched = run_ok(folder, &["rooms", "watch", "harbour", "--once", "--json"]);
+    let messages = watched.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let by_mara: Vec<Value> = messages
+        .filter(|message| message["sender"] == json!({ "agent": 1 }))
+        .map(|message| message["content"].clone())
+        .collect();
+    assert_eq!(by_mara, ["The lamp burns.", "Come and see."], "{watched}");
+    // Otto has written a name with a dot in it.
+    let hud = |args: &[&str]| -> Value {
+        serde_json::from_str(&run_ok(folder, &[args, &["--json", "--model", &model]].concat())).expect("JSON")
+    };
+    let otto = hud(&["hud", "Otto"]);
+    assert_eq!(otto["hud"]["self"]["knowledge"], json!({ "people": { "Dr. No": { "trust": 0.1 } } }));
+    assert_eq!(otto["hud"]["self"]["identity"]["name"], "Otto");
+}
+
+#[test]
+fn hud_prints_what_rooms_hud_prints() {
+    let folder = temp_dir();
+    let folder = folder.path();
+    let model = write_script(folder, &["{}"]);
+    let run = |args: &[&str]| run_halo(folder, &[args, &["--model", &model]].concat());
+    let missing = run(&["hud", "Mara"]);
+    assert!(missing.status != 0 && missing.err.contains("there are no worlds yet"), "{}", missing.err);
+    new_world(folder, "harbour");
+    for format in ["json", "compact_json", "toon", "toon_positional"] {
+        // The HUD shows the time since a member spoke, which is never here.
+        let short = run(&["hud", "mara", "--format", format]);
+        let long = run(&["rooms", "hud", "harbour", "Mara", "--format", format]);
+        assert_eq!((short.status, &short.out), (0, &long.out), "{format}: {}", short.err);
+        assert!(short.out.contains("You are Mara"), "{}", short.out);
+    }
+    new_world(folder, "tavern");
+    let which = run(&["hud", "Mara"]);
+    assert!(which.status != 0 && which.err.contains("--world, of harbour, tavern"), "{}", which.err);
+    let chosen = run(&["hud", "-w", "tavern", "2"]);
+    assert!(chosen.status == 0 && chosen.out.contains("You are Otto"), "{} {}", chosen.out, chosen.err);
+    let nobody = run(&["hud", "-w", "tavern", "Nobody"]);
+    assert!(nobody.status != 0 && nobody.err.contains("agents are Mara (1)"), "{}", nobody.err);
+}

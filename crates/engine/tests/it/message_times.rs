@@ -1,0 +1,43 @@
+//! User messages carry their time, and the first one of a day the date.
+
+use crate::common::test_rules;
+use halo_core::model::StepFlow;
+use halo_core::testing::doubles::{InMemoryStore, ScriptedAnswer, ScriptedModel};
+use halo_core::testing::shared_store::SharedStore;
+use halo_engine::rules::ConversationRules;
+use halo_engine::session::Session;
+use jiff::civil::{DateTime, date};
+
+fn open_session(store: &SharedStore<InMemoryStore>, show_dates: bool) -> Session {
+    let answers = vec![ScriptedAnswer { text: "Yes.".into(), ..ScriptedAnswer::default() }; 4];
+    let rules = ConversationRules { show_dates, ..test_rules(0) };
+    let model = Box::new(ScriptedModel::new(4096, answers));
+    Session::open(Box::new(store.clone()), model, None, "main", rules, &mut |_, _| {}).expect("it opens")
+}
+
+fn window_after(show_dates: bool, messages: &[(DateTime, &str)]) -> String {
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut session = open_session(&store, show_dates);
+    for (at, message) in messages {
+        session.send_message(message, *at, &mut |_| StepFlow::Continue).expect("it is answered");
+    }
+    session.timeline().context_window(0).text()
+}
+
+#[test]
+fn user_messages_carry_their_time() {
+    let day = date(2026, 11, 5);
+    let messages = [
+        (day.at(9, 5, 59, 0), "Good morning."),
+        (day.at(23, 59, 0, 0), "Good night."),
+        (day.tomorrow().expect("a day").at(0, 0, 0, 0), "Still here."),
+    ];
+    let window = window_after(true, &messages);
+    let at = |part: &str| window.find(part).unwrap_or_else(|| panic!("no {part} in {window}"));
+    let first = at("[Thursday, 5 November 2026, 09:05] Good morning.");
+    let second = at("[23:59] Good night.");
+    let third = at("[Friday, 6 November 2026, 00:00] Still here.");
+    assert!(first < second && second < third, "{window}");
+    assert_eq!(window.matches('[').count(), 3, "answers carry no time: {window}");
+    assert!(!window_after(false, &messages).contains('['));
+}
