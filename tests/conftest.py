@@ -111,7 +111,7 @@ class ScriptedModel(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -138,11 +138,12 @@ def remote_model():
 
     def start(answers, pause=0.0):
         model = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ScriptedModel)
-        model.answers, model.pause = list(answers), pause
+        model.answers, model.pause, model.requests = list(answers), pause, []
         models.append(model)
         threading.Thread(target=model.serve_forever, daemon=True).start()
         return f"openai+http://127.0.0.1:{model.server_port}/v1"
 
+    start.models = models
     yield start
     for model in models:
         model.shutdown()

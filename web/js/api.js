@@ -107,6 +107,10 @@ export const api = {
   telemetry: (name, agent, limit) => call("GET", `${world(name)}/telemetry?${query({ agent, limit })}`),
   worldCommand: (name, command) => call("POST", `${world(name)}/commands`, command),
   setClock: (name, values) => call("PUT", `${world(name)}/clock`, values),
+  memoryOrigins: (name, id) => call("GET", `/conversations/${encodeURIComponent(name)}/memories/${id}/origins`),
+  memoryConflicts: (name) => call("GET", `/conversations/${encodeURIComponent(name)}/memories/conflicts`),
+  resolveConflict: (name, decision) =>
+    call("POST", `/conversations/${encodeURIComponent(name)}/memories/conflicts`, decision),
   settings: () => call("GET", "/settings"),
   updateSetting: (key, value) => call("PUT", `/settings/${encodeURIComponent(key)}`, { value }),
 };

@@ -7,6 +7,7 @@ import { state } from "./state.js";
 export function memories(panel) {
   const about = el("p", { class: "quiet", role: "status" });
   const list = el("div", {});
+  const asked = el("div", {});
   const box = el("input", {
     id: "memory-q",
     type: "search",
@@ -29,6 +30,9 @@ export function memories(panel) {
             : "Memories are off. Turn them on with the setting memory.enabled; they need a model that writes good summaries.";
       // A memory that is being edited is not replaced.
       if (!list.querySelector("textarea")) list.replaceChildren(...found.memories.map(row));
+      const open = found.memories.some((memory) => memory.conflicts.length);
+      const conflicts = open ? await api.memoryConflicts(state.name) : [];
+      if (request === requests) asked.replaceChildren(...conflicts.map(conflict));
     } catch (error) {
       about.textContent = error.message;
       list.replaceChildren();
@@ -60,7 +64,12 @@ export function memories(panel) {
       el(
         "p",
         { class: "quiet" },
-        [`turns ${memory.first_turn} to ${memory.last_turn}`, time(memory.at), memory.model, ...marks].join(" · "),
+        [
+          memory.carried ? "from another chat" : `turns ${memory.first_turn} to ${memory.last_turn}`,
+          time(memory.at),
+          memory.model,
+          ...marks,
+        ].join(" · "),
       ),
       text,
       memory.conflicts.length ? el("p", { class: "error" }, `contradicts memory ${memory.conflicts.join(", ")}`) : null,
@@ -68,6 +77,7 @@ export function memories(panel) {
         "div",
         { class: "bar" },
         button("Edit", () => edit(memory, node, text)),
+        button("Where from", () => showOrigins(memory, node)),
         button(memory.pinned ? "Unpin" : "Pin", update({ pinned: !memory.pinned })),
         button(memory.disabled ? "On" : "Off", update({ disabled: !memory.disabled })),
         button("Delete", () => {
@@ -77,6 +87,53 @@ export function memories(panel) {
       ),
     );
     return node;
+  };
+  // Two memories that contradict each other: the user decides.
+  const conflict = ({ first, second, first_sentence, second_sentence, reason }) => {
+    const keep = (label, kept) =>
+      el(
+        "button",
+        { type: "button", onclick: () => run(api.resolveConflict(state.name, { first, second, keep: kept })) },
+        label,
+      );
+    return el(
+      "div",
+      { class: "row", data: { conflict: `${first}-${second}` } },
+      el("p", { class: "error" }, `Which is right? (${reason})`),
+      el("p", { class: "message-text" }, `${first}: ${first_sentence}`),
+      el("p", { class: "message-text" }, `${second}: ${second_sentence}`),
+      el("div", { class: "bar" }, keep("The first", "first"), keep("The second", "second"), keep("Both", "both")),
+    );
+  };
+  const showOrigins = async (memory, node) => {
+    const before = node.querySelector(".origins");
+    if (before) {
+      before.remove();
+      return;
+    }
+    try {
+      const found = await api.memoryOrigins(state.name, memory.id);
+      const bytes = new TextEncoder().encode(found.text);
+      const part = ({ start, end }) => new TextDecoder().decode(bytes.slice(start, end));
+      const source = (span) =>
+        span.kind === "markup"
+          ? "markup"
+          : [span.kind, span.chunk && `paragraph ${span.chunk}`].filter(Boolean).join(", ");
+      const rows = found.spans.map((span) =>
+        el(
+          "div",
+          { class: "row" },
+          el("p", { class: "quiet" }, source(span)),
+          el("p", { class: "message-text" }, part(span)),
+        ),
+      );
+      const seen = found.segments.map((segment) => segment.block).join(", ");
+      node.append(
+        el("div", { class: "origins" }, ...rows, el("p", { class: "quiet" }, seen ? `The model saw: ${seen}` : "")),
+      );
+    } catch (error) {
+      toast(error.message, { error: true });
+    }
   };
   const edit = (memory, node, text) => {
     const textBox = el("textarea", { rows: "6", "aria-label": `Text of memory ${memory.id}` });
@@ -100,7 +157,7 @@ export function memories(panel) {
     node.querySelector(".bar").replaceWith(bar);
     textBox.focus();
   };
-  panel.append(el("div", { class: "bar" }, box), about, list);
+  panel.append(el("div", { class: "bar" }, box), about, asked, list);
   load();
   return {
     event: (event) => {

@@ -44,7 +44,7 @@ export function stats(panel) {
   load();
   return {
     event: (event) => {
-      if (event.type === "done") load();
+      if (["done", "forgetting_cycle"].includes(event.type)) load();
     },
   };
 }
@@ -59,6 +59,8 @@ function charts(turns) {
       {},
       ...pair("last turn", `${number(all / 1000)} s, of which ${number(last.overhead_ms)} ms outside of the model`),
       ...pair("first token", `${number(last.first_token_ms / 1000)} s after the message`),
+      ...(last.pressure === null ? [] : pair("context pressure", percent(last.pressure))),
+      ...forgetting(turns.findLast((turn) => turn.forgetting)?.forgetting),
     ),
     el("h3", {}, "Tokens in the context after each turn"),
     line(turns, (turn) => turn.figures.live, state.snapshot?.limit),
@@ -80,6 +82,18 @@ function charts(turns) {
   ];
 }
 
+const percent = (share) => `${Math.round(share * 100)} %`;
+
+// The last forgetting cycle, if one ran.
+const forgetting = (cycle) =>
+  cycle
+    ? pair(
+        "forgetting cycles",
+        `${cycle.runs}, the last from ${percent(cycle.initial_pressure)} to ${percent(cycle.final_pressure)}: ` +
+          `${cycle.pruned} removed from the context, ${cycle.erased} erased, ` +
+          `${cycle.disabled_memories.length} memories turned off`,
+      )
+    : [];
 const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 const chart = (label, ...children) =>
   svg(

@@ -41,6 +41,46 @@ pub trait ActiveMemories: Send {
     fn deactivate(&mut self, id: u64) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
+/// What a forgetting cycle works on: a context window, and the memories beside it.
+pub trait ForgettingSubject: ActiveMemories {
+    /// How full the context window is.
+    fn pressure(&self) -> f64;
+
+    /// Prunes the least salient tenth of the window. Returns how many items that were.
+    ///
+    /// # Errors
+    /// When the store fails.
+    fn prune_window(&mut self) -> impl Future<Output = Result<usize, Error>> + Send;
+}
+
+/// A sliding window with the memories of a store.
+pub struct WindowWithMemories<'a, M> {
+    /// The window.
+    pub window: &'a mut SlidingWindow,
+    /// The memories.
+    pub memories: &'a mut M,
+}
+
+impl<M: ActiveMemories> ActiveMemories for WindowWithMemories<'_, M> {
+    async fn list_active(&mut self) -> Result<Vec<ActiveMemory>, Error> {
+        self.memories.list_active().await
+    }
+
+    async fn deactivate(&mut self, id: u64) -> Result<(), Error> {
+        self.memories.deactivate(id).await
+    }
+}
+
+impl<M: ActiveMemories> ForgettingSubject for WindowWithMemories<'_, M> {
+    fn pressure(&self) -> f64 {
+        self.window.pressure()
+    }
+
+    async fn prune_window(&mut self) -> Result<usize, Error> {
+        Ok(self.window.prune().len())
+    }
+}
+
 /// A step of a forgetting cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForgettingAction {
@@ -83,24 +123,57 @@ pub const PRESSURE_THRESHOLD: f64 = HIGH_PRESSURE;
 /// # Errors
 /// When a store fails; steps that were done before stay done.
 pub async fn coordinated_forgetting_cycle(
-    window: &mut SlidingWindow,
+    subject: &mut impl ForgettingSubject,
     scorer: &SalienceScorer,
     lethe: &mut impl ApplyRetention,
-    memories: &mut impl ActiveMemories,
     threshold: f64,
 ) -> Result<ForgettingResult, Error> {
-    let initial_pressure = window.pressure();
+    let initial_pressure = subject.pressure();
     let mut actions = Vec::new();
     if initial_pressure > threshold {
-        actions.push(ForgettingAction::WindowPrune(window.prune().len()));
+        actions.push(ForgettingAction::WindowPrune(subject.prune_window().await?));
         actions.push(ForgettingAction::LetheCycle(lethe.apply_retention_policy().await?));
-        let active = memories.list_active().await?;
+        let active = subject.list_active().await?;
         for (n, memory) in active.iter().enumerate() {
             if scorer.score(&memory.text, recency(n, active.len())) < DEACTIVATION_SALIENCE {
-                memories.deactivate(memory.id).await?;
+                subject.deactivate(memory.id).await?;
                 actions.push(ForgettingAction::MemoryDeactivate(memory.id));
             }
         }
     }
-    Ok(ForgettingResult { initial_pressure, final_pressure: window.pressure(), actions })
+    Ok(ForgettingResult { initial_pressure, final_pressure: subject.pressure(), actions })
+}
+
+impl ForgettingResult {
+    /// Whether the pressure was above the threshold.
+    #[must_use]
+    pub fn has_run(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
+    /// How many items were pruned from the window.
+    #[must_use]
+    pub fn pruned(&self) -> usize {
+        self.sum(|action| if let ForgettingAction::WindowPrune(count) = action { count } else { 0 })
+    }
+
+    /// How many items the retention policy deleted.
+    #[must_use]
+    pub fn forgotten(&self) -> usize {
+        self.sum(|action| if let ForgettingAction::LetheCycle(count) = action { count } else { 0 })
+    }
+
+    /// The memories that were deactivated.
+    #[must_use]
+    pub fn deactivated(&self) -> Vec<u64> {
+        let id = |action: &ForgettingAction| match action {
+            ForgettingAction::MemoryDeactivate(id) => Some(*id),
+            _ => None,
+        };
+        self.actions.iter().filter_map(id).collect()
+    }
+
+    fn sum(&self, count: impl Fn(ForgettingAction) -> usize) -> usize {
+        self.actions.iter().map(|action| count(*action)).sum()
+    }
 }

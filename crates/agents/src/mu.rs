@@ -6,13 +6,11 @@
 
 use crate::agent::Agent;
 use crate::judge::{JudgeCase, PremiseClaim, PremiseConflict, PremiseJudgement, PremiseVerdict};
+use crate::principle::JudgePrinciple;
 use halo_core::Error;
 
 /// The suggestion of every rejected question.
 pub const SUGGESTION: &str = "Please verify the premise of your question.";
-
-/// The principles of the judge.
-pub const JUDGE_PRINCIPLES: [&str; 2] = ["accuracy", "honesty"];
 
 /// The result of a premise check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +21,8 @@ pub struct PremiseResult {
     pub invalid_premise: Option<String>,
     /// Why it was rejected.
     pub reason: Option<String>,
+    /// The principle that it was rejected by.
+    pub principle: Option<JudgePrinciple>,
     /// What the user should do.
     pub suggestion: Option<String>,
 }
@@ -45,7 +45,7 @@ pub async fn check_premise(
     contradict: &impl Agent<PremiseClaim, Out = Option<PremiseConflict>>,
     judge: &impl Agent<JudgeCase, Out = PremiseJudgement>,
 ) -> Result<PremiseResult, Error> {
-    check_premises(extract_premises(question), facts, contradict, judge).await
+    check_premises(extract_premises(question), facts, &JudgePrinciple::DEFAULT, contradict, judge).await
 }
 
 /// Checks premises that were extracted before.
@@ -55,6 +55,7 @@ pub async fn check_premise(
 pub async fn check_premises(
     premises: Vec<String>,
     facts: &[String],
+    principles: &[JudgePrinciple],
     contradict: &impl Agent<PremiseClaim, Out = Option<PremiseConflict>>,
     judge: &impl Agent<JudgeCase, Out = PremiseJudgement>,
 ) -> Result<PremiseResult, Error> {
@@ -62,13 +63,14 @@ pub async fn check_premises(
         let claim = PremiseClaim { premise: premise.clone(), facts: facts.to_vec() };
         let Some(conflict) = contradict.invoke(claim).await? else { continue };
         let reason = conflict.explanation.clone();
-        let principles = JUDGE_PRINCIPLES.map(str::to_owned).to_vec();
-        let case = JudgeCase { premise: premise.clone(), principles, conflict };
-        if judge.invoke(case).await?.verdict == PremiseVerdict::Reject {
+        let case = JudgeCase { premise: premise.clone(), principles: principles.to_vec(), conflict };
+        let judgement = judge.invoke(case).await?;
+        if judgement.verdict == PremiseVerdict::Reject {
             return Ok(PremiseResult {
                 valid: false,
                 invalid_premise: Some(premise),
                 reason: Some(reason),
+                principle: judgement.principle,
                 suggestion: Some(SUGGESTION.to_owned()),
             });
         }
@@ -156,14 +158,20 @@ pub fn extract_premises(question: &str) -> Vec<String> {
 
 /// The notice for the user, in one line.
 #[must_use]
-pub fn premise_notice(premise: &str, reason: &str, suggestion: &str) -> String {
+pub fn premise_notice(
+    premise: &str,
+    reason: &str,
+    principle: Option<JudgePrinciple>,
+    suggestion: &str,
+) -> String {
     let premise = premise.split(' ').map(|word| match word {
         "i" => "I".to_owned(),
         word => word.to_owned(),
     });
     let premise = premise.collect::<Vec<_>>().join(" ");
+    let judged = principle.map_or_else(String::new, |principle| format!(", judged by {principle}"));
     format!(
-        "無 (mu: not to be answered as it is asked) you take for granted: “{premise}”. But {reason}. {suggestion}"
+        "無 (mu: not to be answered as it is asked) you take for granted: “{premise}”. But {reason}{judged}. {suggestion}"
     )
 }
 

@@ -48,6 +48,8 @@ pub enum RangeReplacement {
     FreshMemory,
     /// A memory from a fork of the state that has read the range.
     InContextMemory,
+    /// The same, but the instruction comes before the range, where the founding document places it.
+    InstructionFirstMemory,
     /// The user's messages, verbatim.
     Quotes,
     /// The user's messages and the memory from the fork.
@@ -55,11 +57,12 @@ pub enum RangeReplacement {
 }
 
 impl RangeReplacement {
-    pub const ALL: [RangeReplacement; 6] = [
+    pub const ALL: [RangeReplacement; 7] = [
         RangeReplacement::FullRange,
         RangeReplacement::Nothing,
         RangeReplacement::FreshMemory,
         RangeReplacement::InContextMemory,
+        RangeReplacement::InstructionFirstMemory,
         RangeReplacement::Quotes,
         RangeReplacement::QuotesAndInContextMemory,
     ];
@@ -71,6 +74,7 @@ impl RangeReplacement {
             RangeReplacement::Nothing => "nothing",
             RangeReplacement::FreshMemory => "fresh",
             RangeReplacement::InContextMemory => "lived",
+            RangeReplacement::InstructionFirstMemory => "instruction_first",
             RangeReplacement::Quotes => "quotes",
             RangeReplacement::QuotesAndInContextMemory => "quotes_and_lived",
         }
@@ -84,6 +88,8 @@ pub struct MemoryBenchReport {
     pub by_replacement: Vec<(RangeReplacement, MeanAccumulator, MeanAccumulator)>,
     /// How often the memory from the fork was better than the fresh one.
     pub in_context_wins: usize,
+    /// How often it was better than the one whose instruction came first.
+    pub instruction_last_wins: usize,
     /// The memories themselves: from the fork, and fresh.
     pub texts: Vec<(String, String)>,
 }
@@ -105,9 +111,11 @@ pub fn measure(
     for sample in samples {
         let Some(range) = SampleRange::new(&sample, before, &tokenizer) else { continue };
         let (lived, fresh) = range.form_memories(&sample, setup, &tokenizer)?;
+        let first = range.form_with_instruction_first(setup, &tokenizer)?;
         let mut results = Vec::new();
         for replacement in RangeReplacement::ALL {
-            let tokens = range.replace(replacement, &setup.frame, &tokenizer, lived.trim(), fresh.trim());
+            let memories = [lived.trim(), fresh.trim(), first.trim()];
+            let tokens = range.replace(replacement, &setup.frame, &tokenizer, memories);
             let after = sample.observed_tokens();
             let window: Vec<LlamaToken> =
                 sample.prefix.iter().chain(&tokens).chain(&after).copied().collect();
@@ -210,13 +218,36 @@ impl SampleRange {
         Ok((generate_memory(setup, &lived)?, generate_memory(setup, &fresh)?))
     }
 
+    /// The memory where the instruction comes before the range: the range is read again after it.
+    fn form_with_instruction_first(
+        &self,
+        setup: &mut MemoryBenchSetup<'_>,
+        tokenizer: &BenchTokenizer,
+    ) -> Result<String, LlamaError> {
+        let (from, to, words) = (self.first_turn.0, self.last_turn.0, setup.max_memory_tokens * 2 / 3);
+        let instruction = format!(
+            "<memory_formation_start sequence=\"{from}\"/> Summarize what we say from here to <memory_formation_end \
+             sequence=\"{to}\"/>: names, numbers, what was decided, what is still open, in at most {words} words."
+        );
+        let before = &self.context[..self.context.len() - self.tokens.len()];
+        let window = [
+            before.to_vec(),
+            tokenizer.header(&setup.frame, Role::User, Some(Role::Assistant)),
+            tokenizer.plain(&instruction),
+            self.tokens.clone(),
+            tokenizer.header(&setup.frame, Role::User, Some(self.last_role)),
+            tokenizer.plain(&format!("<memory_formation_end sequence=\"{to}\"/>")),
+            tokenizer.header(&setup.frame, Role::Assistant, Some(Role::User)),
+        ];
+        generate_memory(setup, &window.concat())
+    }
+
     fn replace(
         &self,
         replacement: RangeReplacement,
         frame: &ChatFormatter,
         tokenizer: &BenchTokenizer,
-        lived: &str,
-        fresh: &str,
+        [lived, fresh, instruction_first]: [&str; 3],
     ) -> Vec<LlamaToken> {
         let memory = |parts: &[&[LlamaToken]]| {
             let mut tokens = tokenizer.header(frame, Role::System, Some(Role::Assistant));
@@ -231,6 +262,7 @@ impl SampleRange {
             RangeReplacement::Nothing => Vec::new(),
             RangeReplacement::FreshMemory => memory(&[&tokenizer.plain(fresh)]),
             RangeReplacement::InContextMemory => memory(&[&tokenizer.plain(lived)]),
+            RangeReplacement::InstructionFirstMemory => memory(&[&tokenizer.plain(instruction_first)]),
             RangeReplacement::Quotes => memory(&[&self.quotes]),
             RangeReplacement::QuotesAndInContextMemory => memory(&[&self.quotes, &tokenizer.plain(lived)]),
         }
@@ -254,6 +286,9 @@ impl MemoryBenchReport {
         };
         self.in_context_wins +=
             usize::from(loss(RangeReplacement::InContextMemory) < loss(RangeReplacement::FreshMemory));
+        self.instruction_last_wins += usize::from(
+            loss(RangeReplacement::InContextMemory) < loss(RangeReplacement::InstructionFirstMemory),
+        );
         self.samples += 1;
     }
 }

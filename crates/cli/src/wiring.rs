@@ -10,8 +10,9 @@ use halo_core::attention::AttentionRequest;
 use halo_core::embedder::Embedder;
 use halo_core::model::{Model, Sampling};
 use halo_engine::chat_format::SpeakerNames;
+use halo_engine::cooled_model::CooledModel;
 use halo_engine::memory::{MemoryRules, ReflectionRules};
-use halo_engine::rules::ConversationRules;
+use halo_engine::rules::{ConversationRules, ForgettingRules};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
 use halo_llama::gguf::GgufValue;
@@ -65,7 +66,11 @@ pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send
             context: context_length(settings),
             ..halo_remote::RemoteOptions::default()
         };
-        return Ok(Box::new(RemoteModel::connect(address, &options)?));
+        let model: Box<dyn Model + Send> = Box::new(RemoteModel::connect(address, &options)?);
+        return Ok(match settings.model_cooling_tokens.as_usize() {
+            0 => model,
+            threshold => Box::new(CooledModel::new(model, threshold)),
+        });
     }
     if let Some(script) = open_script(env, settings)? {
         return Ok(Box::new(script));
@@ -183,6 +188,8 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
         },
         memory: settings.memory_enabled.then(|| memory_config(settings)),
         premise_method: settings.premise_check.as_option(),
+        judge_principles: settings.judge_principles(),
+        forgetting: settings.lethe_cycle.then_some(ForgettingRules { threshold: settings.lethe_pressure.0 }),
     }
 }
 
@@ -197,6 +204,7 @@ fn memory_config(settings: &Settings) -> MemoryRules {
         max_tokens: settings.memory_tokens.as_usize(),
         delay_answers: settings.memory_delay.as_usize(),
         window_share: settings.memory_share.0,
+        overlap_tokens: settings.memory_overlap_tokens.as_usize(),
         reflection: settings.memory_reflect.then_some(quiet),
     }
 }

@@ -299,6 +299,8 @@ pub enum Measure {
     Age,
     /// A random number from a seed and the chunk's id.
     Random,
+    /// Salience of the text.
+    Salience,
 }
 
 /// Whether a chunk was pruned together with another. The first chunks of a question and of its answer are
@@ -441,6 +443,7 @@ impl fmt::Display for PruneReason {
                     Measure::Share => write!(f, "no attention measured yet, brightest {peak}")?,
                     Measure::Age => write!(f, "the policy prunes by age")?,
                     Measure::Random => write!(f, "chosen at random")?,
+                    Measure::Salience => write!(f, "salience of its text {value:.2}")?,
                 }
                 if let PrunePairing::TookPartner(partner) = pairing {
                     write!(f, "; pruned with its pair {partner}")

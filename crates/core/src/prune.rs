@@ -10,6 +10,7 @@
 
 use crate::change::{AttentionTally, Change, Extent, Measure, PrunePairing, PruneReason, Pruned};
 use crate::context_window::ContextWindow;
+use crate::salience::{SalienceScorer, recency};
 use crate::timeline::{ChunkRef, Timeline};
 use crate::token::{ChunkId, Role, TurnId};
 use std::cmp::{Ordering, Reverse};
@@ -41,6 +42,9 @@ pub enum PrunePolicy {
         /// The seed.
         seed: u64,
     },
+    /// By their text: recency, names of the user's messages, references to the user, structure. For models that
+    /// report no attention.
+    Salience,
 }
 
 /// The value that chunks are ranked by; the lowest is pruned first.
@@ -67,7 +71,9 @@ impl PrunePolicy {
     pub fn rank(self) -> RankBy {
         match self {
             PrunePolicy::Brightness { rank, .. } => rank,
-            PrunePolicy::Fifo | PrunePolicy::Window | PrunePolicy::Random { .. } => RankBy::Peak,
+            PrunePolicy::Fifo | PrunePolicy::Window | PrunePolicy::Random { .. } | PrunePolicy::Salience => {
+                RankBy::Peak
+            }
         }
     }
 
@@ -77,6 +83,7 @@ impl PrunePolicy {
         match self {
             PrunePolicy::Fifo | PrunePolicy::Window => Measure::Age,
             PrunePolicy::Random { .. } => Measure::Random,
+            PrunePolicy::Salience => Measure::Salience,
             PrunePolicy::Brightness { rank: RankBy::Peak, .. } => Measure::Peak,
             PrunePolicy::Brightness { rank: RankBy::Mean, .. } => Measure::Mean,
             PrunePolicy::Brightness { rank: RankBy::Top4, .. } => Measure::Top4,
@@ -225,7 +232,7 @@ pub fn plan_prune(window: ContextWindow<'_>, rules: &PruneRules) -> PrunePlan {
             planner.mark_pruned(chunk);
         }
     }
-    if rules.fill && matches!(rules.policy, PrunePolicy::Brightness { .. } | PrunePolicy::Random { .. }) {
+    if rules.fill && !matches!(rules.policy, PrunePolicy::Fifo | PrunePolicy::Window) {
         planner.refill(&mut pruned);
     }
     let after = planner.live;
@@ -276,6 +283,8 @@ struct PrunePlanner<'a> {
     pruned: Vec<bool>,
     /// By row: why the chunk is not pruned, anchors aside.
     kept_by: Vec<Option<KeepReason>>,
+    /// By row: the salience of the live chunks, where the policy ranks by it.
+    salience: BTreeMap<usize, f64>,
     queue: BinaryHeap<Reverse<PruneCandidate>>,
 }
 
@@ -289,6 +298,7 @@ impl<'a> PrunePlanner<'a> {
             live_by_turn: vec![0; timeline.turns().len()],
             pruned: vec![false; timeline.chunks.len()],
             kept_by: vec![None; timeline.chunks.len()],
+            salience: BTreeMap::new(),
             queue: BinaryHeap::new(),
         };
         if planner.live <= rules.budget {
@@ -296,6 +306,9 @@ impl<'a> PrunePlanner<'a> {
         }
         let chunks: Vec<_> = window.chunks().collect();
         planner.collect_kept(window, &chunks);
+        if rules.policy == PrunePolicy::Salience {
+            planner.salience = chunk_salience(&chunks);
+        }
         let candidates =
             chunks.iter().filter(|c| planner.is_prunable(**c)).map(|&c| Reverse(planner.candidate(c)));
         planner.queue = candidates.collect();
@@ -337,11 +350,18 @@ impl<'a> PrunePlanner<'a> {
         let (value, breaks_ties) = match self.rules.policy {
             PrunePolicy::Fifo | PrunePolicy::Window => (chunk.row_index() as f64, false),
             PrunePolicy::Random { seed } => (random_rank(seed, chunk.id()), false),
+            PrunePolicy::Salience => (self.salience_of_pair(chunk), false),
             PrunePolicy::Brightness { rank, ties } => {
                 (self.rank_value(chunk, rank), ties == TieBreak::Dimmer)
             }
         };
         PruneCandidate { value, tie_break: (!breaks_ties).then_some([0.0; 2]), row_index: chunk.row_index() }
+    }
+
+    /// The salience of a chunk. A pair is pruned together, so both have the higher of the two.
+    fn salience_of_pair(&self, chunk: ChunkRef<'_>) -> f64 {
+        let of = |chunk: ChunkRef<'_>| self.salience.get(&chunk.row_index()).copied().unwrap_or(0.0);
+        self.live_partner(chunk).map_or(of(chunk), |partner| of(chunk).max(of(partner)))
     }
 
     /// The value of a chunk. A pair is pruned together, so both have the share of their common tally.
@@ -515,4 +535,17 @@ fn random_rank(seed: u64, chunk: ChunkId) -> f64 {
     let key = (u64::from(chunk.turn.0) << 32) | u64::from(chunk.index);
     let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&key.to_le_bytes(), seed);
     (hash >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The salience of chunks, by row: the names are those of the user's messages among them.
+fn chunk_salience(chunks: &[ChunkRef<'_>]) -> BTreeMap<usize, f64> {
+    let mut scorer = SalienceScorer::default();
+    let texts: Vec<_> = chunks.iter().map(|chunk| chunk.live_text()).collect();
+    for (chunk, text) in chunks.iter().zip(&texts) {
+        if chunk.id().role == Role::User {
+            scorer.register_names_in(text);
+        }
+    }
+    let rows = chunks.iter().zip(&texts).enumerate();
+    rows.map(|(n, (chunk, text))| (chunk.row_index(), scorer.score(text, recency(n, chunks.len())))).collect()
 }

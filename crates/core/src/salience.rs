@@ -47,6 +47,20 @@ impl SalienceScorer {
         }
     }
 
+    /// Adds the names in a text: words with a capital letter that do not begin a sentence.
+    pub fn register_names_in(&mut self, text: &str) {
+        let mut begins_sentence = true;
+        for word in text.split_whitespace() {
+            let name = word.trim_matches(|c: char| !c.is_alphanumeric());
+            let name = name.strip_suffix("'s").or(name.strip_suffix("’s")).unwrap_or(name);
+            let is_capital = name.chars().next().is_some_and(char::is_uppercase);
+            if is_capital && !begins_sentence && name.chars().count() > 1 {
+                self.register_entity(name);
+            }
+            begins_sentence = word.ends_with(['.', '!', '?', ':']) || (begins_sentence && name.is_empty());
+        }
+    }
+
     /// The score of a text; `recency` is 0 for the oldest text and 1 for the newest.
     #[must_use]
     pub fn score(&self, text: &str, recency: f64) -> f64 {

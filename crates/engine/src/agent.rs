@@ -105,7 +105,7 @@ impl<M: BorrowMut<dyn Model + Send> + Send> Agent<String> for CompletionAgent<M>
 }
 
 /// The result of an agent that never awaits: those of this crate block instead.
-pub(crate) fn poll_ready<T>(agent: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+pub fn poll_ready<T>(agent: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     match std::pin::pin!(agent).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => Err(Error::internal(

@@ -197,6 +197,11 @@ impl Conversation {
         self.stage_setting(SYSTEM_PROMPT_KEY, system_prompt);
     }
 
+    /// A record that the next commit writes in its own transaction.
+    pub(crate) fn stage_record(&mut self, kind: RecordKind, key: String, value: String) {
+        self.staged.records.push((kind, key, value));
+    }
+
     /// A setting that the next commit writes in its own transaction.
     pub(crate) fn stage_setting(&mut self, key: &str, value: String) {
         self.staged.records.push((RecordKind::Setting, key.to_owned(), value));

@@ -1,6 +1,8 @@
 //! The events of a turn, as they happen: one stream for the terminal, the page and the tests.
 
 use crate::tools::ToolCallResult;
+use halo_agents::forgetting::ForgettingResult;
+use halo_agents::principle::JudgePrinciple;
 use halo_core::ErrorKind;
 use halo_core::attention::{AttentionFocus, AttentionStats};
 use halo_core::model::{CacheStats, FinishReason};
@@ -58,7 +60,15 @@ pub enum Event {
     /// The turn failed with this error. Earlier events remain true.
     Failed { kind: ErrorKind, message: String },
     /// The message has a premise that the conversation contradicts. It is answered all the same.
-    FalsePremise { premise: String, reason: String, suggestion: String },
+    FalsePremise {
+        premise: String,
+        reason: String,
+        /// The principle that it was judged by.
+        principle: Option<JudgePrinciple>,
+        suggestion: String,
+    },
+    /// A forgetting cycle ran.
+    ForgettingCycle(ForgettingResult),
     /// Something happened to a memory.
     MemoryChanged { id: u64, action: MemoryAction },
     /// The conversation changed outside of a turn: readers load its state again.
@@ -200,6 +210,8 @@ pub struct TurnSummary {
     pub pruned: usize,
     /// Tokens in the context window, including the system prompt.
     pub live_tokens: usize,
+    /// The most tokens in the context window.
+    pub token_limit: usize,
     /// The duration of each stage.
     pub stages: Vec<(TurnStage, Duration)>,
     /// Statistics of the attention rows, at the trace interval.

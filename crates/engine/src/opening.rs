@@ -6,7 +6,9 @@ use crate::chat_format::ChatFormatter;
 use crate::chat_model::ChatModel;
 use crate::client_history::store_message_keys;
 use crate::conversation::{Conversation, RUNNING_TURN_KEY, SYSTEM_PROMPT_KEY, TEMPLATE_KEY};
+use crate::memory::carry::carried_text;
 use crate::memory::manager::MemoryManager;
+use crate::memory::record::{Memory, load_memories};
 use crate::parts::SessionParts;
 use crate::premise::PremiseChecker;
 use crate::recorder::RecorderSet;
@@ -72,7 +74,11 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         model: ChatModel::new(model, format)?,
         recall,
         memories: MemoryManager::load(&mut conversation)?,
-        premises: PremiseChecker { method: rules.premise_method, search_options: rules.recall },
+        premises: PremiseChecker {
+            method: rules.premise_method,
+            principles: rules.judge_principles.clone(),
+            search_options: rules.recall,
+        },
         recorders: RecorderSet::default(),
         publisher: SnapshotPublisher::default(),
         conversation,
@@ -92,10 +98,30 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
     Ok((parts, notices))
 }
 
-/// The user's system prompt, followed by the instructions for tools with the notes so far. It is made when the conversation
+/// The user's system prompt, followed by the instructions for tools with the notes so far and by carried memories. It is made when the conversation
 /// is opened: if it changed with every note, the whole window would be prefilled again each time. A byte is at most one
 /// token, so the notes take at most a quarter of the window (of a very small window, [`MIN_PREVIEW_BYTES`]).
 pub(crate) fn build_system_prompt(
+    conversation: &mut Conversation,
+    rules: &ConversationRules,
+    token_limit: usize,
+) -> Result<String, Error> {
+    let (store, name, _) = conversation.body_loader();
+    let memories = load_memories(store, name)?;
+    Ok(join_system_prompt(&base_system_prompt(conversation, rules, token_limit)?, &memories, token_limit))
+}
+
+/// A system prompt with the memories that were carried from other conversations. A token has about four bytes, so they take
+/// about a quarter of the window.
+pub(crate) fn join_system_prompt(base: &str, memories: &[Memory], token_limit: usize) -> String {
+    match carried_text(memories, token_limit) {
+        carried if carried.is_empty() => base.to_owned(),
+        carried => format!("{}\n\n{carried}", base.trim()).trim().to_owned(),
+    }
+}
+
+/// The system prompt without carried memories.
+pub(crate) fn base_system_prompt(
     conversation: &mut Conversation,
     rules: &ConversationRules,
     token_limit: usize,

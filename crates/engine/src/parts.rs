@@ -166,6 +166,7 @@ impl SessionParts {
             forms_memories: self.rules.active_memory_rules().is_some(),
             memories: self.memories.memories().to_vec(),
             placed_memories: self.memories.placed().to_vec(),
+            forgetting: self.rules.forgetting,
         }
     }
 }

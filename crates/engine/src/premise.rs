@@ -7,6 +7,7 @@ use crate::conversation::{Conversation, unloaded_chunks};
 use halo_agents::agent::Agent;
 use halo_agents::judge::{ModelContradictionDetector, ModelJudge, RuleContradictionDetector, RuleJudge};
 use halo_agents::mu::{ModelPremiseExtractor, PremiseResult, check_premises, extract_premises};
+use halo_agents::principle::JudgePrinciple;
 use halo_core::Error;
 use halo_core::model::{Model, Sampling};
 use halo_core::token::ChunkId;
@@ -29,6 +30,8 @@ const MAX_FACTS: usize = 12;
 pub(crate) struct PremiseChecker {
     /// How messages are checked; none: they are not.
     pub method: Option<PremiseMethod>,
+    /// The principles that premises are judged by.
+    pub principles: Vec<JudgePrinciple>,
     pub search_options: SearchOptions,
 }
 
@@ -49,9 +52,13 @@ impl PremiseChecker {
         }
         let facts = self.find_facts(question, conversation, recall)?;
         match method {
-            PremiseMethod::Rules => {
-                poll_ready(check_premises(premises, &facts, &RuleContradictionDetector, &RuleJudge))
-            }
+            PremiseMethod::Rules => poll_ready(check_premises(
+                premises,
+                &facts,
+                &self.principles,
+                &RuleContradictionDetector,
+                &RuleJudge,
+            )),
             PremiseMethod::Model => {
                 let sampling = Sampling { max_tokens: 48, temperature: 0.0, ..Sampling::default() };
                 let model: &mut (dyn Model + Send) = &mut *model.model;
@@ -62,7 +69,8 @@ impl PremiseChecker {
                     let extractor = ModelPremiseExtractor(Arc::clone(&agent));
                     let premises = extractor.invoke(question.to_owned()).await?;
                     let detector = ModelContradictionDetector(Arc::clone(&agent));
-                    check_premises(premises, &facts, &detector, &ModelJudge(Arc::clone(&agent))).await
+                    let judge = ModelJudge(Arc::clone(&agent));
+                    check_premises(premises, &facts, &self.principles, &detector, &judge).await
                 })
             }
         }

@@ -4,10 +4,12 @@ use crate::chat_format::SpeakerNames;
 use crate::memory::rules::MemoryRules;
 use crate::premise::PremiseMethod;
 use crate::tools::jq::JqRunner;
+use halo_agents::principle::JudgePrinciple;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::ScoringStrategy;
 use halo_core::model::Sampling;
 use halo_core::rules::ContextRules;
+use halo_core::sliding_window::HIGH_PRESSURE;
 use halo_recall::recall::SearchOptions;
 
 /// The rules of a conversation, as the settings have them when it is opened.
@@ -33,8 +35,25 @@ pub struct ConversationRules {
     pub speaker_names: SpeakerNames,
     /// How the premises of a question are checked; none: they are not.
     pub premise_method: Option<PremiseMethod>,
+    /// The principles that premises are judged by.
+    pub judge_principles: Vec<JudgePrinciple>,
     /// How memories are formed; none: they are not.
     pub memory: Option<MemoryRules>,
+    /// When a forgetting cycle runs; none: never.
+    pub forgetting: Option<ForgettingRules>,
+}
+
+/// When a forgetting cycle runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ForgettingRules {
+    /// The context pressure above which it runs.
+    pub threshold: f64,
+}
+
+impl Default for ForgettingRules {
+    fn default() -> Self {
+        Self { threshold: HIGH_PRESSURE }
+    }
 }
 
 /// The brightness of a chunk that search resurrects.

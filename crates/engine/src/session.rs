@@ -9,13 +9,15 @@ pub use crate::conversation::{
 };
 use crate::event::{Event, TurnSummary};
 use crate::manual_edit::{EditResult, ManualEdit};
+use crate::memory::carry::{CarryMode, MemoryReference};
+use crate::memory::conflict::{ConflictDecision, MemoryConflict, open_conflicts};
 use crate::memory::edit::MemoryEdit;
 use crate::memory::formation::MemoryRequest;
 use crate::memory::manager::MemoryStep;
 use crate::memory::range::MemoryRange;
 use crate::memory::record::Memory;
 use crate::memory::segment::{PlacedMemory, RenderedContext, render_segments};
-use crate::opening::{OpenRequest, build_system_prompt, open_parts};
+use crate::opening::{OpenRequest, base_system_prompt, build_system_prompt, join_system_prompt, open_parts};
 use crate::parts::SessionParts;
 use crate::premise::PremiseMethod;
 use crate::recorder::{AnswerRecorder, RecorderPurpose};
@@ -23,7 +25,6 @@ use crate::rules::ConversationRules;
 use crate::snapshot::{ConversationState, SnapshotCell};
 use crate::turn::{self, EditAuthor, TurnCallback, TurnInput, TurnRunner};
 use crate::variant::{self, VariantChoice};
-use halo_agents::forgetting::{ActiveMemories, ActiveMemory};
 use halo_agents::mu::PremiseResult;
 use halo_core::Error;
 use halo_core::change::{Change, DeleteReason};
@@ -71,6 +72,10 @@ impl Session {
         let (parts, notices) =
             open_parts(OpenRequest { store, model, embedder, name, rules, access, progress })?;
         Ok(Self { parts, notices })
+    }
+
+    pub(crate) fn parts_mut(&mut self) -> &mut SessionParts {
+        &mut self.parts
     }
 
     #[must_use]
@@ -347,8 +352,64 @@ impl Session {
 
     pub fn edit_memory(&mut self, id: u64, edit: MemoryEdit) -> Result<(), Error> {
         let SessionParts { memories, conversation, rules, .. } = &mut self.parts;
+        let was_carried = memories.memories().iter().any(|memory| memory.id == id && memory.is_carried());
         memories.edit(id, edit, conversation, rules)?;
+        if was_carried {
+            self.refresh_system_prompt()?;
+        }
         self.parts.publish();
+        Ok(())
+    }
+
+    /// The contradictions between memories that wait for a decision of the user.
+    #[must_use]
+    pub fn open_memory_conflicts(&self) -> Vec<MemoryConflict> {
+        open_conflicts(self.memories())
+    }
+
+    /// Applies the user's decision about two memories that contradict each other.
+    pub fn resolve_memory_conflict(
+        &mut self,
+        first: u64,
+        second: u64,
+        decision: ConflictDecision,
+    ) -> Result<(), Error> {
+        let SessionParts { memories, conversation, rules, .. } = &mut self.parts;
+        memories.resolve_conflict((first, second), decision, conversation, rules)?;
+        self.refresh_system_prompt()?;
+        self.parts.publish();
+        Ok(())
+    }
+
+    /// Carries memories of other conversations into this one. Returns their ids here. A new conversation stores them with
+    /// its first message.
+    pub fn carry_memories(
+        &mut self,
+        references: &[MemoryReference],
+        mode: CarryMode,
+    ) -> Result<Vec<u64>, Error> {
+        let SessionParts { memories, conversation, .. } = &mut self.parts;
+        let ids = memories.carry(references, mode, conversation)?;
+        self.refresh_system_prompt()?;
+        self.parts.publish();
+        Ok(ids)
+    }
+
+    /// Carried memories are part of the system prompt: where they changed, the whole context window is prefilled again.
+    fn refresh_system_prompt(&mut self) -> Result<(), Error> {
+        let parts = &mut self.parts;
+        let token_limit = parts.token_limit();
+        let prompt = match parts.conversation.is_new() {
+            // The store does not have the memories yet.
+            true => {
+                let base = base_system_prompt(&mut parts.conversation, &parts.rules, token_limit)?;
+                join_system_prompt(&base, parts.memories.memories(), token_limit)
+            }
+            false => build_system_prompt(&mut parts.conversation, &parts.rules, token_limit)?,
+        };
+        if parts.model.format.system_prompt != prompt {
+            parts.model.set_system_prompt(prompt)?;
+        }
         Ok(())
     }
 
@@ -480,17 +541,5 @@ impl Session {
     /// Every change fails with this reason until the lease is taken again.
     pub(crate) fn deny_lease(&mut self, reason: Error) {
         self.parts.conversation.deny_lease(reason);
-    }
-}
-
-/// Lethe disables memories of little importance, in step with the window.
-impl ActiveMemories for Session {
-    async fn list_active(&mut self) -> Result<Vec<ActiveMemory>, Error> {
-        let active = self.memories().iter().filter(|memory| !memory.disabled && !memory.pinned);
-        Ok(active.map(|memory| ActiveMemory { id: memory.id, text: memory.text.clone() }).collect())
-    }
-
-    async fn deactivate(&mut self, id: u64) -> Result<(), Error> {
-        self.edit_memory(id, MemoryEdit::Disable(true))
     }
 }

@@ -3,6 +3,8 @@
 
 use crate::memory::record::Memory;
 use crate::memory::segment::PlacedMemory;
+use crate::rules::ForgettingRules;
+use halo_core::budget::pressure;
 use halo_core::model::{ModelInfo, ModelToken};
 use halo_core::prune::RankBy;
 use halo_core::timeline::Timeline;
@@ -51,6 +53,8 @@ pub struct ConversationState {
     pub forms_memories: bool,
     pub memories: Vec<Memory>,
     pub placed_memories: Vec<PlacedMemory>,
+    /// When a forgetting cycle runs.
+    pub forgetting: Option<ForgettingRules>,
 }
 
 /// An answer that is being generated.
@@ -65,6 +69,12 @@ pub struct AnswerProgress {
 }
 
 impl ConversationState {
+    /// How full the context window is.
+    #[must_use]
+    pub fn pressure(&self) -> f64 {
+        pressure(self.live_tokens(), self.token_limit)
+    }
+
     /// Tokens in the context window.
     #[must_use]
     pub fn live_tokens(&self) -> usize {

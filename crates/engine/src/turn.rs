@@ -235,8 +235,10 @@ impl<'a> TurnRunner<'a> {
         if let (Some(premise), Some(reason), Some(suggestion)) =
             (result.invalid_premise, result.reason, result.suggestion)
         {
-            self.progress.false_premise = Some(format!("“{premise}”: {reason}"));
-            self.progress.announce(Event::FalsePremise { premise, reason, suggestion });
+            let principle = result.principle;
+            let judged = principle.map_or_else(String::new, |principle| format!(", judged by {principle}"));
+            self.progress.false_premise = Some(format!("“{premise}”: {reason}{judged}"));
+            self.progress.announce(Event::FalsePremise { premise, reason, principle, suggestion });
         }
     }
 
@@ -332,10 +334,12 @@ impl<'a> TurnRunner<'a> {
             resurrected: self.progress.resurrected,
             pruned: self.progress.pruned,
             live_tokens: self.parts.live_tokens(),
+            token_limit: self.parts.token_limit(),
             stages: std::mem::take(&mut self.progress.stages),
             traces: std::mem::take(&mut self.progress.traces),
         };
         self.store_turn_record(&summary, finish.as_ref().err())?;
+        self.parts.memories.mark_answered(turn);
         if cfg!(debug_assertions)
             && let Ok(found) = self.parts.find_inconsistencies()
         {

@@ -2,7 +2,9 @@
 //! the timeline. The names in the stored JSON are those of the first version; every reader goes through this type.
 
 use crate::event::{TurnStage, TurnSummary};
+use crate::forgetting_record::ForgettingRecord;
 use halo_core::Error;
+use halo_core::budget::pressure;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +21,9 @@ pub struct TurnRecord {
     /// Why the premise of the message is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub premise: Option<String>,
+    /// The forgetting cycle that ran after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgetting: Option<ForgettingRecord>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +37,9 @@ pub struct TurnFigures {
     /// Tokens in the context window after the turn.
     #[serde(rename = "live")]
     pub live_tokens: usize,
+    /// The most tokens in the context window; none in records of earlier versions.
+    #[serde(rename = "limit", default, skip_serializing_if = "Option::is_none")]
+    pub token_limit: Option<usize>,
     #[serde(rename = "ms")]
     pub stages: StageTimes,
     /// Statistics of the attention at some steps of the answer.
@@ -62,11 +70,13 @@ impl TurnRecord {
             finish: if error.is_some() { "failed" } else { summary.finish.name() }.to_owned(),
             error: error.map(ToString::to_string),
             premise,
+            forgetting: None,
             figures: Some(TurnFigures {
                 tokens: summary.tokens,
                 resurrected: summary.resurrected,
                 pruned: summary.pruned,
                 live_tokens: summary.live_tokens,
+                token_limit: Some(summary.token_limit),
                 stages: StageTimes(summary.stages.iter().map(|(stage, time)| (*stage, ms(*time))).collect()),
                 attention: summary.traces.iter().map(AttentionSample::from).collect(),
             }),
@@ -76,7 +86,7 @@ impl TurnRecord {
     /// The record of a turn during which the program ended.
     #[must_use]
     pub fn interrupted() -> Self {
-        Self { finish: "interrupted".into(), error: None, premise: None, figures: None }
+        Self { finish: "interrupted".into(), error: None, premise: None, forgetting: None, figures: None }
     }
 
     /// None if the record cannot be read.
@@ -130,6 +140,12 @@ impl StageTimes {
 }
 
 impl TurnFigures {
+    /// How full the context window was after the turn.
+    #[must_use]
+    pub fn pressure(&self) -> Option<f64> {
+        self.token_limit.map(|limit| pressure(self.live_tokens, limit))
+    }
+
     #[must_use]
     pub fn tokens_per_second(&self) -> f64 {
         let ms = self.stages.ms(TurnStage::Generate) + self.stages.ms(TurnStage::Score);

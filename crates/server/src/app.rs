@@ -6,6 +6,7 @@ use crate::chat_dispatcher::ChatDispatcher;
 use crate::completion_history::CompletionHistories;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::events::EventHub;
+use crate::forgetting_loop::PressureQueue;
 use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
@@ -39,6 +40,7 @@ pub struct App {
     pub(crate) worlds: OpenWorlds,
     pub(crate) store_probe: StoreProbe,
     pub(crate) dispatcher: ChatDispatcher,
+    pub(crate) pressure_queue: Arc<PressureQueue>,
     readers: ReaderPool,
     snapshots: Mutex<VecDeque<CachedSnapshot>>,
     undo_log: Mutex<UndoLog>,
@@ -50,11 +52,15 @@ pub struct App {
 struct HostListener {
     events: Arc<EventHub>,
     state_cache: Arc<StateCache>,
+    pressure_queue: Arc<PressureQueue>,
 }
 
 impl EventListener for HostListener {
     fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell) {
         self.events.on_event(conversation, number, event, snapshot);
+        if matches!(event, Event::Done(_)) {
+            self.pressure_queue.check(conversation, &snapshot.get().state);
+        }
     }
 
     fn on_close(&self, _: &str) {
@@ -146,7 +152,12 @@ impl App {
         let host_limits =
             HostLimits { idle_timeout: limits.idle_timeout, max_open: limits.max_open_conversations };
         let state_cache = Arc::new(StateCache::default());
-        let listener = HostListener { events: Arc::clone(&events), state_cache: Arc::clone(&state_cache) };
+        let pressure_queue = Arc::new(PressureQueue::default());
+        let listener = HostListener {
+            events: Arc::clone(&events),
+            state_cache: Arc::clone(&state_cache),
+            pressure_queue: Arc::clone(&pressure_queue),
+        };
         let host = ConversationHost::new(open, Arc::new(listener), host_limits);
         Arc::new(Self {
             host,
@@ -160,6 +171,7 @@ impl App {
             worlds: OpenWorlds::default(),
             store_probe: StoreProbe::default(),
             dispatcher: ChatDispatcher::default(),
+            pressure_queue,
             readers: ReaderPool::default(),
             snapshots: Mutex::default(),
             undo_log: Mutex::default(),
@@ -348,6 +360,7 @@ impl App {
     pub fn shutdown(&self) {
         // The last connection to a database checkpoints it, and a reading one cannot: the readers are closed first.
         self.readers.clear();
+        self.pressure_queue.close();
         self.worlds.close_all();
         self.host.close_all();
         self.events.close();

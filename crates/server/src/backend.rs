@@ -1,6 +1,7 @@
 //! What the server is built on. It creates no model and opens no store itself: a [`Backend`] does.
 
 use crate::client_address::AddressRange;
+use halo_agents::lethe::RetentionPolicy;
 use halo_core::Error;
 use halo_core::embedder::Embedder;
 use halo_core::model::{Model, ModelInfo};
@@ -84,6 +85,16 @@ pub trait Backend: Send + Sync {
 
     /// The stores and files that hold text of conversations, for forgetting.
     fn forget_backend(&self) -> &dyn ForgetBackend;
+
+    /// The ages at which text is erased; none: nothing is erased by age.
+    fn retention_policy(&self) -> Option<RetentionPolicy> {
+        None
+    }
+
+    /// The time between two scheduled erasures; none: there are none.
+    fn retention_interval(&self) -> Option<Duration> {
+        None
+    }
 
     fn settings(&self) -> Vec<Setting>;
 

@@ -12,6 +12,7 @@ mod completion_history;
 mod connection;
 mod error;
 mod events;
+mod forgetting_loop;
 mod halo;
 mod kobold;
 mod listen;

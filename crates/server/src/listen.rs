@@ -5,6 +5,7 @@ use crate::app::App;
 use crate::backend::ServerLimits;
 use crate::client_address::is_trusted;
 use crate::connection::{ConnectionCounter, ConnectionState, GuardedBody, HalfCloseStream, PacedBody};
+use crate::forgetting_loop::spawn_forgetting_loop;
 use crate::router::routes;
 use crate::tls::TlsConfig;
 use axum::Router;
@@ -59,6 +60,7 @@ pub fn serve(app: &Arc<App>, options: ListenOptions) -> Result<(), Error> {
     let bound = listener.local_addr().map_err(failed)?;
     (options.on_ready)(bound);
     let router = routes(app);
+    spawn_forgetting_loop(app);
     runtime.block_on(async {
         let (shutdown, stopped) = watch::channel(false);
         tokio::select! {

@@ -1,8 +1,10 @@
 //! Metrics in the registry of `prometheus-client`: counters and histograms of requests and turns.
 
 use axum::http::StatusCode;
+use halo_agents::forgetting::ForgettingResult;
 use halo_core::Error;
 use halo_engine::event::{TurnStage, TurnSummary};
+use halo_worlds::agent_model::AgentGeneration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -81,6 +83,11 @@ struct MetricSet {
     turn_seconds: Histogram,
     first_token_seconds: Histogram,
     stage_seconds: Family<StageLabel, Histogram>,
+    forgetting_cycles: Counter,
+    erased_chunks: Counter,
+    disabled_memories: Counter,
+    cooled_messages: Counter,
+    summarized_messages: Counter,
 }
 
 impl Default for Metrics {
@@ -97,6 +104,11 @@ impl Default for Metrics {
             turn_seconds: latency_histogram(),
             first_token_seconds: latency_histogram(),
             stage_seconds: Family::new_with_constructor(latency_histogram),
+            forgetting_cycles: Counter::default(),
+            erased_chunks: Counter::default(),
+            disabled_memories: Counter::default(),
+            cooled_messages: Counter::default(),
+            summarized_messages: Counter::default(),
         };
         let registry = &mut set.registry;
         registry.register("requests", "Requests answered, by API and status class", set.requests.clone());
@@ -111,6 +123,15 @@ impl Default for Metrics {
         let help = "Time from the message to the first token";
         registry.register("first_token_seconds", help, set.first_token_seconds.clone());
         registry.register("stage_seconds", "Duration of a stage of a turn", set.stage_seconds.clone());
+        let help = "Forgetting cycles under context pressure";
+        registry.register("forgetting_cycles", help, set.forgetting_cycles.clone());
+        registry.register("chunks_erased", "Chunks erased by retention", set.erased_chunks.clone());
+        let help = "Memories disabled by forgetting cycles";
+        registry.register("memories_disabled", help, set.disabled_memories.clone());
+        let help = "Messages shortened in the HUDs of agents";
+        registry.register("agent_messages_cooled", help, set.cooled_messages.clone());
+        let help = "Messages of agents shortened under context pressure";
+        registry.register("agent_messages_summarized", help, set.summarized_messages.clone());
         Self(Arc::new(set))
     }
 }
@@ -150,6 +171,20 @@ impl Metrics {
             let label = StageLabel { stage: stage.name() };
             self.0.stage_seconds.get_or_create(&label).observe(seconds(&[stage]));
         }
+    }
+
+    pub fn record_forgetting_cycle(&self, result: &ForgettingResult) {
+        self.0.forgetting_cycles.inc();
+        self.0.disabled_memories.inc_by(result.deactivated().len() as u64);
+    }
+
+    pub fn record_retention(&self, erased_chunks: usize) {
+        self.0.erased_chunks.inc_by(erased_chunks as u64);
+    }
+
+    pub fn record_heartbeat(&self, generation: &AgentGeneration) {
+        self.0.cooled_messages.inc_by(generation.cooled_messages as u64);
+        self.0.summarized_messages.inc_by(generation.summarized_messages as u64);
     }
 
     /// Counts the tokens of a completion outside of any conversation.

@@ -19,6 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,6 +28,11 @@ struct ConversationLabels {
     conversation: String,
     /// `live`: in the context window; `all`: on the timeline.
     scope: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConversationLabel {
+    conversation: String,
 }
 
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -80,17 +86,22 @@ fn current_gauges(app: &App) -> Registry {
         registry.register(name, help, ConstGauge::new(value as i64));
     }
     let tokens: Family<ConversationLabels, Gauge> = Family::default();
+    let pressure: Family<ConversationLabel, Gauge<f64, AtomicU64>> = Family::default();
     for (_, handle) in app.host.open_conversations() {
         let state = handle.snapshot_cell().get().state;
         // Until its first message is stored, a conversation has no id.
         if state.id.is_empty() {
             continue;
         }
+        let label = ConversationLabel { conversation: state.id.clone() };
+        pressure.get_or_create(&label).set(state.pressure());
         for (scope, count) in [("live", state.live_tokens()), ("all", state.timeline.len())] {
             let labels = ConversationLabels { conversation: state.id.clone(), scope };
             tokens.get_or_create(&labels).set(count as i64);
         }
     }
+    let help = "Context pressure of open conversations: tokens in the window divided by its size";
+    registry.register("conversation_pressure", help, pressure);
     let help = "Tokens of open conversations, in the context window and all";
     registry.register("conversation_tokens", help, tokens);
     registry

@@ -81,10 +81,16 @@ pub(crate) fn publish_world_change(
     rooms.sort_unstable();
     rooms.dedup();
     let generation = heartbeat.and_then(|heartbeat| heartbeat.generation.as_ref());
+    if let Some(generation) = generation {
+        app.metrics.record_heartbeat(generation);
+    }
     let usage = generation.map(|generation| ApiHeartbeatUsage {
         prompt_tokens: generation.prompt_tokens,
         prefilled_tokens: generation.prefill_tokens,
         completion_tokens: generation.answer_tokens,
+        pressure: generation.pressure,
+        cooled_messages: generation.cooled_messages,
+        summarized_messages: generation.summarized_messages,
     });
     let event = ApiWorldEvent {
         name: name.to_owned(),

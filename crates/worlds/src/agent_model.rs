@@ -4,17 +4,26 @@
 //! all agents of a kind: a heartbeat prefills only fragments that changed since the agent's last one. Cells of other agents
 //! are moved to the KV archive and restored unchanged.
 
-use crate::format::{FragmentKey, HudSection, LAST_ITEM};
+use crate::agent_wrappers::{AgentWrappers, CoolableHud};
+use crate::answer::AgentAnswer;
+use crate::error;
+use crate::format::{AnswerFormat, FragmentKey, HudFormat, HudSection, LAST_ITEM};
 use crate::hud_renderer::{HudRenderer, RenderedHud};
 use crate::world::AgentId;
+use halo_agents::agent::{Agent, AgentExt, agent_fn};
+use halo_agents::constraint::{SummaryConstraint, SummaryLayer};
+use halo_agents::content::{AuthoredContent, TextAuthor};
+use halo_agents::cooled::CoolingLayer;
 use halo_agents::token_counter::TokenCounter;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
+use halo_core::budget;
 use halo_core::model::{
     CacheStats, CancelHandle, FinishReason, Model, ModelStep, ModelToken, OutputConstraint, Prompt,
     PromptMessage, Sampling, StepFlow, WindowToken,
 };
 use halo_core::token::{Position, Role};
+use halo_engine::agent::poll_ready;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -25,12 +34,14 @@ pub struct AgentModel {
     pub sampling: Sampling,
     /// Whether a schema constrains the generated answers.
     pub constrained: bool,
+    /// The context management around the agents.
+    pub wrappers: AgentWrappers,
 }
 
 /// Tokens of a model's context that are reserved for the chat template around a HUD.
 const TEMPLATE_TOKENS: usize = 64;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentGeneration {
     pub text: String,
     /// Whether the answer reached its token limit.
@@ -40,6 +51,48 @@ pub struct AgentGeneration {
     pub prefill_tokens: usize,
     pub answer_tokens: usize,
     pub cache_stats: CacheStats,
+    /// How full the HUD was: its tokens divided by its budget.
+    pub pressure: f64,
+    /// Messages of other agents that were shortened in the HUD.
+    pub cooled_messages: usize,
+    /// Messages of the agent that were shortened under pressure.
+    pub summarized_messages: usize,
+}
+
+/// What an agent is shown on a heartbeat, and in which formats it reads and answers.
+pub struct HeartbeatPrompt<'a> {
+    /// Names the KV cache of the world.
+    pub kv_key: &'a str,
+    pub agent: AgentId,
+    pub hud: RenderedHud,
+    pub formats: (HudFormat, AnswerFormat),
+    pub constraint: Option<OutputConstraint>,
+}
+
+/// What a model generated on a heartbeat, and the answer that was parsed from it.
+pub type ParsedGeneration = (AgentGeneration, Result<AgentAnswer, error::Error>);
+
+/// The answer of a model on a heartbeat, as the wrappers see it; none if it was stopped.
+struct HeartbeatAnswer(Option<ParsedGeneration>);
+
+impl HeartbeatAnswer {
+    fn answer(&self) -> Option<&AgentAnswer> {
+        self.0.as_ref().and_then(|(_, answer)| answer.as_ref().ok())
+    }
+}
+
+impl AuthoredContent for HeartbeatAnswer {
+    fn segments(&self) -> Vec<(TextAuthor, &str)> {
+        self.answer().map(AuthoredContent::segments).unwrap_or_default()
+    }
+
+    fn with_texts(self, texts: Vec<String>) -> Self {
+        let changed = self.segments().iter().zip(&texts).filter(|((_, text), new)| text != new).count();
+        Self(self.0.map(|(mut generation, answer)| {
+            generation.summarized_messages = changed;
+            (generation, answer.map(|answer| answer.with_texts(texts)))
+        }))
+    }
 }
 
 /// Counts tokens with the tokenizer of a model.
@@ -69,7 +122,13 @@ impl AgentModel {
         sampling: Sampling,
         constrained: bool,
     ) -> Self {
-        Self { model, renderer: Arc::new(HudRenderer::new(counter)), sampling, constrained }
+        Self {
+            model,
+            renderer: Arc::new(HudRenderer::new(counter)),
+            sampling,
+            constrained,
+            wrappers: AgentWrappers::default(),
+        }
     }
 
     /// The most tokens of a HUD: the context length without the chat template and an answer.
@@ -83,6 +142,62 @@ impl AgentModel {
     #[must_use]
     pub fn cancel_handle(&self) -> Option<CancelHandle> {
         self.model.cancel_handle()
+    }
+
+    /// Shows a HUD to an agent through its wrappers, and parses its answer. None if `on_step` stopped it.
+    pub fn run_heartbeat(
+        &mut self,
+        prompt: HeartbeatPrompt<'_>,
+        on_step: &mut (dyn FnMut() -> StepFlow + Send),
+    ) -> Result<Option<ParsedGeneration>, Error> {
+        let HeartbeatPrompt { kv_key, agent, hud, formats: (hud_format, answer_format), constraint } = prompt;
+        let AgentWrappers { cooling_tokens, summaries, summarizer } = self.wrappers.clone();
+        let pressure = budget::pressure(hud.token_usage.total, hud.budgets.total);
+        let (before, renderer) = (hud, Arc::clone(&self.renderer));
+        let state = Mutex::new((self, on_step));
+        let inner = agent_fn(|hud: CoolableHud| {
+            let mut state = state.lock();
+            let (model, on_step) = &mut *state;
+            let answer = model.answer_hud(kv_key, agent, hud, &before, constraint.clone(), *on_step);
+            let answer = answer.map(|generation| {
+                HeartbeatAnswer(generation.map(|generation| {
+                    let (text, truncated) = (&generation.text, generation.truncated);
+                    let answer = AgentAnswer::parse(text, answer_format, truncated);
+                    (AgentGeneration { pressure, ..generation }, answer)
+                }))
+            });
+            std::future::ready(answer)
+        });
+        let cooled = inner.with_layer(CoolingLayer {
+            threshold: cooling_tokens.unwrap_or(usize::MAX),
+            summarizer,
+            counter: Arc::new(move |text: &str| renderer.count_tokens(text)),
+        });
+        // Without summaries no pressure reaches the threshold.
+        let constraint = summaries.unwrap_or(SummaryConstraint {
+            pressure_threshold: f64::INFINITY,
+            ..SummaryConstraint::default()
+        });
+        let wrapped = cooled.with_layer(SummaryLayer { constraint, pressure: Arc::new(move || pressure) });
+        Ok(poll_ready(wrapped.invoke(CoolableHud::new(before.clone(), hud_format)))?.0)
+    }
+
+    /// Generates the answer to a HUD that the wrappers may have shortened.
+    fn answer_hud(
+        &mut self,
+        kv_key: &str,
+        agent: AgentId,
+        mut hud: CoolableHud,
+        before: &RenderedHud,
+        constraint: Option<OutputConstraint>,
+        on_step: &mut (dyn FnMut() -> StepFlow + Send),
+    ) -> Result<Option<AgentGeneration>, Error> {
+        let cooled_messages = hud.count_changed(before);
+        if cooled_messages > 0 {
+            hud.count_tokens(self.renderer.counter());
+        }
+        let generation = self.generate_answer(kv_key, agent, &hud.hud, constraint, on_step)?;
+        Ok(generation.map(|generation| AgentGeneration { cooled_messages, ..generation }))
     }
 
     /// Generates an answer to a HUD. `kv_key` names the KV cache of the world. None if `on_step` stopped it.

@@ -10,12 +10,14 @@
 //! - [`prompts`] and [`world_file`]: files that users write.
 //!
 //! The modules around the rules run a world: [`world_store`] loads and saves it, [`import`] validates one that comes
-//! from an export, [`room_index`] finds older messages, [`agent_model`] generates answers, and [`runner`] runs heartbeats
-//! through the scheduler of the engine, and [`telemetry`] counts their tokens. No rule imports one of these. `clippy.toml` keeps clocks, files and threads out
+//! from an export, [`room_index`] finds older messages, [`agent_model`] generates answers, [`agent_wrappers`] manages the
+//! context of agents, [`runner`] runs heartbeats through the scheduler of the engine, and [`telemetry`] counts their
+//! tokens. No rule imports one of these. `clippy.toml` keeps clocks, files and threads out
 //! of the whole crate; the one exception is marked where it stands.
 
 pub mod action;
 pub mod agent_model;
+pub mod agent_wrappers;
 pub mod answer;
 mod error;
 pub mod format;

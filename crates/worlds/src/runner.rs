@@ -2,7 +2,7 @@
 //! can be read and changed meanwhile: its lock is not held while a model generates.
 
 use crate::action::ActionContext;
-use crate::agent_model::{AgentGeneration, AgentModel};
+use crate::agent_model::{AgentGeneration, AgentModel, HeartbeatPrompt};
 use crate::answer::{AgentAnswer, AnswerOutcome, schema};
 use crate::error;
 use crate::format::{AnswerFormat, HudFormat};
@@ -365,7 +365,14 @@ impl WorldRunner {
             AnswerFormat::Toon => OutputConstraint::LarkGrammar(schema::toon_grammar(&schema)),
         };
         let must_stop = || permit.as_ref().is_some_and(IdlePermit::is_preempted) || self.is_stopping();
-        let generation = model.generate_answer(&kv_key, agent, &hud, Some(constraint), &mut || {
+        let prompt = HeartbeatPrompt {
+            kv_key: &kv_key,
+            agent,
+            hud,
+            formats: (state.hud_format, state.answer_format),
+            constraint: Some(constraint),
+        };
+        let generation = model.run_heartbeat(prompt, &mut || {
             if must_stop() { StepFlow::Stop } else { StepFlow::Continue }
         });
         drop(permit);
@@ -373,8 +380,7 @@ impl WorldRunner {
         self.world_clock.lock().thinking_agent = None;
         match generation {
             Ok(None) => Ok(RunnerStep::Skipped),
-            Ok(Some(generation)) => {
-                let answer = AgentAnswer::parse(&generation.text, state.answer_format, generation.truncated);
+            Ok(Some((generation, answer))) => {
                 let measurement = self.measure_hud(&state, &hud);
                 self.finish_heartbeat(agent, Some((generation, measurement)), answer)
             }

@@ -1,16 +1,20 @@
 //! Retention, proofs of deletion, forgetting cycles, and premise checks.
 
 use halo_agents::agent::{Agent, AgentExt, agent_fn};
+use halo_agents::contradiction::{ContradictionReason, find_contradiction};
 use halo_agents::forgetting::{
     ActiveMemories, ActiveMemory, ApplyRetention, DEACTIVATION_SALIENCE, ForgettingAction, ForgettingResult,
-    PRESSURE_THRESHOLD, coordinated_forgetting_cycle,
+    PRESSURE_THRESHOLD, WindowWithMemories, coordinated_forgetting_cycle,
 };
 use halo_agents::judge::{
-    ContradictionReason, ModelContradictionDetector, ModelJudge, PremiseClaim, RuleContradictionDetector,
-    RuleJudge, find_contradiction,
+    ModelContradictionDetector, ModelJudge, PremiseClaim, RuleContradictionDetector, RuleJudge,
 };
 use halo_agents::lethe::{CompostStats, DAY_MILLIS, RetentionPolicy, RetentionStage};
-use halo_agents::mu::{ModelPremiseExtractor, PremiseResult, SUGGESTION, check_premise, extract_premises};
+use halo_agents::mu::{
+    ModelPremiseExtractor, PremiseResult, SUGGESTION, check_premise, check_premises, extract_premises,
+    premise_notice,
+};
+use halo_agents::principle::{JudgePrinciple, attributed_statement};
 use halo_agents::proof::{ForgetProof, ForgottenContent, from_hex, to_hex};
 use halo_agents::sketch::QuantileSketch;
 use halo_core::Error;
@@ -130,7 +134,8 @@ fn forgetting_cycle_prunes_window_and_deactivates_memories() {
     ]);
     let mut lethe = FixedRetention(5);
     let mut cycle = |window: &mut SlidingWindow| {
-        block_on(coordinated_forgetting_cycle(window, &scorer, &mut lethe, &mut memories, PRESSURE_THRESHOLD))
+        let mut subject = WindowWithMemories { window, memories: &mut memories };
+        block_on(coordinated_forgetting_cycle(&mut subject, &scorer, &mut lethe, PRESSURE_THRESHOLD))
     };
     let without_pressure = cycle(&mut window).expect("the cycle succeeds");
     assert_eq!(
@@ -150,6 +155,9 @@ fn forgetting_cycle_prunes_window_and_deactivates_memories() {
     );
     let names: Vec<&str> = under_pressure.actions.iter().map(|action| action.name()).collect();
     assert_eq!(names, ["window_prune", "lethe_cycle", "memory_deactivate"]);
+    let counts = (under_pressure.pruned(), under_pressure.forgotten(), under_pressure.deactivated());
+    assert_eq!(counts, (1, 5, vec![1]));
+    assert!(under_pressure.has_run() && !without_pressure.has_run());
     window.push("x", 1);
     let second = cycle(&mut window).expect("the cycle succeeds");
     assert_eq!(
@@ -250,10 +258,51 @@ fn premise_check_reports_false_premise() {
     assert_eq!(mu.suggestion.as_deref(), Some("Please verify the premise of your question."));
     assert_eq!(mu.suggestion.as_deref(), Some(SUGGESTION));
     assert!(mu.reason.is_some_and(|reason| reason.contains("Atlantis is a myth.")));
+    assert_eq!(mu.principle, Some(JudgePrinciple::Accuracy));
     assert!(
         check("Why is the meeting tuesday?", &["The meeting is friday."]).valid,
         "a different value may be an update"
     );
+}
+
+/// Each principle has its own rule, and the verdict names the one that rejected the premise.
+#[test]
+fn judge_rejects_by_named_principle() {
+    use JudgePrinciple::{Accuracy, Consistency, Honesty};
+    type PrincipleCase<'a> = (&'a str, &'a str, &'a [JudgePrinciple], Option<JudgePrinciple>);
+    let cases: &[PrincipleCase<'_>] = &[
+        ("the server crash", "The server did not crash.", &[Accuracy, Honesty], Some(Accuracy)),
+        ("the server crash", "The server did not crash.", &[Honesty], None),
+        ("the meeting is tuesday", "The meeting is friday.", &[Accuracy, Honesty], None),
+        ("the meeting is tuesday", "The meeting is friday.", &[Accuracy, Consistency], Some(Consistency)),
+        ("you say the meeting is tuesday", "The meeting is friday.", &[Accuracy, Honesty], Some(Honesty)),
+        ("you say the meeting is tuesday", "The meeting is friday.", &[Accuracy], None),
+        ("i told you that the door is open", "The door is closed.", &[Honesty], Some(Honesty)),
+        ("the door is open", "The door is closed.", &[Consistency, Accuracy], Some(Consistency)),
+        ("the door is open", "The door is closed.", &[], None),
+        ("it rains", "It rains in Rome.", &JudgePrinciple::ALL, None),
+    ];
+    for (premise, fact, principles, expected) in cases {
+        let result = block_on(check_premises(
+            vec![(*premise).to_owned()],
+            &[(*fact).to_owned()],
+            principles,
+            &RuleContradictionDetector,
+            &RuleJudge,
+        ));
+        let result = result.expect("the premise check succeeds");
+        assert_eq!((result.principle, result.valid), (*expected, expected.is_none()), "{premise} / {fact}");
+    }
+    assert_eq!(attributed_statement("You promised me that the boat is new"), Some("the boat is new"));
+    assert_eq!(attributed_statement("the saying is old"), None);
+    assert_eq!(attributed_statement("you walk home"), None);
+    for principle in JudgePrinciple::ALL {
+        assert_eq!(JudgePrinciple::from_name(principle.name()), Some(principle));
+        assert!(principle.question().contains(principle.name()));
+    }
+    assert_eq!(JudgePrinciple::from_name("beauty"), None);
+    let notice = premise_notice("i like tea", "it was said: “No.”", Some(Accuracy), SUGGESTION);
+    assert!(notice.contains("“I like tea”. But it was said: “No.”, judged by accuracy. Please"), "{notice}");
 }
 
 #[test]
@@ -266,10 +315,11 @@ fn premise_check_accepts_model_judges() {
     };
     let facts = ["Tea is served.".to_owned(), "It snowed.".to_owned()];
     let (contradict, judge) =
-        (ModelContradictionDetector(yes_if("It snowed")), ModelJudge(yes_if("accuracy and honesty")));
+        (ModelContradictionDetector(yes_if("It snowed")), ModelJudge(yes_if("Judged by honesty")));
     let mu =
         block_on(check_premise("Why did it rain?", &facts, &contradict, &judge)).expect("the agents answer");
     assert_eq!(mu.reason.as_deref(), Some("it was said: “It snowed.”"));
+    assert_eq!(mu.principle, Some(JudgePrinciple::Honesty), "accuracy was asked first and accepted");
     let lenient = ModelJudge(yes_if("nothing of the kind"));
     let valid = block_on(check_premise("Why did it rain?", &facts, &contradict, &lenient))
         .expect("the agents answer");

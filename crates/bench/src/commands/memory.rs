@@ -107,6 +107,7 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
             "samples": report.samples,
             "by": by.collect::<Map<_, _>>(),
             "lived_wins": report.in_context_wins,
+            "instruction_last_wins": report.instruction_last_wins,
             "first_token_ms": { "alone": alone, "forming": forming, "ratio": forming / alone, "broken_off": median(&first.preempt_wait) },
             "texts": texts,
         }));
@@ -119,10 +120,11 @@ pub fn run(options: &MemoryBenchOptions, env: &Env) -> Result<()> {
     let _ = writeln!(
         out,
         "\n{} stretches. NLL: loss on the continuation, in nats per token. The memory from the fork was better than\n\
-         the fresh one in {}.\n\
+         the fresh one in {}, and than the one whose instruction comes first in {}.\n\
          First token of the next answer: {alone:.0} ms alone, {forming:.0} ms while a memory is formed ({:.2}).",
         report.samples,
         report.in_context_wins,
+        report.instruction_last_wins,
         forming / alone
     );
     for (lived, fresh) in report.texts.iter().filter(|_| options.texts) {

@@ -19,6 +19,8 @@ pub enum ComparedPolicy {
     /// The first and the latest tokens (StreamingLLM).
     Window,
     Random,
+    /// By the text alone, as for models without attention.
+    Salience,
     /// H2O: the accumulated attention.
     H2o,
     /// SnapKV: attention of the latest observers, smoothed.
@@ -28,12 +30,13 @@ pub enum ComparedPolicy {
 }
 
 impl ComparedPolicy {
-    pub const ALL: [ComparedPolicy; 8] = [
+    pub const ALL: [ComparedPolicy; 9] = [
         ComparedPolicy::Brightness,
         ComparedPolicy::HaloWeave,
         ComparedPolicy::Fifo,
         ComparedPolicy::Window,
         ComparedPolicy::Random,
+        ComparedPolicy::Salience,
         ComparedPolicy::H2o,
         ComparedPolicy::SnapKv,
         ComparedPolicy::Tova,
@@ -47,6 +50,7 @@ impl ComparedPolicy {
             ComparedPolicy::Fifo => "fifo",
             ComparedPolicy::Window => "window",
             ComparedPolicy::Random => "random",
+            ComparedPolicy::Salience => "salience",
             ComparedPolicy::H2o => "h2o",
             ComparedPolicy::SnapKv => "snapkv",
             ComparedPolicy::Tova => "tova",
@@ -153,6 +157,7 @@ pub(super) fn prune_window(
         ComparedPolicy::Fifo => (PrunePolicy::Fifo, None),
         ComparedPolicy::Window => (PrunePolicy::Window, None),
         ComparedPolicy::Random => (PrunePolicy::Random { seed: 1 }, None),
+        ComparedPolicy::Salience => (PrunePolicy::Salience, None),
         ComparedPolicy::H2o => (by(RankBy::Mean), Some(observed.sums.clone())),
         ComparedPolicy::SnapKv => (by(RankBy::Mean), Some(observed.snapkv_scores())),
         ComparedPolicy::Tova => (by(RankBy::Mean), observed.rows.last().cloned()),

@@ -161,5 +161,7 @@ fn rules(seed: u64) -> ConversationRules {
         speaker_names: SpeakerNames::default(),
         memory: None,
         premise_method: None,
+        judge_principles: Vec::new(),
+        forgetting: None,
     }
 }

@@ -290,5 +290,7 @@ fn test_rules() -> ConversationRules {
         speaker_names: SpeakerNames::default(),
         memory: None,
         premise_method: None,
+        judge_principles: Vec::new(),
+        forgetting: None,
     }
 }

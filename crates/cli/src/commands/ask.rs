@@ -1,11 +1,13 @@
 //! `halo ask`: one question and its answer, in a conversation.
 
 use super::conversations::ConversationArgs;
+use super::forget::relieve_pressure;
 use crate::env::Env;
 use crate::output::{print_json, print_notice, print_stdout, sanitize_terminal_text};
 use crate::wiring;
 use anyhow::Result;
 use halo_agents::mu;
+use halo_agents::principle::JudgePrinciple;
 use halo_core::model::StepFlow;
 use halo_engine::event::Event;
 use halo_engine::premise::PremiseMethod;
@@ -37,7 +39,12 @@ pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
     if let Some(refused) = premise.as_ref().filter(|_| !env.json) {
         let words = [&refused.invalid_premise, &refused.reason, &refused.suggestion]
             .map(|w| w.clone().unwrap_or_default());
-        print_notice(&sanitize_terminal_text(&mu::premise_notice(&words[0], &words[1], &words[2])));
+        print_notice(&sanitize_terminal_text(&mu::premise_notice(
+            &words[0],
+            &words[1],
+            refused.principle,
+            &words[2],
+        )));
     }
     let mut text = String::new();
     let mut out = std::io::stdout().lock();
@@ -52,6 +59,7 @@ pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
         StepFlow::Continue
     })?;
     drop(out);
+    relieve_pressure(&mut session, env, &settings);
     if !env.json {
         return print_stdout("\n");
     }
@@ -63,6 +71,7 @@ pub fn run(options: &AskArgs, env: &Env) -> Result<()> {
         "valid": premise.is_none(),
         "invalid_premise": premise.as_ref().and_then(|p| p.invalid_premise.clone()),
         "reason": premise.as_ref().and_then(|p| p.reason.clone()),
+        "principle": premise.as_ref().and_then(|p| p.principle).map(JudgePrinciple::name),
         "suggestion": premise.as_ref().and_then(|p| p.suggestion.clone()),
     }))
 }

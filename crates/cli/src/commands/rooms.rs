@@ -12,11 +12,15 @@ use crate::settings::Settings;
 use crate::settings::value::AutoOr;
 use crate::wiring;
 use anyhow::{Context, Result, bail};
+use halo_agents::agent::{AgentExt, BoxedAgent};
+use halo_agents::constraint::SummaryConstraint;
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
 use halo_core::model::{Model, Sampling};
 use halo_core::row_store::RowStore;
+use halo_engine::agent::CompletionAgent;
 use halo_llama::kv_archive;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
+use halo_worlds::agent_wrappers::{AgentWrappers, SummaryMethod};
 use halo_worlds::format::HudFormat;
 use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
 use halo_worlds::prompts::{self, WorldPrompts};
@@ -344,13 +348,32 @@ pub fn open_agent_models(
         // Counting tokens over the network would take a hundred requests per HUD.
         let count: Arc<dyn TokenCounter> =
             if remote { Arc::new(CeilTokenCounter) } else { Arc::new(ModelTokenCounter::new(model()?)) };
-        models.insert(
-            model_ref.name.clone(),
-            AgentModel::new(model()?, count, agent_sampling(settings), !remote),
-        );
+        let summarizer = match settings.rooms_summaries.as_option() {
+            Some(SummaryMethod::Model) => Some(summarizer(model()?)),
+            Some(SummaryMethod::Truncate) | None => None,
+        };
+        let mut agent_model = AgentModel::new(model()?, count, agent_sampling(settings), !remote);
+        agent_model.wrappers = AgentWrappers {
+            cooling_tokens: Some(settings.rooms_cooling_tokens.as_usize()).filter(|&tokens| tokens > 0),
+            summaries: settings.rooms_summaries.as_option().map(|_| SummaryConstraint {
+                summarizer: summarizer.clone(),
+                ..SummaryConstraint::default()
+            }),
+            summarizer,
+        };
+        models.insert(model_ref.name.clone(), agent_model);
     }
     Ok(models)
 }
+
+/// Asks a model to summarize text of agents.
+fn summarizer(model: Box<dyn Model + Send>) -> BoxedAgent<String, String> {
+    let sampling = Sampling { max_tokens: SUMMARY_TOKENS, temperature: 0.0, ..Sampling::default() };
+    CompletionAgent::new(model, "", sampling).boxed()
+}
+
+/// The most tokens of a summary.
+const SUMMARY_TOKENS: usize = 160;
 
 fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
@@ -464,6 +487,9 @@ fn heartbeat_json(beat: &HeartbeatReport) -> serde_json::Value {
         "kept_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.reused),
         "restored_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.restored),
         "shifted_cells": beat.generation.as_ref().map(|generation| generation.cache_stats.shifted),
+        "pressure": beat.generation.as_ref().map(|generation| generation.pressure),
+        "cooled": beat.generation.as_ref().map(|generation| generation.cooled_messages),
+        "summarized": beat.generation.as_ref().map(|generation| generation.summarized_messages),
         "answered": beat.generation.as_ref().map(|generation| generation.answer_tokens),
         "answer": beat.generation.as_ref().map(|generation| &generation.text),
         "said": beat.outcome.as_ref().ok().map(|outcome| outcome.sent),

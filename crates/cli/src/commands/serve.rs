@@ -14,6 +14,7 @@ use crate::settings::value::NumberRange;
 use crate::settings::{KEYS, SettingAccess, SettingKey, Settings};
 use crate::wiring;
 use anyhow::{Context, Result, bail};
+use halo_agents::lethe::RetentionPolicy;
 use halo_core::embedder::Embedder;
 use halo_core::model::{Model, ModelInfo};
 use halo_core::row_store::RowStore;
@@ -421,6 +422,15 @@ impl Backend for CliBackend {
 
     fn forget_backend(&self) -> &dyn ForgetBackend {
         &self.env
+    }
+
+    fn retention_policy(&self) -> Option<RetentionPolicy> {
+        super::forget::enabled_policy(&self.current_settings())
+    }
+
+    fn retention_interval(&self) -> Option<Duration> {
+        let minutes = self.current_settings().lethe_interval_minutes.0;
+        (minutes > 0.0).then(|| Duration::from_secs_f64(60.0 * minutes))
     }
 
     fn settings(&self) -> Vec<Setting> {

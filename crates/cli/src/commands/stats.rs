@@ -2,7 +2,7 @@
 
 use super::conversations::{ConversationArgs, open_existing};
 use crate::env::Env;
-use crate::output::{print_json, print_stdout};
+use crate::output::{pluralize, print_json, print_stdout};
 use anyhow::Result;
 use halo_core::store::{Access, RecordKind, Store};
 use halo_engine::turn_record::TurnRecord;
@@ -38,11 +38,12 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
         return print_stdout("no turn has been answered yet: `halo chat` starts a conversation\n");
     }
     let mut out = format!(
-        "{:>6}  {:<12}{:>7}{:>7}{:>9}{:>7}{:>10}{:>9}{:>10}{:>9}{:>9}\n",
+        "{:>6}  {:<12}{:>7}{:>7}{:>10}{:>9}{:>7}{:>10}{:>9}{:>10}{:>9}{:>9}\n",
         "turn",
         "ended",
         "tokens",
         "window",
+        "pressure",
         "returned",
         "pruned",
         "first ms",
@@ -58,9 +59,10 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
             continue;
         };
         let (all, own) = (figures.stages.total_ms(), figures.stages.overhead_ms());
+        let pressure = figures.pressure().map_or_else(String::new, percent);
         let _ = writeln!(
             out,
-            "{:>7}{:>7}{:>9}{:>7}{:>10.0}{:>9.1}{all:>10.0}{own:>9.1}{:>9.1}",
+            "{:>7}{:>7}{pressure:>10}{:>9}{:>7}{:>10.0}{:>9.1}{all:>10.0}{own:>9.1}{:>9.1}",
             figures.tokens,
             figures.live_tokens,
             figures.resurrected,
@@ -70,11 +72,31 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
             if all > 0.0 { own / all * 100.0 } else { 0.0 },
         );
     }
+    let cycles = printed.iter().filter_map(|(turn, _, record)| Some((turn, record.forgetting.as_ref()?)));
+    for (turn, cycle) in cycles {
+        let _ = writeln!(
+            out,
+            "\nforgetting cycle {} after turn {turn}: pressure {} to {}, {} pruned, {} erased, {} disabled",
+            cycle.runs,
+            percent(cycle.initial_pressure),
+            percent(cycle.final_pressure),
+            pluralize(cycle.pruned as u64, "paragraph"),
+            cycle.forgotten,
+            match cycle.disabled_memories.len() {
+                1 => "1 memory".to_owned(),
+                count => format!("{count} memories"),
+            },
+        );
+    }
     if skipped > 0 {
         let _ = writeln!(out, "\n{skipped} earlier turns: -n 0 prints all");
     }
-    out.push_str("\nown: time outside the model (prefill and generation). --json prints every stage and attention statistics.\n");
+    out.push_str("\npressure: share of the context window in use. own: time outside the model (prefill and generation). --json prints every stage and attention statistics.\n");
     print_stdout(&out)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
@@ -84,12 +106,15 @@ fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
         "finish": record.finish,
         "error": record.error,
         "premise": record.premise,
+        "forgetting": record.forgetting,
     });
     if let Some(figures) = &record.figures {
         json["tokens"] = json!(figures.tokens);
         json["resurrected"] = json!(figures.resurrected);
         json["pruned"] = json!(figures.pruned);
         json["live"] = json!(figures.live_tokens);
+        json["limit"] = json!(figures.token_limit);
+        json["pressure"] = json!(figures.pressure());
         json["ms"] = json!(figures.stages.by_name());
         json["attention"] = json!(figures.attention);
     }

@@ -6,6 +6,7 @@ pub mod persist;
 pub mod reference;
 pub mod value;
 
+use halo_agents::principle::JudgePrinciple;
 use halo_core::attention::{LayerReduction, PromptRows};
 use halo_core::brightness::{AttentionSink, MagnitudeRules, RowMass, ScoringKind, ScoringStrategy};
 use halo_core::chunker::ChunkSize;
@@ -17,6 +18,7 @@ use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::ResurrectBrightness;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
+use halo_worlds::agent_wrappers::SummaryMethod;
 use std::collections::BTreeMap;
 use value::{
     AutoOr, ByteSize, FloatInRange, HeadReduction, IntInRange, ListSetting, NumberRange, OffOr, Preset,
@@ -160,6 +162,9 @@ define_settings! {
     /// Context length of the model in tokens (size of the KV cache), for the context window and the answer; auto: the
     /// trained context length, at most 8192.
     "model.context" [http] model_context: AutoOr<IntInRange<64, 10_000_000>> = AutoOr::Auto;
+    /// Maximum length of a prompt in tokens for a model behind a chat API: above it, the model's earlier answers are
+    /// shortened, messages of the user never; 0: no such limit.
+    "model.cooling_tokens" [http] model_cooling_tokens: TokenCountSetting = IntInRange(0);
     /// Number of model layers to offload to the GPU, in builds with GPU support.
     "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
 
@@ -246,7 +251,8 @@ define_settings! {
     /// Record attention statistics every N steps; 0 disables it.
     "trace.interval" [http] trace_interval: IntInRange<0, 1_000_000_000> = IntInRange(50);
 
-    /// How chunks are chosen for pruning: `brightness`, or as baselines `fifo` (oldest first), `window` (keep the
+    /// How chunks are chosen for pruning: `brightness`; `salience` (of their text: recency, names, references to the
+    /// user, structure) for models that report no attention; or as baselines `fifo` (oldest first), `window` (keep the
     /// first and the latest) and `random`.
     "prune.policy" [http] prune_policy: PrunePolicyKind = PrunePolicyKind::Brightness;
     /// Keep the brightest of the chunks chosen for pruning where they still fit.
@@ -275,6 +281,10 @@ define_settings! {
     /// `model`. It is answered either way.
     "premise.check" [http] premise_check: OffOr<PremiseMethod> = OffOr::Off;
 
+    /// Principles that premises are judged by, in order: `accuracy` (a fact denies it), `honesty` (it puts words into
+    /// somebody's mouth that were not said), `consistency` (another value was given).
+    "premise.principles" [http] premise_principles: ListSetting = ListSetting(vec!["accuracy".into(), "honesty".into()]);
+
     /// Let the model write memories (summaries) in the background after an answer; a memory replaces its range in the
     /// context window once that is pruned. Needs a capable model.
     "memory.enabled" [http] memory_enabled: bool = false;
@@ -288,6 +298,9 @@ define_settings! {
     "memory.delay" [http] memory_delay: IntInRange<0, 1000> = IntInRange(3);
     /// Maximum share of the context window for memories.
     "memory.share" [http] memory_share: FloatInRange<0, 1> = FloatInRange(0.25);
+    /// Tokens of the messages before its range that a memory also summarizes, so that memories overlap and none begins
+    /// in the middle of a topic; 0: none.
+    "memory.overlap_tokens" [http] memory_overlap_tokens: IntInRange<0, 100_000> = IntInRange(0);
     /// Also write a reflection on the whole conversation when idle.
     "memory.reflect" [http] memory_reflect: bool = false;
     /// Minutes without a message before a reflection.
@@ -295,8 +308,17 @@ define_settings! {
     /// Number of messages since the last reflection before the next one.
     "memory.quiet_messages" [http] memory_quiet_messages: IntInRange<1, 10_000> = IntInRange(5);
 
-    /// Erase old text permanently, by age, when `halo chat` or `halo serve` starts.
+    /// Erase old text permanently, by age: when `halo chat` or `halo serve` starts, every `lethe.interval_minutes` in a
+    /// server, and in a forgetting cycle.
     "lethe.enabled" [http] lethe_enabled: bool = false;
+    /// Run a forgetting cycle when the context pressure after a turn is above `lethe.pressure`: prune the least attended
+    /// tenth of the context window, erase what is due (old text only with `lethe.enabled`), and disable memories of low
+    /// salience.
+    "lethe.cycle" [http] lethe_cycle: bool = true;
+    /// Context pressure (tokens in the context window divided by its size) above which a forgetting cycle runs.
+    "lethe.pressure" [http] lethe_pressure: FloatInRange<0, 1> = FloatInRange(0.8);
+    /// Minutes between two scheduled erasures in a server that stays up; 0: only when it starts.
+    "lethe.interval_minutes" [http] lethe_interval_minutes: FloatInRange<0, 100_000> = FloatInRange(60.0);
     /// Age in days up to which everything is kept; after it, saved KV cells and attention recordings are deleted.
     "lethe.hot_days" [http] lethe_hot_days: IntInRange<0, 100_000> = IntInRange(30);
     /// Age in days up to which the text is kept; after it, only statistics are.
@@ -316,6 +338,12 @@ define_settings! {
     "rooms.split_paragraphs" [http] rooms_split_paragraphs: bool = true;
     /// Heartbeats of each agent whose tokens, by section and by format, stay stored; 0 stores none.
     "rooms.telemetry" [http] rooms_telemetry: IntInRange<0, 100_000> = IntInRange(200);
+    /// Maximum length of an agent's HUD in tokens: above it, messages of other agents are shortened, those of the
+    /// person never; 0: the model's context is the only limit.
+    "rooms.cooling_tokens" [http] rooms_cooling_tokens: TokenCountSetting = IntInRange(0);
+    /// How an agent's messages are shortened to a fifth when its HUD fills more than 80 % of its budget: `off`,
+    /// `truncate`, or `model` (the agent's model summarizes them).
+    "rooms.summaries" [http] rooms_summaries: OffOr<SummaryMethod> = OffOr::Off;
     /// Models (name, file or URL) that worlds created over the network or imported from a file may use, besides the
     /// program's own.
     "rooms.models" rooms_models: ListSetting = ListSetting(Vec::new());
@@ -383,10 +411,14 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("recall.mode", "dense"),
             ("resurrect.user_boost", "1.5"),
             ("tools.enabled", "true"),
+            ("lethe.cycle", "false"),
         ],
-        Preset::HaloV0 => {
-            &[("context.sink_tokens", "0"), ("context.recent_tokens", "0"), ("brightness.strategy", "ttl")]
-        }
+        Preset::HaloV0 => &[
+            ("context.sink_tokens", "0"),
+            ("context.recent_tokens", "0"),
+            ("brightness.strategy", "ttl"),
+            ("lethe.cycle", "false"),
+        ],
     }
 }
 
@@ -401,8 +433,22 @@ pub fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
 }
 
 impl Settings {
+    /// The principles that premises are judged by.
+    #[must_use]
+    pub fn judge_principles(&self) -> Vec<JudgePrinciple> {
+        self.premise_principles.0.iter().filter_map(|name| JudgePrinciple::from_name(name)).collect()
+    }
+
     /// Why two settings contradict each other; `of` formats a key with its source.
     fn conflict_error(&self, describe: impl Fn(&str) -> String) -> Option<String> {
+        let unknown = self.premise_principles.0.iter().find(|name| JudgePrinciple::from_name(name).is_none());
+        if let Some(name) = unknown {
+            let all = JudgePrinciple::ALL.map(JudgePrinciple::name).join(", ");
+            return Some(format!(
+                "{}: '{name}' is no principle; there are {all}",
+                describe("premise.principles")
+            ));
+        }
         if self.chunk_min_tokens.0 > self.chunk_max_tokens.0 {
             let (min, max) = (describe("chunk.min_tokens"), describe("chunk.max_tokens"));
             return Some(format!("{min} is larger than {max}: no chunk could ever end"));
@@ -522,6 +568,7 @@ impl Settings {
         match self.prune_policy {
             PrunePolicyKind::Fifo => PrunePolicy::Fifo,
             PrunePolicyKind::Window => PrunePolicy::Window,
+            PrunePolicyKind::Salience => PrunePolicy::Salience,
             PrunePolicyKind::Random => PrunePolicy::Random { seed: self.prune_seed.0.unsigned_abs() },
             PrunePolicyKind::Brightness => {
                 PrunePolicy::Brightness { rank: self.brightness_rank, ties: self.brightness_ties }

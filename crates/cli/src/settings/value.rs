@@ -7,6 +7,7 @@ use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::ResurrectBrightness;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
+use halo_worlds::agent_wrappers::SummaryMethod;
 use std::fmt;
 use strum::VariantNames;
 
@@ -387,6 +388,7 @@ impl_setting_for_enums!(
     PrunePolicyKind,
     RankBy,
     ResurrectBrightness,
+    SummaryMethod,
     ScoringKind,
     SearchMode,
     TieBreak,

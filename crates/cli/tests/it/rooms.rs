@@ -312,3 +312,40 @@ fn rooms_errors_say_why() {
     let prompts = halo_in(folder).args(["rooms", "prompts"]).output().expect("halo runs");
     assert!(serde_json::from_slice::<Value>(&prompts.stdout).is_ok());
 }
+
+/// With the settings, a HUD above the limit shows shorter messages of agents, and what agents say under pressure is cut. Both
+/// are reported with the heartbeat, and without the settings neither happens.
+#[test]
+fn agents_are_cooled_and_summarized_by_setting() {
+    let long = "The boats came in late, and everybody was tired of the wind. ".repeat(12);
+    let messages: String = (0..8)
+        .map(|n| {
+            let sender = if n % 2 == 0 { "Otto" } else { "Mara" };
+            format!("\n[[rooms.messages]]\nsender = \"{sender}\"\ncontent = \"{long}\"\n")
+        })
+        .collect();
+    for (settings, cooled) in
+        [(&[][..], false), (&["rooms.cooling_tokens=2500", "rooms.summaries=truncate"][..], true)]
+    {
+        let folder = temp_dir();
+        let folder = folder.path();
+        let file = folder.join("world.toml");
+        std::fs::write(&file, format!("{TEST_WORLD}{messages}")).expect("the file is written");
+        let created =
+            halo_in(folder).args(["rooms", "new", "w", "--file"]).arg(&file).output().expect("halo runs");
+        assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
+        let mut run = run_world_command(folder);
+        run.args(["--beats", "2"]).args(settings.iter().flat_map(|setting| ["--set", setting]));
+        let run = run.output().expect("halo runs");
+        let rows = json_lines(&run.stdout);
+        let beats: Vec<&Value> = rows.iter().filter(|row| row["hud_tokens"].is_u64()).collect();
+        assert_eq!(beats.len(), 2, "{}", String::from_utf8_lossy(&run.stderr));
+        for beat in beats {
+            assert!(beat["pressure"].as_f64().is_some_and(|pressure| pressure > 0.0), "{beat}");
+            assert_eq!(beat["cooled"].as_u64() > Some(0), cooled, "{beat}");
+            let tokens = beat["hud_tokens"].as_u64().expect("a number");
+            assert_eq!(tokens <= 2600, cooled, "{tokens} tokens");
+            assert!(beat["summarized"].is_u64(), "{beat}");
+        }
+    }
+}

@@ -115,6 +115,7 @@ impl CaseRunner {
             Some(&"fifo") => PrunePolicy::Fifo,
             Some(&"window") => PrunePolicy::Window,
             Some(&"random") => PrunePolicy::Random { seed: args.number("seed") as u64 },
+            Some(&"salience") => PrunePolicy::Salience,
             Some(other) => panic!("no such policy: {other}"),
         };
         let rules = PruneRules {

@@ -3,12 +3,15 @@
 use halo_core::attention::{AttentionStats, is_traced};
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::budget::{TurnBudget, pressure};
+use halo_core::change::{Append, Change, NewToken};
 use halo_core::chunker::{ChunkSize, Chunker};
 use halo_core::notation;
+use halo_core::prune::{PrunePolicy, PruneRules, plan_prune};
 use halo_core::salience::{SalienceScorer, SalienceWeights, UNKNOWN_RECENCY, recency};
 use halo_core::scorer::Scorer;
 use halo_core::sliding_window::{HIGH_PRESSURE, SlidingWindow, WindowSize};
-use halo_core::token::{ChunkId, Position, Role, TokenSource, TurnId};
+use halo_core::timeline::Timeline;
+use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenId, TokenSource, TurnId};
 use halo_core::ttl::TtlRules;
 
 #[test]
@@ -333,4 +336,74 @@ fn chunker_keeps_tool_result_with_its_call() {
             "the head would be too small: the chunk is not split"
         );
     }
+}
+
+#[test]
+fn salience_registers_names_in_text() {
+    let mut scorer = SalienceScorer::default();
+    scorer.register_names_in(
+        "Yesterday Anna met Otto's cat. They went to “Rome”! Then it rained: Nobody cared. I",
+    );
+    let named = |text: &str| scorer.score(text, 0.0) > 0.3;
+    for (text, expected) in [
+        ("anna is here", true),
+        ("the OTTO", true),
+        ("to rome", true),
+        ("yesterday was cold", false),
+        ("they left", false),
+        ("then it rained", false),
+        ("nobody cared", false),
+        ("it is late", false),
+    ] {
+        assert_eq!(named(text), expected, "{text}: {}", scorer.score(text, 0.0));
+    }
+}
+
+/// By salience, a chunk with a name of the user's messages stays where the others are pruned; the sinks and the latest
+/// tokens stay in any case. The weights are those of the founding document.
+#[test]
+fn salience_policy_prunes_what_matters_least() {
+    let texts = [
+        (Role::User, 0, "Hello there and welcome to this place"),
+        (Role::Assistant, 1, "it is a fine day for a walk"),
+        (Role::User, 2, "the cat of Betsy sleeps on the sofa"),
+        (Role::Assistant, 3, "such a cat needs its rest"),
+        (Role::User, 4, "trains are late in winter you see"),
+        (Role::Assistant, 5, "that is how it goes with trains"),
+        (Role::User, 6, "what do you think of Betsy now"),
+        (Role::Assistant, 7, "she is a good one for sure"),
+    ];
+    let mut timeline = Timeline::default();
+    for (role, turn, text) in texts {
+        let words = text.split_inclusive(' ');
+        let tokens = words.map(|word| NewToken {
+            id: TokenId(1),
+            text: word.to_owned(),
+            kind: ContentKind::Message,
+            chunk_index: 0,
+            brightness: Brightness(1.0),
+        });
+        let append =
+            Append { turn: TurnId(turn), role, at: timeline.next_position(), tokens: tokens.collect() };
+        timeline.apply(&Change::Append(append)).expect("it follows what is there");
+    }
+    let live = timeline.live_len();
+    let plan = |budget: usize| {
+        let rules = PruneRules {
+            policy: PrunePolicy::Salience,
+            budget,
+            sinks: 4,
+            recent: 8,
+            fill: false,
+            current: None,
+        };
+        plan_prune(timeline.context_window(0), &rules)
+    };
+    let pruned: Vec<String> = plan(live - 1).pruned.iter().map(|pruned| pruned.chunk.to_string()).collect();
+    assert_eq!(pruned, ["u4.0", "a5.0"], "no name, and later than the sinks");
+    let reason = plan(live - 1).pruned[0].reason.to_string();
+    // Recency 4/7 and 5/7 at weight 0.3, structure 0.3 at weight 0.2: the pair has the higher of the two.
+    assert!(reason.contains("salience of its text 0.27"), "{reason}");
+    let all: Vec<String> = plan(0).pruned.iter().map(|pruned| pruned.chunk.to_string()).collect();
+    assert_eq!(all, ["u4.0", "a5.0", "u2.0", "a3.0"], "the first and the last turns are protected");
 }

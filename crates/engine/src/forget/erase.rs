@@ -15,6 +15,7 @@ use super::target::{
 use super::text_match::MIN_MATCH_CHARS;
 use super::warning::ForgetWarning;
 use crate::conversation::{FORGET_COUNT_KEY, load_setting, unloaded_chunks};
+use crate::memory::carry::delete_carried_copies;
 use crate::memory::record::{Memory, lower_formed_until};
 use crate::title::{collapse_whitespace, is_wordless_name};
 use halo_core::Error;
@@ -68,6 +69,9 @@ pub(super) fn erase_now(
     }
     erasure.append_proofs(&proofs, request)?;
     delete_record_texts(store, name, &erasure.items.records)?;
+    let memory_ids: Vec<u64> = erasure.memories.iter().map(|memory| memory.id).collect();
+    let copied = (!erasure.whole_conversation).then_some(memory_ids.as_slice());
+    delete_carried_copies(store, &erasure.summary.id, copied)?;
     if erasure.whole_conversation {
         remove_name(store, &proofs, &erasure.summary, None)?;
         store.erase_conversation(name)?;

@@ -12,7 +12,7 @@ use crate::conversation::Conversation;
 use crate::memory::record::{Memory, load_all_memories, set_pending_forget};
 use halo_core::Error;
 use halo_core::change::{Change, ChunkSelection, DeleteReason, Extent};
-use halo_core::store::{Access, Durability};
+use halo_core::store::{Access, Durability, Store};
 use halo_core::token::ChunkId;
 
 /// What is hidden in one conversation until its grace period ends.
@@ -159,20 +159,37 @@ pub(super) fn erase_due(backend: &dyn ForgetBackend, now: i64) -> Result<Schedul
     let mut report = ScheduledForgetReport::default();
     let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
-        let mut name = summary.name;
-        let pending = load_pending(&mut *store, &name)?;
-        for entry in pending.into_iter().filter(|entry| entry.due_at <= now) {
-            match erase_pending(backend, &name, &entry, now) {
-                Ok(done) => {
-                    let new_name = done.new_name.clone();
-                    report.add(&name, done);
-                    name = new_name.unwrap_or(name);
-                }
-                Err(error) => report.error = Some(error),
-            }
-        }
+        erase_due_in(backend, &mut *store, &summary.name, now, &mut report)?;
     }
     Ok(report)
+}
+
+/// Whether the grace period of something in a conversation has ended.
+pub(super) fn has_due(store: &mut dyn Store, name: &str, now: i64) -> Result<bool, Error> {
+    Ok(load_pending(store, name)?.iter().any(|entry| entry.due_at <= now))
+}
+
+/// Erases what is due in one conversation. Returns its name, which is a new one if the old one was forgotten.
+pub(super) fn erase_due_in(
+    backend: &dyn ForgetBackend,
+    store: &mut dyn Store,
+    name: &str,
+    now: i64,
+    report: &mut ScheduledForgetReport,
+) -> Result<String, Error> {
+    let mut name = name.to_owned();
+    let pending = load_pending(store, &name)?;
+    for entry in pending.into_iter().filter(|entry| entry.due_at <= now) {
+        match erase_pending(backend, &name, &entry, now) {
+            Ok(done) => {
+                let new_name = done.new_name.clone();
+                report.add(&name, done);
+                name = new_name.unwrap_or(name);
+            }
+            Err(error) => report.error = Some(error),
+        }
+    }
+    Ok(name)
 }
 
 /// Erases what is still hidden of a pending request.

@@ -1,7 +1,8 @@
 //! Lethe: forgets text permanently. Everything else only hides it: what is pruned or deleted is still in the store.
 //!
 //! [`ForgetService`] is the interface. `target` selects what is forgotten, `grace` hides it until its grace period ends,
-//! `erase` removes it from everything that holds it, and `retention` forgets by age.
+//! `erase` removes it from everything that holds it, `retention` forgets by age, and `store_retention` applies both to every
+//! conversation of a store.
 
 mod backend;
 mod erase;
@@ -15,6 +16,7 @@ mod rename;
 mod retention;
 mod scheduled_report;
 mod service;
+mod store_retention;
 mod target;
 mod text_match;
 mod warning;
@@ -26,6 +28,7 @@ pub use record_text::RecordText;
 pub use retention::RetentionPreview;
 pub use scheduled_report::ScheduledForgetReport;
 pub use service::{ForgetReport, ForgetService, ForgetTiming};
+pub use store_retention::StoreRetention;
 pub use target::{
     ForgetItems, ForgetPlan, ForgetPreviewRow, ForgetQuery, ForgetScope, ForgetSelection, ForgetSubject,
     ForgetTarget,

@@ -46,6 +46,11 @@ struct RetentionPlan {
 }
 
 impl RetentionPlan {
+    /// Whether text, recordings or statistics are too old.
+    fn is_expired(&self) -> bool {
+        !self.expired_captures.is_empty() || !self.expired_turns.is_empty() || !self.expired_months.is_empty()
+    }
+
     fn expired_chunks(&self, timeline: &Timeline) -> Vec<ChunkId> {
         let chunks = self.expired_turns.iter().flat_map(|&turn| timeline.turn_chunks(turn));
         chunks.map(|chunk| chunk.id()).collect()
@@ -98,35 +103,58 @@ pub(super) fn forget_by_age(
     let mut report = ScheduledForgetReport::default();
     let Some(mut store) = backend.open_reader()? else { return Ok(report) };
     for summary in store.list_conversations()? {
-        let name = &summary.name;
-        let plan = plan_retention(&mut *store, name, policy, now)?;
-        if plan.kv_expired {
-            backend.delete_saved_kv(name)?;
-        }
-        if plan.expired_captures.is_empty() && plan.expired_turns.is_empty() && plan.expired_months.is_empty()
-        {
-            continue;
-        }
-        let (chunks, compost) = prepare_compost(backend, name, &plan, policy, now)?;
-        let mut new_name = None;
-        if !chunks.is_empty() {
-            let memories = load_all_memories(&mut *store, name)?;
-            let items = ForgetItems {
-                derived_memories: memories_of_chunks(memories, &chunks),
-                chunks,
-                ..ForgetItems::default()
-            };
-            let target = ForgetTarget { conversation: name.clone(), scope: ForgetScope::Selected(items) };
-            let done = erase_now(backend, &target, &ForgetRequest::by_age(now))?;
-            new_name = done.new_name.clone();
-            report.add(name, done);
-        }
-        let name = new_name.as_deref().unwrap_or(name);
-        let mut writer = backend.open_writer()?;
-        writer.load(name, Access::Write)?;
-        write_compost(&mut *writer, name, &compost)?;
+        forget_by_age_in(backend, &mut *store, &summary.name, policy, now, &mut report)?;
     }
     Ok(report)
+}
+
+/// Whether something of a conversation is too old.
+pub(super) fn has_expired(
+    store: &mut dyn Store,
+    name: &str,
+    policy: &RetentionPolicy,
+    now: i64,
+) -> Result<bool, Error> {
+    check_policy(policy)?;
+    let plan = plan_retention(store, name, policy, now)?;
+    Ok(plan.kv_expired || plan.is_expired())
+}
+
+/// Applies a policy to one conversation.
+pub(super) fn forget_by_age_in(
+    backend: &dyn ForgetBackend,
+    store: &mut dyn Store,
+    name: &str,
+    policy: &RetentionPolicy,
+    now: i64,
+    report: &mut ScheduledForgetReport,
+) -> Result<(), Error> {
+    check_policy(policy)?;
+    let plan = plan_retention(store, name, policy, now)?;
+    if plan.kv_expired {
+        backend.delete_saved_kv(name)?;
+    }
+    if !plan.is_expired() {
+        return Ok(());
+    }
+    let (chunks, compost) = prepare_compost(backend, name, &plan, policy, now)?;
+    let mut new_name = None;
+    if !chunks.is_empty() {
+        let memories = load_all_memories(store, name)?;
+        let items = ForgetItems {
+            derived_memories: memories_of_chunks(memories, &chunks),
+            chunks,
+            ..ForgetItems::default()
+        };
+        let target = ForgetTarget { conversation: name.to_owned(), scope: ForgetScope::Selected(items) };
+        let done = erase_now(backend, &target, &ForgetRequest::by_age(now))?;
+        new_name = done.new_name.clone();
+        report.add(name, done);
+    }
+    let name = new_name.as_deref().unwrap_or(name);
+    let mut writer = backend.open_writer()?;
+    writer.load(name, Access::Write)?;
+    write_compost(&mut *writer, name, &compost)
 }
 
 /// Deletes old recordings. Returns the chunks to forget, and the statistics with those of these chunks.

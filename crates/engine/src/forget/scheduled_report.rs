@@ -23,6 +23,13 @@ impl ScheduledForgetReport {
         self.warnings.extend(erased.warnings);
     }
 
+    pub(super) fn merge(&mut self, other: Self) {
+        self.chunks += other.chunks;
+        self.new_names.extend(other.new_names);
+        self.warnings.extend(other.warnings);
+        self.error = other.error.or(self.error.take());
+    }
+
     /// Adds where the erased text may still be.
     pub(super) fn complete(mut self, backend: &dyn ForgetBackend) -> Self {
         if self.chunks > 0 {

@@ -117,6 +117,41 @@ impl<'a> ForgetService<'a> {
         Ok(grace::erase_due(self.backend, now)?.complete(self.backend))
     }
 
+    /// The conversations of the store.
+    pub fn conversations(&self) -> Result<Vec<String>, Error> {
+        let Some(mut store) = self.backend.open_reader()? else { return Ok(Vec::new()) };
+        Ok(store.list_conversations()?.into_iter().map(|summary| summary.name).collect())
+    }
+
+    /// Whether something is due in a conversation: by request or, with a policy, by age. Writes nothing.
+    pub fn has_due(
+        &self,
+        conversation: &str,
+        policy: Option<&RetentionPolicy>,
+        now: i64,
+    ) -> Result<bool, Error> {
+        let Some(mut store) = self.backend.open_reader()? else { return Ok(false) };
+        Ok(grace::has_due(&mut *store, conversation, now)?
+            || policy
+                .map_or(Ok(false), |policy| retention::has_expired(&mut *store, conversation, policy, now))?)
+    }
+
+    /// Erases what is due in one conversation: by request and, with a policy, by age.
+    pub fn apply_retention_to(
+        &self,
+        conversation: &str,
+        policy: Option<&RetentionPolicy>,
+        now: i64,
+    ) -> Result<ScheduledForgetReport, Error> {
+        let mut report = ScheduledForgetReport::default();
+        let Some(mut store) = self.backend.open_reader()? else { return Ok(report) };
+        let name = grace::erase_due_in(self.backend, &mut *store, conversation, now, &mut report)?;
+        if let Some(policy) = policy {
+            retention::forget_by_age_in(self.backend, &mut *store, &name, policy, now, &mut report)?;
+        }
+        Ok(report.complete(self.backend))
+    }
+
     /// What a policy would forget, by conversation.
     pub fn preview_by_age(&self, policy: &RetentionPolicy, now: i64) -> Result<Vec<RetentionPreview>, Error> {
         retention::preview_by_age(self.backend, policy, now)

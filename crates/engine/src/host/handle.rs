@@ -256,6 +256,11 @@ impl JobContext<'_> {
         self.announce(&Event::Changed { action, chunks }, |_| {});
     }
 
+    /// Announces an event outside of a turn.
+    pub fn announce_event(&self, event: &Event) {
+        self.announce(event, |_| {});
+    }
+
     /// Whether the job should stop: a client asked for that, or the program is shutting down.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {

@@ -1,7 +1,7 @@
-//! Edits of memories by the user, contradictions between memories, and search in them.
+//! Edits of memories by the user, and search in them.
 
+use super::conflict::{remove_conflicts, update_conflicts};
 use super::record::{Memory, memory_key, store_memory};
-use halo_agents::judge::find_contradiction;
 use halo_core::Error;
 use halo_core::store::{RecordKind, Store};
 use halo_core::token::ChunkId;
@@ -37,7 +37,7 @@ pub fn apply_memory_edit(
         MemoryEdit::Delete => {
             store.put_record(conversation, RecordKind::Memory, &memory_key(id), None)?;
             memories.remove(at);
-            return mark_conflicts(store, conversation, memories, id, &BTreeSet::new());
+            return remove_conflicts(store, conversation, memories, id);
         }
         MemoryEdit::SetText(text) => {
             let text = text.trim();
@@ -47,53 +47,15 @@ pub fn apply_memory_edit(
                 return Err(Error::invalid_input(operation, message));
             }
             (memories[at].text, memories[at].edited) = (text.to_owned(), true);
+            // Decisions were about the text before.
+            memories[at].retracted.clear();
+            memories[at].settled.clear();
         }
         MemoryEdit::Pin(pinned) => memories[at].pinned = pinned,
         MemoryEdit::Disable(disabled) => memories[at].disabled = disabled,
     }
-    let others: Vec<&Memory> = memories.iter().filter(|other| other.id != id).collect();
-    let conflicts = find_conflicts(&memories[at].text, &others);
-    memories[at].conflicts.clone_from(&conflicts);
     store_memory(store, conversation, &memories[at])?;
-    mark_conflicts(store, conversation, memories, id, &conflicts)
-}
-
-/// Marks a contradiction on both memories, and removes marks that no longer hold.
-pub(crate) fn mark_conflicts(
-    store: &mut dyn Store,
-    conversation: &str,
-    memories: &mut [Memory],
-    id: u64,
-    conflicts: &BTreeSet<u64>,
-) -> Result<(), Error> {
-    for other in memories.iter_mut().filter(|other| other.id != id) {
-        let changed = if conflicts.contains(&other.id) {
-            other.conflicts.insert(id)
-        } else {
-            other.conflicts.remove(&id)
-        };
-        if changed {
-            store_memory(store, conversation, other)?;
-        }
-    }
-    Ok(())
-}
-
-/// The memories with a sentence that contradicts a sentence of a text.
-pub(crate) fn find_conflicts(text: &str, others: &[&Memory]) -> BTreeSet<u64> {
-    let sentences = |text: &str| -> Vec<String> {
-        text.split_inclusive(['.', '!', '?', '\n', ';'])
-            .map(|s| s.trim().to_owned())
-            .filter(|s| !s.is_empty())
-            .collect()
-    };
-    let own_sentences = sentences(text);
-    let conflicts = |other: &&&Memory| {
-        sentences(&other.text)
-            .iter()
-            .any(|theirs| own_sentences.iter().any(|own| find_contradiction(own, theirs).is_some()))
-    };
-    others.iter().filter(conflicts).map(|other| other.id).collect()
+    update_conflicts(store, conversation, memories, id)
 }
 
 /// Memories by relevance to a query: the share of its words that they contain, plus the best score of a hit in their range.
@@ -110,7 +72,7 @@ pub fn rank_memories(memories: &[Memory], query: &str, hits: &[(ChunkId, f64)]) 
     let query_words = words(query);
     let best_hit = hits.iter().map(|(_, score)| *score).fold(0.0, f64::max);
     let score = |memory: &Memory| {
-        let shared = words(&memory.text).intersection(&query_words).count();
+        let shared = words(&memory.current_text()).intersection(&query_words).count();
         let by_words = if query_words.is_empty() { 0.0 } else { shared as f64 / query_words.len() as f64 };
         let in_range = hits.iter().filter(|(chunk, _)| memory.range.contains(*chunk));
         let by_hits = in_range.map(|(_, score)| *score).fold(0.0, f64::max);

@@ -1,27 +1,29 @@
 //! Asks the model for a memory, in a fork of its state at the end of the range. The fork is thrown away afterwards.
 //!
+//! The request holds the context at the end of the range as segments with their origin; the window and the messages of the
+//! fork are made of these segments and of nothing else. Chunks of the range that were pruned since are part of it: the model
+//! restores their KV cells from its archive.
+//!
 //! The instruction comes at the end of the range and names where the range begins. A mark before the range would change
 //! every token after it, so the state would not be the one in which the range was generated. A model behind a chat API keeps
 //! no state, so there the marks are messages at both ends.
 
 use super::range::MemoryRange;
-use super::segment::{
-    PlacedMemory, Segment, WindowItem, build_window, push_chunk, system_window_token, window_items,
-    window_messages,
-};
+use super::segment::{ContextBlock, PlacedMemory, Segment, WindowItem, render_items, window_items};
+use super::source::{MemorySource, SourceSegment};
 use crate::chat_model::ChatModel;
 use crate::conversation::Conversation;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, WindowToken};
 use halo_core::timeline::Timeline;
-use halo_core::token::{ChunkId, Role, TokenFlags, TurnId};
+use halo_core::token::{ChunkId, Position, Role, TokenFlags, TurnId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The input of a memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRequest {
-    /// The context window as segments.
+    /// The context at the end of the range as segments.
     pub segments: Vec<Segment>,
     /// The model's last answer.
     pub agent_response: String,
@@ -30,6 +32,102 @@ pub struct MemoryRequest {
     /// The first turn of the range.
     pub compress_from: TurnId,
     pub compress_to: TurnId,
+    /// The position of the first token after the context.
+    next_position: Position,
+}
+
+impl MemoryRequest {
+    /// The request for a range or, without one, for the whole window as it is now.
+    pub(super) fn build(
+        range: Option<MemoryRange>,
+        placed: &[PlacedMemory],
+        conversation: &mut Conversation,
+        model: &ChatModel,
+    ) -> Result<Self, Error> {
+        let agent_operations = range.map_or(Ok(Vec::new()), |range| tool_operations(range, conversation))?;
+        let last_answer = conversation.turns_latest_first().find(|(_, role)| *role == Role::Assistant);
+        let agent_response =
+            last_answer.map(|(turn, _)| conversation.turn_text(turn)).transpose()?.unwrap_or_default();
+        let chunks: Vec<ChunkId> =
+            range.iter().flat_map(|range| range.chunks(conversation.timeline())).map(|c| c.id()).collect();
+        conversation.load_bodies(&chunks)?;
+        let timeline = conversation.timeline();
+        let items = match range {
+            Some(_) => items_at_range_end(&chunks, timeline, placed),
+            None => window_items(timeline, placed).collect(),
+        };
+        let segments = render_items(&model.system_tokens, timeline, items.into_iter()).segments;
+        let end = chunks.last().and_then(|&last| timeline.chunk(last));
+        let last_turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
+        let request = Self {
+            segments,
+            agent_response,
+            agent_operations,
+            compress_from: range.map_or(TurnId(0), |range| TurnId(range.from.0)),
+            compress_to: range.map_or(last_turn, |range| TurnId(range.to.0)),
+            next_position: end.map_or(timeline.next_position(), |chunk| chunk.start().plus(chunk.len())),
+        };
+        conversation.unload_pruned();
+        Ok(request)
+    }
+
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.segments.iter().map(|segment| segment.tokens).sum()
+    }
+
+    /// Leaves out what is not of the range, where the context of the model is too small for all.
+    fn fit(&mut self, max_tokens: usize) {
+        if self.tokens() > max_tokens {
+            let range = self.compress_from..=self.compress_to;
+            self.segments.retain(|segment| match segment.block_ids.first() {
+                Some(ContextBlock::Message(turn)) => range.contains(turn),
+                Some(ContextBlock::SystemPrompt) => true,
+                _ => false,
+            });
+        }
+    }
+
+    /// The context as the model reads it.
+    #[must_use]
+    pub fn window(&self) -> Vec<WindowToken> {
+        self.segments.iter().flat_map(|segment| segment.window.iter().copied()).collect()
+    }
+
+    /// The context as messages, with the start mark before the range and the instruction after it.
+    fn messages(&self, system_prompt: &str, instruction: &str) -> Vec<PromptMessage> {
+        let mut messages = Vec::new();
+        let mut started = false;
+        for segment in &self.segments {
+            let text = match segment.block_ids.first() {
+                Some(ContextBlock::SystemPrompt) if system_prompt.trim().is_empty() => continue,
+                Some(ContextBlock::SystemPrompt) => system_prompt.trim().to_owned(),
+                Some(ContextBlock::Message(turn)) => {
+                    if *turn >= self.compress_from && !std::mem::replace(&mut started, true) {
+                        let text = format!("<memory_formation_start sequence=\"{}\"/>", self.compress_from.0);
+                        messages.push(PromptMessage { role: Role::System, text });
+                    }
+                    segment.message_text()
+                }
+                _ => segment.message_text(),
+            };
+            messages.push(PromptMessage { role: segment.role, text });
+        }
+        messages.push(PromptMessage { role: Role::User, text: instruction.to_owned() });
+        messages
+    }
+
+    /// What the writer of the memory saw, without its text.
+    #[must_use]
+    pub fn source(&self) -> MemorySource {
+        let segment = |segment: &Segment| SourceSegment {
+            block: segment.block_ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            turns: segment.source_frames.iter().map(|turn| turn.0).collect(),
+            facets: segment.facet_ids().iter().map(ToString::to_string).collect(),
+            tokens: segment.tokens,
+        };
+        MemorySource { segments: self.segments.iter().map(segment).collect() }
+    }
 }
 
 /// The instruction at the end of a range; `first_words` tell the model where the range begins.
@@ -54,29 +152,21 @@ const STOP_SEQUENCES: [&str; 3] = ["<memory", "</memory", "<|im_start|>"];
 
 /// A question to the model in a fork of its state.
 pub(super) struct ForkRequest<'a> {
-    /// The fork is of the state at the end of this range; none: of the current state.
-    pub range: Option<MemoryRange>,
+    pub request: &'a mut MemoryRequest,
     pub instruction: &'a str,
     pub max_tokens: usize,
     pub sampling: &'a Sampling,
-    pub placed: &'a [PlacedMemory],
 }
 
 impl ForkRequest<'_> {
     /// The model's answer; none if `is_preempted` stopped it.
     pub fn generate(
-        &self,
-        conversation: &mut Conversation,
+        &mut self,
+        conversation: &Conversation,
         model: &mut ChatModel,
         is_preempted: &dyn Fn() -> bool,
     ) -> Result<Option<String>, Error> {
-        // Chunks of the range may have been pruned since: the window at its end had them.
-        let range: Vec<ChunkId> = match self.range {
-            Some(range) => range.chunks(conversation.timeline()).map(|chunk| chunk.id()).collect(),
-            None => Vec::new(),
-        };
-        conversation.load_bodies(&range)?;
-        let (window, next_position) = self.window(&range, conversation.timeline(), model)?;
+        let (window, next_position) = self.window(model)?;
         let sampling = Sampling {
             max_tokens: self.max_tokens,
             temperature: 0.0,
@@ -85,14 +175,8 @@ impl ForkRequest<'_> {
             constraint: None,
             ..self.sampling.clone()
         };
-        let timeline = conversation.timeline();
-        let whole = MemoryRange { from: (0, 0), to: (u32::MAX, u32::MAX) };
-        let marked = self.range.unwrap_or(whole);
-        let (format, placed) = (&model.format, self.placed);
-        let messages = || {
-            let messages = window_messages(&format.system_prompt, timeline, placed);
-            mark_range(messages, timeline, placed, marked, self.instruction)
-        };
+        let (request, system_prompt) = (&*self.request, &model.format.system_prompt);
+        let messages = || request.messages(system_prompt, self.instruction);
         let prompt = Prompt {
             conversation: conversation.kv_key(),
             window: &window,
@@ -107,31 +191,22 @@ impl ForkRequest<'_> {
             }
             if is_preempted() { StepFlow::Stop } else { StepFlow::Continue }
         })?;
-        conversation.unload_pruned();
         Ok((finish != FinishReason::Cancelled).then(|| clean_text(&text, finish)))
     }
 
     /// The window of the fork with the instruction at its end, and the position of the next token.
-    fn window(
-        &self,
-        range: &[ChunkId],
-        timeline: &Timeline,
-        model: &mut ChatModel,
-    ) -> Result<(Vec<WindowToken>, halo_core::token::Position), Error> {
-        let mut window = match range {
-            [] => build_window(&model.system_tokens, timeline, self.placed),
-            range => window_at_range_end(range, timeline, model, self.placed),
-        };
-        let last = range.last().copied();
-        let last_role =
-            last.or_else(|| timeline.live_chunks().last().map(|chunk| chunk.id())).map(|id| id.role);
-        let end = last.and_then(|last| timeline.chunk(last)).map(|chunk| chunk.start().plus(chunk.len()));
-        let mut next = end.unwrap_or_else(|| timeline.next_position());
+    fn window(&mut self, model: &mut ChatModel) -> Result<(Vec<WindowToken>, Position), Error> {
+        let is_message = |segment: &&Segment| segment.block_ids != [ContextBlock::SystemPrompt];
+        let last_role = self.request.segments.iter().rfind(is_message).map(|segment| segment.role);
         let turn = [
             model.format.turn_header(Role::User, last_role, None).tokenize(&mut *model.model)?,
             model.model.tokenize(self.instruction, false)?,
             model.answer_header_tokens()?,
         ];
+        let instruction: usize = turn.iter().map(Vec::len).sum();
+        self.request.fit(model.info().context.saturating_sub(instruction + self.max_tokens));
+        let mut window = self.request.window();
+        let mut next = self.request.next_position;
         for token in turn.into_iter().flatten() {
             // These positions are on no timeline: they are dropped with the fork.
             window.push(WindowToken { position: Some(next), offset: 0, id: token.id, chunk_start: false });
@@ -149,40 +224,37 @@ fn clean_text(text: &str, finish: FinishReason) -> String {
     if finish == FinishReason::Length { sentences } else { text }.to_owned()
 }
 
-/// The context window at the end of a range: the live chunks up to there, and all chunks of the range.
-fn window_at_range_end(
+/// The items of the context at the end of a range: the live chunks up to there, and all chunks of the range.
+fn items_at_range_end<'a>(
     range: &[ChunkId],
-    timeline: &Timeline,
-    model: &ChatModel,
-    placed: &[PlacedMemory],
-) -> Vec<WindowToken> {
+    timeline: &'a Timeline,
+    placed: &'a [PlacedMemory],
+) -> Vec<WindowItem<'a>> {
     let end = range.last().and_then(|&last| timeline.chunk(last)).map(|chunk| chunk.start());
     let range: BTreeSet<ChunkId> = range.iter().copied().collect();
-    let mut window: Vec<WindowToken> = model.system_tokens.iter().map(system_window_token).collect();
-    let mut pruned =
-        range.iter().filter_map(|&id| timeline.chunk(id)).filter(|chunk| !chunk.is_live()).peekable();
+    let mut items = Vec::new();
+    let pruned = range.iter().filter_map(|&id| timeline.chunk(id)).filter(|chunk| !chunk.is_live());
+    let mut pruned: Vec<_> = pruned.collect();
+    pruned.sort_by_key(|chunk| chunk.start());
+    let mut pruned = pruned.into_iter().peekable();
     for item in window_items(timeline, placed) {
-        let position = match &item {
-            WindowItem::Chunk(chunk) => chunk.start(),
+        let position = match item {
+            WindowItem::Chunk(chunk) | WindowItem::PrunedChunk(chunk) => chunk.start(),
             WindowItem::Memory(memory) => memory.position,
         };
         while let Some(chunk) = pruned.next_if(|chunk| chunk.start() < position) {
-            push_chunk(&mut window, chunk, std::iter::once(chunk.run()));
+            items.push(WindowItem::PrunedChunk(chunk));
         }
+        let is_before_end = end.is_none_or(|end| position <= end);
         match item {
-            WindowItem::Chunk(chunk) if end.is_none_or(|end| chunk.start() <= end) => {
-                push_chunk(&mut window, chunk, chunk.live_runs());
-            }
             // The range itself is in the window, so a memory of it is not.
             WindowItem::Memory(memory) if range.iter().any(|id| memory.turns.contains(&id.turn)) => {}
-            WindowItem::Memory(memory) if end.is_none_or(|end| memory.position <= end) => {
-                window.extend(memory.window_tokens());
-            }
+            item if is_before_end => items.push(item),
             _ => {}
         }
     }
-    pruned.for_each(|chunk| push_chunk(&mut window, chunk, std::iter::once(chunk.run())));
-    window
+    items.extend(pruned.map(WindowItem::PrunedChunk));
+    items
 }
 
 /// The first words of a range, which tell the model where it begins.
@@ -221,40 +293,4 @@ pub(super) fn tool_operations(
     let mut net: Vec<(usize, String)> = net.into_values().collect();
     net.sort();
     Ok(net.into_iter().map(|(_, result)| result).collect())
-}
-
-/// The messages up to the end of a range, with the start mark before it and the instruction after it.
-fn mark_range(
-    messages: Vec<PromptMessage>,
-    timeline: &Timeline,
-    placed: &[PlacedMemory],
-    range: MemoryRange,
-    instruction: &str,
-) -> Vec<PromptMessage> {
-    // The turn of each message, in the order in which `window_messages` makes them.
-    let mut turns: Vec<Option<TurnId>> = Vec::new();
-    for item in window_items(timeline, placed) {
-        match item {
-            WindowItem::Memory(_) => turns.push(None),
-            WindowItem::Chunk(chunk) if turns.last() == Some(&Some(chunk.id().turn)) => {}
-            WindowItem::Chunk(chunk) => turns.push(Some(chunk.id().turn)),
-        }
-    }
-    let mut marked: Vec<PromptMessage> = Vec::new();
-    let system_messages = messages.len() - turns.len().min(messages.len());
-    let mut started = false;
-    for (n, message) in messages.into_iter().enumerate() {
-        let turn = n.checked_sub(system_messages).and_then(|n| turns[n]);
-        if turn.is_some_and(|turn| turn.0 > range.to.0) {
-            break;
-        }
-        if !started && turn.is_some_and(|turn| turn.0 >= range.from.0) {
-            started = true;
-            let text = format!("<memory_formation_start sequence=\"{}\"/>", range.from.0);
-            marked.push(PromptMessage { role: Role::System, text });
-        }
-        marked.push(message);
-    }
-    marked.push(PromptMessage { role: Role::User, text: instruction.to_owned() });
-    marked
 }

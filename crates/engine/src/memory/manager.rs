@@ -1,13 +1,16 @@
 //! The memories of one conversation: when the next one is formed, and which are placed in the context window.
 
-use super::edit::{MemoryEdit, apply_memory_edit, find_conflicts, mark_conflicts, rank_memories};
+use super::carry::{CarryMode, MemoryReference, carry_memories, next_memory_id, prepare_carried};
+use super::conflict::{ConflictDecision, resolve_conflict, update_conflicts};
+use super::edit::{MemoryEdit, apply_memory_edit, rank_memories};
 use super::formation::{
-    ForkRequest, MemoryRequest, REFLECTION_INSTRUCTION, first_words, formation_instruction, tool_operations,
+    ForkRequest, MemoryRequest, REFLECTION_INSTRUCTION, first_words, formation_instruction,
 };
 use super::placement::{is_placeable, plan_placement};
-use super::range::{MemoryRange, next_range, uncovered_chunks};
+use super::range::{MemoryRange, next_range, overlap_start, uncovered_chunks};
 use super::record::{self, Memory};
-use super::segment::{PlacedMemory, build_window, render_segments, window_messages};
+use super::segment::{PlacedMemory, build_window, window_messages};
+use super::source::MemorySource;
 use crate::chat_model::ChatModel;
 use crate::conversation::Conversation;
 use crate::event::{Event, MemoryAction};
@@ -15,7 +18,8 @@ use crate::rules::ConversationRules;
 use halo_core::Error;
 use halo_core::model::{FinishReason, Prompt, StepFlow};
 use halo_core::store::RecordKind;
-use halo_core::token::{ChunkId, Role, TurnId};
+use halo_core::token::{ChunkId, TurnId};
+use std::collections::BTreeSet;
 
 /// The memories of one conversation.
 #[derive(Default)]
@@ -24,7 +28,19 @@ pub(crate) struct MemoryManager {
     /// The first chunk that no memory covers yet, as turn and index.
     formed_until: (u32, u32),
     placed: Vec<PlacedMemory>,
+    /// The turns that were answered here: the model has read them and their questions.
+    answered: BTreeSet<TurnId>,
     notices: Vec<String>,
+}
+
+/// What a new memory is made of.
+struct NewMemory {
+    range: MemoryRange,
+    overlap_from: Option<(u32, u32)>,
+    reflection: bool,
+    text: String,
+    operations: Vec<String>,
+    source: MemorySource,
 }
 
 /// The result of a step of idle work.
@@ -38,8 +54,10 @@ pub(crate) struct MemoryStep {
 
 impl MemoryManager {
     pub fn load(conversation: &mut Conversation) -> Result<Self, Error> {
+        let turns = conversation.records(RecordKind::Turn)?;
         let (store, name, _) = conversation.body_loader();
         Ok(Self {
+            answered: turns.iter().filter_map(|turn| turn.key.parse().ok().map(TurnId)).collect(),
             memories: record::load_memories(store, name)?,
             formed_until: record::load_formed_until(store, name)?,
             ..Self::default()
@@ -56,6 +74,11 @@ impl MemoryManager {
 
     pub fn placed_tokens(&self) -> usize {
         self.placed.iter().map(PlacedMemory::len).sum()
+    }
+
+    /// A turn was answered: its messages may become part of a memory.
+    pub fn mark_answered(&mut self, turn: TurnId) {
+        self.answered.insert(turn);
     }
 
     /// What the user should know; each notice is returned once.
@@ -85,6 +108,51 @@ impl MemoryManager {
         Ok(())
     }
 
+    /// Applies the user's decision about two memories that contradict each other.
+    pub fn resolve_conflict(
+        &mut self,
+        pair: (u64, u64),
+        decision: ConflictDecision,
+        conversation: &mut Conversation,
+        rules: &ConversationRules,
+    ) -> Result<(), Error> {
+        let (store, name, _) = conversation.body_loader();
+        resolve_conflict(store, name, &mut self.memories, pair, decision)?;
+        self.placed.retain(|placed| placed.id != pair.0 && placed.id != pair.1);
+        self.refresh_placement(conversation, rules);
+        Ok(())
+    }
+
+    /// Carries memories of other conversations into this one; a new conversation stores them with its first message. Returns
+    /// the new ids.
+    pub fn carry(
+        &mut self,
+        references: &[MemoryReference],
+        mode: CarryMode,
+        conversation: &mut Conversation,
+    ) -> Result<Vec<u64>, Error> {
+        let is_new = conversation.is_new();
+        let (store, name, _) = conversation.body_loader();
+        let carried = match is_new {
+            true => {
+                let first_id = self.memories.iter().map(|memory| memory.id).max().unwrap_or(0) + 1;
+                prepare_carried(store, references, mode, first_id)?
+            }
+            false => carry_memories(store, name, references, mode)?,
+        };
+        let ids = carried.iter().map(|memory| memory.id).collect();
+        if is_new {
+            for memory in &carried {
+                conversation.stage_record(RecordKind::Memory, memory.record_key(), memory.to_record());
+            }
+            self.memories.extend(carried);
+        } else {
+            // Conflicts may have changed the others.
+            self.memories = record::load_memories(store, name)?;
+        }
+        Ok(ids)
+    }
+
     /// The memories by relevance to a query, the best first.
     pub fn search(&self, query: &str, hits: &[(ChunkId, f64)]) -> Vec<(f64, Memory)> {
         rank_memories(&self.memories, query, hits)
@@ -97,7 +165,7 @@ impl MemoryManager {
             self.placed.clear();
             return;
         };
-        for memory in &mut self.memories {
+        for memory in self.memories.iter_mut().filter(|memory| !memory.is_carried()) {
             let (store, name, timeline) = conversation.body_loader();
             let newly_pruned = memory.range.chunks(timeline).filter(|chunk| !chunk.is_live());
             let newly_pruned: Vec<ChunkId> = newly_pruned
@@ -191,7 +259,8 @@ impl MemoryManager {
     /// The next range that a memory is formed of, if there is one.
     pub fn next_range(&self, conversation: &Conversation, rules: &ConversationRules) -> Option<MemoryRange> {
         let rules = rules.active_memory_rules()?;
-        next_range(conversation.timeline(), self.formed_until, &rules).filter(|_| !conversation.is_new())
+        let range = next_range(conversation.timeline(), self.formed_until, &self.answered, &rules);
+        range.filter(|_| !conversation.is_new())
     }
 
     /// Why no memory is due, for the user.
@@ -201,8 +270,8 @@ impl MemoryManager {
                     brightness.strategy prunes token by token"
                 .to_owned();
         };
-        let uncovered = uncovered_chunks(conversation.timeline(), self.formed_until);
-        let tokens: usize = uncovered.iter().map(|(_, tokens)| tokens).sum();
+        let uncovered = uncovered_chunks(conversation.timeline(), self.formed_until, &self.answered);
+        let tokens: usize = uncovered.iter().flatten().map(|(_, tokens)| tokens).sum();
         let since = match self.formed_until {
             (0, 0) => "so far".to_owned(),
             (turn, _) => format!("since turn {turn}"),
@@ -220,18 +289,7 @@ impl MemoryManager {
         conversation: &mut Conversation,
         model: &ChatModel,
     ) -> Result<MemoryRequest, Error> {
-        let agent_operations = tool_operations(range, conversation)?;
-        let last_answer = conversation.turns_latest_first().find(|(_, role)| *role == Role::Assistant);
-        let agent_response =
-            last_answer.map(|(turn, _)| conversation.turn_text(turn)).transpose()?.unwrap_or_default();
-        conversation.unload_pruned();
-        Ok(MemoryRequest {
-            segments: render_segments(&model.system_tokens, conversation.timeline(), &self.placed).segments,
-            agent_response,
-            agent_operations,
-            compress_from: TurnId(range.from.0),
-            compress_to: TurnId(range.to.0),
-        })
+        MemoryRequest::build(Some(range), &self.placed, conversation, model)
     }
 
     /// Forms the memory of a range. If it is preempted, the same range is due again.
@@ -244,25 +302,30 @@ impl MemoryManager {
         is_preempted: &dyn Fn() -> bool,
     ) -> Result<MemoryStep, Error> {
         let Some(memory_rules) = rules.active_memory_rules() else { return Ok(MemoryStep::default()) };
-        let first_words = first_words(range, conversation)?;
-        let fork = ForkRequest {
-            range: Some(range),
-            instruction: &formation_instruction(range, &first_words, memory_rules.max_tokens),
+        // The text before the range is summarized too, so that the memory does not begin in the middle.
+        let overlap_from = overlap_start(conversation.timeline(), range, memory_rules.overlap_tokens);
+        let shown = MemoryRange { from: overlap_from.unwrap_or(range.from), ..range };
+        let first_words = first_words(shown, conversation)?;
+        let mut request = self.request(shown, conversation, model)?;
+        let mut fork = ForkRequest {
+            request: &mut request,
+            instruction: &formation_instruction(shown, &first_words, memory_rules.max_tokens),
             max_tokens: memory_rules.max_tokens,
             sampling: &rules.sampling,
-            placed: &self.placed,
         };
         let Some(text) = fork.generate(conversation, model, is_preempted)? else {
             return Ok(MemoryStep { worked: true, events: Vec::new() });
         };
-        let operations = tool_operations(range, conversation)?;
         // The range counts as covered even where the model wrote nothing: it would write nothing the next time too.
         self.formed_until = (range.to.0, range.to.1 + 1);
         let (store, name, _) = conversation.body_loader();
         record::store_formed_until(store, name, self.formed_until)?;
         let mut events = Vec::new();
         if !text.is_empty() {
-            let id = self.add(range, false, text, operations, conversation, model)?;
+            let source = request.source();
+            let operations = request.agent_operations;
+            let new = NewMemory { range, overlap_from, reflection: false, text, operations, source };
+            let id = self.add(new, conversation, model)?;
             events.push(Event::MemoryChanged { id, action: MemoryAction::Formed });
         }
         Ok(MemoryStep { worked: true, events })
@@ -281,16 +344,18 @@ impl MemoryManager {
         let Some(last) = last else { return Ok(None) };
         let from = self.last_reflection().map_or((0, 0), |memory| (memory.range.to.0 + 1, 0));
         let range = MemoryRange { from, to: (last.turn.0, last.index) };
-        let fork = ForkRequest {
-            range: None,
+        let mut request = MemoryRequest::build(None, &self.placed, conversation, model)?;
+        let mut fork = ForkRequest {
+            request: &mut request,
             instruction: REFLECTION_INSTRUCTION,
             max_tokens: memory_rules.max_tokens,
             sampling: &rules.sampling,
-            placed: &self.placed,
         };
         match fork.generate(conversation, model, is_preempted)? {
             Some(text) if !text.is_empty() => {
-                self.add(range, true, text, Vec::new(), conversation, model).map(Some)
+                let (source, operations) = (request.source(), Vec::new());
+                let new = NewMemory { range, overlap_from: None, reflection: true, text, operations, source };
+                self.add(new, conversation, model).map(Some)
             }
             _ => Ok(None),
         }
@@ -308,26 +373,19 @@ impl MemoryManager {
 
     fn add(
         &mut self,
-        range: MemoryRange,
-        reflection: bool,
-        text: String,
-        operations: Vec<String>,
+        new: NewMemory,
         conversation: &mut Conversation,
         model: &ChatModel,
     ) -> Result<u64, Error> {
-        // Ids of memories that are to be forgotten are not used again: they are only in the store.
-        let stored = conversation.records(RecordKind::Memory)?;
-        let stored = stored.iter().filter_map(|record| record.key.parse::<u64>().ok());
-        let id = stored.chain(self.memories.iter().map(|memory| memory.id)).max().unwrap_or(0) + 1;
-        let others: Vec<&Memory> = self.memories.iter().collect();
-        let conflicts = find_conflicts(&text, &others);
         let (store, name, timeline) = conversation.body_loader();
-        let pruned = range.chunks(timeline).filter(|chunk| !chunk.is_live()).map(|chunk| chunk.id());
+        let known = self.memories.iter().map(|memory| memory.id + 1).max().unwrap_or(1);
+        let id = next_memory_id(store, name)?.max(known);
+        let pruned = new.range.chunks(timeline).filter(|chunk| !chunk.is_live()).map(|chunk| chunk.id());
         let memory = Memory {
             id,
-            range,
-            reflection,
-            text,
+            range: new.range,
+            reflection: new.reflection,
+            text: new.text,
             model: model.info().name.clone(),
             formed_after: timeline.turns().last().map_or(TurnId(0), |turn| turn.id),
             formed_at: jiff::Timestamp::now().as_millisecond(),
@@ -335,13 +393,18 @@ impl MemoryManager {
             disabled: false,
             edited: false,
             pending_forget: false,
-            conflicts: conflicts.clone(),
-            operations,
+            conflicts: BTreeSet::new(),
+            operations: new.operations,
             pruned_chunks: pruned.collect(),
+            source: Some(new.source),
+            overlap_from: new.overlap_from,
+            carried_from: Vec::new(),
+            retracted: BTreeSet::new(),
+            settled: BTreeSet::new(),
         };
         record::store_memory(store, name, &memory)?;
         self.memories.push(memory);
-        mark_conflicts(store, name, &mut self.memories, id, &conflicts)?;
+        update_conflicts(store, name, &mut self.memories, id)?;
         Ok(id)
     }
 }

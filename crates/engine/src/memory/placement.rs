@@ -26,7 +26,7 @@ const MAX_PLACED_TOKENS: usize = 4000;
 
 /// Whether a memory may be in the window now.
 pub(super) fn is_placeable(memory: &Memory, timeline: &Timeline, rules: &MemoryRules) -> bool {
-    if memory.disabled || memory.reflection {
+    if memory.disabled || memory.reflection || memory.is_carried() {
         return false;
     }
     let turns_since = timeline.turns().iter().rev().take_while(|turn| turn.id > memory.formed_after);
@@ -117,7 +117,7 @@ fn render_memory(
         push(text, Facet::Quote(id, *chunk))?;
         push("\n", Facet::Boundary(id))?;
     }
-    push(&memory.text, Facet::Memory(id))?;
+    push(&memory.current_text(), Facet::Memory(id))?;
     for operation in &memory.operations {
         push(&format!("\nStill so: {operation}"), Facet::Memory(id))?;
     }

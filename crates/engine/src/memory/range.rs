@@ -3,7 +3,8 @@
 
 use super::rules::MemoryRules;
 use halo_core::timeline::Timeline;
-use halo_core::token::ChunkId;
+use halo_core::token::{ChunkId, TurnId};
+use std::collections::BTreeSet;
 
 /// The chunks from one to another, both included, each given as turn and index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,9 @@ fn chunk_order(chunk: ChunkId) -> (u32, u32) {
 }
 
 impl MemoryRange {
+    /// The range of a memory that was carried from another conversation: it has no chunk of this one.
+    pub const NONE: Self = Self { from: (1, 0), to: (0, 0) };
+
     #[must_use]
     pub fn contains(&self, chunk: ChunkId) -> bool {
         (self.from..=self.to).contains(&chunk_order(chunk))
@@ -37,32 +41,77 @@ impl MemoryRange {
 }
 
 /// The next range that a memory is formed of, from the first chunk that no memory covers; none while it has too few tokens.
-/// Chunks before the first live one were imported and never in this window, so the model cannot summarize them.
+/// Turns that were answered here count also where they were pruned since. Imported turns before the first live one do not:
+/// the model has not read them.
 #[must_use]
-pub fn next_range(timeline: &Timeline, formed: (u32, u32), rules: &MemoryRules) -> Option<MemoryRange> {
-    first_range(&uncovered_chunks(timeline, formed), rules)
+pub fn next_range(
+    timeline: &Timeline,
+    formed: (u32, u32),
+    answered: &BTreeSet<TurnId>,
+    rules: &MemoryRules,
+) -> Option<MemoryRange> {
+    uncovered_chunks(timeline, formed, answered).iter().find_map(|run| first_range(run, rules))
 }
 
-/// The chunks that no memory covers and one could, each with its place and tokens.
-pub(super) fn uncovered_chunks(timeline: &Timeline, formed: (u32, u32)) -> Vec<((u32, u32), usize)> {
-    let mut sizes = Vec::new();
-    let mut seen_live = false;
+/// A chunk as turn and index, with its tokens.
+type SizedChunk = ((u32, u32), usize);
+
+/// The chunks that no memory covers and one could: runs without a gap, each chunk with its place and tokens.
+pub(super) fn uncovered_chunks(
+    timeline: &Timeline,
+    formed: (u32, u32),
+    answered: &BTreeSet<TurnId>,
+) -> Vec<Vec<SizedChunk>> {
+    let (mut runs, mut seen_live, mut in_run) = (Vec::<Vec<SizedChunk>>::new(), false, false);
     let turns = timeline.turns();
     let first = turns.partition_point(|turn| turn.id.0 < formed.0);
+    let questions: BTreeSet<TurnId> =
+        answered.iter().filter_map(|&answer| timeline.question_of(answer)).collect();
     for turn in &turns[first..] {
+        let was_read = answered.contains(&turn.id) || questions.contains(&turn.id);
         for chunk in timeline.turn_chunks(turn.id) {
             seen_live |= chunk.is_live();
-            if chunk_order(chunk.id()) >= formed && seen_live && !chunk.is_deleted() {
-                sizes.push((chunk_order(chunk.id()), chunk.len()));
+            if chunk_order(chunk.id()) < formed || chunk.is_deleted() {
+                continue;
             }
+            if !(seen_live || was_read) {
+                in_run = false;
+                continue;
+            }
+            if !std::mem::replace(&mut in_run, true) {
+                runs.push(Vec::new());
+            }
+            runs.last_mut().into_iter().for_each(|run| run.push((chunk_order(chunk.id()), chunk.len())));
         }
     }
-    sizes
+    runs
+}
+
+/// Where the overlap of a range with the text before it begins: whole turns before it, of at most so many tokens.
+#[must_use]
+pub fn overlap_start(timeline: &Timeline, range: MemoryRange, max_tokens: usize) -> Option<(u32, u32)> {
+    let turns = timeline.turns();
+    let end = turns.partition_point(|turn| turn.id.0 < range.from.0);
+    let mut tokens = 0;
+    let mut start = None;
+    for turn in turns[..end].iter().rev() {
+        let chunks = timeline.turn_chunks(turn.id).filter(|chunk| !chunk.is_deleted());
+        let len: usize = chunks.map(|chunk| chunk.len()).sum();
+        if len == 0 {
+            continue;
+        }
+        tokens += len;
+        if tokens > max_tokens {
+            break;
+        }
+        start = Some((turn.id.0, 0));
+    }
+    start
 }
 
 /// The first range of some chunks, each with its place and tokens: as many whole turns as fit or, where one turn alone does
 /// not, chunks of it.
-fn first_range(sizes: &[((u32, u32), usize)], rules: &MemoryRules) -> Option<MemoryRange> {
+fn first_range(sizes: &[SizedChunk], rules: &MemoryRules) -> Option<MemoryRange> {
     let total: usize = sizes.iter().map(|(_, tokens)| tokens).sum();
     if total < rules.range_tokens.max(1) {
         return None;

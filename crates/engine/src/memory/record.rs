@@ -1,6 +1,7 @@
 //! A memory as it is stored, and the records of a conversation's memories.
 
 use super::range::MemoryRange;
+use super::source::{CarriedFrom, MemorySource};
 use halo_core::Error;
 use halo_core::store::{Record, RecordKind, Store};
 use halo_core::token::{ChunkId, TurnId};
@@ -36,7 +37,20 @@ pub struct Memory {
     pub operations: Vec<String>,
     /// The chunks of its range that were pruned since: if one of them is resurrected, the memory is hidden.
     pub pruned_chunks: BTreeSet<ChunkId>,
+    /// What its writer saw; none for memories of earlier versions and for carried ones.
+    pub source: Option<MemorySource>,
+    /// Where the text before its range begins that its writer summarized too, as an overlap.
+    pub overlap_from: Option<(u32, u32)>,
+    /// Memories of other conversations that it was carried from.
+    pub carried_from: Vec<CarriedFrom>,
+    /// Sentences that another memory contradicts and that are left out where it is used.
+    pub retracted: BTreeSet<String>,
+    /// Memories that it may contradict: the user has decided so.
+    pub settled: BTreeSet<u64>,
 }
+
+/// The characters that end a sentence.
+pub(crate) const SENTENCE_ENDS: [char; 5] = ['.', '!', '?', '\n', ';'];
 
 /// Setting: how far memories have been formed.
 const FORMED_UNTIL_KEY: &str = "memory.formed";
@@ -47,19 +61,39 @@ impl Memory {
         memory_key(self.id)
     }
 
-    /// Whether it may mention one of some chunks: its writer saw everything up to the end of its range.
+    /// Whether it was carried from another conversation: it has no range in this one.
     #[must_use]
-    pub fn may_mention(&self, chunks: &[ChunkId]) -> bool {
-        chunks.iter().any(|chunk| (chunk.turn.0, chunk.index) <= self.range.to)
+    pub fn is_carried(&self) -> bool {
+        !self.carried_from.is_empty()
     }
 
-    fn to_record(&self) -> String {
+    /// Its text without the sentences that were retracted.
+    #[must_use]
+    pub fn current_text(&self) -> String {
+        if self.retracted.is_empty() {
+            return self.text.clone();
+        }
+        let sentences = self.text.split_inclusive(SENTENCE_ENDS);
+        let kept: String = sentences.filter(|s| !self.retracted.contains(s.trim())).collect();
+        kept.trim().to_owned()
+    }
+
+    /// Whether it may mention one of some chunks: its writer saw everything up to the end of its range. A carried memory
+    /// mentions those of another conversation.
+    #[must_use]
+    pub fn may_mention(&self, chunks: &[ChunkId]) -> bool {
+        !self.is_carried() && chunks.iter().any(|chunk| (chunk.turn.0, chunk.index) <= self.range.to)
+    }
+
+    pub(crate) fn to_record(&self) -> String {
         let names = |chunks: &BTreeSet<ChunkId>| chunks.iter().map(ToString::to_string).collect::<Vec<_>>();
         json!({
             "from": self.range.from, "to": self.range.to, "reflection": self.reflection, "text": self.text,
             "model": self.model, "formed": self.formed_after.0, "at": self.formed_at, "pinned": self.pinned,
             "resting": self.disabled, "edited": self.edited, "leaving": self.pending_forget, "conflicts": self.conflicts,
-            "operations": self.operations, "left": names(&self.pruned_chunks),
+            "operations": self.operations, "left": names(&self.pruned_chunks), "source": self.source,
+            "overlap": self.overlap_from, "carried": self.carried_from, "retracted": self.retracted,
+            "settled": self.settled,
         })
         .to_string()
     }
@@ -90,6 +124,11 @@ impl Memory {
             conflicts: list("conflicts").iter().filter_map(Value::as_u64).collect(),
             operations: texts("operations"),
             pruned_chunks: texts("left").iter().filter_map(|name| name.parse().ok()).collect(),
+            source: serde_json::from_value(value["source"].clone()).ok().flatten(),
+            overlap_from: place("overlap"),
+            carried_from: serde_json::from_value(value["carried"].clone()).unwrap_or_default(),
+            retracted: texts("retracted").into_iter().collect(),
+            settled: list("settled").iter().filter_map(Value::as_u64).collect(),
         })
     }
 }

@@ -15,6 +15,8 @@ pub struct MemoryRules {
     pub delay_answers: usize,
     /// The largest share of the context window that memories take.
     pub window_share: f64,
+    /// How many tokens of the text before its range a memory overlaps with.
+    pub overlap_tokens: usize,
     /// Whether the model also reflects on the whole conversation when it is idle.
     pub reflection: Option<ReflectionRules>,
 }
@@ -42,6 +44,7 @@ impl Default for MemoryRules {
             max_tokens: 200,
             delay_answers: 3,
             window_share: 0.25,
+            overlap_tokens: 0,
             reflection: None,
         }
     }

@@ -71,6 +71,9 @@ pub struct Segment {
     /// The byte ranges of its content and their origin.
     pub facets: Vec<(Range<usize>, Facet)>,
     pub tokens: usize,
+    pub role: Role,
+    /// Its tokens, as the model reads them.
+    pub window: Vec<WindowToken>,
 }
 
 impl Segment {
@@ -86,20 +89,30 @@ impl Segment {
         facets
     }
 
-    fn new(block: ContextBlock, frames: Vec<TurnId>) -> Self {
+    /// Its text without that of the chat template.
+    #[must_use]
+    pub fn message_text(&self) -> String {
+        let said = self.facets.iter().filter(|(_, facet)| !matches!(facet, Facet::Template(_)));
+        said.map(|(range, _)| &self.content[range.clone()]).collect()
+    }
+
+    fn new(block: ContextBlock, frames: Vec<TurnId>, role: Role) -> Self {
         Self {
             content: String::new(),
             source_frames: frames,
             block_ids: vec![block],
             facets: Vec::new(),
             tokens: 0,
+            role,
+            window: Vec::new(),
         }
     }
 
-    fn push(&mut self, text: &str, facet: Facet, tokens: usize) {
+    fn push(&mut self, text: &str, facet: Facet, token: WindowToken) {
         let start = self.content.len();
         self.content.push_str(text);
-        self.tokens += tokens;
+        self.tokens += 1;
+        self.window.push(token);
         match self.facets.last_mut() {
             Some((range, last)) if *last == facet => range.end = self.content.len(),
             _ => self.facets.push((start..self.content.len(), facet)),
@@ -225,8 +238,11 @@ impl PlacedMemory {
 }
 
 /// An item of the context window, in order.
+#[derive(Clone, Copy)]
 pub(crate) enum WindowItem<'a> {
     Chunk(ChunkRef<'a>),
+    /// A chunk that is not live, with all of its tokens: only in the window of a fork.
+    PrunedChunk(ChunkRef<'a>),
     Memory(&'a PlacedMemory),
 }
 
@@ -259,6 +275,7 @@ pub(crate) fn build_window(
     for item in window_items(timeline, placed) {
         match item {
             WindowItem::Chunk(chunk) => push_chunk(&mut window, chunk, chunk.live_runs()),
+            WindowItem::PrunedChunk(chunk) => push_chunk(&mut window, chunk, std::iter::once(chunk.run())),
             WindowItem::Memory(memory) => window.extend(memory.window_tokens()),
         }
     }
@@ -302,7 +319,7 @@ pub(crate) fn window_messages(
     }
     for item in window_items(timeline, placed) {
         let chunk = match item {
-            WindowItem::Chunk(chunk) => chunk,
+            WindowItem::Chunk(chunk) | WindowItem::PrunedChunk(chunk) => chunk,
             WindowItem::Memory(memory) => {
                 messages.push((None, PromptMessage { role: Role::System, text: memory.text() }));
                 continue;
@@ -325,36 +342,59 @@ pub(crate) fn render_segments(
     timeline: &Timeline,
     placed: &[PlacedMemory],
 ) -> RenderedContext {
+    render_items(system_tokens, timeline, window_items(timeline, placed))
+}
+
+/// Some items, behind the system prompt, as segments.
+pub(crate) fn render_items<'a>(
+    system_tokens: &[ModelToken],
+    timeline: &Timeline,
+    items: impl Iterator<Item = WindowItem<'a>>,
+) -> RenderedContext {
     let mut segments: Vec<Segment> = Vec::new();
     if !system_tokens.is_empty() {
-        let mut segment = Segment::new(ContextBlock::SystemPrompt, Vec::new());
-        system_tokens.iter().for_each(|token| segment.push(&token.text, Facet::SystemPrompt, 1));
+        let mut segment = Segment::new(ContextBlock::SystemPrompt, Vec::new(), Role::System);
+        for token in system_tokens {
+            segment.push(&token.text, Facet::SystemPrompt, system_window_token(token));
+        }
         segments.push(segment);
     }
-    for item in window_items(timeline, placed) {
-        match item {
+    for item in items {
+        let (chunk, runs): (_, Vec<TokenRun>) = match item {
             WindowItem::Memory(memory) => {
-                let mut segment = Segment::new(ContextBlock::Memory(memory.id), memory.turns.clone());
-                memory.tokens.iter().for_each(|(token, facet)| segment.push(&token.text, *facet, 1));
-                segments.push(segment);
+                segments.push(memory_segment(memory));
+                continue;
             }
-            WindowItem::Chunk(chunk) => {
-                let (id, block) = (chunk.id(), ContextBlock::Message(chunk.id().turn));
-                if segments.last().is_none_or(|last| last.block_ids != [block]) {
-                    segments.push(Segment::new(block, vec![id.turn]));
-                }
-                let Some(segment) = segments.last_mut() else { continue };
-                for position in chunk.live_runs().flat_map(TokenRun::positions) {
-                    let Some(token) = timeline.token(position) else { continue };
-                    let facet = match token.flags {
-                        flags if flags.contains(TokenFlags::TEMPLATE) => Facet::Template(id),
-                        flags if flags.contains(TokenFlags::TOOL_RESULT) => Facet::ToolResult(id),
-                        _ => Facet::Chunk(id),
-                    };
-                    segment.push(token.text, facet, 1);
-                }
-            }
+            WindowItem::Chunk(chunk) => (chunk, chunk.live_runs().collect()),
+            WindowItem::PrunedChunk(chunk) => (chunk, vec![chunk.run()]),
+        };
+        let (id, block) = (chunk.id(), ContextBlock::Message(chunk.id().turn));
+        if segments.last().is_none_or(|last| last.block_ids != [block]) {
+            segments.push(Segment::new(block, vec![id.turn], id.role));
+        }
+        let Some(segment) = segments.last_mut() else { continue };
+        let mut window = Vec::with_capacity(chunk.len());
+        push_chunk(&mut window, chunk, runs.iter().copied());
+        let positions = runs.into_iter().flat_map(TokenRun::positions);
+        for (position, window_token) in positions.zip(window) {
+            let Some(token) = timeline.token(position) else { continue };
+            let facet = match token.flags {
+                flags if flags.contains(TokenFlags::TEMPLATE) => Facet::Template(id),
+                flags if flags.contains(TokenFlags::TOOL_RESULT) => Facet::ToolResult(id),
+                _ => Facet::Chunk(id),
+            };
+            segment.push(token.text, facet, window_token);
         }
     }
     RenderedContext { segments }
+}
+
+/// A placed memory as a segment.
+pub(crate) fn memory_segment(memory: &PlacedMemory) -> Segment {
+    let block = ContextBlock::Memory(memory.id);
+    let mut segment = Segment::new(block, memory.turns.clone(), Role::System);
+    for ((token, facet), window_token) in memory.tokens.iter().zip(memory.window_tokens()) {
+        segment.push(&token.text, *facet, window_token);
+    }
+    segment
 }

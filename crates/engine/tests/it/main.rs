@@ -2,6 +2,7 @@
 
 mod align;
 mod common;
+mod forgetting_cycle;
 mod host;
 mod memory;
 mod message_times;

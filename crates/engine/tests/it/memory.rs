@@ -16,7 +16,10 @@ use halo_core::token::{ChunkId, Role, TurnId};
 use halo_engine::event::Event;
 use halo_engine::manual_edit::ManualEdit;
 use halo_engine::memory::segment::{ContextBlock, Facet};
-use halo_engine::memory::{MemoryEdit, MemoryRules};
+use halo_engine::memory::trace::{SpanKind, trace_memory};
+use halo_engine::memory::{
+    CarryMode, ConflictDecision, MemoryEdit, MemoryReference, MemoryRules, carry_memories,
+};
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
@@ -38,6 +41,7 @@ fn memory_test_rules(max_tokens: usize) -> ConversationRules {
         max_tokens: 12,
         delay_answers: 1,
         window_share: 0.5,
+        overlap_tokens: 0,
         reflection: None,
     };
     rules.memory = Some(memory);
@@ -116,6 +120,7 @@ fn memory_lifecycle_from_turn_to_placement_with_byte_origins() {
     assert_eq!((request.compress_from, request.compress_to), (TurnId(0), TurnId(3)));
     assert!(request.agent_response.starts_with(" Cheese is made of milk."));
     assert_eq!(request.segments, session.render_context().segments);
+    assert_eq!(request.window(), session.context_window(), "the fork reads the segments of the request");
     // Step 5: the memory is formed and stored, but not placed yet.
     let before = session.context_window_text();
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
@@ -328,6 +333,7 @@ fn memory_quotes_user_verbatim_and_skips_long_messages() {
                 max_tokens: 12,
                 delay_answers: 0,
                 window_share: 0.5,
+                overlap_tokens: 0,
                 reflection: None,
             });
             rules
@@ -466,41 +472,6 @@ fn memory_keeps_net_tool_operations_of_its_range() {
     assert_eq!(session.memories()[0].operations, [".name = \"Bertha\""]);
 }
 
-/// The coordinated forgetting cycle disables the memory with low salience in a real session.
-#[test]
-fn memory_is_disabled_by_forgetting_cycle() {
-    use halo_agents::forgetting::{ApplyRetention, ForgettingAction, coordinated_forgetting_cycle};
-    use halo_core::salience::SalienceScorer;
-    use halo_core::sliding_window::{SlidingWindow, WindowSize};
-    struct NoRetention;
-    impl ApplyRetention for NoRetention {
-        async fn apply_retention_policy(&mut self) -> Result<usize, Error> {
-            Ok(0)
-        }
-    }
-    let store = SharedStore::new(InMemoryStore::default());
-    let mut session = session_with_placed_memory(&store);
-    let mut scorer = SalienceScorer::default();
-    scorer.register_entity("winter");
-    let mut window = SlidingWindow::new(WindowSize { window: 10, sink: 1, recent: 2 }, Some(scorer.clone()));
-    (0..10).for_each(|n| drop(window.push(format!("w{n}"), 1)));
-    let outcome = pollster::block_on(coordinated_forgetting_cycle(
-        &mut window,
-        &scorer,
-        &mut NoRetention,
-        &mut session,
-        0.8,
-    ));
-    let outcome = outcome.expect("the cycle succeeds");
-    // Memory 1 is old and names no registered entity; memory 2 is new and names winter.
-    assert!(
-        outcome.actions.contains(&ForgettingAction::MemoryDeactivate(1))
-            && !outcome.actions.contains(&ForgettingAction::MemoryDeactivate(2))
-    );
-    assert!(session.memories()[0].disabled && !session.memories()[1].disabled);
-    assert!(!session.context_window_text().contains("<memory from=\"0\""), "a disabled memory is not placed");
-}
-
 /// A branch has the memories of the turns that it shares, and no others.
 #[test]
 fn branch_keeps_memories_of_shared_turns() {
@@ -542,6 +513,7 @@ fn memory_quotes_pruned_but_not_deleted_chunks() {
         max_tokens: 12,
         delay_answers: 0,
         window_share: 0.5,
+        overlap_tokens: 0,
         reflection: None,
     });
     let mut session = open_session(&store, rules, &[ANSWERS[0], ANSWERS[1], ANSWERS[3], "I told of much."]);
@@ -578,4 +550,216 @@ fn reflection_covers_whole_conversation_beside_placed_memories() {
     let memory =
         session.memories().iter().find(|memory| Some(memory.id) == id).expect("the memory is stored");
     assert!(memory.reflection && memory.range.from == (0, 0));
+}
+
+/// The record of a memory names what its writer saw, and every byte of its text has an origin.
+#[test]
+fn memory_record_names_the_segments_of_its_request() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut session = open_session(&store, memory_test_rules(170), &ANSWERS);
+    send(&mut session, "The gun on the wall is called Betsy");
+    send(&mut session, "Tell me something about cheese now");
+    let range = session.next_memory_range().expect("the range is long enough");
+    let request = session.memory_request(range).expect("the request is built");
+    assert_eq!(run_idle_work(&mut session), ["formed 1"]);
+    let memory = session.memories()[0].clone();
+    assert_eq!(memory.source, Some(request.source()));
+    let source = memory.source.clone().expect("a source");
+    let blocks: Vec<&str> = source.segments.iter().map(|segment| segment.block.as_str()).collect();
+    assert_eq!(blocks, ["instructions", "turn-0", "turn-1", "turn-2", "turn-3"]);
+    assert_eq!(source.segments[1].facets, ["u0.0/frame", "u0.0"]);
+    assert_eq!(source.segments.iter().map(|segment| segment.tokens).sum::<usize>(), request.tokens());
+    let reopened = open_session(&store, memory_test_rules(170), &[]);
+    assert_eq!(reopened.memories()[0].source, Some(source), "it is stored");
+    // Written text is traced to the paragraph that it shares the most words with.
+    let traced = trace_memory(&memory, None, session.timeline());
+    assert_eq!(traced.text, "I told of Betsy and cheese.");
+    let covered: Vec<usize> = traced.spans.iter().flat_map(|span| span.bytes.clone()).collect();
+    assert_eq!(covered, (0..traced.text.len()).collect::<Vec<_>>(), "every byte has one origin");
+    assert_eq!(traced.spans[0].kind, SpanKind::Model);
+    let chunk = traced.spans[0].chunk.expect("it shares words with the conversation");
+    assert!(["u0.0", "a1.0"].contains(&chunk.to_string().as_str()), "{chunk}");
+    // Placed, it quotes the user.
+    let session = session_with_placed_memory(&SharedStore::new(InMemoryStore::default()));
+    let (memory, placed) = (&session.memories()[0], &session.placed_memories()[0]);
+    let traced = trace_memory(memory, Some(placed), session.timeline());
+    let quotes: Vec<(&str, String)> = (traced.spans.iter())
+        .filter(|span| span.kind == SpanKind::Quote)
+        .map(|span| (&traced.text[span.bytes.clone()], span.chunk.map(|c| c.to_string()).unwrap_or_default()))
+        .collect();
+    assert_eq!(
+        quotes,
+        [
+            ("The gun on the wall is called Betsy", "u0.0".to_owned()),
+            ("Tell me something about cheese now", "u2.0".to_owned())
+        ]
+    );
+    let covered: Vec<usize> = traced.spans.iter().flat_map(|span| span.bytes.clone()).collect();
+    assert_eq!(covered, (0..traced.text.len()).collect::<Vec<_>>(), "every byte has one origin");
+}
+
+/// Turns that were pruned before they were remembered are remembered too: the fork has them in its window. Imported turns
+/// are not.
+#[test]
+fn memory_covers_turns_that_were_pruned_before() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let answers = [ANSWERS[0], ANSWERS[1], ANSWERS[3], ANSWERS[4], "I told of Betsy.", "I told of trains."];
+    let mut rules = memory_test_rules(120);
+    rules.memory = rules.memory.map(|memory| MemoryRules { range_tokens: 30, ..memory });
+    let mut session = open_session(&store, rules.clone(), &answers);
+    for text in
+        ["The gun on the wall is called Betsy", "Cheese please now", "Trains please now", "Winter too"]
+    {
+        send(&mut session, text);
+    }
+    let first = session.timeline().chunk("u0.0".parse().expect("a chunk id")).expect("the chunk exists");
+    assert!(!first.is_live(), "the first turn was pruned before any memory");
+    let range = session.next_memory_range().expect("it is due");
+    assert_eq!(range.from, (0, 0));
+    let request = session.memory_request(range).expect("the request is built");
+    let text: String = request.segments.iter().map(|segment| segment.content.as_str()).collect();
+    assert!(text.contains("The gun on the wall is called Betsy"), "{text}");
+    assert_eq!(run_idle_work(&mut session), ["formed 1"]);
+    assert_eq!(session.memories()[0].range.from, (0, 0));
+    drop(session);
+    // After a restart the answered turns are known from their records.
+    let mut session = open_session(&store, rules, &answers[5..]);
+    let next = session.next_memory_range().expect("the rest is due");
+    assert_eq!(next.from.0, session.memories()[0].range.to.0 + 1);
+    assert!(session.run_idle_memory_work(&|| false, &mut |_| {}).expect("the idle work succeeds"));
+    // Messages that nobody answered here are not remembered once they are out of the window.
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut session = open_session(&store, memory_test_rules(120), &[ANSWERS[0]]);
+    let imported: Vec<(Role, String)> = (0..8)
+        .map(|n| {
+            let role = if n % 2 == 0 { Role::User } else { Role::Assistant };
+            (role, format!("Imported message number {n} with some more words in it for length"))
+        })
+        .collect();
+    session.append_messages(&imported, &mut || StepFlow::Continue).expect("the messages are appended");
+    send(&mut session, "Hello");
+    let live = session.timeline().live_chunks().map(|chunk| chunk.id());
+    let all: Vec<ChunkId> = live.filter(|chunk| chunk.turn.0 < 8).collect();
+    session.apply_edit(ManualEdit::Prune, &all).expect("the chunks are pruned");
+    assert!(
+        session.next_memory_range().is_none_or(|range| range.from.0 >= 8),
+        "{:?}",
+        session.next_memory_range()
+    );
+}
+
+/// A memory overlaps with the messages before its range: its writer summarizes those too, and they are quoted once.
+#[test]
+fn memory_overlaps_with_the_text_before_its_range() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut rules = memory_test_rules(4000);
+    rules.memory = rules.memory.map(|memory| MemoryRules { overlap_tokens: 50, delay_answers: 0, ..memory });
+    let answers = [ANSWERS[0], ANSWERS[1], "I told of Betsy.", ANSWERS[3], ANSWERS[4], "I told of trains."];
+    let mut session = open_session(&store, rules, &answers);
+    send(&mut session, "The gun on the wall is called Betsy");
+    send(&mut session, "Tell me something about cheese now");
+    assert_eq!(run_idle_work(&mut session), ["formed 1"]);
+    assert_eq!(session.memories()[0].overlap_from, None, "there is nothing before the first range");
+    send(&mut session, "Tell me something about trains now");
+    send(&mut session, "Tell me something about winter now");
+    assert_eq!(run_idle_work(&mut session), ["formed 2"]);
+    let memory = &session.memories()[1];
+    let overlap = memory.overlap_from.expect("an overlap");
+    assert!(overlap < memory.range.from && overlap >= (2, 0), "{overlap:?} before {:?}", memory.range);
+    let all: Vec<ChunkId> = session.timeline().live_chunks().map(|chunk| chunk.id()).collect();
+    session.apply_edit(ManualEdit::Prune, &all).expect("all chunks are pruned");
+    while !run_idle_work(&mut session).is_empty() {}
+    let text = session.context_window_text();
+    assert_eq!(text.matches("<memory from=").count(), 2, "{text}");
+    assert_eq!(text.matches("The user said: Tell me something about cheese now").count(), 1, "{text}");
+}
+
+/// A later value of the same thing replaces the earlier one; other contradictions wait for the user.
+#[test]
+fn memory_conflicts_are_resolved_by_rule_or_by_the_user() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let answers = [
+        ANSWERS[0],
+        ANSWERS[1],
+        "The meeting is on Monday. The door is open. Tea is good.",
+        ANSWERS[3],
+        ANSWERS[4],
+        "The meeting is on Friday. The door is closed.",
+    ];
+    let mut rules = memory_test_rules(4000);
+    rules.memory = rules.memory.map(|memory| MemoryRules { max_tokens: 40, ..memory });
+    let mut session = open_session(&store, rules.clone(), &answers);
+    for topic in ["guns", "cheese"] {
+        send(&mut session, &format!("Tell me something about {topic} now"));
+    }
+    assert_eq!(run_idle_work(&mut session), ["formed 1"]);
+    for topic in ["trains", "winter"] {
+        send(&mut session, &format!("Tell me something about {topic} now"));
+    }
+    assert_eq!(run_idle_work(&mut session), ["formed 2"]);
+    assert_eq!(session.memories()[0].current_text(), "The door is open. Tea is good.", "Monday is over");
+    let open = session.open_memory_conflicts();
+    let [conflict] = &open[..] else { panic!("{open:?}") };
+    assert_eq!((conflict.first, conflict.second), (1, 2));
+    assert_eq!(conflict.first_sentence, "The door is open.");
+    assert_eq!(conflict.second_sentence, "The door is closed.");
+    let none = session.resolve_memory_conflict(1, 9, ConflictDecision::KeepBoth).expect_err("no memory 9");
+    assert_eq!(none.kind, halo_core::ErrorKind::NotFound);
+    session.resolve_memory_conflict(2, 1, ConflictDecision::KeepSecond).expect("the conflict is open");
+    let texts: Vec<String> = session.memories().iter().map(|memory| memory.current_text()).collect();
+    assert_eq!(texts, ["The door is open. Tea is good.", "The meeting is on Friday."]);
+    assert_eq!(session.open_memory_conflicts(), []);
+    assert!(session.resolve_memory_conflict(1, 2, ConflictDecision::KeepBoth).is_err(), "it is resolved");
+    let reopened = open_session(&store, rules, &[]);
+    assert_eq!(reopened.memories()[1].current_text(), "The meeting is on Friday.", "the decision is stored");
+    // Both may stay; they are not asked about again.
+    session.edit_memory(2, MemoryEdit::SetText("The door is closed.".into())).expect("the memory exists");
+    session.resolve_memory_conflict(1, 2, ConflictDecision::KeepBoth).expect("the conflict is open");
+    session.edit_memory(1, MemoryEdit::Pin(true)).expect("the memory exists");
+    assert_eq!(session.open_memory_conflicts(), []);
+}
+
+/// Memories are carried into a new conversation and into an existing one; one memory may span several conversations.
+#[test]
+fn memories_are_carried_into_other_conversations() {
+    let mut store = SharedStore::new(InMemoryStore::default());
+    drop(session_with_placed_memory(&store));
+    let open = |store: &SharedStore<InMemoryStore>, name: &str| {
+        let answers = vec![even_attention_answer(" Hello."), even_attention_answer(" Again.")];
+        let model = Box::new(ScriptedModel::new(4096, answers).with_template(ChatTemplate::plain()));
+        let rules = test_rules(400);
+        let session = Session::open(Box::new(store.clone()), model, None, name, rules, &mut |_, _| {});
+        session.unwrap_or_else(|error| panic!("the session does not open: {error}"))
+    };
+    let reference =
+        |conversation: &str, memory| MemoryReference { conversation: conversation.into(), memory };
+    let mut new = open(&store, "new");
+    let missing = new.carry_memories(&[reference("main", 9)], CarryMode::Separate).expect_err("no memory 9");
+    assert!(missing.message.contains("no memory 9"), "{missing}");
+    let ids = new.carry_memories(&[reference("main", 1), reference("main", 2)], CarryMode::Separate);
+    assert_eq!(ids.expect("both exist"), [1, 2]);
+    assert!(new.context_window_text().contains("I told of Betsy and cheese."), "before the first message");
+    send(&mut new, "Hello");
+    assert!(
+        new.context_window_text().contains("Be brief.\n\nWhat you remember of earlier"),
+        "{}",
+        new.context_window_text()
+    );
+    drop(new);
+    let mut new = open(&store, "new");
+    assert!(new.context_window_text().contains("I told of Betsy and cheese."), "after a restart");
+    assert!(new.memories().iter().all(|memory| memory.is_carried() && memory.carried_from.len() == 1));
+    new.edit_memory(1, MemoryEdit::Disable(true)).expect("the memory exists");
+    assert!(!new.context_window_text().contains("Betsy"), "{}", new.context_window_text());
+    drop(new);
+    // One memory of two conversations, in an existing conversation.
+    let mut third = open(&store, "third");
+    send(&mut third, "Hi");
+    drop(third);
+    let references = [reference("main", 1), reference("new", 2)];
+    let carried = carry_memories(&mut store, "third", &references, CarryMode::Joined).expect("both exist");
+    assert_eq!(carried.len(), 1);
+    assert_eq!(carried[0].text, "I told of Betsy and cheese.\nI told of trains and winter.");
+    assert_eq!(carried[0].carried_from.len(), 2);
+    assert!(open(&store, "third").context_window_text().contains("trains and winter"));
 }

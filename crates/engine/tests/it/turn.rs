@@ -756,8 +756,11 @@ fn premise_check_reports_false_premise_and_still_answers() {
     let events = send(&mut session, "Why did the server crash?");
     let reports: Vec<&Event> =
         events.iter().filter(|event| matches!(event, Event::FalsePremise { .. })).collect();
-    let [Event::FalsePremise { premise, reason, suggestion }] = reports[..] else { panic!("{events:?}") };
+    let [Event::FalsePremise { premise, reason, principle, suggestion }] = reports[..] else {
+        panic!("{events:?}")
+    };
     assert_eq!(premise, "the server crash");
+    assert_eq!(principle.map(halo_agents::principle::JudgePrinciple::name), Some("accuracy"));
     assert!(reason.contains("The server did not crash yesterday"), "{reason}");
     assert_eq!(suggestion, "Please verify the premise of your question.");
     assert_eq!(answer_text(&events), " It did not.");

@@ -15,6 +15,7 @@ use halo_engine::forget::{
     WholeWordMatcher,
 };
 use halo_engine::host::JobContext;
+use halo_engine::memory::Memory;
 use halo_engine::session::Session;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -204,12 +205,24 @@ async fn forget(
     .await?;
     if report.due_at.is_none() {
         app.drop_cached(&name);
+        close_conversations_with_copies(&app);
         // A conversation with another name is opened by that one.
         if erases_all || !report.new_names.is_empty() {
             app.host.close(&name);
         }
     }
     Ok(Json(forget_result(&plan, &report)))
+}
+
+/// Closes the conversations that memories were carried into: copies of forgotten ones were deleted from the store.
+fn close_conversations_with_copies(app: &App) {
+    for (name, handle) in app.host.open_conversations() {
+        let state = handle.snapshot_cell().get().state;
+        if state.memories.iter().any(Memory::is_carried) {
+            app.drop_cached(&name);
+            app.host.close(&name);
+        }
+    }
 }
 
 fn planned_chunks(plan: &ForgetPlan) -> Vec<ChunkId> {

@@ -57,8 +57,12 @@ struct ApiMemory {
     edited: bool,
     /// Whether it is in the context window.
     placed: bool,
-    /// Ids of memories that it contradicts.
+    /// Ids of memories that it contradicts: these conflicts wait for a decision.
     conflicts: Vec<u64>,
+    /// Whether it was carried from another conversation: then it has no range here and is part of the system prompt.
+    carried: bool,
+    /// Sentences that are left out, because another memory contradicts them.
+    retracted: Vec<String>,
 }
 
 /// Fields that are left out do not change.
@@ -100,6 +104,8 @@ async fn list_memories(
             edited: memory.edited,
             placed: state.placed_memories.iter().any(|placed| placed.id == memory.id),
             conflicts: memory.conflicts.iter().copied().collect(),
+            carried: memory.is_carried(),
+            retracted: memory.retracted.iter().cloned().collect(),
         };
         let memories = match query.q.filter(|text| !text.trim().is_empty()) {
             None => state.memories.iter().rev().map(api_memory).collect(),

@@ -5,6 +5,7 @@ mod captures;
 mod commands;
 mod forget;
 mod memories;
+mod memory_links;
 mod queries;
 mod server;
 mod worlds;
@@ -38,6 +39,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
                 .merge(forget::routes())
                 .merge(captures::routes())
                 .merge(memories::routes())
+                .merge(memory_links::routes())
                 .merge(worlds::routes()),
         )
         .split_for_parts();

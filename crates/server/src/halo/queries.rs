@@ -21,6 +21,7 @@ use halo_core::store::{RecordKind, Store};
 use halo_core::timeline::{ChunkRef, Timeline};
 use halo_core::token::{ChunkId, ContentKind, Position, TurnId};
 use halo_engine::forget::pending as pending_forget;
+use halo_engine::forgetting_record::ForgettingRecord;
 use halo_engine::history::{self, ChunkAction};
 use halo_engine::snapshot::ConversationState;
 use halo_engine::turn_record::TurnRecord;
@@ -89,7 +90,7 @@ async fn get_conversation(
     .await
 }
 
-/// A snapshot with the times, premises and finish reasons from the store.
+/// A snapshot with the times, premises, finish reasons and forgetting cycles from the store.
 fn render_snapshot(app: &App, state: &ConversationState) -> ApiResult<ApiSnapshot> {
     let mut snapshot = ApiSnapshot::from_state(state);
     if snapshot.tokens == 0 {
@@ -97,8 +98,11 @@ fn render_snapshot(app: &App, state: &ConversationState) -> ApiResult<ApiSnapsho
         return Ok(snapshot);
     }
     let name = &state.name;
-    let (times, records) =
-        app.with_reader(|store| Ok((store.turn_times(name)?, store.records(name, RecordKind::Turn)?)))?;
+    let (times, records, forgetting) = app.with_reader(|store| {
+        let forgetting = ForgettingRecord::load(store, name)?;
+        Ok((store.turn_times(name)?, store.records(name, RecordKind::Turn)?, forgetting))
+    })?;
+    snapshot.forgetting = forgetting.map(Into::into);
     let live_turns: BTreeSet<u32> = snapshot.chunks.iter().map(|chunk| chunk.turn).collect();
     let times = times.into_iter().map(|(turn, at)| (turn.0, at));
     snapshot.times = times.filter(|(turn, _)| live_turns.contains(turn)).collect();

@@ -3,6 +3,7 @@
 use super::chunk::{ApiChunk, context_window, is_pruned};
 use halo_core::store::ConversationSummary;
 use halo_core::token::{ChunkId, Role};
+use halo_engine::forgetting_record::ForgettingRecord;
 use halo_engine::memory::placement::PlacedMemory;
 use halo_engine::snapshot::{AnswerProgress, ConversationState};
 use halo_engine::turn_record::{AttentionSample, TurnFigures, TurnRecord};
@@ -67,6 +68,10 @@ pub(crate) struct ApiSnapshot {
     pub budget_after_turn: usize,
     /// Tokens in the context window, with the system prompt.
     pub live: usize,
+    /// The context pressure: `live` divided by `limit`.
+    pub pressure: f64,
+    /// The forgetting cycles so far; null if none has run.
+    pub forgetting: Option<ApiForgettingRecord>,
     /// Tokens on the timeline.
     pub tokens: usize,
     /// Number of pruned chunks.
@@ -99,6 +104,8 @@ impl ApiSnapshot {
             limit: state.token_limit,
             budget_after_turn: state.budget_after_turn,
             live: state.live_tokens(),
+            pressure: state.pressure(),
+            forgetting: None,
             tokens: timeline.len(),
             pruned: timeline.chunks().filter(|c| is_pruned(*c)).count(),
             system_prompt: state.system_tokens.iter().map(|token| token.text.as_str()).collect(),
@@ -110,6 +117,39 @@ impl ApiSnapshot {
             finish_reasons: BTreeMap::new(),
             premises: BTreeMap::new(),
         }
+    }
+}
+
+/// The forgetting cycles of a conversation.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ForgettingRecord)]
+pub(crate) struct ApiForgettingRecord {
+    /// How many have run.
+    pub runs: u64,
+    /// When the last one ran, in milliseconds since 1970.
+    pub at: i64,
+    /// The context pressure before the last one.
+    pub initial_pressure: f64,
+    pub final_pressure: f64,
+    /// Chunks that it pruned from the context window.
+    pub pruned: usize,
+    /// Chunks that it erased, in all conversations.
+    pub erased: usize,
+    pub disabled_memories: Vec<u64>,
+}
+
+impl From<ForgettingRecord> for ApiForgettingRecord {
+    fn from(record: ForgettingRecord) -> Self {
+        let ForgettingRecord {
+            runs,
+            at,
+            initial_pressure,
+            final_pressure,
+            pruned,
+            forgotten,
+            disabled_memories,
+        } = record;
+        Self { runs, at, initial_pressure, final_pressure, pruned, erased: forgotten, disabled_memories }
     }
 }
 
@@ -180,6 +220,8 @@ pub(crate) struct ApiTurn {
     pub error: Option<String>,
     /// Why the premise of the message is false.
     pub premise: Option<String>,
+    /// The forgetting cycle that ran after it.
+    pub forgetting: Option<ApiForgettingRecord>,
     /// Null if the program ended during the turn.
     pub figures: Option<ApiTurnFigures>,
 }
@@ -195,6 +237,8 @@ pub(crate) struct ApiTurnFigures {
     pub pruned: usize,
     /// Tokens in the context window after the turn.
     pub live: usize,
+    /// The context pressure after the turn; null for turns of earlier versions.
+    pub pressure: Option<f64>,
     pub tokens_per_second: f64,
     /// From the message to the first token.
     pub first_token_ms: f64,
@@ -209,8 +253,9 @@ pub(crate) struct ApiTurnFigures {
 
 impl ApiTurn {
     pub fn new(turn: u32, at: i64, record: TurnRecord) -> Self {
-        let TurnRecord { finish, error, premise, figures } = record;
-        Self { turn, at, finish, error, premise, figures: figures.map(ApiTurnFigures::from) }
+        let TurnRecord { finish, error, premise, forgetting, figures } = record;
+        let (forgetting, figures) = (forgetting.map(Into::into), figures.map(ApiTurnFigures::from));
+        Self { turn, at, finish, error, premise, forgetting, figures }
     }
 }
 
@@ -221,6 +266,7 @@ impl From<TurnFigures> for ApiTurnFigures {
             first_token_ms: figures.stages.first_token_ms(),
             overhead_ms: figures.stages.overhead_ms(),
             ms: figures.stages.by_name(),
+            pressure: figures.pressure(),
             tokens: figures.tokens,
             resurrected: figures.resurrected,
             pruned: figures.pruned,

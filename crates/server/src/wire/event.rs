@@ -1,6 +1,7 @@
 //! Events of the stream `GET /events`.
 
 use super::chunk::{ApiChunk, ApiFocusedToken, is_pruned, relative_brightness, with_pruned_before};
+use halo_agents::principle::JudgePrinciple;
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::{ConversationState, SnapshotCell};
 use serde::Serialize;
@@ -114,7 +115,21 @@ pub(crate) enum ApiEventKind {
     FalsePremise {
         premise: String,
         reason: String,
+        /// The principle that it was judged by: accuracy, honesty or consistency.
+        principle: Option<&'static str>,
         suggestion: String,
+    },
+    /// A forgetting cycle ran.
+    ForgettingCycle {
+        /// The context pressure before.
+        initial_pressure: f64,
+        final_pressure: f64,
+        /// Chunks pruned from the context window.
+        pruned: usize,
+        /// Chunks erased by retention, in all conversations.
+        erased: usize,
+        disabled_memories: Vec<u64>,
+        live: usize,
     },
     /// A memory was formed or placed.
     MemoryChanged {
@@ -157,6 +172,12 @@ pub(crate) struct ApiHeartbeatUsage {
     /// Prompt tokens that were not in the KV cache.
     pub prefilled_tokens: usize,
     pub completion_tokens: usize,
+    /// How full the HUD was: its tokens divided by the most that fit.
+    pub pressure: f64,
+    /// Messages of other agents that were shortened in the HUD.
+    pub cooled_messages: usize,
+    /// Messages of the agent that were shortened under pressure.
+    pub summarized_messages: usize,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -242,10 +263,19 @@ pub(crate) fn api_event(event: &Event, snapshot: &SnapshotCell) -> Option<ApiEve
         Event::BudgetExceeded(reason) => ApiEventKind::BudgetExceeded { reason: reason.clone() },
         Event::Notice(text) => ApiEventKind::Notice { text: text.clone() },
         Event::Done(summary) => done_event(summary, &state),
-        Event::FalsePremise { premise, reason, suggestion } => ApiEventKind::FalsePremise {
+        Event::FalsePremise { premise, reason, principle, suggestion } => ApiEventKind::FalsePremise {
             premise: premise.clone(),
             reason: reason.clone(),
+            principle: principle.map(JudgePrinciple::name),
             suggestion: suggestion.clone(),
+        },
+        Event::ForgettingCycle(result) => ApiEventKind::ForgettingCycle {
+            initial_pressure: result.initial_pressure,
+            final_pressure: result.final_pressure,
+            pruned: result.pruned(),
+            erased: result.forgotten(),
+            disabled_memories: result.deactivated(),
+            live,
         },
         Event::MemoryChanged { id, action } => {
             ApiEventKind::MemoryChanged { id: *id, action: action.as_str(), live }

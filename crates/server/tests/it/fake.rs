@@ -408,6 +408,8 @@ impl Backend for FakeBackend {
             speaker_names: SpeakerNames::default(),
             memory: None,
             premise_method: None,
+            judge_principles: Vec::new(),
+            forgetting: None,
         }
     }
 

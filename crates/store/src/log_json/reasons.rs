@@ -125,6 +125,7 @@ pub(super) enum LogMeasure {
     Age,
     #[serde(rename = "lot")]
     Random,
+    Salience,
 }
 
 impl From<Measure> for LogMeasure {
@@ -138,6 +139,7 @@ impl From<Measure> for LogMeasure {
             Measure::Share => LogMeasure::Share,
             Measure::Age => LogMeasure::Age,
             Measure::Random => LogMeasure::Random,
+            Measure::Salience => LogMeasure::Salience,
         }
     }
 }
@@ -153,6 +155,7 @@ impl From<LogMeasure> for Measure {
             LogMeasure::Share => Measure::Share,
             LogMeasure::Age => Measure::Age,
             LogMeasure::Random => Measure::Random,
+            LogMeasure::Salience => Measure::Salience,
         }
     }
 }

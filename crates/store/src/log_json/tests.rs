@@ -31,6 +31,7 @@ fn log_json_keeps_the_words_of_measures() {
         (Measure::Share, "share"),
         (Measure::Age, "age"),
         (Measure::Random, "lot"),
+        (Measure::Salience, "salience"),
     ];
     for (measure, word) in measures {
         let (value, peak, pairing) = (0.5, Brightness(9.0), PrunePairing::TookPartner(chunk()));

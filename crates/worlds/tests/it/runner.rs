@@ -1,8 +1,11 @@
 //! The runner on a real database, with a scripted model and a clock that the test sets.
 
+use halo_agents::constraint::SummaryConstraint;
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
+use halo_core::Error;
+use halo_core::attention::AttentionRequest;
 use halo_core::chunker::ChunkSize;
-use halo_core::model::Sampling;
+use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
 use halo_core::token::Brightness;
@@ -10,6 +13,7 @@ use halo_store::database::{Database, StoreLocation};
 use halo_store::exchange::ImportRequest;
 use halo_worlds::action::{Action, ActionContext};
 use halo_worlds::agent_model::AgentModel;
+use halo_worlds::agent_wrappers::AgentWrappers;
 use halo_worlds::format::HudFormat;
 use halo_worlds::heartbeat::{HeartbeatJitter, Millis};
 use halo_worlds::hud_renderer::HudRenderer;
@@ -714,4 +718,105 @@ fn world_export_is_identical_after_import() {
     other.import(&mut exported.as_bytes(), request).expect("the world is imported");
     drop(other);
     assert_eq!(export("other.db"), exported);
+}
+
+/// A HUD above the limit shows shorter messages of other agents; those of the person are whole. What the agent says is cut to
+/// a fifth when its HUD is nearly full. Without wrappers, both stay as they are.
+#[test]
+fn heartbeat_is_cooled_and_summarized_by_wrappers() {
+    let long_said = format!("Listen, {}.", "the boats are in the harbour ".repeat(40).trim());
+    let long_asked = format!("Question: {}?", "what did the old lighthouse keeper say ".repeat(30).trim());
+    let answer = r#"{"responses": [{"room_id": 1, "message": "We should all listen more often at night."}]}"#;
+    let run = |wrappers: AgentWrappers| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut world = test_world();
+        world.join_room(AgentId(1), ARCHITECT, START_TIME);
+        for (n, sender) in [AgentId(2), ARCHITECT, AgentId(2)].into_iter().enumerate() {
+            let text = if sender == ARCHITECT { &long_asked } else { &long_said };
+            world
+                .send_message(AgentId(1), sender, text.clone(), None, START_TIME + n as Millis)
+                .expect("the message is sent");
+        }
+        let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
+        let prompts = Arc::new(Mutex::new(Vec::new()));
+        let recorder = HudRecordingModel { inner: model_with(&[answer]), prompts: Arc::clone(&prompts) };
+        let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
+        let mut model = AgentModel::new(Box::new(recorder), Arc::new(CeilTokenCounter), sampling, true);
+        model.wrappers = wrappers;
+        let runner = WorldRunner::new(
+            store,
+            BTreeMap::from([("local".to_owned(), model)]),
+            WorldPrompts::default(),
+            Box::new(|| START_TIME + 60_000),
+        );
+        let report = loop {
+            match runner.run_next(None).expect("the step succeeds") {
+                RunnerStep::Heartbeat(report) => break *report,
+                RunnerStep::Wait(_) => runner.step(),
+                RunnerStep::Changed(_) | RunnerStep::Skipped => {}
+            }
+        };
+        let prompt = prompts.lock().expect("the lock is not poisoned").remove(0);
+        let draft = runner.store().world.room(AgentId(1)).and_then(|room| {
+            room.members.get(&AgentId(1)).and_then(|member| member.draft.as_ref().map(|d| d.content.clone()))
+        });
+        (report.generation.expect("the model answers"), prompt, draft.unwrap_or_default())
+    };
+    let (plain, prompt, said) = run(AgentWrappers::default());
+    assert_eq!((plain.cooled_messages, plain.summarized_messages), (0, 0));
+    assert!(prompt.contains(&long_said) && prompt.contains(&long_asked));
+    assert_eq!(said, "We should all listen more often at night.");
+    assert!(plain.pressure > 0.0 && plain.pressure < 0.8, "{plain:?}");
+
+    let limit = CeilTokenCounter.count_tokens(&prompt) - 200;
+    let (cooled, prompt, _) = run(AgentWrappers { cooling_tokens: Some(limit), ..AgentWrappers::default() });
+    assert_eq!(cooled.cooled_messages, 2, "both messages of the other agent");
+    assert!(!prompt.contains(&long_said) && prompt.contains("Listen, the boats"), "{prompt}");
+    assert!(prompt.contains(&long_asked), "the person's message is whole");
+    assert!(
+        CeilTokenCounter.count_tokens(&prompt) <= limit + 8,
+        "{}",
+        CeilTokenCounter.count_tokens(&prompt)
+    );
+    assert!(cooled.prompt_tokens < plain.prompt_tokens);
+
+    let always = SummaryConstraint { pressure_threshold: 0.0, ..SummaryConstraint::default() };
+    let (short, _, said) = run(AgentWrappers { summaries: Some(always), ..AgentWrappers::default() });
+    assert_eq!((short.summarized_messages, said.as_str()), (1, "We shoul..."));
+    let (whole, _, said) =
+        run(AgentWrappers { summaries: Some(SummaryConstraint::default()), ..AgentWrappers::default() });
+    assert_eq!((whole.summarized_messages, said.as_str()), (0, "We should all listen more often at night."));
+}
+
+fn model_with(answers: &[&str]) -> ScriptedModel {
+    let answer = |text: &&str| ScriptedAnswer { text: (*text).into(), ..ScriptedAnswer::default() };
+    ScriptedModel::new(100_000, answers.iter().map(answer).collect())
+}
+
+/// Records the messages that it is asked with.
+struct HudRecordingModel {
+    inner: ScriptedModel,
+    prompts: Arc<Mutex<Vec<String>>>,
+}
+
+impl Model for HudRecordingModel {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
+        self.inner.tokenize(text, special)
+    }
+
+    fn generate(
+        &mut self,
+        prompt: &Prompt<'_>,
+        sampling: &Sampling,
+        watch: &AttentionRequest,
+        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
+    ) -> Result<FinishReason, Error> {
+        let text = (prompt.messages)().iter().map(|message| message.text.clone()).collect::<String>();
+        self.prompts.lock().expect("the lock is not poisoned").push(text);
+        self.inner.generate(prompt, sampling, watch, listen)
+    }
 }

@@ -5,14 +5,18 @@ mod style;
 mod terminal;
 
 use super::conversations::ConversationArgs;
+use super::forget::relieve_pressure;
+use super::memories::{count_memories, memory_references};
 use crate::capture::CaptureRecorder;
 use crate::env::Env;
 use crate::error::error_text;
 use crate::output::{StdoutClosed, pluralize, print_notice};
+use crate::settings::Settings;
 use crate::wiring;
 use anyhow::{Context, Result, bail};
 use halo_core::model::StepFlow;
-use halo_engine::event::Event;
+use halo_engine::event::{Event, MemoryAction};
+use halo_engine::memory::CarryMode;
 use halo_engine::recorder::RecorderPurpose;
 use halo_engine::session::Session;
 use serde_json::json;
@@ -23,6 +27,9 @@ use std::path::PathBuf;
 pub struct ChatArgs {
     #[command(flatten)]
     conversation: ConversationArgs,
+    /// Carry all memories of another conversation into this one
+    #[arg(long, value_name = "NAME")]
+    carry: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -37,7 +44,13 @@ pub struct CaptureArgs {
 pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     super::forget::run_scheduled_forgetting(env, &settings);
-    chat_loop(wiring::open_session(env, &settings, &options.conversation.name)?, env)
+    let mut session = wiring::open_session(env, &settings, &options.conversation.name)?;
+    for from in &options.carry {
+        let references = memory_references(env, from, &[])?;
+        let carried = session.carry_memories(&references, CarryMode::Separate)?;
+        print_notice(&format!("{} carried from '{from}'", count_memories(carried.len())));
+    }
+    chat_loop(session, env, &settings)
 }
 
 /// Chats and records the model's attention.
@@ -53,27 +66,45 @@ pub fn run_capture(options: &CaptureArgs, env: &Env) -> Result<()> {
     let recording = CaptureRecorder::new(&options.output, env.data_dir(), &info.name, &loaded.settings);
     session.set_recorder(RecorderPurpose::Capture, Some(Box::new(recording)));
     print_notice(&format!("recording each answer in {}", options.output.display()));
-    chat_loop(session, env)
+    chat_loop(session, env, &loaded.settings)
 }
 
-fn chat_loop(mut session: Session, env: &Env) -> Result<()> {
+fn chat_loop(mut session: Session, env: &Env, settings: &Settings) -> Result<()> {
     if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() && !env.json {
         return terminal::run(&mut session, env);
     }
     for notice in session.take_notices() {
         print_notice(&notice);
     }
-    let result = chat_from_pipe(&mut session, env.json);
-    // Memories are not formed here: the reader of a pipe waits for its end.
-    if session.next_memory_range().is_some() {
-        print_notice("a memory is due: `halo memories form` creates it now, or the next chat in a terminal");
-    }
+    let result = chat_from_pipe(&mut session, env, settings);
+    form_memories_at_end(&mut session);
     result
+}
+
+/// Forms the memories of what came from the pipe. All answers are written: nobody waits for the model.
+fn form_memories_at_end(session: &mut Session) {
+    let mut formed = 0;
+    loop {
+        let step = session.run_idle_memory_work(&|| false, &mut |event| {
+            formed += usize::from(matches!(event, Event::MemoryChanged { action: MemoryAction::Formed, .. }));
+        });
+        match step {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                print_notice(&format!("no memory was formed: {error}"));
+                break;
+            }
+        }
+    }
+    if formed > 0 {
+        print_notice(&format!("{} formed", count_memories(formed)));
+    }
 }
 
 /// Sends each line as a message and prints the answers. A line that fails is reported and the next is sent; the
 /// command fails at the end.
-fn chat_from_pipe(session: &mut Session, as_json: bool) -> Result<()> {
+fn chat_from_pipe(session: &mut Session, env: &Env, settings: &Settings) -> Result<()> {
     let mut failed_lines = 0;
     for (number, line) in (1..).zip(std::io::stdin().lock().split(b'\n')) {
         let line = match String::from_utf8(line?) {
@@ -87,8 +118,8 @@ fn chat_from_pipe(session: &mut Session, as_json: bool) -> Result<()> {
         if line.trim().is_empty() {
             continue;
         }
-        match answer_line(session, &line, as_json) {
-            Ok(()) => {}
+        match answer_line(session, &line, env.json) {
+            Ok(()) => relieve_pressure(session, env, settings),
             Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => return Err(error),
             Err(error) => {
                 print_notice(&format!("line {number}: {}", error_text(&error)));

@@ -2,6 +2,7 @@
 
 use super::slash_commands::{SlashCommandResult, run_slash_command};
 use super::style::TerminalStyle;
+use crate::commands::forget::relieve_pressure;
 use crate::env::Env;
 use crate::error::error_text;
 use crate::output::{pluralize, sanitize_terminal_text};
@@ -58,7 +59,10 @@ pub fn run(session: &mut Session, env: &Env) -> Result<()> {
         };
         screen.clear_open_line();
         match result {
-            Some(Ok(summary)) => println!("\n{}", style.dim(&status_line(session, &summary))),
+            Some(Ok(summary)) => {
+                println!("\n{}", style.dim(&status_line(session, &summary)));
+                relieve_pressure(session, env, &settings);
+            }
             Some(Err(error)) => println!("\n{}", style.error(&turn_error_message(&error))),
             None => {}
         }
@@ -278,8 +282,8 @@ impl AnswerDisplay<'_> {
                 self.clear_open_line();
                 print!("\n{}", self.style.error(&sanitize_terminal_text(&why)));
             }
-            Event::FalsePremise { premise, reason, suggestion } => {
-                let text = mu::premise_notice(&premise, &reason, &suggestion);
+            Event::FalsePremise { premise, reason, principle, suggestion } => {
+                let text = mu::premise_notice(&premise, &reason, principle, &suggestion);
                 println!("{}", self.style.error(&sanitize_terminal_text(&text)));
             }
             Event::Notice(text) => println!("{}", self.style.dim(&sanitize_terminal_text(&text))),

@@ -9,14 +9,17 @@ use crate::env::Env;
 use crate::output::{format_day, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text};
 use crate::settings::Settings;
 use anyhow::{Result, bail};
+use halo_agents::forgetting::ForgettingResult;
 use halo_agents::lethe::RetentionPolicy;
+use halo_core::Error;
 use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::{
     CancelledForget, ForgetPlan, ForgetPreviewRow, ForgetProofList, ForgetQuery, ForgetReport,
     ForgetSelection, ForgetService, ForgetSubject, ForgetTiming, ForgetWarning, ScheduledForgetReport,
-    WholeWordMatcher, subject_item,
+    StoreRetention, WholeWordMatcher, subject_item,
 };
+use halo_engine::session::Session;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -189,14 +192,9 @@ pub fn run(args: &ForgetArgs, env: &Env) -> Result<()> {
 /// Erases what is due, by request and, where that is turned on, by age: for programs that start.
 pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
     let service = ForgetService::new(env);
-    let erased = erase_due(&service).and_then(|due| {
-        let old = match settings.lethe_enabled {
-            true => count_erased(&service.forget_by_age(&retention_policy(settings), now_millis())?),
-            false => 0,
-        };
-        Ok(due + old)
-    });
-    match erased {
+    let mut retention = StoreRetention::new(&service, enabled_policy(settings), now_millis());
+    let erased = retention.apply();
+    match erased.and_then(|erased| report_errors(&mut retention.report, erased)) {
         Ok(0) => {}
         Ok(erased) => print_notice(&format!(
             "{} erased permanently, as scheduled (`halo forget --proofs` lists them)",
@@ -206,14 +204,57 @@ pub fn run_scheduled_forgetting(env: &Env, settings: &Settings) {
     }
 }
 
-fn erase_due(service: &ForgetService<'_>) -> Result<usize> {
-    let mut report = service.erase_due(now_millis())?;
+/// Runs a forgetting cycle in an open conversation, if its context pressure is high.
+pub fn relieve_pressure(session: &mut Session, env: &Env, settings: &Settings) {
+    if !session.is_under_pressure() {
+        return;
+    }
+    let service = ForgetService::new(env);
+    let retention = StoreRetention::new(&service, enabled_policy(settings), now_millis());
+    let mut retention = retention.without(session.name());
+    match session.run_forgetting_cycle(&mut retention) {
+        Ok(Some(result)) => {
+            count_erased(&retention.report);
+            print_notice(&cycle_text(&result));
+        }
+        Ok(None) => {}
+        Err(error) => print_notice(&format!("the forgetting cycle failed: {error}")),
+    }
+}
+
+/// `context pressure 92 %, now 79 %: 3 paragraphs pruned, 0 erased, 1 memory disabled`.
+fn cycle_text(result: &ForgettingResult) -> String {
+    let percent = |pressure: f64| (pressure * 100.0).round();
+    let disabled = list_counts(0, result.deactivated().len(), 0);
+    let disabled = if result.deactivated().is_empty() { "no memory".to_owned() } else { disabled };
+    format!(
+        "context pressure {} %, now {} %: {} pruned, {} erased, {disabled} disabled",
+        percent(result.initial_pressure),
+        percent(result.final_pressure),
+        pluralize(result.pruned() as u64, "paragraph"),
+        result.forgotten(),
+    )
+}
+
+/// The chunks that were erased, after printing what went wrong elsewhere; an error where nothing was erased.
+fn report_errors(report: &mut ScheduledForgetReport, erased: usize) -> Result<usize, Error> {
     match report.error.take() {
-        Some(error) if report.chunks == 0 => return Err(error.into()),
+        Some(error) if erased == 0 => return Err(error),
         Some(error) => print_notice(&format!("not all text that is due was erased: {error}")),
         None => {}
     }
-    Ok(count_erased(&report))
+    Ok(count_erased(report))
+}
+
+/// The ages at which text is erased, if that is turned on.
+pub fn enabled_policy(settings: &Settings) -> Option<RetentionPolicy> {
+    settings.lethe_enabled.then(|| retention_policy(settings))
+}
+
+fn erase_due(service: &ForgetService<'_>) -> Result<usize> {
+    let mut report = service.erase_due(now_millis())?;
+    let erased = report.chunks;
+    Ok(report_errors(&mut report, erased)?)
 }
 
 /// Prints the warnings of a report, and returns how many chunks were erased.

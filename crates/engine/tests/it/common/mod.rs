@@ -35,5 +35,7 @@ pub fn test_rules(max_tokens: usize) -> ConversationRules {
         speaker_names: SpeakerNames::default(),
         memory: None,
         premise_method: None,
+        judge_principles: halo_agents::principle::JudgePrinciple::DEFAULT.to_vec(),
+        forgetting: None,
     }
 }

@@ -1,0 +1,103 @@
+"""Context pressure, forgetting cycles and retention in a server that stays up; cooled prompts of a remote model."""
+
+import re
+import time
+
+from conftest import Server
+
+FULL_WINDOW = (
+    "context.max_tokens=300",
+    "context.room_tokens=0",
+    "context.recent_tokens=60",
+    "generation.max_tokens=24",
+)
+LINES = [
+    "My gun is called Betsy and it hangs on the wall above the fire in the old house.",
+    "The cat sleeps on the sofa all day long, and at night it hunts in the garden.",
+    "It rains in Lisbon today, and the trams are full of wet people with umbrellas.",
+    "My sister plays the cello in an orchestra in the north of Wales every Sunday.",
+    "The train to Rome is late again, because of snow in the passes of the Alps.",
+]
+
+
+def metrics(server):
+    _, text = server.call("GET", "/metrics")
+    return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", text, re.MULTILINE)}
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
+
+
+def test_forgetting_cycle_runs_under_pressure_in_a_server(browser, tmp_path):
+    server = Server(tmp_path, *FULL_WINDOW).start()
+    try:
+        for line in LINES * 2:
+            state = server.say("main", line)
+            assert 0 < state["pressure"] and abs(state["pressure"] - state["live"] / state["limit"]) < 1e-9
+        forgetting = wait_for(lambda: server.halo("GET", "/conversations/main")[1]["forgetting"])
+        assert forgetting["runs"] >= 1 and forgetting["pruned"] >= 1 and forgetting["erased"] == 0
+        assert forgetting["final_pressure"] <= 0.8 < forgetting["initial_pressure"]
+        sampled = wait_for(lambda: metrics(server) if metrics(server).get("halo_forgetting_cycles_total") else None)
+        pressures = [value for name, value in sampled.items() if name.startswith("halo_conversation_pressure{")]
+        assert len(pressures) == 1 and 0 < pressures[0] <= 1
+        assert sampled["halo_chunks_erased_total"] == 0
+        turns = server.halo("GET", "/conversations/main/turns")[1]
+        assert all(0 < turn["figures"]["pressure"] <= 1 for turn in turns)
+        assert any(turn["forgetting"] for turn in turns)
+        page = browser.new_page()
+        page.goto(f"{server.url}/#main")
+        page.get_by_role("tab", name="Statistics").or_(page.get_by_role("button", name="Statistics")).first.click()
+        page.get_by_text("context pressure").wait_for()
+        page.get_by_text("forgetting cycles").wait_for()
+        page.close()
+    finally:
+        server.stop()
+
+
+def test_old_text_is_erased_while_the_server_runs(tmp_path):
+    server = Server(tmp_path, "generation.max_tokens=8", "lethe.interval_minutes=0.02").start()
+    try:
+        server.say("main", "The safe opens with 4711 4712.")
+        status, _ = server.halo("PUT", "/settings/lethe.warm_days", {"value": "0"})
+        assert status == 200
+        server.halo("PUT", "/settings/lethe.hot_days", {"value": "0"})
+        time.sleep(4)
+        stored = b"".join(path.read_bytes() for path in tmp_path.glob("halo.db*"))
+        assert b"4711" in stored, "nothing is erased by age unless lethe.enabled is true"
+        server.halo("PUT", "/settings/lethe.enabled", {"value": "true"})
+        wait_for(lambda: b"4711" not in b"".join(path.read_bytes() for path in tmp_path.glob("halo.db*")))
+        assert wait_for(lambda: metrics(server)["halo_chunks_erased_total"]) >= 1
+        state = server.say("main", "Are you still there?")
+        assert state["live"] > 0, "the conversation goes on"
+    finally:
+        server.stop()
+
+
+def test_prompts_of_a_remote_model_are_cooled_by_setting(tmp_path, remote_model):
+    answer = "The harbour is full of boats, and the lamps are lit. " * 30
+    for setting, cooled in (("model.cooling_tokens=0", False), ("model.cooling_tokens=300", True)):
+        address = remote_model([[answer]])
+        server = Server(
+            tmp_path / str(cooled), "recall.mode=lexical", "context.max_tokens=0", setting, model=address
+        ).start()
+        try:
+            question = "What do you see from the window of the lighthouse tonight?"
+            for _ in range(3):
+                server.say("main", question)
+        finally:
+            server.stop()
+        messages = remote_model.models[-1].requests[-1]["messages"]
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert len(asked) == 3 and all(question in text for text in asked), "messages of the user are whole"
+        characters = sum(len(message["content"]) for message in messages)
+        assert len(said) == 2 and all(answer.startswith(text) for text in said)
+        assert (characters <= 300 * 4 + 16) == cooled, characters
+        assert (said[0] == answer) != cooled
