@@ -541,6 +541,18 @@ def test_attention_recording_is_drawn(open_page):
     expect(page.locator("#recording")).to_be_checked()
 
 
+def test_attention_distribution_is_drawn(open_page, small):
+    page = open_page()
+    say(page, "The red fox is called Rufus.")
+    page.click("[data-panel=stats]")
+    page.wait_for_selector("#attention-histogram")
+    bins = small.halo("GET", "/conversations/main/turns")[1][-1]["figures"]["attention"][-1]["histogram"]
+    assert len(bins) == 16 and sum(bins) > 20, bins
+    assert page.get_attribute("#attention-histogram", "aria-label") == f"tokens by attention: {', '.join(map(str, bins))}"
+    heights = page.eval_on_selector_all("#attention-histogram rect", "all => all.map(one => one.height.baseVal.value)")
+    assert [height > 0 for height in heights] == [count > 0 for count in bins], heights
+
+
 def test_several_chats(open_page):
     page = open_page()
     say(page, "This is the first one.")

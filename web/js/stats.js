@@ -79,6 +79,7 @@ function charts(turns) {
     ),
     el("h3", {}, "Brightness of the paragraphs in the context"),
     histogram(),
+    ...attention(turns),
   ];
 }
 
@@ -94,6 +95,29 @@ const forgetting = (cycle) =>
           `${cycle.disabled_memories.length} memories turned off`,
       )
     : [];
+
+// The distribution at the last step that was traced, of the last turn that has one.
+function attention(turns) {
+  const turn = turns.findLast((one) => one.figures.attention.at(-1)?.histogram.length);
+  if (!turn) return [];
+  const { step, histogram: bins, mean, median, max } = turn.figures.attention.at(-1);
+  const tall = Math.log2(Math.max(...bins) + 1),
+    wide = (W - PAD) / bins.length;
+  const parts = bins.map((n, bin) => {
+    const height = (Math.log2(n + 1) / tall) * (H - 30);
+    return svg("rect", { x: PAD + bin * wide, y: H - 16 - height, width: wide - 2, height, fill: "#c8b450" });
+  });
+  const about = `turn ${turn.turn}, step ${step}: mean ${mean.toFixed(5)}, median ${median.toFixed(5)}, most ${max.toFixed(3)}`;
+  const drawn = chart(
+    `tokens by attention: ${bins.join(", ")}`,
+    ...parts,
+    label(PAD, H - 3, "under 1/32768"),
+    label(W - 60, H - 3, "over 1/2"),
+  );
+  drawn.id = "attention-histogram";
+  return [el("h3", {}, "Tokens by the attention that they received"), el("p", { class: "quiet" }, about), drawn];
+}
+
 const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
 const chart = (label, ...children) =>
   svg(

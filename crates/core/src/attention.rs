@@ -199,6 +199,39 @@ pub struct AttentionStats {
     pub min: f64,
     /// Standard deviation of the row as a population, not as a sample.
     pub std: f64,
+    /// How the attention is distributed over the slots.
+    pub histogram: AttentionHistogram,
+}
+
+/// How many slots of a row received how much attention. The bins are powers of two, because attention spans many
+/// orders of magnitude: bin 0 counts the slots below 2⁻¹⁵, bin `k` those from 2^(`k` − 16) to below 2^(`k` − 15), and
+/// the last bin those of a half or more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttentionHistogram(pub [u32; AttentionHistogram::BINS]);
+
+impl AttentionHistogram {
+    /// The number of bins.
+    pub const BINS: usize = 16;
+
+    /// The histogram of a row of finite values.
+    #[must_use]
+    pub fn from_row(row: &[f32]) -> Self {
+        let mut counts = [0; Self::BINS];
+        for &attention in row {
+            counts[Self::bin_of(attention)] += 1;
+        }
+        Self(counts)
+    }
+
+    /// The attention at which a bin begins: 0 for the first.
+    #[must_use]
+    pub fn lower_edge(bin: usize) -> f64 {
+        if bin == 0 { 0.0 } else { (bin as f64 - Self::BINS as f64).exp2() }
+    }
+
+    fn bin_of(attention: f32) -> usize {
+        (1..Self::BINS).rev().find(|&bin| f64::from(attention) >= Self::lower_edge(bin)).unwrap_or(0)
+    }
 }
 
 impl AttentionStats {
@@ -216,7 +249,8 @@ impl AttentionStats {
         let middle = sorted.len() / 2;
         let median =
             if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-        Some(Self { mean, median, max: sorted[sorted.len() - 1], min: sorted[0], std })
+        let (min, max) = (sorted[0], sorted[sorted.len() - 1]);
+        Some(Self { mean, median, max, min, std, histogram: AttentionHistogram::from_row(row) })
     }
 }
 

@@ -227,21 +227,38 @@ impl Scorer {
     /// and prunes them.
     pub fn cull(&mut self, may_cull: impl Fn(Position) -> bool) -> Option<Change> {
         let ScoringStrategy::Ttl(ttl) = &self.strategy else { return None };
+        let count = ttl.cull_count(self.brightness.len());
+        self.cull_dimmest(count, may_cull)
+    }
+
+    /// For [`ttl`](crate::ttl) scoring only, after the last step of a turn: takes out all that exceeds the target. A
+    /// message can be longer than the steps of its answer could make room for.
+    pub fn cull_to_target(&mut self, may_cull: impl Fn(Position) -> bool) -> Option<Change> {
+        let ScoringStrategy::Ttl(ttl) = &self.strategy else { return None };
+        let count = ttl.excess(self.brightness.len());
+        self.cull_dimmest(count, may_cull)
+    }
+
+    fn cull_dimmest(&mut self, count: usize, may_cull: impl Fn(Position) -> bool) -> Option<Change> {
+        let ScoringStrategy::Ttl(ttl) = &self.strategy else { return None };
+        if count == 0 {
+            return None;
+        }
         let live = self.brightness.len();
         let target = ttl.target;
         let tokens: Vec<(ChunkId, Position)> = self.tokens().collect();
-        let culled = ttl.cull(&self.brightness, |slot| may_cull(tokens[slot].1));
+        let culled = ttl.dimmest(&self.brightness, count, |slot| may_cull(tokens[slot].1));
         let mut score = Score::default();
         let mut pruned: Vec<Pruned> = Vec::new();
         for &slot in &culled {
             let (chunk, start) = tokens[slot];
             score.runs.push(BrightnessRun { start, brightness: vec![Brightness(self.brightness[slot])] });
-            let run = TokenRun { start, len: 1 };
             match pruned.iter_mut().find(|p| p.chunk == chunk) {
-                Some(Pruned { extent: Extent::Runs(runs), .. }) => runs.push(run),
+                Some(Pruned { extent: Extent::Runs(runs), .. }) => push_position(runs, start),
                 _ => {
                     let reason = PruneReason::Culled { live, target };
-                    pruned.push(Pruned { chunk, extent: Extent::Runs(vec![run]), reason });
+                    let runs = vec![TokenRun { start, len: 1 }];
+                    pruned.push(Pruned { chunk, extent: Extent::Runs(runs), reason });
                 }
             }
         }
@@ -424,6 +441,14 @@ impl Scorer {
         for (votes, new) in self.votes.iter_mut().zip(&mut self.new_votes) {
             *votes += u32::from(std::mem::take(new));
         }
+    }
+}
+
+/// Adds a position behind the others: to the last run, if it follows it.
+fn push_position(runs: &mut Vec<TokenRun>, position: Position) {
+    match runs.last_mut() {
+        Some(run) if run.start.plus(run.len as usize) == position => run.len += 1,
+        _ => runs.push(TokenRun { start: position, len: 1 }),
     }
 }
 

@@ -92,19 +92,30 @@ impl TtlRules {
         }
     }
 
-    /// The slots of the tokens to cull: the dimmest ones, and of equal ones the first. Slots for which
+    /// How many tokens of a window of `len` exceed the target.
+    #[must_use]
+    pub fn excess(&self, len: usize) -> usize {
+        len.saturating_sub(self.target)
+    }
+
+    /// The slots of `count` tokens to cull, in order: the dimmest ones, and of equal ones the first. Slots for which
     /// `may_cull` is false are not culled.
     #[must_use]
-    pub fn cull(&self, brightness: &[f32], may_cull: impl Fn(usize) -> bool) -> Vec<usize> {
-        let mut dimmest: Vec<usize> = Vec::new();
-        for _ in 0..self.cull_count(brightness.len()) {
-            let candidates = (0..brightness.len()).filter(|&i| may_cull(i) && !dimmest.contains(&i));
-            let Some(next) = candidates.min_by(|&a, &b| brightness[a].total_cmp(&brightness[b])) else {
-                break;
-            };
-            dimmest.push(next);
+    pub fn dimmest(&self, brightness: &[f32], count: usize, may_cull: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut slots: Vec<usize> = (0..brightness.len()).filter(|&slot| may_cull(slot)).collect();
+        if count < slots.len() {
+            slots.select_nth_unstable_by(count, |&a, &b| {
+                brightness[a].total_cmp(&brightness[b]).then(a.cmp(&b))
+            });
+            slots.truncate(count);
         }
-        dimmest.sort_unstable();
-        dimmest
+        slots.sort_unstable();
+        slots
+    }
+
+    /// The slots of the tokens to cull at one step.
+    #[must_use]
+    pub fn cull(&self, brightness: &[f32], may_cull: impl Fn(usize) -> bool) -> Vec<usize> {
+        self.dimmest(brightness, self.cull_count(brightness.len()), may_cull)
     }
 }

@@ -4,7 +4,7 @@ use crate::conversation::Conversation;
 use crate::event::{ATTENTION_INTERVAL, Event};
 use halo_core::Error;
 use halo_core::attention::{AttentionError, AttentionStats, is_traced};
-use halo_core::change::{Append, AttentionTally, Change, Extent, NewToken};
+use halo_core::change::{Append, AttentionTally, Change, Extent, NewToken, Pruned};
 use halo_core::chunker::{ChunkAssignment, Chunker};
 use halo_core::model::{AttentionRow, ModelToken};
 use halo_core::rules::ContextRules;
@@ -102,7 +102,7 @@ impl AnswerStream {
         let (rules, system_len, timeline) = (&self.rules, self.system_len, conversation.timeline());
         if let Some(culled) = self.scorer.cull(|p| p != at && rules.may_cull(timeline, system_len, p)) {
             conversation.commit(&culled, Durability::Deferred)?;
-            events.extend(culled.flatten().into_iter().flat_map(pruned_events));
+            events.extend(pruned_events(&culled));
         }
         Ok(events)
     }
@@ -182,16 +182,20 @@ impl AnswerStream {
     }
 }
 
-fn pruned_events(change: &Change) -> Vec<Event> {
-    let Change::Prune(pruned) = change else { return Vec::new() };
+/// The events of tokens that TTL scoring culls.
+pub(crate) fn pruned_events(culled: &Change) -> Vec<Event> {
     let tokens = |extent: &Extent| match extent {
         Extent::Runs(runs) => runs.iter().map(|run| run.len as usize).sum(),
         Extent::Whole => 0,
     };
-    let event = |pruned: &halo_core::change::Pruned| Event::Pruned {
+    let event = |pruned: &Pruned| Event::Pruned {
         chunk: pruned.chunk,
         tokens: tokens(&pruned.extent),
         reason: pruned.reason.to_string(),
     };
-    pruned.iter().map(event).collect()
+    let prunes = culled.flatten().into_iter().filter_map(|change| match change {
+        Change::Prune(pruned) => Some(pruned),
+        _ => None,
+    });
+    prunes.flatten().map(event).collect()
 }

@@ -46,7 +46,7 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
     if has_messages && let Some(own) = conversation.setting(SYSTEM_PROMPT_KEY)? {
         rules.system_prompt = own;
     }
-    let token_limit = rules.token_limit(model.info().context);
+    let token_limit = rules.token_limit(model.info().context, 0);
     let format = ChatFormatter {
         template: model.info().template.clone(),
         system_prompt: build_system_prompt(&mut conversation, &rules, token_limit)?,

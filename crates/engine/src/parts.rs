@@ -107,7 +107,7 @@ impl SessionParts {
 
     /// The most tokens in the context window.
     pub fn token_limit(&self) -> usize {
-        self.rules.token_limit(self.model.info().context)
+        self.rules.token_limit(self.model.info().context, self.model.system_tokens.len())
     }
 
     /// Which chunks to prune from a timeline so that the window, placed memories included, has at most `budget` tokens.

@@ -70,20 +70,41 @@ pub enum ResurrectBrightness {
 }
 
 impl ConversationRules {
-    /// Tokens that the context window may hold after a turn; none: as many as the model's context.
+    /// Tokens that the context window may hold after a turn; none: as many as the model's context, or as many as TTL
+    /// scoring keeps by culling tokens.
     #[must_use]
     pub fn token_budget(&self) -> Option<usize> {
         let free =
             if self.reserved_tokens == 0 { 0 } else { self.reserved_tokens + self.sampling.max_tokens };
-        (self.context.max_tokens > 0).then(|| self.context.max_tokens.saturating_sub(free))
+        let prunes_chunks = self.context.max_tokens > 0 && self.ttl_target().is_none();
+        prunes_chunks.then(|| self.context.max_tokens.saturating_sub(free))
     }
 
-    /// The most tokens in the context window of a model with this context.
+    /// The most tokens in the context window of a model with this context, behind a system prompt of that many tokens.
     #[must_use]
-    pub fn token_limit(&self, model_context: usize) -> usize {
-        match self.context.max_tokens {
-            0 => model_context,
-            max => max.min(model_context),
+    pub fn token_limit(&self, model_context: usize, system_tokens: usize) -> usize {
+        match (self.ttl_target(), self.context.max_tokens) {
+            (Some(target), _) => model_context.min(system_tokens + target),
+            (None, 0) => model_context,
+            (None, max) => max.min(model_context),
+        }
+    }
+
+    /// The most tokens of a message, its answer and the rest of the window together. TTL scoring culls what exceeds its
+    /// target during the answer and after it, so only the model's context limits it.
+    #[must_use]
+    pub fn turn_limit(&self, model_context: usize, system_tokens: usize) -> usize {
+        match self.ttl_target() {
+            Some(_) => model_context,
+            None => self.token_limit(model_context, system_tokens),
+        }
+    }
+
+    /// The size of the window under TTL scoring, without the system prompt.
+    fn ttl_target(&self) -> Option<usize> {
+        match &self.context.strategy {
+            ScoringStrategy::Ttl(ttl) => Some(ttl.target),
+            ScoringStrategy::Magnitude(_) => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! One turn: a message in, an answer out. Chunks that matter to the message are resurrected once, before the answer; the
 //! dimmest chunks are pruned once, after it. Every event is announced after what it tells of is stored.
 
+use crate::answer_stream::pruned_events;
 use crate::chat_format::{self, MessageTime};
 use crate::client_history::{is_dropped_by_client, store_message_keys};
 use crate::conversation::RUNNING_TURN_KEY;
@@ -18,6 +19,7 @@ use halo_core::change::{Change, DeleteReason};
 use halo_core::model::{FinishReason, ModelToken, StepFlow};
 use halo_core::prune::PrunePlan;
 use halo_core::resurrect::{Hit, ResurrectedBrightness, plan_resurrection};
+use halo_core::scorer::Scorer;
 use halo_core::store::{Durability, RecordKind};
 use halo_core::token::{ChunkId, ContentKind, Role, TurnId};
 use jiff::civil::{Date, DateTime};
@@ -198,7 +200,8 @@ impl<'a> TurnRunner<'a> {
         let parts = &*self.parts;
         let answer_tokens = parts.rules.sampling.max_tokens;
         let needed = message_tokens + header_tokens + answer_tokens;
-        let (limit, context) = (parts.token_limit(), parts.model.info().context);
+        let (context, system_tokens) = (parts.model.info().context, parts.model.system_tokens.len());
+        let limit = parts.rules.turn_limit(context, system_tokens);
         if parts.live_tokens() + needed <= limit {
             return Ok(());
         }
@@ -248,7 +251,7 @@ impl<'a> TurnRunner<'a> {
         let parts = &mut *self.parts;
         let budget = TurnBudget {
             model_context: parts.model.info().context,
-            max_context: parts.rules.context.max_tokens,
+            max_context: parts.token_limit(),
             live: parts.live_tokens(),
             // The message is live already; the header of its answer is not.
             message: header_tokens,
@@ -290,10 +293,28 @@ impl<'a> TurnRunner<'a> {
 
     /// Prunes to the budget that holds after a turn. Returns why the window exceeds it, where nothing more can be pruned.
     fn prune_to_budget(&mut self, current: TurnId) -> Result<Option<String>, Error> {
-        let Some(budget) = self.parts.rules.token_budget() else { return Ok(None) };
+        let Some(budget) = self.parts.rules.token_budget() else {
+            self.cull_to_target()?;
+            return Ok(None);
+        };
         let plan = self.parts.prune_plan(self.parts.timeline(), budget, Some(current));
         self.apply_prune(&plan)?;
         Ok(plan.exceeded.map(|exceeded| exceeded.to_string()))
+    }
+
+    /// TTL scoring culls two tokens per step; a message longer than twice its answer leaves more than the target.
+    fn cull_to_target(&mut self) -> Result<(), Error> {
+        let parts = &mut *self.parts;
+        let system_len = parts.model.system_tokens.len();
+        let (timeline, rules) = (parts.conversation.timeline(), &parts.rules.context);
+        let mut scorer = Scorer::new(rules.strategy.clone(), timeline.context_window(system_len), None);
+        let may_cull = |position| rules.may_cull(timeline, system_len, position);
+        let Some(culled) = scorer.cull_to_target(may_cull) else { return Ok(()) };
+        parts.commit(&culled, Durability::Immediate)?;
+        let events = pruned_events(&culled);
+        self.progress.pruned += events.len();
+        events.into_iter().for_each(|event| self.progress.announce(event));
+        Ok(())
     }
 
     fn apply_prune(&mut self, plan: &PrunePlan) -> Result<(), Error> {

@@ -60,6 +60,10 @@ pub struct AttentionSample {
     pub max: f64,
     pub min: f64,
     pub std: f64,
+    /// Slots by their attention, see [`AttentionHistogram`](halo_core::attention::AttentionHistogram). Empty in records of
+    /// versions that did not store it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<u32>,
 }
 
 impl TurnRecord {
@@ -170,8 +174,8 @@ impl From<StageTimes> for BTreeMap<String, f64> {
 
 impl From<&(u64, halo_core::attention::AttentionStats)> for AttentionSample {
     fn from((step, stats): &(u64, halo_core::attention::AttentionStats)) -> Self {
-        let halo_core::attention::AttentionStats { mean, median, max, min, std } = *stats;
-        Self { step: *step, mean, median, max, min, std }
+        let halo_core::attention::AttentionStats { mean, median, max, min, std, histogram } = *stats;
+        Self { step: *step, mean, median, max, min, std, histogram: histogram.0.to_vec() }
     }
 }
 
@@ -194,7 +198,7 @@ mod tests {
 
     #[test]
     fn turn_record_reads_and_writes_the_stored_names() {
-        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5}],"finish":"end","left":2,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
+        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5},{"histogram":[0,2,1],"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":10}],"finish":"end","left":2,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
         let record = TurnRecord::from_json(stored).expect("a record");
         let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
         assert_eq!(value(&record.to_json()), value(stored));

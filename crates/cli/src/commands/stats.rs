@@ -5,7 +5,7 @@ use crate::env::Env;
 use crate::output::{pluralize, print_json, print_stdout};
 use anyhow::Result;
 use halo_core::store::{Access, RecordKind, Store};
-use halo_engine::turn_record::TurnRecord;
+use halo_engine::turn_record::{AttentionSample, TurnRecord};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -91,8 +91,44 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
     if skipped > 0 {
         let _ = writeln!(out, "\n{skipped} earlier turns: -n 0 prints all");
     }
-    out.push_str("\npressure: share of the context window in use. own: time outside the model (prefill and generation). --json prints every stage and attention statistics.\n");
+    let traced = printed.iter().rev().find_map(|(turn, _, record)| {
+        let samples = &record.figures.as_ref()?.attention;
+        (!samples.is_empty()).then_some((turn, samples))
+    });
+    if let Some((turn, samples)) = traced {
+        out.push_str(&attention_table(*turn, samples));
+    }
+    out.push_str("\npressure: share of the context window in use. own: time outside the model (prefill and generation). --json prints every stage, and the attention of all turns.\n");
     print_stdout(&out)
+}
+
+/// The attention samples of a turn: statistics, and the distribution as a bar per bin.
+fn attention_table(turn: u64, samples: &[AttentionSample]) -> String {
+    let mut out = format!(
+        "\nattention in turn {turn}, every trace.interval steps\n{:>6}{:>10}{:>10}{:>10}{:>10}{:>10}  distribution\n",
+        "step", "mean", "median", "max", "min", "std"
+    );
+    for sample in samples {
+        let AttentionSample { step, mean, median, max, min, std, histogram } = sample;
+        let bars = sparkline(histogram);
+        let _ = writeln!(out, "{step:>6}{mean:>10.6}{median:>10.6}{max:>10.6}{min:>10.6}{std:>10.6}  {bars}");
+    }
+    out.push_str(
+        "distribution: tokens by the attention that they received, from under 1/32768 to over 1/2; each bar doubles it\n",
+    );
+    out
+}
+
+/// A bar per count, the largest one full; a count of 0 is a dot. Heights are logarithmic: most tokens receive little.
+fn sparkline(counts: &[u32]) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let log = |count: u32| f64::from(count + 1).log2();
+    let most = counts.iter().copied().max().map_or(1.0, log);
+    let bar = |&count: &u32| match count {
+        0 => '·',
+        _ => BARS[((log(count) / most * 8.0).ceil() as usize).clamp(1, 8) - 1],
+    };
+    counts.iter().map(bar).collect()
 }
 
 fn percent(share: f64) -> String {
@@ -119,4 +155,28 @@ fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
         json["attention"] = json!(figures.attention);
     }
     json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_draw_the_distribution_of_attention() {
+        assert_eq!(sparkline(&[0, 1, 3, 7, 127, 0]), "·▂▃▄█·");
+        assert_eq!(sparkline(&[0, 0]), "··");
+        let sample = AttentionSample {
+            step: 50,
+            mean: 0.25,
+            median: 0.25,
+            max: 0.4,
+            min: 0.1,
+            std: 0.125,
+            histogram: vec![0, 0, 2, 1],
+        };
+        let table = attention_table(7, &[sample]);
+        let row = table.lines().nth(3).expect("a row");
+        assert_eq!(row, "    50  0.250000  0.250000  0.400000  0.100000  0.125000  ··█▆");
+        assert!(table.starts_with("\nattention in turn 7, every trace.interval steps\n"), "{table}");
+    }
 }

@@ -245,10 +245,11 @@ define_settings! {
     "ttl.gain" [http] ttl_gain: FloatInRange<0, 1_000_000> = FloatInRange(10.0);
     /// Truncate gains to integers (v0).
     "ttl.whole_gain" [http] ttl_whole_gain: bool = true;
-    /// Target size of the context window, in tokens (v0).
+    /// Size of the context window in tokens, without the system prompt (v0).
     "ttl.target" [http] ttl_target: IntInRange<1, 100_000_000> = IntInRange(500);
 
-    /// Record attention statistics every N steps; 0 disables it.
+    /// Record the attention of every Nth step of an answer: statistics and a histogram, for `halo stats` and the page; 0
+    /// disables it.
     "trace.interval" [http] trace_interval: IntInRange<0, 1_000_000_000> = IntInRange(50);
 
     /// How chunks are chosen for pruning: `brightness`; `salience` (of their text: recency, names, references to the

@@ -276,5 +276,51 @@ fn capture_replays_to_same_brightness() {
         let tokens = turn["tokens"].as_u64().expect("a number");
         assert_eq!(steps, (0..tokens).step_by(5).collect::<Vec<_>>(), "{turn:#}");
         assert!(turn["ms"]["generate"].as_f64() > Some(0.0), "{turn:#}");
+        for trace in turn["attention"].as_array().expect("traces") {
+            let bins: Vec<u64> =
+                trace["histogram"].as_array().expect("bins").iter().filter_map(Value::as_u64).collect();
+            assert_eq!(bins.len(), 16, "{trace}");
+            assert!(bins.iter().sum::<u64>() > 20, "every token of the window is counted: {trace}");
+            let max = trace["max"].as_f64().expect("a number");
+            let last = bins.iter().rposition(|&count| count > 0).expect("a token");
+            let edge = |bin: usize| (bin as f64 - 16.0).exp2();
+            assert!((edge(last)..edge(last + 1) + 0.001).contains(&max), "{trace}");
+        }
     }
+    let table = model_command(home.path(), &["stats"]).output().expect("halo runs");
+    let table = String::from_utf8(table.stdout).expect("UTF-8");
+    let rows = table.lines().skip_while(|line| !line.starts_with("attention in turn 3")).skip(2);
+    let rows: Vec<&str> = rows.take_while(|line| !line.starts_with("distribution:")).collect();
+    assert_eq!(rows.len() as u64, turns[1]["tokens"].as_u64().expect("a number").div_ceil(5), "{table}");
+    assert!(rows.iter().all(|row| row.ends_with(['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'])), "{table}");
+}
+
+/// The first engine keeps its window over ten turns: the target of 120 tokens and the system prompt.
+#[test]
+fn v0_preset_keeps_its_window_over_ten_turns() {
+    let home = crate::common::temp_dir();
+    let settings = ["preset=halo_v0", "ttl.target=120", "generation.max_tokens=24", "trace.interval=10"];
+    let args: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let lines = [
+        "My gun is called Betsy. Remember that.",
+        "The cat sleeps on the sofa and dreams of the mice in the barn behind the house.",
+        "It rains in Lisbon today.",
+        "My sister plays the cello in the orchestra of the town.",
+        "What is my gun called?",
+        "The train to Rome is late.",
+        "I had soup for lunch, with bread and a little cheese from the market.",
+        "The garden needs water.",
+        "Which animal sleeps on the sofa?",
+        "What is my gun called?",
+    ];
+    chat_lines(home.path(), &args, &lines.map(str::to_owned));
+    let turns = run_json(home.path(), &["stats"]);
+    let live: Vec<u64> =
+        turns.as_array().expect("turns").iter().filter_map(|turn| turn["live"].as_u64()).collect();
+    assert_eq!(live.len(), 10, "{turns:#}");
+    // The system prompt has 9 tokens with its template.
+    assert!(live.iter().all(|&live| live <= 120 + 9), "{live:?}");
+    assert!(live[2..].iter().all(|&live| live >= 119 + 9), "{live:?}");
+    let traced = turns.as_array().expect("turns").iter().flat_map(|turn| turn["attention"].as_array());
+    assert!(traced.flatten().all(|trace| trace["histogram"].as_array().map(Vec::len) == Some(16)));
 }

@@ -1,6 +1,6 @@
 //! Rules that are not about a timeline: time-to-live scoring, budget, salience, sliding window, tool results.
 
-use halo_core::attention::{AttentionStats, is_traced};
+use halo_core::attention::{AttentionHistogram, AttentionStats, is_traced};
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::budget::{TurnBudget, pressure};
 use halo_core::change::{Append, Change, NewToken};
@@ -158,6 +158,48 @@ fn focus_names_the_strongest_tokens_and_the_shares_of_chunks() {
     );
 }
 
+/// After the last step of a turn all that exceeds the target is culled, the dimmest first; protected tokens stay.
+#[test]
+fn ttl_cull_to_target_after_a_long_message() {
+    let cases: &[(usize, &str, &[u64], &str)] = &[
+        (3, "u0.0[255,40,255,30] a1.0:2*200", &[], "u0.0[255,~40,255,~30] a1.0[~200,200]"),
+        (3, "u0.0[255,40,255,30] a1.0:2*200", &[3], "u0.0[255,~40,255,30] a1.0[~200,~200]"),
+        (6, "u0.0[255,40,255,30] a1.0:2*200", &[], "u0.0[255,40,255,30] a1.0[200,200]"),
+        (1, "u0.0[9,9,9]", &[0, 1, 2], "u0.0[9,9,9]"),
+    ];
+    for (target, before, protected, after) in cases {
+        let mut timeline = notation::read(before).expect("a valid timeline");
+        let ttl = TtlRules { target: *target, ..TtlRules::default() };
+        let mut scorer = Scorer::new(ScoringStrategy::Ttl(ttl), timeline.context_window(0), None);
+        if let Some(culled) = scorer.cull_to_target(|p| !protected.contains(&p.0)) {
+            timeline.apply(&culled).expect("the change applies");
+        }
+        assert_eq!(scorer.len(), timeline.live_len());
+        assert_eq!(notation::write(&timeline), notation::write(&notation::read(after).expect("valid")));
+        timeline.check_invariants().expect("the invariants hold");
+    }
+}
+
+/// The bins of the histogram are powers of two, and each value is counted once.
+#[test]
+fn attention_histogram_counts_by_powers_of_two() {
+    type HistogramCase<'a> = (&'a [f32], &'a [(usize, u32)]);
+    let cases: &[HistogramCase<'_>] = &[
+        (&[], &[]),
+        (&[0.0, 1e-9, 0.000_03], &[(0, 3)]),
+        (&[1.0, 0.5, 0.499], &[(15, 2), (14, 1)]),
+        (&[0.25, 0.125, 0.062_5], &[(14, 1), (13, 1), (12, 1)]),
+        (&[0.000_030_517_578], &[(1, 1)]),
+    ];
+    for (row, expected) in cases {
+        let mut counts = [0; AttentionHistogram::BINS];
+        expected.iter().for_each(|&(bin, count)| counts[bin] = count);
+        assert_eq!(AttentionHistogram::from_row(row).0, counts, "{row:?}");
+    }
+    let edges = [0, 1, 15].map(AttentionHistogram::lower_edge);
+    assert_eq!(edges, [0.0, 1.0 / 32_768.0, 0.5]);
+}
+
 #[test]
 fn attention_stats_describe_a_row() {
     let stats = AttentionStats::from_row(&[0.1, 0.4, 0.2, 0.3]).expect("the row has numbers");
@@ -166,6 +208,7 @@ fn attention_stats_describe_a_row() {
         near(stats.mean, 0.25) && near(stats.median, 0.25) && near(stats.max, 0.4) && near(stats.min, 0.1)
     );
     assert!(near(stats.std, 0.0125f64.sqrt()), "{stats:?}");
+    assert_eq!(stats.histogram, AttentionHistogram::from_row(&[0.1, 0.4, 0.2, 0.3]));
     assert_eq!(AttentionStats::from_row(&[0.5, 0.2, 0.3]).map(|s| s.median as f32), Some(0.3));
     assert_eq!((AttentionStats::from_row(&[]), AttentionStats::from_row(&[f32::NAN])), (None, None));
     let traced: Vec<u64> = (0..160).filter(|&step| is_traced(step, 50)).collect();

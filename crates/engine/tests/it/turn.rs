@@ -176,6 +176,31 @@ fn attention_is_announced_during_generation() {
     }
 }
 
+/// Ten turns with messages longer than their answers: after each the window holds the target beside the system prompt,
+/// whatever search finds.
+#[test]
+fn ttl_window_keeps_its_target_over_ten_turns() {
+    const TARGET: usize = 40;
+    let store = shared_store(InMemoryStore::default());
+    let mut rules = test_rules(400);
+    rules.context.strategy = ScoringStrategy::Ttl(TtlRules { target: TARGET, ..TtlRules::default() });
+    let words = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
+    let answers = (0..80).map(|n| answer_attending_to(&format!(" {} and", words[n % 8]), "gun")).collect();
+    let mut session = open_session(&store, rules, answers);
+    let system = session.live_tokens();
+    for turn in 0..10 {
+        let message = format!("The gun number {turn} {}", "on the wall of the long hall ".repeat(5).trim());
+        let events = send(&mut session, &message);
+        assert_eq!(resurrected_chunks(&events), [""; 0], "turn {turn}: the window is full");
+        let live = session.live_tokens() - system;
+        let expected = if turn == 0 { 38..=TARGET } else { TARGET - 1..=TARGET };
+        assert!(expected.contains(&live), "turn {turn}: {live} tokens");
+        assert_eq!(session.token_limit(), system + TARGET);
+        assert_same_as_stored(&session, &store);
+    }
+    assert!(session.timeline().len() > 300, "{} tokens were said", session.timeline().len());
+}
+
 /// A chunk of the first turn is pruned and, when a later question needs it, resurrected at its own position.
 #[test]
 fn resurrect_restores_chunk_at_its_own_position() {

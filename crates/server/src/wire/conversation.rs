@@ -246,9 +246,30 @@ pub(crate) struct ApiTurnFigures {
     pub overhead_ms: f64,
     /// Milliseconds of each stage.
     pub ms: BTreeMap<&'static str, f64>,
-    /// Statistics of the attention at some steps of the answer.
-    #[schema(value_type = Vec<Object>)]
-    pub attention: Vec<AttentionSample>,
+    /// The attention at some steps of the answer, every `trace.interval`.
+    pub attention: Vec<ApiAttentionSample>,
+}
+
+/// The attention of one step of an answer: statistics and distribution over the tokens of the context window.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AttentionSample)]
+pub(crate) struct ApiAttentionSample {
+    pub step: u64,
+    pub mean: f64,
+    pub median: f64,
+    pub max: f64,
+    pub min: f64,
+    pub std: f64,
+    /// Number of tokens by attention received: below 2^-15, then one bin per doubling; the last is 1/2 and more. Empty for
+    /// turns of older versions.
+    pub histogram: Vec<u32>,
+}
+
+impl From<AttentionSample> for ApiAttentionSample {
+    fn from(sample: AttentionSample) -> Self {
+        let AttentionSample { step, mean, median, max, min, std, histogram } = sample;
+        Self { step, mean, median, max, min, std, histogram }
+    }
 }
 
 impl ApiTurn {
@@ -271,7 +292,7 @@ impl From<TurnFigures> for ApiTurnFigures {
             resurrected: figures.resurrected,
             pruned: figures.pruned,
             live: figures.live_tokens,
-            attention: figures.attention,
+            attention: figures.attention.into_iter().map(ApiAttentionSample::from).collect(),
         }
     }
 }

@@ -390,7 +390,7 @@ impl Backend for FakeBackend {
                 sinks: 0,
                 recent: 0,
                 fill: true,
-                trace_interval: 0,
+                trace_interval: 2,
             },
             reserved_tokens: context / 4,
             watch,

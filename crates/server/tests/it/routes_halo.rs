@@ -291,6 +291,8 @@ fn query_cases() -> Vec<RouteCase> {
                 && turns[4]["finish"] == "end"
                 && turns[4]["figures"]["tokens"] == 4
                 && turns[4]["figures"]["ms"]["generate"].is_f64()
+                && turns[4]["figures"]["attention"][1]["step"] == 2
+                && turns[4]["figures"]["attention"][1]["histogram"].as_array().map(Vec::len) == Some(16)
         }),
         route("GET", "/conversations/{name}/turns/{turn}/context", "/conversations/main/turns/5/context")
             .returns(200, |then| {
