@@ -125,6 +125,47 @@ def test_paragraph_is_pruned_and_resurrected_at_its_position(open_page, small):
     assert "resurrected" in [entry["action"] for entry in detail["history"]]
 
 
+# The story of crates/cli/tests/it/gun.rs.
+GUN = "Good morning! I am cleaning the old hunting lodge today, and my gun is called Betsy."
+FILLERS = (
+    "It rains in Lisbon today, so the children stay at home and build a castle of chairs, blankets and old boxes.",
+    "My sister plays the cello in the orchestra of our town; next week they will play a piece by Dvorak.",
+    "The train to Rome is late again, and the people on the platform drink coffee and read their newspapers.",
+    "I had soup for lunch, with bread, a little cheese from the market and a glass of water.",
+    "The garden needs water: the tomatoes hang their leaves, and the roses have lost their petals in the heat.",
+    "Our neighbour paints boats in the harbour; blue ones, green ones, and one that is as red as a poppy.",
+    "The bakery on the corner closes at six, but on Fridays it stays open for the people who come from work.",
+    "I read a book about bees, how they dance to tell the others where the flowers are, and how they keep warm.",
+    "The clock in the hall is slow, it has lost five minutes since yesterday and nobody wants to wind it.",
+    "The cat sleeps on the sofa all day long, and in the evening she walks along the wall of the garden to look for mice.",
+)
+
+
+@pytest.mark.parametrize("preset", ["halo", "halo_weave"])
+def test_paragraph_pruned_by_brightness_comes_back(browser, tmp_path, preset):
+    window = {"halo": 400, "halo_weave": 500}[preset]
+    settings = (f"preset={preset}", f"context.max_tokens={window}", "generation.max_tokens=16")
+    server = Server(tmp_path, *settings, "generation.temperature=0").start()
+    server.say("main", GUN)
+    for n in range(21):
+        server.say("main", FILLERS[n % len(FILLERS)])
+    before = server.halo("GET", "/conversations/main/chunks/u0.0")[1]
+    assert before["history"][-1]["action"] == "pruned", before["history"]
+    page = browser.new_context().new_page()
+    page.goto(server.url)
+    expect(chunk(page, "called Betsy")).to_have_count(0)
+    page.fill("#message", "What is my gun called?")
+    page.press("#message", "Enter")
+    page.locator(".chunk.resurrected", has_text="called Betsy").wait_for(timeout=LONG)
+    turns = page.locator(".turn").evaluate_all("turns => turns.map((turn) => Number(turn.dataset.turn))")
+    assert turns == sorted(turns) and turns[0] == 0, turns
+    expect(page.locator("#stop")).to_be_hidden(timeout=LONG)
+    history = server.halo("GET", "/conversations/main/chunks/u0.0")[1]["history"]
+    assert any("found by search, hit 1" in entry["reason"] for entry in history), history
+    page.context.close()
+    server.stop()
+
+
 def test_manual_edits(open_page):
     page = open_page()
     say(page, "The red fox is called Rufus.")
@@ -548,7 +589,8 @@ def test_attention_distribution_is_drawn(open_page, small):
     page.wait_for_selector("#attention-histogram")
     bins = small.halo("GET", "/conversations/main/turns")[1][-1]["figures"]["attention"][-1]["histogram"]
     assert len(bins) == 16 and sum(bins) > 20, bins
-    assert page.get_attribute("#attention-histogram", "aria-label") == f"tokens by attention: {', '.join(map(str, bins))}"
+    drawn = page.get_attribute("#attention-histogram", "aria-label")
+    assert drawn == f"tokens by attention: {', '.join(map(str, bins))}"
     heights = page.eval_on_selector_all("#attention-histogram rect", "all => all.map(one => one.height.baseVal.value)")
     assert [height > 0 for height in heights] == [count > 0 for count in bins], heights
 

@@ -35,7 +35,7 @@ pub(crate) fn build_history(
         names: SpeakerNames::default(),
     };
     let prefix = frame.preamble().tokenize(model)?.len();
-    let budget = rules.token_budget().unwrap_or(model.info().context);
+    let budget = rules.token_budget(model.info().context).unwrap_or(model.info().context);
     let mut timeline = store.load(CONVERSATION, Access::Write)?;
     let mut before = None;
     for (message, answer) in messages {

@@ -1,6 +1,7 @@
 //! Writing to the terminal: text, JSON, notices, and formats that several commands share.
 
 use anyhow::Result;
+use halo_engine::window_size;
 use std::io::Write;
 
 /// Standard output was closed by its reader (`halo … | head`): the command ends, and that is no failure.
@@ -45,6 +46,27 @@ pub fn pluralize(n: u64, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
+/// A number with separators, such as `1,412`.
+pub fn group_digits(n: usize) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
+    groups.join(",")
+}
+
+/// The size of an automatic context window, and why it is that.
+pub fn explain_window(tokens: usize, tokens_per_second: Option<f64>) -> String {
+    let [window, min, max] = [tokens, window_size::MIN_TOKENS, window_size::MAX_TOKENS].map(group_digits);
+    match tokens_per_second {
+        None => format!("{window} tokens (auto, until the speed of the model is measured)"),
+        Some(speed) => format!(
+            "{window} tokens (auto: {speed:.0} tokens/s prefill them in {:.0} s; at most {:.0} s, {min} to {max} tokens)",
+            tokens as f64 / speed,
+            window_size::MAX_PREFILL_SECONDS
+        ),
+    }
+}
+
 /// The beginning of a text, on one line.
 pub fn truncate_line(text: &str, max_chars: usize) -> String {
     let line = sanitize_terminal_text(text).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -65,4 +87,22 @@ pub fn format_time(at: i64) -> String {
 /// The day of a time in milliseconds since 1970, such as `5 November 2026`.
 pub fn format_day(at: i64) -> String {
     jiff::Timestamp::from_millisecond(at).map(|at| at.strftime("%-d %B %Y").to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_window_is_explained_with_its_speed() {
+        assert_eq!(
+            explain_window(2048, None),
+            "2,048 tokens (auto, until the speed of the model is measured)"
+        );
+        assert_eq!(
+            explain_window(4096, Some(160.0)),
+            "4,096 tokens (auto: 160 tokens/s prefill them in 26 s; at most 30 s, 2,048 to 8,192 tokens)"
+        );
+        assert_eq!([0, 999, 1000, 1_234_567].map(group_digits), ["0", "999", "1,000", "1,234,567"]);
+    }
 }

@@ -158,6 +158,7 @@ fn context_length(settings: &Settings) -> Option<usize> {
 pub fn conversation_rules(settings: &Settings) -> ConversationRules {
     ConversationRules {
         context: settings.context_rules(),
+        auto_sizes: settings.auto_sizes(),
         reserved_tokens: settings.reserved_tokens(),
         watch: attention_config(settings),
         sampling: Sampling {
@@ -177,6 +178,7 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
         },
         recall: search_options(settings, settings.resurrect_candidates.as_usize()),
         resurrect_brightness: settings.resurrect_brightness,
+        resurrect_limit: settings.resurrect_limit,
         preview_tokens: settings.resurrect_preview_tokens.as_usize(),
         // jq filters run in a subprocess of this program. Without its path there are no tools.
         tools: std::env::current_exe().ok().filter(|_| settings.tools_enabled).map(JqRunner::Subprocess),

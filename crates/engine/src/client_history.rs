@@ -36,7 +36,7 @@ pub(crate) fn append_messages(
     if changes.is_empty() {
         return Ok(());
     }
-    let budget = parts.rules.token_budget().unwrap_or(usize::MAX).min(parts.token_limit());
+    let budget = parts.token_budget().unwrap_or(usize::MAX).min(parts.token_limit());
     changes.extend(parts.prune_plan(&draft, budget, None).change());
     if flow() == StepFlow::Stop {
         return Err(cancelled());

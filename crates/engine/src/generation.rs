@@ -26,6 +26,8 @@ const MAX_TOOL_ROUNDS: usize = 5;
 pub(crate) struct GeneratedAnswer {
     pub turn: TurnId,
     pub tokens: usize,
+    /// Tokens that were prefilled, and how long that took.
+    pub prefill: Option<(usize, Duration)>,
     /// Why generation ended, or how the model failed after the tokens that are stored.
     pub finish: Result<FinishReason, Error>,
 }
@@ -34,6 +36,7 @@ pub(crate) struct GeneratedAnswer {
 struct GenerationRound {
     tokens: usize,
     text: String,
+    prefill: Option<(usize, Duration)>,
     finish: Result<FinishReason, Error>,
 }
 
@@ -43,6 +46,8 @@ struct GenerationTimings {
     total: Duration,
     prefill: Duration,
     overhead: Duration,
+    /// Tokens until the first one came, and how long that took.
+    prefilled: Option<(usize, Duration)>,
 }
 
 /// Generates the answer to the last message.
@@ -56,9 +61,11 @@ impl AnswerGenerator<'_, '_> {
     pub fn generate_answer(&mut self) -> Result<GeneratedAnswer, Error> {
         let turn = self.begin_turn()?;
         let (mut finish, mut tokens, mut commands) = (Ok(FinishReason::EndOfText), 0, Vec::<String>::new());
+        let mut prefill = None;
         for _ in 0..=MAX_TOOL_ROUNDS {
             let round = self.generate_round()?;
             (finish, tokens) = (round.finish, tokens + round.tokens);
+            prefill = prefill.or(round.prefill);
             // Only the model's own text can call a tool, and a repeated call does nothing.
             let command = tools::call::trailing_command(&round.text)
                 .filter(|_| finish == Ok(FinishReason::StopSequence))
@@ -73,7 +80,7 @@ impl AnswerGenerator<'_, '_> {
             // The model was stopped or failed before its first token: the message still waits for an answer.
             self.parts.delete_turns(&[turn], DeleteReason::NoAnswer)?;
         }
-        Ok(GeneratedAnswer { turn, tokens, finish })
+        Ok(GeneratedAnswer { turn, tokens, prefill, finish })
     }
 
     /// Appends the header of the answer, and marks its turn as running.
@@ -121,7 +128,7 @@ impl AnswerGenerator<'_, '_> {
             ScoringStrategy::Magnitude(_) => self.generate(&self.sampling(0), &mut stream, &mut timings)?,
             ScoringStrategy::Ttl(_) => self.generate_token_by_token(&mut stream, &mut timings)?,
         };
-        let GenerationTimings { total, prefill, overhead } = timings;
+        let GenerationTimings { total, prefill, overhead, prefilled } = timings;
         self.progress.record_stage(TurnStage::Prefill, prefill);
         self.progress
             .record_stage(TurnStage::Generate, total.saturating_sub(prefill).saturating_sub(overhead));
@@ -132,7 +139,7 @@ impl AnswerGenerator<'_, '_> {
         let (score, event) = stream.finish();
         self.parts.commit(&score, Durability::Deferred)?;
         self.progress.announce(event);
-        Ok(GenerationRound { tokens, text, finish })
+        Ok(GenerationRound { tokens, text, prefill: prefilled, finish })
     }
 
     fn begin_recording(&mut self) {
@@ -213,6 +220,9 @@ impl AnswerGenerator<'_, '_> {
             next_position,
             ephemeral: false,
         };
+        // The reserve for the answer may be smaller than its maximum.
+        let free = model.info().context.saturating_sub(window.len());
+        let sampling = &Sampling { max_tokens: sampling.max_tokens.min(free.max(1)), ..sampling.clone() };
         let (mut store_error, mut recorder_errors) = (None, Vec::new());
         let is_first_call = timings.total.is_zero();
         let start = Instant::now();
@@ -228,10 +238,13 @@ impl AnswerGenerator<'_, '_> {
                 }
                 ModelStep::PrefillDone(stats) if is_first_call => {
                     timings.prefill = start.elapsed();
+                    timings.prefilled = Some((stats.prefilled + stats.recomputed, timings.prefill));
                     (progress.callback)(Event::Prefilled(stats))
                 }
                 ModelStep::PrefillDone(_) => StepFlow::Continue,
                 ModelStep::Token(token, row) => {
+                    // A model that does not report its prefill has read the whole window when its first token comes.
+                    timings.prefilled.get_or_insert_with(|| (window.len(), start.elapsed()));
                     let recorded = row.filter(|_| !recorders.is_empty()).map(|row| stream.select_row(row));
                     recorder_errors
                         .extend(recorders.call_all(|recorder| recorder.record_token(token, recorded)));

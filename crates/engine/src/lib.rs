@@ -38,3 +38,4 @@ pub mod turn;
 mod turn_progress;
 pub mod turn_record;
 pub mod variant;
+pub mod window_size;

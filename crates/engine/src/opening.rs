@@ -17,6 +17,7 @@ use crate::rules::ConversationRules;
 use crate::snapshot::SnapshotPublisher;
 use crate::tools;
 use crate::turn_record::TurnRecord;
+use crate::window_size::{automatic_window, load_speed};
 use halo_core::Error;
 use halo_core::embedder::Embedder;
 use halo_core::model::Model;
@@ -46,6 +47,8 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
     if has_messages && let Some(own) = conversation.setting(SYSTEM_PROMPT_KEY)? {
         rules.system_prompt = own;
     }
+    let prefill_speed = load_speed(&mut conversation, model.info())?;
+    rules.set_auto_sizes(automatic_window(model.info().context, prefill_speed));
     let token_limit = rules.token_limit(model.info().context, 0);
     let format = ChatFormatter {
         template: model.info().template.clone(),
@@ -86,6 +89,7 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         last_user_day,
         next_message_id: None,
         unsaved_system_prompt: None,
+        prefill_speed,
     };
     parts.memories.refresh_placement(&mut parts.conversation, &parts.rules);
     let token_limit = parts.token_limit();

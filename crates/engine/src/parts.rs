@@ -11,6 +11,7 @@ use crate::premise::PremiseChecker;
 use crate::recorder::{RecorderPurpose, RecorderSet};
 use crate::rules::ConversationRules;
 use crate::snapshot::{ConversationState, SnapshotPublisher};
+use crate::window_size::{automatic_window, measured_speed, store_speed};
 use halo_core::Error;
 use halo_core::change::{Change, ChunkSelection, DeleteReason, Extent};
 use halo_core::model::WindowToken;
@@ -20,6 +21,7 @@ use halo_core::timeline::Timeline;
 use halo_core::token::TurnId;
 use halo_recall::recall::Recall;
 use jiff::civil::Date;
+use std::time::Duration;
 
 /// The parts of a session.
 pub(crate) struct SessionParts {
@@ -37,6 +39,8 @@ pub(crate) struct SessionParts {
     pub next_message_id: Option<String>,
     /// A system prompt of this conversation that is stored with its first message.
     pub unsaved_system_prompt: Option<String>,
+    /// The fastest prefill of this model in this conversation, in tokens per second.
+    pub prefill_speed: Option<f64>,
 }
 
 impl SessionParts {
@@ -110,6 +114,27 @@ impl SessionParts {
         self.rules.token_limit(self.model.info().context, self.model.system_tokens.len())
     }
 
+    /// Tokens that the window may hold after a turn; none: pruning whole chunks is off.
+    pub fn token_budget(&self) -> Option<usize> {
+        self.rules.token_budget(self.model.info().context)
+    }
+
+    /// A prefill of so many tokens took so long: the automatic window grows with the speed.
+    pub fn record_prefill(&mut self, tokens: usize, duration: Duration) -> Result<(), Error> {
+        let fastest = self.prefill_speed;
+        let Some(speed) = measured_speed(tokens, duration).filter(|&s| fastest.is_none_or(|f| s > f)) else {
+            return Ok(());
+        };
+        self.prefill_speed = Some(speed);
+        let info = self.model.info();
+        let window = automatic_window(info.context, Some(speed));
+        if self.rules.auto_sizes.window && (fastest.is_none() || window > self.rules.context.max_tokens) {
+            store_speed(&mut self.conversation, info, speed)?;
+            self.rules.set_auto_sizes(window);
+        }
+        Ok(())
+    }
+
     /// Which chunks to prune from a timeline so that the window, placed memories included, has at most `budget` tokens.
     pub fn prune_plan(&self, timeline: &Timeline, budget: usize, current: Option<TurnId>) -> PrunePlan {
         let budget = budget.saturating_sub(self.memories.placed_tokens());
@@ -156,7 +181,7 @@ impl SessionParts {
             timeline: self.timeline().clone(),
             system_tokens: self.model.system_tokens.clone(),
             token_limit,
-            budget_after_turn: self.rules.token_budget().unwrap_or(usize::MAX).min(token_limit),
+            budget_after_turn: self.token_budget().unwrap_or(usize::MAX).min(token_limit),
             model: self.model.info().clone(),
             max_brightness: self.rules.context.strategy.max_brightness(),
             rank: self.rules.context.policy.rank(),

@@ -16,6 +16,8 @@ use halo_recall::recall::SearchOptions;
 #[derive(Clone, Debug)]
 pub struct ConversationRules {
     pub context: ContextRules,
+    /// Which sizes follow from the model and its speed; see [`window_size`](crate::window_size).
+    pub auto_sizes: AutoSizes,
     /// Tokens that pruning leaves free for chunks that are resurrected with the next message, beside those of its answer;
     /// 0: nothing is left free.
     pub reserved_tokens: usize,
@@ -25,6 +27,7 @@ pub struct ConversationRules {
     /// How the timeline is searched, and how many hits are considered.
     pub recall: SearchOptions,
     pub resurrect_brightness: ResurrectBrightness,
+    pub resurrect_limit: ResurrectLimit,
     /// Tokens of the answer that the model generates in a fork, to search with; 0: none.
     pub preview_tokens: usize,
     /// Runs the model's tools; none: it has no tools.
@@ -56,6 +59,26 @@ impl Default for ForgettingRules {
     }
 }
 
+/// Which sizes of the context window are automatic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AutoSizes {
+    pub window: bool,
+    /// A quarter of the window.
+    pub recent: bool,
+    /// A quarter of the window.
+    pub reserved: bool,
+}
+
+/// What limits the window while a message is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum ResurrectLimit {
+    /// The size of the window, also for chunks that are resurrected.
+    Window,
+    /// The model's context, as in the founding documents: the window has its size again after the turn.
+    Model,
+}
+
 /// The brightness of a chunk that search resurrects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "snake_case")]
@@ -73,11 +96,14 @@ impl ConversationRules {
     /// Tokens that the context window may hold after a turn; none: as many as the model's context, or as many as TTL
     /// scoring keeps by culling tokens.
     #[must_use]
-    pub fn token_budget(&self) -> Option<usize> {
-        let free =
-            if self.reserved_tokens == 0 { 0 } else { self.reserved_tokens + self.sampling.max_tokens };
+    pub fn token_budget(&self, model_context: usize) -> Option<usize> {
+        let limit = self.context.max_tokens.min(model_context);
+        let free = match self.resurrection_reserve(limit) {
+            0 => 0,
+            reserved => reserved + self.answer_reserve(limit),
+        };
         let prunes_chunks = self.context.max_tokens > 0 && self.ttl_target().is_none();
-        prunes_chunks.then(|| self.context.max_tokens.saturating_sub(free))
+        prunes_chunks.then(|| limit.saturating_sub(free))
     }
 
     /// The most tokens in the context window of a model with this context, behind a system prompt of that many tokens.
@@ -90,13 +116,52 @@ impl ConversationRules {
         }
     }
 
-    /// The most tokens of a message, its answer and the rest of the window together. TTL scoring culls what exceeds its
-    /// target during the answer and after it, so only the model's context limits it.
+    /// The most tokens of a message, the reserve for its answer and the rest of the window together. TTL scoring culls what
+    /// exceeds its target during the answer and after it, so only the model's context limits it.
     #[must_use]
     pub fn turn_limit(&self, model_context: usize, system_tokens: usize) -> usize {
-        match self.ttl_target() {
-            Some(_) => model_context,
-            None => self.token_limit(model_context, system_tokens),
+        match (self.ttl_target(), self.resurrect_limit) {
+            (None, ResurrectLimit::Window) => self.token_limit(model_context, system_tokens),
+            (Some(_), _) | (None, ResurrectLimit::Model) => model_context,
+        }
+    }
+
+    /// The most tokens in the window with the chunks that are resurrected for a message.
+    #[must_use]
+    pub fn resurrection_limit(&self, model_context: usize, system_tokens: usize) -> usize {
+        match (self.ttl_target(), self.resurrect_limit) {
+            (None, ResurrectLimit::Model) => model_context,
+            _ => self.token_limit(model_context, system_tokens),
+        }
+    }
+
+    /// Tokens of a limit that are kept free for an answer: at most so many that half of the limit stays for the
+    /// conversation. A longer answer is not cut there: it may exceed the window until the turn ends, within the model's
+    /// context.
+    #[must_use]
+    pub fn answer_reserve(&self, limit: usize) -> usize {
+        let most = (limit / 2).saturating_sub(self.resurrection_reserve(limit)).max(limit / 8).max(1);
+        self.sampling.max_tokens.min(most)
+    }
+
+    /// Tokens of a limit that are kept free for chunks to be resurrected. The model's context may be smaller than the
+    /// window that the settings ask for.
+    fn resurrection_reserve(&self, limit: usize) -> usize {
+        if self.auto_sizes.reserved { limit / 4 } else { self.reserved_tokens.min(limit / 2) }
+    }
+
+    /// Sets the sizes that are automatic, for a window of so many tokens.
+    pub fn set_auto_sizes(&mut self, window: usize) {
+        let AutoSizes { window: auto_window, recent, reserved } = self.auto_sizes;
+        if !auto_window {
+            return;
+        }
+        self.context.max_tokens = window;
+        if recent {
+            self.context.recent = window / 4;
+        }
+        if reserved {
+            self.reserved_tokens = window / 4;
         }
     }
 

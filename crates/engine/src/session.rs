@@ -93,6 +93,12 @@ impl Session {
         &self.parts.rules
     }
 
+    /// The fastest prefill of this model in this conversation so far, in tokens per second.
+    #[must_use]
+    pub fn prefill_speed(&self) -> Option<f64> {
+        self.parts.prefill_speed
+    }
+
     #[must_use]
     pub fn model(&self) -> &dyn Model {
         &*self.parts.model.model

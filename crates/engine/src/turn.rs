@@ -86,6 +86,9 @@ impl<'a> TurnRunner<'a> {
             turn.resurrect_relevant(&message.text, &preview, now.date())
         })?;
         let answer = self.generator().generate_answer()?;
+        if let Some((tokens, duration)) = answer.prefill {
+            self.parts.record_prefill(tokens, duration)?;
+        }
         let exceeded = self.time_stage(TurnStage::Prune, |turn| turn.prune_to_budget(answer.turn))?;
         if let Some(exceeded) = exceeded {
             self.progress.announce(Event::BudgetExceeded(exceeded));
@@ -180,7 +183,7 @@ impl<'a> TurnRunner<'a> {
         let message = model.tokenize_message(Role::User, text, None, None)?.len();
         let header = model.answer_header_tokens()?.len();
         let (context, system) = (model.info().context, model.system_tokens.len());
-        let answer = self.parts.rules.sampling.max_tokens;
+        let answer = self.parts.rules.answer_reserve(self.parts.rules.turn_limit(context, system));
         let needed = system + message + header + answer;
         if needed > context {
             let message = format!(
@@ -198,14 +201,14 @@ impl<'a> TurnRunner<'a> {
     fn prune_to_fit(&mut self, message_tokens: usize) -> Result<(), Error> {
         let header_tokens = self.parts.model.answer_header_tokens()?.len();
         let parts = &*self.parts;
-        let answer_tokens = parts.rules.sampling.max_tokens;
-        let needed = message_tokens + header_tokens + answer_tokens;
         let (context, system_tokens) = (parts.model.info().context, parts.model.system_tokens.len());
         let limit = parts.rules.turn_limit(context, system_tokens);
+        let answer_tokens = parts.rules.answer_reserve(limit);
+        let needed = message_tokens + header_tokens + answer_tokens;
         if parts.live_tokens() + needed <= limit {
             return Ok(());
         }
-        let budget = parts.rules.token_budget();
+        let budget = parts.token_budget();
         let budget = budget.map_or(limit, |budget| budget.saturating_sub(message_tokens + header_tokens));
         let plan = parts.prune_plan(parts.timeline(), limit.saturating_sub(needed).min(budget), None);
         if plan.after + parts.memories.placed_tokens() + needed > context {
@@ -249,13 +252,15 @@ impl<'a> TurnRunner<'a> {
     fn resurrect_relevant(&mut self, message: &str, preview: &str, today: Date) -> Result<(), Error> {
         let header_tokens = self.parts.model.answer_header_tokens()?.len();
         let parts = &mut *self.parts;
+        let (context, system_tokens) = (parts.model.info().context, parts.model.system_tokens.len());
+        let limit = parts.rules.resurrection_limit(context, system_tokens);
         let budget = TurnBudget {
-            model_context: parts.model.info().context,
-            max_context: parts.token_limit(),
+            model_context: context,
+            max_context: limit,
             live: parts.live_tokens(),
             // The message is live already; the header of its answer is not.
             message: header_tokens,
-            answer: parts.rules.sampling.max_tokens,
+            answer: parts.rules.answer_reserve(limit),
         };
         if budget.for_resurrection() == 0 || parts.timeline().live_len() == parts.timeline().len() {
             return Ok(());
@@ -293,7 +298,7 @@ impl<'a> TurnRunner<'a> {
 
     /// Prunes to the budget that holds after a turn. Returns why the window exceeds it, where nothing more can be pruned.
     fn prune_to_budget(&mut self, current: TurnId) -> Result<Option<String>, Error> {
-        let Some(budget) = self.parts.rules.token_budget() else {
+        let Some(budget) = self.parts.token_budget() else {
             self.cull_to_target()?;
             return Ok(None);
         };
@@ -347,7 +352,7 @@ impl<'a> TurnRunner<'a> {
 
     /// Records how the turn went and announces its end. Returns the model's error, if it failed.
     fn finish(mut self, answer: GeneratedAnswer) -> Result<TurnSummary, Error> {
-        let GeneratedAnswer { turn, tokens, finish } = answer;
+        let GeneratedAnswer { turn, tokens, finish, .. } = answer;
         let summary = TurnSummary {
             turn,
             finish: *finish.as_ref().unwrap_or(&FinishReason::Cancelled),

@@ -12,7 +12,7 @@ use halo_cli::wiring;
 use halo_core::model::Model;
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_engine::event::TurnStage;
-use halo_engine::rules::ConversationRules;
+use halo_engine::rules::{AutoSizes, ConversationRules};
 use halo_llama::kv_archive::KvArchiveLimits;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -226,13 +226,23 @@ fn needle_json(history: usize, window: usize, policy: &NeedlePolicy, report: &Ne
     })
 }
 
-/// Rules of the settings, with a fixed seed.
+/// The window of turns that are measured, where the settings leave it to the program.
+const MEASURED_WINDOW: usize = 2000;
+
+/// The longest answer of turns that are measured.
+const MEASURED_ANSWER: usize = 50;
+
+/// Rules of the settings, with a fixed seed and fixed sizes.
 fn deterministic_rules(settings: &Settings) -> ConversationRules {
     let mut rules = wiring::conversation_rules(settings);
     if settings.generation_seed == AutoOr::Auto {
         rules.sampling.seed = 0;
     }
     rules.tools = None;
+    // Measurements compare with each other: the window does not follow the speed, and an answer stays short.
+    rules.set_auto_sizes(MEASURED_WINDOW);
+    rules.auto_sizes = AutoSizes::default();
+    rules.sampling.max_tokens = rules.sampling.max_tokens.min(MEASURED_ANSWER);
     rules
 }
 

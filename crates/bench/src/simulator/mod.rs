@@ -15,7 +15,7 @@ use halo_core::model::Sampling;
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::rules::ContextRules;
 use halo_engine::chat_format::SpeakerNames;
-use halo_engine::rules::{ConversationRules, ResurrectBrightness};
+use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
@@ -149,11 +149,13 @@ fn rules(seed: u64) -> ConversationRules {
             fill: true,
             trace_interval: 0,
         },
+        auto_sizes: AutoSizes::default(),
         reserved_tokens: 10,
         watch: halo_core::attention::AttentionRequest::default(),
         sampling: Sampling { max_tokens: 12, temperature: 0.0, seed, ..Sampling::default() },
         recall: SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 8 },
         resurrect_brightness: ResurrectBrightness::Previous,
+        resurrect_limit: ResurrectLimit::Window,
         preview_tokens: 0,
         tools: None,
         system_prompt: "Be brief.".into(),

@@ -8,7 +8,7 @@ use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedAttention, ScriptedModel};
 use halo_engine::chat_format::SpeakerNames;
 use halo_engine::event::Event;
-use halo_engine::rules::{ConversationRules, ResurrectBrightness};
+use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
 use halo_recall::rank::SearchMode;
@@ -278,11 +278,13 @@ fn test_rules() -> ConversationRules {
             fill: true,
             trace_interval: 50,
         },
+        auto_sizes: AutoSizes::default(),
         reserved_tokens: 200,
         watch: AttentionRequest::default(),
         sampling: Sampling { max_tokens: 200, ..Sampling::default() },
         recall: SearchOptions { mode: SearchMode::Lexical, user_boost: 1.0, diversity: 0.0, limit: 16 },
         resurrect_brightness: ResurrectBrightness::Previous,
+        resurrect_limit: ResurrectLimit::Window,
         preview_tokens: 0,
         tools: Some(jq_runner()),
         system_prompt: "Be kind.".into(),

@@ -17,7 +17,8 @@ pub fn print_settings(env: &Env) -> Result<()> {
         let row = |key: &SettingKey| {
             let (_, value) = loaded.settings.get(key.name)?;
             let mut row = json!({"value": value, "origin": loaded.origin(key.name).to_string()});
-            if key.name == "context.recent_tokens" {
+            // A quarter of an automatic window depends on the model.
+            if key.name == "context.recent_tokens" && !loaded.settings.auto_sizes().window {
                 row["resolved"] = loaded.settings.recent_window_tokens().into();
             }
             Some((key.name.to_owned(), row))
@@ -35,7 +36,8 @@ pub fn print_settings(env: &Env) -> Result<()> {
             "context.room_tokens" => Some(loaded.settings.reserved_tokens()),
             _ => None,
         };
-        if let Some(tokens) = auto.filter(|_| text == "auto") {
+        let is_known = !loaded.settings.auto_sizes().window;
+        if let Some(tokens) = auto.filter(|_| text == "auto" && is_known) {
             let _ = write!(text, " ({tokens})");
         }
         let _ = writeln!(out, "{:<30} {text:<14} {}", key.name, loaded.origin(key.name));

@@ -486,7 +486,7 @@ impl Backend for CliBackend {
             .env
             .load_settings_with(new_value)
             .map_err(|why| Error::invalid_input("setting", error_text(&why)))?;
-        if let Some(why) = loaded.settings.window_error() {
+        if let Some(why) = loaded.window_error() {
             return Err(Error::invalid_input("setting", why));
         }
         write_setting(&file, key, value).map_err(backend_error("setting"))

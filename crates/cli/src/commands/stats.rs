@@ -2,10 +2,11 @@
 
 use super::conversations::{ConversationArgs, open_existing};
 use crate::env::Env;
-use crate::output::{pluralize, print_json, print_stdout};
+use crate::output::{explain_window, group_digits, pluralize, print_json, print_stdout};
 use anyhow::Result;
 use halo_core::store::{Access, RecordKind, Store};
 use halo_engine::turn_record::{AttentionSample, TurnRecord};
+use halo_engine::window_size;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -90,6 +91,17 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
     }
     if skipped > 0 {
         let _ = writeln!(out, "\n{skipped} earlier turns: -n 0 prints all");
+    }
+    let settings = store.records(&options.conversation.name, RecordKind::Setting)?;
+    let is_auto = env.load_settings()?.settings.auto_sizes().window;
+    let speed = window_size::speed_in_settings(&settings).filter(|_| is_auto);
+    let limit = turns.iter().rev().find_map(|(_, _, record)| Some(record.figures.as_ref()?.token_limit));
+    if let Some(limit) = limit.filter(|&limit| limit > 0) {
+        let window = match &speed {
+            Some(speed) => explain_window(limit, Some(speed.tokens_per_second)),
+            None => format!("{} tokens", group_digits(limit)),
+        };
+        let _ = writeln!(out, "\ncontext window: {window}");
     }
     let traced = printed.iter().rev().find_map(|(turn, _, record)| {
         let samples = &record.figures.as_ref()?.attention;

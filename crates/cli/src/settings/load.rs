@@ -58,6 +58,22 @@ impl LoadedSettings {
     pub fn origin(&self, key: &str) -> SettingOrigin {
         self.origins.get(key).cloned().unwrap_or(SettingOrigin::Default)
     }
+
+    /// Why less than half of the context window would be left for the conversation; see [`Settings::window_error`].
+    #[must_use]
+    pub fn window_error(&self) -> Option<String> {
+        let origin = self.origin("generation.max_tokens");
+        let is_default =
+            matches!(origin, SettingOrigin::Default | SettingOrigin::Preset(_) | SettingOrigin::Capture);
+        self.settings.window_error(!is_default)
+    }
+
+    /// The same for settings of the command line: a settings file of an older version must not stop the program.
+    fn command_line_window_error(&self) -> Option<String> {
+        let keys = ["context.max_tokens", "generation.max_tokens", "context.room_tokens"];
+        let from_flag = |key: &str| matches!(self.origin(key), SettingOrigin::CommandLine(_));
+        self.window_error().filter(|_| keys.into_iter().any(from_flag))
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -158,7 +174,7 @@ pub fn load_settings(sources: &SettingsSources) -> Result<LoadedSettings, Settin
             let (value, _) = loaded.settings.get(key).unwrap_or_default();
             format!("{key} ({value}, {})", loaded.origin(key))
         };
-        let conflict = loaded.settings.conflict_error(of);
+        let conflict = loaded.settings.conflict_error(of).or_else(|| loaded.command_line_window_error());
         errors.extend(conflict.map(|message| SettingProblem { origin: None, message }));
     }
     if errors.is_empty() { Ok(loaded) } else { Err(SettingsError(errors)) }
@@ -379,6 +395,7 @@ mod tests {
     fn settings_recorded_in_capture_replace_defaults() {
         let recorded = [
             ("context.max_tokens", "60"),
+            ("ttl.target", "60"),
             ("brightness.rank", "mean"),
             ("chunk.min_tokens", "9"),
             ("old", "1"),
@@ -390,9 +407,15 @@ mod tests {
             ..test_sources("", &[], &["chunk.min_tokens=8", "preset=halo_weave"])
         };
         let loaded = load_settings(&sources).expect("good settings");
-        let printed = ["context.max_tokens", "brightness.rank", "chunk.min_tokens"]
+        let printed = ["ttl.target", "context.max_tokens", "brightness.rank", "chunk.min_tokens"]
             .map(|key| format!("{} ({})", loaded.settings.get(key).expect("a key").0, loaded.origin(key)));
-        assert_eq!(printed, ["60 (recorded in the capture)", "peak (preset halo_weave)", "8 (--set)"]);
+        let expected = [
+            "60 (recorded in the capture)",
+            "2000 (preset halo_weave)",
+            "peak (preset halo_weave)",
+            "8 (--set)",
+        ];
+        assert_eq!(printed, expected);
         assert_eq!(loaded.warnings.len(), 2, "{:?}", loaded.warnings);
         assert!(loaded.warnings[0].starts_with("recorded in the capture: there is no setting 'old'"));
         let bad = "recorded in the capture: kv.mode cannot be 'x': it must be keep or reread; it is ignored";
@@ -416,19 +439,19 @@ mod tests {
                 "",
                 &[],
                 &["context.max_tokens=-1"],
-                "--set: context.max_tokens cannot be '-1': it must be a whole number from 0 to 100000000",
+                "--set: context.max_tokens cannot be '-1': it must be auto, or a whole number from 0 to 100000000",
             ),
             (
                 "",
                 &[],
                 &["context.max_tokens=many"],
-                "--set: context.max_tokens cannot be 'many': it must be a whole number from 0 to 100000000",
+                "--set: context.max_tokens cannot be 'many': it must be auto, or a whole number from 0 to 100000000",
             ),
             (
                 "",
                 &[],
                 &["context.max_tokens="],
-                "--set: context.max_tokens cannot be '': it must be a whole number from 0 to 100000000",
+                "--set: context.max_tokens cannot be '': it must be auto, or a whole number from 0 to 100000000",
             ),
             (
                 "",
@@ -499,14 +522,14 @@ mod tests {
             (
                 "",
                 &[],
-                &["context.recent_tokens=1999"],
-                "context.recent_tokens (1999, --set) and context.sink_tokens (4, default) do not fit context.max_tokens (2000, default): lower them or raise it",
+                &["context.recent_tokens=1999", "context.max_tokens=2000"],
+                "context.recent_tokens (1999, --set) and context.sink_tokens (4, default) do not fit context.max_tokens (2000, --set): lower them or raise it",
             ),
             (
                 "",
                 &[],
                 &["context.max_tokens=1\ny = 2"],
-                "--set: context.max_tokens cannot be '1\ny = 2': it must be a whole number from 0 to 100000000",
+                "--set: context.max_tokens cannot be '1\ny = 2': it must be auto, or a whole number from 0 to 100000000",
             ),
         ];
         for (file, environment, sets, expected) in cases {
@@ -515,6 +538,50 @@ mod tests {
         }
         let broken = load_settings(&test_sources("context = [", &[], &[])).expect_err("no TOML").to_string();
         assert!(broken.starts_with("halo.toml: TOML parse error at line 1"), "{broken}");
+    }
+
+    /// At least half of the window stays for the conversation: what is set by hand is refused with the arithmetic, a
+    /// default is clamped, and a settings file is accepted.
+    #[test]
+    fn settings_that_leave_less_than_half_of_the_window_are_refused() {
+        let cases: &[(&str, &[&str], Option<&str>)] = &[
+            ("", &[], None),
+            ("", &["context.max_tokens=400"], None),
+            ("", &["context.max_tokens=2000", "generation.max_tokens=500"], None),
+            (
+                "",
+                &["context.max_tokens=2000", "generation.max_tokens=501"],
+                Some(
+                    "the context window is too small: of 2000 tokens (context.max_tokens), 501 are reserved for the answer \
+                     (generation.max_tokens) and 500 for resurrected chunks (context.room_tokens), which leaves 999 for the \
+                     conversation, less than half (1000); set generation.max_tokens to at most 500, or context.max_tokens to \
+                     at least 2004",
+                ),
+            ),
+            (
+                "",
+                &["context.max_tokens=1000", "context.room_tokens=600"],
+                Some(
+                    "the context window is too small: of 1000 tokens (context.max_tokens), 0 are reserved for the answer \
+                     (generation.max_tokens) and 600 for resurrected chunks (context.room_tokens), which leaves 400 for the \
+                     conversation, less than half (500); lower context.room_tokens, or set context.max_tokens to at \
+                     least 1200",
+                ),
+            ),
+            ("[context]\nmax_tokens = 300\n[generation]\nmax_tokens = 200\n", &[], None),
+            ("", &["generation.max_tokens=5000"], None),
+            ("", &["context.max_tokens=0", "generation.max_tokens=5000"], None),
+            ("", &["preset=halo_v0", "generation.max_tokens=5000"], None),
+            ("", &["preset=halo_weave", "context.max_tokens=60"], None),
+            ("", &["preset=halo_weave", "context.max_tokens=100", "generation.max_tokens=50"], None),
+        ];
+        for (file, sets, expected) in cases {
+            let loaded = load_settings(&test_sources(file, &[], sets));
+            assert_eq!(loaded.err().map(|error| error.to_string()).as_deref(), *expected, "{file} {sets:?}");
+        }
+        let file = "[context]\nmax_tokens = 300\n[generation]\nmax_tokens = 200\n";
+        let loaded = load_settings(&test_sources(file, &[], &[])).expect("a file is accepted");
+        assert!(loaded.window_error().is_some(), "a change of it over the API is refused");
     }
 
     #[test]

@@ -15,7 +15,8 @@ use halo_core::rules::ContextRules;
 use halo_core::token::Brightness;
 use halo_core::ttl::{InitialBrightness, TtlRules};
 use halo_engine::premise::PremiseMethod;
-use halo_engine::rules::ResurrectBrightness;
+use halo_engine::rules::{AutoSizes, ResurrectBrightness, ResurrectLimit};
+use halo_engine::window_size;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
@@ -147,9 +148,10 @@ define_settings! {
     /// `halo_v0` (the first engine). Other settings override it.
     "preset" [http] preset: Preset = Preset::Halo;
 
-    /// Size of the context window after a turn, in tokens; 0 disables pruning. With `brightness.strategy = ttl` (v0),
-    /// `ttl.target` is used instead.
-    "context.max_tokens" [http] context_max_tokens: TokenCountSetting = IntInRange(2000);
+    /// Size of the context window after a turn, in tokens; 0 disables pruning; auto: what the model prefills in 30 seconds
+    /// at the fastest speed measured in the conversation, as a power of two from 2048 to 8192 tokens, within
+    /// `model.context`. With `brightness.strategy = ttl` (v0), `ttl.target` is used instead.
+    "context.max_tokens" [http] context_max_tokens: AutoOr<TokenCountSetting> = AutoOr::Auto;
     /// Attention sinks: the first tokens of the context, which are never pruned.
     "context.sink_tokens" [http] context_sink_tokens: TokenCountSetting = IntInRange(4);
     /// Recent window: the latest tokens, which are never pruned; auto: a quarter of `context.max_tokens`.
@@ -168,8 +170,9 @@ define_settings! {
     /// Number of model layers to offload to the GPU, in builds with GPU support.
     "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
 
-    /// Maximum length of an answer, in tokens.
-    "generation.max_tokens" [http] generation_max_tokens: IntInRange<1, 1_000_000> = IntInRange(50);
+    /// Maximum length of an answer, in tokens. So many tokens of the context window stay free for it, but at least half of
+    /// the window stays for the conversation; a longer answer may exceed the window until the turn ends.
+    "generation.max_tokens" [http] generation_max_tokens: IntInRange<1, 1_000_000> = IntInRange(1024);
     /// Sampling temperature; 0 is greedy decoding.
     "generation.temperature" [http] generation_temperature: FloatInRange<0, 5> = FloatInRange(0.7);
     /// Top-k sampling: sample from the k most likely tokens; 0 disables it.
@@ -264,6 +267,10 @@ define_settings! {
     /// Brightness of a chunk resurrected by search: `earned` (as when pruned), `mean` (of the context window) or
     /// `full` (the cap).
     "resurrect.brightness" [http] resurrect_brightness: ResurrectBrightness = ResurrectBrightness::Previous;
+    /// What limits the context window while a message is answered: `window` (`context.max_tokens`, also for chunks that
+    /// are resurrected) or `model` (the model's context, as in the founding documents; after the turn the window has its
+    /// size again).
+    "resurrect.limit" [http] resurrect_limit: ResurrectLimit = ResurrectLimit::Window;
     /// Factor on the search score of user messages; 1: none.
     "resurrect.user_boost" [http] resurrect_user_boost: FloatInRange<0, 100> = FloatInRange(1.0);
     /// Number of search hits considered for resurrection.
@@ -401,6 +408,9 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
     match preset {
         Preset::Halo => &[],
         Preset::HaloWeave => &[
+            ("context.max_tokens", "2000"),
+            ("generation.max_tokens", "50"),
+            ("resurrect.limit", "model"),
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
             ("context.room_tokens", "0"),
@@ -415,6 +425,8 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("lethe.cycle", "false"),
         ],
         Preset::HaloV0 => &[
+            ("context.max_tokens", "2000"),
+            ("generation.max_tokens", "50"),
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
             ("brightness.strategy", "ttl"),
@@ -474,7 +486,8 @@ impl Settings {
                 describe("ttl.max")
             ));
         }
-        let (recent, max) = (self.recent_window_tokens(), self.context_max_tokens.as_usize());
+        let AutoOr::Value(max) = self.context_max_tokens else { return None };
+        let (recent, max) = (self.recent_window_tokens(), max.as_usize());
         (max > 0 && recent + self.context_sink_tokens.as_usize() > max).then(|| {
             let (recent, sinks) = (describe("context.recent_tokens"), describe("context.sink_tokens"));
             format!(
@@ -484,30 +497,60 @@ impl Settings {
         })
     }
 
-    /// Why a conversation would lose everything at once with these settings. Checked when a setting is changed; an
-    /// existing settings file is accepted as it is.
+    /// Why less than half of the context window would be left for the conversation, with the arithmetic. Checked when a
+    /// setting is changed and for `--set`; an existing settings file is accepted as it is, and the reserve for the answer is
+    /// clamped. `answer_is_chosen`: a default length of the answer is clamped, a chosen one is not.
     #[must_use]
-    pub fn window_error(&self) -> Option<String> {
-        let (max, room, answer) = (
-            self.context_max_tokens.as_usize(),
-            self.reserved_tokens(),
-            self.generation_max_tokens.as_usize(),
-        );
-        let rest = max.saturating_sub(room + answer);
-        (max > 0 && room > 0 && rest < max / 8).then(|| {
-            format!(
-                "the context window is too small: of {max} tokens (context.max_tokens), {answer} are reserved for the answer \
-                 (generation.max_tokens) and {room} for resurrected chunks (context.room_tokens), which leaves {rest}; lower the \
-                 answer or raise the context"
-            )
-        })
+    pub fn window_error(&self, answer_is_chosen: bool) -> Option<String> {
+        let AutoOr::Value(max) = self.context_max_tokens else { return None };
+        let (max, room) = (max.as_usize(), self.reserved_tokens());
+        let answer = if answer_is_chosen { self.generation_max_tokens.as_usize() } else { 0 };
+        let (left, half) = (max.saturating_sub(room + answer), max / 2);
+        if max == 0 || self.brightness_strategy == ScoringKind::Ttl || left >= half {
+            return None;
+        }
+        let needed = match self.context_room_tokens {
+            // A quarter of the window is for resurrected chunks, so the answer has the other quarter.
+            AutoOr::Auto => 4 * answer,
+            AutoOr::Value(room) => 2 * (answer + room.as_usize()),
+        };
+        let advice = match half.saturating_sub(room) {
+            0 => format!("lower context.room_tokens, or set context.max_tokens to at least {needed}"),
+            fits => format!(
+                "set generation.max_tokens to at most {fits}, or context.max_tokens to at least {needed}"
+            ),
+        };
+        Some(format!(
+            "the context window is too small: of {max} tokens (context.max_tokens), {answer} are reserved for the answer \
+             (generation.max_tokens) and {room} for resurrected chunks (context.room_tokens), which leaves {left} for the \
+             conversation, less than half ({half}); {advice}"
+        ))
+    }
+
+    /// The size of the context window. An automatic one has its smallest size here, until the model is known.
+    #[must_use]
+    pub fn window_tokens(&self) -> usize {
+        match self.context_max_tokens {
+            AutoOr::Auto => window_size::MIN_TOKENS,
+            AutoOr::Value(max) => max.as_usize(),
+        }
+    }
+
+    /// The sizes that depend on the model.
+    #[must_use]
+    pub fn auto_sizes(&self) -> AutoSizes {
+        AutoSizes {
+            window: self.context_max_tokens == AutoOr::Auto,
+            recent: self.context_recent_tokens == AutoOr::Auto,
+            reserved: self.context_room_tokens == AutoOr::Auto,
+        }
     }
 
     /// Tokens that stay free after a turn.
     #[must_use]
     pub fn reserved_tokens(&self) -> usize {
         match self.context_room_tokens {
-            AutoOr::Auto => self.context_max_tokens.as_usize() / 4,
+            AutoOr::Auto => self.window_tokens() / 4,
             AutoOr::Value(n) => n.as_usize(),
         }
     }
@@ -515,7 +558,7 @@ impl Settings {
     #[must_use]
     pub fn recent_window_tokens(&self) -> usize {
         match self.context_recent_tokens {
-            AutoOr::Auto => self.context_max_tokens.as_usize() / 4,
+            AutoOr::Auto => self.window_tokens() / 4,
             AutoOr::Value(n) => n.as_usize(),
         }
     }
@@ -526,7 +569,7 @@ impl Settings {
             strategy: self.scoring_strategy(),
             chunks: ChunkSize { min: self.chunk_min_tokens.0 as u32, max: self.chunk_max_tokens.0 as u32 },
             policy: self.policy(),
-            max_tokens: self.context_max_tokens.as_usize(),
+            max_tokens: self.window_tokens(),
             sinks: self.context_sink_tokens.as_usize(),
             recent: self.recent_window_tokens(),
             fill: self.prune_fill,

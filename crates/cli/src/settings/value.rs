@@ -4,7 +4,7 @@ use halo_core::attention::{LayerReduction, PromptRows};
 use halo_core::brightness::{AttentionSink, ScoringKind};
 use halo_core::prune::{PrunePolicyKind, RankBy, TieBreak};
 use halo_engine::premise::PremiseMethod;
-use halo_engine::rules::ResurrectBrightness;
+use halo_engine::rules::{ResurrectBrightness, ResurrectLimit};
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
@@ -388,6 +388,7 @@ impl_setting_for_enums!(
     PrunePolicyKind,
     RankBy,
     ResurrectBrightness,
+    ResurrectLimit,
     SummaryMethod,
     ScoringKind,
     SearchMode,

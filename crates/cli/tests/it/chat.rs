@@ -21,7 +21,7 @@ fn spawn_chat(data: &Path, args: &[&str]) -> Child {
 }
 
 /// Sends each line as a message and returns standard output.
-fn chat_lines(data: &Path, args: &[&str], lines: &[String]) -> String {
+pub fn chat_lines(data: &Path, args: &[&str], lines: &[String]) -> String {
     let mut child = spawn_chat(data, args);
     let mut stdin = child.stdin.take().expect("stdin is piped");
     let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
@@ -33,7 +33,7 @@ fn chat_lines(data: &Path, args: &[&str], lines: &[String]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-fn run_json(data: &Path, args: &[&str]) -> Value {
+pub fn run_json(data: &Path, args: &[&str]) -> Value {
     let output = model_command(data, &[args, &["--json"]].concat()).output().expect("halo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON")
@@ -220,7 +220,7 @@ fn chat_reports_errors_on_stderr_and_keeps_data() {
     };
     assert_eq!(run(&[], "\n  \n"), (Some(0), String::new(), String::new()));
     let long = format!("{}\n", "word ".repeat(9000));
-    let (code, out, err) = run(&["--set", "model.context=512"], &long);
+    let (code, out, err) = run(&["--set", "model.context=512", "--set", "generation.max_tokens=50"], &long);
     assert_eq!((code, out.trim()), (Some(1), ""), "{err}");
     assert!(
         err.contains("context length exceeded: 9071 tokens do not fit in 512")

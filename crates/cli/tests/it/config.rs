@@ -31,8 +31,13 @@ fn config_json_is_alone_on_stdout() {
     let run = run_halo(temp_dir().path(), &["config", "--json", "--set", "brightness.layers=[1, 2]"]);
     let output: serde_json::Value = serde_json::from_str(&run.out).expect("stdout is JSON only");
     let settings = &output["settings"];
-    assert_eq!(settings["context.max_tokens"], serde_json::json!({"value": 2000, "origin": "default"}));
-    assert_eq!(settings["context.recent_tokens"]["resolved"], 500);
+    assert_eq!(settings["context.max_tokens"], serde_json::json!({"value": "auto", "origin": "default"}));
+    assert_eq!(settings["context.recent_tokens"].get("resolved"), None, "it depends on the model");
+    assert_eq!(settings["generation.max_tokens"]["value"], 1024);
+    let args = ["config", "--json", "--set", "context.max_tokens=2000"];
+    let fixed: serde_json::Value =
+        serde_json::from_str(&run_halo(temp_dir().path(), &args).out).expect("JSON");
+    assert_eq!(fixed["settings"]["context.recent_tokens"]["resolved"], 500);
     assert_eq!(settings["brightness.layers"], serde_json::json!({"value": [1, 2], "origin": "--set"}));
     assert_eq!(settings["kv.ram"]["value"], 536_870_912);
     let reference = run_halo(temp_dir().path(), &["config", "reference", "--json"]);
@@ -150,7 +155,7 @@ fn settings_that_clients_may_change_are_listed() {
         brightness.score_current_turn brightness.layers brightness.heads brightness.observe_prompt \
         brightness.rank brightness.ties ttl.seed.user ttl.seed.system ttl.seed.tool ttl.seed.llm \
         ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval \
-        prune.policy prune.fill prune.seed resurrect.brightness resurrect.user_boost \
+        prune.policy prune.fill prune.seed resurrect.brightness resurrect.limit resurrect.user_boost \
         resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
         memory.enabled memory.range_tokens memory.most_tokens memory.tokens memory.delay memory.share \
         memory.reflect memory.quiet_minutes memory.quiet_messages lethe.enabled lethe.hot_days \

@@ -6,6 +6,7 @@ mod config;
 mod forget;
 mod forget_property;
 mod forgetting;
+mod gun;
 mod help;
 mod hostile_files;
 mod hostile_templates;

@@ -7,3 +7,4 @@ mod host;
 mod memory;
 mod message_times;
 mod turn;
+mod window;

@@ -24,7 +24,7 @@ use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
 use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
-use halo_engine::rules::{ConversationRules, ResurrectBrightness};
+use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
@@ -392,6 +392,7 @@ impl Backend for FakeBackend {
                 fill: true,
                 trace_interval: 2,
             },
+            auto_sizes: AutoSizes::default(),
             reserved_tokens: context / 4,
             watch,
             sampling: Sampling {
@@ -401,6 +402,7 @@ impl Backend for FakeBackend {
             },
             recall: SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 32 },
             resurrect_brightness: ResurrectBrightness::Previous,
+            resurrect_limit: ResurrectLimit::Window,
             preview_tokens: 0,
             tools: None,
             system_prompt: "Be brief.".into(),

@@ -5,7 +5,7 @@ use super::style::TerminalStyle;
 use crate::commands::forget::relieve_pressure;
 use crate::env::Env;
 use crate::error::error_text;
-use crate::output::{pluralize, sanitize_terminal_text};
+use crate::output::{explain_window, group_digits, pluralize, sanitize_terminal_text};
 use anyhow::Result;
 use halo_agents::mu;
 use halo_core::model::{FinishReason, StepFlow};
@@ -201,12 +201,23 @@ fn typed_ahead() -> Vec<String> {
 fn greeting(session: &Session) -> String {
     let (timeline, name) = (session.timeline(), sanitize_terminal_text(session.name()));
     let model = sanitize_terminal_text(&session.model().info().name);
+    let window = window_text(session);
     if timeline.is_empty() {
-        return format!("{model} · a new conversation, '{name}' · /help lists the commands");
+        return format!("{model} · a new conversation, '{name}' · {window} · /help lists the commands");
     }
     let messages = pluralize(timeline.turns().len() as u64, "message");
     let (live, all) = (group_digits(timeline.live_len()), group_digits(timeline.len()));
-    format!("{model} · '{name}': {messages}, {live} of {all} tokens in context · /help lists the commands")
+    format!(
+        "{model} · '{name}': {messages}, {live} of {all} tokens in context · {window} · /help lists the commands"
+    )
+}
+
+fn window_text(session: &Session) -> String {
+    let limit = session.token_limit();
+    match session.rules().auto_sizes.window && session.rules().context.max_tokens > 0 {
+        true => format!("context window {}", explain_window(limit, session.prefill_speed())),
+        false => format!("context window {} tokens", group_digits(limit)),
+    }
 }
 
 fn turn_error_message(error: &Error) -> String {
@@ -230,6 +241,9 @@ fn status_line(session: &Session, summary: &TurnSummary) -> String {
     parts.push(format!("{:.0} tok/s", summary.tokens_per_second()));
     parts.push(format!("first token after {:.1} s", time_to_first_token(summary)));
     match summary.finish {
+        FinishReason::Length if summary.tokens < session.rules().sampling.max_tokens => {
+            parts.push("cut: the model's context is full".into());
+        }
         FinishReason::Length => parts.push("cut at generation.max_tokens".into()),
         FinishReason::Cancelled => parts.push("stopped".into()),
         FinishReason::EndOfText | FinishReason::StopSequence => {}
@@ -241,13 +255,6 @@ fn status_line(session: &Session, summary: &TurnSummary) -> String {
 fn time_to_first_token(summary: &TurnSummary) -> f64 {
     let before = [TurnStage::Preview, TurnStage::Recall, TurnStage::Store, TurnStage::Prefill];
     before.iter().map(|&stage| summary.stage_duration(stage).as_secs_f64()).sum()
-}
-
-fn group_digits(n: usize) -> String {
-    let digits = n.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
-    groups.join(",")
 }
 
 /// The state of the screen during an answer.

@@ -6,7 +6,7 @@ use halo_core::chunker::ChunkSize;
 use halo_core::model::Sampling;
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_engine::chat_format::SpeakerNames;
-use halo_engine::rules::{ConversationRules, ResurrectBrightness};
+use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 
@@ -23,11 +23,13 @@ pub fn test_rules(max_tokens: usize) -> ConversationRules {
             fill: true,
             trace_interval: 0,
         },
+        auto_sizes: AutoSizes::default(),
         reserved_tokens: 20,
         watch: AttentionRequest::default(),
         sampling: Sampling { max_tokens: 8, temperature: 0.0, ..Sampling::default() },
         recall: SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 32 },
         resurrect_brightness: ResurrectBrightness::Previous,
+        resurrect_limit: ResurrectLimit::Window,
         preview_tokens: 0,
         tools: None,
         system_prompt: "Be brief.".into(),

@@ -1,0 +1,87 @@
+//! The story of the founding documents, with the real binary and the real model: what was said in the first turn is
+//! pruned by brightness, and resurrected at its own position when a question needs it.
+
+use crate::chat::{chat_lines, run_json};
+use serde_json::Value;
+
+const FIRST: &str = "Good morning! I am cleaning the old hunting lodge today, and my gun is called Betsy.";
+
+const QUESTION: &str = "What is my gun called?";
+
+const FILLERS: [&str; 10] = [
+    "It rains in Lisbon today, so the children stay at home and build a castle of chairs, blankets and old boxes.",
+    "My sister plays the cello in the orchestra of our town; next week they will play a piece by Dvorak.",
+    "The train to Rome is late again, and the people on the platform drink coffee and read their newspapers.",
+    "I had soup for lunch, with bread, a little cheese from the market and a glass of water.",
+    "The garden needs water: the tomatoes hang their leaves, and the roses have lost their petals in the heat.",
+    "Our neighbour paints boats in the harbour; blue ones, green ones, and one that is as red as a poppy.",
+    "The bakery on the corner closes at six, but on Fridays it stays open for the people who come from work.",
+    "I read a book about bees, how they dance to tell the others where the flowers are, and how they keep warm.",
+    "The clock in the hall is slow, it has lost five minutes since yesterday and nobody wants to wind it.",
+    "The cat sleeps on the sofa all day long, and in the evening she walks along the wall of the garden to look for mice.",
+];
+
+/// A preset and how its story goes.
+struct GunStory {
+    settings: &'static [&'static str],
+    /// What the reason of the pruning says: the preset ranks by this.
+    ranked_by: &'static str,
+    /// The most tokens in the window after a turn.
+    window: u64,
+    /// The answer of the model, where it reads the paragraph that came back.
+    answer: Option<&'static str>,
+}
+
+const STORIES: [GunStory; 2] = [
+    GunStory {
+        settings: &["context.max_tokens=400"],
+        ranked_by: "of the attention",
+        window: 284,
+        answer: Some("Betsy"),
+    },
+    GunStory {
+        settings: &["preset=halo_weave", "context.max_tokens=500"],
+        ranked_by: "its brightest token",
+        window: 500,
+        answer: None,
+    },
+];
+
+fn chunk_named(chunks: &Value, name: &str) -> Value {
+    let found = chunks.as_array().expect("chunks").iter().find(|chunk| chunk["chunk"] == name);
+    found.unwrap_or_else(|| panic!("{name} is not in {chunks:#}")).clone()
+}
+
+#[test]
+fn gun_pruned_by_brightness_returns_under_default_and_founding_preset() {
+    for story in STORIES {
+        let home = crate::common::temp_dir();
+        let settings = [story.settings, &["generation.max_tokens=16", "generation.temperature=0"]].concat();
+        let args: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+        let mut lines = vec![FIRST.to_owned()];
+        lines.extend((0..21).map(|n| FILLERS[n % FILLERS.len()].to_owned()));
+        chat_lines(home.path(), &args, &lines);
+        let pruned = chunk_named(&run_json(home.path(), &["show", "--all"]), "u0.0");
+        let settings = story.settings;
+        assert_eq!((&pruned["live"], &pruned["text"]), (&false.into(), &FIRST.into()), "{settings:?}");
+        let reason = pruned["why"].as_str().unwrap_or_default();
+        assert!(reason.contains(story.ranked_by), "{settings:?}: {reason}");
+
+        let answer = chat_lines(home.path(), &args, &[QUESTION.to_owned()]);
+        assert!(story.answer.is_none_or(|expected| answer.contains(expected)), "{settings:?}: {answer}");
+        let history = run_json(home.path(), &["why", "u0.0"]);
+        let events = history["events"].as_array().expect("events");
+        // The question is turn 44, its answer turn 45: the chunk came back for it.
+        let returned =
+            events.iter().rfind(|event| event["what"] == "resurrected").expect("it was resurrected");
+        let why = returned["why"].as_str().unwrap_or_default();
+        assert!(why.starts_with("found by search, hit 1 at "), "{settings:?}: {history:#}");
+        let turns = run_json(home.path(), &["stats", "-n", "0"]);
+        let turns = turns.as_array().expect("turns");
+        assert!(turns.iter().all(|turn| turn["live"].as_u64() <= Some(story.window)), "{turns:#?}");
+        assert!(turns.last().expect("a turn")["resurrected"].as_u64() >= Some(2), "{turns:#?}");
+        let chunks = run_json(home.path(), &["show", "--all"]);
+        assert_eq!(chunk_named(&chunks, "u0.0")["position"], 0, "{settings:?}: the position does not change");
+        assert_eq!(chunk_named(&chunks, "u44.0")["text"], QUESTION, "{settings:?}");
+    }
+}
