@@ -32,6 +32,10 @@ pub const RECALL_AT: [usize; 4] = [5, 10, 25, 50];
 pub const SESSIONS_AT: [usize; 2] = [5, 10];
 /// Recall is measured at these numbers of resurrected tokens.
 pub const TOKENS_AT: [usize; 3] = [1024, 2048, 4096];
+/// What a relevance floor keeps is measured at these scores.
+pub const FLOORS_AT: [f64; 9] = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0];
+/// The tokens that may be resurrected where a floor is measured.
+const FLOOR_TOKENS: usize = 2048;
 /// Search limit: enough for fifty messages of several chunks each.
 const SEARCH_LIMIT: usize = 1000;
 
@@ -49,8 +53,21 @@ pub struct RecallSums {
     pub token_recall: [f64; TOKENS_AT.len()],
 }
 
+/// What a relevance floor keeps: sums over questions, by [`FLOORS_AT`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FloorSums {
+    /// Recall of evidence among what is resurrected for a question of the conversation.
+    pub recall: [f64; FLOORS_AT.len()],
+    /// Chunks that are resurrected for a question of the conversation.
+    pub own_chunks: [usize; FLOORS_AT.len()],
+    /// Chunks that are resurrected for a question of another conversation: nothing is related to it.
+    pub foreign_chunks: [usize; FLOORS_AT.len()],
+    pub foreign_questions: usize,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct RecallBenchReport {
+    pub floors: FloorSums,
     pub all: RecallSums,
     /// By kind of question.
     pub by_kind: BTreeMap<String, RecallSums>,
@@ -68,6 +85,8 @@ pub struct RecallBenchReport {
 }
 
 pub struct RecallBenchSetup<'a> {
+    /// Questions of another conversation.
+    pub foreign_questions: &'a [DatasetQuestion],
     /// The embedder; none: search by words only.
     pub embedder: Option<EmbedderHandle>,
     /// The tokenizer that counts tokens; none: words are counted.
@@ -135,10 +154,49 @@ pub fn measure(
         )?;
         report.search_ms.push(begin.elapsed().as_secs_f64() * 1e3);
         let sums = score_question(conversation, question, &hits, &timeline, &mut report.unknown_evidence);
+        report.floors.add_own(conversation, question, &hits, &timeline);
         report.all.add(&sums);
         report.by_kind.entry(question.kind.clone()).or_default().add(&sums);
     }
+    for question in setup.foreign_questions {
+        let options = SearchOptions { limit: SEARCH_LIMIT, ..setup.search_options };
+        let hits = recall.search(&question.text, today, options)?;
+        report.floors.add_foreign(&hits, &timeline);
+    }
     Ok(())
+}
+
+/// The turns whose chunks are resurrected with a floor, and the number of chunks.
+fn resurrected_above(floor: f64, hits: &[RankedChunk], timeline: &Timeline) -> (BTreeSet<TurnId>, usize) {
+    let above = hits.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0 && hit.score >= floor);
+    let above: Vec<Hit> = above.collect();
+    let plan = plan_resurrection(timeline, &above, FLOOR_TOKENS, ResurrectedBrightness::Earned);
+    (plan.resurrected.iter().map(|chunk| chunk.chunk.turn).collect(), plan.resurrected.len())
+}
+
+impl FloorSums {
+    fn add_own(
+        &mut self,
+        conversation: &DatasetConversation,
+        question: &DatasetQuestion,
+        hits: &[RankedChunk],
+        timeline: &Timeline,
+    ) {
+        let evidence: BTreeSet<TurnId> =
+            question.evidence.iter().filter_map(|id| conversation.turn_of(id)).collect();
+        for (n, floor) in FLOORS_AT.into_iter().enumerate() {
+            let (turns, chunks) = resurrected_above(floor, hits, timeline);
+            self.recall[n] += evidence.intersection(&turns).count() as f64 / question.evidence.len() as f64;
+            self.own_chunks[n] += chunks;
+        }
+    }
+
+    fn add_foreign(&mut self, hits: &[RankedChunk], timeline: &Timeline) {
+        self.foreign_questions += 1;
+        for (n, floor) in FLOORS_AT.into_iter().enumerate() {
+            self.foreign_chunks[n] += resurrected_above(floor, hits, timeline).1;
+        }
+    }
 }
 
 fn score_question(

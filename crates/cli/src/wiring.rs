@@ -50,6 +50,7 @@ pub fn search_options(settings: &Settings, limit: usize) -> SearchOptions {
         user_boost: settings.resurrect_user_boost.0,
         diversity: settings.recall_diversity.0,
         limit,
+        floor: settings.resurrect_floor.0,
     }
 }
 

@@ -6,6 +6,7 @@ use halo_agents::principle::JudgePrinciple;
 use halo_core::ErrorKind;
 use halo_core::attention::{AttentionFocus, AttentionStats};
 use halo_core::model::{CacheStats, FinishReason};
+use halo_core::resurrect::Hit;
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
 
@@ -216,6 +217,8 @@ pub struct TurnSummary {
     pub stages: Vec<(TurnStage, Duration)>,
     /// Statistics of the attention rows, at the trace interval.
     pub traces: Vec<(u64, AttentionStats)>,
+    /// The best hits that were not resurrected, because they are below the relevance floor.
+    pub below_floor: Vec<Hit>,
 }
 
 impl TurnSummary {

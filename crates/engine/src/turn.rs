@@ -55,6 +55,9 @@ const MAX_EMBEDS_PER_TURN: usize = 64;
 /// The same on a server, where others wait for the model; idle time computes the rest.
 const MAX_EMBEDS_PER_HOSTED_TURN: usize = 8;
 
+/// Hits below the relevance floor that the record of a turn names.
+const MAX_BELOW_FLOOR: usize = 8;
+
 /// The message that a turn answers.
 struct AnsweredMessage {
     text: String,
@@ -266,7 +269,9 @@ impl<'a> TurnRunner<'a> {
             return Ok(());
         }
         let query = if preview.is_empty() { message.to_owned() } else { format!("{message}\n{preview}") };
-        let hits = find_hits(parts, &query, today)?;
+        let (hits, below_floor) = find_hits(parts, &query, today)?;
+        self.progress.below_floor = below_floor;
+        let parts = &mut *self.parts;
         let max = parts.rules.context.strategy.max_brightness();
         let brightness = match parts.rules.resurrect_brightness {
             ResurrectBrightness::Previous => ResurrectedBrightness::Earned,
@@ -363,6 +368,7 @@ impl<'a> TurnRunner<'a> {
             token_limit: self.parts.token_limit(),
             stages: std::mem::take(&mut self.progress.stages),
             traces: std::mem::take(&mut self.progress.traces),
+            below_floor: std::mem::take(&mut self.progress.below_floor),
         };
         self.store_turn_record(&summary, finish.as_ref().err())?;
         self.parts.memories.mark_answered(turn);
@@ -411,11 +417,16 @@ pub(crate) fn retract_last_message(parts: &mut SessionParts, author: EditAuthor)
     Ok(text)
 }
 
-/// The hits of a search for chunks to resurrect, without those that a client no longer sends.
-fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<Vec<Hit>, Error> {
-    let found = parts.recall.search(query, Some(today), parts.rules.recall)?;
-    // The lexical and the vector search always return something; a score of 0 means that it does not match.
-    let mut hits: Vec<Hit> = found.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0).collect();
+/// The hits of a search for chunks to resurrect, without those that a client no longer sends. Then the best hits that are
+/// pruned and stay so, because their score is below the floor.
+fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<(Vec<Hit>, Vec<Hit>), Error> {
+    let options = parts.rules.recall;
+    let found = parts.recall.search(query, Some(today), options)?;
+    let (mut hits, rest): (Vec<Hit>, Vec<Hit>) =
+        found.iter().map(|found| found.hit).partition(|hit| options.is_relevant(hit.score));
+    let is_pruned = |hit: &Hit| parts.timeline().chunk(hit.chunk).is_some_and(|chunk| chunk.pruned_len() > 0);
+    let below_floor = rest.into_iter().filter(|hit| hit.score > 0.0 && is_pruned(hit));
+    let below_floor: Vec<Hit> = below_floor.take(MAX_BELOW_FLOOR).collect();
     let system: Vec<ChunkId> =
         hits.iter().map(|hit| hit.chunk).filter(|chunk| chunk.role == Role::System).collect();
     for chunk in system {
@@ -423,7 +434,7 @@ fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<Vec<H
             hits.retain(|hit| hit.chunk != chunk);
         }
     }
-    Ok(hits)
+    Ok((hits, below_floor))
 }
 
 fn check_not_empty(message: &str) -> Result<(), Error> {

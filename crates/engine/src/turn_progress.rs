@@ -4,6 +4,7 @@ use crate::event::{Event, TurnStage};
 use halo_core::Error;
 use halo_core::attention::AttentionStats;
 use halo_core::model::StepFlow;
+use halo_core::resurrect::Hit;
 use std::time::Duration;
 
 /// Hears of every event of a turn. Its return value counts during prefill and at every token: it can stop the answer there.
@@ -16,6 +17,8 @@ pub(crate) struct TurnProgress<'a> {
     pub resurrected: usize,
     pub pruned: usize,
     pub traces: Vec<(u64, AttentionStats)>,
+    /// The best hits that were not resurrected, because they are below the relevance floor.
+    pub below_floor: Vec<Hit>,
     /// A premise of the message that the conversation contradicts.
     pub false_premise: Option<String>,
 }
@@ -28,6 +31,7 @@ impl<'a> TurnProgress<'a> {
             resurrected: 0,
             pruned: 0,
             traces: Vec::new(),
+            below_floor: Vec::new(),
             false_premise: None,
         }
     }

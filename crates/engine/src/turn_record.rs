@@ -45,12 +45,21 @@ pub struct TurnFigures {
     /// Statistics of the attention at some steps of the answer.
     #[serde(default)]
     pub attention: Vec<AttentionSample>,
+    /// The best hits of the search that stayed pruned, because their score is below the relevance floor.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub below_floor: Vec<SkippedHit>,
 }
 
 /// Milliseconds by stage. Names of stages that this version does not know are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, f64>", into = "BTreeMap<String, f64>")]
 pub struct StageTimes(pub BTreeMap<TurnStage, f64>);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SkippedHit {
+    pub chunk: String,
+    pub score: f64,
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionSample {
@@ -83,6 +92,9 @@ impl TurnRecord {
                 token_limit: Some(summary.token_limit),
                 stages: StageTimes(summary.stages.iter().map(|(stage, time)| (*stage, ms(*time))).collect()),
                 attention: summary.traces.iter().map(AttentionSample::from).collect(),
+                below_floor: (summary.below_floor.iter())
+                    .map(|hit| SkippedHit { chunk: hit.chunk.to_string(), score: hit.score })
+                    .collect(),
             }),
         }
     }
@@ -204,7 +216,7 @@ mod tests {
 
     #[test]
     fn turn_record_reads_and_writes_the_stored_names() {
-        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5},{"histogram":[0,2,1],"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":10}],"finish":"end","left":2,"limit":2000,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
+        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5},{"histogram":[0,2,1],"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":10}],"below_floor":[{"chunk":"u4.0","score":0.25}],"finish":"end","left":2,"limit":2000,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
         let record = TurnRecord::from_json(stored).expect("a record");
         let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
         assert_eq!(value(&record.to_json()), value(stored));

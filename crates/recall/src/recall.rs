@@ -41,6 +41,17 @@ pub struct SearchOptions {
     pub diversity: f64,
     /// The largest number of hits.
     pub limit: usize,
+    /// Hits with a lower score are found but not resurrected; 0: every hit with a score above 0 may be.
+    pub floor: f64,
+}
+
+impl SearchOptions {
+    /// Whether a hit of this score is related enough to be resurrected.
+    #[must_use]
+    pub fn is_relevant(&self, score: f64) -> bool {
+        // The lexical and the vector search always return something; a score of 0 means that it does not match.
+        score > 0.0 && score >= self.floor
+    }
 }
 
 /// The progress of [`Recall::embed_pending`], in vectors.
@@ -200,7 +211,7 @@ pub fn search(
     today: Option<Date>,
     options: SearchOptions,
 ) -> Result<Vec<RankedChunk>, Error> {
-    let SearchOptions { mode, user_boost, diversity, limit } = options;
+    let SearchOptions { mode, user_boost, diversity, limit, floor: _ } = options;
     let vector = match embedder.filter(|_| mode != SearchMode::Lexical) {
         Some(embedder) => {
             let prefix = embedder.info()?.query_prefix;

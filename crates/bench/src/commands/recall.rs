@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use halo_bench::recall::{
-    self, RECALL_AT, RecallBenchReport, RecallBenchSetup, RecallSums, SESSIONS_AT, TOKENS_AT,
+    self, FLOORS_AT, RECALL_AT, RecallBenchReport, RecallBenchSetup, RecallSums, SESSIONS_AT, TOKENS_AT,
 };
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -64,9 +64,12 @@ pub fn run(options: &RecallBenchOptions, env: &Env) -> Result<()> {
     };
     let mut model = model.map(|path| Llama::open(&path, &Running::default())).transpose()?;
     let mut report = RecallBenchReport::default();
-    for conversation in &conversations {
+    for (n, conversation) in conversations.iter().enumerate() {
+        // The questions of the next conversation: with a single one there are none.
+        let foreign = if conversations.len() > 1 { Some((n + 1) % conversations.len()) } else { None };
         let bar = Progress::new("embedding", 0);
         let mut setup = RecallBenchSetup {
+            foreign_questions: foreign.map_or(&[][..], |other| conversations[other].questions.as_slice()),
             embedder: embedder.clone(),
             model: model.as_mut().map(|model| model as &mut dyn Model),
             chunk_size: ChunkSize {
@@ -105,6 +108,7 @@ fn report_json(report: &RecallBenchReport, mode: &str, tokens: &str) -> Value {
     };
     let mut out = part(&report.all);
     out["by_kind"] = report.by_kind.iter().map(|(kind, sums)| (kind.clone(), part(sums))).collect();
+    out["floors"] = floors_json(report);
     out["ms_per_query"] = json!(report.search_ms.iter().sum::<f64>() / report.search_ms.len().max(1) as f64);
     out["mode"] = json!(mode);
     out["tokens_of"] = json!(tokens);
@@ -114,6 +118,21 @@ fn report_json(report: &RecallBenchReport, mode: &str, tokens: &str) -> Value {
     out["chunks"] = json!(report.chunks);
     out["tokens"] = json!(report.tokens);
     out
+}
+
+/// By floor: recall of evidence and resurrected chunks per question, of the conversation and of another one.
+fn floors_json(report: &RecallBenchReport) -> Value {
+    let (floors, asked) = (&report.floors, report.all.questions);
+    let per = |sum: usize, questions: usize| sum as f64 / questions.max(1) as f64;
+    let row = |(n, floor): (usize, f64)| {
+        json!({
+            "floor": floor,
+            "recall": RecallSums::percent(floors.recall[n], asked),
+            "chunks": per(floors.own_chunks[n], asked),
+            "foreign_chunks": per(floors.foreign_chunks[n], floors.foreign_questions),
+        })
+    };
+    FLOORS_AT.into_iter().enumerate().map(row).collect()
 }
 
 fn report_table(report: &RecallBenchReport, mode: &str, tokens: &str) -> String {
@@ -133,6 +152,18 @@ fn report_table(report: &RecallBenchReport, mode: &str, tokens: &str) -> String 
                 .concat()
             + &sums.token_recall.map(|s| format!("{:>11.1}", RecallSums::percent(s, asked))).concat();
         let _ = writeln!(out, "{shares}");
+    }
+    let _ = writeln!(out, "\n{:<10}{:>8}{:>14}{:>22}", "floor", "recall", "chunks", "for other questions");
+    for row in floors_json(report).as_array().into_iter().flatten() {
+        let number = |key: &str| row[key].as_f64().unwrap_or(0.0);
+        let _ = writeln!(
+            out,
+            "{:<10}{:>8.1}{:>14.1}{:>22.1}",
+            number("floor"),
+            number("recall"),
+            number("chunks"),
+            number("foreign_chunks")
+        );
     }
     let ms = report.search_ms.iter().sum::<f64>() / report.search_ms.len().max(1) as f64;
     let _ = writeln!(

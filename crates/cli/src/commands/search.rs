@@ -13,7 +13,7 @@ use halo_core::store::{Access, Store};
 use halo_core::timeline::Timeline;
 use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::{RankedChunk, SearchMode};
-use halo_recall::recall::Recall;
+use halo_recall::recall::{Recall, SearchOptions};
 use halo_store::database::Database;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -67,10 +67,12 @@ pub fn run(options: &SearchArgs, env: &Env) -> Result<()> {
         embed_missing(&mut recall, &mut store, &timeline)?;
     }
     let today = jiff::Zoned::now().date();
-    let hits = recall.search(&query, Some(today), search_options(&settings, options.limit))?;
+    let search_options = search_options(&settings, options.limit);
+    let hits = recall.search(&query, Some(today), search_options)?;
     if env.json {
         let missing = recall.index().missing_vectors();
-        let hits: Vec<Value> = hits.iter().map(|f| hit_json(f, &timeline, &recall)).collect();
+        let hits: Vec<Value> =
+            hits.iter().map(|f| hit_json(f, &timeline, &recall, &search_options)).collect();
         let mode = if recall.has_embedder() { settings.recall_mode.to_string() } else { "lexical".into() };
         return print_json(&json!({ "query": query, "mode": mode, "missing": missing, "found": hits }));
     }
@@ -80,7 +82,7 @@ pub fn run(options: &SearchArgs, env: &Env) -> Result<()> {
     if hits.iter().all(|hit| hit.matched_terms.is_empty()) {
         print_notice("no text contains these words; these are the nearest results");
     }
-    print_stdout(&hits.iter().map(|f| hit_text(f, &timeline, &recall)).collect::<String>())
+    print_stdout(&hits.iter().map(|f| hit_text(f, &timeline, &recall, &search_options)).collect::<String>())
 }
 
 pub fn index(options: &IndexArgs, env: &Env) -> Result<()> {
@@ -142,13 +144,14 @@ pub fn embed_imported(store: &mut Database, names: &[String], env: &Env, setting
     Ok(())
 }
 
-fn hit_json(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> Value {
+fn hit_json(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall, options: &SearchOptions) -> Value {
     let chunk = timeline.chunk(ranked.hit.chunk);
     let points: serde_json::Map<String, Value> =
         ranked.feature_scores.iter().map(|(scale, points)| (scale.name().into(), json!(points))).collect();
     json!({
         "chunk": ranked.hit.chunk.to_string(),
         "score": ranked.hit.score,
+        "below_floor": !options.is_relevant(ranked.hit.score),
         "live": chunk.is_some_and(|c| c.is_live()),
         "text": recall.index().text(timeline, ranked.hit.chunk),
         "words": ranked.matched_terms,
@@ -160,7 +163,7 @@ fn hit_json(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> Value
     })
 }
 
-fn hit_text(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> String {
+fn hit_text(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall, options: &SearchOptions) -> String {
     let id = ranked.hit.chunk;
     let live = timeline.chunk(id).is_some_and(|c| c.is_live());
     let mut out = format!(
@@ -170,6 +173,7 @@ fn hit_text(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall) -> Strin
         if live { "live" } else { "dead" },
         truncate_line(recall.index().text(timeline, id), 160)
     );
-    let _ = writeln!(out, "{:<16}{}", "", ranked.explain(4));
+    let below = if options.is_relevant(ranked.hit.score) { "" } else { "below resurrect.floor · " };
+    let _ = writeln!(out, "{:<16}{below}{}", "", ranked.explain(4));
     out
 }

@@ -165,6 +165,7 @@ fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
         json["pressure"] = json!(figures.pressure());
         json["ms"] = json!(figures.stages.by_name());
         json["attention"] = json!(figures.attention);
+        json["below_floor"] = json!(figures.below_floor);
     }
     json
 }

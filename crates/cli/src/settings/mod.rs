@@ -273,6 +273,9 @@ define_settings! {
     "resurrect.limit" [http] resurrect_limit: ResurrectLimit = ResurrectLimit::Window;
     /// Factor on the search score of user messages; 1: none.
     "resurrect.user_boost" [http] resurrect_user_boost: FloatInRange<0, 100> = FloatInRange(1.0);
+    /// Relevance floor: search hits with a lower score are not resurrected. `halo search` prints scores and marks these
+    /// hits; `halo-bench recall` measures what a floor keeps out. 0: every hit with a score above 0 is considered.
+    "resurrect.floor" [http] resurrect_floor: FloatInRange<0, 1000> = FloatInRange(0.0);
     /// Number of search hits considered for resurrection.
     "resurrect.candidates" [http] resurrect_candidates: IntInRange<0, 100_000> = IntInRange(128);
     /// Length of a hidden draft answer that is added to the search query, in tokens; 0: search with the message only.

@@ -156,7 +156,7 @@ fn settings_that_clients_may_change_are_listed() {
         brightness.rank brightness.ties ttl.seed.user ttl.seed.system ttl.seed.tool ttl.seed.llm \
         ttl.seed.default ttl.max ttl.decay ttl.gain ttl.whole_gain ttl.target trace.interval \
         prune.policy prune.fill prune.seed resurrect.brightness resurrect.limit resurrect.user_boost \
-        resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
+        resurrect.floor resurrect.candidates resurrect.preview_tokens recall.mode recall.diversity premise.check \
         memory.enabled memory.range_tokens memory.most_tokens memory.tokens memory.delay memory.share \
         memory.reflect memory.quiet_minutes memory.quiet_messages lethe.enabled lethe.hot_days \
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \

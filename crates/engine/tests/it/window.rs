@@ -156,3 +156,27 @@ fn resurrection_within_the_models_context_exceeds_the_window_for_a_turn() {
         assert_same_as_stored(&session, &store);
     }
 }
+
+/// Hits below the relevance floor stay pruned, and the record of the turn names them with their scores.
+#[test]
+fn relevance_floor_keeps_unrelated_chunks_out() {
+    for (floor, returns) in [(0.0, true), (1000.0, false)] {
+        let store = shared_store(InMemoryStore::default());
+        let mut rules = test_rules(60);
+        rules.recall.floor = floor;
+        let topics = ["cheese", "trains", "winter", "music", "bread", "ships"];
+        let answers = (0..8).map(|_| answer_attending_to(" Noted.", "now")).collect();
+        let mut session = open_session(&store, rules, answers);
+        send(&mut session, "The gun on the wall is called Betsy");
+        for topic in topics {
+            send(&mut session, &format!("Tell me something about {topic} now and then some more"));
+        }
+        assert!(!session.context_window_text().contains("gun"), "{}", session.context_window_text());
+        let events = send(&mut session, "What is the gun called");
+        assert_eq!(resurrected_chunks(&events).contains(&"u0.0".to_owned()), returns, "floor {floor}");
+        let Some(Event::Done(summary)) = events.last() else { panic!("the turn ends: {events:?}") };
+        let below: Vec<String> = summary.below_floor.iter().map(|hit| hit.chunk.to_string()).collect();
+        assert_eq!(below.contains(&"u0.0".to_owned()), !returns, "floor {floor}: {below:?}");
+        assert!(summary.below_floor.iter().all(|hit| hit.score > 0.0 && hit.score < 1000.0), "{summary:?}");
+    }
+}

@@ -14,7 +14,7 @@ use halo_recall::recall::{Recall, SearchOptions};
 use proptest::prelude::*;
 
 const DEFAULT_OPTIONS: SearchOptions =
-    SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 100 };
+    SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 100, floor: 0.0 };
 
 fn hash_embedder() -> Option<Box<dyn Embedder + Send>> {
     Some(Box::new(HashEmbedder))

@@ -374,6 +374,7 @@ async fn search_conversation(
                 chunk: ApiChunk::from_chunk(chunk, &timeline, 0),
                 score: ranked.hit.score,
                 reason: ranked.explain(3),
+                below_floor: !state.search_options.is_relevant(ranked.hit.score),
             })
         });
         Ok(Json(hits.collect()))

@@ -201,6 +201,8 @@ pub(crate) struct ApiSearchHit {
     pub score: f64,
     /// Why it matches the query.
     pub reason: String,
+    /// Whether its score is below `resurrect.floor`: a message with this text does not bring it back.
+    pub below_floor: bool,
 }
 
 /// The attention of a token when it was generated: shares of all attention, over all layers and heads.

@@ -6,7 +6,7 @@ use halo_core::token::{ChunkId, Role};
 use halo_engine::forgetting_record::ForgettingRecord;
 use halo_engine::memory::placement::PlacedMemory;
 use halo_engine::snapshot::{AnswerProgress, ConversationState};
-use halo_engine::turn_record::{AttentionSample, TurnFigures, TurnRecord};
+use halo_engine::turn_record::{AttentionSample, SkippedHit, TurnFigures, TurnRecord};
 use halo_engine::variant::VariantChoice;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -248,6 +248,22 @@ pub(crate) struct ApiTurnFigures {
     pub ms: BTreeMap<&'static str, f64>,
     /// The attention at some steps of the answer, every `trace.interval`.
     pub attention: Vec<ApiAttentionSample>,
+    /// The best hits that were not brought back, because their score is below `resurrect.floor`.
+    pub below_floor: Vec<ApiSkippedHit>,
+}
+
+/// A search hit below the relevance floor.
+#[derive(Serialize, ToSchema)]
+#[schema(as = SkippedHit)]
+pub(crate) struct ApiSkippedHit {
+    pub chunk: String,
+    pub score: f64,
+}
+
+impl From<SkippedHit> for ApiSkippedHit {
+    fn from(hit: SkippedHit) -> Self {
+        Self { chunk: hit.chunk, score: hit.score }
+    }
 }
 
 /// The attention of one step of an answer: statistics and distribution over the tokens of the context window.
@@ -293,6 +309,7 @@ impl From<TurnFigures> for ApiTurnFigures {
             pruned: figures.pruned,
             live: figures.live_tokens,
             attention: figures.attention.into_iter().map(ApiAttentionSample::from).collect(),
+            below_floor: figures.below_floor.into_iter().map(ApiSkippedHit::from).collect(),
         }
     }
 }

@@ -400,7 +400,13 @@ impl Backend for FakeBackend {
                 temperature: 0.0,
                 ..Sampling::default()
             },
-            recall: SearchOptions { mode: SearchMode::Hybrid, user_boost: 1.0, diversity: 0.0, limit: 32 },
+            recall: SearchOptions {
+                mode: SearchMode::Hybrid,
+                user_boost: 1.0,
+                diversity: 0.0,
+                limit: 32,
+                floor: 0.0,
+            },
             resurrect_brightness: ResurrectBrightness::Previous,
             resurrect_limit: ResurrectLimit::Window,
             preview_tokens: 0,
