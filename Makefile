@@ -78,13 +78,13 @@ doc:
 
 unit:
 	$(LINTED) $(CARGO) test --workspace --all-targets --no-run --locked
-	$(LINTED) $(CARGO) test --workspace --locked
+	HALO_ALL_TESTS_BUILT=1 $(LINTED) $(CARGO) test --workspace --locked
 
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
 
 ledger: ## count the requirements that are done
-	@$(LINTED) $(CARGO) test --workspace --locked --quiet --test it requirements -- --nocapture
+	@HALO_ALL_TESTS_BUILT=1 $(LINTED) $(CARGO) test --workspace --locked --quiet --lib --bins --test it requirements -- --nocapture
 
 bench: ## measure the figures of the core on this machine
 	$(CARGO) build --release --locked --package halo-bench

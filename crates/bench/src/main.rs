@@ -26,6 +26,8 @@ enum BenchCommand {
     Align(commands::align::AlignBenchOptions),
     /// Measure generation speed with and without attention capture
     Attention(commands::kv_attention::AttentionBenchOptions),
+    /// Compare the chunks that two models attend to in the same conversations, with a plot
+    Compare(commands::compare::CompareBenchOptions),
     /// Measure scoring, live view, planning, applying changes, and memory use
     Core(commands::CoreBenchOptions),
     /// Test durability under kill -9, power cuts and full disks
@@ -64,7 +66,10 @@ fn main() -> ExitCode {
         return status;
     }
     let mut cli = BenchCli::parse_from(startup::move_set_flags_last(&args));
-    if matches!(cli.command, BenchCommand::Recall(_) | BenchCommand::Keep(_) | BenchCommand::Memory(_)) {
+    if matches!(
+        cli.command,
+        BenchCommand::Recall(_) | BenchCommand::Keep(_) | BenchCommand::Memory(_) | BenchCommand::Compare(_)
+    ) {
         // Their own --data names the dataset; the data folder comes from the environment alone.
         cli.global.data = None;
     }
@@ -81,6 +86,7 @@ fn dispatch(cli: &BenchCli) -> Result<()> {
     match &cli.command {
         BenchCommand::Align(options) => commands::align::run(options, env.json),
         BenchCommand::Attention(options) => commands::kv_attention::attention(options, &env),
+        BenchCommand::Compare(options) => commands::compare::run(options, &env),
         BenchCommand::Core(options) => commands::core(options, env.json),
         BenchCommand::Crash(options) => commands::crash(options, env.json),
         BenchCommand::Simulate(options) => commands::simulate::run(options, env.json),

@@ -48,6 +48,8 @@ pub enum CliCommand {
     Search(commands::search::SearchArgs),
     /// Create the embeddings that search is missing
     Index(commands::search::IndexArgs),
+    /// Print the sentences that received the most attention, word for word
+    Extract(commands::extract::ExtractArgs),
     /// Print statistics per turn: tokens, pruned, resurrected, timings
     Stats(commands::stats::StatsArgs),
     /// Explain what happened to a chunk: pruned, resurrected, pinned, and why

@@ -12,7 +12,7 @@ relevant again.";
 /// The headings of `halo --help`, and the commands below each.
 const COMMAND_GROUPS: &[(&str, &[&str])] = &[
     ("Chat", &["chat", "ask"]),
-    ("Conversations", &["conversations", "show", "rename", "search", "index", "memories"]),
+    ("Conversations", &["conversations", "show", "rename", "search", "extract", "index", "memories"]),
     ("Context", &["pin", "unpin", "prune", "resurrect", "merge", "delete", "undelete", "why"]),
     ("Models", &["models"]),
     ("Server", &["serve", "key", "mcp"]),

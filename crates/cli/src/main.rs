@@ -41,6 +41,7 @@ fn dispatch(cli: &Cli) -> Result<()> {
         CliCommand::Show(options) => commands::show::run(options, &env),
         CliCommand::Search(options) => commands::search::run(options, &env),
         CliCommand::Index(options) => commands::search::index(options, &env),
+        CliCommand::Extract(options) => commands::extract::run(options, &env),
         CliCommand::Why(options) => commands::show::explain_chunk(options, &env),
         CliCommand::Pin(options) => commands::manual_edit::run(ManualEdit::Pin, options, &env),
         CliCommand::Unpin(options) => commands::manual_edit::run(ManualEdit::Unpin, options, &env),

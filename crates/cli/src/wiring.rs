@@ -224,5 +224,6 @@ pub fn attention_config(settings: &Settings) -> AttentionRequest {
         layers: settings.brightness_layers.clone(),
         max: settings.brightness_heads == HeadReduction::Max,
         per_head: false,
+        probability: settings.brightness_min_confidence.0 > 0.0,
     }
 }

@@ -16,6 +16,8 @@ pub struct AttentionRequest {
     pub max: bool,
     /// The row of every head of every layer, for captures.
     pub per_head: bool,
+    /// The probability that the model gave to the token of each step.
+    pub probability: bool,
 }
 
 impl AttentionRequest {
@@ -28,6 +30,7 @@ impl AttentionRequest {
             layers: LayerReduction::Mean,
             max: false,
             per_head: false,
+            probability: false,
         }
     }
 }

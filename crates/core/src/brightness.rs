@@ -34,6 +34,17 @@ impl ScoringStrategy {
         }
     }
 
+    /// Whether a step is scored whose token the model gave this probability. A step without one is.
+    #[must_use]
+    pub fn scores_step(&self, probability: Option<f32>) -> bool {
+        match self {
+            ScoringStrategy::Magnitude(m) => {
+                probability.is_none_or(|probability| probability >= m.min_confidence)
+            }
+            ScoringStrategy::Ttl(_) => true,
+        }
+    }
+
     /// The highest brightness of a token; pinning and manual resurrection set it.
     #[must_use]
     pub fn max_brightness(&self) -> Brightness {
@@ -60,6 +71,8 @@ pub struct MagnitudeRules {
     pub score_current_turn: bool,
     /// The sum of a row, which the threshold depends on.
     pub row_mass: RowMass,
+    /// Steps in which the model gave its token a lower probability are not scored; 0: every step is.
+    pub min_confidence: f32,
 }
 
 impl Default for MagnitudeRules {
@@ -71,6 +84,7 @@ impl Default for MagnitudeRules {
             sink: AttentionSink::First,
             score_current_turn: false,
             row_mass: RowMass::One,
+            min_confidence: 0.0,
         }
     }
 }

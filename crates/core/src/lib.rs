@@ -18,6 +18,7 @@ pub mod conversation_copy;
 pub mod dirty_rows;
 pub mod embedder;
 pub mod error;
+pub mod extract;
 mod live_index;
 pub mod manual_edit;
 pub mod model;

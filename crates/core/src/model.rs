@@ -191,13 +191,16 @@ pub struct AttentionRow<'a> {
     /// The rows of every head of every layer, one after the other, each as long as the mean; empty where they
     /// were not requested.
     pub per_head: &'a [f32],
+    /// The probability that the model gave to the token of this step, before temperature and other sampling;
+    /// none where it was not requested or is unknown.
+    pub probability: Option<f32>,
 }
 
 impl<'a> AttentionRow<'a> {
     /// A row with the mean over heads alone.
     #[must_use]
     pub fn from_mean(mean: &'a [f32]) -> Self {
-        Self { mean, max: &[], per_head: &[] }
+        Self { mean, max: &[], per_head: &[], probability: None }
     }
 }
 

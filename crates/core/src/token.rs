@@ -24,6 +24,8 @@ pub struct TokenId(pub u32);
 impl TokenId {
     /// Takes the place of a token whose text was erased for good. No vocabulary has this number.
     pub const FORGOTTEN: TokenId = TokenId(u32::MAX - 1);
+    /// A word of an imported text that no model has tokenized yet. No vocabulary has this number.
+    pub const UNTOKENIZED: TokenId = TokenId(u32::MAX);
 }
 
 impl Position {

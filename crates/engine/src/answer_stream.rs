@@ -86,13 +86,15 @@ impl AnswerStream {
         let at = conversation.timeline().next_position();
         let mut events = vec![self.append_token(token, assignment, ContentKind::Message, conversation)?];
         self.text.push_str(&token.text);
+        // A step in which the model was not sure of its token does not count, where the rules say so.
+        let counts = row.is_none_or(|row| self.rules.strategy.scores_step(row.probability));
         let row = row.map(|row| self.select_row(row));
         if is_traced(self.tokens as u64, self.rules.trace_interval) {
             self.traces
                 .extend(row.and_then(AttentionStats::from_row).map(|stats| (self.tokens as u64, stats)));
         }
         self.tokens += 1;
-        match self.scorer.observe(row) {
+        match self.scorer.observe(row.filter(|_| counts)) {
             Ok(observed) => self.votes += observed.votes,
             // A model without attention has none at any step: the user was told when it was chosen.
             Err(AttentionError::Missing) => {}

@@ -5,12 +5,14 @@ use crate::chat_format::{ChatFormatter, MessageTime};
 use halo_core::Error;
 use halo_core::brightness::ScoringStrategy;
 use halo_core::change::NewToken;
+use halo_core::chunker::{ChunkSize, Chunker};
 use halo_core::conversation_copy::{TokenCopy, TurnCopy};
 use halo_core::model::{Model, ModelToken};
-use halo_core::token::{ContentKind, Role, TokenSource};
+use halo_core::token::{ContentKind, Role, TokenId, TokenSource};
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
 use jiff::tz::TimeZone;
+use std::collections::BTreeMap;
 
 /// Retokenizes a conversation message by message.
 pub(crate) struct Retokenizer<'a> {
@@ -57,8 +59,10 @@ impl<'a> Retokenizer<'a> {
     }
 }
 
-/// The new tokens, each with the state of the old token at its first byte.
+/// The new tokens, each with the state of the old token at its first byte. A word that an import put at the end of the
+/// chunk before its own takes the state of the token after it ([`late_words`]).
 fn carry_token_state(old_tokens: &[TokenCopy], new_tokens: Vec<ModelToken>) -> Vec<TokenCopy> {
+    let late = late_words(old_tokens);
     let (mut at, mut old) = (0, 0);
     let mut end = old_tokens[0].token.text.len();
     let carry = |ModelToken { id, text }: ModelToken| {
@@ -67,8 +71,29 @@ fn carry_token_state(old_tokens: &[TokenCopy], new_tokens: Vec<ModelToken>) -> V
             end += old_tokens[old].token.text.len();
         }
         at += text.len();
-        let TokenCopy { token, pruned, deleted } = &old_tokens[old];
+        let is_late = late.get(&old).is_some_and(|late_bytes| at + late_bytes > end);
+        let TokenCopy { token, pruned, deleted } = &old_tokens[old + usize::from(is_late)];
         TokenCopy { token: NewToken { id, text, ..token.clone() }, pruned: *pruned, deleted: *deleted }
     };
     new_tokens.into_iter().map(carry).collect()
+}
+
+/// The untokenized words that end a chunk with the first word of the next paragraph, by index, each with the bytes of that
+/// word. Imports of earlier versions made one word of a line break and the text behind it; the word that completed an empty
+/// line closed its chunk. A closing fence and a closing brace do belong to the chunk that they close, and a chunk that has
+/// no other word keeps its word.
+fn late_words(tokens: &[TokenCopy]) -> BTreeMap<usize, usize> {
+    let mut late = BTreeMap::new();
+    let mut chunker = Chunker::new(ChunkSize::default());
+    for (index, [before, word, after]) in tokens.array_windows().enumerate() {
+        chunker.push(&before.token.text);
+        let [chunk_before, chunk, chunk_after] = [before, word, after].map(|token| token.token.chunk_index);
+        let ends_chunk = chunk_before == chunk && chunk != chunk_after;
+        let text = word.token.text.strip_prefix('\n').unwrap_or_default();
+        let begins_paragraph = !text.trim().is_empty() && !text.starts_with('}') && !chunker.in_fence();
+        if word.token.id == TokenId::UNTOKENIZED && ends_chunk && begins_paragraph {
+            late.insert(index + 1, text.len());
+        }
+    }
+    late
 }

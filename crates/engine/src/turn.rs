@@ -86,7 +86,10 @@ impl<'a> TurnRunner<'a> {
                 self.time_stage(TurnStage::Preview, |turn| turn.generator().preview_answer(&message.text))?;
         }
         self.time_stage(TurnStage::Recall, |turn| {
-            turn.resurrect_relevant(&message.text, &preview, now.date())
+            turn.resurrect_relevant(&message.text, &preview, now.date())?;
+            // The message is searched for before it is in the index, so that it does not find itself, and is in the index
+            // before it is answered. Its vector follows with its answer, which it is embedded with.
+            turn.parts.sync_index()
         })?;
         let answer = self.generator().generate_answer()?;
         if let Some((tokens, duration)) = answer.prefill {

@@ -67,7 +67,8 @@ impl StepAttention {
     }
 
     fn as_row(&self) -> Option<AttentionRow<'_>> {
-        self.row.as_ref().map(|row| AttentionRow { mean: &row.mean, max: &row.max, per_head: &self.per_head })
+        let (per_head, probability) = (&self.per_head, None);
+        self.row.as_ref().map(|row| AttentionRow { mean: &row.mean, max: &row.max, per_head, probability })
     }
 }
 
@@ -106,7 +107,7 @@ fn prefill_window(
         let is_final = done == others.len() && rows == TapRows::Last;
         let batch_rows = if is_final { TapRows::None } else { rows };
         for row in cache.decode(batch, tap_config(&request.attention, batch_rows))? {
-            let row = AttentionRow { mean: &row.mean, max: &row.max, per_head: &[] };
+            let row = AttentionRow { mean: &row.mean, max: &row.max, per_head: &[], probability: None };
             if listener(ModelStep::PromptAttention(row)) == StepFlow::Stop {
                 return Ok(None);
             }
@@ -143,6 +144,11 @@ fn decode_answer(
         if weights.is_end_of_generation(token) {
             return Ok(FinishReason::EndOfText);
         }
+        let probability = request
+            .attention
+            .probability
+            .then(|| token_probability(cache.context().logits(), token))
+            .flatten();
         sampler.accept(token);
         let grammar_complete = match grammar.as_mut().map(|grammar| grammar.accept(token)) {
             None => false,
@@ -155,6 +161,7 @@ fn decode_answer(
         let stop_matched = stops.push(&text);
         let model_token = ModelToken { id: TokenId(token.cast_unsigned()), text };
         let row = attention.as_row().filter(|_| request.attention.answer);
+        let row = row.map(|row| AttentionRow { probability, ..row });
         if listener(ModelStep::Token(&model_token, row)) == StepFlow::Stop {
             return Ok(FinishReason::Cancelled);
         }
@@ -174,6 +181,13 @@ fn decode_answer(
         attention = StepAttention::collect(cache, row, &request.attention);
     }
     Ok(FinishReason::Length)
+}
+
+/// The probability of a token: the softmax of the logits.
+fn token_probability(logits: &[f32], token: LlamaToken) -> Option<f32> {
+    let own = *logits.get(usize::try_from(token).ok()?)?;
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - own).exp()).sum();
+    Some((1.0 / sum) as f32)
 }
 
 /// A sampler whose repetition penalty counts the end of the window.

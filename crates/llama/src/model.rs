@@ -107,15 +107,18 @@ struct OwnedAttentionRow {
     mean: Vec<f32>,
     max: Vec<f32>,
     per_head: Vec<f32>,
+    probability: Option<f32>,
 }
 
 impl OwnedAttentionRow {
     fn new(row: &AttentionRow<'_>) -> Self {
-        Self { mean: row.mean.to_vec(), max: row.max.to_vec(), per_head: row.per_head.to_vec() }
+        let AttentionRow { mean, max, per_head, probability } = *row;
+        Self { mean: mean.to_vec(), max: max.to_vec(), per_head: per_head.to_vec(), probability }
     }
 
     fn as_row(&self) -> AttentionRow<'_> {
-        AttentionRow { mean: &self.mean, max: &self.max, per_head: &self.per_head }
+        let Self { mean, max, per_head, probability } = self;
+        AttentionRow { mean, max, per_head, probability: *probability }
     }
 }
 

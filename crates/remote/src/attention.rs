@@ -26,7 +26,7 @@ pub(crate) struct DecodedAttention {
 
 impl DecodedAttention {
     pub fn as_row(&self) -> AttentionRow<'_> {
-        AttentionRow { mean: &self.mean, max: &self.max, per_head: &self.per_head }
+        AttentionRow { mean: &self.mean, max: &self.max, per_head: &self.per_head, probability: None }
     }
 }
 

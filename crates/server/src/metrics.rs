@@ -3,14 +3,17 @@
 use axum::http::StatusCode;
 use halo_agents::forgetting::ForgettingResult;
 use halo_core::Error;
+use halo_core::attention::AttentionStats;
 use halo_engine::event::{TurnStage, TurnSummary};
 use halo_worlds::agent_model::AgentGeneration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// The API that a request is for.
@@ -63,6 +66,12 @@ struct StageLabel {
     stage: &'static str,
 }
 
+/// A statistic of an attention row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatisticLabel {
+    statistic: &'static str,
+}
+
 /// From 1 ms to about 2 minutes; each bucket is twice as wide as the one before.
 fn latency_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 18))
@@ -88,6 +97,7 @@ struct MetricSet {
     disabled_memories: Counter,
     cooled_messages: Counter,
     summarized_messages: Counter,
+    attention: Family<StatisticLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl Default for Metrics {
@@ -109,6 +119,7 @@ impl Default for Metrics {
             disabled_memories: Counter::default(),
             cooled_messages: Counter::default(),
             summarized_messages: Counter::default(),
+            attention: Family::default(),
         };
         let registry = &mut set.registry;
         registry.register("requests", "Requests answered, by API and status class", set.requests.clone());
@@ -132,6 +143,8 @@ impl Default for Metrics {
         registry.register("agent_messages_cooled", help, set.cooled_messages.clone());
         let help = "Messages of agents shortened under context pressure";
         registry.register("agent_messages_summarized", help, set.summarized_messages.clone());
+        let help = "Attention of the latest traced step over the slots of the window, by statistic";
+        registry.register("attention", help, set.attention.clone());
         Self(Arc::new(set))
     }
 }
@@ -170,6 +183,14 @@ impl Metrics {
         for stage in TurnStage::ALL {
             let label = StageLabel { stage: stage.name() };
             self.0.stage_seconds.get_or_create(&label).observe(seconds(&[stage]));
+        }
+        if let Some((_, stats)) = summary.traces.last() {
+            let AttentionStats { mean, median, max, min, std } = *stats;
+            for (statistic, value) in
+                [("mean", mean), ("median", median), ("max", max), ("min", min), ("std", std)]
+            {
+                self.0.attention.get_or_create(&StatisticLabel { statistic }).set(value);
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The benchmarks, one per subcommand of `halo-bench`.
 
 pub mod align;
+pub mod compare;
 pub mod embed;
 pub mod hud;
 pub mod kv_attention;

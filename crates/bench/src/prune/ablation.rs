@@ -29,8 +29,8 @@ pub(super) struct PruneCost {
     pub(super) nll: Vec<f64>,
 }
 
-/// Receives each row of attention, token by token.
-pub(super) type OnAttentionRow<'a> = dyn FnMut(&ReducedAttention) + 'a;
+/// Receives each row of attention, token by token, and the probability of the token after it.
+pub(super) type OnAttentionRow<'a> = dyn FnMut(&ReducedAttention, Option<f32>) + 'a;
 
 impl<'a> AblationRun<'a> {
     /// Prefills a window; rows of tokens from `watched` on are passed to `listener`.
@@ -53,10 +53,20 @@ impl<'a> AblationRun<'a> {
         for (start, part) in batches(&window[watched..], OBSERVED_BATCH) {
             let start = watched + start;
             context.tap().configure(TapConfig { cells: true, ..want.clone() });
-            context.decode(FULL_SEQ, &batch_items(part, start, false))?;
+            context.decode(FULL_SEQ, &batch_items(part, start, true))?;
+            let probabilities: Vec<Option<f32>> = (0..part.len())
+                .map(|n| {
+                    let next = *window.get(start + n + 1)?;
+                    let mut scores = context.logits_at(n).to_vec();
+                    log_softmax(&mut scores);
+                    scores.get(next as usize).map(|score| score.exp())
+                })
+                .collect();
             let cells: Vec<i64> = (start..start + part.len()).map(|n| n as i64).collect();
             assert_eq!(context.tap().batch_cells(), cells, "an empty cache is filled from its beginning");
-            context.tap().take_rows().iter().for_each(&mut *looked);
+            for (row, probability) in context.tap().take_rows().iter().zip(probabilities) {
+                looked(row, probability);
+            }
         }
         let mut trial = Self { context, len: window.len(), next, full_logprobs: Vec::new() };
         trial.full_logprobs = trial.logprobs_without(&[])?;

@@ -6,6 +6,7 @@
 //! same sinks and recent tokens, and have the same budget.
 
 mod ablation;
+pub mod compare;
 mod policies;
 pub(crate) mod sample;
 
@@ -132,10 +133,16 @@ fn measure_sample(
     let want = TapConfig { rows: TapRows::All, full: false, ..setup.want.clone() };
     let largest = want.max;
     let window: Vec<_> = read.iter().chain(&said).copied().collect();
-    let mut trial =
-        AblationRun::start(setup.context, &window, read.len(), &sample.next, &want, &mut |row| {
-            observed.push_row(if largest { &row.max } else { &row.mean });
-        })?;
+    let mut trial = AblationRun::start(
+        setup.context,
+        &window,
+        read.len(),
+        &sample.next,
+        &want,
+        &mut |row, probability| {
+            observed.push_row(if largest { &row.max } else { &row.mean }, probability);
+        },
+    )?;
     let timeline = policies::replay_scored(sample, &observed, &setup.rules);
     let prefix = sample.prefix.len();
     report.samples += 1;

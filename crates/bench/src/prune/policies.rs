@@ -68,17 +68,21 @@ pub(super) struct ObservedAttention {
     prefilled: usize,
     /// By watched token: its attention by slot.
     rows: Vec<Vec<f32>>,
+    /// By watched token: the probability that the model gave to the token after it.
+    probabilities: Vec<Option<f32>>,
     /// By slot: accumulated attention.
     sums: Vec<f32>,
 }
 
 impl ObservedAttention {
     pub(super) fn new(read: usize, watched: usize) -> Self {
-        Self { prefilled: read, rows: Vec::with_capacity(watched), sums: vec![0.0; read + watched] }
+        let rows = Vec::with_capacity(watched);
+        Self { prefilled: read, rows, probabilities: Vec::new(), sums: vec![0.0; read + watched] }
     }
 
-    /// Adds the row of the next token.
-    pub(super) fn push_row(&mut self, row: &[f32]) {
+    /// Adds the row of the next token, and the probability of the token after it.
+    pub(super) fn push_row(&mut self, row: &[f32], probability: Option<f32>) {
+        self.probabilities.push(probability);
         let visible = self.prefilled + self.rows.len() + 1;
         let row: Vec<f32> = row.iter().copied().take(visible).collect();
         self.sums.iter_mut().zip(&row).for_each(|(sum, a)| *sum += a);
@@ -88,6 +92,11 @@ impl ObservedAttention {
     /// The row of the token in a slot, if it was watched.
     fn row_at(&self, slot: usize) -> Option<&[f32]> {
         self.rows.get(slot.checked_sub(self.prefilled)?).map(Vec::as_slice)
+    }
+
+    /// The probability of the token after the one in a slot, if it was watched.
+    fn probability_at(&self, slot: usize) -> Option<f32> {
+        self.probabilities.get(slot.checked_sub(self.prefilled)?).copied().flatten()
     }
 
     /// By slot: attention of the latest observers, smoothed.
@@ -131,7 +140,9 @@ pub(super) fn replay_scored(
             scorer.push(ChunkId::new(turn.role, turn.turn, token.chunk_index), position, token.brightness);
             // A token is generated with the attention of the one before it.
             let before = prefix + position.0 as usize - 1;
-            scorer.observe(observed.row_at(before)).expect("the model's own attention can be used");
+            if rules.strategy.scores_step(observed.probability_at(before)) {
+                scorer.observe(observed.row_at(before)).expect("the model's own attention can be used");
+            }
         }
         let score = scorer.finish();
         apply(&mut timeline, Change::Append(said));

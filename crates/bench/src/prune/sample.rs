@@ -114,13 +114,13 @@ pub(crate) fn cut_samples(
 }
 
 /// Consecutive messages of one speaker as one.
-struct MergedTurn {
-    role: Role,
-    text: String,
+pub(super) struct MergedTurn {
+    pub(super) role: Role,
+    pub(super) text: String,
     messages: Vec<usize>,
 }
 
-fn merge_turns(conversation: &DatasetConversation) -> Vec<MergedTurn> {
+pub(super) fn merge_turns(conversation: &DatasetConversation) -> Vec<MergedTurn> {
     let mut turns: Vec<MergedTurn> = Vec::new();
     for (n, (_, user, text)) in conversation.messages().enumerate() {
         let role = if user { Role::User } else { Role::Assistant };

@@ -4,6 +4,7 @@ use crate::disk::free_space;
 use crate::env::{Env, store_exists};
 use crate::output::{pluralize, print_json, print_stdout, sanitize_terminal_text};
 use crate::progress::Progress;
+use crate::settings::Settings;
 use crate::wiring;
 use anyhow::{Result, bail};
 use halo_core::ErrorKind;
@@ -238,6 +239,8 @@ impl StoreReport {
 struct OtherReport {
     model: Option<String>,
     model_error: Option<String>,
+    /// Whether the model reports attention, and if not, why not.
+    attention: Option<Result<(), String>>,
     embedder: Option<String>,
     /// By conversation: chunks without an embedding.
     unindexed_chunks: Vec<(String, usize)>,
@@ -248,14 +251,8 @@ struct OtherReport {
 impl OtherReport {
     fn check(env: &Env, fix: bool) -> Result<Self> {
         let mut report = Self::default();
-        match env.model_file() {
-            Ok(path) => {
-                report.model = Some(path.display().to_string());
-                report.model_error = halo_llama::gguf::read_header(&path).err().map(|e| e.to_string());
-            }
-            Err(error) => report.model_error = Some(error.to_string()),
-        }
         let settings = env.load_settings()?.settings;
+        report.check_model(env, &settings);
         let library = env.model_library();
         let folder = library.and_then(|library| library.find_embedder(settings.recall_embedder.as_text()));
         report.embedder = folder.ok().flatten().map(|folder| folder.display().to_string());
@@ -268,6 +265,30 @@ impl OtherReport {
             report.removed_kv_files = removed.count();
         }
         Ok(report)
+    }
+
+    /// Pruning by attention needs a model that reports it: a local one whose KV cells can be read, or a server that sends it.
+    fn check_model(&mut self, env: &Env, settings: &Settings) {
+        if wiring::uses_remote_model(env) {
+            self.model.clone_from(&env.models.name);
+            match wiring::open_model(env, settings) {
+                Ok(model) if model.info().attention => self.attention = Some(Ok(())),
+                Ok(_) => self.attention = Some(Err("this server does not send it".into())),
+                Err(error) => self.model_error = Some(error.to_string()),
+            }
+            return;
+        }
+        let path = match env.model_file() {
+            Ok(path) => path,
+            Err(error) => return self.model_error = Some(error.to_string()),
+        };
+        self.model = Some(path.display().to_string());
+        match halo_llama::gguf::read_header(&path) {
+            Ok(header) => {
+                self.attention = Some(header.kv_edit_unsupported().map_or(Ok(()), |why| Err(why.to_owned())));
+            }
+            Err(error) => self.model_error = Some(error.to_string()),
+        }
     }
 
     fn check_index(&mut self, env: &Env, store: &mut Database, conversations: &[String]) -> Result<()> {
@@ -292,13 +313,22 @@ impl OtherReport {
             (Some(path), Some(error)) => {
                 writeln!(
                     out,
-                    "error  the model {path}: {error}\n       `halo models pull` downloads it again"
+                    "error  the model {path}: {error}\n       `halo models pull` downloads it again, or --model names another"
                 )
             }
             (None, error) => {
                 let error = error.as_deref().unwrap_or("`halo models pull` downloads one");
                 writeln!(out, "model  none: {error}")
             }
+        };
+        let _ = match &self.attention {
+            Some(Ok(())) => writeln!(out, "       it reports attention: pruning keeps what it attends to"),
+            Some(Err(why)) => writeln!(
+                out,
+                "warn   the model reports no attention: {why}; brightness does not change, and the oldest chunks are pruned \
+                 first"
+            ),
+            None => Ok(()),
         };
         let _ = match &self.embedder {
             Some(path) => writeln!(out, "search by embeddings and words, with {path}"),
@@ -350,6 +380,7 @@ fn report_json(report: &StoreReport, repairs: &Repairs, other: &OtherReport) -> 
         "fixed": repairs.done,
         "backup": repairs.backup,
         "model": other.model,
+        "attention": other.attention.as_ref().map(Result::is_ok),
         "embedder": other.embedder,
         "index_missing": other.unindexed_chunks.iter().cloned().collect::<BTreeMap<_, _>>(),
         "oversized_windows": report.oversized_windows.iter().cloned().collect::<BTreeMap<_, _>>(),

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod config;
 pub mod conversations;
 pub mod doctor;
+pub mod extract;
 pub mod forget;
 pub mod hud;
 pub mod import_export;

@@ -5,8 +5,11 @@ use crate::env::Env;
 use crate::output::{explain_window, group_digits, pluralize, print_json, print_stdout};
 use anyhow::Result;
 use halo_core::store::{Access, RecordKind, Store};
+use halo_core::timeline::Timeline;
 use halo_engine::turn_record::{AttentionSample, TurnRecord};
 use halo_engine::window_size;
+use halo_recall::recall::Recall;
+use halo_store::database::Database;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -17,10 +20,16 @@ pub struct StatsArgs {
     /// Number of latest turns to print; 0: all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     limit: usize,
+    /// Print totals instead: live and dead tokens, index entries, next position and turn
+    #[arg(long)]
+    totals: bool,
 }
 
 pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
-    let (mut store, _) = open_existing(env, &options.conversation.name, Access::Read)?;
+    let (mut store, timeline) = open_existing(env, &options.conversation.name, Access::Read)?;
+    if options.totals {
+        return print_store_figures(&mut store, &options.conversation.name, &timeline, env);
+    }
     let records = store.records(&options.conversation.name, RecordKind::Turn)?;
     // A record that cannot be parsed is skipped: other turns are still printed.
     let mut turns: Vec<(u64, i64, TurnRecord)> = (records.iter())
@@ -145,6 +154,28 @@ fn sparkline(counts: &[u32]) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
+}
+
+/// What the store holds of a conversation.
+fn print_store_figures(store: &mut Database, name: &str, timeline: &Timeline, env: &Env) -> Result<()> {
+    let recall = Recall::open(store, name, timeline, None)?;
+    let (live, all) = (timeline.live_len(), timeline.len());
+    let entries = recall.index().len();
+    let (next_position, next_turn) = (timeline.next_position().0, timeline.next_turn().0);
+    if env.json {
+        return print_json(&json!({
+            "live_tokens": live,
+            "dead_tokens": all - live,
+            "semantic_entries": entries,
+            "next_position": next_position,
+            "next_turn": next_turn,
+        }));
+    }
+    print_stdout(&format!(
+        "live tokens        {live:>10}\ndead tokens        {:>10}\nindex entries      {entries:>10}\nnext position      \
+         {next_position:>10}\nnext turn          {next_turn:>10}\n",
+        all - live
+    ))
 }
 
 fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {

@@ -216,6 +216,8 @@ define_settings! {
     "brightness.sink" [http] brightness_sink: AttentionSink = AttentionSink::First;
     /// Score tokens of the current turn too.
     "brightness.score_current_turn" [http] brightness_score_current_turn: bool = false;
+    /// Do not score steps in which the model gave its token a lower probability than this; 0: score every step.
+    "brightness.min_confidence" [http] brightness_min_confidence: FloatInRange<0, 1> = FloatInRange(0.0);
     /// How attention is reduced over layers: `mean`, `last`, `max`, or the mean of the listed layers.
     "brightness.layers" [http] brightness_layers: LayerReduction = LayerReduction::Mean;
     /// How attention is reduced over the heads of a layer: `mean` or `max`.
@@ -593,6 +595,7 @@ impl Settings {
                     (HeadReduction::Max, _) | (_, LayerReduction::Max) => RowMass::Measured,
                     _ => RowMass::One,
                 },
+                min_confidence: self.brightness_min_confidence.0 as f32,
             }),
             ScoringKind::Ttl => ScoringStrategy::Ttl(TtlRules {
                 initial: InitialBrightness {

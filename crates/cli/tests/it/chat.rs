@@ -1,6 +1,6 @@
 //! `halo chat` with the real binary and the real model. Each line from the pipe is one message.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -205,6 +205,73 @@ fn import_is_retokenized_and_continues() {
     let texts: Vec<&str> =
         chunks.as_array().expect("chunks").iter().filter_map(|c| c["text"].as_str()).collect();
     assert_eq!(&texts[..3], ["The gun is called Betsy.", "Noted.", "What is the gun called?"]);
+}
+
+/// Paragraphs of an imported message are cut where they end: before a model has seen them, and after the first one has
+/// tokenized them. No byte is lost.
+#[test]
+fn import_cuts_paragraphs_where_they_end() {
+    let home = crate::common::temp_dir();
+    let paragraphs = [
+        format!("{}fills the room below.\n\n", "The heat of the ovens rises and ".repeat(12)),
+        format!("Bread is another matter.\r\n{}\n\n\n", "It rests and rises on its board. ".repeat(12)),
+        "```sh\nls\n\nrm crumbs\n```".to_owned(),
+        "\nThat is all.".to_owned(),
+    ];
+    let file = home.path().join("bakery.json");
+    let messages = json!({ "messages": [
+        { "role": "user", "content": "Tell me of the bakery." },
+        { "role": "assistant", "content": paragraphs.concat() },
+    ]});
+    std::fs::write(&file, messages.to_string()).expect("the file is written");
+    let size = ["--set", "chunk.min_tokens=8", "--set", "chunk.max_tokens=200"];
+    let import = model_command(home.path(), &["import", "-c", "main"]).args(size).arg(&file).output();
+    let import = import.expect("halo runs");
+    assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
+    let answer_chunks = || -> Vec<String> {
+        let shown = run_json(home.path(), &["show"]);
+        let shown = shown.as_array().expect("chunks");
+        let texts =
+            shown.iter().filter(|chunk| chunk["chunk"].as_str().is_some_and(|c| c.starts_with("a1.")));
+        texts.filter_map(|chunk| chunk["text"].as_str()).map(str::to_owned).collect()
+    };
+    let without_model = answer_chunks();
+    assert_eq!(without_model, paragraphs);
+    chat_lines(home.path(), &["--set", "generation.max_tokens=2"], &["What is another matter?".to_owned()]);
+    assert_eq!(answer_chunks(), without_model);
+}
+
+/// `halo extract` prints sentences of the conversation, word for word and in its order.
+#[test]
+fn extract_prints_sentences_word_for_word() {
+    let home = crate::common::temp_dir();
+    let lines = [
+        "The gun on the wall is called Betsy. It rains in Lisbon today. My sister plays the cello.",
+        "What is the gun on the wall called? I had soup for lunch.",
+        "And what is my sister called?",
+    ];
+    let lines = lines.map(str::to_owned);
+    chat_lines(home.path(), &["--set", "generation.max_tokens=16"], &lines);
+    let chunks = run_json(home.path(), &["show", "--all"]);
+    let text_of = |chunk: &Value| {
+        let found = chunks.as_array().expect("chunks").iter().find(|other| other["chunk"] == *chunk);
+        found.and_then(|found| found["text"].as_str()).unwrap_or_default().to_owned()
+    };
+    let extract = run_json(home.path(), &["extract", "-n", "3"]);
+    let sentences = extract.as_array().expect("sentences");
+    assert_eq!(sentences.len(), 3, "{extract}");
+    for sentence in sentences {
+        let text = sentence["text"].as_str().expect("a text");
+        assert!(!text.is_empty() && text_of(&sentence["chunk"]).contains(text), "{sentence}");
+        assert!(sentence["brightness"].as_f64().is_some_and(|brightness| brightness >= 0.0), "{sentence}");
+    }
+    let positions: Vec<u64> = sentences.iter().filter_map(|sentence| sentence["position"].as_u64()).collect();
+    assert!(positions.is_sorted(), "{extract}");
+    assert_eq!(
+        run_json(home.path(), &["extract"]),
+        run_json(home.path(), &["extract"]),
+        "the same every time"
+    );
 }
 
 /// Standard output contains only answers. Errors are reported on standard error.

@@ -1,8 +1,10 @@
 //! All integration tests of this crate in one binary, which links faster than one binary per file.
 
+mod built_tests;
 mod chat;
 mod common;
 mod config;
+mod docs;
 mod forget;
 mod forget_property;
 mod forgetting;

@@ -1,8 +1,13 @@
-//! Checks docs/REQUIREMENTS.md: every requirement has one row, and a row that is done names an existing file and an
-//! existing test. Prints the number of rows by state.
+//! Checks docs/REQUIREMENTS.md: every requirement has one row, and a row that is done names an existing file and a test
+//! that the built test programs list. A test that more than [`MAX_SHARED_ROWS`] rows name needs a reason in each of them.
+//! Prints the number of rows by state.
 
+use crate::built_tests::{BuiltTests, TestLookup};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// So many rows may name the same test without saying what it shows of each.
+const MAX_SHARED_ROWS: usize = 5;
 
 /// The number of requirements in each founding document.
 const REQUIREMENT_COUNTS: [(&str, u32); 5] = [("S0", 20), ("S1", 177), ("S2", 49), ("S3", 76), ("S4", 26)];
@@ -17,9 +22,19 @@ fn table_cells(line: &str) -> Vec<String> {
     escaped.split('|').map(|c| c.trim().trim_matches('`').replace('\u{1}', "|")).collect()
 }
 
+/// `done`, `partly`, `not yet` or `will not`.
+fn state_kind(state: &str) -> &str {
+    state.split(':').next().unwrap_or_default()
+}
+
+/// Whether a state gives its reason, as in `done: REASON`.
+fn has_reason(state: &str) -> bool {
+    state.split_once(": ").is_some_and(|(_, reason)| !reason.trim().is_empty())
+}
+
 /// The first error of a row: it names no file or test, or one that does not exist.
 fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String> {
-    let done = state == "done";
+    let done = state_kind(state) == "done";
     if done && (path.is_empty() || test.is_empty()) {
         return Some("is done but does not name its file and its test".into());
     }
@@ -54,12 +69,26 @@ fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String>
     (!declared).then(|| format!("names the test {name}, which is not in {file}"))
 }
 
+/// The rows of a test that too many rows name, by id and state, and that do not say what the test shows of them.
+fn sharing_error(test: &str, rows: &[(String, String)]) -> Option<String> {
+    let silent: Vec<&str> =
+        rows.iter().filter(|(_, state)| !has_reason(state)).map(|(id, _)| id.as_str()).collect();
+    (rows.len() > MAX_SHARED_ROWS && !silent.is_empty()).then(|| {
+        format!(
+            "{} rows name {test}; these give no reason ('done: REASON'): {}",
+            rows.len(),
+            silent.join(", ")
+        )
+    })
+}
+
 #[test]
 fn requirements_ledger_names_existing_files_and_tests() {
     let root = repository_root();
     let text = std::fs::read_to_string(root.join("docs/REQUIREMENTS.md")).expect("docs/REQUIREMENTS.md");
     let mut states: BTreeMap<String, u32> = BTreeMap::new();
     let mut row_counts: BTreeMap<String, u32> = BTreeMap::new();
+    let mut rows_by_test: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     let mut errors = Vec::new();
     for line in text.lines().filter(|l| l.starts_with("| S")) {
         let row = table_cells(line);
@@ -68,17 +97,33 @@ fn requirements_ledger_names_existing_files_and_tests() {
             continue;
         };
         *row_counts.entry(id.clone()).or_default() += 1;
-        let kind = state.split(':').next().unwrap_or_default();
-        let explained = state.split_once(": ").is_some_and(|(_, reason)| !reason.is_empty());
+        let kind = state_kind(state);
         match kind {
             "done" | "not yet" => {}
-            "partly" | "will not" if explained => {}
+            "partly" | "will not" if has_reason(state) => {}
             _ => errors.push(format!(
                 "{id} is '{state}': it must be done, not yet, 'partly: REASON' or 'will not: REASON'"
             )),
         }
         *states.entry(kind.to_owned()).or_default() += 1;
         errors.extend(row_error(&root, state, path, test).map(|error| format!("{id} {error}")));
+        if !test.is_empty() {
+            rows_by_test.entry(test.clone()).or_default().push((id.clone(), state.clone()));
+        }
+    }
+    let mut built = BuiltTests::beside_this_test();
+    for (test, rows) in &rows_by_test {
+        let ids = rows.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>().join(", ");
+        match built.find(test) {
+            TestLookup::Listed => {}
+            TestLookup::Missing => errors.push(format!("{ids}: no built test program lists {test}")),
+            TestLookup::Ignored => errors.push(format!("{ids}: {test} is ignored and does not run")),
+            TestLookup::NotBuilt if std::env::var_os("HALO_ALL_TESTS_BUILT").is_some() => {
+                errors.push(format!("{ids}: the test program of {test} is not built"));
+            }
+            TestLookup::NotBuilt => {}
+        }
+        errors.extend(sharing_error(test, rows));
     }
     for (document, count) in REQUIREMENT_COUNTS {
         for n in 1..=count {
@@ -106,6 +151,21 @@ fn requirements_check_reports_wrong_rows() {
         None
     );
     assert_eq!(error("not yet", "", ""), None);
+    assert!(error("done: with a reason", here, "").is_some(), "a reason does not replace the test");
+    let rows = |count: usize, state: &str| vec![("S1.1".to_owned(), state.to_owned()); count];
+    assert_eq!(sharing_error("a.rs::b", &rows(5, "done")), None);
+    assert!(sharing_error("a.rs::b", &rows(6, "done")).is_some_and(|error| error.starts_with("6 rows")));
+    assert_eq!(sharing_error("a.rs::b", &rows(6, "done: one case of it for each")), None);
+    let mut built = BuiltTests::beside_this_test();
+    assert_eq!(built.find(&format!("{here}::requirements_check_reports_wrong_rows")), TestLookup::Listed);
+    assert_eq!(
+        built.find(&format!("{here}::row_error")),
+        TestLookup::Missing,
+        "a function that is not a test"
+    );
+    let elsewhere = "crates/cli/tests/it/help.rs::requirements_check_reports_wrong_rows";
+    assert_eq!(built.find(elsewhere), TestLookup::Missing, "a test of another file");
+    assert_eq!(built.find("crates/none/tests/it/x.rs::y"), TestLookup::NotBuilt);
     assert!(error("done", "", "").is_some());
     assert!(
         error(

@@ -4,6 +4,7 @@ use crate::common::{run_halo, temp_dir};
 use halo_core::store::{Access, Store};
 use halo_store::database::{Database, StoreLocation};
 use serde_json::Value;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// A folder with the data folder and test files.
@@ -290,6 +291,63 @@ fn doctor_reports_oversized_context_window() {
     assert_eq!(names, ["large"], "{report}");
     assert!(oversized["large"].as_u64().is_some_and(|live| live > 50_000), "{report}");
     assert!(home.run_ok(&["doctor"]).contains("lower context.max_tokens"));
+}
+
+/// `halo stats --totals` has the figures of the timeline and the index.
+#[test]
+fn stats_totals_report_live_dead_and_next() {
+    let home = StoreTestHome::new();
+    home.write_file("weave.json", WEAVE_EXPORT);
+    home.run_ok(&["import", "weave.json", "-c", "main"]);
+    let shown = home.run_json(&["show", "--all"]);
+    let chunks = shown.as_array().expect("chunks");
+    let sum = |key: &str| chunks.iter().filter_map(|chunk| chunk[key].as_u64()).sum::<u64>();
+    let (all, live) = (sum("tokens"), sum("live_tokens"));
+    assert!(live > 0 && live < all, "{shown}");
+    let last_turn = chunks.iter().filter_map(|chunk| chunk["turn"].as_u64()).max().expect("a turn");
+    let figures = home.run_json(&["stats", "--totals"]);
+    assert_eq!(
+        figures,
+        serde_json::json!({
+            "live_tokens": live,
+            "dead_tokens": all - live,
+            "semantic_entries": chunks.len(),
+            "next_position": all,
+            "next_turn": last_turn + 1,
+        })
+    );
+    let text = home.run_ok(&["stats", "--totals"]);
+    assert!(
+        text.lines().any(|line| line.starts_with("dead tokens") && line.ends_with(&(all - live).to_string()))
+    );
+}
+
+/// Doctor says whether the model reports attention: a local model does, a server with OpenAI's API does not.
+#[test]
+fn doctor_says_whether_the_model_reports_attention() {
+    let home = StoreTestHome::new();
+    home.write_file("weave.json", WEAVE_EXPORT);
+    home.run_ok(&["import", "weave.json", "-c", "main"]);
+    let local = crate::common::chat_model().display().to_string();
+    assert_eq!(home.run_json(&["doctor", "--model", &local])["attention"], true);
+    assert!(home.run_ok(&["doctor", "--model", &local]).contains("it reports attention"));
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = format!("openai+http://{}/v1", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().filter_map(Result::ok) {
+            let body = r#"{"object":"list","data":[{"id":"plain","object":"model"}]}"#;
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+            let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+            let _ = write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let report = home.run_json(&["doctor", "--model", &address]);
+    assert_eq!(report["attention"], false, "{report}");
+    let text = home.run_ok(&["doctor", "--model", &address]);
+    assert!(text.contains("the model reports no attention: this server does not send it"), "{text}");
+    let missing = home.run_json(&["doctor", "--model", "/no/such/model.gguf"]);
+    assert_eq!(missing["attention"], Value::Null, "{missing}");
 }
 
 /// While a server has the store open, a repair must not replace the file under it, even if no conversation is open.

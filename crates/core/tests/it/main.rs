@@ -2,6 +2,8 @@
 
 mod apply;
 mod cases;
+mod extract;
+mod founding_rules;
 mod golden;
 mod properties;
 mod replay;

@@ -53,10 +53,15 @@ pub(crate) struct MemoryFreeAttention {
 
 impl MemoryFreeAttention {
     pub fn replace_rows<'a>(&'a self, step: ModelStep<'a>) -> ModelStep<'a> {
-        let row = AttentionRow { mean: &self.mean, max: &self.max, per_head: &self.per_head };
+        let row = |probability| AttentionRow {
+            mean: &self.mean,
+            max: &self.max,
+            per_head: &self.per_head,
+            probability,
+        };
         match step {
-            ModelStep::PromptAttention(_) => ModelStep::PromptAttention(row),
-            ModelStep::Token(token, Some(_)) => ModelStep::Token(token, Some(row)),
+            ModelStep::PromptAttention(_) => ModelStep::PromptAttention(row(None)),
+            ModelStep::Token(token, Some(whole)) => ModelStep::Token(token, Some(row(whole.probability))),
             other => other,
         }
     }

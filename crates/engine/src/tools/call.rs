@@ -1,5 +1,5 @@
-//! A call of a tool, as the model writes it: `<tool>jq '.context.name = "Ada"' notes.json > output</tool>`, or
-//! `<tool>patch notes.json [{"op": "add", …}]</tool>`.
+//! A call of a tool, as the model writes it: `<tool>jq '.context.name = "Ada"' notes.json > output</tool>`,
+//! `<tool>jq '.' notes.json page 2</tool>`, or `<tool>patch notes.json [{"op": "add", …}]</tool>`.
 
 /// The tag before a call.
 pub const OPEN_TAG: &str = "<tool>";
@@ -15,6 +15,8 @@ pub enum ToolCall {
         file: String,
         /// Whether the result is written to the file.
         write: bool,
+        /// The page of the result that is returned, from 1.
+        page: usize,
     },
     /// An RFC 6902 patch of a file.
     Patch {
@@ -44,6 +46,7 @@ pub fn parse_command(command: &str) -> Result<ToolCall, String> {
         Some((rest, "output" | " output")) => (rest.trim_end(), true),
         _ => (rest, false),
     };
+    let (rest, page) = strip_page(rest, write)?;
     let quoted = |quote: char| {
         let (filter, file) = rest.strip_prefix(quote)?.rsplit_once(quote)?;
         Some((filter, file.trim()))
@@ -55,7 +58,27 @@ pub fn parse_command(command: &str) -> Result<ToolCall, String> {
     if filter.trim().is_empty() {
         return Err("the filter is empty: . is all of the file".into());
     }
-    Ok(ToolCall::Jq { filter: filter.to_owned(), file: check_file_name(file)?, write })
+    Ok(ToolCall::Jq { filter: filter.to_owned(), file: check_file_name(file)?, write, page })
+}
+
+/// A command without its page.
+#[must_use]
+pub fn without_page(command: &str) -> &str {
+    strip_page(command, false).map_or(command, |(call, _)| call)
+}
+
+/// A call without its page, and the page: 1 where it names none.
+fn strip_page(call: &str, write: bool) -> Result<(&str, usize), String> {
+    let page = call.rsplit_once(".json page ").and_then(|(before, page)| {
+        let page: usize = page.trim().parse().ok()?;
+        Some((&call[..before.len() + ".json".len()], page))
+    });
+    match page {
+        Some((_, 0)) => Err("pages begin with 1".into()),
+        Some(_) if write => Err("a result that is written has no pages".into()),
+        Some(page) => Ok(page),
+        None => Ok((call, 1)),
+    }
 }
 
 fn strip_command_word<'a>(command: &'a str, word: &str) -> Option<&'a str> {
@@ -78,8 +101,13 @@ mod tests {
 
     #[test]
     fn tool_call_parses_jq_and_patch_commands() {
-        let jq =
-            |filter: &str, write| ToolCall::Jq { filter: filter.into(), file: "notes.json".into(), write };
+        let read = |filter: &str, write, page| ToolCall::Jq {
+            filter: filter.into(),
+            file: "notes.json".into(),
+            write,
+            page,
+        };
+        let jq = |filter: &str, write| read(filter, write, 1);
         let cases = [
             ("jq '.' notes.json", Ok(jq(".", false))),
             ("jq . notes.json", Ok(jq(".", false))),
@@ -94,6 +122,12 @@ mod tests {
                     patch: "[{\"op\":\"remove\",\"path\":\"/a\"}]".into(),
                 }),
             ),
+            ("jq '.' notes.json page 2", Ok(read(".", false, 2))),
+            ("jq . notes.json page 12", Ok(read(".", false, 12))),
+            ("jq '.a = \"x.json page 3\"' notes.json > output", Ok(jq(".a = \"x.json page 3\"", true))),
+            ("jq '.' notes.json page 0", Err("pages begin with 1")),
+            ("jq '.a = 1' notes.json page 2 > output", Err("a result that is written has no pages")),
+            ("jq '.' notes.json page two", Err("'notes.json page two' is no file")),
             ("jq '' notes.json", Err("the filter is empty")),
             ("jq '.' /etc/passwd", Err("'/etc/passwd' is no file")),
             ("jq '.' ../notes.json", Err("'../notes.json' is no file")),

@@ -59,12 +59,11 @@ pub fn run_command(
     };
     let work = || -> Result<(String, Option<FileWrite>), String> {
         match call::parse_command(command)? {
-            ToolCall::Jq { filter, file: name, write } => {
+            ToolCall::Jq { filter, file: name, write, page } => {
                 let document = file(&name)?;
                 let mut results = runner.run(&filter, &document)?;
                 if !write {
-                    let values: Vec<String> = results.iter().map(notes::format_value).collect();
-                    return Ok((if values.is_empty() { "nothing".into() } else { values.join(" ") }, None));
+                    return Ok((notes::result_page(&results, call::without_page(command), page)?, None));
                 }
                 match results.len() {
                     1 => {

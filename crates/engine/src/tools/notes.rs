@@ -2,14 +2,16 @@
 
 use super::jq::MAX_DOCUMENT_BYTES;
 use halo_core::Error;
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 /// The file that every conversation has.
 pub const NOTES_FILE: &str = "notes.json";
 
-/// The empty notes. Times are milliseconds since 1970.
+/// The empty notes. `now` is in milliseconds since 1970; the notes have it in ISO 8601.
 #[must_use]
 pub fn empty_notes(now: i64) -> Value {
+    let now = iso_time(now);
     json!({
         "_metadata": {
             "created": now,
@@ -23,11 +25,21 @@ pub fn empty_notes(now: i64) -> Value {
     })
 }
 
-/// Sets the time of the last change, where the document has one.
+/// Sets the time of the last change, where the document has one. A time of creation in milliseconds, as earlier versions and
+/// other programs wrote it, becomes ISO 8601.
 pub fn set_modified_time(notes: &mut Value, now: i64) {
     if let Some(Value::Object(about)) = notes.get_mut("_metadata") {
-        about.insert("last_modified".into(), json!(now));
+        about.insert("last_modified".into(), json!(iso_time(now)));
+        if let Some(created) = about.get("created").and_then(Value::as_i64) {
+            about.insert("created".into(), json!(iso_time(created)));
+        }
     }
+}
+
+/// A time in milliseconds since 1970 as `2026-11-15T08:30:00.000Z`, as JavaScript writes it.
+fn iso_time(milliseconds: i64) -> String {
+    let time = Timestamp::from_millisecond(milliseconds).unwrap_or(Timestamp::UNIX_EPOCH);
+    time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }
 
 /// Refuses notes that are larger than a file may be.
@@ -153,9 +165,33 @@ fn push_path_key(path: &mut String, key: &str) {
     }
 }
 
-/// A value on one line, not too long.
-#[must_use]
-pub fn format_value(value: &Value) -> String {
+/// The characters of one page of a result: some 250 tokens.
+const PAGE_CHARS: usize = 1000;
+
+/// One page of the results of a filter, from 1. Where there are several pages it says which characters these are, and the
+/// call that gives the next page, so that a whole file can be read. `call` is the call without its page.
+pub fn result_page(results: &[Value], call: &str, page: usize) -> Result<String, String> {
+    if results.is_empty() {
+        return Ok("nothing".into());
+    }
+    let text = results.iter().map(Value::to_string).collect::<Vec<_>>().join(" ");
+    let chars = text.chars().count();
+    let pages = chars.div_ceil(PAGE_CHARS);
+    if page > pages {
+        return Err(format!("the result has {pages} {}", if pages == 1 { "page" } else { "pages" }));
+    }
+    if pages == 1 {
+        return Ok(text);
+    }
+    let first = (page - 1) * PAGE_CHARS;
+    let shown: String = text.chars().skip(first).take(PAGE_CHARS).collect();
+    let last = first + shown.chars().count();
+    let next = if page < pages { format!("; next: {call} page {}", page + 1) } else { String::new() };
+    Ok(format!("{shown} (characters {} to {last} of {chars}, page {page} of {pages}{next})", first + 1))
+}
+
+/// A value on one line, not too long. It describes a change: the whole value is in the file.
+fn format_value(value: &Value) -> String {
     truncate_text(&value.to_string(), 500)
 }
 
@@ -184,6 +220,45 @@ mod tests {
         assert_eq!(describe_changes(&old, &json!(null)), ". = null");
         let many = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7});
         assert_eq!(describe_changes(&json!({}), &many), ".a = 1, .b = 2, .c = 3, .d = 4, .e = 5 and 2 more");
+    }
+
+    #[test]
+    fn notes_times_are_iso_8601() {
+        let mut notes = empty_notes(1_763_195_400_123);
+        let about = |notes: &Value| {
+            (notes["_metadata"]["created"].clone(), notes["_metadata"]["last_modified"].clone())
+        };
+        let written = json!("2025-11-15T08:30:00.123Z");
+        assert_eq!(about(&notes), (written.clone(), written.clone()));
+        set_modified_time(&mut notes, 1_763_195_401_000);
+        assert_eq!(about(&notes), (written.clone(), json!("2025-11-15T08:30:01.000Z")));
+        let mut imported = json!({"_metadata": {"created": 1_763_195_400_123_i64}});
+        set_modified_time(&mut imported, 0);
+        assert_eq!(about(&imported), (written, json!("1970-01-01T00:00:00.000Z")));
+    }
+
+    /// The pages of a result, concatenated, are the result: nothing is cut away.
+    #[test]
+    fn notes_pages_are_the_whole_result() {
+        let call = "jq '.' notes.json";
+        assert_eq!(result_page(&[], call, 1), Ok("nothing".into()));
+        assert_eq!(result_page(&[json!("a"), json!(2)], call, 1), Ok("\"a\" 2".into()));
+        assert_eq!(result_page(&[json!(1)], call, 2), Err("the result has 1 page".into()));
+        for length in [PAGE_CHARS - 2, PAGE_CHARS - 1, 2 * PAGE_CHARS, 12_345] {
+            let value = json!("é".repeat(length));
+            let pages = (length + 2).div_ceil(PAGE_CHARS);
+            let mut read = String::new();
+            for page in 1..=pages {
+                let shown = result_page(std::slice::from_ref(&value), call, page).expect("a page");
+                let (text, about) = shown.split_once(" (characters ").unwrap_or((&shown, ""));
+                let next = format!("; next: {call} page {})", page + 1);
+                assert_eq!(about.ends_with(&next), page < pages, "{about}");
+                read += text;
+            }
+            assert_eq!(read, value.to_string());
+            let behind = result_page(std::slice::from_ref(&value), call, pages + 1);
+            assert!(behind.is_err_and(|error| error.starts_with(&format!("the result has {pages} page"))));
+        }
     }
 
     #[test]

@@ -6,5 +6,8 @@ mod forgetting_cycle;
 mod host;
 mod memory;
 mod message_times;
+mod notes;
+mod retokenize;
+mod storing;
 mod turn;
 mod window;

@@ -175,6 +175,55 @@ fn embed_jobs_include_question_again_once_answered() {
     );
 }
 
+/// Maximal marginal relevance: each hit is the one with the largest λ·score − (1 − λ)·10·(largest similarity to a hit
+/// before it). The expectation is computed here from the scores and the vectors; 10 scales a cosine to the range of scores.
+#[test]
+fn search_diversity_follows_the_mmr_formula() {
+    let mut conversation = RecallTestConversation::new();
+    let texts = [
+        "I keep bees in Lyon with my sister Anna.",
+        "I keep bees in Lyon with my sister Anna!",
+        "I keep bees in Lyon with my sister Anna, too.",
+        "I sold honey of the bees at the market on Sunday.",
+        "I painted the hive of the bees blue last summer.",
+        "I drink tea in the morning.",
+    ];
+    for (n, text) in (0..).zip(texts) {
+        conversation.append_turn(Role::User, 2 * n, text);
+    }
+    let mut recall = open_recall(&mut conversation.store, &conversation.timeline);
+    embed_all(&mut recall, &mut conversation.store, &conversation.timeline);
+    let query = "What about my bees?";
+    let plain = recall.search(query, None, DEFAULT_OPTIONS).expect("the search succeeds");
+    let text_of = |hit: &RankedChunk| texts[hit.hit.chunk.turn.0 as usize / 2];
+    let cosine = |a: &RankedChunk, b: &RankedChunk| -> f64 {
+        let vectors = HashEmbedder.embed(&[text_of(a), text_of(b)]).expect("embedded");
+        vectors[0].iter().zip(&vectors[1]).map(|(x, y)| f64::from(x * y)).sum()
+    };
+    let expected_order = |diversity: f64| -> Vec<String> {
+        let (mut left, mut chosen) = (plain.clone(), Vec::<RankedChunk>::new());
+        while !left.is_empty() {
+            let value = |hit: &RankedChunk| {
+                let nearest = chosen.iter().map(|other| cosine(hit, other)).fold(0.0, f64::max);
+                (1.0 - diversity) * hit.hit.score - diversity * 10.0 * nearest
+            };
+            let best = (0..left.len()).max_by(|&a, &b| value(&left[a]).total_cmp(&value(&left[b])));
+            chosen.push(left.remove(best.expect("a hit is left")));
+        }
+        chunk_names(&chosen)
+    };
+    let duplicates_in_front = |order: &[String]| {
+        order.iter().take(3).filter(|name| ["u0.0", "u2.0", "u4.0"].contains(&name.as_str())).count()
+    };
+    assert_eq!(duplicates_in_front(&chunk_names(&plain)), 3, "{:?}", chunk_names(&plain));
+    for diversity in [0.3, 0.5, 0.7] {
+        let options = SearchOptions { diversity, ..DEFAULT_OPTIONS };
+        let order = chunk_names(&recall.search(query, None, options).expect("the search succeeds"));
+        assert_eq!(order, expected_order(diversity), "diversity {diversity}");
+    }
+    assert_eq!(duplicates_in_front(&expected_order(0.7)), 1, "duplicates stand behind what differs");
+}
+
 #[test]
 fn search_hits_explain_their_score() {
     let mut conversation = sample_conversation();
@@ -206,12 +255,12 @@ fn search_hits_explain_their_score() {
     assert_eq!(sum, best.hit.score, "the features sum to the score");
     // The boost of user chunks.
     let boosted = recall
-        .search("Marc's bees", None, SearchOptions { user_boost: 2.0, ..DEFAULT_OPTIONS })
+        .search("Marc's bees", None, SearchOptions { user_boost: 1.5, ..DEFAULT_OPTIONS })
         .expect("the search succeeds");
     let plain = recall.search("Marc's bees", None, DEFAULT_OPTIONS).expect("the search succeeds");
     let score =
         |hits: &[RankedChunk]| hits.iter().find(|f| f.hit.chunk == chunk_id("u0.0")).map(|f| f.hit.score);
-    assert_eq!(score(&boosted), score(&plain).map(|score| score * 2.0));
+    assert_eq!(score(&boosted), score(&plain).map(|score| score * 1.5));
     // Diversity keeps the best hit first.
     let diverse = recall
         .search("bees", None, SearchOptions { diversity: 0.5, limit: 3, ..DEFAULT_OPTIONS })

@@ -170,3 +170,21 @@ fn encoder_folder_errors_and_names_are_reported() {
     fs::write(folder.join("config.json"), "x").expect("written");
     assert!(error().message.contains("config.json cannot be used: "), "{}", error());
 }
+
+/// An embedder reads 256 tokens of a text. A word behind them changes nothing; a word among them does.
+#[test]
+fn embed_reads_256_tokens_and_no_more() {
+    assert_eq!(MAX_TOKENS, 256);
+    for folder in [minilm_folder(), model_folder("HALO_TEST_EMBEDDER", "e5-small")] {
+        let mut encoder = OnnxEncoder::open(&folder, 2).expect("the model loads");
+        let words = |changed: usize| -> String {
+            (0..400).map(|n| if n == changed { "harpoon " } else { "tea " }).collect()
+        };
+        let mut embed =
+            |changed: usize| encoder.embed(&[&words(changed)]).expect("the encoder runs").remove(0);
+        let plain = embed(usize::MAX);
+        assert_eq!(embed(300), plain, "{}: the word is behind the limit", folder.display());
+        assert_ne!(embed(200), plain, "{}: the word is within the limit", folder.display());
+        assert_eq!(encoder.tokenize(&words(usize::MAX)).len(), 256, "{}", folder.display());
+    }
+}

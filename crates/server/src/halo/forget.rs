@@ -4,7 +4,7 @@
 #![allow(unused_qualifications)]
 
 use crate::app::App;
-use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
+use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, QueryParams, spawn_blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -20,7 +20,7 @@ use halo_engine::session::Session;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -29,6 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(list_pending_forgets))
         .routes(routes!(forget))
         .routes(routes!(cancel_forget))
+        .routes(routes!(delete_conversation))
         .routes(routes!(list_proofs))
 }
 
@@ -184,9 +185,55 @@ async fn forget(
 ) -> ApiResult<Json<ApiForgetResult>> {
     let timing = if request.now { ForgetTiming::Now } else { ForgetTiming::AfterGrace };
     let query = parse_query(request)?;
+    plan_and_forget(&app, &name, query, timing).await.map(Json)
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct DeleteQuery {
+    /// The name of the conversation once more: a request that does not repeat it deletes nothing
+    confirm: Option<String>,
+    /// Erase immediately, without the grace period. This cannot be cancelled.
+    #[serde(default)]
+    now: bool,
+}
+
+/// Delete a conversation: it is hidden now, and erased at the end of the grace period or at once
+///
+/// The request must repeat the name: `DELETE /conversations/main?confirm=main`. `POST /conversations/{name}/forget/cancel`
+/// cancels it within the grace period.
+#[utoipa::path(delete, path = "/conversations/{name}", params(("name" = String, Path), DeleteQuery),
+    responses((status = 200, body = ApiForgetResult), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+async fn delete_conversation(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+    QueryParams(query): QueryParams<DeleteQuery>,
+) -> ApiResult<Json<ApiForgetResult>> {
+    let timing = if query.now { ForgetTiming::Now } else { ForgetTiming::AfterGrace };
+    let stored = {
+        let (app, name) = (Arc::clone(&app), name.clone());
+        spawn_blocking(move || Ok(app.with_reader(|store| store.find_conversation(&name))?)).await?
+    };
+    if stored.is_none() {
+        return Err(ErrorResponse::not_found(format!("there is no conversation '{name}'")));
+    }
+    if query.confirm.as_deref() != Some(name.as_str()) {
+        let message = format!("nothing was deleted: repeat the name of the conversation, ?confirm={name}");
+        return Err(ErrorResponse::new(StatusCode::UNPROCESSABLE_ENTITY, message));
+    }
+    plan_and_forget(&app, &name, ForgetQuery::All, timing).await.map(Json)
+}
+
+/// Forgets what a query selects, on the thread of the conversation.
+async fn plan_and_forget(
+    app: &Arc<App>,
+    name: &str,
+    query: ForgetQuery,
+    timing: ForgetTiming,
+) -> ApiResult<ApiForgetResult> {
     let erases_all = matches!(query, ForgetQuery::All);
-    let conversation = name.clone();
-    let (plan, report) = run_forget(&app, &name, move |service, session, context| {
+    let conversation = name.to_owned();
+    let (plan, report) = run_forget(app, name, move |service, session, context| {
         let plan = service.plan(&conversation, &query)?;
         if plan.rows.is_empty() {
             return Err(ErrorResponse::not_found("nothing matches: nothing was forgotten"));
@@ -204,14 +251,14 @@ async fn forget(
     })
     .await?;
     if report.due_at.is_none() {
-        app.drop_cached(&name);
+        app.drop_cached(name);
         close_conversations_with_copies(&app);
         // A conversation with another name is opened by that one.
         if erases_all || !report.new_names.is_empty() {
-            app.host.close(&name);
+            app.host.close(name);
         }
     }
-    Ok(Json(forget_result(&plan, &report)))
+    Ok(forget_result(&plan, &report))
 }
 
 /// Closes the conversations that memories were carried into: copies of forgotten ones were deleted from the store.

@@ -3,6 +3,7 @@
 mod brightness;
 mod captures;
 mod commands;
+mod figures;
 mod forget;
 mod memories;
 mod memory_links;
@@ -35,6 +36,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             server::routes()
                 .merge(queries::routes())
                 .merge(brightness::routes())
+                .merge(figures::routes())
                 .merge(commands::routes())
                 .merge(forget::routes())
                 .merge(captures::routes())

@@ -117,6 +117,44 @@ async fn forget_all_now_removes_the_conversation() {
     assert!(!is_stored(folder.path()));
 }
 
+/// A conversation is deleted only by a request that repeats its name; it can be kept after all within the grace period.
+#[tokio::test]
+async fn delete_conversation_needs_its_name_twice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    conversation_with_secret(&fake).await;
+    for (path, expected) in [
+        ("/conversations/main", 422),
+        ("/conversations/main?confirm=", 422),
+        ("/conversations/main?confirm=Main", 422),
+        ("/conversations/main?confirm=true&now=true", 422),
+        ("/conversations/other?confirm=other", 404),
+    ] {
+        let (status, result) = fake.halo_api("DELETE", path, None).await;
+        assert_eq!(status, expected, "{path}: {result}");
+    }
+    assert!(visible_text(&fake).await.contains(SECRET), "nothing was deleted");
+
+    let (status, result) = fake.halo_api("DELETE", "/conversations/main?confirm=main", None).await;
+    assert_eq!(status, 200, "{result}");
+    assert!(
+        result["due"].as_i64().is_some_and(|due| due > jiff::Timestamp::now().as_millisecond()),
+        "{result}"
+    );
+    assert!(!visible_text(&fake).await.contains(SECRET), "it is hidden");
+    assert_eq!(pending(&fake).await[0]["all"], true);
+    let (status, result) = post(&fake, "forget/cancel", json!({})).await;
+    assert_eq!(status, 200, "{result}");
+    assert!(visible_text(&fake).await.contains(SECRET), "it is kept after all");
+
+    let (status, result) = fake.halo_api("DELETE", "/conversations/main?confirm=main&now=true", None).await;
+    assert_eq!((status, &result["due"]), (200, &Value::Null), "{result}");
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(conversations.as_array().map(Vec::len), Some(0), "{conversations}");
+    fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
+}
+
 #[tokio::test]
 async fn forget_rejects_invalid_requests() {
     let folder = tempfile::tempdir().expect("a folder");

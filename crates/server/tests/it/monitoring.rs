@@ -336,3 +336,16 @@ async fn metrics_report_pruned_chunks_and_gauges() {
     assert_eq!((value(&samples, "halo_busy"), value(&samples, "halo_queued_requests")), (0.0, 0.0));
     assert_eq!(value(&samples, "halo_event_subscribers"), 0.0);
 }
+
+/// The statistics of the latest traced attention row are gauges.
+#[tokio::test]
+async fn metrics_have_the_attention_of_the_latest_traced_step() {
+    let fake = FakeServer::in_memory();
+    assert!(!scrape(&fake).await.keys().any(|name| name.starts_with("halo_attention")));
+    assert_eq!(fake.chat(&chat_body(&["How is the tea?"]), Some("main")).await.status, 200);
+    let samples = scrape(&fake).await;
+    let statistic = |name: &str| value(&samples, &format!("halo_attention{{statistic=\"{name}\"}}"));
+    let [mean, median, max, min] = ["mean", "median", "max", "min"].map(statistic);
+    assert!(min <= median && median <= max && min <= mean && mean <= max && max > 0.0, "{samples:?}");
+    assert!(samples.contains_key("halo_attention{statistic=\"std\"}"), "{samples:?}");
+}

@@ -365,3 +365,45 @@ async fn conversation_names_are_percent_encoded_in_paths() {
     let (status, body) = fake.halo_api("GET", "/conversations/%FF", None).await;
     assert_eq!(status, 400, "{body}");
 }
+
+/// The figures of the store are those of the timeline and the index, and grow with each turn. The extract has sentences of
+/// the conversation, word for word.
+#[tokio::test]
+async fn store_figures_and_extract_follow_the_conversation() {
+    let fake = FakeServer::in_memory();
+    let (status, _) = fake.halo_api("GET", "/conversations/main/stats", None).await;
+    assert_eq!(status, 404);
+    for (exchange, text) in
+        (1..).zip(["The gun is called Betsy.", "It hangs on the wall.", "What is it called?"])
+    {
+        let body = json!({ "model": "any", "messages": [{ "role": "user", "content": text }] });
+        assert_eq!(fake.chat(&body, Some("main")).await.status, 200);
+        let figures = get(&fake, "/conversations/main/stats").await;
+        let state = get(&fake, "/conversations/main").await;
+        let number = |key: &str| figures[key].as_u64().unwrap_or_else(|| panic!("{key}: {figures}"));
+        assert_eq!(number("next_turn"), 2 * exchange, "{figures}");
+        assert_eq!(number("next_position"), state["tokens"].as_u64().expect("tokens"), "{figures}");
+        assert_eq!(number("live_tokens") + number("dead_tokens"), number("next_position"), "{figures}");
+        assert_eq!(number("semantic_entries"), 2 * exchange, "{figures}");
+    }
+    let body = json!({ "edit": "prune", "chunks": ["u0.0"] });
+    let before = get(&fake, "/conversations/main/stats").await;
+    let (status, result) = fake.halo_api("POST", "/conversations/main/edits", Some(&body)).await;
+    assert!(status < 300, "{status}: {result}");
+    let after = get(&fake, "/conversations/main/stats").await;
+    assert!(after["dead_tokens"].as_u64() > before["dead_tokens"].as_u64(), "{before} {after}");
+    assert_eq!(after["next_position"], before["next_position"]);
+
+    let extract = get(&fake, "/conversations/main/extract?limit=3").await;
+    let sentences = extract.as_array().expect("sentences");
+    assert!((1..=3).contains(&sentences.len()), "{extract}");
+    for sentence in sentences {
+        let chunk = sentence["chunk"].as_str().expect("a chunk");
+        let text = get(&fake, &format!("/conversations/main/chunks/{chunk}")).await.to_string();
+        assert!(text.contains(sentence["text"].as_str().expect("a text")), "{sentence} is not in {text}");
+    }
+    let positions: Vec<u64> = sentences.iter().filter_map(|sentence| sentence["position"].as_u64()).collect();
+    assert!(positions.is_sorted(), "{positions:?}");
+    let (status, _) = fake.halo_api("GET", "/conversations/nowhere/extract", None).await;
+    assert_eq!(status, 404);
+}

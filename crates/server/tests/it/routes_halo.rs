@@ -285,6 +285,30 @@ fn query_cases() -> Vec<RouteCase> {
             .refuses("/conversations/main/search?q=%20", none(), 400, "the query is empty")
             .refuses("/conversations/main/search", none(), 400, "q")
             .refuses("/conversations/main/search?q=a&limit=x", none(), 400, "limit"),
+        route("GET", "/conversations/{name}/stats", "/conversations/main/stats").returns(200, |figures| {
+            let number = |key: &str| figures[key].as_u64().unwrap_or_default();
+            number("live_tokens") > 0
+                && number("dead_tokens") > 0
+                && number("semantic_entries") > 0
+                && number("next_position") == number("live_tokens") + number("dead_tokens")
+                && number("next_turn") == 9
+        }),
+        route("GET", "/conversations/{name}/extract", "/conversations/main/extract?limit=2")
+            .returns(200, |sentences| {
+                sentences.as_array().is_some_and(|sentences| (1..=2).contains(&sentences.len()))
+                    && sentences[0]["text"].as_str().is_some_and(|text| !text.is_empty())
+                    && sentences[0]["chunk"].is_string()
+                    && sentences[0]["brightness"].is_f64()
+            })
+            .refuses("/conversations/main/extract?limit=x", none(), 400, "limit"),
+        route("DELETE", "/conversations/{name}", "/conversations/main?confirm=main")
+            .returns(200, |result| result["due"].is_i64())
+            .changes("/conversations/main/forget", |pending| {
+                pending.as_array().into_iter().flatten().any(|item| item["all"] == true)
+            })
+            .refuses("/conversations/main", none(), 422, "?confirm=main")
+            .refuses("/conversations/main?confirm=Main", none(), 422, "nothing was deleted")
+            .refuses("/conversations/main?confirm=main&now=perhaps", none(), 400, "now"),
         route("GET", "/conversations/{name}/turns", "/conversations/main/turns").returns(200, |turns| {
             let numbers = turns.as_array().into_iter().flatten().filter_map(|turn| turn["turn"].as_u64());
             numbers.eq([1, 3, 5, 7, 8])

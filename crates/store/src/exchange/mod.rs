@@ -9,4 +9,3 @@ mod write_foreign;
 
 pub use report::{ImportReport, ImportedConversation};
 pub use request::{ImportRequest, RowValidator};
-pub use write_foreign::UNTOKENIZED;

@@ -18,9 +18,6 @@ use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Role, TokenId, TurnId};
 use std::collections::BTreeMap;
 
-/// The id of a token that no model has tokenized yet.
-pub const UNTOKENIZED: TokenId = TokenId(u32::MAX);
-
 /// The longest message that is imported, in bytes. A token takes many times its text while it is imported, and no model has
 /// a context that comes near this.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
@@ -218,7 +215,7 @@ fn carry_over_state(old: &[ForeignToken], new: Vec<ModelToken>) -> Vec<ImportTok
 }
 
 fn keep_token(token: &ForeignToken) -> ImportToken {
-    with_state_of(token, token.id.map_or(UNTOKENIZED, TokenId), token.text.clone())
+    with_state_of(token, token.id.map_or(TokenId::UNTOKENIZED, TokenId), token.text.clone())
 }
 
 fn with_state_of(old: &ForeignToken, id: TokenId, text: String) -> ImportToken {
@@ -228,16 +225,26 @@ fn with_state_of(old: &ForeignToken, id: TokenId, text: String) -> ImportToken {
     ImportToken { token, pruned: old.pruned, pinned: old.pinned }
 }
 
-/// Splits text into words, each with the space before it, to be retokenized by the first model. Scripts without spaces are
-/// split at every character, long words after [`MAX_WORD_CHARS`].
+/// Splits text into words, each with the space before it, to be retokenized by the first model. Line breaks in a row are
+/// one word of their own: a chunk ends with the word that completes an empty line, so that word must not contain text of
+/// the next paragraph. Scripts without spaces are split at every character, long words after [`MAX_WORD_CHARS`].
 fn split_words(text: &str) -> Vec<ModelToken> {
     let mut words: Vec<ModelToken> = Vec::new();
     let mut word_chars = 0;
+    let mut after_break = false;
     for c in text.chars() {
         // Chinese, Japanese and Korean scripts begin here.
         let without_spaces = c >= '\u{2E80}';
-        if without_spaces || c.is_whitespace() || word_chars >= MAX_WORD_CHARS || words.is_empty() {
-            words.push(ModelToken { id: UNTOKENIZED, text: String::new() });
+        let line_break = matches!(c, '\n' | '\r');
+        let full = word_chars >= MAX_WORD_CHARS;
+        let begins_word = match (after_break, line_break) {
+            (true, true) => full,
+            (true, false) => true,
+            (false, _) => without_spaces || c.is_whitespace() || full,
+        };
+        after_break = line_break;
+        if begins_word || words.is_empty() {
+            words.push(ModelToken { id: TokenId::UNTOKENIZED, text: String::new() });
             word_chars = 0;
         }
         word_chars = if without_spaces { MAX_WORD_CHARS } else { word_chars + 1 };

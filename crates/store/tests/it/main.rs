@@ -2,6 +2,7 @@
 
 mod common;
 mod every_database;
+mod export_versions;
 mod import_formats;
 mod import_fuzz;
 mod postgres_faults;

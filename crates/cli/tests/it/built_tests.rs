@@ -1,0 +1,120 @@
+//! The tests that the built test programs of the workspace list. A name in a source file alone proves nothing: the file may
+//! not be compiled, or a `cfg` may leave the test out.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+/// Whether a test program lists a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TestLookup {
+    Listed,
+    /// Its program is built and does not have it.
+    Missing,
+    /// It is listed and does not run by default.
+    Ignored,
+    /// Its program is not built: only some crates are tested.
+    NotBuilt,
+}
+
+/// The test programs in the build folder, by the root of their source.
+pub struct BuiltTests {
+    programs: BTreeMap<String, (SystemTime, PathBuf)>,
+    /// The tests of a program and whether each is ignored, once they are asked for.
+    lists: BTreeMap<String, BTreeMap<String, bool>>,
+}
+
+impl BuiltTests {
+    /// The programs in the folder of the running test. Of several builds the newest counts.
+    pub fn beside_this_test() -> Self {
+        let this = std::env::current_exe().expect("the path of this program");
+        let folder = this.parent().expect("the folder of this program");
+        let mut programs: BTreeMap<String, (SystemTime, PathBuf)> = BTreeMap::new();
+        for entry in std::fs::read_dir(folder).expect("the build folder").filter_map(Result::ok) {
+            let dependencies = entry.path();
+            if dependencies.extension().is_none_or(|extension| extension != "d") {
+                continue;
+            }
+            let program = dependencies.with_extension("");
+            let Ok(built) = program.metadata().and_then(|about| about.modified()) else { continue };
+            let Some(root) = source_root(&dependencies, &program) else { continue };
+            let newest = programs.get(&root).is_none_or(|(before, _)| *before < built);
+            if newest {
+                programs.insert(root, (built, program));
+            }
+        }
+        Self { programs, lists: BTreeMap::new() }
+    }
+
+    /// Looks up a test that is named `FILE::NAME`. Tests in Python are not listed by a program: they count as listed.
+    pub fn find(&mut self, test: &str) -> TestLookup {
+        let Some((file, name)) = test.split_once("::") else { return TestLookup::Missing };
+        if file.ends_with(".py") {
+            return TestLookup::Listed;
+        }
+        let (roots, module) = roots_and_module(file);
+        let mut found = TestLookup::NotBuilt;
+        for root in roots {
+            let Some((_, program)) = self.programs.get(&root) else { continue };
+            let list = self.lists.entry(root).or_insert_with(|| list_tests(program));
+            let matches = |path: &str| {
+                path.rsplit("::").next() == Some(name)
+                    && (module.is_empty()
+                        || path.strip_prefix(&module).is_some_and(|rest| rest.starts_with("::")))
+            };
+            let ignored: Vec<bool> =
+                list.iter().filter(|(path, _)| matches(path)).map(|(_, ignored)| *ignored).collect();
+            found = match (found, ignored.is_empty()) {
+                (TestLookup::NotBuilt, true) => TestLookup::Missing,
+                (found, true) => found,
+                (_, false) if ignored.contains(&false) => TestLookup::Listed,
+                (_, false) => TestLookup::Ignored,
+            };
+            if found == TestLookup::Listed {
+                break;
+            }
+        }
+        found
+    }
+}
+
+/// The first source file of a program, relative to the workspace.
+fn source_root(dependencies: &Path, program: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(dependencies).ok()?;
+    let name = program.file_name()?.to_str()?;
+    let rule = text.lines().find_map(|line| {
+        let (target, sources) = line.split_once(": ")?;
+        (Path::new(target).file_name()?.to_str()? == name).then_some(sources)
+    })?;
+    let first = rule.split_whitespace().next()?;
+    let relative = first.find("crates/").map_or(first, |at| &first[at..]);
+    Some(relative.to_owned())
+}
+
+/// The roots of the programs that may contain the tests of a file, and the path of its module.
+fn roots_and_module(file: &str) -> (Vec<String>, String) {
+    let module = |path: &str| {
+        let path = path.trim_end_matches(".rs").trim_end_matches("/mod");
+        if matches!(path, "lib" | "main") { String::new() } else { path.replace('/', "::") }
+    };
+    if let Some((package, path)) = file.split_once("/tests/it/") {
+        return (vec![format!("{package}/tests/it/main.rs")], module(path));
+    }
+    match file.split_once("/src/") {
+        // The root of a program, `src/main.rs`, is also that of the program without its tests.
+        Some((package, path)) => (vec![format!("{package}/src/lib.rs")], module(path)),
+        None => (vec![file.to_owned()], String::new()),
+    }
+}
+
+/// The tests of a program, each with whether it is ignored.
+fn list_tests(program: &Path) -> BTreeMap<String, bool> {
+    let list = |flags: &[&str]| -> Vec<String> {
+        let output = Command::new(program).arg("--list").args(flags).output().expect("the test program runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+    };
+    let ignored = list(&["--ignored"]);
+    list(&[]).into_iter().map(|test| (test.clone(), ignored.contains(&test))).collect()
+}
