@@ -337,6 +337,29 @@ def test_header_names_the_model(open_page):
     expect(page.locator("#model")).to_contain_text("SmolLM2")
 
 
+def test_console_api(open_page, small):
+    page = open_page()
+    say(page, "My sister Anna keeps bees in Lyon.")
+    stats = page.evaluate("() => halo.getStats()")
+    assert stats == small.halo("GET", "/conversations/main/stats")[1]
+    assert stats["live_tokens"] > 0 and stats["dead_tokens"] == 0 and stats["next_turn"] == 2
+    assert stats["next_position"] == stats["live_tokens"]
+    assert page.evaluate("() => [halo.isChunkAlive('u0.0'), halo.isChunkAlive('u9.0')]") == [True, False]
+    assert "Anna keeps bees" in page.evaluate("() => halo.getSentences()")[0]["text"]
+    assert page.evaluate("() => halo.search('bees')")[0]["chunk"]["id"] == "u0.0"
+    assert page.evaluate("() => halo.checkPruning()")["limit"] == 400
+    exported = page.evaluate("() => halo.exportState()")
+    assert exported["conversation"]["chunks"][0]["id"] == "u0.0" and exported["pruned"] == []
+    assert [chat["name"] for chat in page.evaluate("() => halo.getMetadata()")] == ["main"]
+    assert set(page.evaluate("() => Object.keys(halo.help())")) == set(
+        page.evaluate("() => Object.keys(halo).filter((name) => name !== 'help')")
+    )
+    small.say("other", "Hello there.")
+    page.evaluate("() => halo.clearAll('other')")
+    assert small.halo("GET", "/conversations/other")[1]["chunks"] == []
+    assert page.evaluate("() => { try { halo.clearAll(); } catch (error) { return error.message; } }")
+
+
 def test_slider_sets_a_number(open_page):
     page = open_page()
     page.click("[data-panel=settings]")

@@ -3,6 +3,7 @@
 import { api, subscribe } from "./api.js";
 import { emit } from "./bus.js";
 import * as chat from "./chat.js";
+import * as pageConsole from "./console.js";
 import { $, number, time, toast } from "./dom.js";
 import * as light from "./light.js";
 import * as panels from "./panels.js";
@@ -12,6 +13,7 @@ panels.applyAppearance();
 chat.init();
 chat.initKeys();
 light.init();
+pageConsole.init();
 panels.init();
 panels.initTabs();
 // One step per task, so that the page can be used from the first moment.

@@ -91,7 +91,7 @@ impl Session {
         let parts = self.parts_mut();
         let whole_chunks = matches!(parts.rules.context.strategy, ScoringStrategy::Magnitude(_));
         let Some(rules) = parts.rules.forgetting.filter(|_| whole_chunks) else { return Ok(Vec::new()) };
-        if parts.rules.token_budget().is_none() {
+        if parts.token_budget().is_none() {
             return Ok(Vec::new());
         }
         let live = parts.live_tokens() as f64;

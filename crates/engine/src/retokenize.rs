@@ -59,8 +59,9 @@ impl<'a> Retokenizer<'a> {
     }
 }
 
-/// The new tokens, each with the state of the old token at its first byte. A word that an import put at the end of the
-/// chunk before its own takes the state of the token after it ([`late_words`]).
+/// The new tokens, each with the state of the old token at its first byte. A new token that begins with the line breaks of one
+/// chunk and goes on with a word of the next belongs to its word. A word that an import put at the end of the chunk before its
+/// own takes the state of the token after it ([`late_words`]).
 fn carry_token_state(old_tokens: &[TokenCopy], new_tokens: Vec<ModelToken>) -> Vec<TokenCopy> {
     let late = late_words(old_tokens);
     let (mut at, mut old) = (0, 0);
@@ -70,9 +71,19 @@ fn carry_token_state(old_tokens: &[TokenCopy], new_tokens: Vec<ModelToken>) -> V
             old += 1;
             end += old_tokens[old].token.text.len();
         }
+        let word = at + (text.len() - text.trim_start().len());
         at += text.len();
         let is_late = late.get(&old).is_some_and(|late_bytes| at + late_bytes > end);
-        let TokenCopy { token, pruned, deleted } = &old_tokens[old + usize::from(is_late)];
+        let mut source = old + usize::from(is_late);
+        let (mut next, mut next_end) = (old, end);
+        while word < at && next_end <= word && next + 1 < old_tokens.len() {
+            next += 1;
+            next_end += old_tokens[next].token.text.len();
+        }
+        if old_tokens[next].token.chunk_index > old_tokens[source].token.chunk_index {
+            source = next;
+        }
+        let TokenCopy { token, pruned, deleted } = &old_tokens[source];
         TokenCopy { token: NewToken { id, text, ..token.clone() }, pruned: *pruned, deleted: *deleted }
     };
     new_tokens.into_iter().map(carry).collect()

@@ -191,12 +191,6 @@ impl From<&(u64, halo_core::attention::AttentionStats)> for AttentionSample {
     }
 }
 
-/// Serde needs a reference.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-fn is_zero(n: &usize) -> bool {
-    *n == 0
-}
-
 /// The name of a stage in stored records.
 fn stored_name(stage: TurnStage) -> &'static str {
     match stage {

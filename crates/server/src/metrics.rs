@@ -185,7 +185,7 @@ impl Metrics {
             self.0.stage_seconds.get_or_create(&label).observe(seconds(&[stage]));
         }
         if let Some((_, stats)) = summary.traces.last() {
-            let AttentionStats { mean, median, max, min, std } = *stats;
+            let AttentionStats { mean, median, max, min, std, .. } = *stats;
             for (statistic, value) in
                 [("mean", mean), ("median", median), ("max", max), ("min", min), ("std", std)]
             {

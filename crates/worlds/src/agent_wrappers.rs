@@ -52,7 +52,7 @@ impl CoolableHud {
         for (r, room) in hud.hud.rooms.iter().enumerate() {
             for (m, message) in room.messages.iter().enumerate() {
                 places.push((r, m));
-                keys.push(FragmentKey::message(room.id, message.id));
+                keys.push(FragmentKey::message(room, message.id));
                 let empty = HudMessage { content: String::new(), ..HudMessage::clone(message) };
                 fixed.push_str(&writer.message_row(&empty));
             }
@@ -104,7 +104,7 @@ impl AuthoredContent for CoolableHud {
                 continue;
             }
             let message = HudMessage { content: text, ..HudMessage::clone(&view.messages[place]) };
-            let key = FragmentKey::message(view.id, message.id);
+            let key = FragmentKey::message(view, message.id);
             let row = writer.message_row(&message);
             view.messages[place] = Arc::new(message);
             if let Some(fragment) = self.hud.fragments.iter_mut().find(|fragment| fragment.key == key) {

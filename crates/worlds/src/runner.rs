@@ -365,6 +365,7 @@ impl WorldRunner {
             AnswerFormat::Toon => OutputConstraint::LarkGrammar(schema::toon_grammar(&schema)),
         };
         let must_stop = || permit.as_ref().is_some_and(IdlePermit::is_preempted) || self.is_stopping();
+        let measurement = self.measure_hud(&state, &hud);
         let prompt = HeartbeatPrompt {
             kv_key: &kv_key,
             agent,
@@ -381,7 +382,6 @@ impl WorldRunner {
         match generation {
             Ok(None) => Ok(RunnerStep::Skipped),
             Ok(Some((generation, answer))) => {
-                let measurement = self.measure_hud(&state, &hud);
                 self.finish_heartbeat(agent, Some((generation, measurement)), answer)
             }
             Err(error) => self.finish_heartbeat(agent, None, Err(error.into())),

@@ -104,8 +104,8 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
     let settings = store.records(&options.conversation.name, RecordKind::Setting)?;
     let is_auto = env.load_settings()?.settings.auto_sizes().window;
     let speed = window_size::speed_in_settings(&settings).filter(|_| is_auto);
-    let limit = turns.iter().rev().find_map(|(_, _, record)| Some(record.figures.as_ref()?.token_limit));
-    if let Some(limit) = limit.filter(|&limit| limit > 0) {
+    let limit = turns.iter().rev().find_map(|(_, _, record)| record.figures.as_ref()?.token_limit);
+    if let Some(limit) = limit {
         let window = match &speed {
             Some(speed) => explain_window(limit, Some(speed.tokens_per_second)),
             None => format!("{} tokens", group_digits(limit)),

@@ -87,7 +87,8 @@ fn source_root(dependencies: &Path, program: &Path) -> Option<String> {
         let (target, sources) = line.split_once(": ")?;
         (Path::new(target).file_name()?.to_str()? == name).then_some(sources)
     })?;
-    let first = rule.split_whitespace().next()?;
+    // The linter lists its settings among the sources.
+    let first = rule.split_whitespace().find(|source| source.ends_with(".rs"))?;
     let relative = first.find("crates/").map_or(first, |at| &first[at..]);
     Some(relative.to_owned())
 }

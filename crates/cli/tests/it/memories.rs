@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A window that is too small for the conversation: most of it is pruned before a memory is formed.
-const SMALL_WINDOW: [&str; 7] = [
+const SMALL_WINDOW: [&str; 8] = [
     "memory.enabled=true",
     "memory.range_tokens=150",
+    "memory.most_tokens=200",
     "memory.tokens=60",
     "context.max_tokens=420",
     "generation.max_tokens=16",

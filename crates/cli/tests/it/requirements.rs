@@ -63,8 +63,8 @@ fn row_error(root: &Path, state: &str, path: &str, test: &str) -> Option<String>
         || in_python
         || source.match_indices(&format!("fn {name}(")).any(|(at, _)| {
             let before = &source[..at];
-            before.trim_end().ends_with("#[test]")
-                || before.rsplit("\n\n").next().is_some_and(|b| b.contains("#[test]"))
+            let attributes = before.rsplit("\n\n").next().unwrap_or_default();
+            attributes.contains("#[test]") || attributes.contains("#[tokio::test")
         });
     (!declared).then(|| format!("names the test {name}, which is not in {file}"))
 }

@@ -338,7 +338,8 @@ fn agents_are_cooled_and_summarized_by_setting() {
         run.args(["--beats", "2"]).args(settings.iter().flat_map(|setting| ["--set", setting]));
         let run = run.output().expect("halo runs");
         let rows = json_lines(&run.stdout);
-        let beats: Vec<&Value> = rows.iter().filter(|row| row["hud_tokens"].is_u64()).collect();
+        let beats = rows.iter().map(|row| &row["beat"]).filter(|beat| beat["hud_tokens"].is_u64());
+        let beats: Vec<&Value> = beats.collect();
         assert_eq!(beats.len(), 2, "{}", String::from_utf8_lossy(&run.stderr));
         for beat in beats {
             assert!(beat["pressure"].as_f64().is_some_and(|pressure| pressure > 0.0), "{beat}");

@@ -69,7 +69,7 @@ fn full_window_rules() -> ConversationRules {
         reserved_tokens: 0,
         memory: Some(memory),
         forgetting: Some(ForgettingRules::default()),
-        ..test_rules(120)
+        ..test_rules(130)
     }
 }
 

@@ -67,7 +67,7 @@ fn retokenize_moves_late_words_of_earlier_imports_to_their_paragraph() {
         ),
         ("a closing brace", &[&["f {", "\nx", "\n}"], &["\ng"]], &["f {\nx\n}", "\ng"]),
         ("a chunk of one word", &[&["\nBread"], &[" is"]], &["\nBread", " is"]),
-        ("an import of today", &[&["Ovens.", "\n\n"], &["Bread", " is."]], &["Ovens.\n\n", "Bread is."]),
+        ("an import of today", &[&["Ovens.", "\n\n"], &["Bread", " is."]], &["Ovens.\n", "\nBread is."]),
     ];
     for (case, chunks, expected) in cases {
         let store = SharedStore::new(InMemoryStore::default());

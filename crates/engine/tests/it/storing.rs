@@ -4,7 +4,6 @@ use crate::common::test_rules;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::ScoringStrategy;
-use halo_core::change::Change;
 use halo_core::model::{
     AttentionRow, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow,
 };
@@ -13,7 +12,7 @@ use halo_core::testing::doubles::{
     HashEmbedder, InMemoryStore, ScriptedAnswer, ScriptedAttention, ScriptedModel,
 };
 use halo_core::testing::shared_store::SharedStore;
-use halo_core::token::ChunkId;
+use halo_core::token::{Brightness, ChunkId};
 use halo_engine::event::Event;
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
@@ -21,17 +20,10 @@ use jiff::civil::{Date, date};
 
 const TODAY: Date = date(2026, 11, 15);
 
-/// How many stored changes of a chunk are scores.
-fn stored_scores(store: &SharedStore<InMemoryStore>, chunk: ChunkId) -> usize {
-    fn scores(change: &Change) -> usize {
-        match change {
-            Change::Score(_) => 1,
-            Change::Batch(changes) => changes.iter().map(scores).sum(),
-            _ => 0,
-        }
-    }
-    let log = store.clone().chunk_history("main", chunk).expect("the log is read");
-    log.iter().map(|entry| scores(&entry.change)).sum()
+/// The stored brightness of a chunk; empty before the chunk is stored.
+fn stored_brightness(store: &SharedStore<InMemoryStore>, chunk: ChunkId) -> Vec<Brightness> {
+    let timeline = store.clone().load("main", Access::Read).expect("the conversation loads");
+    timeline.chunk(chunk).map(|chunk| chunk.brightness(chunk.run()).to_vec()).unwrap_or_default()
 }
 
 /// Brightness changes in memory with every token, and is stored once, when the answer is complete.
@@ -56,29 +48,26 @@ fn brightness_is_stored_once_after_the_answer() {
     let mut session = Session::open(Box::new(store.clone()), model, None, "main", rules, &mut |_, _| {})
         .unwrap_or_else(|error| panic!("the session does not open: {error}"));
     let chunk: ChunkId = "u0.0".parse().expect("a chunk");
-    let mut expected_scores = 0;
     for (turn, message) in
         ["The gun is called Betsy", "Count to eight", "Count to three"].into_iter().enumerate()
     {
-        let mut tokens = 0;
+        let (mut tokens, mut before) = (0, Vec::new());
         session
             .send_message(message, TODAY, &mut |event| {
-                if matches!(event, Event::Token { .. }) {
-                    tokens += 1;
-                    assert_eq!(
-                        stored_scores(&store, chunk),
-                        expected_scores,
-                        "token {tokens} of answer {turn}"
-                    );
+                match event {
+                    Event::MessageStored { .. } => before = stored_brightness(&store, chunk),
+                    Event::Token { .. } => {
+                        tokens += 1;
+                        let stored = stored_brightness(&store, chunk);
+                        assert_eq!(stored, before, "token {tokens} of answer {turn}");
+                    }
+                    _ => {}
                 }
                 StepFlow::Continue
             })
             .unwrap_or_else(|error| panic!("{message}: {error}"));
-        assert!(tokens >= 3, "{tokens} tokens");
-        // The running turn is not scored, so the first answer leaves its own message as it is.
-        let scored = stored_scores(&store, chunk) - expected_scores;
-        assert!(scored <= 1 && (turn == 0 || scored == 1), "{scored} scores after answer {turn}");
-        expected_scores += scored;
+        assert!(tokens >= 3 && !before.is_empty(), "{tokens} tokens");
+        assert_ne!(stored_brightness(&store, chunk), before, "answer {turn} is scored when it is complete");
     }
     let stored = store.clone().load("main", Access::Read).expect("the conversation loads");
     let brightness = |timeline: &halo_core::timeline::Timeline| {

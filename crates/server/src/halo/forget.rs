@@ -252,7 +252,7 @@ async fn plan_and_forget(
     .await?;
     if report.due_at.is_none() {
         app.drop_cached(name);
-        close_conversations_with_copies(&app);
+        close_conversations_with_copies(app);
         // A conversation with another name is opened by that one.
         if erases_all || !report.new_names.is_empty() {
             app.host.close(name);

@@ -340,9 +340,11 @@ async fn metrics_report_pruned_chunks_and_gauges() {
 /// The statistics of the latest traced attention row are gauges.
 #[tokio::test]
 async fn metrics_have_the_attention_of_the_latest_traced_step() {
-    let fake = FakeServer::in_memory();
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = FakeOptions { attention: true, ..FakeOptions::in_folder(folder.path()) };
+    let fake = FakeServer::with_options(options);
     assert!(!scrape(&fake).await.keys().any(|name| name.starts_with("halo_attention")));
-    assert_eq!(fake.chat(&chat_body(&["How is the tea?"]), Some("main")).await.status, 200);
+    assert_eq!(fake.chat(&chat_body(&["u How is the tea?"]), Some("main")).await.status, 200);
     let samples = scrape(&fake).await;
     let statistic = |name: &str| value(&samples, &format!("halo_attention{{statistic=\"{name}\"}}"));
     let [mean, median, max, min] = ["mean", "median", "max", "min"].map(statistic);

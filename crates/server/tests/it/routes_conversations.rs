@@ -1,7 +1,7 @@
 //! What the routes of conversations do beyond one request: events, edits and their undo, settings, ids of messages, captures.
 
 use crate::chat::chat_body;
-use crate::fake::{FakeServer, MAX_TOKENS_SETTING};
+use crate::fake::{FakeOptions, FakeServer, MAX_TOKENS_SETTING};
 use crate::fixture::prepared_server;
 use axum::body::Body;
 use axum::http::Request;
@@ -333,7 +333,7 @@ async fn edit_last_that_does_not_fit_keeps_the_last_message() {
 #[tokio::test]
 async fn regenerate_without_a_message_keeps_the_greeting() {
     let folder = tempfile::tempdir().expect("a folder");
-    let fake = FakeServer::with_options(crate::fake::FakeOptions::in_folder(folder.path()));
+    let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
     let mut store = fake.store.open_database().expect("the store opens");
     let text = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"Welcome to my glade.\"}]}";
     let import = halo_store::exchange::ImportRequest {
@@ -370,7 +370,9 @@ async fn conversation_names_are_percent_encoded_in_paths() {
 /// the conversation, word for word.
 #[tokio::test]
 async fn store_figures_and_extract_follow_the_conversation() {
-    let fake = FakeServer::in_memory();
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = FakeOptions { attention: true, ..FakeOptions::in_folder(folder.path()) };
+    let fake = FakeServer::with_options(options);
     let (status, _) = fake.halo_api("GET", "/conversations/main/stats", None).await;
     assert_eq!(status, 404);
     for (exchange, text) in

@@ -210,6 +210,32 @@ fn route_cases() -> Vec<RouteCase> {
             .changes("/conversations/main/memories", |list| list["memories"] == json!([]))
             .refuses("/conversations/main/memories/99", none(), 404, "there is no memory 99")
             .refuses("/conversations/main/memories/one", none(), 400, "one"),
+        route(
+            "GET",
+            "/conversations/{name}/memories/{memory}/origins",
+            "/conversations/main/memories/1/origins",
+        )
+        .returns(200, |origins| {
+            let spans = origins["spans"].as_array().map_or(&[][..], Vec::as_slice);
+            let ends: Vec<_> = spans.iter().filter_map(|span| span["end"].as_u64()).collect();
+            let starts: Vec<_> = spans.iter().filter_map(|span| span["start"].as_u64()).collect();
+            let len = origins["text"].as_str().map(|text| text.len() as u64);
+            starts.first() == Some(&0) && starts[1..] == ends[..ends.len() - 1] && ends.last().copied() == len
+        })
+        .refuses("/conversations/main/memories/99/origins", none(), 404, "there is no memory 99")
+        .refuses("/conversations/main/memories/one/origins", none(), 400, "one"),
+        route("GET", "/conversations/{name}/memories/conflicts", "/conversations/main/memories/conflicts")
+            .returns(200, |conflicts| *conflicts == json!([])),
+        route("POST", "/conversations/{name}/memories/conflicts", "/conversations/main/memories/conflicts")
+            .body(json!({ "first": 1, "second": 99, "keep": "first" }))
+            .returns(404, |error| error.to_string().contains("there is no memory 99"))
+            .refuses_body(json!({ "first": 1, "second": 2, "keep": "neither" }), 400, "keep"),
+        route("POST", "/conversations/{name}/memories/carry", "/conversations/aside/memories/carry")
+            .body(json!({ "memories": [{ "conversation": "main", "id": 1 }] }))
+            .returns(200, |carried| *carried == json!({ "ids": [1] }))
+            .refuses_body(json!({ "memories": [{ "conversation": "main", "id": 99 }] }), 404, "99")
+            .refuses_body(json!({ "memories": [{ "conversation": "nowhere", "id": 1 }] }), 404, "nowhere")
+            .refuses_body(json!({ "memories": "all" }), 400, "memories"),
     ]);
     cases.extend(world_cases());
     cases
@@ -641,9 +667,12 @@ async fn halo_routes_refuse_invalid_requests_and_change_nothing() {
     }
 }
 
-/// A message creates the conversation, and where nothing runs there is nothing to stop.
-const ACCEPTS_UNKNOWN_CONVERSATION: [&str; 2] =
-    ["/conversations/{name}/messages", "/conversations/{name}/stop"];
+/// A message and a carried memory create the conversation, and where nothing runs there is nothing to stop.
+const ACCEPTS_UNKNOWN_CONVERSATION: [&str; 3] =
+    ["/conversations/{name}/messages", "/conversations/{name}/memories/carry", "/conversations/{name}/stop"];
+
+/// Two memories that contradict each other are written by a model; the tests of the engine have them.
+const WITHOUT_SUCCESS: [(&str, &str); 1] = [("POST", "/conversations/{name}/memories/conflicts")];
 
 #[tokio::test]
 async fn halo_routes_report_unknown_conversations() {
@@ -782,6 +811,9 @@ async fn openapi_documents_each_status_and_response() {
                 responses[status.to_string()].is_object(),
                 "{name} returns {status}, which is not documented"
             );
+        }
+        if WITHOUT_SUCCESS.contains(&(case.method, case.template)) {
+            continue;
         }
         let documented = responses.as_object().into_iter().flatten().map(|(status, _)| status);
         let successes: Vec<&String> = documented.filter(|status| status.starts_with('2')).collect();

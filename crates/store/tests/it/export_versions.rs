@@ -29,9 +29,12 @@ fn import(bytes: &[u8], name: &str, store: &mut Database) {
     assert_eq!(report.conversations.len(), 1, "{name}");
 }
 
+/// The exports that are kept, each with the database that it was made from.
+const EXPORTS: [(&str, &str); 1] = [("export-1.jsonl", "1.db")];
+
 #[test]
 fn exports_of_every_version_are_read() {
-    for (file, database) in [("export-1.jsonl", "1.db")] {
+    for (file, database) in EXPORTS {
         let bytes = fs::read(versions_folder().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         let folder = tempfile::tempdir().expect("a folder");
         let location = StoreLocation::Sqlite(folder.path().join("halo.db"));

@@ -746,7 +746,7 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
         let runner = WorldRunner::new(
             store,
             BTreeMap::from([("local".to_owned(), model)]),
-            WorldPrompts::default(),
+            (WorldPrompts::default(), RunnerOptions::default()),
             Box::new(|| START_TIME + 60_000),
         );
         let report = loop {
@@ -757,10 +757,11 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
             }
         };
         let prompt = prompts.lock().expect("the lock is not poisoned").remove(0);
-        let draft = runner.store().world.room(AgentId(1)).and_then(|room| {
-            room.members.get(&AgentId(1)).and_then(|member| member.draft.as_ref().map(|d| d.content.clone()))
+        let said = runner.store().world.room(AgentId(1)).and_then(|room| {
+            let own = room.messages.iter().filter(|said| said.sender == MessageSender::Agent(AgentId(1)));
+            own.map(|said| said.content.clone()).next_back()
         });
-        (report.generation.expect("the model answers"), prompt, draft.unwrap_or_default())
+        (report.generation.expect("the model answers"), prompt, said.unwrap_or_default())
     };
     let (plain, prompt, said) = run(AgentWrappers::default());
     assert_eq!((plain.cooled_messages, plain.summarized_messages), (0, 0));
