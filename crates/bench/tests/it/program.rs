@@ -1,5 +1,6 @@
 //! Runs the real `halo-bench` binary.
 
+use crate::alone::run_alone;
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -20,6 +21,7 @@ fn run_json(args: &[&str]) -> Value {
 
 #[test]
 fn crash_bench_loses_nothing() {
+    let _alone = run_alone();
     let report = run_json(&["crash", "--kills", "40", "--power-cuts", "30", "--full-changes", "8"]);
     for zero in ["lost", "hash_mismatches", "power_lost", "power_mismatches", "full_faults"] {
         assert_eq!(report[zero], 0, "{report}");
