@@ -13,6 +13,7 @@ const supported = "highlights" in CSS;
 const shining = new Set(); // the elements of chunks that the running answer attends to
 let latest = null; // the latest attention event, until it is painted
 let requests = 0; // only the response to the latest request counts
+let repaint = 0; // the timer of the next request
 
 const isOn = () => localStorage.getItem("brightest") === "on";
 
@@ -28,7 +29,7 @@ export function init() {
   on("event", (event) => {
     if (event.type === "attention") follow(event);
     if (["done", "failed"].includes(event.type)) clearAttention();
-    if (["message_stored", "resurrected", "pruned", "done"].includes(event.type)) paintBrightest();
+    if (["message_stored", "resurrected", "pruned", "done"].includes(event.type)) paintBrightestSoon();
   });
   on("conversation", clearAttention);
   on("state", paintBrightest);
@@ -65,6 +66,12 @@ function clearAttention() {
   for (const node of shining) node.style.removeProperty("--attention");
   shining.clear();
   paint("attended", []);
+}
+
+// One request for all the events of a turn that arrive together.
+function paintBrightestSoon() {
+  clearTimeout(repaint);
+  if (isOn()) repaint = setTimeout(paintBrightest, 100);
 }
 
 async function paintBrightest() {

@@ -11,8 +11,8 @@ use halo_store::database::{Database, StoreLocation};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -96,6 +96,9 @@ pub fn run_child(path: &Path, seed: u64) -> Result<(), Error> {
     }
 }
 
+/// The most changes that a child is left to acknowledge before it is killed.
+const MAX_CHANGES_BEFORE_KILL: u64 = 20;
+
 /// Kills `kills` children, one after the other; `command` starts one on a file, with a seed.
 pub fn kill_children(
     kills: u64,
@@ -117,21 +120,26 @@ pub fn kill_children(
         }
         let mut child = command(&path, history_seed).stdout(Stdio::piped()).spawn()?;
         let out = child.stdout.take().expect("it was piped");
-        // Half of them are killed while they open the store, half later.
-        let longest = if random.below(2) == 0 { 8_000 } else { 40_000 };
-        let wait = Duration::from_micros(random.below(longest));
-        let reader = std::thread::spawn(move || {
-            let mut last = 0;
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 // A truncated last line reports fewer acknowledged changes, never more.
-                last = line.parse().unwrap_or(last).max(last);
+                let _ = line.parse::<u64>().map(|count| sender.send(count));
             }
-            last
         });
-        std::thread::sleep(wait);
+        let mut acknowledged = 0;
+        // Half of them are killed while they open the store, half after some changes, however slow the machine is.
+        if random.below(2) == 0 {
+            std::thread::sleep(Duration::from_micros(random.below(8_000)));
+        } else {
+            let changes = 1 + random.below(MAX_CHANGES_BEFORE_KILL) as usize;
+            acknowledged = receiver.iter().take(changes).fold(0, u64::max);
+            std::thread::sleep(Duration::from_micros(random.below(2_000)));
+        }
         child.kill()?;
         let status = child.wait()?;
-        let acknowledged: u64 = reader.join().expect("it only reads");
+        // The channel ends with the output of the child.
+        acknowledged = receiver.iter().fold(acknowledged, u64::max);
         report.kills += 1;
         if status.code().is_some() {
             // The child ended by itself before it was killed: it could not continue from the state of the store.

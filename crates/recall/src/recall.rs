@@ -7,6 +7,7 @@
 use crate::index::{EmbedJob, EmbeddingView, FetchBodies, RecallIndex, TurnMeta};
 use crate::rank::{RankedChunk, SearchMode, SearchQuery};
 use crate::vector_index::VectorError;
+use half::f16;
 use halo_core::Error;
 use halo_core::embedder::{Embedder, EmbedderInfo};
 use halo_core::model::StepFlow;
@@ -172,6 +173,7 @@ impl Recall {
         let mut embeddings: [Vec<Embedding>; 2] = [Vec::new(), Vec::new()];
         let result = embedder.embed_in_background(texts, &mut |n, vector| {
             let EmbedJob { checksum, targets, .. } = &jobs[n];
+            let vector = round_to_half_precision(vector);
             for &(view, chunk) in targets {
                 embeddings[view as usize].push(Embedding {
                     chunk,
@@ -232,6 +234,13 @@ fn load_speakers(store: &mut dyn Store, conversation: &str) -> Result<BTreeMap<T
     // A malformed record must not prevent searching.
     let names: BTreeMap<String, String> = serde_json::from_str(&record.value).unwrap_or_default();
     Ok(names.into_iter().filter_map(|(turn, name)| Some((TurnId(turn.parse().ok()?), name))).collect())
+}
+
+/// A vector with values that the store keeps in two bytes. It is rounded before it is used, so that a conversation finds the
+/// same chunks before and after it is opened again.
+fn round_to_half_precision(mut vector: Vec<f32>) -> Vec<f32> {
+    vector.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+    vector
 }
 
 /// Whether a vector has these dimensions and the length 1, as those of every embedder have (or 0, for a text without words).

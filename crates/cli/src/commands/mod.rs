@@ -6,6 +6,7 @@ pub mod config;
 pub mod conversations;
 pub mod doctor;
 pub mod extract;
+pub mod fetch_models;
 pub mod forget;
 pub mod hud;
 pub mod import_export;

@@ -100,6 +100,12 @@ pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Installs a model of the catalogue. Returns its path.
+pub fn pull_catalogue_entry(models: &ModelLibrary, entry: &CatalogueEntry) -> Result<PathBuf> {
+    let options = PullArgs { what: None, sha256: None, force: false };
+    Ok(ModelPull::start(&models.folder, &options)?.pull_by_name(entry)?.path)
+}
+
 /// Bytes of a model that an interrupted pull has downloaded.
 pub fn partial_bytes(models: &ModelLibrary, entry: &CatalogueEntry) -> u64 {
     disk_usage(&models.folder.join(".pull").join(&entry.name))

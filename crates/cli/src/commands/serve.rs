@@ -1,5 +1,6 @@
 //! `halo serve` and `halo mcp`: the server, and the parts of this program that it needs.
 
+use super::fetch_models::fetch_missing_models;
 use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder, locate_capture};
 use crate::env::{Env, create_private_dir};
@@ -103,6 +104,7 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         trusted_proxies: parse_trusted_proxies(&settings.server_trusted_proxies.0)?,
         ..ServerLimits::default()
     };
+    fetch_missing_models(env, &settings)?;
     let app = App::new(Arc::new(CliBackend::new(env, settings)?), limits, traces);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let ready = Box::new(move |here: SocketAddr| {

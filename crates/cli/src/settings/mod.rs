@@ -22,8 +22,8 @@ use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
 use std::collections::BTreeMap;
 use value::{
-    AutoOr, ByteSize, FloatInRange, HeadReduction, IntInRange, ListSetting, NumberRange, OffOr, Preset,
-    SecretSetting, SettingValue, TextSetting, TomlValue,
+    AutoOr, ByteSize, FetchModels, FloatInRange, HeadReduction, IntInRange, ListSetting, NumberRange, OffOr,
+    Preset, SecretSetting, SettingValue, TextSetting, TomlValue,
 };
 
 pub struct SettingKey {
@@ -169,6 +169,9 @@ define_settings! {
     "model.cooling_tokens" [http] model_cooling_tokens: TokenCountSetting = IntInRange(0);
     /// Number of model layers to offload to the GPU, in builds with GPU support.
     "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
+    /// Whether `halo chat` and `halo serve` download the default models where they are missing: `ask` (in a terminal),
+    /// `always` or `never`.
+    "model.fetch" model_fetch: FetchModels = FetchModels::Ask;
 
     /// Maximum length of an answer, in tokens. So many tokens of the context window stay free for it, but at least half of
     /// the window stays for the conversation; a longer answer may exceed the window until the turn ends.

@@ -380,6 +380,7 @@ macro_rules! impl_setting_for_enums {
 
 impl_setting_for_enums!(
     AttentionSink,
+    FetchModels,
     HeadReduction,
     KvCacheMode,
     PremiseMethod,
@@ -405,6 +406,16 @@ pub enum Preset {
     /// The first engine, v0.
     #[strum(serialize = "halo_v0")]
     HaloV0,
+}
+
+/// Whether missing default models are downloaded on first use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum FetchModels {
+    /// After a question in a terminal.
+    Ask,
+    Always,
+    Never,
 }
 
 /// How attention is reduced over the heads of a layer.

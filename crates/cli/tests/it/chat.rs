@@ -1,18 +1,10 @@
 //! `halo chat` with the real binary and the real model. Each line from the pipe is one message.
 
+use crate::common::{model_command, send_lines};
 use serde_json::{Value, json};
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
-fn model_command(data: &Path, args: &[&str]) -> Command {
-    let mut command = crate::common::halo_command(data, args);
-    command.arg("--model").arg(crate::common::chat_model());
-    command.args(["--seed", "7", "--threads", "1", "--set", &crate::common::embedder_setting()]);
-    // The prompt contains the date by default, and the answers would change with it.
-    command.env("HALO_CHAT_DATES", "false");
-    command
-}
+use std::process::{Child, Stdio};
 
 fn spawn_chat(data: &Path, args: &[&str]) -> Child {
     let mut command = model_command(data, &[&["chat"], args].concat());
@@ -22,15 +14,8 @@ fn spawn_chat(data: &Path, args: &[&str]) -> Child {
 
 /// Sends each line as a message and returns standard output.
 pub fn chat_lines(data: &Path, args: &[&str], lines: &[String]) -> String {
-    let mut child = spawn_chat(data, args);
-    let mut stdin = child.stdin.take().expect("stdin is piped");
-    let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
-    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().expect("halo exits");
-    writer.join().expect("the writer does not panic").expect("halo reads stdin");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
-    String::from_utf8(output.stdout).expect("UTF-8")
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    send_lines(&mut model_command(data, &[&["chat"], args].concat()), &lines).out
 }
 
 pub fn run_json(data: &Path, args: &[&str]) -> Value {
@@ -311,17 +296,15 @@ fn capture_replays_to_same_brightness() {
     let record = |line: &str| {
         let mut command = model_command(home.path(), &["capture", "--set", "generation.max_tokens=12"]);
         command.arg("-o").arg(&captures).args(["--set", "trace.interval=5"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("halo starts");
-        child.stdin.take().expect("stdin is piped").write_all(line.as_bytes()).expect("halo reads stdin");
-        assert!(child.wait_with_output().expect("halo exits").status.success());
+        send_lines(&mut command, &[line]);
     };
-    record("The gun on the wall is called Betsy.\n");
+    record("The gun on the wall is called Betsy.");
     let replayed = run_json(home.path(), &["replay", &captures.join("turn-1").display().to_string()]);
     let history = run_json(home.path(), &["why", "u0.0"]);
     assert_eq!(replayed["chunks"][0]["chunk"], "u0.0");
     assert_eq!(replayed["chunks"][0]["votes"], history["votes"]);
     assert_ne!(history["votes"], 0);
-    record("What is the gun on the wall called?\n");
+    record("What is the gun on the wall called?");
     let replayed = run_json(home.path(), &["replay", &captures.join("turn-3").display().to_string()]);
     let chunks = run_json(home.path(), &["show"]);
     let peaks = |chunks: &Value| -> Vec<(Value, f64)> {

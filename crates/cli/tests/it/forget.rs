@@ -3,7 +3,6 @@
 use halo_core::store::{Access, RecordKind, Store};
 use halo_store::database::{Database, StoreLocation};
 use serde_json::Value;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -40,21 +39,8 @@ fn proof_subject(data: &Path, name: &str) -> String {
 fn chat_and_capture(data: &Path, lines: &[&str]) {
     let captures = data.join("records");
     let captures = captures.to_str().expect("UTF-8");
-    let mut command = crate::common::halo_command(data, &["capture", "-o", captures]);
-    command.arg("--model").arg(crate::common::chat_model());
-    command.args(["--seed", "7", "--threads", "1", "--set", &crate::common::embedder_setting()]);
-    command.args(["--set", "generation.max_tokens=8", "--set", "chat.dates=false"]);
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("halo starts");
-    let mut stdin = child.stdin.take().expect("stdin is piped");
-    lines.iter().for_each(|line| writeln!(stdin, "{line}").expect("halo reads stdin"));
-    drop(stdin);
-    let output = child.wait_with_output().expect("halo exits");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut command = crate::common::model_command(data, &["capture", "-o", captures]);
+    crate::common::send_lines(command.args(["--set", "generation.max_tokens=8"]), lines);
 }
 
 #[test]

@@ -1,13 +1,12 @@
 //! Memories with the real binary and the real model: formed from a pipe, traced, carried, forgotten.
 
-use crate::common::{chat_model, embedder_setting, files_with, halo_command, temp_dir};
+use crate::common::{UNRELATED_MESSAGES, files_with, halo_command, model_command, send_lines, temp_dir};
 use serde_json::Value;
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A window that is too small for the conversation: most of it is pruned before a memory is formed.
-const SMALL_WINDOW: [&str; 8] = [
+const SMALL_WINDOW: [&str; 7] = [
     "memory.enabled=true",
     "memory.range_tokens=150",
     "memory.most_tokens=200",
@@ -15,45 +14,17 @@ const SMALL_WINDOW: [&str; 8] = [
     "context.max_tokens=420",
     "generation.max_tokens=16",
     "generation.temperature=0",
-    "chat.dates=false",
 ];
-
-const LINES: [&str; 12] = [
-    "My gun is called Betsy and it hangs on the wall above the fire.",
-    "The cat sleeps on the sofa all day long, and at night it hunts.",
-    "It rains in Lisbon today, and the trams are full of wet people.",
-    "My sister plays the cello in an orchestra in the north of Wales.",
-    "The train to Rome is late again, because of snow in the passes.",
-    "I had soup for lunch, with bread, and a glass of cold water too.",
-    "The garden needs water, and somebody should cut the old hedge.",
-    "Our neighbour paints boats, and sells them at the Sunday market.",
-    "The bakery closes at six, and on Saturdays it closes at noon.",
-    "I read a book about bees, and another one about the stars.",
-    "The clock in the hall is slow, and nobody dares to mend it.",
-    "A letter came from Anna, who lives in a lighthouse by the sea.",
-];
-
-fn model_command(data: &Path, args: &[&str]) -> Command {
-    let mut command = halo_command(data, args);
-    command.arg("--model").arg(chat_model());
-    command.args(["--seed", "7", "--threads", "1", "--set", &embedder_setting()]);
-    command.args(SMALL_WINDOW.iter().flat_map(|setting| ["--set", setting]));
-    command
-}
 
 /// Sends the lines with `halo chat`; returns standard error.
 fn chat(data: &Path, args: &[&str], lines: &[&str]) -> String {
+    send_lines(&mut small_window_chat(data, args), lines).err
+}
+
+fn small_window_chat(data: &Path, args: &[&str]) -> Command {
     let mut command = model_command(data, &[&["chat"], args].concat());
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("halo starts");
-    let mut stdin = child.stdin.take().expect("stdin is piped");
-    let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
-    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().expect("halo exits");
-    writer.join().expect("the writer does not panic").expect("halo reads stdin");
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{error}");
-    error
+    command.args(SMALL_WINDOW.iter().flat_map(|setting| ["--set", setting]));
+    command
 }
 
 fn memories(data: &Path, args: &[&str]) -> Value {
@@ -73,7 +44,7 @@ fn rows(value: &Value) -> &[Value] {
 fn pipe_forms_memories_of_pruned_turns_that_are_traced_carried_and_forgotten() {
     let home = temp_dir();
     let home = home.path();
-    let notices = chat(home, &[], &LINES);
+    let notices = chat(home, &[], &UNRELATED_MESSAGES[..12]);
     assert!(notices.contains(" formed"), "{notices}");
     let formed = memories(home, &[]);
     let formed = rows(&formed);
@@ -104,7 +75,7 @@ fn pipe_forms_memories_of_pruned_turns_that_are_traced_carried_and_forgotten() {
     let carried = memories(home, &["-c", "new"]);
     assert_eq!(rows(&carried).len(), formed.len(), "{carried:#}");
     assert_eq!(rows(&carried)[0]["text"], formed[0]["text"]);
-    let shown = model_command(home, &["chat", "-c", "new"]).stdin(Stdio::null()).output().expect("halo runs");
+    let shown = small_window_chat(home, &["-c", "new"]).stdin(Stdio::null()).output().expect("halo runs");
     assert!(shown.status.success());
     chat(home, &["-c", "third"], &["Hello again"]);
     let joined = memories(home, &["-c", "third", "carry", "--from", "main", "--join", "1", "2"]);
@@ -126,7 +97,7 @@ fn pipe_forms_memories_of_pruned_turns_that_are_traced_carried_and_forgotten() {
 fn memory_conflicts_are_listed_and_resolved() {
     let home = temp_dir();
     let home = home.path();
-    chat(home, &[], &LINES);
+    chat(home, &[], &UNRELATED_MESSAGES[..12]);
     assert!(rows(&memories(home, &[])).len() >= 2);
     memories(home, &["edit", "1", "The door is open. The gun is old."]);
     memories(home, &["edit", "2", "The cat sleeps. The door is closed."]);

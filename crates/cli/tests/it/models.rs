@@ -145,11 +145,15 @@ impl ModelsTestHome {
     }
 
     fn run_models(&self, args: &[&str]) -> HaloOutput {
+        self.run(&[&["models"], args].concat())
+    }
+
+    fn run(&self, args: &[&str]) -> HaloOutput {
         let mut environment: Vec<(&str, &OsStr)> = vec![("PATH", &self.path)];
         if let Some(catalogue) = &self.catalogue {
             environment.push(("HALO_MODELS_CATALOGUE", catalogue.as_os_str()));
         }
-        run_halo_with_env(&self.path_of("data"), &[&["models"], args].concat(), &environment)
+        run_halo_with_env(&self.path_of("data"), args, &environment)
     }
 
     fn run_ok(&self, args: &[&str]) -> String {
@@ -249,6 +253,35 @@ fn models_list_shows_gguf_metadata() {
         assert_eq!(home.run_ok(name), format!("{path}\n"));
     }
     assert_eq!(home.run_json(&["path"])["path"], path);
+}
+
+/// With `model.fetch = always` the first chat fetches both default models; with `never`, and where nobody can be asked, it
+/// fetches none.
+#[test]
+fn first_chat_fetches_default_models_where_the_setting_says_so() {
+    for (fetch, expected) in [
+        ("always", &["Tiny.Q4.gguf", "embed/model.onnx", "embed/tokenizer.json"][..]),
+        ("ask", &[]),
+        ("never", &[]),
+    ] {
+        let mut home = ModelsTestHome::new();
+        home.write_test_catalogue();
+        let run = home.run(&["chat", "--set", &format!("model.fetch={fetch}")]);
+        assert_ne!(run.status, 0, "the model has no weights: {}", run.err);
+        assert_eq!(home.model_files(), expected, "{fetch}: {}", run.err);
+        let is_named = run.err.contains("tiny is installed: ") && run.err.contains("embed is installed: ");
+        assert_eq!(is_named, fetch == "always", "{}", run.err);
+        assert_eq!(run.out, "");
+    }
+    // A model that is named is not fetched, and an embedder that cannot be fetched is no error of the chat.
+    let mut home = ModelsTestHome::new();
+    home.write_test_catalogue();
+    fs::remove_dir_all(home.path_of("packages/tiny-embed==2.0")).expect("the package is removed");
+    let model = crate::common::chat_model().display().to_string();
+    let run = home.run(&["chat", "--set", "model.fetch=always", "--model", &model]);
+    assert_eq!(run.status, 0, "{}", run.err);
+    assert!(run.err.contains("embed was not downloaded, search goes by words: "), "{}", run.err);
+    assert_eq!(home.requested_packages(), ["tiny-embed==2.0"]);
 }
 
 /// A model that was pulled without --data is found with any --data; a model of that folder comes first.

@@ -1,6 +1,6 @@
 //! `scripted:FILE` in a chat, a server and a world, and `halo hud`.
 
-use crate::common::{HaloOutput, halo_command, run_halo, temp_dir};
+use crate::common::{HaloOutput, halo_command, run_halo, send_lines, temp_dir};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -26,16 +26,8 @@ fn scripted_model_answers_a_chat_in_order() {
     let ask = |question: &str| run_ok(folder.path(), &["ask", "--model", &model, question]);
     // Each process begins at the first answer.
     assert_eq!(ask("Does the lamp burn?"), "The lamp burns.\n");
-    let mut chat = halo_command(folder.path(), &["chat", "--model", &model])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("halo starts");
-    chat.stdin.take().expect("stdin").write_all(b"One?\nTwo?\nThree?\n").expect("halo reads");
-    let output = chat.wait_with_output().expect("halo exits");
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut chat = halo_command(folder.path(), &["chat", "--model", &model]);
+    let text = send_lines(&mut chat, &["One?", "Two?", "Three?"]).out;
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
     assert!(at("The lamp burns.") < at("is calm."), "{text}");
     assert_eq!(text.matches("The lamp burns.").count(), 2, "after the last answer comes the first: {text}");

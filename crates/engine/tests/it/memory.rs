@@ -1,15 +1,10 @@
 //! Memories on the test doubles: when they are formed, where they are placed, and the origin of every byte of the window.
 
 use crate::common::test_rules;
-use halo_core::Error;
-use halo_core::attention::AttentionRequest;
-use halo_core::model::{
-    ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, PromptMessage, Sampling,
-    StepFlow, WindowToken,
-};
+use halo_core::model::{ChatTemplate, Model, Sampling, StepFlow};
 use halo_core::store::{RecordKind, Store};
 use halo_core::testing::doubles::{
-    HashEmbedder, InMemoryStore, ScriptedAnswer, ScriptedAttention, ScriptedModel,
+    HashEmbedder, InMemoryStore, RecordedPrompt, ScriptedAnswer, ScriptedAttention, ScriptedModel,
 };
 use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{ChunkId, Role, TurnId};
@@ -25,7 +20,7 @@ use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
 use jiff::civil::Date;
 use std::cell::Cell;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const TODAY: Date = jiff::civil::date(2026, 11, 15);
 
@@ -374,55 +369,24 @@ fn completion_agent_composes_with_cooling() {
     assert!(error.to_string().contains("do not fit"), "user messages are not shortened: {error}");
 }
 
-/// A prompt as window tokens and as messages.
-type RecordedPrompt = (Vec<WindowToken>, Vec<PromptMessage>);
-
-/// A model that records its prompts.
-struct PromptRecordingModel {
-    inner: ScriptedModel,
-    prompts: Arc<Mutex<Vec<RecordedPrompt>>>,
-}
-
-impl Model for PromptRecordingModel {
-    fn info(&self) -> &ModelInfo {
-        self.inner.info()
-    }
-
-    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
-        self.inner.tokenize(text, special)
-    }
-
-    fn generate(
-        &mut self,
-        prompt: &Prompt<'_>,
-        sampling: &Sampling,
-        watch: &AttentionRequest,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
-    ) -> Result<FinishReason, Error> {
-        let recorded = (prompt.window.to_vec(), (prompt.messages)());
-        self.prompts.lock().expect("the lock is not poisoned").push(recorded);
-        self.inner.generate(prompt, sampling, watch, listen)
-    }
-}
-
 /// The fork continues the window of the conversation with an instruction that names the start of the range. In the
 /// message form of the prompt, markers enclose the range.
 #[test]
 fn memory_formation_prompt_ends_with_instruction_after_range() {
-    let prompts = Arc::new(Mutex::new(Vec::new()));
     let long_answer = |text: &str| even_attention_answer(&format!("{text}{}", " so it goes".repeat(9)));
     let answers = vec![long_answer(" Noted."), long_answer(" Milk."), even_attention_answer("I told of it.")];
-    let inner = ScriptedModel::new(4096, answers).with_template(ChatTemplate::plain());
-    let model = Box::new(PromptRecordingModel { inner, prompts: Arc::clone(&prompts) });
+    let model = ScriptedModel::new(4096, answers).with_template(ChatTemplate::plain());
+    let prompts = Arc::clone(&model.prompts);
     let store = Box::new(SharedStore::new(InMemoryStore::default()));
-    let mut session = Session::open(store, model, None, "main", memory_test_rules(170), &mut |_, _| {})
-        .expect("the session opens");
+    let mut session =
+        Session::open(store, Box::new(model), None, "main", memory_test_rules(170), &mut |_, _| {})
+            .expect("the session opens");
     send(&mut session, "The gun on the wall is called Betsy");
     send(&mut session, "Tell me something about cheese now");
     let window = session.context_window();
     assert_eq!(run_idle_work(&mut session), ["formed 1"]);
     let prompts = prompts.lock().expect("the lock is not poisoned");
-    let (prompt_window, messages) = prompts.last().expect("the model was called");
+    let RecordedPrompt { window: prompt_window, messages } = prompts.last().expect("the model was called");
     assert_eq!(prompt_window[..window.len()], window[..], "the prompt begins with the window");
     let end = window.last().and_then(|last| last.position).expect("a timeline token").0;
     assert!(

@@ -1,6 +1,7 @@
 //! Embedding vectors of chunks, by the embedder that made them.
 
 use super::columns::{checksum_value, chunk_id_values, read_chunk_id};
+use super::vector_bytes::{decode_vector, encode_vector};
 use crate::sql::{SqlConnection, SqlError, SqlValue};
 use halo_core::chunk_body::checksum_bytes;
 use halo_core::store::Embedding;
@@ -22,7 +23,7 @@ pub(crate) fn put_embedding(
                       AND role = $5";
         return sql.execute(delete, &primary_key).map(drop);
     }
-    let bytes: Vec<u8> = embedding.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bytes = encode_vector(&embedding.vector);
     let [id, embedder, turn, sentence, role] = primary_key;
     let upsert = "INSERT INTO embedding (conversation, embedder, turn, sentence, role, at, sum, vector, source) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (conversation, embedder, turn, sentence, role) \
@@ -33,13 +34,10 @@ pub(crate) fn put_embedding(
     sql.execute(upsert, &cells).map(drop)
 }
 
-fn decode_vector(chunk: ChunkId, checksum: i64, bytes: &[u8]) -> Result<Vec<f32>, SqlError> {
-    let (quads, rest) = bytes.as_chunks::<4>();
-    let vector: Vec<f32> = quads.iter().map(|&b| f32::from_le_bytes(b)).collect();
-    if !rest.is_empty() || checksum_bytes(bytes) != checksum.cast_unsigned() {
-        return Err(SqlError::damaged(format!("the checksum of the embedding of {chunk} does not match")));
-    }
-    Ok(vector)
+fn read_vector(chunk: ChunkId, checksum: i64, bytes: &[u8]) -> Result<Vec<f32>, SqlError> {
+    let vector = decode_vector(bytes).filter(|_| checksum_bytes(bytes) == checksum.cast_unsigned());
+    vector
+        .ok_or_else(|| SqlError::damaged(format!("the checksum of the embedding of {chunk} does not match")))
 }
 
 /// The names of the embedders that have made vectors for a conversation.
@@ -64,7 +62,7 @@ pub(crate) fn for_each_embedding(
                   AND embedder = $2 ORDER BY turn, sentence, role";
     sql.query(select, &[SqlValue::Int(id), SqlValue::Text(embedder)], &mut |row| {
         let chunk = read_chunk_id(&row, 0)?;
-        let vector = decode_vector(chunk, row.int(4)?, row.blob(5)?)?;
+        let vector = read_vector(chunk, row.int(4)?, row.blob(5)?)?;
         each(Embedding { chunk, text_hash: row.int(6)?.cast_unsigned(), vector }, row.int(3)?)
     })
 }

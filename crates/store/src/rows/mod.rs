@@ -6,6 +6,7 @@ mod embeddings;
 mod log;
 mod records;
 mod state;
+mod vector_bytes;
 
 pub(crate) use columns::{
     chunk_id_values, now_ms, read_chunk_id, role_value, row_index, row_key, row_key_range,

@@ -2,10 +2,8 @@
 
 use halo_agents::constraint::SummaryConstraint;
 use halo_agents::token_counter::{CeilTokenCounter, TokenCounter};
-use halo_core::Error;
-use halo_core::attention::AttentionRequest;
 use halo_core::chunker::ChunkSize;
-use halo_core::model::{FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow};
+use halo_core::model::Sampling;
 use halo_core::row_store::{Row, RowKind, RowStore};
 use halo_core::testing::doubles::{ScriptedAnswer, ScriptedModel};
 use halo_core::token::Brightness;
@@ -738,10 +736,10 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
                 .expect("the message is sent");
         }
         let store = WorldStore::create(open_store(folder.path()), "w", world, START_TIME).expect("a world");
-        let prompts = Arc::new(Mutex::new(Vec::new()));
-        let recorder = HudRecordingModel { inner: model_with(&[answer]), prompts: Arc::clone(&prompts) };
+        let scripted = model_with(&[answer]);
+        let prompts = Arc::clone(&scripted.prompts);
         let sampling = Sampling { max_tokens: 1_000, ..Sampling::default() };
-        let mut model = AgentModel::new(Box::new(recorder), Arc::new(CeilTokenCounter), sampling, true);
+        let mut model = AgentModel::new(Box::new(scripted), Arc::new(CeilTokenCounter), sampling, true);
         model.wrappers = wrappers;
         let runner = WorldRunner::new(
             store,
@@ -757,6 +755,7 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
             }
         };
         let prompt = prompts.lock().expect("the lock is not poisoned").remove(0);
+        let prompt: String = prompt.messages.into_iter().map(|message| message.text).collect();
         let said = runner.store().world.room(AgentId(1)).and_then(|room| {
             let own = room.messages.iter().filter(|said| said.sender == MessageSender::Agent(AgentId(1)));
             own.map(|said| said.content.clone()).next_back()
@@ -792,32 +791,4 @@ fn heartbeat_is_cooled_and_summarized_by_wrappers() {
 fn model_with(answers: &[&str]) -> ScriptedModel {
     let answer = |text: &&str| ScriptedAnswer { text: (*text).into(), ..ScriptedAnswer::default() };
     ScriptedModel::new(100_000, answers.iter().map(answer).collect())
-}
-
-/// Records the messages that it is asked with.
-struct HudRecordingModel {
-    inner: ScriptedModel,
-    prompts: Arc<Mutex<Vec<String>>>,
-}
-
-impl Model for HudRecordingModel {
-    fn info(&self) -> &ModelInfo {
-        self.inner.info()
-    }
-
-    fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {
-        self.inner.tokenize(text, special)
-    }
-
-    fn generate(
-        &mut self,
-        prompt: &Prompt<'_>,
-        sampling: &Sampling,
-        watch: &AttentionRequest,
-        listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
-    ) -> Result<FinishReason, Error> {
-        let text = (prompt.messages)().iter().map(|message| message.text.clone()).collect::<String>();
-        self.prompts.lock().expect("the lock is not poisoned").push(text);
-        self.inner.generate(prompt, sampling, watch, listen)
-    }
 }

@@ -5,6 +5,7 @@ mod style;
 mod terminal;
 
 use super::conversations::ConversationArgs;
+use super::fetch_models::fetch_missing_models;
 use super::forget::relieve_pressure;
 use super::memories::{count_memories, memory_references};
 use crate::capture::CaptureRecorder;
@@ -44,6 +45,7 @@ pub struct CaptureArgs {
 pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     super::forget::run_scheduled_forgetting(env, &settings);
+    fetch_missing_models(env, &settings)?;
     let mut session = wiring::open_session(env, &settings, &options.conversation.name)?;
     for from in &options.carry {
         let references = memory_references(env, from, &[])?;

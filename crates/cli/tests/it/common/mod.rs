@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 /// Exit status, standard output and standard error of one run of `halo`.
 #[allow(dead_code, reason = "not every test uses it")]
@@ -11,6 +11,17 @@ pub struct HaloOutput {
     pub status: i32,
     pub out: String,
     pub err: String,
+}
+
+impl From<Output> for HaloOutput {
+    fn from(output: Output) -> Self {
+        Self {
+            // There is no exit code after a signal.
+            status: output.status.code().unwrap_or(-1),
+            out: String::from_utf8(output.stdout).expect("UTF-8"),
+            err: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
 }
 
 /// Runs `halo` on this data folder, without settings from the environment.
@@ -57,29 +68,58 @@ pub fn embedder_setting() -> String {
 /// Runs `halo` with these environment variables and no other `HALO_` variables.
 #[allow(dead_code, reason = "not every test uses it")]
 pub fn run_halo_with_env(data: &Path, args: &[&str], environment: &[(&str, &OsStr)]) -> HaloOutput {
-    let output =
-        halo_command(data, args).envs(environment.iter().copied()).output().expect("the binary starts");
-    HaloOutput {
-        // There is no exit code after a signal.
-        status: output.status.code().unwrap_or(-1),
-        out: String::from_utf8(output.stdout).expect("UTF-8"),
-        err: String::from_utf8(output.stderr).expect("UTF-8"),
-    }
+    halo_command(data, args).envs(environment.iter().copied()).output().expect("the binary starts").into()
+}
+
+/// Messages without relation to each other.
+#[allow(dead_code, reason = "not every test uses it")]
+pub const UNRELATED_MESSAGES: [&str; 14] = [
+    "My gun is called Betsy and it hangs on the wall above the fire.",
+    "The cat sleeps on the sofa all day long, and at night it hunts.",
+    "It rains in Lisbon today, and the trams are full of wet people.",
+    "My sister plays the cello in an orchestra in the north of Wales.",
+    "The train to Rome is late again, because of snow in the passes.",
+    "I had soup for lunch, with bread, and a glass of cold water too.",
+    "The garden needs water, and somebody should cut the old hedge.",
+    "Our neighbour paints boats, and sells them at the Sunday market.",
+    "The bakery closes at six, and on Saturdays it closes at noon.",
+    "I read a book about bees, and another one about the stars.",
+    "The clock in the hall is slow, and nobody dares to mend it.",
+    "A letter came from Anna, who lives in a lighthouse by the sea.",
+    "The bridge is closed until May, because the ice has damaged it.",
+    "We planted apple trees along the road, and two of them died.",
+];
+
+/// `halo` with the test models, a fixed seed and one thread.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn model_command(data: &Path, args: &[&str]) -> Command {
+    let mut command = halo_command(data, args);
+    command.arg("--model").arg(chat_model());
+    command.args(["--seed", "7", "--threads", "1", "--set", &embedder_setting()]);
+    // The prompt contains the date by default, and the answers would change with it.
+    command.env("HALO_CHAT_DATES", "false");
+    command
+}
+
+/// Writes each line to the standard input of a command, which must succeed.
+#[allow(dead_code, reason = "not every test uses it")]
+pub fn send_lines(command: &mut Command, lines: &[&str]) -> HaloOutput {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("halo starts");
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    let text = lines.iter().map(|line| format!("{line}\n")).collect::<String>();
+    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
+    let output = HaloOutput::from(child.wait_with_output().expect("halo exits"));
+    writer.join().expect("the writer does not panic").expect("halo reads stdin");
+    assert_eq!(output.status, 0, "{}", output.err);
+    output
 }
 
 /// Sends one message with `halo chat`; returns what it wrote to standard error.
 #[allow(dead_code, reason = "not every test uses it")]
 pub fn chat_once(data: &Path, flags: &[&str], message: &str) -> String {
     let mut command = halo_command(data, &["chat", "--set", "generation.max_tokens=2"]);
-    command.args(flags).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("halo starts");
-    let mut input = child.stdin.take().expect("stdin is piped");
-    writeln!(input, "{message}").expect("halo reads stdin");
-    drop(input);
-    let output = child.wait_with_output().expect("halo exits");
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{error}");
-    error
+    send_lines(command.args(flags), &[message]).err
 }
 
 #[allow(dead_code, reason = "not every test uses it")]

@@ -7,4 +7,4 @@ mod model;
 
 pub use failing_store::FailingStore;
 pub use memory_store::InMemoryStore;
-pub use model::{HashEmbedder, ScriptedAnswer, ScriptedAttention, ScriptedModel};
+pub use model::{HashEmbedder, RecordedPrompt, ScriptedAnswer, ScriptedAttention, ScriptedModel};

@@ -1,13 +1,16 @@
 //! A model with scripted answers, and an embedder that hashes words.
+// The core is synchronous, but a session that owns the model may run on another thread than the test.
+#![allow(clippy::disallowed_types)]
 
 use crate::Error;
 use crate::attention::AttentionRequest;
 use crate::embedder::{Embedder, EmbedderInfo};
 use crate::model::{
-    AttentionRow, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
-    StepFlow, WindowToken,
+    AttentionRow, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, PromptMessage,
+    Sampling, StepFlow, WindowToken,
 };
 use crate::token::TokenId;
+use std::sync::{Arc, Mutex};
 
 /// A model that gives scripted answers with scripted attention, in order, and an error when it has none left.
 ///
@@ -16,8 +19,17 @@ use crate::token::TokenId;
 pub struct ScriptedModel {
     info: ModelInfo,
     answers: std::collections::VecDeque<ScriptedAnswer>,
-    /// The windows that it was given, for assertions.
-    pub windows: Vec<Vec<WindowToken>>,
+    /// The prompts that it was given, for assertions. Clones share them.
+    pub prompts: Arc<Mutex<Vec<RecordedPrompt>>>,
+}
+
+/// One prompt of a [`ScriptedModel`], in both forms.
+#[derive(Clone, Debug)]
+pub struct RecordedPrompt {
+    /// The window.
+    pub window: Vec<WindowToken>,
+    /// The messages.
+    pub messages: Vec<PromptMessage>,
 }
 
 /// One scripted answer.
@@ -55,7 +67,7 @@ impl ScriptedModel {
             attention: true,
             template: ChatTemplate::default(),
         };
-        Self { info, answers: answers.into(), windows: Vec::new() }
+        Self { info, answers: answers.into(), prompts: Arc::default() }
     }
 
     /// Sets the name of the model.
@@ -140,7 +152,8 @@ impl Model for ScriptedModel {
             .answers
             .pop_front()
             .ok_or_else(|| Error::internal("generating", "the script has no more answers"))?;
-        self.windows.push(window.to_vec());
+        let recorded = RecordedPrompt { window: window.to_vec(), messages: (prompt.messages)() };
+        self.prompts.lock().expect("the lock is not poisoned").push(recorded);
         let mut window = window.to_vec();
         let mut text = String::new();
         for (step, word) in split_words(&answer.text).into_iter().enumerate() {
