@@ -103,7 +103,18 @@ fn last_row_index(sql: &mut dyn SqlConnection, select: &'static str, id: i64) ->
     last
 }
 
-/// How many rows to try: those that exist, or as many as a stored count says, unless the count looks damaged.
+/// How many rows `select` counts; 0 where they cannot be counted.
+fn count_rows(sql: &mut dyn SqlConnection, select: &'static str, id: i64) -> usize {
+    let mut count = 0;
+    let _ = sql.query(select, &row_key_range(id), &mut |row| {
+        count = row.count(0)? as usize;
+        Ok(())
+    });
+    count
+}
+
+/// How many rows to try: those that exist, or as many as a stored count or the last key says, unless that looks damaged: a
+/// flipped bit of a key made billions of rows.
 fn plausible_count(existing: usize, counted: Option<u64>) -> usize {
     let counted = counted.map_or(0, |n| usize::try_from(n).unwrap_or(usize::MAX));
     if counted > existing.saturating_mul(2) + 4096 { existing } else { existing.max(counted) }
@@ -116,6 +127,11 @@ fn read_log_contents(sql: &mut dyn SqlConnection, id: i64) -> Result<LogContents
     let counted =
         query_readable_row(sql, "SELECT seq FROM conversation WHERE id = $1", id, |row| row.count(0))?;
     let select = "SELECT key, at, sum, change FROM log WHERE key = $1";
+    // Entries are joined, so their number says nothing about the last one.
+    let last = match counted.map(|n| n as usize) {
+        Some(counted) if counted > 0 => plausible_count(counted, Some(last as u64)),
+        _ => last,
+    };
     for seq in 1..=plausible_count(last, counted) {
         let Some(entry) = query_readable_row(sql, select, row_key(id, seq), read_log_entry)? else {
             continue;
@@ -172,10 +188,13 @@ pub(crate) fn recover_conversation(
     let (log, headers) = (read_log_contents(sql, id)?, read_readable_blocks(sql, id)?);
     let max_key = "SELECT max(key) FROM chunk WHERE key BETWEEN $1 AND $2 HAVING count(*) > 0";
     let row_count = last_row_index(sql, max_key, id) + 1;
+    let existing = count_rows(sql, "SELECT count(*) FROM chunk WHERE key BETWEEN $1 AND $2", id);
+    let existing = existing.max(headers.row_count()).max(log.chunk_positions.len());
+    let row_count = plausible_count(existing, Some(row_count as u64));
     let mut report = RecoveryReport::default();
     let mut chunks: Vec<RecoveredChunk> = Vec::new();
     let mut start = 0u64;
-    for row in 0..row_count.max(headers.row_count()) {
+    for row in 0..row_count {
         let key = row_key(id, row);
         match recover_chunk(sql, key, headers.header(row), start, &log, &mut report)? {
             Some(chunk) => {

@@ -23,17 +23,43 @@ impl NaiveTimeline {
         self.0.chunk_by(|a, b| a.chunk == b.chunk).map(|tokens| tokens[0].chunk).collect()
     }
 
-    /// The first chunk of the turn that the turn of `chunk` is paired with.
-    fn partner(&self, chunk: ChunkId) -> Option<ChunkId> {
-        let counts = |t: &&NaiveToken| !t.deleted || t.chunk.turn == chunk.turn;
+    /// The exchange of a turn: the question, if it has one, and then its steps, each a list of first chunks. A
+    /// step is an answer, or a call with its results.
+    fn exchange(&self, turn: TurnId) -> (Option<ChunkId>, Vec<Vec<ChunkId>>) {
+        let counts = |t: &&NaiveToken| !t.deleted || t.chunk.turn == turn;
         let mut turns: Vec<_> = self.0.iter().filter(counts).map(|t| (t.chunk.turn, t.chunk.role)).collect();
         turns.dedup();
-        let is_pair = |w: &&[(TurnId, Role)]| w[0].1 == Role::User && w[1].1 == Role::Assistant;
-        let pair = turns.windows(2).filter(is_pair).find(|w| w.iter().any(|t| t.0 == chunk.turn))?;
-        let is_partner = |other: &ChunkId| {
-            other.index == 0 && other.turn != chunk.turn && pair.contains(&(other.turn, other.role))
+        let is_cut = |a: &(TurnId, Role), b: &(TurnId, Role)| match (a.1, b.1) {
+            (_, Role::User | Role::System) | (Role::System, _) | (Role::Assistant, Role::Assistant) => true,
+            (Role::User | Role::Tool | Role::Assistant, Role::Assistant | Role::Tool) => false,
         };
-        self.chunks().into_iter().find(is_partner)
+        let run = turns.chunk_by(|a, b| !is_cut(a, b)).find(|run| run.iter().any(|t| t.0 == turn));
+        let (mut question, mut steps) = (None, Vec::<Vec<ChunkId>>::new());
+        for &(turn, role) in run.unwrap_or_default() {
+            let first = ChunkId::new(role, turn, 0);
+            match role {
+                Role::User => question = Some(first),
+                Role::Tool if !steps.is_empty() => steps.last_mut().expect("not empty").push(first),
+                _ => steps.push(vec![first]),
+            }
+        }
+        (question, steps.into_iter().filter(|step| step[0].role != Role::System).collect())
+    }
+
+    /// The step of a turn; for a question its first one.
+    fn step(&self, turn: TurnId) -> Vec<ChunkId> {
+        let (_, steps) = self.exchange(turn);
+        let own = steps.iter().find(|step| step.iter().any(|c| c.turn == turn));
+        own.or(steps.first()).cloned().unwrap_or_default()
+    }
+
+    /// The chunks without which a chunk is not live: the first one of its turn, its question, and the others of
+    /// its step.
+    pub(super) fn anchors(&self, chunk: ChunkId) -> Vec<ChunkId> {
+        let (question, _) = self.exchange(chunk.turn);
+        let step = if chunk.role == Role::User { Vec::new() } else { self.step(chunk.turn) };
+        let own = ChunkId { index: 0, ..chunk };
+        step.into_iter().chain(question).chain([own]).collect()
     }
 
     /// Scores one attention row by magnitude voting.
@@ -81,11 +107,15 @@ impl NaiveTimeline {
         let live = self.live_indices();
         let at_edge = |slot: usize| slot < rules.sinks || slot + rules.recent >= live.len();
         let edges = (0..live.len()).filter(|&slot| at_edge(slot)).map(|slot| self.0[live[slot]].chunk);
-        let current = self.0.iter().find(|t| Some(t.chunk.turn) == rules.current);
-        let answer = current.filter(|t| t.chunk.role == Role::Assistant);
-        let question = answer.and_then(|t| self.partner(t.chunk)).map(|q| q.turn);
-        let is_protected =
-            |t: &&NaiveToken| t.pinned || [rules.current, question].contains(&Some(t.chunk.turn));
+        let answered: Vec<TurnId> = rules.current.map_or_else(Vec::new, |current| {
+            let (question, steps) = self.exchange(current);
+            let own = steps.iter().position(|step| step.iter().any(|c| c.turn == current));
+            let before = own.filter(|&n| n > 0).map(|n| steps[n - 1].clone()).unwrap_or_default();
+            question.into_iter().chain(before).map(|c| c.turn).collect()
+        });
+        let is_protected = |t: &&NaiveToken| {
+            t.pinned || Some(t.chunk.turn) == rules.current || answered.contains(&t.chunk.turn)
+        };
         let system_prompt = self.0.iter().take_while(|t| t.chunk.role == Role::System);
         let protected = self.0.iter().filter(is_protected).chain(system_prompt).map(|t| t.chunk);
         edges.chain(protected).collect()
@@ -96,7 +126,7 @@ impl NaiveTimeline {
     /// # Panics
     /// When a value is not a number.
     pub fn prune(&mut self, rules: &PruneRules) -> Vec<ChunkId> {
-        let mut pruned = Vec::new();
+        let mut pruned: Vec<Vec<ChunkId>> = Vec::new();
         let was_pruned: Vec<bool> = self.0.iter().map(|t| t.pruned).collect();
         let protected = self.protected_chunks(rules);
         let no_anchor = |c: &ChunkId| c.index > 0 || rules.policy == PrunePolicy::Window;
@@ -104,41 +134,58 @@ impl NaiveTimeline {
             let mut live: Vec<ChunkId> = self.live_indices().iter().map(|&i| self.0[i].chunk).collect();
             live.dedup();
             let live_in = |turn: TurnId| live.iter().filter(|c| c.turn == turn).count();
-            let alone = |c: ChunkId| live_in(c.turn) == 1;
-            let pair = |c: ChunkId| self.partner(c).filter(|p| live.contains(p));
-            let answer = |c: ChunkId| self.partner(c).filter(|_| c.role == Role::User);
-            let answered = |c: ChunkId| answer(c).is_some_and(|a| live_in(a.turn) > 0);
-            let free = |c: ChunkId| !protected.contains(&c) && live.contains(&c);
-            let free_anchor = |c: ChunkId| alone(c) && pair(c).map_or(!answered(c), |p| free(p) && alone(p));
-            let prunable = |c: &&ChunkId| free(**c) && (no_anchor(c) || free_anchor(**c));
+            let free = |c: &ChunkId| !protected.contains(c) && live.contains(c);
+            let unit = |c: ChunkId| self.prune_unit(c, &live);
+            // A turn whose first chunk is not live, but another one is, keeps the others of its step.
+            let is_whole = |c: &ChunkId| live_in(c.turn) == usize::from(live.contains(c));
+            let free_anchor = |c: ChunkId| {
+                unit(c).is_some_and(|(unit, step)| {
+                    unit.iter().all(|c| free(c) && live_in(c.turn) == 1) && step.iter().all(is_whole)
+                })
+            };
+            let prunable = |c: &&ChunkId| free(c) && (no_anchor(c) || free_anchor(**c));
             let rank = |c: &ChunkId| self.rank_values(*c, rules.policy);
             let order = |a: &&ChunkId, b: &&ChunkId| rank(a).partial_cmp(&rank(b)).expect("numbers");
             let Some(&lowest) = live.iter().filter(prunable).min_by(order) else { break };
-            for chunk in [Some(lowest), pair(lowest).filter(|_| !no_anchor(&lowest))].into_iter().flatten() {
-                self.0.iter_mut().filter(|t| t.chunk == chunk).for_each(|t| t.pruned |= !t.deleted);
-                pruned.push(chunk);
-            }
+            let together = unit(lowest).filter(|_| !no_anchor(&lowest)).map(|(unit, _)| unit);
+            let together = together.unwrap_or_else(|| vec![lowest]);
+            self.0.iter_mut().filter(|t| together.contains(&t.chunk)).for_each(|t| t.pruned |= !t.deleted);
+            pruned.push(together);
         }
         if rules.fill && !matches!(rules.policy, PrunePolicy::Fifo | PrunePolicy::Window) {
             self.refill(&mut pruned, rules.budget, &was_pruned);
         }
-        pruned
+        pruned.concat()
     }
 
-    /// Undoes the pruning of chunks that fit the budget, from the last to the first, pairs together.
-    fn refill(&mut self, pruned: &mut Vec<ChunkId>, budget: usize, was_pruned: &[bool]) {
-        for chunk in pruned.clone().into_iter().rev() {
-            let pair = self.partner(chunk).filter(|p| chunk.index == 0 && pruned.contains(p));
-            let group: Vec<ChunkId> = [Some(chunk), pair].into_iter().flatten().collect();
-            let is_missing = |anchor: ChunkId| !group.contains(&anchor) && pruned.contains(&anchor);
-            let question = self.partner(chunk).filter(|_| chunk.role == Role::Assistant);
-            let has_anchors = !is_missing(ChunkId { index: 0, ..chunk }) && !question.is_some_and(is_missing);
+    /// The live first chunks that are pruned with a first chunk, itself first, and its step. None for a question
+    /// with more than one live step.
+    fn prune_unit(&self, chunk: ChunkId, live: &[ChunkId]) -> Option<(Vec<ChunkId>, Vec<ChunkId>)> {
+        let (question, steps) = self.exchange(chunk.turn);
+        let is_live = |step: &&Vec<ChunkId>| step.iter().any(|c| live.iter().any(|l| l.turn == c.turn));
+        let live_steps: Vec<Vec<ChunkId>> = steps.iter().filter(is_live).cloned().collect();
+        let step = match question == Some(chunk) {
+            true if live_steps.len() > 1 => return None,
+            true => live_steps.first().cloned().unwrap_or_default(),
+            false => steps.iter().find(|step| step.contains(&chunk)).cloned().unwrap_or_default(),
+        };
+        let question = question.filter(|_| live_steps.len() < 2);
+        let others = question.into_iter().chain(step.clone()).filter(|c| *c != chunk && live.contains(c));
+        Some((std::iter::once(chunk).chain(others).collect(), step))
+    }
+
+    /// Undoes the pruning of chunks that fit the budget, from the last to the first; what was pruned together
+    /// stays together.
+    fn refill(&mut self, pruned: &mut Vec<Vec<ChunkId>>, budget: usize, was_pruned: &[bool]) {
+        for unit in pruned.clone().into_iter().rev() {
+            let is_missing = |c: &ChunkId| !unit.contains(c) && pruned.iter().any(|unit| unit.contains(c));
+            let has_anchors = unit.iter().all(|&c| !self.anchors(c).iter().any(is_missing));
             let mut refilled = self.clone();
-            let tokens = refilled.0.iter_mut().zip(was_pruned).filter(|(t, _)| group.contains(&t.chunk));
+            let tokens = refilled.0.iter_mut().zip(was_pruned).filter(|(t, _)| unit.contains(&t.chunk));
             tokens.for_each(|(t, was_pruned)| t.pruned = *was_pruned);
-            if pruned.contains(&chunk) && has_anchors && refilled.live_indices().len() <= budget {
+            if has_anchors && refilled.live_indices().len() <= budget {
                 *self = refilled;
-                pruned.retain(|c| !group.contains(c));
+                pruned.retain(|other| *other != unit);
             }
         }
     }
@@ -146,9 +193,12 @@ impl NaiveTimeline {
     /// Resurrects `hits` with their companions within the budget.
     pub fn resurrect(&mut self, hits: &[ChunkId], mut budget: usize) {
         for &hit in hits {
-            let first = Some(ChunkId { index: 0, ..hit }).filter(|c| c.role != Role::System);
-            let group = [Some(hit), first, self.partner(hit)];
-            let is_pruned = |t: &&mut NaiveToken| t.pruned && !t.deleted && group.contains(&Some(t.chunk));
+            let mut group = vec![hit];
+            if hit.role != Role::System {
+                group.extend(self.anchors(hit));
+                group.extend(self.step(hit.turn));
+            }
+            let is_pruned = |t: &&mut NaiveToken| t.pruned && !t.deleted && group.contains(&t.chunk);
             let cost = self.0.iter_mut().filter(is_pruned).count();
             if cost <= budget && self.0.iter_mut().filter(is_pruned).any(|t| t.chunk == hit) {
                 budget -= cost;

@@ -19,6 +19,9 @@ use std::collections::BTreeSet;
 /// derived from.
 pub type FuzzOp = [u8; 4];
 
+/// From here on, messages are results of tools, and answers are calls.
+const FIRST_TOOL_OPERATION: u8 = 240;
+
 /// A timeline and the naive timeline that it is compared with.
 #[derive(Clone, Debug, Default)]
 pub struct TimelineFuzz {
@@ -60,6 +63,15 @@ impl TimelineFuzz {
     pub fn step(&mut self, [operation, target, amount, variation]: FuzzOp) {
         match operation % 12 {
             0 if variation.is_multiple_of(16) => self.append_message(Role::System, amount, variation),
+            // Tools have operations of their own, so that recorded sequences without them keep their meaning.
+            0 if operation >= FIRST_TOOL_OPERATION => {
+                self.append_message(Role::Tool, 1 + amount % 11, variation);
+            }
+            // A call is followed by its results.
+            3 if operation >= FIRST_TOOL_OPERATION => {
+                self.generate_answer(amount, variation);
+                self.append_message(Role::Tool, 1 + amount % 5, variation | 1);
+            }
             0..=2 => self.append_message(Role::User, amount, variation),
             3..=5 => self.generate_answer(amount, variation),
             6 | 7 => self.prune(target, amount, variation),
@@ -460,10 +472,9 @@ impl TimelineFuzz {
     fn orphaned_chunks(&self) -> BTreeSet<(ChunkId, ChunkId)> {
         let mut orphans = BTreeSet::new();
         for chunk in self.timeline.live_chunks() {
-            let first = self.timeline.chunk(ChunkId { index: 0, ..chunk.id() });
-            let question =
-                (chunk.id().role == Role::Assistant).then(|| self.timeline.partner(chunk.id())).flatten();
-            let missing = [first, question].into_iter().flatten().filter(|a| !a.is_live());
+            let anchors = self.naive.anchors(chunk.id());
+            let anchors = anchors.into_iter().filter_map(|anchor| self.timeline.chunk(anchor));
+            let missing = anchors.filter(|a| !a.is_live());
             orphans.extend(missing.map(|a| (chunk.id(), a.id())));
         }
         orphans

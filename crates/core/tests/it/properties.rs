@@ -32,6 +32,20 @@ fn prune_keeps_question_of_kept_answer() {
     ]);
 }
 
+/// The current turn belongs to its exchange even when all of it is deleted.
+#[test]
+fn prune_keeps_call_before_deleted_current_turn() {
+    TimelineFuzz::run(&[
+        [243, 0, 178, 41],
+        [220, 0, 6, 30],
+        [15, 0, 133, 48],
+        [30, 0, 0, 0],
+        [243, 0, 0, 161],
+        [166, 12, 0, 156],
+        [162, 0, 40, 0],
+    ]);
+}
+
 proptest! {
     #![proptest_config(cases(10_000))]
 

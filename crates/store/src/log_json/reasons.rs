@@ -100,6 +100,7 @@ pub(super) enum LogPruneReason {
     Manual,
     ManualWith(LogChunkId),
     Client,
+    Reasoning,
     #[serde(rename = "before")]
     BeforeImport,
     Undo,
@@ -200,6 +201,7 @@ impl From<&PruneReason> for LogPruneReason {
             PruneReason::Manual => LogPruneReason::Manual,
             PruneReason::ManualDependent(chunk) => LogPruneReason::ManualWith(LogChunkId(chunk)),
             PruneReason::Client => LogPruneReason::Client,
+            PruneReason::Reasoning => LogPruneReason::Reasoning,
             PruneReason::BeforeImport => LogPruneReason::BeforeImport,
             PruneReason::Undo => LogPruneReason::Undo,
         }
@@ -224,6 +226,7 @@ impl From<LogPruneReason> for PruneReason {
             LogPruneReason::Manual => PruneReason::Manual,
             LogPruneReason::ManualWith(chunk) => PruneReason::ManualDependent(chunk.0),
             LogPruneReason::Client => PruneReason::Client,
+            LogPruneReason::Reasoning => PruneReason::Reasoning,
             LogPruneReason::BeforeImport => PruneReason::BeforeImport,
             LogPruneReason::Undo => PruneReason::Undo,
         }

@@ -72,6 +72,7 @@ fn log_json_keeps_the_words_of_prune_and_resurrect_reasons() {
         (PruneReason::Manual, r#""manual""#),
         (PruneReason::ManualDependent(chunk()), r#"{"manual_with":"a1.2"}"#),
         (PruneReason::Client, r#""client""#),
+        (PruneReason::Reasoning, r#""reasoning""#),
         (PruneReason::BeforeImport, r#""before""#),
         (PruneReason::Undo, r#""undo""#),
     ];

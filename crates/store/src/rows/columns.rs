@@ -30,6 +30,7 @@ pub(crate) fn role_value(role: Role) -> SqlValue<'static> {
         Role::System => "s",
         Role::User => "u",
         Role::Assistant => "a",
+        Role::Tool => "t",
     })
 }
 

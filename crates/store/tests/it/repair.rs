@@ -14,9 +14,12 @@ use std::path::{Path, PathBuf};
 
 const CONVERSATIONS: [&str; 2] = ["first", "second"];
 
+/// A history without results of tools: the figures below are of these files.
 fn random_history(seed: u32, len: u32) -> TimelineFuzz {
     let op = |i: u32| {
-        (i.wrapping_mul(0x9E37_79B9) ^ seed.wrapping_mul(0x85EB_CA6B)).rotate_left(i % 31).to_le_bytes()
+        let bytes = (i.wrapping_mul(0x9E37_79B9) ^ seed.wrapping_mul(0x85EB_CA6B)).rotate_left(i % 31);
+        let [operation, target, amount, variation] = bytes.to_le_bytes();
+        [operation % 240, target, amount, variation]
     };
     TimelineFuzz::run(&(0..len).map(op).collect::<Vec<FuzzOp>>())
 }

@@ -198,10 +198,15 @@ impl Embedder for HashEmbedder {
         })
     }
 
+    /// Its tokens are words.
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, Error> {
+        Ok(texts.iter().map(|text| text.split_whitespace().count()).collect())
+    }
+
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, Error> {
         let embed = |text: &&str| {
             let mut vector = vec![0.0f32; 64];
-            for word in text.split_whitespace().take(256) {
+            for word in text.split_whitespace() {
                 let hash = xxhash_rust::xxh3::xxh3_64(word.to_lowercase().as_bytes());
                 vector[(hash % 64) as usize] += 1.0;
             }
