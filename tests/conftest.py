@@ -214,3 +214,13 @@ def model():
     threading.Thread(target=model.serve_forever, daemon=True).start()
     yield model
     model.shutdown()
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")

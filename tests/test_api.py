@@ -4,14 +4,17 @@ import concurrent.futures
 import http.client
 import json
 import os
+import pathlib
 import random
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 
 import hypothesis
+import openapi_spec_validator
 import pytest
 import schemathesis
 import trustme
@@ -57,6 +60,50 @@ def test_routes_match_the_openapi_document(server):
     assert tried > 15 and not problems, "\n\n".join(problems)
 
 
+def test_openapi_document_is_valid(server):
+    document = server.call("GET", "/api/halo/openapi.json")[1]
+    openapi_spec_validator.validate(document)
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            where = f"{method} {path}"
+            assert all(response["description"] for response in operation["responses"].values()), where
+            assert "401" in operation["responses"], where
+            for parameter in operation.get("parameters", []):
+                in_path = "{" + parameter["name"] + "}" in path
+                assert parameter["in"] == ("path" if in_path else "query"), f"{where}: {parameter}"
+    names = re.findall(r'"propertyNames": *{"type": *"integer"', json.dumps(document))
+    assert not names, "no JSON object has numbers as keys"
+
+
+def test_openapi_document_generates_a_client(server, tmp_path):
+    """A generated Python client imports, and can call the server."""
+    document = tmp_path / "openapi.json"
+    document.write_text(json.dumps(server.call("GET", "/api/halo/openapi.json")[1]))
+    client = tmp_path / "client"
+    generator = [sys.executable, "-m", "openapi_python_client", "generate", "--path", document, "--meta", "none"]
+    command = [*generator, "--output-path", client]
+    # The generator formats its code with the ruff of the same environment.
+    env = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    # It has no type for the stream of events, a flattened enum.
+    skipped = re.findall(r"WARNING parsing (\S+ \S+)", result.stdout)
+    assert set(skipped) <= {"GET /api/halo/v1/events"}, result.stdout
+    server.say("main", "Hello there.")
+    program = (
+        "import sys; from client import Client\n"
+        "import pkgutil, importlib, client.api as api\n"
+        "modules = [m.name for m in pkgutil.walk_packages(api.__path__, 'client.api.')]\n"
+        "found = next(m for m in modules if m.endswith('.search_conversation'))\n"
+        "hits = importlib.import_module(found).sync('main', client=Client(base_url=sys.argv[1]), q='hello')\n"
+        "assert hits[0].chunk.id, hits\n"
+        "assert all(importlib.import_module(m) for m in modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, server.url], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_hostile_requests_cause_no_server_error(server):
     """Malformed requests, many at once: no 5xx, no leak, and the server keeps running."""
     document = server.call("GET", "/api/halo/openapi.json")[1]
@@ -78,6 +125,17 @@ def test_hostile_requests_cause_no_server_error(server):
             "/api/v1/detokenize",
             "/api/extra/tokencount",
             "/api/v1/generate/preview",
+            "/api/chat",
+            "/api/generate",
+            "/api/embed",
+            "/api/show",
+            "/api/extra/json_to_grammar",
+            "/api/extra/embeddings",
+            "/completion",
+            "/tokenize",
+            "/detokenize",
+            "/apply-template",
+            "/embedding",
             "/mcp",
         )
     ]

@@ -3,7 +3,7 @@
 import re
 import time
 
-from conftest import Server
+from conftest import Server, wait_for
 
 FULL_WINDOW = (
     "context.max_tokens=300",
@@ -28,16 +28,6 @@ def metrics(server):
 def database(folder):
     """The bytes of the database and of its write-ahead log."""
     return b"".join(path.read_bytes() for path in folder.glob("halo.db*") if path.is_file())
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.time() + seconds
-    while time.time() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen")
 
 
 def test_forgetting_cycle_runs_under_pressure_in_a_server(browser, tmp_path):

@@ -229,6 +229,44 @@ def test_generate_without_attention(server):
     assert stop not in result["text"] and text.startswith(result["text"]) and result["finish_reason"] == "stop"
 
 
+def test_memory_comes_before_the_prompt(server):
+    """M6: a client of KoboldCPP sends its character and world in `memory`."""
+    memory, prompt = "The password of the boat house is heron.\n", "\nThe password of the boat house is"
+    body = {"max_length": 6, "temperature": 0}
+
+    def call(**more):
+        return server.call("POST", "/api/v1/generate", {**body, **more})[1]["results"][0]
+
+    joined = call(prompt=memory + prompt)
+    assert call(memory=memory, prompt=prompt)["text"] == joined["text"]
+    cut = call(memory=memory, prompt="word " * 12_000 + prompt, max_context_length=512)
+    assert cut["prompt_tokens"] <= 512 - 6 and cut["completion_tokens"] <= 6
+
+
+def test_figures_and_logprobs_of_a_generation(server):
+    body = {"prompt": "Once upon a time", "max_length": 4, "sampler_seed": 3, "logprobs": 2, "genkey": "KCPP1"}
+    result = server.call("POST", "/api/v1/generate", body)[1]["results"][0]
+    perf = server.call("GET", "/api/extra/perf")[1]
+    assert perf["last_token_count"] == result["completion_tokens"] and perf["last_seed"] == 3
+    assert perf["last_eval"] > 0 and perf["stop_reason"] in (0, 1) and perf["total_gens"] > 0
+    logprobs = server.call("POST", "/api/extra/last_logprobs", {"genkey": "KCPP1"})[1]["logprobs"]
+    assert "".join(logprobs["tokens"]) == result["text"] and len(logprobs["content"][0]["top_logprobs"]) == 2
+    assert server.call("POST", "/api/extra/generate/check", {"genkey": "KCPP2"})[1] == {"results": [{"text": ""}]}
+
+
+def test_abort_without_a_key_stops_a_chat(server):
+    message = {"role": "user", "content": "Tell me a very long story of the sea."}
+    body, result = {"messages": [message], "max_tokens": 2000, "ignore_eos": True}, []
+    thread = threading.Thread(target=lambda: result.append(server.call("POST", "/v1/chat/completions", body)))
+    thread.start()
+    deadline = time.time() + 60
+    while server.call("POST", "/api/extra/abort", {})[1]["success"] != "true":
+        assert time.time() < deadline
+        time.sleep(0.2)
+    thread.join(timeout=30)
+    assert result[0][1]["usage"]["completion_tokens"] < 2000
+
+
 def test_preview_stores_nothing(server):
     ids = prompt(server)
     list(events(start_stream(server, request(ids, max_length=2))[1]))

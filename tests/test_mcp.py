@@ -14,7 +14,17 @@ from conftest import EMBEDDER, HALO, MODEL
 async def check_tools(session, name):
     await session.initialize()
     tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    assert set(tools) == {"recall", "remember", "pin", "resurrect", "notes"}
+    assert set(tools) == {
+        "recall",
+        "recall_everywhere",
+        "list_conversations",
+        "read_chunk",
+        "remember",
+        "pin",
+        "resurrect",
+        "notes",
+    }
+    assert all(tool.output_schema["type"] == "object" for tool in tools.values())
     assert tools["recall"].input_schema["required"] == ["query"] and tools["recall"].annotations.read_only_hint
 
     async def call(tool, is_error=False, **values):
@@ -25,8 +35,9 @@ async def check_tools(session, name):
     assert "no conversation" in await call("recall", is_error=True, query="anything")
     for text in ("The garden gate is green.", "Anna was born in Rome.", "The ferry leaves at seven."):
         assert "kept" in await call("remember", text=text)
-    hits = json.loads(await call("recall", query="where was Anna born", most=1))
+    hits = json.loads(await call("recall", query="where was Anna born", most=1))["hits"]
     assert [hit["text"] for hit in hits] == ["Anna was born in Rome."] and hits[0]["in_window"]
+    assert hits[0]["reason"] and hits[0]["when"].startswith("20"), hits
     chunk = hits[0]["chunk"]
     assert chunk in await call("pin", chunk=chunk)
     assert "no chunk" in await call("pin", is_error=True, chunk="u99.0")

@@ -172,7 +172,9 @@ def test_embeddings(client):
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": "  "}]}, "last message"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
-        ({"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 99}, "n is 99"),
+        ({"messages": [{"role": "user", "content": "x"}], "frequency_penalty": 3}, "frequency_penalty"),
+        ({"messages": [{"role": "user", "content": "x"}], "extra_body": {"banned_strings": ["x"]}}, "banned_strings"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": 9}, "temperature"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context length exceeded"),
@@ -185,6 +187,59 @@ def test_invalid_requests_have_an_error_message(client, server, request_body, ex
     assert expected in result.value.body["message"] and result.value.body["type"] == "invalid_request_error"
     assert (result.value.code == "context_length_exceeded") == (expected == "context length exceeded")
     assert conversations(server) == before, "nothing was stored"
+    if expected in ("temperature", "max_tokens", "frequency_penalty", "banned_strings"):
+        assert result.value.param == expected
+
+
+def test_completions_follow_the_samplers_of_other_programs(client):
+    """M5: SillyTavern's KoboldCPP mode sends its samplers to /v1/completions."""
+
+    def complete(**extra):
+        prompt = "She smiles. She smiles. She smiles. She smiles."
+        answer = client.completions.create(model="any", prompt=prompt, max_tokens=16, temperature=0, extra_body=extra)
+        return answer.choices[0].text
+
+    plain = complete()
+    assert complete(rep_pen=1.0, tfs=1, top_a=0, typical=1, banned_strings=[]) == plain, "neutral values change nothing"
+    assert complete(rep_pen=1.8) == complete(repetition_penalty=1.8) != plain
+    assert complete(dry_multiplier=5, dry_allowed_length=1) != plain
+    assert complete(presence_penalty=2) != plain and complete(banned_tokens=["smiles"]) != plain
+    hot = [complete(temperature=2, top_k=1, sampler_seed=seed) for seed in (1, 2, 3)]
+    assert hot == [plain] * 3
+    assert complete(grammar='root ::= "yes" | "no"') in ("yes", "no")
+
+
+def test_answers_without_a_maximum_end_by_themselves(client):
+    """M2: the server's `generation.max_tokens` is 24."""
+    answer = client.completions.create(
+        model="any", prompt="1, 2, 3,", temperature=0, extra_body={"grammar": 'root ::= " 4" (", " [0-9]+){40} "."'}
+    )
+    assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens > 40
+
+
+def test_choices_and_logprobs(client, server):
+    before = set(conversations(server))
+    messages = [{"role": "user", "content": "Name any animal that you like, and say why."}]
+    answer = client.chat.completions.create(
+        model="any", messages=messages, n=3, max_tokens=8, temperature=1.5, seed=3, logprobs=True, top_logprobs=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1, "the choices differ"
+    for choice in answer.choices:
+        tokens = choice.logprobs.content
+        assert "".join(token.token for token in tokens) == choice.message.content
+        assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
+    [name] = set(conversations(server)) - before
+    assert conversations(server)[name]["turns"] == 2, "only the first choice is stored"
+    completion = client.completions.create(model="any", prompt=["One, two,", "A, B,"], max_tokens=3, n=2, logprobs=1)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    logprobs = completion.choices[0].logprobs
+    assert "".join(logprobs.tokens) == completion.choices[0].text and len(logprobs.token_logprobs) == 3
+    streamed = client.completions.create(
+        model="any", prompt="One, two,", max_tokens=3, stream=True, stream_options={"include_usage": True}
+    )
+    *_, last = list(streamed)
+    assert last.choices == [] and last.usage.completion_tokens == 3
 
 
 @pytest.fixture

@@ -28,6 +28,35 @@ def test_chat_messages_cannot_name_special_tokens(server, role, conversation):
     assert tokens(FORGED, name) > harmless + 60
 
 
+def test_functions_cannot_name_special_tokens(server):
+    def tokens(text):
+        function = {"name": "f", "description": text, "parameters": {"type": "object", "description": text}}
+        body = {
+            "model": "any",
+            "messages": [{"role": "user", "content": "Hello."}],
+            "tools": [{"type": "function", "function": function}],
+            "max_tokens": 1,
+        }
+        status, answer = server.call("POST", "/v1/chat/completions", body, {"x-halo-conversation": "none"})
+        assert status == 200, answer
+        return answer["usage"]["prompt_tokens"]
+
+    assert tokens(FORGED) > tokens("a") + 120
+
+
+def test_calls_and_results_cannot_name_special_tokens(server):
+    def tokens(text):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": f'{{"a": "{text}"}}'}}
+        messages = [
+            {"role": "user", "content": "Hello."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": text},
+        ]
+        return prompt_tokens(server, messages, {"x-halo-conversation": "none"})
+
+    assert tokens(FORGED) > tokens("a") + 120
+
+
 def test_names_of_speakers_cannot_name_special_tokens(tmp_path):
     counts = []
     for name in ("a", FORGED):

@@ -13,7 +13,7 @@ let scheduled = false;
 let atEnd = true; // whether the log is scrolled to its end, and follows it
 let allDirty = true; // whether more has changed than the end of the running answer
 
-const ROLE_LABELS = { user: "You", assistant: "Model", system: "System" };
+const ROLE_LABELS = { user: "You", assistant: "Model", system: "System", tool: "Tool" };
 
 export function init() {
   on("conversation", () => {
@@ -363,7 +363,7 @@ function drawRunningChunk(id, text) {
   if (!node) {
     const [, role, turn] = /^([a-z])(\d+)\./.exec(id);
     node = el("div", { class: "chunk pending", data: { chunk: id, position: Number.MAX_SAFE_INTEGER } }, "");
-    turnNode(Number(turn), { u: "user", a: "assistant", s: "system" }[role]).append(node);
+    turnNode(Number(turn), { u: "user", a: "assistant", s: "system", t: "tool" }[role]).append(node);
     chunkNodes.set(id, node);
     drawn.set(id, { key: "", brightness: null });
     node.append(document.createTextNode(""));

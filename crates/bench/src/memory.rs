@@ -319,8 +319,8 @@ fn generate_memory(setup: &mut MemoryBenchSetup<'_>, window: &[LlamaToken]) -> R
     let weights = std::sync::Arc::clone(setup.context.weights());
     prefill(setup.context, window)?;
     let sampling = Sampling { temperature: 0.0, repetition_penalty: 1.1, ..Sampling::default() };
-    let mut sampler = SamplerChain::new(&weights, &sampling);
-    window[window.len().saturating_sub(SamplerChain::PENALTY_LAST_N)..]
+    let mut sampler = SamplerChain::new(&weights, &sampling, window.len() + setup.max_memory_tokens);
+    window[window.len().saturating_sub(sampling.history_len())..]
         .iter()
         .for_each(|&token| sampler.accept(token));
     let (mut bytes, mut at) = (Vec::new(), window.len());

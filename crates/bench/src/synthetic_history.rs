@@ -98,6 +98,10 @@ pub(crate) fn embed_history(
 pub(crate) struct RandomPassageEmbedder<E>(pub E);
 
 impl<E: Embedder> Embedder for RandomPassageEmbedder<E> {
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, Error> {
+        self.0.count_tokens(texts)
+    }
+
     fn info(&mut self) -> Result<EmbedderInfo, Error> {
         self.0.info()
     }

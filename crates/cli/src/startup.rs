@@ -53,6 +53,8 @@ pub fn init_logging(quiet: bool, verbose: u8) {
     let targets = Targets::new()
         .with_default(level)
         .with_target("llama", llama)
+        // The library warns of each mistake of a client, which the client is told already.
+        .with_target("rmcp", if verbose == 0 { LevelFilter::ERROR } else { level })
         .with_target("hyper", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

@@ -24,7 +24,8 @@ use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_remote::RemoteModel;
 use halo_server::ModelDetails;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Opens a conversation with the model, the store and the embedder that flags and settings name.
 pub fn open_session(env: &Env, settings: &Settings, name: &str) -> Result<Session> {
@@ -99,7 +100,7 @@ pub fn open_local_model(env: &Env, settings: &Settings) -> Result<Llama> {
 }
 
 /// What the API reports about a model beyond what the engine needs.
-pub fn model_facts(llama: &Llama) -> ModelDetails {
+pub fn model_facts(llama: &Llama, file: &Path) -> ModelDetails {
     let weights = llama.weights();
     let number = |key: &str| weights.header.arch_value(key).and_then(GgufValue::as_f64).unwrap_or(0.0);
     let token = |key: &str| {
@@ -111,6 +112,13 @@ pub fn model_facts(llama: &Llama) -> ModelDetails {
         found.map_or(-1, |id| id as i64)
     };
     let count = |key: &str| number(key) as usize;
+    let text = |key: &str| match weights.header.metadata.get(key) {
+        Some(GgufValue::Text(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let file_type = weights.header.metadata.get("general.file_type").and_then(GgufValue::as_f64);
+    let modified = std::fs::metadata(file).and_then(|metadata| metadata.modified()).ok();
+    let modified = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let heads = count("attention.head_count");
     ModelDetails {
         vocab_size: weights.vocab_size(),
@@ -124,6 +132,37 @@ pub fn model_facts(llama: &Llama) -> ModelDetails {
         eot: token("eot"),
         rope_base: Some(number("rope.freq_base")).filter(|&n| n > 0.0).unwrap_or(10_000.0),
         rope_scale: 1.0,
+        architecture: weights.header.architecture().unwrap_or_default().to_owned(),
+        parameters: text("general.size_label"),
+        quantization: file_type.map(|n| quantization_name(n as i64).to_owned()).unwrap_or_default(),
+        file_name: file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        file_bytes: weights.header.file_bytes,
+        modified: modified.map_or(0, |age| age.as_secs() as i64),
+        chat_template: weights.chat_template().unwrap_or_default(),
+    }
+}
+
+/// The name of a `general.file_type` of GGUF, as llama.cpp numbers them; empty if it is unknown.
+fn quantization_name(file_type: i64) -> &'static str {
+    match file_type {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        32 => "BF16",
+        _ => "",
     }
 }
 
@@ -174,8 +213,7 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
                 // A new seed each time.
                 AutoOr::Auto => jiff::Timestamp::now().as_nanosecond() as u64,
             },
-            stop: Vec::new(),
-            constraint: None,
+            ..Sampling::default()
         },
         recall: search_options(settings, settings.resurrect_candidates.as_usize()),
         resurrect_brightness: settings.resurrect_brightness,
@@ -192,6 +230,7 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
         memory: settings.memory_enabled.then(|| memory_config(settings)),
         premise_method: settings.premise_check.as_option(),
         judge_principles: settings.judge_principles(),
+        keep_reasoning: settings.reasoning_keep,
         forgetting: settings.lethe_cycle.then_some(ForgettingRules { threshold: settings.lethe_pressure.0 }),
     }
 }

@@ -348,6 +348,8 @@ pub enum PruneReason {
     ManualDependent(ChunkId),
     /// A client that keeps the chat history itself no longer sends it.
     Client,
+    /// It is the reasoning before an answer, and the answer is finished.
+    Reasoning,
     /// It was pruned before this log begins: in another program, in the conversation that this is a copy of, or
     /// in a log that was lost.
     BeforeImport,
@@ -455,6 +457,7 @@ impl fmt::Display for PruneReason {
             PruneReason::Manual => f.write_str("pruned by the user"),
             PruneReason::ManualDependent(chunk) => write!(f, "depends on {chunk}, which the user pruned"),
             PruneReason::Client => f.write_str("the client no longer sends it"),
+            PruneReason::Reasoning => f.write_str("reasoning of a finished answer"),
             PruneReason::BeforeImport => f.write_str("before this log begins"),
             PruneReason::Undo => f.write_str("its resurrection was undone"),
         }

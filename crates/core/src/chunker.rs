@@ -177,6 +177,18 @@ impl Chunker {
         false
     }
 
+    /// Ends the open chunk, whatever its size: the next token opens another.
+    pub fn close_chunk(&mut self) {
+        self.closed = self.token_count > 0;
+    }
+
+    /// Gives the open chunk another index, because its tokens move to a chunk of their own. Returns the index.
+    pub fn move_open_chunk(&mut self) -> u32 {
+        self.chunk_index = self.next_index;
+        self.next_index = self.next_index.saturating_add(1);
+        self.chunk_index
+    }
+
     /// The index of the chunk that the last token went to.
     #[must_use]
     pub fn chunk_index(&self) -> u32 {

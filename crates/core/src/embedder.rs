@@ -11,8 +11,8 @@ pub struct EmbedderInfo {
     pub name: String,
     /// The length of the vectors.
     pub dimensions: usize,
-    /// How many tokens of a text the embedder reads, counted with its own tokenizer. The rest of a longer text
-    /// is ignored.
+    /// How many tokens the embedder reads at once, counted with its own tokenizer. A longer text is embedded in
+    /// pieces, and its vector is the mean of theirs.
     pub max_tokens: usize,
     /// The text that the embedder expects before a query.
     pub query_prefix: String,
@@ -28,6 +28,13 @@ pub trait Embedder {
     /// # Errors
     /// When the model cannot be loaded.
     fn info(&mut self) -> Result<EmbedderInfo, Error>;
+
+    /// How many tokens each text has, by the embedder's own tokenizer. A text with more than
+    /// [`max_tokens`](EmbedderInfo::max_tokens) is embedded in pieces.
+    ///
+    /// # Errors
+    /// When the model cannot be loaded.
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, Error>;
 
     /// One vector per text, in order. For callers that wait for the result.
     ///

@@ -6,6 +6,7 @@
 
 #![warn(missing_docs)]
 
+pub mod answer_parser;
 pub mod apply;
 pub mod attention;
 pub mod brightness;
@@ -21,6 +22,7 @@ pub mod error;
 pub mod extract;
 mod live_index;
 pub mod manual_edit;
+pub mod message_wrap;
 pub mod model;
 pub mod name;
 pub mod notation;
@@ -31,6 +33,7 @@ pub mod resurrect;
 pub mod row_store;
 pub mod rules;
 pub mod salience;
+pub mod sampling;
 pub mod scorer;
 pub mod sliding_window;
 pub mod store;
@@ -39,6 +42,7 @@ pub mod testing;
 pub mod timeline;
 pub mod timeline_builder;
 pub mod token;
+pub mod tool_call;
 pub mod ttl;
 pub mod turn_end;
 

@@ -6,7 +6,7 @@ use crate::change::{
     Resurrected, Score,
 };
 use crate::resurrect::resurrection_group;
-use crate::timeline::{ChunkRef, Timeline};
+use crate::timeline::{ChunkRef, Exchange, Timeline};
 use crate::token::{Brightness, ChunkId, Role, TokenFlags, TurnId};
 use std::collections::BTreeSet;
 
@@ -171,21 +171,28 @@ pub fn undelete(timeline: &Timeline, chunk: ChunkId) -> Result<Change, ManualEdi
     if target.deleted_len() == 0 {
         return Err(ManualEditError::NotDeleted(chunk));
     }
-    let turns = timeline.turns();
-    let own = turns.iter().position(|t| t.id == chunk.turn);
-    let question =
-        own.and_then(|i| turns[..i].last()).filter(|t| t.role == Role::User && chunk.role == Role::Assistant);
-    let answer =
-        own.and_then(|i| turns.get(i + 1)).filter(|t| t.role == Role::Assistant && chunk.role == Role::User);
-    let mut related: Vec<ChunkRef<'_>> = Vec::new();
-    related.extend(question.and_then(|t| timeline.chunk(ChunkId::new(t.role, t.id, 0))));
-    if chunk.is_anchor() {
-        related.extend(timeline.turn_chunks(chunk.turn));
-        related.extend(answer.into_iter().flat_map(|t| timeline.turn_chunks(t.id)));
-    } else {
-        related.extend(timeline.chunk(ChunkId { index: 0, ..chunk }));
-        related.push(target);
+    let Some(own) = timeline.turn_index(chunk.turn) else { return Err(ManualEditError::NoChunk(chunk)) };
+    // Deleted turns count here: they are what is undeleted.
+    let exchange = Exchange::find(timeline.turns(), own, |_| true);
+    let step = exchange.step_of(own).unwrap_or_default();
+    let question = exchange.question.filter(|&question| question != own);
+    let mut related: Vec<ChunkRef<'_>> = question.and_then(|t| timeline.anchor_of(t)).into_iter().collect();
+    let chunks_of = |t: usize| timeline.turn_chunks(timeline.turns()[t].id);
+    match (chunk.is_anchor(), chunk.role) {
+        (true, Role::User) => {
+            related.extend(timeline.turn_chunks(chunk.turn));
+            related.extend(exchange.steps.iter().flatten().copied().flat_map(chunks_of));
+        }
+        (true, Role::System) => related.extend(timeline.turn_chunks(chunk.turn)),
+        (true, Role::Assistant | Role::Tool) => related.extend(step.iter().copied().flat_map(chunks_of)),
+        (false, _) => {
+            let mut anchors: Vec<usize> = step.to_vec();
+            anchors.extend((!anchors.contains(&own)).then_some(own));
+            related.extend(anchors.into_iter().filter_map(|t| timeline.anchor_of(t)));
+            related.push(target);
+        }
     }
+    related.sort_by_key(|c| c.start());
     let deleted = related.into_iter().filter(|c| c.deleted_len() > 0);
     Ok(Change::Undelete(deleted.map(|c| ChunkSelection { chunk: c.id(), extent: Extent::Whole }).collect()))
 }
@@ -239,11 +246,15 @@ fn brighten(chunk: ChunkRef<'_>, full: Brightness) -> Change {
 }
 
 /// The chunk and the chunks that depend on it, in order: on the first chunk of a turn, the rest of the turn; on
-/// the first chunk of a question, also its answer.
+/// the first chunk of a question, also its answers; on that of a tool call or a result, the call and its results.
 fn dependents<'a>(timeline: &'a Timeline, chunk: ChunkRef<'a>) -> Vec<ChunkRef<'a>> {
-    if !chunk.id().is_anchor() {
-        return vec![chunk];
-    }
-    let turns = [Some(chunk.id().turn), timeline.answer_to(chunk.id().turn)];
-    turns.into_iter().flatten().flat_map(|t| timeline.turn_chunks(t)).collect()
+    let turn = timeline.turn_index(chunk.id().turn).filter(|_| chunk.id().is_anchor());
+    let Some(turn) = turn else { return vec![chunk] };
+    let exchange = timeline.exchange_of(turn);
+    let turns: Vec<usize> = match (chunk.id().role, exchange.step_of(turn)) {
+        (Role::User, _) => std::iter::once(turn).chain(exchange.steps.into_iter().flatten()).collect(),
+        (_, Some(step)) => step.to_vec(),
+        (_, None) => vec![turn],
+    };
+    turns.into_iter().flat_map(|t| timeline.turn_chunks(timeline.turns()[t].id)).collect()
 }

@@ -3,7 +3,14 @@
 
 use crate::attention::AttentionRequest;
 use crate::error::Error;
+pub use crate::message_wrap::MessageWrap;
+pub use crate::sampling::{
+    DrySampling, DynamicTemperature, LogitSmoothing, Mirostat, MirostatVersion, OutputConstraint,
+    SamplerKind, Sampling, SamplingParameter, TokenLogprob, TokenLogprobs, UNLIMITED_TOKENS, WHOLE_WINDOW,
+    XtcSampling,
+};
 use crate::token::{Position, Role, TokenId};
+use crate::tool_call::{ReasoningFormat, ToolFormat};
 
 /// The properties of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,15 +36,10 @@ pub struct ChatTemplate {
     pub user: MessageWrap,
     /// Around an answer. Generation begins behind the prefix; the suffix closes a finished answer.
     pub assistant: MessageWrap,
-}
-
-/// The text before and after a message.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MessageWrap {
-    /// Before the message.
-    pub prefix: String,
-    /// After the message.
-    pub suffix: String,
+    /// How functions, their calls and their results are written.
+    pub tools: ToolFormat,
+    /// The reasoning before an answer; none where the model has none.
+    pub reasoning: Option<ReasoningFormat>,
 }
 
 impl ChatTemplate {
@@ -53,7 +55,10 @@ impl ChatTemplate {
             system: wrap("system"),
             user: wrap("user"),
             assistant: wrap("assistant"),
+            tools: ToolFormat::default(),
+            reasoning: None,
         }
+        .with_generic_results()
     }
 
     /// Plain text with role names, for models without a chat template.
@@ -65,7 +70,28 @@ impl ChatTemplate {
             system: wrap("System"),
             user: wrap("User"),
             assistant: wrap("Assistant"),
+            tools: ToolFormat::default(),
+            reasoning: None,
         }
+        .with_generic_results()
+    }
+
+    /// The template with results of functions as messages of the user, for templates without a role for them.
+    #[must_use]
+    pub fn with_generic_results(mut self) -> Self {
+        self.tools.result = MessageWrap {
+            prefix: format!("{}<tool_response>\n", self.user.prefix),
+            suffix: format!("\n</tool_response>{}", self.user.suffix),
+        };
+        self.tools.result_separator = Some("\n</tool_response>\n<tool_response>\n".into());
+        self
+    }
+
+    /// Whether it writes nothing around messages: a remote model has a template of its own.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let wraps = [&self.system, &self.user, &self.assistant];
+        self.start.is_empty() && wraps.iter().all(|wrap| wrap.prefix.is_empty() && wrap.suffix.is_empty())
     }
 
     /// The text around a message of a role.
@@ -75,6 +101,7 @@ impl ChatTemplate {
             Role::System => &self.system,
             Role::User => &self.user,
             Role::Assistant => &self.assistant,
+            Role::Tool => &self.tools.result,
         }
     }
 }
@@ -133,54 +160,6 @@ pub struct PromptMessage {
     pub text: String,
 }
 
-/// How the next token is sampled, and when generation ends.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// The maximum length of the answer, in tokens.
-    pub max_tokens: usize,
-    /// Divides the logits; 0 always takes the most probable token.
-    pub temperature: f32,
-    /// Samples among so many of the most probable tokens; 0 for all.
-    pub top_k: usize,
-    /// Samples among the most probable tokens whose probabilities sum to this.
-    pub top_p: f32,
-    /// Samples among tokens with at least this fraction of the highest probability.
-    pub min_p: f32,
-    /// Makes recent tokens less probable; 1 for no penalty.
-    pub repetition_penalty: f32,
-    /// The seed of the random number generator. The same seed gives the same answer.
-    pub seed: u64,
-    /// The answer ends behind any of these texts.
-    pub stop: Vec<String>,
-    /// The format that the answer must have.
-    pub constraint: Option<OutputConstraint>,
-}
-
-/// A format that the sampler enforces token by token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OutputConstraint {
-    /// A JSON schema.
-    JsonSchema(String),
-    /// A grammar in Lark notation; only local models support it.
-    LarkGrammar(String),
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            max_tokens: 50,
-            temperature: 0.7,
-            top_k: 40,
-            top_p: 0.9,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            seed: 0,
-            stop: Vec::new(),
-            constraint: None,
-        }
-    }
-}
-
 /// The attention of one token to the slots of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionRow<'a> {
@@ -236,6 +215,8 @@ pub enum ModelStep<'a> {
     PromptAttention(AttentionRow<'a>),
     /// The prefill is complete; generation begins.
     PrefillDone(CacheStats),
+    /// The log-probabilities of the token of the next step, where they were requested.
+    Logprobs(&'a TokenLogprobs),
     /// A generated token, and the attention row of the forward pass that produced it.
     Token(&'a ModelToken, Option<AttentionRow<'a>>),
 }
@@ -326,6 +307,12 @@ pub trait Model {
     fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
         let _ = constraint;
         Ok(())
+    }
+
+    /// Whether [`Model::generate`] follows a sampling parameter.
+    fn supports(&self, parameter: SamplingParameter) -> bool {
+        let _ = parameter;
+        true
     }
 
     /// Computes the KV cells of a window in advance, so that the next generation from it starts sooner.

@@ -1,7 +1,8 @@
 //! Which pruned chunks are resurrected, with which brightness, and why.
 //!
-//! A chunk is embedded together with the first chunk of its turn and the first chunk of the turn that it is
-//! paired with, and it is resurrected together with these. Hits are taken greedily by score; a hit that does
+//! A chunk is embedded together with the first chunk of its turn and the first chunks of the turns that belong to
+//! it: the question of an answer, the answer to a question, a tool call and its results. It is resurrected together
+//! with these. Hits are taken greedily by score; a hit that does
 //! not fit the budget is skipped. A chunk that several hits need is counted once.
 
 use crate::change::{Change, Extent, ResurrectReason, Resurrected};
@@ -76,16 +77,21 @@ impl ResurrectPlan {
     }
 }
 
-/// The chunks that a chunk is embedded and resurrected with: the first chunk of the turn that it is paired
-/// with, then the first chunk of its own turn unless it is that chunk.
+/// The chunks that a chunk is embedded and resurrected with: the first chunks of the turns that belong to it, then
+/// the first chunk of its own turn unless it is that chunk. To a question belongs its first answer; to an answer,
+/// its question; to a tool call, also its results, and to a result, its call.
 #[must_use]
 pub fn companions(timeline: &Timeline, chunk: ChunkId) -> Vec<(ChunkRef<'_>, ResurrectReason)> {
-    if chunk.role == Role::System {
+    let Some(turn) = timeline.turn_index(chunk.turn).filter(|_| chunk.role != Role::System) else {
         return Vec::new();
-    }
-    let partner = timeline.partner(chunk).map(|c| (c, ResurrectReason::PairOf(chunk)));
-    let first = (!chunk.is_anchor()).then(|| timeline.chunk(ChunkId { index: 0, ..chunk })).flatten();
-    partner.into_iter().chain(first.map(|c| (c, ResurrectReason::OpensTurnOf(chunk)))).collect()
+    };
+    let exchange = timeline.exchange_of(turn);
+    let step = exchange.step_of(turn).or_else(|| exchange.steps.first().map(Vec::as_slice));
+    let others = exchange.question.into_iter().chain(step.into_iter().flatten().copied());
+    let others = others.filter(|&other| other != turn).filter_map(|other| timeline.anchor_of(other));
+    let first = (!chunk.is_anchor()).then(|| timeline.anchor_of(turn)).flatten();
+    let others = others.map(|c| (c, ResurrectReason::PairOf(chunk)));
+    others.chain(first.map(|c| (c, ResurrectReason::OpensTurnOf(chunk)))).collect()
 }
 
 /// The chunks whose text is embedded for `chunk`, in order of position, within `limit` tokens. The chunk itself

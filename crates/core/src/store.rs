@@ -91,11 +91,13 @@ pub enum RecordKind {
     SystemPrompt,
     /// A message that a client sent in the place of older turns, by its hash.
     ClientSummary,
+    /// A response of OpenAI's Responses API, by its id: which turn it is, without its text.
+    Response,
 }
 
 impl RecordKind {
     /// All of them.
-    pub const ALL: [RecordKind; 8] = [
+    pub const ALL: [RecordKind; 9] = [
         RecordKind::Note,
         RecordKind::Setting,
         RecordKind::Capture,
@@ -104,6 +106,7 @@ impl RecordKind {
         RecordKind::Variant,
         RecordKind::SystemPrompt,
         RecordKind::ClientSummary,
+        RecordKind::Response,
     ];
 
     /// The word that stores and exports use.
@@ -118,6 +121,7 @@ impl RecordKind {
             RecordKind::Variant => "variant",
             RecordKind::SystemPrompt => "system",
             RecordKind::ClientSummary => "aside",
+            RecordKind::Response => "response",
         }
     }
 }

@@ -79,9 +79,14 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+    /// A client: the result of a function that the model called.
+    Tool,
 }
 
 impl Role {
+    /// All of them.
+    pub const ALL: [Role; 4] = [Role::System, Role::User, Role::Assistant, Role::Tool];
+
     /// The letter that chunk ids begin with.
     #[must_use]
     pub fn letter(self) -> char {
@@ -89,13 +94,14 @@ impl Role {
             Role::System => 's',
             Role::User => 'u',
             Role::Assistant => 'a',
+            Role::Tool => 't',
         }
     }
 
     /// The role whose chunk ids begin with `letter`.
     #[must_use]
     pub fn from_letter(letter: char) -> Option<Self> {
-        [Role::System, Role::User, Role::Assistant].into_iter().find(|r| r.letter() == letter)
+        Self::ALL.into_iter().find(|r| r.letter() == letter)
     }
 
     /// The name in captures, exports and chat templates.
@@ -105,13 +111,14 @@ impl Role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         }
     }
 
     /// The role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Role::System, Role::User, Role::Assistant].into_iter().find(|r| r.name() == name)
+        Self::ALL.into_iter().find(|r| r.name() == name)
     }
 }
 
@@ -139,12 +146,13 @@ impl TokenSource {
             Role::User => TokenSource::User,
             Role::System => TokenSource::System,
             Role::Assistant => TokenSource::Llm,
+            Role::Tool => TokenSource::Tool,
         }
     }
 }
 
 /// The id of a chunk: a paragraph or code block of one message. Written as role, turn and index: `u4.0`,
-/// `a5.2`, `s0.0`. The first chunk of a turn, with the index 0, is its *anchor*.
+/// `a5.2`, `t6.0`, `s0.0`. The first chunk of a turn, with the index 0, is its *anchor*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
     /// The message that it belongs to.

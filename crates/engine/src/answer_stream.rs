@@ -2,6 +2,7 @@
 
 use crate::conversation::Conversation;
 use crate::event::{ATTENTION_INTERVAL, Event};
+use crate::reasoning::{ReasoningStep, ReasoningTracker};
 use halo_core::Error;
 use halo_core::attention::{AttentionError, AttentionStats, is_traced};
 use halo_core::change::{Append, AttentionTally, Change, Extent, NewToken, Pruned};
@@ -12,6 +13,7 @@ use halo_core::scorer::Scorer;
 use halo_core::store::Durability;
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ChunkId, ContentKind, Position, Role, TokenFlags, TokenSource, TurnId};
+use halo_core::tool_call::ReasoningFormat;
 use std::time::Instant;
 
 /// The most tokens of one [`Event::Attention`].
@@ -32,6 +34,9 @@ pub(crate) struct AnswerStream {
     tool_brightness: Brightness,
     pub tokens: usize,
     pub text: String,
+    reasoning: Option<ReasoningTracker>,
+    /// The index of the last chunk of the reasoning, once it is complete.
+    pub reasoning_end: Option<u32>,
     votes: usize,
     last_attention_event: Option<Instant>,
     attention_errors: u64,
@@ -40,7 +45,13 @@ pub(crate) struct AnswerStream {
 
 impl AnswerStream {
     /// Continues the last turn of the timeline; `system_len` is the number of tokens of the system prompt.
-    pub fn new(timeline: &Timeline, system_len: usize, rules: &ContextRules, use_max_head: bool) -> Self {
+    pub fn new(
+        timeline: &Timeline,
+        system_len: usize,
+        rules: &ContextRules,
+        use_max_head: bool,
+        reasoning: Option<ReasoningFormat>,
+    ) -> Self {
         let strategy = &rules.strategy;
         let turn = timeline.turns().last().map_or(TurnId(0), |turn| turn.id);
         let positions = timeline.turn_chunks(turn).flat_map(|chunk| chunk.run().positions());
@@ -60,6 +71,8 @@ impl AnswerStream {
             traces: Vec::new(),
             tokens: 0,
             text: String::new(),
+            reasoning: reasoning.map(|format| ReasoningTracker::new(format, timeline, turn)),
+            reasoning_end: None,
             votes: 0,
             last_attention_event: None,
             attention_errors: 0,
@@ -86,6 +99,15 @@ impl AnswerStream {
         let at = conversation.timeline().next_position();
         let mut events = vec![self.append_token(token, assignment, ContentKind::Message, conversation)?];
         self.text.push_str(&token.text);
+        let step = self.reasoning.as_mut().map(|reasoning| reasoning.push(&token.text, at));
+        match step.unwrap_or(ReasoningStep::None) {
+            ReasoningStep::None => {}
+            ReasoningStep::Begin(first) => self.split_header(first, conversation)?,
+            ReasoningStep::End => {
+                self.reasoning_end = Some(self.chunker.chunk_index()).filter(|&index| index > 0);
+                self.chunker.close_chunk();
+            }
+        }
         // A step in which the model was not sure of its token does not count, where the rules say so.
         let counts = row.is_none_or(|row| self.rules.strategy.scores_step(row.probability));
         let row = row.map(|row| self.select_row(row));
@@ -107,6 +129,17 @@ impl AnswerStream {
             events.extend(pruned_events(&culled));
         }
         Ok(events)
+    }
+
+    /// Moves the reasoning, which begins at a position, from the chunk of the header to a chunk of its own.
+    fn split_header(&mut self, first: Position, conversation: &mut Conversation) -> Result<(), Error> {
+        let header = conversation.timeline().chunk_of(first).filter(|chunk| chunk.start() < first);
+        let Some(chunk) = header.map(|chunk| chunk.id()) else { return Ok(()) };
+        let tail_index = self.chunker.move_open_chunk();
+        let tally = AttentionTally::default();
+        conversation.commit(&Change::Split { chunk, at: first, tail_index, tally }, Durability::Deferred)?;
+        self.scorer.split_chunk(first, ChunkId { index: tail_index, ..chunk });
+        Ok(())
     }
 
     /// Where the attention of a token lies, unless the last such event was sent a moment ago.

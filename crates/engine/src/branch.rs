@@ -68,6 +68,10 @@ pub fn create_branch(store: &mut dyn Store, from: &str, to: &str, at: &BranchPoi
         });
         store.put_record(to, RecordKind::Variant, &record.key, value.as_deref())?;
     }
+    // A response is a turn of the parent: in the branch, another turn may have its number.
+    for record in store.records(to, RecordKind::Response)? {
+        store.put_record(to, RecordKind::Response, &record.key, None)?;
+    }
     let parent = json!({ "key": kv_cache_key(store, &parent)?, "tokens": tokens });
     store.put_record(to, RecordKind::Setting, PARENT_KEY, Some(&parent.to_string()))?;
     Ok(shared)

@@ -7,10 +7,11 @@
 use halo_core::Error;
 use halo_core::change::{Append, NewToken};
 use halo_core::chunker::Chunker;
-use halo_core::model::{ChatTemplate, Model, ModelToken};
+use halo_core::model::{ChatTemplate, Model, ModelToken, OutputConstraint, Sampling};
 use halo_core::rules::ContextRules;
 use halo_core::timeline::Timeline;
 use halo_core::token::{ContentKind, Role, TokenSource};
+use halo_core::tool_call::{ToolChoice, ToolDefinition, ToolSection};
 use jiff::civil::{Date, DateTime, Time};
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_64;
@@ -113,6 +114,39 @@ impl ChatFormatter {
         }
     }
 
+    /// The text before the timeline with the functions that a client offers. Only the template's text can name special
+    /// tokens; the functions are content.
+    #[must_use]
+    pub fn preamble_with_tools(&self, tools: &[ToolDefinition]) -> Vec<FramedText> {
+        let ChatTemplate { start, system, tools: format, .. } = &self.template;
+        let (Some(first), more) = (tools.first(), tools.get(1..).unwrap_or_default()) else {
+            return vec![self.preamble()];
+        };
+        let section = format.section.clone().unwrap_or_else(|| ToolSection::generic(&system.prefix));
+        let prompt = self.system_prompt.trim();
+        let framed = |frame: String, content: String| FramedText { frame, content };
+        // Without a system prompt, the header of the first turn does not close the preamble.
+        let closing = if prompt.is_empty() { system.suffix.as_str() } else { "" };
+        let mut texts = Vec::with_capacity(tools.len() + 2);
+        let (head, gap) = (format!("{start}{}", section.head), section.gap.as_str());
+        let first = |frame: String| framed(frame, section.definition(first));
+        let more = more.iter().map(|tool| framed(section.separator.clone(), section.definition(tool)));
+        if section.tools_first {
+            texts.push(first(head));
+            texts.extend(more);
+            let gap =
+                if prompt.is_empty() { gap.strip_suffix(system.prefix.as_str()).unwrap_or(gap) } else { gap };
+            texts.push(framed(gap.to_owned(), prompt.to_owned()));
+        } else {
+            texts.push(framed(head, prompt.to_owned()));
+            texts.push(first(gap.to_owned()));
+            texts.extend(more);
+        }
+        texts.push(framed(format!("{}{closing}", section.tail), String::new()));
+        texts.retain(|text| !text.frame.is_empty() || !text.content.is_empty());
+        texts
+    }
+
     /// The header of a turn after one of `before`, or after the system prompt, with the time of a user message.
     #[must_use]
     pub fn turn_header(&self, role: Role, before: Option<Role>, at: Option<MessageTime>) -> FramedText {
@@ -122,8 +156,13 @@ impl ChatFormatter {
         let name = match role {
             Role::User => self.names.user.trim(),
             Role::Assistant => self.names.assistant.trim(),
-            Role::System => "",
+            Role::System | Role::Tool => "",
         };
+        // Results that follow each other may share the turn of a user.
+        let separator = self.template.tools.result_separator.as_ref();
+        if let (Role::Tool, Some(Role::Tool), Some(separator)) = (role, before, separator) {
+            return FramedText { frame: separator.clone(), content: String::new() };
+        }
         // Tokens of words begin with a space, so the model's own header ends with the colon.
         let name = match (name, role) {
             ("", _) => String::new(),
@@ -139,9 +178,54 @@ impl ChatFormatter {
     /// Differs between templates that write turns differently: then a conversation must be retokenized.
     #[must_use]
     pub fn fingerprint(template: &ChatTemplate) -> String {
-        let ChatTemplate { start: _, system, user, assistant } = template;
+        // Functions change from request to request, and reasoning is no part of a finished turn.
+        let ChatTemplate { start: _, system, user, assistant, tools: _, reasoning: _ } = template;
         let parts = [system, user, assistant].map(|wrap| format!("{}\0{}", wrap.prefix, wrap.suffix));
         format!("{:016x}", xxh3_64(parts.join("\0").as_bytes()))
+    }
+}
+
+/// What the template writes between the header of an answer and the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerOpening {
+    Plain,
+    /// The beginning of the reasoning.
+    Reasoning,
+    /// The sign that there is no reasoning.
+    WithoutReasoning,
+}
+
+impl AnswerOpening {
+    /// `skip` is the client's wish for an answer without reasoning, `continued` says that the client has begun the answer.
+    #[must_use]
+    pub fn new(template: &ChatTemplate, sampling: &Sampling, skip: bool, continued: bool) -> Self {
+        let Some(reasoning) = template.reasoning.as_ref().filter(|_| !continued) else { return Self::Plain };
+        // Such an answer follows its format from the first token.
+        let is_constrained = match &sampling.constraint {
+            None => false,
+            Some(OutputConstraint::ToolCalls(options)) => options.choice != ToolChoice::Auto,
+            Some(
+                OutputConstraint::JsonSchema(_)
+                | OutputConstraint::LarkGrammar(_)
+                | OutputConstraint::GbnfGrammar(_),
+            ) => true,
+        };
+        match () {
+            () if (skip || is_constrained) && reasoning.skip.is_some() => Self::WithoutReasoning,
+            () if is_constrained || reasoning.prompt.is_empty() => Self::Plain,
+            () => Self::Reasoning,
+        }
+    }
+
+    /// The text of it.
+    #[must_use]
+    pub fn text(self, template: &ChatTemplate) -> String {
+        let reasoning = template.reasoning.as_ref();
+        match self {
+            Self::Plain => String::new(),
+            Self::Reasoning => reasoning.map(|r| r.prompt.clone()).unwrap_or_default(),
+            Self::WithoutReasoning => reasoning.and_then(|r| r.skip.clone()).unwrap_or_default(),
+        }
     }
 }
 
@@ -209,6 +293,48 @@ mod tests {
         let bare = ChatFormatter { system_prompt: String::new(), show_dates: false, ..frame };
         assert_eq!(bare.preamble().text(), "");
         assert_eq!(bare.turn_header(Role::User, None, message_time(None)).text(), "<|im_start|>user\n");
+    }
+
+    #[test]
+    fn chat_format_preamble_has_functions() {
+        let tool = |name: &str| ToolDefinition {
+            name: name.into(),
+            function: format!("{{\"name\": \"{name}\"}}"),
+            parameters: "{}".into(),
+        };
+        let text = |format: &ChatFormatter, tools: &[ToolDefinition]| -> String {
+            format.preamble_with_tools(tools).iter().map(FramedText::text).collect()
+        };
+        let mut template = ChatTemplate::chatml();
+        let mut format = ChatFormatter {
+            template: template.clone(),
+            system_prompt: "Be kind.".into(),
+            show_dates: false,
+            names: SpeakerNames::default(),
+        };
+        assert_eq!(text(&format, &[]), "<|im_start|>system\nBe kind.");
+        let generic = text(&format, &[tool("f"), tool("g")]);
+        assert!(generic.starts_with("<|im_start|>system\nBe kind.\n\n# Tools\n"), "{generic}");
+        let both = "{\"type\": \"function\", \"function\": {\"name\": \"f\"}}\n{\"type\": \"function\", \"function\": {\"name\": \"g\"}}\n</tools>";
+        assert!(generic.contains(both) && generic.ends_with("</tool_call>"), "{generic}");
+        template.tools.section = Some(ToolSection {
+            tools_first: true,
+            head: "<|im_start|>system\n[".into(),
+            gap: "]\n".into(),
+            separator: ", ".into(),
+            tail: "!".into(),
+            bare_function: true,
+            indent: None,
+        });
+        format.template = template;
+        let first = "<|im_start|>system\n[{\"name\": \"f\"}, {\"name\": \"g\"}]\nBe kind.!";
+        assert_eq!(text(&format, &[tool("f"), tool("g")]), first);
+        format.system_prompt.clear();
+        assert_eq!(text(&format, &[tool("f")]), "<|im_start|>system\n[{\"name\": \"f\"}]\n!<|im_end|>\n");
+        let results = format.turn_header(Role::Tool, Some(Role::Assistant), None).text();
+        assert_eq!(results, "<|im_end|>\n<|im_start|>user\n<tool_response>\n");
+        let next = format.turn_header(Role::Tool, Some(Role::Tool), None).text();
+        assert_eq!(next, "\n</tool_response>\n<tool_response>\n");
     }
 
     #[test]

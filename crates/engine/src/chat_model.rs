@@ -1,21 +1,25 @@
 //! A model together with the way messages are written for it.
 
+use crate::align::SentMessage;
 use crate::chat_format::{ChatFormatter, MessageTime};
 use halo_core::Error;
 use halo_core::model::{Model, ModelInfo, ModelToken};
 use halo_core::token::{ContentKind, Role};
+use halo_core::tool_call::{MessagePart, ToolDefinition};
 
 /// A model, its chat template, and the system prompt as tokens.
 pub struct ChatModel {
     pub(crate) model: Box<dyn Model + Send>,
     pub(crate) format: ChatFormatter,
     pub(crate) system_tokens: Vec<ModelToken>,
+    /// The functions that a client offers: they are part of the system prompt.
+    tools: Vec<ToolDefinition>,
 }
 
 impl ChatModel {
     pub(crate) fn new(mut model: Box<dyn Model + Send>, format: ChatFormatter) -> Result<Self, Error> {
         let system_tokens = format.preamble().tokenize(&mut *model)?;
-        Ok(Self { model, format, system_tokens })
+        Ok(Self { model, format, system_tokens, tools: Vec::new() })
     }
 
     #[must_use]
@@ -25,8 +29,32 @@ impl ChatModel {
 
     pub(crate) fn set_system_prompt(&mut self, system_prompt: String) -> Result<(), Error> {
         self.format.system_prompt = system_prompt;
-        self.system_tokens = self.format.preamble().tokenize(&mut *self.model)?;
+        self.tokenize_preamble()
+    }
+
+    /// Sets the functions that a client offers. Where they differ from those before, the context window is prefilled again.
+    pub(crate) fn set_tools(&mut self, tools: &[ToolDefinition]) -> Result<(), Error> {
+        if self.tools == tools {
+            return Ok(());
+        }
+        self.tools = tools.to_vec();
+        self.tokenize_preamble()
+    }
+
+    fn tokenize_preamble(&mut self) -> Result<(), Error> {
+        // A remote model gets the functions with its request.
+        let tools = if self.is_remote() { &[] } else { self.tools.as_slice() };
+        let mut tokens = Vec::new();
+        for text in self.format.preamble_with_tools(tools) {
+            tokens.extend(text.tokenize(&mut *self.model)?);
+        }
+        self.system_tokens = tokens;
         Ok(())
+    }
+
+    /// Whether the chat template is the business of a server.
+    fn is_remote(&self) -> bool {
+        self.format.template.is_empty()
     }
 
     /// The tokens of a new turn: its header, then the message. `before` is the role of the turn before it.
@@ -42,6 +70,23 @@ impl ChatModel {
         if !text.is_empty() {
             let message = self.model.tokenize(text, false)?;
             tokens.extend(message.into_iter().map(|token| (token, ContentKind::Message)));
+        }
+        Ok(tokens)
+    }
+
+    /// The tokens of a message of a client's history: its header, then the text, then its calls in the format of the model.
+    pub(crate) fn tokenize_sent(
+        &mut self,
+        message: &SentMessage,
+        before: Option<Role>,
+    ) -> Result<Vec<(ModelToken, ContentKind)>, Error> {
+        let mut tokens = self.tokenize_message(message.role, "", before, None)?;
+        for part in self.format.template.tools.call.render(&message.text, &message.calls) {
+            let part = match part {
+                MessagePart::Frame(text) if !self.is_remote() => self.model.tokenize(&text, true)?,
+                MessagePart::Frame(text) | MessagePart::Content(text) => self.model.tokenize(&text, false)?,
+            };
+            tokens.extend(part.into_iter().map(|token| (token, ContentKind::Message)));
         }
         Ok(tokens)
     }

@@ -11,30 +11,67 @@ use halo_core::model::StepFlow;
 use halo_core::store::{Durability, RecordKind};
 use halo_core::token::{ChunkId, Role, TurnId};
 
-/// Appends messages that are not to be answered, in one commit; what does not fit the context window is pruned in the same
-/// commit. `flow` is asked between messages and can stop it: then nothing was appended.
+/// The most messages of one commit. A commit locks the store: 60,000 messages at once made other conversations wait for more than
+/// a second.
+const MAX_MESSAGES_PER_COMMIT: usize = 2_000;
+
+/// Appends messages that are not to be answered; what does not fit the context window is pruned in the same commit. `flow` is
+/// asked between messages and can stop it: what was committed before stays, and a client that sends its history again goes on
+/// behind it.
 pub(crate) fn append_messages(
     parts: &mut SessionParts,
-    messages: &[(Role, String)],
+    messages: &[SentMessage],
     flow: &mut dyn FnMut() -> StepFlow,
 ) -> Result<(), Error> {
     parts.conversation.check_lease()?;
-    let cancelled = || Error::cancelled("appending the history", "cancelled; nothing was stored");
+    let mut rest: Vec<&SentMessage> = messages.iter().filter(|message| !message.is_empty()).collect();
+    let mut stored = 0;
+    while !rest.is_empty() {
+        let later = rest.split_off(commit_len(&rest));
+        append_commit(parts, &rest, stored, flow)?;
+        stored += rest.len();
+        rest = later;
+    }
+    if stored > 0 {
+        parts.memories.refresh_placement(&mut parts.conversation, &parts.rules);
+        parts.publish();
+    }
+    Ok(())
+}
+
+/// How many messages the next commit has. The results of functions are in the commit of their calls.
+fn commit_len(messages: &[&SentMessage]) -> usize {
+    let first = messages.len().min(MAX_MESSAGES_PER_COMMIT);
+    first + messages[first..].iter().take_while(|message| message.role == Role::Tool).count()
+}
+
+/// Appends messages in one commit. `stored` is the number of messages that earlier commits have stored.
+fn append_commit(
+    parts: &mut SessionParts,
+    messages: &[&SentMessage],
+    stored: usize,
+    flow: &mut dyn FnMut() -> StepFlow,
+) -> Result<(), Error> {
+    let cancelled = || {
+        let message = match stored {
+            0 => "cancelled; nothing was stored".to_owned(),
+            stored => format!("cancelled; {stored} messages were stored before"),
+        };
+        Error::cancelled("appending the history", message)
+    };
     let mut draft = parts.timeline().clone();
     let mut changes = Vec::with_capacity(messages.len() + 1);
     let mut before = parts.conversation.turns_latest_first().next().map(|(_, role)| role);
-    for (role, text) in messages.iter().filter(|(_, text)| !text.trim().is_empty()) {
+    for message in messages {
         if flow() == StepFlow::Stop {
             return Err(cancelled());
         }
-        let tokens = parts.model.tokenize_message(*role, text, before, None)?;
-        let change = Change::Append(chat_format::plan_append(&draft, *role, tokens, &parts.rules.context));
+        let tokens = parts.model.tokenize_sent(message, before)?;
+        let role = message.role;
+        let change = Change::Append(chat_format::plan_append(&draft, role, tokens, &parts.rules.context));
         draft.apply(&change)?;
         changes.push(change);
-        before = Some(*role);
-    }
-    if changes.is_empty() {
-        return Ok(());
+        before = Some(role);
     }
     let budget = parts.token_budget().unwrap_or(usize::MAX).min(parts.token_limit());
     changes.extend(parts.prune_plan(&draft, budget, None).change());
@@ -46,8 +83,6 @@ pub(crate) fn append_messages(
     store_message_keys(&mut parts.conversation)?;
     parts.sync_index()?;
     parts.conversation.unload_pruned();
-    parts.memories.refresh_placement(&mut parts.conversation, &parts.rules);
-    parts.publish();
     Ok(())
 }
 
@@ -77,14 +112,16 @@ pub(crate) fn prune_system_messages(parts: &mut SessionParts, still_sent: &[&str
     Ok(())
 }
 
-/// Whether a chunk was pruned because a client no longer sends it: then search does not resurrect it.
-pub(crate) fn is_dropped_by_client(conversation: &mut Conversation, chunk: ChunkId) -> Result<bool, Error> {
+/// Whether a chunk was pruned because a client no longer sends it, or because it is the reasoning of a finished answer: then
+/// search does not resurrect it.
+pub(crate) fn is_pruned_for_good(conversation: &mut Conversation, chunk: ChunkId) -> Result<bool, Error> {
     let (store, name, _) = conversation.body_loader();
     let history = store.chunk_history(name, chunk)?;
     let last =
         history.iter().rev().flat_map(|entry| entry.change.flatten()).find_map(|change| match change {
             Change::Prune(pruned) => {
-                pruned.iter().find(|p| p.chunk == chunk).map(|p| p.reason == PruneReason::Client)
+                let pruned = pruned.iter().find(|p| p.chunk == chunk);
+                pruned.map(|p| matches!(p.reason, PruneReason::Client | PruneReason::Reasoning))
             }
             Change::Resurrect(resurrected) => resurrected.iter().any(|r| r.chunk == chunk).then_some(false),
             _ => None,

@@ -346,6 +346,24 @@ pub(crate) fn turn_text(
     Ok(timeline.turn_chunks(turn).map(|chunk| chunk.text().into_owned()).collect())
 }
 
+/// The messages of a conversation from one turn to another, deleted ones left out.
+pub fn load_messages(
+    store: &mut dyn Store,
+    name: &str,
+    turns: std::ops::RangeInclusive<TurnId>,
+) -> Result<Vec<(TurnId, Role, String)>, Error> {
+    let mut timeline = store.load(name, Access::Read)?;
+    let listed = timeline.turns().iter().filter(|turn| turns.contains(&turn.id));
+    let listed: Vec<(TurnId, Role)> = listed.map(|turn| (turn.id, turn.role)).collect();
+    let mut messages = Vec::with_capacity(listed.len());
+    for (turn, role) in listed {
+        if timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted()) {
+            messages.push((turn, role, turn_text(store, name, &mut timeline, turn)?));
+        }
+    }
+    Ok(messages)
+}
+
 /// The chunks of a list whose bodies are only in the store.
 pub(crate) fn unloaded_chunks(timeline: &Timeline, chunks: &[ChunkId]) -> Vec<ChunkId> {
     let is_unloaded = |id: &ChunkId| timeline.chunk(*id).is_some_and(|chunk| !chunk.is_loaded());

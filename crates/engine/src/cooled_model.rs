@@ -9,7 +9,7 @@ use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
     CancelHandle, FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt,
-    PromptMessage, Sampling, StepFlow, WindowToken,
+    PromptMessage, Sampling, SamplingParameter, StepFlow, WindowToken,
 };
 use halo_core::token::{Role, TokenId};
 
@@ -79,6 +79,10 @@ impl Model for CooledModel {
 
     fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
         self.inner.check_constraint(constraint)
+    }
+
+    fn supports(&self, parameter: SamplingParameter) -> bool {
+        self.inner.supports(parameter)
     }
 
     fn prefill(

@@ -5,7 +5,7 @@ use halo_agents::forgetting::ForgettingResult;
 use halo_agents::principle::JudgePrinciple;
 use halo_core::ErrorKind;
 use halo_core::attention::{AttentionFocus, AttentionStats};
-use halo_core::model::{CacheStats, FinishReason};
+use halo_core::model::{CacheStats, FinishReason, TokenLogprobs};
 use halo_core::resurrect::Hit;
 use halo_core::token::{ChunkId, Position, Role, TurnId};
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub enum Event {
     Prefilled(CacheStats),
     /// A token of the answer; its text is empty while a character is incomplete.
     Token { chunk: ChunkId, position: Position, text: String },
+    /// The log-probabilities of the next token, where they were requested.
+    Logprobs(TokenLogprobs),
     /// Where the attention of the token at this position lies. Not sent for every token: at most once per
     /// [`ATTENTION_INTERVAL`].
     Attention { position: Position, focus: AttentionFocus },

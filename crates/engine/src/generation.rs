@@ -1,21 +1,21 @@
 //! Generates an answer: token by token, each committed and scored as it comes, with up to five tool calls.
 
 use crate::answer_stream::AnswerStream;
-use crate::chat_format;
+use crate::chat_format::{self, AnswerOpening};
 use crate::conversation::RUNNING_TURN_KEY;
 use crate::event::{Event, TurnStage};
 use crate::memory::attention::MemorySlots;
 use crate::memory::segment::window_messages;
-use crate::parts::SessionParts;
+use crate::parts::{AnswerBegin, SessionParts};
 use crate::tools;
 use crate::turn_progress::TurnProgress;
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::ScoringStrategy;
-use halo_core::change::{Change, DeleteReason};
+use halo_core::change::{Change, DeleteReason, NewToken};
 use halo_core::model::{FinishReason, ModelStep, Prompt, Sampling, StepFlow, WindowToken};
 use halo_core::store::{Durability, RecordKind};
-use halo_core::token::{Role, TurnId};
+use halo_core::token::{ContentKind, Role, TokenSource, TurnId};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ const MAX_TOOL_ROUNDS: usize = 5;
 pub(crate) struct GeneratedAnswer {
     pub turn: TurnId,
     pub tokens: usize,
+    /// The index of the last chunk of the reasoning, if it is complete.
+    pub reasoning_end: Option<u32>,
     /// Tokens that were prefilled, and how long that took.
     pub prefill: Option<(usize, Duration)>,
     /// Why generation ended, or how the model failed after the tokens that are stored.
@@ -35,6 +37,7 @@ pub(crate) struct GeneratedAnswer {
 /// One call of the model: its tokens, and why it ended.
 struct GenerationRound {
     tokens: usize,
+    reasoning_end: Option<u32>,
     text: String,
     prefill: Option<(usize, Duration)>,
     finish: Result<FinishReason, Error>,
@@ -61,11 +64,12 @@ impl AnswerGenerator<'_, '_> {
     pub fn generate_answer(&mut self) -> Result<GeneratedAnswer, Error> {
         let turn = self.begin_turn()?;
         let (mut finish, mut tokens, mut commands) = (Ok(FinishReason::EndOfText), 0, Vec::<String>::new());
-        let mut prefill = None;
+        let (mut prefill, mut reasoning_end) = (None, None);
         for _ in 0..=MAX_TOOL_ROUNDS {
             let round = self.generate_round()?;
             (finish, tokens) = (round.finish, tokens + round.tokens);
             prefill = prefill.or(round.prefill);
+            reasoning_end = reasoning_end.or(round.reasoning_end);
             // Only the model's own text can call a tool, and a repeated call does nothing.
             let command = tools::call::trailing_command(&round.text)
                 .filter(|_| finish == Ok(FinishReason::StopSequence))
@@ -80,18 +84,40 @@ impl AnswerGenerator<'_, '_> {
             // The model was stopped or failed before its first token: the message still waits for an answer.
             self.parts.delete_turns(&[turn], DeleteReason::NoAnswer)?;
         }
-        Ok(GeneratedAnswer { turn, tokens, prefill, finish })
+        Ok(GeneratedAnswer { turn, tokens, reasoning_end, prefill, finish })
     }
 
-    /// Appends the header of the answer, and marks its turn as running.
+    /// Appends the header of the answer and what the client or the template has written of it, and marks its turn as running.
     fn begin_turn(&mut self) -> Result<TurnId, Error> {
         let parts = &mut *self.parts;
         let before = parts.conversation.turns_latest_first().next().map(|(_, role)| role);
-        let header = parts.model.tokenize_message(Role::Assistant, "", before, None)?;
-        let append =
-            chat_format::plan_append(parts.timeline(), Role::Assistant, header, &parts.rules.context);
+        let AnswerBegin { text, skip_reasoning } = std::mem::take(&mut parts.next_answer);
+        let tokens = parts.model.tokenize_message(Role::Assistant, &text, before, None)?;
+        let mut append =
+            chat_format::plan_append(parts.timeline(), Role::Assistant, tokens, &parts.rules.context);
+        let template = &parts.model.format.template;
+        let opening = AnswerOpening::new(template, &parts.rules.sampling, skip_reasoning, !text.is_empty());
+        let text = opening.text(template);
+        // The beginning of the reasoning is pruned with it, so it is a chunk of its own.
+        let chunk_index = u32::from(opening == AnswerOpening::Reasoning && !append.tokens.is_empty());
+        let source = TokenSource::from_role(Role::Assistant, false);
+        let brightness = parts.rules.context.strategy.initial_brightness(source);
+        let kind = ContentKind::Template;
+        let opening = if text.is_empty() { Vec::new() } else { parts.model.model.tokenize(&text, true)? };
+        append.tokens.extend(opening.into_iter().map(|token| NewToken {
+            id: token.id,
+            text: token.text,
+            chunk_index,
+            brightness,
+            kind,
+        }));
         let turn = append.turn;
-        parts.conversation.put_setting(RUNNING_TURN_KEY, Some(&turn.0.to_string()))?;
+        match parts.conversation.is_new() {
+            // The client has sent nothing but a system prompt.
+            true => parts.conversation.stage_setting(RUNNING_TURN_KEY, turn.0.to_string()),
+            false => parts.conversation.put_setting(RUNNING_TURN_KEY, Some(&turn.0.to_string()))?,
+        }
+        parts.stage_system_prompt();
         parts.commit(&Change::Append(append), Durability::Deferred)?;
         Ok(turn)
     }
@@ -116,7 +142,9 @@ impl AnswerGenerator<'_, '_> {
     fn answer_stream(&self) -> AnswerStream {
         let parts = &*self.parts;
         let system_len = parts.model.system_tokens.len();
-        AnswerStream::new(parts.timeline(), system_len, &parts.rules.context, parts.rules.watch.max)
+        let reasoning = parts.model.format.template.reasoning.clone();
+        let (timeline, rules) = (parts.timeline(), &parts.rules);
+        AnswerStream::new(timeline, system_len, &rules.context, rules.watch.max, reasoning)
     }
 
     /// One round of generation. An error of the model is part of the result: the tokens before it are stored.
@@ -135,11 +163,12 @@ impl AnswerGenerator<'_, '_> {
         self.progress.record_stage(TurnStage::Score, overhead);
         self.end_recording()?;
         let (tokens, text) = (stream.tokens, std::mem::take(&mut stream.text));
+        let reasoning_end = stream.reasoning_end;
         self.progress.traces.append(&mut stream.traces);
         let (score, event) = stream.finish();
         self.parts.commit(&score, Durability::Deferred)?;
         self.progress.announce(event);
-        Ok(GenerationRound { tokens, text, prefill: prefilled, finish })
+        Ok(GenerationRound { tokens, reasoning_end, text, prefill: prefilled, finish })
     }
 
     fn begin_recording(&mut self) {
@@ -182,7 +211,9 @@ impl AnswerGenerator<'_, '_> {
         stream: &mut AnswerStream,
         timings: &mut GenerationTimings,
     ) -> Result<Result<FinishReason, Error>, Error> {
-        for step in 0..self.parts.rules.sampling.max_tokens {
+        // Tokens are pruned while others are generated, so the context does not end an answer without a maximum.
+        let max_tokens = self.parts.rules.sampling.max_tokens.min(self.parts.model.info().context);
+        for step in 0..max_tokens {
             let sampling = self.sampling(step);
             let stop = sampling.stop.clone();
             let finish = self.generate(&Sampling { max_tokens: 1, ..sampling }, stream, timings)?;
@@ -242,6 +273,7 @@ impl AnswerGenerator<'_, '_> {
                     (progress.callback)(Event::Prefilled(stats))
                 }
                 ModelStep::PrefillDone(_) => StepFlow::Continue,
+                ModelStep::Logprobs(logprobs) => (progress.callback)(Event::Logprobs(logprobs.clone())),
                 ModelStep::Token(token, row) => {
                     // A model that does not report its prefill has read the whole window when its first token comes.
                     timings.prefilled.get_or_insert_with(|| (window.len(), start.elapsed()));
@@ -293,6 +325,8 @@ impl AnswerGenerator<'_, '_> {
             max_tokens: parts.rules.preview_tokens,
             temperature: 0.0,
             constraint: None,
+            logprobs: None,
+            ignore_end: false,
             ..parts.rules.sampling.clone()
         };
         let SessionParts { conversation, model, memories, .. } = parts;

@@ -26,6 +26,7 @@ pub mod memory;
 mod opening;
 mod parts;
 pub mod premise;
+mod reasoning;
 pub mod recorder;
 mod retokenize;
 pub mod rules;

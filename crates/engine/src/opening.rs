@@ -9,7 +9,7 @@ use crate::conversation::{Conversation, RUNNING_TURN_KEY, SYSTEM_PROMPT_KEY, TEM
 use crate::memory::carry::carried_text;
 use crate::memory::manager::MemoryManager;
 use crate::memory::record::{Memory, load_memories};
-use crate::parts::SessionParts;
+use crate::parts::{AnswerBegin, SessionParts};
 use crate::premise::PremiseChecker;
 use crate::recorder::RecorderSet;
 use crate::retokenize::Retokenizer;
@@ -88,6 +88,7 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         rules,
         last_user_day,
         next_message_id: None,
+        next_answer: AnswerBegin::default(),
         unsaved_system_prompt: None,
         prefill_speed,
     };

@@ -23,6 +23,15 @@ use halo_recall::recall::Recall;
 use jiff::civil::Date;
 use std::time::Duration;
 
+/// How an answer begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AnswerBegin {
+    /// Text that the client has written for the model, which continues it.
+    pub text: String,
+    /// Whether the client wants no reasoning, where the template has a way to leave it out.
+    pub skip_reasoning: bool,
+}
+
 /// The parts of a session.
 pub(crate) struct SessionParts {
     pub conversation: Conversation,
@@ -37,6 +46,8 @@ pub(crate) struct SessionParts {
     pub last_user_day: Option<Date>,
     /// The client's id of the next message.
     pub next_message_id: Option<String>,
+    /// How the next answer begins.
+    pub next_answer: AnswerBegin,
     /// A system prompt of this conversation that is stored with its first message.
     pub unsaved_system_prompt: Option<String>,
     /// The fastest prefill of this model in this conversation, in tokens per second.

@@ -42,6 +42,8 @@ pub struct ConversationRules {
     pub judge_principles: Vec<JudgePrinciple>,
     /// How memories are formed; none: they are not.
     pub memory: Option<MemoryRules>,
+    /// Whether the reasoning of a finished answer stays in the context window.
+    pub keep_reasoning: bool,
     /// When a forgetting cycle runs; none: never.
     pub forgetting: Option<ForgettingRules>,
 }
@@ -141,7 +143,7 @@ impl ConversationRules {
     #[must_use]
     pub fn answer_reserve(&self, limit: usize) -> usize {
         let most = (limit / 2).saturating_sub(self.resurrection_reserve(limit)).max(limit / 8).max(1);
-        self.sampling.max_tokens.min(most)
+        self.sampling.expected_tokens.unwrap_or(self.sampling.max_tokens).min(most)
     }
 
     /// Tokens of a limit that are kept free for chunks to be resurrected. The model's context may be smaller than the

@@ -18,6 +18,7 @@ use crate::memory::range::MemoryRange;
 use crate::memory::record::Memory;
 use crate::memory::segment::{PlacedMemory, RenderedContext, render_segments};
 use crate::opening::{OpenRequest, base_system_prompt, build_system_prompt, join_system_prompt, open_parts};
+pub use crate::parts::AnswerBegin;
 use crate::parts::SessionParts;
 use crate::premise::PremiseMethod;
 use crate::recorder::{AnswerRecorder, RecorderPurpose};
@@ -33,6 +34,7 @@ use halo_core::model::{Model, Sampling, StepFlow, WindowToken};
 use halo_core::store::{Access, Durability, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
+use halo_core::tool_call::ToolDefinition;
 use jiff::civil::DateTime;
 use std::sync::Arc;
 
@@ -318,14 +320,36 @@ impl Session {
 
     // A client's own history.
 
-    /// Appends messages that are not to be answered, in one commit. `flow` is asked between messages and can stop it: then
-    /// nothing was appended.
+    /// Appends messages that are not to be answered. `flow` is asked between messages and can stop it. A long history is
+    /// several commits: what was committed before stays.
     pub fn append_messages(
         &mut self,
         messages: &[(Role, String)],
         flow: &mut dyn FnMut() -> StepFlow,
     ) -> Result<(), Error> {
+        let messages = messages.iter().map(|(role, text)| SentMessage::new(*role, text.clone()));
+        self.append_sent_messages(&messages.collect::<Vec<_>>(), flow)
+    }
+
+    /// The same for messages that may call functions.
+    pub fn append_sent_messages(
+        &mut self,
+        messages: &[SentMessage],
+        flow: &mut dyn FnMut() -> StepFlow,
+    ) -> Result<(), Error> {
         client_history::append_messages(&mut self.parts, messages, flow)
+    }
+
+    /// Sets the functions that a client offers: the model may call them, and only the client runs them.
+    pub fn set_tools(&mut self, tools: &[ToolDefinition]) -> Result<(), Error> {
+        self.parts.model.set_tools(tools)?;
+        self.parts.publish();
+        Ok(())
+    }
+
+    /// How the next answer begins.
+    pub fn set_next_answer(&mut self, begin: AnswerBegin) {
+        self.parts.next_answer = begin;
     }
 
     /// Prunes the system messages that a client no longer sends.

@@ -3,11 +3,12 @@
 
 use crate::answer_stream::pruned_events;
 use crate::chat_format::{self, MessageTime};
-use crate::client_history::{is_dropped_by_client, store_message_keys};
+use crate::client_history::{is_pruned_for_good, store_message_keys};
 use crate::conversation::RUNNING_TURN_KEY;
 use crate::event::{ChangeAction, Event, TurnStage, TurnSummary};
 use crate::generation::{AnswerGenerator, GeneratedAnswer};
 use crate::parts::SessionParts;
+use crate::reasoning::prune_reasoning;
 use crate::rules::ResurrectBrightness;
 pub use crate::turn_progress::TurnCallback;
 use crate::turn_progress::TurnProgress;
@@ -29,6 +30,8 @@ use std::time::Instant;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnInput {
     Message(String),
+    /// A message of a client that keeps its own history. Nothing is written into it that the client did not send: no date.
+    ClientMessage(String),
     /// Nothing new: the last message is answered as it is.
     AnswerLast,
     /// The last message again: its answer becomes a variant.
@@ -37,7 +40,7 @@ pub enum TurnInput {
     EditLast(String, EditAuthor),
 }
 
-/// Who regenerated an answer or edited a message.
+/// Who wrote or edited a message, or regenerated an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EditAuthor {
     /// A person, on the page or in the terminal.
@@ -95,7 +98,12 @@ impl<'a> TurnRunner<'a> {
         if let Some((tokens, duration)) = answer.prefill {
             self.parts.record_prefill(tokens, duration)?;
         }
-        let exceeded = self.time_stage(TurnStage::Prune, |turn| turn.prune_to_budget(answer.turn))?;
+        let exceeded = self.time_stage(TurnStage::Prune, |turn| {
+            if let Some(last) = answer.reasoning_end.filter(|_| !turn.parts.rules.keep_reasoning) {
+                prune_reasoning(turn.parts, &mut turn.progress, answer.turn, last)?;
+            }
+            turn.prune_to_budget(answer.turn)
+        })?;
         if let Some(exceeded) = exceeded {
             self.progress.announce(Event::BudgetExceeded(exceeded));
         }
@@ -108,15 +116,16 @@ impl<'a> TurnRunner<'a> {
     /// Stores a new message, or finds the one that is to be answered. A regenerated answer or an edited message becomes a
     /// variant.
     fn accept_input(&mut self, input: TurnInput, now: DateTime) -> Result<AnsweredMessage, Error> {
-        let text = match input {
-            TurnInput::Message(text) => text,
+        let (text, author) = match input {
+            TurnInput::Message(text) => (text, EditAuthor::User),
+            TurnInput::ClientMessage(text) => (text, EditAuthor::Client),
             TurnInput::EditLast(text, author) => {
                 check_not_empty(&text)?;
                 // A refused message must not replace the last one.
                 self.check_message_fits(&text)?;
                 retract_last_message(self.parts, author)?;
                 self.progress.announce(REPLACED);
-                text
+                (text, author)
             }
             TurnInput::Regenerate(author) => {
                 self.retract_last_answer(author)?;
@@ -125,17 +134,21 @@ impl<'a> TurnRunner<'a> {
             TurnInput::AnswerLast => return self.find_last_message(),
         };
         check_not_empty(&text)?;
-        self.append_user_message(&text, now)?;
+        self.append_user_message(&text, author, now)?;
         Ok(AnsweredMessage { text, is_new: true })
     }
 
-    fn append_user_message(&mut self, text: &str, now: DateTime) -> Result<(), Error> {
-        let time = MessageTime::new(now, self.parts.last_user_day);
+    fn append_user_message(&mut self, text: &str, author: EditAuthor, now: DateTime) -> Result<(), Error> {
+        let time = match author {
+            EditAuthor::User => Some(MessageTime::new(now, self.parts.last_user_day)),
+            EditAuthor::Client => None,
+        };
         let before = self.last_turn().map(|(_, role)| role);
-        let tokens = self.parts.model.tokenize_message(Role::User, text, before, Some(time))?;
+        let tokens = self.parts.model.tokenize_message(Role::User, text, before, time)?;
         self.prune_to_fit(tokens.len())?;
         self.time_stage(TurnStage::Store, |turn| turn.append_message(Role::User, tokens))?;
-        self.parts.last_user_day = Some(now.date());
+        // A date that was not written must be written with the next message of the day.
+        self.parts.last_user_day = time.map(|_| now.date()).or(self.parts.last_user_day);
         Ok(())
     }
 
@@ -154,7 +167,7 @@ impl<'a> TurnRunner<'a> {
         // Checked first: an answer to nothing, such as a greeting, must not be deleted.
         let answered =
             self.parts.conversation.turns_latest_first().find(|(_, role)| *role != Role::Assistant);
-        if !matches!(answered, Some((_, Role::User))) {
+        if !matches!(answered, Some((_, Role::User | Role::Tool))) {
             return Err(Error::conflict("regenerating the answer", "there is no message to answer"));
         }
         let turns = self.parts.conversation.turns_latest_first();
@@ -420,8 +433,8 @@ pub(crate) fn retract_last_message(parts: &mut SessionParts, author: EditAuthor)
     Ok(text)
 }
 
-/// The hits of a search for chunks to resurrect, without those that a client no longer sends. Then the best hits that are
-/// pruned and stay so, because their score is below the floor.
+/// The hits of a search for chunks to resurrect, without reasoning and without those that a client no longer sends. Then
+/// the best hits that are pruned and stay so, because their score is below the floor.
 fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<(Vec<Hit>, Vec<Hit>), Error> {
     let options = parts.rules.recall;
     let found = parts.recall.search(query, Some(today), options)?;
@@ -430,10 +443,15 @@ fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<(Vec<
     let is_pruned = |hit: &Hit| parts.timeline().chunk(hit.chunk).is_some_and(|chunk| chunk.pruned_len() > 0);
     let below_floor = rest.into_iter().filter(|hit| hit.score > 0.0 && is_pruned(hit));
     let below_floor: Vec<Hit> = below_floor.take(MAX_BELOW_FLOOR).collect();
-    let system: Vec<ChunkId> =
-        hits.iter().map(|hit| hit.chunk).filter(|chunk| chunk.role == Role::System).collect();
-    for chunk in system {
-        if is_dropped_by_client(&mut parts.conversation, chunk)? {
+    let reasons = parts.model.format.template.reasoning.is_some();
+    let may_stay = |chunk: &ChunkId| match chunk.role {
+        Role::System => true,
+        Role::Assistant => reasons && !chunk.is_anchor(),
+        Role::User | Role::Tool => false,
+    };
+    let candidates: Vec<ChunkId> = hits.iter().map(|hit| hit.chunk).filter(may_stay).collect();
+    for chunk in candidates {
+        if is_pruned_for_good(&mut parts.conversation, chunk)? {
             hits.retain(|hit| hit.chunk != chunk);
         }
     }

@@ -7,10 +7,13 @@
 //! The template is untrusted code: its size, its nesting and its steps are limited. Its memory is not: the worker of
 //! `template_runner` limits that.
 
+use crate::tool_template::infer_tools;
 use halo_core::model::{ChatTemplate, MessageWrap};
+use halo_core::tool_call::{ReasoningFormat, ToolFormat, indent_json, space_json};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
+use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
+use std::collections::BTreeMap;
 
 /// Infers the wraps of all roles. `bos` is the text of the token that every prompt starts with, `end_tokens` the texts of
 /// the tokens that end an answer.
@@ -43,15 +46,21 @@ const MAX_TAG_BYTES: usize = 1 << 13;
 
 fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatTemplate, String> {
     let eos = end_tokens.first().map_or("", String::as_str);
-    let render =
-        |messages: &[(&str, &str)]| render_chat(source, messages, bos, eos).map_err(|e| e.to_string());
+    let renderer = ChatRenderer { source, bos, eos };
+    let render = |messages: &[(&str, &str)], thinking: Option<bool>| {
+        let messages = messages.iter().map(|&(role, content)| context! { role, content }).collect();
+        renderer.render(messages, None, thinking).map_err(|e| e.to_string())
+    };
     let [user, assistant, next_user, system] = SENTINELS;
     let chat = [("user", user), ("assistant", assistant), ("user", next_user)];
-    let with_system = render(&[&[("system", system)], &chat[..]].concat());
-    let with_system = with_system.ok().filter(|text| text.contains(system));
+    let chat_with_system = [&[("system", system)], &chat[..]].concat();
+    let with_system = render(&chat_with_system, None).ok();
+    // Some templates write the system prompt into the last message: then it is written as a user message.
+    let with_system = with_system
+        .filter(|text| matches!((text.find(system), text.find(user)), (Some(s), Some(u)) if s < u));
     let text = match &with_system {
         Some(text) => text.clone(),
-        None => render(&chat)?,
+        None => render(&chat, None)?,
     };
     let between = |after: Option<&str>, before: Option<&str>| -> Result<String, String> {
         let start = match after {
@@ -75,6 +84,13 @@ fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatT
     let generation_prompt = between(Some(next_user), None)?;
     let assistant_prefix =
         generation_prompt.strip_prefix(user_suffix.as_str()).map_or(assistant_prefix, str::to_owned);
+    let without_reasoning = || {
+        let messages = if with_system.is_some() { chat_with_system.as_slice() } else { &chat };
+        let text = render(messages, Some(false)).ok()?;
+        let prompt = &text[text.find(next_user)? + next_user.len()..];
+        prompt.strip_prefix(user_suffix.as_str()).map(str::to_owned)
+    };
+    let (assistant_prefix, reasoning) = infer_reasoning(source, assistant_prefix, without_reasoning);
     let system = match &with_system {
         Some(_) => {
             let gap = between(Some(system), Some(user))?;
@@ -85,12 +101,43 @@ fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatT
         // The template has no system role: the system prompt is written as a user message.
         None => MessageWrap { prefix: user_prefix.clone(), suffix: user_suffix.clone() },
     };
-    Ok(ChatTemplate {
+    let template = ChatTemplate {
         start: start.to_owned(),
         system,
         user: MessageWrap { prefix: user_prefix, suffix: user_suffix },
         assistant: MessageWrap { prefix: assistant_prefix, suffix: assistant_suffix },
-    })
+        tools: ToolFormat::default(),
+        reasoning,
+    };
+    let template = template.with_generic_results();
+    let tools = infer_tools(&renderer, &template, with_system.is_some(), end_tokens);
+    Ok(ChatTemplate { tools, ..template })
+}
+
+/// The markers of reasoning that published templates use.
+const REASONING_MARKERS: [(&str, &str); 4] = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<reasoning>", "</reasoning>"),
+];
+
+/// The reasoning of a template that names its markers. A marker at the end of the generation prompt belongs to the
+/// reasoning and not to the prefix of answers, because the reasoning of a finished answer is pruned.
+fn infer_reasoning(
+    source: &str,
+    assistant_prefix: String,
+    without_reasoning: impl Fn() -> Option<String>,
+) -> (String, Option<ReasoningFormat>) {
+    let named = |(open, close): &&(&str, &str)| source.contains(open) && source.contains(close);
+    let Some(&(open, close)) = REASONING_MARKERS.iter().find(named) else { return (assistant_prefix, None) };
+    let is_open = assistant_prefix.trim_end().ends_with(open);
+    let at = assistant_prefix.rfind(open).filter(|_| is_open).unwrap_or(assistant_prefix.len());
+    let (prefix, prompt) = assistant_prefix.split_at(at);
+    let skip = without_reasoning().and_then(|text| text.strip_prefix(prefix).map(str::to_owned));
+    let skip = skip.filter(|skip| skip.contains(close));
+    let format = ReasoningFormat { open: open.into(), close: close.into(), prompt: prompt.to_owned(), skip };
+    (prefix.to_owned(), Some(format))
 }
 
 /// The messages that are rendered: user, assistant, next user, system. Private-use characters, which no template writes.
@@ -99,7 +146,7 @@ const SENTINELS: [&str; 4] =
 
 /// Splits the text between two messages after the first end token and its line breaks: suffix of the one, prefix of the
 /// other.
-fn split_after_end_token(text: &str, end_tokens: &[String]) -> (String, String) {
+pub(crate) fn split_after_end_token(text: &str, end_tokens: &[String]) -> (String, String) {
     let end_tokens = end_tokens.iter().filter(|token| !token.is_empty());
     let end = end_tokens.filter_map(|token| Some(text.find(token.as_str())? + token.len())).min();
     let Some(end) = end else { return (String::new(), text.to_owned()) };
@@ -114,34 +161,66 @@ const FUEL: u64 = 100_000;
 /// The longest rendered chat; published templates write a few thousand bytes.
 const MAX_RENDERED_BYTES: usize = 1 << 17;
 
-fn render_chat(source: &str, messages: &[(&str, &str)], bos: &str, eos: &str) -> Result<String, Error> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-    environment.set_syntax(syntax);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    // These filters can allocate without limit.
-    ["indent", "format", "center"].into_iter().for_each(|filter| environment.remove_filter(filter));
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    // The inferred template must not depend on the date.
-    environment.add_function("strftime_now", |_format: String| "1 January 2000");
-    let messages: Vec<Value> =
-        messages.iter().map(|&(role, content)| context! { role => role, content => content }).collect();
-    let chat = context! {
-        messages => messages,
-        add_generation_prompt => true,
-        bos_token => bos,
-        eos_token => eos,
-    };
-    let text = environment.render_str(source, chat)?;
-    if text.len() > MAX_RENDERED_BYTES {
-        let message = format!("it writes {} bytes for four short messages", text.len());
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
-    }
-    Ok(text)
+/// Renders chats with one template.
+pub(crate) struct ChatRenderer<'a> {
+    source: &'a str,
+    pub bos: &'a str,
+    eos: &'a str,
 }
+
+impl ChatRenderer<'_> {
+    /// A chat as the template writes it. `thinking` is the switch that many templates have for reasoning.
+    pub fn render(
+        &self,
+        messages: Vec<Value>,
+        tools: Option<Value>,
+        thinking: Option<bool>,
+    ) -> Result<String, Error> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        environment.set_syntax(syntax);
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        // These filters can allocate without limit.
+        ["indent", "format", "center"].into_iter().for_each(|filter| environment.remove_filter(filter));
+        environment.add_filter("tojson", |value: Value, options: Kwargs| python_json(&value, &options));
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        // The inferred template must not depend on the date.
+        environment.add_function("strftime_now", |_format: String| "1 January 2000");
+        let mut chat = BTreeMap::from([
+            ("messages", Value::from(messages)),
+            ("add_generation_prompt", Value::from(true)),
+            ("bos_token", Value::from(self.bos)),
+            ("eos_token", Value::from(self.eos)),
+            // Llama writes functions into the first message of the user otherwise, which may be pruned.
+            ("tools_in_user_message", Value::from(false)),
+        ]);
+        chat.extend(tools.map(|tools| ("tools", tools)));
+        chat.extend(thinking.map(|thinking| ("enable_thinking", Value::from(thinking))));
+        let text = environment.render_str(self.source, Value::from(chat))?;
+        if text.len() > MAX_RENDERED_BYTES {
+            let message = format!("it writes {} bytes for a few short messages", text.len());
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+        Ok(text)
+    }
+}
+
+/// JSON with the white space of Python's `json.dumps`, which templates are written for.
+fn python_json(value: &Value, options: &Kwargs) -> Result<String, Error> {
+    let json = serde_json::to_string(value)
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("no JSON: {e}")))?;
+    let indent: Option<usize> = options.get("indent").unwrap_or(None);
+    let _: Option<Value> = options.get("ensure_ascii").unwrap_or(None);
+    Ok(match indent.filter(|&indent| indent <= MAX_INDENT) {
+        None => space_json(&json),
+        Some(indent) => indent_json(&json, indent),
+    })
+}
+
+const MAX_INDENT: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -169,6 +248,7 @@ mod tests {
                     system: wrap("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
                     user: wrap("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
                     assistant: wrap("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+                    ..ChatTemplate::default()
                 },
             ),
             (
@@ -180,6 +260,7 @@ mod tests {
                     system: wrap("[INST] ", ""),
                     user: wrap("[INST] ", ""),
                     assistant: wrap(" [/INST]", "</s>"),
+                    ..ChatTemplate::default()
                 },
             ),
             (
@@ -191,6 +272,7 @@ mod tests {
                     system: wrap("<start_of_turn>user\n", "<end_of_turn>\n"),
                     user: wrap("<start_of_turn>user\n", "<end_of_turn>\n"),
                     assistant: wrap("<start_of_turn>model\n", "<end_of_turn>\n"),
+                    ..ChatTemplate::default()
                 },
             ),
             (
@@ -202,11 +284,45 @@ mod tests {
                     system: wrap("<|SYSTEM|>", "</s>\n"),
                     user: wrap("<|USER|>", "</s>\n"),
                     assistant: wrap("<|ASSISTANT|>", "</s>\n"),
+                    ..ChatTemplate::default()
                 },
             ),
         ];
         for (name, source, (bos, end), expected) in cases {
-            assert_eq!(infer_template(source, bos, &[end.to_owned()]).as_ref(), Ok(&expected), "{name}");
+            // The formats of functions have tests of their own.
+            let inferred = infer_template(source, bos, &[end.to_owned()]);
+            let inferred =
+                inferred.map(|inferred| ChatTemplate { tools: expected.tools.clone(), ..inferred });
+            assert_eq!(inferred, Ok(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn chat_template_reasoning_is_no_part_of_the_answer_prefix() {
+        let messages = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}";
+        let named = "{# <think> and </think> #}";
+        let prompt = "{{ '<|im_start|>assistant\n' }}";
+        let format = |prompt: &str, skip: Option<&str>| ReasoningFormat {
+            open: "<think>".into(),
+            close: "</think>".into(),
+            prompt: prompt.into(),
+            skip: skip.map(str::to_owned),
+        };
+        let cases = [
+            (format!("{messages}{prompt}"), None),
+            (format!("{messages}{named}{prompt}"), Some(format("", None))),
+            (format!("{messages}{named}{prompt}{{{{ '<think>\n' }}}}"), Some(format("<think>\n", None))),
+            (
+                format!(
+                    "{messages}{prompt}{{% if enable_thinking is defined and enable_thinking is false %}}{{{{ '<think>\n\n</think>\n\n' }}}}{{% endif %}}"
+                ),
+                Some(format("", Some("<think>\n\n</think>\n\n"))),
+            ),
+        ];
+        for (source, expected) in cases {
+            let template = infer_template(&source, "", &["<|im_end|>".to_owned()]).expect("it can be used");
+            assert_eq!(template.assistant.prefix, "<|im_start|>assistant\n", "{source}");
+            assert_eq!(template.reasoning, expected, "{source}");
         }
     }
 

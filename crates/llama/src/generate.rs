@@ -5,6 +5,7 @@ use crate::attention::{ReducedAttention, TapConfig, TapRows};
 use crate::ffi::{LlamaError, LlamaToken, ModelWeights, SamplerChain};
 use crate::grammar::GrammarMatcher;
 use crate::kv_cache::{KvCache, KvCacheError, WindowSync};
+use crate::logprobs::token_logprobs;
 use crate::token_key::{TokenKey, token_keys};
 use crate::token_text::{StopMatcher, Utf8Decoder};
 use halo_core::attention::{AttentionRequest, PromptRows};
@@ -133,7 +134,7 @@ fn decode_answer(
     listener: &mut StepListener<'_>,
 ) -> Result<FinishReason, KvCacheError> {
     let weights = Arc::clone(cache.context().weights());
-    let mut sampler = sampler_for_window(&weights, request);
+    let mut sampler = sampler_for_window(&weights, request, answer_budget);
     let mut decoder = decoder_for_window(&weights, request);
     let mut stops = StopMatcher::new(&request.sampling.stop);
     for n in 0..answer_budget {
@@ -149,6 +150,12 @@ fn decode_answer(
             .probability
             .then(|| token_probability(cache.context().logits(), token))
             .flatten();
+        if let Some(count) = request.sampling.logprobs {
+            let logprobs = token_logprobs(&weights, cache.context().logits(), token, count);
+            if listener(ModelStep::Logprobs(&logprobs)) == StepFlow::Stop {
+                return Ok(FinishReason::Cancelled);
+            }
+        }
         sampler.accept(token);
         let grammar_complete = match grammar.as_mut().map(|grammar| grammar.accept(token)) {
             None => false,
@@ -190,10 +197,15 @@ fn token_probability(logits: &[f32], token: LlamaToken) -> Option<f32> {
     Some((1.0 / sum) as f32)
 }
 
-/// A sampler whose repetition penalty counts the end of the window.
-fn sampler_for_window(weights: &ModelWeights, request: &GenerateRequest) -> SamplerChain {
-    let mut sampler = SamplerChain::new(weights, &request.sampling);
-    let recent = request.window.len().saturating_sub(SamplerChain::PENALTY_LAST_N);
+/// A sampler whose penalties count the end of the window.
+fn sampler_for_window(
+    weights: &ModelWeights,
+    request: &GenerateRequest,
+    answer_budget: usize,
+) -> SamplerChain {
+    let window = request.window.len();
+    let mut sampler = SamplerChain::new(weights, &request.sampling, window.saturating_add(answer_budget));
+    let recent = window.saturating_sub(request.sampling.history_len());
     request.window[recent..].iter().for_each(|token| sampler.accept(token.id.0.cast_signed()));
     sampler
 }

@@ -1,11 +1,14 @@
 //! Constrained output: masks the tokens that a JSON schema or a Lark grammar does not allow, with llguidance.
+//! GBNF is translated to Lark first.
 
 use crate::ffi::{LlamaToken, ModelWeights};
+use crate::gbnf::gbnf_to_lark;
+use crate::tool_grammar::{compact_whitespace, tool_grammar};
 use halo_core::model::OutputConstraint;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 const MAX_SCHEMA_BYTES: usize = 1 << 18;
@@ -45,26 +48,43 @@ impl GrammarCompiler {
         Ok(Self { factory })
     }
 
-    pub fn compile(&self, constraint: &OutputConstraint) -> Result<GrammarMatcher, String> {
-        let (OutputConstraint::JsonSchema(source) | OutputConstraint::LarkGrammar(source)) = constraint;
+    /// None where the constraint leaves the model free. `control_token` gives the number of a control token by its name.
+    pub fn compile(
+        &self,
+        constraint: &OutputConstraint,
+        control_token: &dyn Fn(&str) -> Option<LlamaToken>,
+    ) -> Result<Option<GrammarMatcher>, String> {
+        let tools = match constraint {
+            OutputConstraint::ToolCalls(options) => match tool_grammar(options, control_token)? {
+                Some(grammar) => Some(grammar),
+                None => return Ok(None),
+            },
+            OutputConstraint::JsonSchema(_)
+            | OutputConstraint::LarkGrammar(_)
+            | OutputConstraint::GbnfGrammar(_) => None,
+        };
+        let source = match constraint {
+            OutputConstraint::JsonSchema(source)
+            | OutputConstraint::LarkGrammar(source)
+            | OutputConstraint::GbnfGrammar(source) => source,
+            OutputConstraint::ToolCalls(_) => tools.as_ref().expect("written above"),
+        };
         if source.len() > MAX_SCHEMA_BYTES || source.matches("\"$ref\"").count() > MAX_REFERENCES {
             return Err(format!(
-                "the schema is too large; at most {MAX_SCHEMA_BYTES} bytes and {MAX_REFERENCES} references are allowed"
+                "the schema or grammar is too large; at most {MAX_SCHEMA_BYTES} bytes and {MAX_REFERENCES} references are allowed"
             ));
         }
         let grammar = match constraint {
             OutputConstraint::JsonSchema(schema) => {
                 let mut schema: Value =
                     serde_json::from_str(schema).map_err(|e| format!("the schema is not JSON: {e}"))?;
-                // Small models can generate whitespace without end: allow at most one space after a comma or colon.
-                if let Some(fields) = schema.as_object_mut() {
-                    fields.entry("x-guidance").or_insert_with(|| {
-                        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"})
-                    });
-                }
+                compact_whitespace(&mut schema);
                 TopLevelGrammar::from_json_schema(schema)
             }
-            OutputConstraint::LarkGrammar(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+            OutputConstraint::LarkGrammar(_) | OutputConstraint::ToolCalls(_) => {
+                TopLevelGrammar::from_lark(source.clone())
+            }
+            OutputConstraint::GbnfGrammar(grammar) => TopLevelGrammar::from_lark(gbnf_to_lark(grammar)?),
         };
         let parser = self.factory.create_parser(grammar);
         let mut matcher = Matcher::new(parser);
@@ -72,7 +92,7 @@ impl GrammarCompiler {
             return Err(first_line(&error));
         }
         let mask = matcher.compute_mask_or_eos().map_err(|e| first_line(&e))?;
-        Ok(GrammarMatcher { matcher, mask })
+        Ok(Some(GrammarMatcher { matcher, mask }))
     }
 }
 

@@ -14,7 +14,7 @@ use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
     AttentionRow, CacheStats, CancelHandle, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep,
-    ModelToken, OutputConstraint, Prompt, Sampling, StepFlow, WindowToken,
+    ModelToken, OutputConstraint, Prompt, Sampling, StepFlow, TokenLogprobs, WindowToken,
 };
 use halo_core::token::TokenId;
 use parking_lot::Mutex;
@@ -99,6 +99,7 @@ enum LlamaStep {
     Prefill { done: usize, total: usize },
     PromptAttention(OwnedAttentionRow),
     PrefillDone(CacheStats),
+    Logprobs(TokenLogprobs),
     Token(ModelToken, Option<OwnedAttentionRow>),
     End(Result<FinishReason, Error>),
 }
@@ -267,6 +268,7 @@ impl Llama {
                 LlamaStep::Prefill { done, total } => listener(ModelStep::Prefill { done, total }),
                 LlamaStep::PromptAttention(row) => listener(ModelStep::PromptAttention(row.as_row())),
                 LlamaStep::PrefillDone(stats) => listener(ModelStep::PrefillDone(stats)),
+                LlamaStep::Logprobs(logprobs) => listener(ModelStep::Logprobs(&logprobs)),
                 LlamaStep::Token(token, row) => {
                     listener(ModelStep::Token(&token, row.as_ref().map(OwnedAttentionRow::as_row)))
                 }
@@ -442,7 +444,7 @@ fn generate_for_job(
 ) -> Result<FinishReason, Error> {
     let grammar = match &request.sampling.constraint {
         None => None,
-        Some(constraint) => Some(compile_constraint(cache.context().weights(), constraint, compiler)?),
+        Some(constraint) => compile_constraint(cache.context().weights(), constraint, compiler)?,
     };
     let canceller = Arc::clone(cache.context().canceller());
     let mut listener = |step: ModelStep<'_>| {
@@ -450,6 +452,7 @@ fn generate_for_job(
             ModelStep::Prefill { done, total } => LlamaStep::Prefill { done, total },
             ModelStep::PromptAttention(row) => LlamaStep::PromptAttention(OwnedAttentionRow::new(&row)),
             ModelStep::PrefillDone(stats) => LlamaStep::PrefillDone(stats),
+            ModelStep::Logprobs(logprobs) => LlamaStep::Logprobs(logprobs.clone()),
             ModelStep::Token(token, row) => {
                 LlamaStep::Token(token.clone(), row.as_ref().map(OwnedAttentionRow::new))
             }
@@ -471,14 +474,19 @@ fn compile_constraint(
     weights: &ModelWeights,
     constraint: &OutputConstraint,
     compiler: &SharedCompiler,
-) -> Result<GrammarMatcher, Error> {
+) -> Result<Option<GrammarMatcher>, Error> {
     let mut compiler = compiler.lock();
     if compiler.is_none() {
         let created = GrammarCompiler::new(weights);
         *compiler = Some(created.map_err(|why| Error::internal(COMPILING, why))?);
     }
     let compiler = compiler.as_ref().expect("created above");
-    compiler.compile(constraint).map_err(|why| Error::invalid_input(COMPILING, why))
+    let control_token = |name: &str| match weights.tokenize(name, true).as_slice() {
+        [token] if weights.is_control(*token) => Some(*token),
+        _ => None,
+    };
+    let compiled = compiler.compile(constraint, &control_token);
+    compiled.map_err(|why| Error::invalid_input(COMPILING, why))
 }
 
 /// The chat template of the file; where it has none that can be used, ChatML if the vocabulary has its tokens, else plain

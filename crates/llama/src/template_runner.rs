@@ -7,6 +7,7 @@
 use crate::chat_template::infer_template;
 use halo_core::Error;
 use halo_core::model::{ChatTemplate, MessageWrap};
+use halo_core::tool_call::{CallFormat, ReasoningFormat, ToolFormat, ToolSection};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -115,10 +116,7 @@ pub fn serve_subprocess(input: &mut dyn Read, output: &mut dyn Write) -> std::io
     let end_tokens = job["end_tokens"].as_array().into_iter().flatten();
     let end_tokens: Vec<String> = end_tokens.filter_map(|token| token.as_str().map(str::to_owned)).collect();
     let answer = match infer_template(text("source"), text("bos"), &end_tokens) {
-        Ok(ChatTemplate { start, system, user, assistant }) => {
-            let wraps = [system, user, assistant].map(|wrap| json!([wrap.prefix, wrap.suffix]));
-            json!({ "start": start, "wraps": wraps })
-        }
+        Ok(template) => write_template(&template),
         Err(error) => json!({ "error": error }),
     };
     output.write_all(answer.to_string().as_bytes())?;
@@ -129,12 +127,70 @@ fn parse_answer(answer: &Value) -> Result<ChatTemplate, String> {
     if let Some(error) = answer["error"].as_str() {
         return Err(error.to_owned());
     }
-    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or("the worker failed");
-    let wrap = |n: usize| -> Result<MessageWrap, String> {
+    read_template(answer).ok_or_else(|| "the worker failed".into())
+}
+
+fn write_template(template: &ChatTemplate) -> Value {
+    let ChatTemplate { start, system, user, assistant, tools, reasoning } = template;
+    let wrap = |wrap: &MessageWrap| json!([wrap.prefix, wrap.suffix]);
+    let section = tools.section.as_ref().map(|s| {
+        json!({
+            "tools_first": s.tools_first, "head": s.head, "gap": s.gap, "separator": s.separator, "tail": s.tail,
+            "bare_function": s.bare_function, "indent": s.indent,
+        })
+    });
+    let CallFormat { open, separator, close, arguments_key } = &tools.call;
+    json!({
+        "start": start,
+        "wraps": [wrap(system), wrap(user), wrap(assistant), wrap(&tools.result)],
+        "section": section,
+        "call": [open, separator, close, arguments_key],
+        "result_separator": tools.result_separator,
+        "reasoning": reasoning.as_ref().map(|r| json!([r.open, r.close, r.prompt, r.skip])),
+    })
+}
+
+fn read_template(answer: &Value) -> Option<ChatTemplate> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let wrap = |n: usize| {
         let wrap = &answer["wraps"][n];
-        Ok(MessageWrap { prefix: text(&wrap[0])?, suffix: text(&wrap[1])? })
+        Some(MessageWrap { prefix: text(&wrap[0])?, suffix: text(&wrap[1])? })
     };
-    Ok(ChatTemplate { start: text(&answer["start"])?, system: wrap(0)?, user: wrap(1)?, assistant: wrap(2)? })
+    let read_section = |section: &Value| {
+        Some(ToolSection {
+            tools_first: section["tools_first"].as_bool()?,
+            head: text(&section["head"])?,
+            gap: text(&section["gap"])?,
+            separator: text(&section["separator"])?,
+            tail: text(&section["tail"])?,
+            bare_function: section["bare_function"].as_bool()?,
+            indent: section["indent"].as_u64().and_then(|indent| usize::try_from(indent).ok()),
+        })
+    };
+    let read_reasoning = |format: &Value| {
+        let [open, close, prompt] = [0, 1, 2].map(|n| text(&format[n]));
+        Some(ReasoningFormat { open: open?, close: close?, prompt: prompt?, skip: text(&format[3]) })
+    };
+    let optional = |value: &'_ Value| (!value.is_null()).then(|| value.clone());
+    let call = &answer["call"];
+    Some(ChatTemplate {
+        start: text(&answer["start"])?,
+        system: wrap(0)?,
+        user: wrap(1)?,
+        assistant: wrap(2)?,
+        tools: ToolFormat {
+            section: optional(&answer["section"]).as_ref().and_then(read_section),
+            call: CallFormat {
+                open: text(&call[0])?,
+                separator: text(&call[1])?,
+                close: text(&call[2])?,
+                arguments_key: text(&call[3])?,
+            },
+            result: wrap(3)?,
+            result_separator: text(&answer["result_separator"]),
+        },
+        reasoning: optional(&answer["reasoning"]).as_ref().and_then(read_reasoning),
+    })
 }
 
 #[cfg(test)]
@@ -152,6 +208,15 @@ mod tests {
         let source = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}";
         let job = json!({ "source": source, "bos": "", "end_tokens": ["<|im_end|>"] });
         assert_eq!(serve(&job), Ok(ChatTemplate::chatml()));
+        let mut full = ChatTemplate::chatml();
+        full.tools.section = Some(ToolSection { indent: Some(4), ..ToolSection::generic("<s>") });
+        full.reasoning = Some(ReasoningFormat {
+            open: "<think>".into(),
+            close: "</think>".into(),
+            prompt: "<think>\n".into(),
+            skip: Some("<think></think>".into()),
+        });
+        assert_eq!(read_template(&write_template(&full)), Some(full));
         assert!(serve(&json!({ "source": "the same always" })).is_err());
         assert!(serve(&json!(7)).is_err());
     }

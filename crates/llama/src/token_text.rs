@@ -90,10 +90,16 @@ pub struct MarkerNames {
 impl MarkerNames {
     #[must_use]
     pub fn of_template(weights: &ModelWeights, template: &ChatTemplate) -> Self {
-        let ChatTemplate { start, system, user, assistant } = template;
-        let wraps = [system, user, assistant].map(|wrap| [&wrap.prefix, &wrap.suffix]);
+        let ChatTemplate { start, system, user, assistant, tools, reasoning } = template;
+        let wraps = [system, user, assistant, &tools.result].map(|wrap| [&wrap.prefix, &wrap.suffix]);
+        let calls = [&tools.call.open, &tools.call.separator, &tools.call.close];
+        let section = tools.section.iter().flat_map(|section| [&section.head, &section.gap, &section.tail]);
+        let reasoning = reasoning.iter().flat_map(|reasoning| [&reasoning.open, &reasoning.close]);
         let tokens = std::iter::once(start)
             .chain(wraps.into_iter().flatten())
+            .chain(calls)
+            .chain(section)
+            .chain(reasoning)
             .flat_map(|text| weights.tokenize(text, true))
             .filter(|&token| weights.is_user_defined(token));
         let names =

@@ -6,12 +6,14 @@ use crate::error_text::sanitize;
 use crate::http::{RemoteClient, RemoteEventStream, RemoteRequest, ignore_steps};
 use crate::kobold_tokenizer::{KoboldTokenizer, UNKNOWN_TOKEN, parse_token_id};
 use crate::options::RemoteOptions;
+use crate::sampling::kobold_parameters;
 use crate::schema::parse_schema;
 use crate::stream_listener::{StreamEnd, StreamListener};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow,
+    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, Sampling,
+    StepFlow,
 };
 use halo_core::token::TokenId;
 use reqwest::header::{self, HeaderValue};
@@ -224,6 +226,9 @@ impl KoboldModel {
             "trim_stop": false,
             "request_id": self.request_id(prompt.conversation, prompt.next_position.0),
         });
+        if let Some(fields) = body.as_object_mut() {
+            fields.extend(kobold_parameters(sampling, self.info.context));
+        }
         if self.sends_ids {
             body["input_ids"] = prompt.window.iter().map(|token| token.id.0).collect();
             body["output_attentions"] = attention.into();
@@ -231,8 +236,14 @@ impl KoboldModel {
             let texts: Vec<String> = (prompt.messages)().into_iter().map(|m| m.text).collect();
             body["prompt"] = texts.concat().into();
         }
-        if let Some(constraint) = &sampling.constraint {
-            body["grammar"] = self.schema_to_grammar(&parse_schema(constraint)?, listener)?.into();
+        match &sampling.constraint {
+            Some(OutputConstraint::GbnfGrammar(grammar)) => body["grammar"] = grammar.clone().into(),
+            Some(constraint) => {
+                if let Some(schema) = parse_schema(constraint)? {
+                    body["grammar"] = self.schema_to_grammar(&schema, listener)?.into();
+                }
+            }
+            None => {}
         }
         let request = stream_request(&self.base, "generating", &body);
         let events = self.client.open_events(&request, listener)?;

@@ -18,9 +18,11 @@ mod kobold;
 mod kobold_tokenizer;
 mod openai;
 mod options;
+mod sampling;
 mod schema;
 mod sse;
 mod stream_listener;
+mod tool_messages;
 
 pub use address::may_send_key;
 pub use approx_tokenizer::approximate_tokens;
@@ -34,7 +36,8 @@ use address::{RemoteAddress, RemoteProtocol};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, Sampling, StepFlow,
+    FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, Sampling,
+    SamplingParameter, StepFlow,
 };
 use kobold::KoboldModel;
 use openai::OpenAiModel;
@@ -88,7 +91,18 @@ impl Model for RemoteModel {
     }
 
     fn check_constraint(&mut self, constraint: &OutputConstraint) -> Result<(), Error> {
-        schema::parse_schema(constraint).map(drop)
+        match (&self.0, constraint) {
+            // KoboldCPP checks the grammar itself.
+            (RemoteBackend::Kobold(_), OutputConstraint::GbnfGrammar(_)) => Ok(()),
+            (_, constraint) => schema::parse_schema(constraint).map(drop),
+        }
+    }
+
+    fn supports(&self, parameter: SamplingParameter) -> bool {
+        match &self.0 {
+            RemoteBackend::Kobold(_) => sampling::kobold_supports(parameter),
+            RemoteBackend::OpenAi(_) => sampling::openai_supports(parameter),
+        }
     }
 
     fn generate(

@@ -6,11 +6,14 @@ use crate::approx_tokenizer::ApproxTokenizer;
 use crate::error_text::{error_code_kind, error_message, sanitize};
 use crate::http::{RemoteClient, RemoteRequest, ignore_steps};
 use crate::options::RemoteOptions;
+use crate::sampling::openai_parameters;
 use crate::schema::parse_schema;
 use crate::stream_listener::{StreamEnd, StreamListener};
+use crate::tool_messages::{CallText, add_tools, native_messages};
 use halo_core::Error;
 use halo_core::model::{
-    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow,
+    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, PromptMessage,
+    Sampling, StepFlow,
 };
 use halo_core::token::Role;
 use reqwest::header::{self, HeaderValue};
@@ -125,7 +128,14 @@ impl OpenAiModel {
         if sampling.max_tokens == 0 {
             return Ok(FinishReason::Length);
         }
-        let body = self.request_body(&(prompt.messages)(), sampling)?;
+        let mut body = self.request_body(&(prompt.messages)(), sampling)?;
+        // Tokens are counted approximately here. A server refuses a maximum that exceeds its context by one token, so an
+        // answer that may fill the context has none.
+        if prompt.window.len().saturating_add(sampling.max_tokens) >= self.info.context
+            && let Some(fields) = body.as_object_mut()
+        {
+            fields.remove("max_tokens");
+        }
         let request = self
             .with_key(RemoteRequest::post("generating", &self.base, "/chat/completions", &body))
             .header(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
@@ -139,9 +149,8 @@ impl OpenAiModel {
     fn request_body(&self, messages: &[PromptMessage], sampling: &Sampling) -> Result<Value, Error> {
         // Many servers continue a last message of the assistant; the others answer after it. An empty one is left out.
         let count = messages.len() - usize::from(messages.last().is_some_and(is_empty_answer));
-        let messages: Vec<Value> =
-            messages[..count].iter().map(|m| json!({"role": role_name(m.role), "content": m.text})).collect();
-        // OpenAI refuses parameters that it does not know: top_k, min_p and the repetition penalty are not sent.
+        let messages = native_messages(&messages[..count]);
+        // OpenAI refuses parameters that it does not know, such as top_k, min_p and the repetition penalty.
         let mut body = json!({
             "model": self.info.name,
             "messages": messages,
@@ -151,17 +160,24 @@ impl OpenAiModel {
             "top_p": sampling.top_p,
             "seed": sampling.seed & (i64::MAX as u64),
         });
+        if let Some(fields) = body.as_object_mut() {
+            fields.extend(openai_parameters(sampling));
+        }
         let stops: Vec<&String> =
             sampling.stop.iter().filter(|s| !s.is_empty()).take(MAX_STOP_SEQUENCES).collect();
         if !stops.is_empty() {
             body["stop"] = json!(stops);
         }
         if let Some(constraint) = &sampling.constraint {
-            let schema = parse_schema(constraint)?;
-            body["response_format"] = json!({
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "strict": true, "schema": schema},
-            });
+            if let Some(schema) = parse_schema(constraint)? {
+                body["response_format"] = json!({
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "strict": true, "schema": schema},
+                });
+            }
+            if let OutputConstraint::ToolCalls(options) = constraint {
+                add_tools(&mut body, options)?;
+            }
         }
         Ok(body)
     }
@@ -176,6 +192,7 @@ impl OpenAiModel {
         let mut tokenizer = ApproxTokenizer::default();
         let mut tokens: Vec<ModelToken> = Vec::new();
         let mut finish = None;
+        let mut calls = CallText::default();
         while let Some(event) = events.next(listener)? {
             if event.trim_ascii() == b"[DONE]" {
                 finish = finish.or(Some(FinishReason::EndOfText));
@@ -190,6 +207,9 @@ impl OpenAiModel {
             if let Some(text) = choice["delta"]["content"].as_str() {
                 tokenizer.push(text, &mut |token| tokens.push(token));
             }
+            for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                tokenizer.push(&calls.push(call), &mut |token| tokens.push(token));
+            }
             if let Some(reason) = choice["finish_reason"].as_str() {
                 // vLLM reports the stop sequence that it has cut off; it belongs to the answer.
                 if let Some(stop) =
@@ -197,6 +217,7 @@ impl OpenAiModel {
                 {
                     tokenizer.push(stop, &mut |token| tokens.push(token));
                 }
+                tokenizer.push(&calls.finish(), &mut |token| tokens.push(token));
                 tokenizer.finish(&mut |token| tokens.push(token));
                 finish = Some(StreamListener::finish_from_reason(reason));
             }
@@ -216,12 +237,4 @@ impl OpenAiModel {
 
 fn is_empty_answer(message: &PromptMessage) -> bool {
     message.role == Role::Assistant && message.text.is_empty()
-}
-
-fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::System => "system",
-        Role::User => "user",
-        Role::Assistant => "assistant",
-    }
 }

@@ -4,15 +4,20 @@ use halo_core::Error;
 use halo_core::model::OutputConstraint;
 use serde_json::Value;
 
-/// The JSON schema of a constraint. Remote servers support no other grammar.
-pub(crate) fn parse_schema(constraint: &OutputConstraint) -> Result<Value, Error> {
+/// The JSON schema of a constraint; none where functions may be called and an answer without a call is free. Only KoboldCPP
+/// supports a grammar beside it.
+pub(crate) fn parse_schema(constraint: &OutputConstraint) -> Result<Option<Value>, Error> {
     let operation = "reading the output constraint";
-    match constraint {
-        OutputConstraint::JsonSchema(schema) => serde_json::from_str(schema).map_err(|e| {
+    let parse = |schema: &String| {
+        serde_json::from_str(schema).map_err(|e| {
             Error::invalid_input(operation, format!("the schema is not valid JSON ({e}); correct it"))
-        }),
-        OutputConstraint::LarkGrammar(_) => {
-            let why = "a remote model supports JSON schemas, but not Lark grammars; use a JSON schema";
+        })
+    };
+    match constraint {
+        OutputConstraint::JsonSchema(schema) => parse(schema).map(Some),
+        OutputConstraint::ToolCalls(options) => options.answer_schema.as_ref().map(parse).transpose(),
+        OutputConstraint::LarkGrammar(_) | OutputConstraint::GbnfGrammar(_) => {
+            let why = "this remote model supports JSON schemas, but no grammars; use a JSON schema";
             Err(Error::invalid_input(operation, why))
         }
     }

@@ -1,19 +1,22 @@
 //! Access control: host names (against DNS rebinding), origins, the API key, and rate limits per address and per key.
 
+use crate::api_name::ApiName;
 use crate::app::App;
 use crate::client_address::{client_address, client_network};
 use crate::error::ErrorResponse;
-use crate::metrics::ApiName;
-use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use crate::llama_server;
+use crate::openai::CONVERSATION_HEADER;
+use crate::request_log::RequestLabel;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY,
-    RETRY_AFTER, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, RETRY_AFTER,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -22,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::set_header::SetResponseHeaderLayer;
 
 /// The address of the connection, an extension of the request.
@@ -84,20 +87,16 @@ struct AccessGuard {
 
 /// Wraps the routes, from the outside in: response headers, compression, host and origin, CORS, rate limit and key, body
 /// limit. CORS is inside of the check of the origin, so every origin that it sees is allowed; it is outside of the key, so
-/// a page can read why a request was rejected.
+/// a page can read why a request was rejected. Every header that a page of an allowed origin asks for is allowed: the
+/// libraries of browsers send their own.
 pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
     let guess_limiter = Arc::new(KeyGuessLimiter { delay: GUESS_DELAY, clients: Mutex::default() });
     let guard = AccessGuard { app: Arc::clone(app), rate_limiter: Arc::default(), guess_limiter };
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::mirror_request())
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        .allow_headers([
-            AUTHORIZATION,
-            CONTENT_TYPE,
-            HeaderName::from_static("x-api-key"),
-            HeaderName::from_static("x-halo-conversation"),
-        ])
-        .expose_headers([HeaderName::from_static("x-halo-conversation")])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([HeaderName::from_static(CONVERSATION_HEADER), RETRY_AFTER])
         .max_age(Duration::from_secs(600));
     let header = SetResponseHeaderLayer::overriding;
     router
@@ -117,6 +116,9 @@ async fn check_host_and_origin(
 ) -> Response {
     let started = Instant::now();
     let api = ApiName::of_path(request.uri().path());
+    let proxies = &guard.app.limits.trusted_proxies;
+    let client = peer_ip(request.extensions()).map(|peer| client_address(peer, request.headers(), proxies));
+    let label = RequestLabel::new(request.method(), request.extensions().get::<MatchedPath>(), client);
     let response = match guard.reject_host_or_origin(&request) {
         Some(rejection) => rejection_response(rejection, request.uri()),
         None => {
@@ -127,6 +129,9 @@ async fn check_host_and_origin(
             next.run(request).await
         }
     };
+    if api != ApiName::Page {
+        label.log_client_error(&response);
+    }
     guard.app.metrics.record_request(api, response.status(), started.elapsed());
     response
 }
@@ -149,16 +154,20 @@ fn peer_ip(extensions: &Extensions) -> Option<IpAddr> {
 /// A rejection in the format of the API that the request is for.
 fn rejection_response(rejection: ErrorResponse, uri: &Uri) -> Response {
     let limited = rejection.status() == StatusCode::TOO_MANY_REQUESTS;
-    let mut response = if uri.path().starts_with("/v1/") {
-        let kind = match rejection.status() {
-            StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            _ => "permission_error",
-        };
-        let error = serde_json::json!({"error": {"message": rejection.message(), "type": kind, "param": null, "code": null}});
-        (rejection.status(), axum::Json(error)).into_response()
-    } else {
-        rejection.into_response()
+    let mut response = match ApiName::of_path(uri.path()) {
+        ApiName::OpenAi => {
+            let kind = match rejection.status() {
+                StatusCode::UNAUTHORIZED => "authentication_error",
+                StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+                _ => "permission_error",
+            };
+            let error = serde_json::json!({"error": {"message": rejection.message(), "type": kind, "param": null, "code": null}});
+            (rejection.status(), Extension(rejection.label()), axum::Json(error)).into_response()
+        }
+        ApiName::LlamaServer => llama_server::error_response(rejection),
+        ApiName::Halo | ApiName::Kobold | ApiName::Ollama | ApiName::Mcp | ApiName::Page => {
+            rejection.into_response()
+        }
     };
     if limited {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -178,9 +187,9 @@ impl AccessGuard {
         }
         if let Some(origin) = headers.get(ORIGIN) {
             let origin = origin.to_str().unwrap_or("?");
-            let foreign_api = ["/api/v1/", "/api/latest/", "/api/extra/", "/v1/"]
-                .iter()
-                .any(|prefix| path.starts_with(prefix));
+            // A path that no route has holds nothing to protect, and its error should be readable.
+            let has_route = request.extensions().get::<MatchedPath>().is_some();
+            let foreign_api = ApiName::of_path(path).is_foreign() || !has_route;
             if !is_origin_allowed(origin, host, foreign_api, &limits.origins) {
                 let message = format!("the origin {origin} is not allowed: add it to server.origins");
                 return Some(ErrorResponse::new(StatusCode::FORBIDDEN, message));
@@ -223,7 +232,7 @@ const HEALTH_PATH: &str = "/health";
 
 /// The page contains no secrets, and asks the user for the key.
 fn is_public(path: &str) -> bool {
-    !path.starts_with("/api/") && !path.starts_with("/v1/") && !["/mcp", "/metrics"].contains(&path)
+    ApiName::of_path(path) == ApiName::Page && path != "/metrics"
 }
 
 fn unauthorized() -> ErrorResponse {

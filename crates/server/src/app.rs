@@ -7,9 +7,11 @@ use crate::completion_history::CompletionHistories;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::events::EventHub;
 use crate::forgetting_loop::PressureQueue;
+use crate::generation_log::GenerationLog;
 use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
+use crate::running_completions::RunningCompletions;
 use crate::state_cache::StateCache;
 use crate::store_probe::StoreProbe;
 use axum::http::StatusCode;
@@ -35,12 +37,16 @@ pub struct App {
     pub(crate) limits: ServerLimits,
     pub(crate) metrics: Metrics,
     pub(crate) completion_histories: CompletionHistories,
+    pub(crate) running_completions: RunningCompletions,
+    pub(crate) generation_log: Arc<GenerationLog>,
     pub(crate) attention_cache: AttentionCache,
     pub(crate) state_cache: Arc<StateCache>,
     pub(crate) worlds: OpenWorlds,
     pub(crate) store_probe: StoreProbe,
     pub(crate) dispatcher: ChatDispatcher,
     pub(crate) pressure_queue: Arc<PressureQueue>,
+    /// When the server started, in seconds since 1970.
+    started_at: i64,
     readers: ReaderPool,
     snapshots: Mutex<VecDeque<CachedSnapshot>>,
     undo_log: Mutex<UndoLog>,
@@ -53,12 +59,14 @@ struct HostListener {
     events: Arc<EventHub>,
     state_cache: Arc<StateCache>,
     pressure_queue: Arc<PressureQueue>,
+    generation_log: Arc<GenerationLog>,
 }
 
 impl EventListener for HostListener {
     fn on_event(&self, conversation: &str, number: u64, event: &Event, snapshot: &SnapshotCell) {
         self.events.on_event(conversation, number, event, snapshot);
-        if matches!(event, Event::Done(_)) {
+        if let Event::Done(summary) = event {
+            self.generation_log.record_turn(summary);
             self.pressure_queue.check(conversation, &snapshot.get().state);
         }
     }
@@ -112,7 +120,7 @@ const MAX_UNDO_ENTRIES: usize = 256;
 const MAX_MESSAGE_IDS: usize = 1024;
 
 /// The longest name that the store accepts.
-const MAX_NAME_BYTES: usize = 200;
+pub(crate) const MAX_NAME_BYTES: usize = 200;
 
 /// Checks the name of a new conversation, which a client gives in `field`. Everything that the store would refuse is
 /// refused here, before anything is stored.
@@ -153,10 +161,12 @@ impl App {
             HostLimits { idle_timeout: limits.idle_timeout, max_open: limits.max_open_conversations };
         let state_cache = Arc::new(StateCache::default());
         let pressure_queue = Arc::new(PressureQueue::default());
+        let generation_log = Arc::new(GenerationLog::default());
         let listener = HostListener {
             events: Arc::clone(&events),
             state_cache: Arc::clone(&state_cache),
             pressure_queue: Arc::clone(&pressure_queue),
+            generation_log: Arc::clone(&generation_log),
         };
         let host = ConversationHost::new(open, Arc::new(listener), host_limits);
         Arc::new(Self {
@@ -166,12 +176,15 @@ impl App {
             limits,
             metrics: Metrics::default(),
             completion_histories: CompletionHistories::default(),
+            running_completions: RunningCompletions::default(),
+            generation_log,
             attention_cache,
             state_cache,
             worlds: OpenWorlds::default(),
             store_probe: StoreProbe::default(),
             dispatcher: ChatDispatcher::default(),
             pressure_queue,
+            started_at: jiff::Timestamp::now().as_second(),
             readers: ReaderPool::default(),
             snapshots: Mutex::default(),
             undo_log: Mutex::default(),
@@ -346,6 +359,14 @@ impl App {
             let message = format!("{max} requests are queued for the model already; try again later");
             ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
         })
+    }
+
+    /// When the model file was changed, or else when the server started, in seconds since 1970.
+    pub(crate) fn model_created(&self) -> i64 {
+        match self.backend.model_details().modified {
+            0 => self.started_at,
+            modified => modified,
+        }
     }
 
     /// Drops what is cached under the name of a conversation that was erased or renamed.

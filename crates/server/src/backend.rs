@@ -103,7 +103,7 @@ pub trait Backend: Send + Sync {
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error>;
 }
 
-/// Details of a model that only the API reports; 0 and −1 where they are unknown.
+/// Details of a model that only the API reports; 0, −1 and empty texts where they are unknown.
 #[derive(Clone, Debug, Default)]
 pub struct ModelDetails {
     pub vocab_size: usize,
@@ -123,6 +123,19 @@ pub struct ModelDetails {
     pub eot: i64,
     pub rope_base: f64,
     pub rope_scale: f64,
+    /// Such as `llama` or `qwen2`.
+    pub architecture: String,
+    /// The number of parameters in words, such as `135M`.
+    pub parameters: String,
+    /// The format of the weights, such as `Q4_K_M`.
+    pub quantization: String,
+    /// The name of the model file, without its folder.
+    pub file_name: String,
+    pub file_bytes: u64,
+    /// When the model file was changed, in seconds since 1970.
+    pub modified: i64,
+    /// The source of the chat template, as the model file has it.
+    pub chat_template: String,
 }
 
 /// A recorded answer: the attention of each token to the segments of the context.

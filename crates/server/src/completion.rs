@@ -2,16 +2,22 @@
 
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
+use crate::generation_log::FinishedGeneration;
+use crate::generation_usage::{GenerationUsage, UsageMeter};
 use crate::stop_sequences::StopSequenceFilter;
 use axum::http::StatusCode;
 use halo_core::attention::AttentionRequest;
-use halo_core::model::{FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, WindowToken};
+use halo_core::model::{
+    FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs, WindowToken,
+};
 use halo_core::token::{Role, TokenId};
+use halo_core::tool_call::FunctionCall;
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+#[derive(Clone)]
 pub(crate) struct CompletionRequest {
     pub ids: Vec<TokenId>,
     /// The prompt as text, for models that take text.
@@ -22,15 +28,46 @@ pub(crate) struct CompletionRequest {
     pub attention: AttentionRequest,
     /// Who waits in the queue of the model.
     pub client: String,
+    /// The client's key of this generation: it can be watched and aborted by it.
+    pub generation_key: Option<String>,
     /// Whether the KV cache forgets the prompt afterwards.
     pub ephemeral: bool,
+}
+
+impl CompletionRequest {
+    /// The request of another choice: its seed differs.
+    pub fn for_choice(&self, choice: usize) -> Self {
+        let mut request = self.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(choice as u64);
+        request
+    }
 }
 
 pub(crate) struct CompletionResult {
     pub text: String,
     pub finish: FinishReason,
     pub tokens: usize,
+    /// The log-probabilities of the tokens, where they were requested.
+    pub logprobs: Vec<TokenLogprobs>,
+    pub usage: GenerationUsage,
 }
+
+/// A complete answer, of a conversation or without one.
+pub(crate) struct CompletedAnswer {
+    /// The answer without stop sequences.
+    pub text: String,
+    /// The end of the answer, which a stream has not sent yet.
+    pub withheld: String,
+    /// The functions that it calls.
+    pub calls: Vec<FunctionCall>,
+    pub finish: FinishReason,
+    pub usage: GenerationUsage,
+}
+
+/// Gets the new text at each token, and nothing at all other events.
+pub(crate) type OnAnswerProgress = Box<dyn FnMut(Option<&str>) -> StepFlow + Send>;
+
+pub(crate) type OnAnswerEnd = Box<dyn FnOnce(ApiResult<CompletedAnswer>) + Send>;
 
 /// Completes a prompt when the model is free; blocks until it is complete. `while_queued` is called while it waits, with the number
 /// of requests ahead.
@@ -46,13 +83,18 @@ pub(crate) fn complete(
     check_prompt_len(request.ids.len(), context)?;
     let max_tokens = request.sampling.max_tokens.min(context - request.ids.len());
     let sampling = Sampling { max_tokens, ..request.sampling.clone() };
+    let histories = &app.completion_histories;
+    let progress = app.running_completions.begin(request.generation_key.clone());
     // From here on the scheduler counts it.
     drop(place);
-    let Some(_permit) = app.host.scheduler().acquire(&request.client, while_queued) else {
+    let mut wait = |ahead: usize| match progress.is_stopped() {
+        true => StepFlow::Stop,
+        false => while_queued(ahead),
+    };
+    let Some(_permit) = app.host.scheduler().acquire(&request.client, &mut wait) else {
         return Err(ErrorResponse::new(StatusCode::CONFLICT, "cancelled while it was queued"));
     };
-    let histories = &app.completion_histories;
-    let stop_flag = histories.begin();
+    progress.start();
     let matched = histories.match_history(&request.ids, request.ephemeral);
     let window: Vec<WindowToken> = (request.ids.iter().zip(&matched.positions).enumerate())
         .map(|(n, (&id, &position))| WindowToken {
@@ -73,26 +115,70 @@ pub(crate) fn complete(
         next_position: matched.next_position,
         ephemeral: request.ephemeral,
     };
-    let mut tokens = 0;
+    let (mut tokens, start, mut prefill) = (0, Instant::now(), None);
     let result = model.generate(&prompt, &sampling, &request.attention, &mut |step| {
-        if let ModelStep::Token(token, _) = step {
-            tokens += 1;
-            if !request.ephemeral {
-                histories.push_token(&matched.key, token.id);
+        match step {
+            ModelStep::Token(token, _) => {
+                prefill.get_or_insert_with(|| start.elapsed());
+                tokens += 1;
+                if !request.ephemeral {
+                    histories.push_token(&matched.key, token.id);
+                }
+                progress.push_text(&token.text);
             }
-            histories.push_text(&token.text);
+            ModelStep::Logprobs(logprobs) => progress.push_logprobs(logprobs),
+            ModelStep::PrefillDone(_) => {
+                prefill.get_or_insert_with(|| start.elapsed());
+            }
+            ModelStep::Prefill { .. } | ModelStep::PromptAttention(_) => {}
         }
         let flow = on_step(step);
-        if stop_flag.load(Ordering::SeqCst) { StepFlow::Stop } else { flow }
+        if progress.is_stopped() { StepFlow::Stop } else { flow }
     });
     app.metrics.record_generated_tokens(tokens);
+    let prefill: Duration = prefill.unwrap_or_default();
+    app.generation_log.record(FinishedGeneration {
+        prompt_tokens: request.ids.len(),
+        tokens,
+        prefill,
+        decode: start.elapsed().saturating_sub(prefill),
+        finish: result.as_ref().ok().copied(),
+        seed: Some(sampling.seed),
+    });
     Ok(result?)
+}
+
+/// Completes a prompt and reports each token. Blocks until it is complete.
+pub(crate) fn complete_answer(
+    app: &App,
+    request: &CompletionRequest,
+    on_progress: &mut OnAnswerProgress,
+) -> ApiResult<CompletedAnswer> {
+    let mut filter = StopSequenceFilter::new(&request.sampling.stop);
+    let mut text = String::new();
+    let meter = RefCell::new(UsageMeter::new(request.ids.len()));
+    let on_progress = RefCell::new(on_progress);
+    let mut while_queued = |_| {
+        meter.borrow_mut().restart();
+        (on_progress.borrow_mut())(None)
+    };
+    let finish = complete(app, request, &mut while_queued, &mut |step| {
+        meter.borrow_mut().observe(&step);
+        let ModelStep::Token(token, _) = step else { return (on_progress.borrow_mut())(None) };
+        let sendable = filter.push(&token.text);
+        text.push_str(&sendable);
+        (on_progress.borrow_mut())(Some(&sendable))
+    })?;
+    let withheld = filter.finish();
+    text.push_str(&withheld);
+    let usage = meter.into_inner().usage();
+    Ok(CompletedAnswer { text, withheld, calls: Vec::new(), finish, usage })
 }
 
 /// A prompt needs at least one token, and room for one more.
 fn check_prompt_len(tokens: usize, context: usize) -> ApiResult<()> {
     if tokens == 0 {
-        return Err(ErrorResponse::bad_request("the prompt is empty"));
+        return Err(ErrorResponse::invalid_parameter("prompt", "the prompt is empty"));
     }
     if tokens + 1 > context {
         let message = format!(
@@ -113,20 +199,28 @@ pub(crate) async fn complete_text(
     let result = spawn_blocking(move || {
         let stops: &[String] = if trim_stop { &request.sampling.stop } else { &[] };
         let mut filter = StopSequenceFilter::new(stops);
-        let (mut text, mut tokens) = (String::new(), 0);
+        let (mut text, mut logprobs) = (String::new(), Vec::new());
+        let meter = RefCell::new(UsageMeter::new(request.ids.len()));
         let flow = RefCell::new(move || match disconnected.try_recv() {
             Err(oneshot::error::TryRecvError::Closed) => StepFlow::Stop,
             _ => StepFlow::Continue,
         });
-        let finish = complete(&app, &request, &mut |_| (flow.borrow_mut())(), &mut |step| {
-            if let ModelStep::Token(token, _) = step {
-                text.push_str(&filter.push(&token.text));
-                tokens += 1;
+        let mut while_queued = |_| {
+            meter.borrow_mut().restart();
+            (flow.borrow_mut())()
+        };
+        let finish = complete(&app, &request, &mut while_queued, &mut |step| {
+            meter.borrow_mut().observe(&step);
+            match step {
+                ModelStep::Token(token, _) => text.push_str(&filter.push(&token.text)),
+                ModelStep::Logprobs(token) => logprobs.push(token.clone()),
+                _ => {}
             }
             (flow.borrow_mut())()
         })?;
         text.push_str(&filter.finish());
-        Ok(CompletionResult { text, finish, tokens })
+        let usage = meter.into_inner().usage();
+        Ok(CompletionResult { text, finish, tokens: usage.completion_tokens, usage, logprobs })
     })
     .await;
     drop(connected);

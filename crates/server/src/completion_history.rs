@@ -3,18 +3,13 @@
 
 use halo_core::token::{Position, TokenId};
 use parking_lot::Mutex;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The histories of the latest clients, the last used first.
 pub(crate) struct CompletionHistories {
     histories: Mutex<Vec<CompletionHistory>>,
     next_number: AtomicU64,
     started: i64,
-    /// Stops the running completion.
-    stop_flag: Mutex<Arc<AtomicBool>>,
-    /// The text of the running or the last completion.
-    last_text: Mutex<String>,
     /// The tokens of the last prompt and its completion.
     last_window: Mutex<Vec<TokenId>>,
 }
@@ -46,8 +41,6 @@ impl Default for CompletionHistories {
             histories: Mutex::default(),
             next_number: AtomicU64::new(0),
             started: jiff::Timestamp::now().as_microsecond(),
-            stop_flag: Mutex::default(),
-            last_text: Mutex::default(),
             last_window: Mutex::default(),
         }
     }
@@ -123,28 +116,6 @@ impl CompletionHistories {
     /// The tokens of the last prompt and its completion, if there was one.
     pub fn last_window(&self) -> Option<Vec<TokenId>> {
         Some(self.last_window.lock().clone()).filter(|last| !last.is_empty())
-    }
-
-    /// The text of the running or the last completion.
-    pub fn last_text(&self) -> String {
-        self.last_text.lock().clone()
-    }
-
-    pub fn push_text(&self, text: &str) {
-        self.last_text.lock().push_str(text);
-    }
-
-    /// Begins a completion: returns the flag that stops it.
-    pub fn begin(&self) -> Arc<AtomicBool> {
-        let flag = Arc::new(AtomicBool::new(false));
-        *self.stop_flag.lock() = Arc::clone(&flag);
-        self.last_text.lock().clear();
-        flag
-    }
-
-    /// Stops the running completion.
-    pub fn stop(&self) {
-        self.stop_flag.lock().store(true, Ordering::SeqCst);
     }
 }
 

@@ -1,11 +1,11 @@
 //! Errors as HTTP responses, and the extractors that produce them.
 
 use crate::connection::SlowBodyError;
-use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use halo_core::{Error, ErrorKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,6 +17,16 @@ pub(crate) struct ErrorResponse {
     kind: ErrorKind,
     status: StatusCode,
     message: String,
+    /// The field of the request that is wrong, such as `temperature`.
+    param: Option<String>,
+}
+
+/// An extension of error responses, for the log: it has no words of a conversation.
+#[derive(Clone, Debug)]
+pub(crate) struct ErrorLabel {
+    pub kind: ErrorKind,
+    /// The top-level field of the request that is wrong.
+    pub param: Option<String>,
 }
 
 /// The body of every error response of Halo's own API.
@@ -39,11 +49,16 @@ impl ErrorResponse {
             status if status.is_client_error() => ErrorKind::InvalidInput,
             _ => ErrorKind::Internal,
         };
-        Self { kind, status, message: message.into() }
+        Self { kind, status, message: message.into(), param: None }
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A parameter with a value that cannot be used.
+    pub fn invalid_parameter(param: &str, message: impl Into<String>) -> Self {
+        Self::bad_request(message).with_param(param)
     }
 
     pub fn not_found(message: impl Into<String>) -> Self {
@@ -53,7 +68,21 @@ impl ErrorResponse {
     /// A prompt that does not fit: 400, as the clients of KoboldCPP and OpenAI expect.
     pub fn context_length_exceeded(message: impl Into<String>) -> Self {
         let (kind, status) = (ErrorKind::ContextLengthExceeded, StatusCode::BAD_REQUEST);
-        Self { kind, status, message: message.into() }
+        Self { kind, status, message: message.into(), param: None }
+    }
+
+    /// Names the field of the request that is wrong.
+    pub fn with_param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    /// 400 instead of 422, for APIs whose clients do not know 422.
+    pub fn with_bad_request_status(mut self) -> Self {
+        if self.status == StatusCode::UNPROCESSABLE_ENTITY {
+            self.status = StatusCode::BAD_REQUEST;
+        }
+        self
     }
 
     /// A worker ended without a result, because the server shuts down.
@@ -72,11 +101,21 @@ impl ErrorResponse {
     pub fn message(&self) -> &str {
         &self.message
     }
+
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
+    }
+
+    /// A deeper path may have keys that the client has chosen, so the label has the first step only.
+    pub fn label(&self) -> ErrorLabel {
+        let first = |param: &str| param.split(['.', '[']).next().map(str::to_owned);
+        ErrorLabel { kind: self.kind, param: self.param.as_deref().and_then(first) }
+    }
 }
 
 impl From<Error> for ErrorResponse {
     fn from(error: Error) -> Self {
-        Self { kind: error.kind, status: status_of(error.kind), message: error.to_string() }
+        Self { kind: error.kind, status: status_of(error.kind), message: error.to_string(), param: None }
     }
 }
 
@@ -93,7 +132,8 @@ pub(crate) fn status_of(kind: ErrorKind) -> StatusCode {
 
 impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        (self.status, Json(ApiError { error: self.message })).into_response()
+        let label = Extension(self.label());
+        (self.status, label, Json(ApiError { error: self.message })).into_response()
     }
 }
 
@@ -137,12 +177,26 @@ fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
     serde_json::from_slice(bytes).or_else(|_| {
         // The error of serde_json itself does not name the field; tracking fields costs time, so only errors pay for it.
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-        let invalid = |e: String| ErrorResponse::bad_request(format!("invalid JSON body: {e}"));
-        let value =
-            serde_path_to_error::deserialize(&mut deserializer).map_err(|e| invalid(e.to_string()))?;
-        deserializer.end().map_err(|e| invalid(e.to_string()))?;
+        let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| invalid_body(&e))?;
+        let trailing = |e| ErrorResponse::bad_request(format!("invalid JSON body: {e}"));
+        deserializer.end().map_err(trailing)?;
         Ok(value)
     })
+}
+
+/// Converts JSON that is parsed already. Errors name the field.
+pub(crate) fn parse_json_value<T: DeserializeOwned>(value: serde_json::Value) -> ApiResult<T> {
+    serde_path_to_error::deserialize(value).map_err(|e| invalid_body(&e))
+}
+
+fn invalid_body(error: &serde_path_to_error::Error<serde_json::Error>) -> ErrorResponse {
+    let path = error.path().to_string();
+    let response = ErrorResponse::bad_request(format!("invalid JSON body: {error}"));
+    // A path of "." or "?" names no field.
+    match path.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        true => response.with_param(path),
+        false => response,
+    }
 }
 
 pub(crate) struct QueryParams<T>(pub T);

@@ -1,5 +1,6 @@
 //! Metrics in the registry of `prometheus-client`: counters and histograms of requests and turns.
 
+use crate::api_name::ApiName;
 use axum::http::StatusCode;
 use halo_agents::forgetting::ForgettingResult;
 use halo_core::Error;
@@ -15,39 +16,6 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-
-/// The API that a request is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ApiName {
-    Halo,
-    OpenAi,
-    Kobold,
-    Mcp,
-    /// The page, and everything else.
-    Page,
-}
-
-impl ApiName {
-    pub fn of_path(path: &str) -> Self {
-        match path {
-            _ if path.starts_with("/api/halo/") => Self::Halo,
-            _ if path.starts_with("/api/") => Self::Kobold,
-            _ if path.starts_with("/v1/") => Self::OpenAi,
-            "/mcp" => Self::Mcp,
-            _ => Self::Page,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Halo => "halo",
-            Self::OpenAi => "openai",
-            Self::Kobold => "kobold",
-            Self::Mcp => "mcp",
-            Self::Page => "page",
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {

@@ -170,6 +170,7 @@ fn rules(seed: u64) -> ConversationRules {
         memory: None,
         premise_method: None,
         judge_principles: Vec::new(),
+        keep_reasoning: false,
         forgetting: None,
     }
 }

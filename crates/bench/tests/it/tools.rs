@@ -299,6 +299,7 @@ fn test_rules() -> ConversationRules {
         memory: None,
         premise_method: None,
         judge_principles: Vec::new(),
+        keep_reasoning: false,
         forgetting: None,
     }
 }

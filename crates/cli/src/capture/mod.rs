@@ -578,9 +578,8 @@ fn reduce_attention(
 }
 
 fn parse_role(name: &str) -> Result<Role> {
-    let hint = if name == "tool" { "; a tool's result is the assistant's, with \"tool\": true" } else { "" };
     Role::from_name(name)
-        .with_context(|| format!("'{name}' is not a role: use system, user or assistant{hint}"))
+        .with_context(|| format!("'{name}' is not a role: use system, user, assistant or tool"))
 }
 
 fn decode_f32_le(bytes: &[u8]) -> Result<Vec<f32>, String> {

@@ -211,6 +211,7 @@ impl ServedModel {
 struct CliBackend {
     env: Env,
     model: ServedModel,
+    model_details: ModelDetails,
     embedder: Option<EmbedderHandle>,
     /// The settings at start: the model was opened with them.
     startup_settings: Settings,
@@ -228,10 +229,15 @@ impl CliBackend {
         // A store that cannot be opened is an error at start, and not at the first message.
         let mut store = env.open_store()?;
         store.keep_in_use()?;
+        let model = ServedModel::open(env, &settings)?;
         Ok(Self {
             _store_in_use: Mutex::new(store),
             env: env.clone(),
-            model: ServedModel::open(env, &settings)?,
+            model_details: match &model {
+                ServedModel::Local(llama) => wiring::model_facts(llama, &env.model_file()?),
+                ServedModel::Remote(_) | ServedModel::Script(_) => ModelDetails::default(),
+            },
+            model,
             embedder: wiring::open_embedder(env, &settings)?,
             startup_settings: settings,
             settings_lock: Mutex::default(),
@@ -282,10 +288,7 @@ impl Backend for CliBackend {
     }
 
     fn model_details(&self) -> ModelDetails {
-        match &self.model {
-            ServedModel::Local(llama) => wiring::model_facts(llama),
-            ServedModel::Remote(_) | ServedModel::Script(_) => ModelDetails::default(),
-        }
+        self.model_details.clone()
     }
 
     fn is_special_token(&self, id: TokenId) -> bool {

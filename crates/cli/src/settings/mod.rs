@@ -66,6 +66,7 @@ const SECTION_TITLES: &[(&str, &str)] = &[
     ("generation", "Generation"),
     ("chat", "Chat"),
     ("tools", "Tools"),
+    ("reasoning", "Reasoning"),
     ("chunk", "Chunks"),
     ("brightness", "Scoring"),
     ("ttl", "Scoring by time to live (v0)"),
@@ -191,7 +192,7 @@ define_settings! {
 
     /// System prompt; never pruned.
     "chat.system" [http] chat_system: TextSetting = TextSetting("You are a helpful assistant.".into());
-    /// Tell the model when messages are written: the time at each, and the date at the first of each day.
+    /// Tell the model when messages are written: the time at each, and the date at the first of each day. Only for messages of the page and the terminal: into those of clients nothing is written.
     "chat.dates" [http] chat_dates: bool = true;
     /// Name of the user, written before each message; auto: none.
     "chat.user_name" [http] chat_user_name: AutoOr<TextSetting> = AutoOr::Auto;
@@ -200,6 +201,10 @@ define_settings! {
 
     /// Let the model call tools while answering: jq and JSON Patch on its own notes. Small models cannot use them.
     "tools.enabled" [http] tools_enabled: bool = false;
+
+    /// Keep the reasoning of finished answers in the context window. Otherwise it is pruned when the answer is complete; it
+    /// stays in the conversation and in exports.
+    "reasoning.keep" [http] reasoning_keep: bool = false;
 
     /// Minimum chunk size in tokens; boundaries before it are ignored.
     "chunk.min_tokens" [http] chunk_min_tokens: IntInRange<1, 100_000> = IntInRange(64);

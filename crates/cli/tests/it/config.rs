@@ -150,7 +150,7 @@ fn settings_that_clients_may_change_are_listed() {
     let http = "preset context.max_tokens context.sink_tokens context.recent_tokens context.room_tokens \
         model.context model.cooling_tokens model.gpu_layers generation.max_tokens generation.temperature generation.top_k \
         generation.top_p generation.min_p generation.repetition generation.seed chat.system chat.dates \
-        chat.user_name chat.assistant_name tools.enabled chunk.min_tokens chunk.max_tokens \
+        chat.user_name chat.assistant_name tools.enabled reasoning.keep chunk.min_tokens chunk.max_tokens \
         brightness.strategy brightness.initial brightness.cap brightness.decay brightness.sink \
         brightness.score_current_turn brightness.min_confidence brightness.layers brightness.heads \
         brightness.observe_prompt \
@@ -163,7 +163,7 @@ fn settings_that_clients_may_change_are_listed() {
         lethe.interval_minutes lethe.hot_days \
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \
         rooms.split_paragraphs rooms.telemetry rooms.cooling_tokens rooms.summaries kv.mode kv.ram kv.disk";
-    let by_hand = "recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
+    let by_hand = "model.fetch recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
         server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
         server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
         server.otlp";

@@ -70,20 +70,20 @@ fn contributing_has_the_approvals_and_questions() {
     }
 }
 
-/// docs/kobold.md names every route of the KoboldCPP API, and every strategy and ranking of chunks.
+/// docs/api/koboldcpp.md names every route of the KoboldCPP API, and every strategy and ranking of chunks.
 #[test]
 fn kobold_page_names_every_route_and_strategy() {
-    let page = read("docs/kobold.md");
-    let source = read("crates/server/src/kobold.rs");
+    let page = read("docs/api/koboldcpp.md");
+    let source = read("crates/server/src/kobold/mod.rs");
     let routes: Vec<&str> =
         source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(routes.len() >= 16, "{routes:?}");
     for route in routes {
         let path = if route.starts_with("/api/") { route.to_owned() } else { format!("/api/v1{route}") };
-        assert!(page.contains(&path), "docs/kobold.md does not name {path}");
+        assert!(page.contains(&path), "docs/api/koboldcpp.md does not name {path}");
     }
     for word in ["`magnitude`", "`ttl`", "`share`", "`peak`", "`top4`", "`mean`", "`votes`", "`sum`"] {
-        assert!(page.contains(word), "docs/kobold.md does not explain {word}");
+        assert!(page.contains(word), "docs/api/koboldcpp.md does not explain {word}");
     }
 }
 

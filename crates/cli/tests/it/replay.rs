@@ -341,11 +341,9 @@ fn replay_sanitizes_hostile_captures() {
         run.out
     );
     assert!(run.out.contains("u0.4000000000"), "{}", run.out);
-    tokens[0]["role"] = json!("tool");
+    tokens[0]["role"] = json!("narrator");
     write_capture(dir.path(), &tokens, &[]);
-    assert!(
-        run_replay(dir.path(), &[]).err.contains("a tool's result is the assistant's, with \"tool\": true")
-    );
+    assert!(run_replay(dir.path(), &[]).err.contains("'narrator' is not a role"));
 }
 
 /// With the preset halo_v0 chunks are cut while their tokens are pruned. A step may also record its own chunk index.
@@ -394,7 +392,7 @@ fn replay_reports_invalid_captures() {
         (
             role,
             step.clone(),
-            "token 2 of the prompt: 'narrator' is not a role: use system, user or assistant",
+            "token 2 of the prompt: 'narrator' is not a role: use system, user, assistant or tool",
         ),
         (speaker, step, "cannot append to turn 0 (assistant): the last turn is 0 (user)"),
         (good.clone(), json!({"token": {"id": 1}}), "steps.jsonl:1: missing field `text`"),

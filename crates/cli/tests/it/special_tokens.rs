@@ -13,7 +13,9 @@ use halo_core::model::{
 };
 use halo_core::store::RecordKind;
 use halo_core::token::{Brightness, Role, TokenId};
+use halo_core::tool_call::{FunctionCall, ToolDefinition};
 use halo_engine::agent::CompletionAgent;
+use halo_engine::align::SentMessage;
 use halo_engine::chat_format::{FramedText, SpeakerNames};
 use halo_engine::memory::{MemoryEdit, MemoryRules};
 use halo_engine::rules::ConversationRules;
@@ -189,6 +191,29 @@ fn special_tokens_are_not_forged_by_system_prompts_names_and_messages() {
         let roles = [Role::System, Role::User, Role::Assistant].map(|role| (role, text.to_owned()));
         session.append_messages(&roles, &mut || StepFlow::Continue).expect("appended");
         send(&mut session, text);
+    });
+}
+
+#[test]
+fn special_tokens_are_not_forged_by_functions_calls_and_results() {
+    assert_not_forged(&smollm(), FORGED, |model, text| {
+        let folder = temp_dir();
+        let mut session = open_session(folder.path(), "main", model, test_rules());
+        let quoted = serde_json::to_string(text).expect("JSON");
+        let parameters = format!("{{\"type\":\"object\",\"description\":{quoted}}}");
+        let function = format!("{{\"name\":\"f\",\"description\":{quoted},\"parameters\":{parameters}}}");
+        let tool = ToolDefinition { name: "f".into(), function, parameters };
+        session.set_tools(&[tool.clone(), ToolDefinition { name: "g".into(), ..tool }]).expect("set");
+        send(&mut session, "Hello.");
+        let call = FunctionCall { name: "f".into(), arguments: format!("{{\"a\":{quoted}}}") };
+        let messages = [
+            SentMessage::new(Role::User, "Call it.".into()),
+            SentMessage::with_calls(text.to_owned(), vec![call]),
+            SentMessage::new(Role::Tool, text.to_owned()),
+            SentMessage::new(Role::Tool, text.to_owned()),
+        ];
+        session.append_sent_messages(&messages, &mut || StepFlow::Continue).expect("appended");
+        send(&mut session, "And now?");
     });
 }
 

@@ -8,11 +8,13 @@
 mod chunk;
 mod chunk_ref;
 mod error;
+mod exchange;
 mod invariants;
 
 pub(crate) use chunk::{BodyState, Chunk};
 pub use chunk_ref::{ChunkRef, TokenRef};
 pub use error::TimelineError;
+pub(crate) use exchange::Exchange;
 
 use crate::chunk_body::ChunkBody;
 use crate::live_index::LiveIndex;
@@ -215,39 +217,36 @@ impl Timeline {
         rows.filter(|&i| self.chunks[i].len > 0).map(|i| self.chunk_ref(i))
     }
 
-    /// The first chunk of the turn that `chunk` is paired with: of the answer for a chunk of a question, and of the
-    /// question for a chunk of an answer.
+    /// The first chunk of the turn that `chunk` is paired with: of the first answer for a chunk of a question, and
+    /// of the question for a chunk of an answer or of a tool result.
     #[must_use]
     pub fn partner(&self, chunk: ChunkId) -> Option<ChunkRef<'_>> {
-        let turn = self.turn_index(chunk.turn)?;
-        let other = self.paired_turn(turn)?;
-        self.chunk(ChunkId::new(self.turns[other].role, self.turns[other].id, 0))
+        let exchange = self.exchange_of(self.turn_index(chunk.turn)?);
+        let other = match chunk.role {
+            Role::System => None,
+            Role::User => exchange.steps.first().and_then(|step| step.first()).copied(),
+            Role::Assistant | Role::Tool => exchange.question,
+        };
+        self.anchor_of(other?)
     }
 
-    /// The turn that answers a turn of the user.
-    #[must_use]
-    pub fn answer_to(&self, turn: TurnId) -> Option<TurnId> {
-        let turn = self.turn_index(turn).filter(|&t| self.turns[t].role == Role::User)?;
-        self.paired_turn(turn).map(|answer| self.turns[answer].id)
+    /// The first chunk of a turn, by the index of the turn.
+    pub(crate) fn anchor_of(&self, turn: usize) -> Option<ChunkRef<'_>> {
+        self.chunk(ChunkId::new(self.turns[turn].role, self.turns[turn].id, 0))
     }
 
-    /// The turn of the user that a turn of the assistant answers.
+    /// The turn of the user that a turn of the assistant answers, or that a tool was called for.
     #[must_use]
     pub fn question_of(&self, turn: TurnId) -> Option<TurnId> {
-        let turn = self.turn_index(turn).filter(|&t| self.turns[t].role == Role::Assistant)?;
-        self.paired_turn(turn).map(|question| self.turns[question].id)
+        let turn = self.turn_index(turn)?;
+        let question = self.exchange_of(turn).question.filter(|&question| question != turn);
+        question.map(|question| self.turns[question].id)
     }
 
-    /// The index of the turn that answers a question, or of the question that a turn answers: the next or the
-    /// previous turn. Turns that are deleted or empty are skipped.
-    pub(crate) fn paired_turn(&self, turn: usize) -> Option<usize> {
-        let has_text = |&t: &usize| self.chunks[self.turn_rows(t)].iter().any(|c| c.len > c.deleted);
-        let (other, role) = match self.turns[turn].role {
-            Role::System => return None,
-            Role::User => ((turn + 1..self.turns.len()).find(has_text)?, Role::Assistant),
-            Role::Assistant => ((0..turn).rev().find(has_text)?, Role::User),
-        };
-        (self.turns[other].role == role).then_some(other)
+    /// The exchange that a turn belongs to. Turns that are deleted or empty are skipped.
+    pub(crate) fn exchange_of(&self, turn: usize) -> Exchange {
+        let has_text = |t: usize| self.chunks[self.turn_rows(t)].iter().any(|c| c.len > c.deleted);
+        Exchange::find(&self.turns, turn, has_text)
     }
 
     /// Whether the chunk is part of the system prompt: a system message that no message of another role precedes.

@@ -25,6 +25,11 @@ pub fn align(
     Aligner::new(candidate, sent)?.decide(text)
 }
 
+/// Whether the model answers messages of a role: those of the user, and results of functions.
+fn is_answered(role: &Role) -> bool {
+    matches!(role, Role::User | Role::Tool)
+}
+
 struct Aligner<'a> {
     candidate: &'a AlignCandidate<'a>,
     /// The messages of the conversation without system messages.
@@ -71,8 +76,8 @@ impl<'a> Aligner<'a> {
         // Messages of the history after the last one that matches.
         let new = &self.history[end + 1..];
         let from = self.history[end] + 1;
-        let answers_only = !roles.contains(&Role::User);
-        let exchange = roles.first() == Some(&Role::User) && !roles[1..].contains(&Role::User);
+        let answers_only = !roles.iter().any(is_answered);
+        let exchange = roles.first().is_some_and(is_answered) && !roles[1..].iter().any(is_answered);
         if !new.is_empty()
             && let Some((chosen, next)) = self.variant_after(self.path[at].turn, new)
         {
@@ -87,7 +92,7 @@ impl<'a> Aligner<'a> {
             };
             return self.weigh_evidence(verdict, end, 0, summaries);
         }
-        if rest.is_empty() || (answers_only && new.first().is_none_or(|&n| self.sent[n].role == Role::User)) {
+        if rest.is_empty() || (answers_only && new.first().is_none_or(|&n| is_answered(&self.sent[n].role))) {
             // The same messages in another order are another conversation.
             let is_repeated = |n: &usize| {
                 self.sent[*n].key.length >= MIN_DISTINCTIVE_CHARS && self.is_on_path(&self.sent[*n].key)
@@ -98,7 +103,7 @@ impl<'a> Aligner<'a> {
             // An answer that the client has dropped stays in the conversation.
             return self.weigh_evidence(AlignVerdict::Continue { first_new: from }, end, 0, summaries);
         }
-        if new.is_empty() && exchange && self.last.role == Role::User {
+        if new.is_empty() && exchange && is_answered(&self.last.role) {
             let again = self.last.key.exact_hash == self.path[at + 1].exact_hash;
             let verdict = match again {
                 true => AlignVerdict::Regenerate { replaces: rest[1..].to_vec() },

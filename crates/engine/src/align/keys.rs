@@ -1,7 +1,10 @@
 //! Hashes of messages, by which a history that is sent again is recognized.
 
+use halo_core::answer_parser::AnswerMarkers;
 use halo_core::store::MessageKey;
 use halo_core::token::{Role, TurnId};
+use halo_core::tool_call::{CallFormat, FunctionCall, MessagePart, ReasoningFormat, compact_json};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use unicode_normalization::UnicodeNormalization;
 use xxhash_rust::xxh3::Xxh3;
@@ -11,6 +14,8 @@ use xxhash_rust::xxh3::Xxh3;
 pub struct SentMessage {
     pub role: Role,
     pub text: String,
+    /// The functions that it calls, if it is the assistant's.
+    pub calls: Vec<FunctionCall>,
     /// Its hashes. The turn is 0: it is not known yet.
     pub key: MessageKey,
 }
@@ -19,13 +24,72 @@ impl SentMessage {
     #[must_use]
     pub fn new(role: Role, text: String) -> Self {
         let key = message_key(TurnId(0), role, &text, 0);
-        Self { role, text, key }
+        Self { role, text, calls: Vec::new(), key }
     }
+
+    /// An answer that calls functions.
+    #[must_use]
+    pub fn with_calls(text: String, calls: Vec<FunctionCall>) -> Self {
+        let key = message_key(TurnId(0), Role::Assistant, &answer_text(&text, &calls), 0);
+        Self { role: Role::Assistant, text, calls, key }
+    }
+
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.text.trim().is_empty() && self.calls.is_empty()
+    }
+}
+
+/// An answer with its calls as text, in the general format.
+#[must_use]
+pub fn answer_text(text: &str, calls: &[FunctionCall]) -> String {
+    let parts = CallFormat::default().render(text.trim(), calls).into_iter();
+    parts
+        .map(|part| match part {
+            MessagePart::Frame(text) | MessagePart::Content(text) => text,
+        })
+        .collect()
+}
+
+/// An answer without its reasoning, and with its calls in one format: models write calls in different formats, and clients
+/// send them apart from the text and without the reasoning.
+fn comparable_answer(text: &str) -> Cow<'_, str> {
+    const REASONING: [(&str, &str); 4] = [
+        ("<think>", "</think>"),
+        ("<thinking>", "</thinking>"),
+        ("[THINK]", "[/THINK]"),
+        ("<reasoning>", "</reasoning>"),
+    ];
+    const CALLS: [&str; 2] = ["<tool_call>", "[TOOL_CALLS]"];
+    let reasoning = REASONING.iter().find(|(_, close)| text.contains(close));
+    let marker = CALLS.iter().find(|marker| text.contains(*marker));
+    if reasoning.is_none() && marker.is_none() && !text.starts_with(['{', '[']) {
+        return Cow::Borrowed(text);
+    }
+    let calls = CallFormat { open: marker.map_or("", |marker| marker).to_owned(), ..CallFormat::default() };
+    let format = reasoning.map(|(open, close)| ReasoningFormat {
+        open: (*open).to_owned(),
+        close: (*close).to_owned(),
+        prompt: String::new(),
+        skip: None,
+    });
+    // The template may have written the first marker.
+    let starts_in_reasoning = reasoning.is_some_and(|(open, _)| !text.contains(open));
+    let markers =
+        AnswerMarkers { reasoning: format, starts_in_reasoning, calls: Some(calls), functions: None };
+    let mut answer = markers.parse(text);
+    answer.calls.iter_mut().for_each(|call| call.arguments = compact_json(&call.arguments));
+    Cow::Owned(answer_text(&answer.text, &answer.calls))
 }
 
 /// The hashes of a message; `before` is the prefix hash of the messages before it.
 #[must_use]
 pub fn message_key(turn: TurnId, role: Role, text: &str, before: u64) -> MessageKey {
+    let text = match role {
+        Role::Assistant => comparable_answer(text.trim()),
+        Role::System | Role::User | Role::Tool => Cow::Borrowed(text.trim()),
+    };
     let (name, rest) = split_speaker_name(text.trim());
     let loose = normalize_text(rest);
     let key = MessageKey {
@@ -124,4 +188,38 @@ pub fn lookup_hashes(sent: &[SentMessage], max: usize) -> Vec<u64> {
     let mut seen = BTreeSet::new();
     let history = sent.iter().rev().skip(1).filter(|message| message.role != Role::System);
     history.map(|message| message.key.loose_hash).filter(|&hash| seen.insert(hash)).take(max).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_key_is_the_same_for_every_format_of_a_call() {
+        let calls = vec![FunctionCall { name: "clock".into(), arguments: "{\"zone\": \"CET\"}".into() }];
+        let sent = SentMessage::with_calls(String::new(), calls.clone());
+        let key = |text: &str| message_key(TurnId(0), Role::Assistant, text, 0).exact_hash;
+        let written = [
+            "<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>",
+            "<think>\nHm.\n</think>\n\n<tool_call>{\"name\":\"clock\",\"arguments\":{\"zone\":\"CET\"}}</tool_call>",
+            "{\"name\": \"clock\", \"parameters\": {\"zone\": \"CET\"}}",
+            "[TOOL_CALLS] [{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}]",
+        ];
+        for text in written {
+            assert_eq!(key(text), sent.key.exact_hash, "{text}");
+        }
+        assert_ne!(
+            key("<tool_call>{\"name\": \"clock\", \"arguments\": {}}</tool_call>"),
+            sent.key.exact_hash
+        );
+        let with_text = SentMessage::with_calls("I look.".into(), calls);
+        assert_eq!(
+            key(
+                "I look.\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>"
+            ),
+            with_text.key.exact_hash
+        );
+        assert_eq!(key("Hm.</think>Yes."), key("Yes."));
+        assert_eq!(key("{\"name\": \"Otto\"}"), hash_text(Role::Assistant, "{\"name\": \"Otto\"}"));
+    }
 }

@@ -16,5 +16,7 @@ mod matching;
 mod verdict;
 
 pub use aligner::align;
-pub use keys::{SentMessage, extend_prefix, is_similar_prompt, lookup_hashes, message_key, prefix_hashes};
+pub use keys::{
+    SentMessage, answer_text, extend_prefix, is_similar_prompt, lookup_hashes, message_key, prefix_hashes,
+};
 pub use verdict::{AlignCandidate, AlignScore, AlignVerdict, Alignment, KnownMessage, TurnVariant};

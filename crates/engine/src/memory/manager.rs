@@ -227,7 +227,7 @@ impl MemoryManager {
         let tokens = model.system_tokens.len()
             + timeline.live_len()
             + planned.iter().map(PlacedMemory::len).sum::<usize>();
-        if tokens + rules.sampling.max_tokens > model.info().context {
+        if tokens.saturating_add(rules.sampling.max_tokens) > model.info().context {
             return Ok(MemoryStep::default());
         }
         let window = build_window(&model.system_tokens, timeline, &planned);

@@ -34,6 +34,7 @@ fn parse_message(line: &str) -> (Role, &str) {
     let role = match &line[..1] {
         "u" => Role::User,
         "a" => Role::Assistant,
+        "t" => Role::Tool,
         _ => Role::System,
     };
     (role, &line[2..])
@@ -103,4 +104,47 @@ fn align_gives_the_verdict_of_every_recorded_history() {
         cases.len(),
         mismatches.join("\n")
     );
+}
+
+/// Calls are compared by their meaning, and results of functions are answered as messages of the user are.
+#[test]
+fn align_recognizes_calls_and_results() {
+    const QUESTION: &str = "u How is the weather in Lindau on the lake today?";
+    const CALL: &str =
+        "a <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n</tool_call>";
+    const SAME_CALL: &str = "a {\"name\": \"weather\", \"parameters\": {\"town\":\"Lindau\"}}";
+    let cases: [(&[&str], &[&str], &str); 7] = [
+        (&[QUESTION, CALL], &[QUESTION, SAME_CALL, "t sunny"], "continue"),
+        (&[QUESTION, CALL], &[QUESTION, SAME_CALL, "t sunny", "t noon"], "continue"),
+        (&[QUESTION, CALL, "t sunny", "a Sunny."], &[QUESTION, CALL, "t sunny"], "regenerate"),
+        (
+            &[QUESTION, CALL, "t sunny", "t noon", "a Both."],
+            &[QUESTION, CALL, "t sunny", "t noon"],
+            "regenerate",
+        ),
+        (&[QUESTION, CALL, "t sunny", "a Sunny."], &[QUESTION, CALL, "t rainy"], "edit"),
+        (
+            &[QUESTION, CALL, "t sunny", "a Sunny."],
+            &[QUESTION, CALL, "t sunny", "a Sunny.", "u Thanks."],
+            "continue",
+        ),
+        (
+            &[QUESTION, CALL, "t sunny", "a Sunny.", "u Thanks.", "a Welcome."],
+            &[QUESTION, CALL, "t rainy", "a Rainy.", "u Thanks."],
+            "branch 2",
+        ),
+    ];
+    for (stored, sent, verdict) in cases {
+        let lines = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
+        let case = AlignCase {
+            client: "any".into(),
+            what: "functions".into(),
+            stored: lines(stored),
+            system: String::new(),
+            variants: Vec::new(),
+            sent: lines(sent),
+            verdict: verdict.into(),
+        };
+        assert_eq!(align_case(&case), verdict, "{sent:?}");
+    }
 }

@@ -7,6 +7,7 @@ mod host;
 mod memory;
 mod message_times;
 mod notes;
+mod reasoning;
 mod retokenize;
 mod storing;
 mod turn;

@@ -6,6 +6,7 @@ use halo_core::testing::doubles::{InMemoryStore, ScriptedAnswer, ScriptedModel};
 use halo_core::testing::shared_store::SharedStore;
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
+use halo_engine::turn::{EditAuthor, TurnInput};
 use jiff::civil::{DateTime, date};
 
 fn open_session(store: &SharedStore<InMemoryStore>, show_dates: bool) -> Session {
@@ -40,4 +41,27 @@ fn user_messages_carry_their_time() {
     assert!(first < second && second < third, "{window}");
     assert_eq!(window.matches('[').count(), 3, "answers carry no time: {window}");
     assert!(!window_after(false, &messages).contains('['));
+}
+
+/// A client sees its own history: a date that it did not send would be in an answer, or in its next request.
+#[test]
+fn client_messages_carry_no_time() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut session = open_session(&store, true);
+    let now = date(2026, 11, 5).at(9, 5, 0, 0);
+    let inputs = [
+        TurnInput::ClientMessage("What is new?".into()),
+        TurnInput::EditLast("What is old?".into(), EditAuthor::Client),
+        TurnInput::Message("And here?".into()),
+        TurnInput::EditLast("And there?".into(), EditAuthor::User),
+    ];
+    let mut windows = Vec::new();
+    for input in inputs {
+        session.run_turn(input, now, &mut |_| StepFlow::Continue).expect("it is answered");
+        windows.push(session.timeline().context_window(0).text());
+    }
+    assert!(windows[..2].iter().all(|window| !window.contains('[')), "{windows:?}");
+    assert!(windows[2].contains("[Thursday, 5 November 2026, 09:05] And here?"), "{windows:?}");
+    assert!(windows[3].contains("09:05] And there?"), "{windows:?}");
+    assert_eq!(windows[3].matches('[').count(), 1, "{windows:?}");
 }

@@ -1,7 +1,6 @@
 //! When a turn writes what to the store.
 
 use crate::common::test_rules;
-use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::ScoringStrategy;
 use halo_core::model::{
@@ -12,7 +11,8 @@ use halo_core::testing::doubles::{
     HashEmbedder, InMemoryStore, ScriptedAnswer, ScriptedAttention, ScriptedModel,
 };
 use halo_core::testing::shared_store::SharedStore;
-use halo_core::token::{Brightness, ChunkId};
+use halo_core::token::{Brightness, ChunkId, Role};
+use halo_core::{Error, ErrorKind};
 use halo_engine::event::Event;
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
@@ -243,4 +243,31 @@ fn new_tokens_begin_with_full_brightness() {
         brightness.len() >= 8 && brightness.iter().all(|brightness| *brightness == 10_000.0),
         "{brightness:?}"
     );
+}
+
+/// A long history is several commits, so that other conversations can write between them. A client that was cut off sends it
+/// again, and what is stored is not appended twice.
+#[test]
+fn long_history_is_stored_in_several_commits() {
+    let store = SharedStore::new(InMemoryStore::default());
+    let mut session = open_session(&store, test_rules(200), &[]);
+    let role = |n: usize| if n.is_multiple_of(2) { Role::User } else { Role::Assistant };
+    let history: Vec<(Role, String)> = (0..4_500).map(|n| (role(n), format!("message {n}"))).collect();
+    let stored_turns = || {
+        let timeline = store.clone().load("main", Access::Read).expect("the conversation loads");
+        timeline.turns().len()
+    };
+    let (mut asked, mut seen) = (0, Vec::new());
+    let result = session.append_messages(&history, &mut || {
+        asked += 1;
+        seen.push(stored_turns());
+        if asked == 3_000 { StepFlow::Stop } else { StepFlow::Continue }
+    });
+    seen.dedup();
+    assert_eq!(result.expect_err("it was stopped").kind, ErrorKind::Cancelled);
+    assert_eq!((seen, stored_turns()), (vec![0, 2_000], 2_000));
+    session.append_messages(&history[2_000..], &mut || StepFlow::Continue).expect("the rest is appended");
+    assert_eq!(stored_turns(), 4_500);
+    assert!(session.live_tokens() <= 200, "{} live tokens", session.live_tokens());
+    assert_eq!(session.find_inconsistencies().expect("the check runs"), Vec::<String>::new());
 }

@@ -8,6 +8,7 @@
 //! This folder knows nothing of windows, chunks or the timeline: [`kv_cache`](crate::kv_cache) does.
 
 mod canceller;
+mod candidates;
 mod context;
 pub(crate) mod error;
 mod log;

@@ -99,6 +99,10 @@ impl ModelWeights {
         (add_bos && token >= 0).then_some(token)
     }
 
+    pub(super) fn vocab_ptr(&self) -> *const sys::llama_vocab {
+        self.vocab.as_ptr()
+    }
+
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         // SAFETY: the vocabulary lives as long as the model.

@@ -4,7 +4,7 @@ use crate::common::model_path;
 use halo_core::attention::{AttentionRequest, LayerReduction, PromptRows};
 use halo_core::model::{
     CacheStats, ChatTemplate, FinishReason, Model, ModelStep, OutputConstraint, Prompt, Sampling, StepFlow,
-    WindowToken,
+    TokenLogprobs, WindowToken,
 };
 use halo_core::token::Position;
 use halo_core::{Error, ErrorKind};
@@ -13,21 +13,21 @@ use halo_llama::kv_cache::KvCacheMode;
 use halo_llama::model::{Llama, LlamaOptions};
 use std::path::Path;
 
-fn open_model(kv_archive: KvArchiveLimits, kv_mode: KvCacheMode) -> Llama {
+pub fn open_model(kv_archive: KvArchiveLimits, kv_mode: KvCacheMode) -> Llama {
     let options = LlamaOptions { context: Some(1024), kv_archive, kv_mode, ..LlamaOptions::default() };
     Llama::open(&model_path(), &options).expect("the model loads")
 }
 
-fn ram_only() -> KvArchiveLimits {
+pub fn ram_only() -> KvArchiveLimits {
     KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None }
 }
 
-fn greedy(max_tokens: usize) -> Sampling {
+pub fn greedy(max_tokens: usize) -> Sampling {
     Sampling { max_tokens, temperature: 0.0, ..Sampling::default() }
 }
 
 /// A window with one chunk per text.
-fn tokenize_window(model: &mut Llama, texts: &[&str]) -> Vec<WindowToken> {
+pub fn tokenize_window(model: &mut Llama, texts: &[&str]) -> Vec<WindowToken> {
     let mut window = Vec::new();
     for text in texts {
         for (n, token) in model.tokenize(text, true).expect("tokens").into_iter().enumerate() {
@@ -38,7 +38,7 @@ fn tokenize_window(model: &mut Llama, texts: &[&str]) -> Vec<WindowToken> {
     window
 }
 
-const QUESTION: [&str; 3] = [
+pub const QUESTION: [&str; 3] = [
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
     "<|im_start|>user\nWhich city is the capital of France? Answer in one sentence.<|im_end|>\n",
     "<|im_start|>assistant\n",
@@ -46,10 +46,11 @@ const QUESTION: [&str; 3] = [
 
 /// What the listener of one answer received.
 #[derive(Debug, Default, PartialEq)]
-struct GeneratedSteps {
-    text: String,
+pub struct GeneratedSteps {
+    pub text: String,
     texts: Vec<String>,
-    ids: Vec<u32>,
+    pub ids: Vec<u32>,
+    pub logprobs: Vec<TokenLogprobs>,
     /// The length of each token's attention row.
     rows: Vec<Option<usize>>,
     prompt_rows: usize,
@@ -58,7 +59,7 @@ struct GeneratedSteps {
 }
 
 /// Generates, and stops after a number of steps of any kind.
-fn generate(
+pub fn generate(
     model: &mut Llama,
     window: &[WindowToken],
     sampling: &Sampling,
@@ -77,6 +78,7 @@ fn generate(
                 assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
                 received.prompt_rows += 1;
             }
+            ModelStep::Logprobs(logprobs) => received.logprobs.push(logprobs.clone()),
             ModelStep::Token(token, row) => {
                 if let Some(row) = row
                     && attention.layers != LayerReduction::Max
@@ -97,7 +99,7 @@ fn generate(
     (finish, received)
 }
 
-const NEVER: usize = usize::MAX;
+pub const NEVER: usize = usize::MAX;
 
 #[test]
 fn generate_is_deterministic_for_window_and_seed() {

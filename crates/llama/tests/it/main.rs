@@ -7,3 +7,4 @@ mod kv_cache;
 mod kv_cache_fuzz;
 mod kv_cache_property;
 mod model;
+mod samplers;

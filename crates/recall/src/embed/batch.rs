@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn embed_batch_is_limited_to_max_tokens() {
-        assert_eq!(batch_indices(&[256, 256], true), [[0], [1]]);
-        assert_eq!(batch_indices(&[128; 3], true), [vec![0, 1], vec![2]]);
-        assert_eq!(batch_indices(&[3; 200], true).iter().map(Vec::len).collect::<Vec<_>>(), [85, 85, 30]);
+        assert_eq!(batch_indices(&[512, 512], true), [[0], [1]]);
+        assert_eq!(batch_indices(&[256; 3], true), [vec![0, 1], vec![2]]);
+        assert_eq!(batch_indices(&[3; 400], true).iter().map(Vec::len).collect::<Vec<_>>(), [170, 170, 60]);
     }
 }

@@ -12,6 +12,7 @@
 //! loaded; if so, its texts are run one by one.
 
 use super::onnx;
+use super::pieces::cut_into_pieces;
 use super::tokenizer::{MAX_TOKENS, WordPieceTokenizer};
 use super::worker::{self, SentenceEncoder};
 use halo_core::embedder::{Embedder, EmbedderInfo};
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Part of the checksum in the name of an embedder. Increase it when the same files give other vectors than before.
-const ENCODER_VERSION: u8 = 1;
+const ENCODER_VERSION: u8 = 2;
 
 const ONNX_FILE: &str = "model.onnx";
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -74,7 +75,10 @@ impl OnnxEncoder {
         let (onnx, tokenizer_json) = (read_file(folder, ONNX_FILE)?, read_file(folder, TOKENIZER_FILE)?);
         let config = parse_json(folder, CONFIG_FILE, &read_file(folder, CONFIG_FILE)?)?;
         let positions = config["max_position_embeddings"].as_u64().unwrap_or(u64::MAX);
-        let max_tokens = usize::try_from(positions).unwrap_or(usize::MAX).clamp(2, MAX_TOKENS);
+        // Where the authors of a model give a limit below the number of its positions, it was trained on texts of that length.
+        let trained = read_optional_json(folder, "sentence_bert_config.json")?["max_seq_length"].as_u64();
+        let max_tokens = positions.min(trained.unwrap_or(u64::MAX));
+        let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX).clamp(3, MAX_TOKENS);
         let pooling = Pooling::from_folder(folder)?;
         let tokenizer = WordPieceTokenizer::parse(&tokenizer_json)
             .map_err(|why| unsupported_file_error(folder, TOKENIZER_FILE, why))?;
@@ -116,10 +120,17 @@ impl OnnxEncoder {
         Ok(encoder)
     }
 
-    /// The tokens of a text, cut off at `max_tokens`.
+    /// The tokens of a whole text, however long it is.
     #[must_use]
     pub fn tokenize(&self, text: &str) -> Vec<i32> {
-        self.tokenizer.tokenize(text, self.info.max_tokens)
+        self.tokenizer.tokenize(text, usize::MAX)
+    }
+
+    /// How many tokens of a text are its prefix, which says whether it is a query or a passage.
+    fn prefix_len(&self, text: &str) -> usize {
+        let prefixes = [&self.info.passage_prefix, &self.info.query_prefix];
+        let prefix = prefixes.into_iter().find(|prefix| !prefix.is_empty() && text.starts_with(*prefix));
+        prefix.map_or(0, |prefix| self.tokenize(prefix).len() - 2)
     }
 
     /// Runs the model to learn the number of dimensions, and whether texts can be batched.
@@ -146,8 +157,16 @@ impl SentenceEncoder for OnnxEncoder {
         self.can_batch
     }
 
-    fn tokenize(&self, text: &str) -> Vec<i32> {
-        self.tokenize(text)
+    fn tokenize(&self, text: &str) -> Vec<Vec<i32>> {
+        let tokens = self.tokenize(text);
+        if tokens.len() <= self.info.max_tokens {
+            return vec![tokens];
+        }
+        cut_into_pieces(tokens, self.prefix_len(text), self.info.max_tokens)
+    }
+
+    fn count_tokens(&self, text: &str) -> usize {
+        self.tokenize(text).len()
     }
 
     fn encode(&self, texts: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, Error> {
@@ -184,6 +203,10 @@ impl SentenceEncoder for OnnxEncoder {
 impl Embedder for OnnxEncoder {
     fn info(&mut self) -> Result<EmbedderInfo, Error> {
         Ok(self.info.clone())
+    }
+
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, Error> {
+        Ok(texts.iter().map(|text| self.tokenize(text).len()).collect())
     }
 
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, Error> {

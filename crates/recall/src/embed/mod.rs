@@ -6,6 +6,7 @@
 mod batch;
 mod encoder;
 mod onnx;
+mod pieces;
 mod tokenizer;
 mod worker;
 
@@ -74,6 +75,13 @@ impl Embedder for EmbedderHandle {
     fn info(&mut self) -> Result<EmbedderInfo, Error> {
         let (reply, received) = sync_channel(1);
         self.send(EmbedderRequest::Info { reply })?;
+        received.recv().map_err(|_| thread_ended_error())?
+    }
+
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, Error> {
+        let (reply, received) = sync_channel(1);
+        let texts = texts.iter().map(|&text| text.to_owned()).collect();
+        self.send(EmbedderRequest::CountTokens { texts, reply })?;
         received.recv().map_err(|_| thread_ended_error())?
     }
 

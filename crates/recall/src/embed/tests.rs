@@ -23,8 +23,17 @@ impl SentenceEncoder for FakeEncoder {
         true
     }
 
-    fn tokenize(&self, text: &str) -> Vec<i32> {
-        text.bytes().map(i32::from).collect()
+    /// A text of more than 99 bytes has two pieces.
+    fn tokenize(&self, text: &str) -> Vec<Vec<i32>> {
+        let tokens: Vec<i32> = text.bytes().map(i32::from).collect();
+        match tokens.len() > self.info.max_tokens {
+            true => tokens.chunks(tokens.len().div_ceil(2)).map(<[i32]>::to_vec).collect(),
+            false => vec![tokens],
+        }
+    }
+
+    fn count_tokens(&self, text: &str) -> usize {
+        text.len()
     }
 
     fn encode(&self, texts: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, Error> {
@@ -80,6 +89,31 @@ fn embed_returns_vectors_in_order_of_texts() {
     assert_eq!(embedder.embed(&texts), Ok([5, 3, 0, 5, 4].map(expected_vector).into()));
     assert_eq!(embedder.embed(&[]), Ok(vec![]));
     assert_eq!(embedder.info().map(|info| info.name), Ok("fake".into()));
+}
+
+/// The vectors of the pieces are (97 n, n) for n bytes, so their mean has the direction (97, 1).
+#[test]
+fn embed_joins_the_pieces_of_long_texts() {
+    let (mut embedder, batches, permit) = fake_embedder(0);
+    unblock_all(&permit);
+    let texts = texts(&[101, 3]);
+    let vectors = embedder.embed(&[&texts[0], &texts[1]]).expect("embedded");
+    assert_eq!(vectors[1], expected_vector(3), "a short text stays as it is");
+    let is_mean = |vector: &[f32]| {
+        let length = 97.0f32.hypot(1.0);
+        (vector[0] - 97.0 / length).abs() < 1e-5 && (vector[1] - 1.0 / length).abs() < 1e-5
+    };
+    assert!(is_mean(&vectors[0]), "{vectors:?}");
+    assert_eq!(batches.try_iter().collect::<Vec<_>>(), [3, 50, 51]);
+    let mut received = Vec::new();
+    let mut listener = |index: usize, vector: Vec<f32>| {
+        received.push((index, vector));
+        StepFlow::Continue
+    };
+    embedder.embed_in_background(texts, &mut listener).expect("embedded");
+    assert_eq!(received.len(), 2, "one vector per text");
+    assert!(received[0] == (1, expected_vector(3)) && is_mean(&received[1].1), "{received:?}");
+    assert_eq!(embedder.count_tokens(&["abc", ""]), Ok(vec![3, 0]));
 }
 
 #[test]
@@ -162,7 +196,7 @@ fn embed_background_batches_many_texts() {
     };
     assert_eq!(embedder.embed_in_background(texts(&[8; 2000]), &mut listener), Ok(()));
     assert!(embedded.iter().all(|embedded| *embedded));
-    assert_eq!(batches.try_iter().count(), 3 * 512 / 32 + 464usize.div_ceil(32));
+    assert_eq!(batches.try_iter().count(), 3 * 512 / 64 + 464usize.div_ceil(64));
     assert_eq!(embedder.embed_in_background(vec![], &mut |_, _| StepFlow::Stop), Ok(()));
 }
 

@@ -11,8 +11,9 @@ use std::iter::once;
 use unicode_categories::UnicodeCategories;
 use unicode_normalization::UnicodeNormalization;
 
-/// The most tokens of a text, including `[CLS]` and `[SEP]`.
-pub const MAX_TOKENS: usize = 256;
+/// The most tokens that an encoder reads at once, including `[CLS]` and `[SEP]`, whatever its configuration says: the time grows
+/// with the square of the length.
+pub const MAX_TOKENS: usize = 512;
 
 pub(super) struct WordPieceTokenizer {
     /// Pieces at the start of a word, including whole words.

@@ -2,6 +2,7 @@
 //! all requests that arrived meanwhile.
 
 use super::batch::{self, EmbedBatch};
+use super::pieces::PieceAverager;
 use halo_core::Error;
 use halo_core::embedder::EmbedderInfo;
 use std::collections::VecDeque;
@@ -21,15 +22,19 @@ pub(super) trait SentenceEncoder {
     /// Whether the vector of a text is the same alone and in a batch.
     fn can_batch(&self) -> bool;
 
-    /// The tokens of a text, cut off at the limit of the encoder.
-    fn tokenize(&self, text: &str) -> Vec<i32>;
+    /// The tokens of a text, in pieces that the encoder can read. There is at least one.
+    fn tokenize(&self, text: &str) -> Vec<Vec<i32>>;
 
-    /// One vector per text. All texts have the same number of tokens.
-    fn encode(&self, texts: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, Error>;
+    /// The number of tokens of a whole text.
+    fn count_tokens(&self, text: &str) -> usize;
+
+    /// One vector per piece. All pieces have the same number of tokens.
+    fn encode(&self, pieces: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, Error>;
 }
 
 pub(super) enum EmbedderRequest {
     Info { reply: SyncSender<Result<EmbedderInfo, Error>> },
+    CountTokens { texts: Vec<String>, reply: SyncSender<Result<Vec<usize>, Error>> },
     Embed { texts: Vec<String>, reply: SyncSender<Result<Vec<Vec<f32>>, Error>> },
     Background(BackgroundEmbed),
 }
@@ -38,6 +43,7 @@ pub(super) enum EmbedderRequest {
 pub(super) struct BackgroundEmbed {
     remaining: Enumerate<std::vec::IntoIter<String>>,
     batches: VecDeque<EmbedBatch>,
+    averager: PieceAverager,
     results: Sender<EmbedResult>,
     stop: Arc<AtomicBool>,
 }
@@ -59,6 +65,12 @@ pub(super) fn run_worker(jobs: &Receiver<EmbedderRequest>, load: LoadEncoder) {
         match job {
             Ok(EmbedderRequest::Info { reply }) => {
                 let _ = reply.send(encoder.with_model(|model| Ok(model.info().clone())));
+            }
+            Ok(EmbedderRequest::CountTokens { texts, reply }) => {
+                let count = |model: &dyn SentenceEncoder| {
+                    Ok(texts.iter().map(|text| model.count_tokens(text)).collect())
+                };
+                let _ = reply.send(encoder.with_model(count));
             }
             Ok(EmbedderRequest::Embed { texts, reply }) => {
                 let _ = reply.send(encoder.with_model(|model| embed_texts(model, &texts)));
@@ -83,18 +95,37 @@ pub(super) fn embed_texts(
     texts: &[impl AsRef<str>],
 ) -> Result<Vec<Vec<f32>>, Error> {
     let mut vectors = vec![Vec::new(); texts.len()];
-    let tokens = texts.iter().map(|text| model.tokenize(text.as_ref()));
-    for batch in batch::make_batches(tokens.enumerate(), model.can_batch()) {
+    let mut averager = PieceAverager::default();
+    let tokens = tokenize_texts(model, texts.iter().enumerate(), &mut averager);
+    for batch in batch::make_batches(tokens.into_iter(), model.can_batch()) {
         for (index, vector) in batch.indices.into_iter().zip(model.encode(&batch.tokens)?) {
-            vectors[index] = vector;
+            if let Some(vector) = averager.add(index, vector) {
+                vectors[index] = vector;
+            }
         }
     }
     Ok(vectors)
 }
 
+/// The pieces of texts, each with the index of its text.
+fn tokenize_texts(
+    model: &dyn SentenceEncoder,
+    texts: impl Iterator<Item = (usize, impl AsRef<str>)>,
+    averager: &mut PieceAverager,
+) -> Vec<(usize, Vec<i32>)> {
+    let mut tokenized = Vec::new();
+    for (index, text) in texts {
+        let pieces = model.tokenize(text.as_ref());
+        averager.begin(index, pieces.len());
+        tokenized.extend(pieces.into_iter().map(|piece| (index, piece)));
+    }
+    tokenized
+}
+
 impl BackgroundEmbed {
     pub(super) fn new(texts: Vec<String>, results: Sender<EmbedResult>, stop: Arc<AtomicBool>) -> Self {
-        Self { remaining: texts.into_iter().enumerate(), batches: VecDeque::new(), results, stop }
+        let (remaining, averager) = (texts.into_iter().enumerate(), PieceAverager::default());
+        Self { remaining, batches: VecDeque::new(), averager, results, stop }
     }
 
     /// Runs one batch; returns whether there is more to do.
@@ -104,11 +135,12 @@ impl BackgroundEmbed {
         }
         if self.batches.is_empty() {
             let window = self.remaining.by_ref().take(BATCHING_WINDOW);
-            let tokens = window.map(|(index, text)| (index, model.tokenize(&text)));
-            self.batches = batch::make_batches(tokens, model.can_batch());
+            let tokens = tokenize_texts(model, window, &mut self.averager);
+            self.batches = batch::make_batches(tokens.into_iter(), model.can_batch());
         }
         let Some(batch) = self.batches.pop_front() else { return Ok(false) };
         for (index, vector) in batch.indices.into_iter().zip(model.encode(&batch.tokens)?) {
+            let Some(vector) = self.averager.add(index, vector) else { continue };
             if self.results.send(Ok((index, vector))).is_err() {
                 return Ok(false);
             }

@@ -368,6 +368,10 @@ impl Embedder for RenamedEmbedder {
         Ok(halo_core::embedder::EmbedderInfo { name: "another".into(), ..self.0.info()? })
     }
 
+    fn count_tokens(&mut self, texts: &[&str]) -> Result<Vec<usize>, halo_core::Error> {
+        self.0.count_tokens(texts)
+    }
+
     fn embed(&mut self, texts: &[&str]) -> Result<Vec<Vec<f32>>, halo_core::Error> {
         self.0.embed(texts)
     }

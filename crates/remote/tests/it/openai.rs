@@ -3,9 +3,11 @@
 use crate::stub::{StubReply, StubRequest, StubServer};
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    ChatTemplate, FinishReason, Model, ModelStep, OutputConstraint, Prompt, PromptMessage, Sampling, StepFlow,
+    ChatTemplate, FinishReason, Model, ModelStep, OutputConstraint, Prompt, PromptMessage, Sampling,
+    SamplingParameter, StepFlow, UNLIMITED_TOKENS,
 };
-use halo_core::token::{Position, Role};
+use halo_core::token::{Position, Role, TokenId};
+use halo_core::tool_call::{CallFormat, ToolChoice, ToolDefinition, ToolOptions};
 use halo_core::{Error, ErrorKind};
 use halo_remote::{RemoteModel, RemoteOptions, approximate_tokens, may_send_key};
 use serde_json::{Value, json};
@@ -108,6 +110,42 @@ fn openai_answer_is_split_into_approximate_tokens() {
     assert_eq!(tokens.iter().map(|token| token.text.as_str()).collect::<Vec<_>>(), texts);
 }
 
+/// Functions, calls and results go to the server as its API has them, and calls come back as text.
+#[test]
+fn openai_functions_are_passed_through() {
+    let stub = openai_server(models_list(), |_, reply| {
+        reply.begin_stream();
+        let call = |function: Value| json!({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "x", "function": function}]}}]});
+        reply.event(&call(json!({"name": "clock", "arguments": ""})));
+        reply.event(&call(json!({"arguments": "{\"zone\": "})));
+        reply.event(&call(json!({"arguments": "\"CET\"}"})));
+        reply.event(&finish_event("tool_calls"));
+        reply.write_raw("data: [DONE]\n\n");
+    });
+    let tool = ToolDefinition {
+        name: "clock".into(),
+        function: "{\"name\": \"clock\", \"parameters\": {\"type\": \"object\"}}".into(),
+        parameters: "{\"type\": \"object\"}".into(),
+    };
+    let options = ToolOptions {
+        tools: vec![tool],
+        choice: ToolChoice::Required,
+        parallel: false,
+        format: CallFormat::default(),
+        answer_schema: None,
+    };
+    let sampling =
+        Sampling { constraint: Some(OutputConstraint::ToolCalls(Box::new(options))), ..Sampling::default() };
+    let (text, finish) = generate_text(&stub, &sampling);
+    assert_eq!(finish, Ok(FinishReason::EndOfText));
+    assert_eq!(text, "<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>");
+    let body = &stub.requests(CHAT_PATH)[0].body;
+    let function = json!({"name": "clock", "parameters": {"type": "object"}});
+    assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
+    assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
+    assert_eq!(body.get("response_format"), None);
+}
+
 #[test]
 fn openai_request_follows_the_api() {
     let stub = streaming_server(&["x"], "stop");
@@ -139,6 +177,20 @@ fn openai_request_follows_the_api() {
         "the server continues an answer that has begun"
     );
     assert_eq!((body.get("stop"), body.get("response_format")), (None, None));
+
+    // An answer that may fill the context has no maximum: the server knows the exact length of the prompt.
+    let unlimited = Sampling {
+        max_tokens: UNLIMITED_TOKENS,
+        presence_penalty: 0.5,
+        logit_bias: vec![(TokenId(7), f32::NEG_INFINITY)],
+        ..Sampling::default()
+    };
+    generate(&mut model, &unlimited, "", |_, _| false).1.unwrap();
+    let requests = stub.requests(CHAT_PATH);
+    let body = &requests[2].body;
+    assert_eq!((body.get("max_tokens"), body.get("frequency_penalty")), (None, None));
+    assert_eq!((&body["presence_penalty"], &body["logit_bias"]), (&json!(0.5), &json!({"7": -100.0})));
+    assert!(model.supports(SamplingParameter::PresencePenalty) && !model.supports(SamplingParameter::TopK));
 
     let invalid =
         Sampling { constraint: Some(OutputConstraint::JsonSchema("{".into())), ..Sampling::default() };

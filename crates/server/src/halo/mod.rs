@@ -7,6 +7,7 @@ mod figures;
 mod forget;
 mod memories;
 mod memory_links;
+mod openapi;
 mod queries;
 mod server;
 mod worlds;
@@ -29,7 +30,7 @@ use utoipa_axum::router::OpenApiRouter;
 ))]
 struct OpenApiDocument;
 
-pub(crate) fn routes() -> Router<Arc<App>> {
+pub(crate) fn routes(max_body_bytes: usize) -> Router<Arc<App>> {
     let (router, document) = OpenApiRouter::with_openapi(OpenApiDocument::openapi())
         .nest(
             "/api/halo/v1",
@@ -45,7 +46,9 @@ pub(crate) fn routes() -> Router<Arc<App>> {
                 .merge(worlds::routes()),
         )
         .split_for_parts();
-    let document = document.to_json().unwrap_or_default();
+    let mut document = serde_json::to_value(&document).unwrap_or_default();
+    openapi::complete_document(&mut document, max_body_bytes);
+    let document = document.to_string();
     router.route(
         "/api/halo/openapi.json",
         get(move || async move { ([("content-type", "application/json")], document) }),

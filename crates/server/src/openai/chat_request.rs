@@ -1,19 +1,27 @@
 //! The body of a chat request, and its checks.
 
 use super::protocol::SamplingParams;
+use super::tools::{ToolParams, is_function_name};
 use crate::error::{ApiResult, ErrorResponse};
-use halo_core::model::Sampling;
+use crate::sampling::{LogprobBuffer, RequestedParameters, RequestedSampling};
+use halo_core::model::{ChatTemplate, OutputConstraint, Sampling};
 use halo_core::token::Role;
+use halo_core::tool_call::{FunctionCall, ToolDefinition};
 use halo_engine::align::SentMessage;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 #[derive(Deserialize)]
 pub(super) struct OpenAiChatRequest {
     messages: Vec<OpenAiChatMessage>,
-    tool_choice: Option<Value>,
+    /// `none` for an answer without reasoning.
+    reasoning_effort: Option<String>,
+    /// Parameters of the chat template, of which `enable_thinking` is known.
+    chat_template_kwargs: Option<Value>,
     /// OpenAI's parameter; with `false` nothing is stored.
     pub store: Option<bool>,
+    #[serde(flatten)]
+    pub tools: ToolParams,
     #[serde(flatten)]
     pub params: SamplingParams,
 }
@@ -22,6 +30,22 @@ pub(super) struct OpenAiChatRequest {
 struct OpenAiChatMessage {
     role: String,
     content: Option<OpenAiChatContent>,
+    tool_calls: Option<Vec<OpenAiToolCall>>,
+    /// The old form of `tool_calls`.
+    function_call: Option<OpenAiFunctionCall>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct OpenAiToolCall {
+    id: Option<String>,
+    function: OpenAiFunctionCall,
+}
+
+#[derive(Deserialize)]
+struct OpenAiFunctionCall {
+    name: String,
+    arguments: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -38,72 +62,213 @@ struct OpenAiContentPart {
 }
 
 /// A chat request after its checks.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct ParsedChatRequest {
     pub system: Option<String>,
-    /// Ends with the message to answer.
+    /// Ends with the message to answer, or with the results of functions.
     pub messages: Vec<SentMessage>,
     /// System messages after the last message: they apply to the next answer.
     pub trailing_system: Vec<SentMessage>,
+    /// The beginning of the answer, which the client has written and the model continues.
+    pub prefill: String,
+    /// The functions that the model may call.
+    pub tools: Vec<ToolDefinition>,
+    /// Whether the client wants no reasoning.
+    pub skip_reasoning: bool,
     pub sampling: Sampling,
+    /// The sampling parameters that the request names.
+    pub parameters: RequestedParameters,
+    pub choice_count: usize,
+    /// The log-probabilities of the answer.
+    pub logprobs: LogprobBuffer,
+}
+
+/// A message of a request before it is checked with the others.
+pub(super) struct InputMessage {
+    pub message: SentMessage,
+    /// The ids of its calls, or of the call that it is the result of.
+    pub ids: Vec<String>,
 }
 
 impl ParsedChatRequest {
-    /// Whether the last message is the input of the turn. With system messages after it, it is appended before the turn instead.
+    /// Whether the last message is the input of the turn. Otherwise it is appended before the turn: system messages come after
+    /// it, or it is the result of a function.
     pub fn appends_last_message(&self) -> bool {
-        self.trailing_system.is_empty()
+        let is_user = self.messages.last().is_some_and(|message| message.role == Role::User);
+        self.trailing_system.is_empty() && is_user
+    }
+
+    /// Orders the messages of a request by their meaning, and checks that there is something to answer.
+    pub fn from_messages(input: Vec<InputMessage>, mut instructions: Vec<String>) -> ApiResult<Self> {
+        let mut messages: Vec<SentMessage> = Vec::new();
+        for message in sort_results(input) {
+            // System messages before all others are the system prompt; later ones keep their position.
+            match message.role {
+                _ if message.is_empty() => {}
+                Role::System if messages.is_empty() => instructions.push(message.text),
+                _ => messages.push(message),
+            }
+        }
+        let last = messages.iter().rposition(|message| message.role != Role::System);
+        let trailing_system = messages.split_off(last.map_or(0, |last| last + 1));
+        let mut prefill = String::new();
+        if trailing_system.is_empty()
+            && let Some(last) = messages.pop_if(|last| last.role == Role::Assistant)
+        {
+            if !last.calls.is_empty() {
+                let message = "the last message calls functions; send their results after it";
+                return Err(ErrorResponse::bad_request(message));
+            }
+            prefill = last.text;
+        }
+        let system = (!instructions.is_empty()).then(|| instructions.join("\n\n"));
+        if messages.is_empty() && system.is_none() && trailing_system.is_empty() && prefill.is_empty() {
+            let message =
+                "the last message must be a user message with text; no message of the request has text";
+            return Err(ErrorResponse::bad_request(message));
+        }
+        Ok(Self { system, messages, trailing_system, prefill, ..Self::default() })
+    }
+
+    /// Adds the functions of the request, and how the answer is sampled.
+    pub fn with_options(
+        self,
+        tools: &ToolParams,
+        requested: RequestedSampling,
+        template: &ChatTemplate,
+    ) -> ApiResult<Self> {
+        let RequestedSampling { mut sampling, parameters } = requested;
+        let options = tools.parse(&template.tools.call)?;
+        let definitions = options.as_ref().map(|options| options.tools.clone()).unwrap_or_default();
+        if let Some(mut options) = options {
+            options.answer_schema = match sampling.constraint.take() {
+                Some(OutputConstraint::JsonSchema(schema)) => Some(schema),
+                _ => None,
+            };
+            sampling.constraint = Some(OutputConstraint::ToolCalls(Box::new(options)));
+        }
+        let logprobs = LogprobBuffer::new(sampling.logprobs.is_some());
+        Ok(Self { tools: definitions, sampling, parameters, logprobs, choice_count: 1, ..self })
+    }
+
+    /// The request of another choice: its seed differs, and its log-probabilities are its own.
+    pub fn for_choice(&self, choice: usize) -> Self {
+        let mut request = self.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(choice as u64);
+        request.logprobs = LogprobBuffer::new(request.sampling.logprobs.is_some());
+        request
     }
 }
 
-impl OpenAiChatRequest {
-    pub fn parse(&self, defaults: &Sampling, max_messages: usize) -> ApiResult<ParsedChatRequest> {
-        if self.tool_choice.as_ref().is_some_and(|choice| *choice == json!("required") || choice.is_object())
-        {
-            return Err(ErrorResponse::bad_request(
-                "tool_choice cannot force a tool call on this server; leave it out",
-            ));
+/// The results of functions in the order of their calls: a client may send them in any order.
+fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
+    let mut start = 0;
+    while start < input.len() {
+        let is_result = |message: &InputMessage| message.message.role == Role::Tool;
+        let count = input[start..].iter().take_while(|message| is_result(message)).count();
+        let results = start..start + count;
+        match start.checked_sub(1).filter(|_| count > 1) {
+            Some(caller) => {
+                let calls = input[caller].ids.clone();
+                let place = |id: &String| calls.iter().position(|call| call == id).unwrap_or(calls.len());
+                input[results].sort_by_key(|result| result.ids.first().map_or(calls.len(), place));
+            }
+            // The calls are in the previous response, whose ids end with their number.
+            None => input[results].sort_by_key(|result| {
+                let id = result.ids.first().map_or("", String::as_str);
+                id.rsplit_once('_').and_then(|(_, number)| number.parse().ok()).unwrap_or(usize::MAX)
+            }),
         }
+        start += count.max(1);
+    }
+    input.into_iter().map(|message| message.message).collect()
+}
+
+/// What a function without output returned.
+const NO_OUTPUT: &str = "(no output)";
+
+/// The result of a function. A function may return nothing, and the model must hear of that too.
+pub(super) fn result_message(text: String) -> SentMessage {
+    let text = if text.trim().is_empty() { NO_OUTPUT.to_owned() } else { text };
+    SentMessage::new(Role::Tool, text)
+}
+
+/// A call of the history. Its arguments are text, as the model wrote them.
+pub(super) fn sent_call(place: &str, name: &str, arguments: Option<&Value>) -> ApiResult<FunctionCall> {
+    if !is_function_name(name) {
+        let message = format!("{place}: '{name}' is not the name of a function");
+        return Err(ErrorResponse::bad_request(message));
+    }
+    let arguments = match arguments {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.trim().to_owned(),
+        Some(other) => other.to_string(),
+    };
+    let arguments = if arguments.is_empty() { "{}".to_owned() } else { arguments };
+    Ok(FunctionCall { name: name.to_owned(), arguments })
+}
+
+impl OpenAiChatRequest {
+    pub fn parse(
+        &self,
+        defaults: &Sampling,
+        max_messages: usize,
+        template: &ChatTemplate,
+    ) -> ApiResult<ParsedChatRequest> {
         if self.messages.len() > max_messages {
             let count = self.messages.len();
             let message = format!("{count} messages; a request may have at most {max_messages} messages");
             return Err(ErrorResponse::bad_request(message));
         }
-        let (mut system, mut messages): (Vec<String>, Vec<SentMessage>) = (Vec::new(), Vec::new());
-        for (n, message) in self.messages.iter().enumerate() {
-            let (role, text) = (message.role(n)?, message.text(n)?);
-            if text.trim().is_empty() {
-                continue;
-            }
-            // System messages before all others are the system prompt; later ones keep their position.
-            match role {
-                Role::System if messages.is_empty() => system.push(text),
-                role => messages.push(SentMessage::new(role, text)),
-            }
-        }
-        let last = messages.iter().rposition(|message| message.role != Role::System);
-        let trailing_system = messages.split_off(last.map_or(0, |last| last + 1));
-        match messages.last() {
-            Some(SentMessage { role: Role::User, .. }) => {}
-            // In a group chat another character speaks next: a system message says which one.
-            Some(_) if !trailing_system.is_empty() => {}
-            _ => {
-                let message = "the last message must be a user message with text";
-                return Err(ErrorResponse::bad_request(message));
-            }
-        }
-        let system = (!system.is_empty()).then(|| system.join("\n\n"));
-        Ok(ParsedChatRequest { system, messages, trailing_system, sampling: self.params.sampling(defaults)? })
+        let input = self.messages.iter().enumerate().map(|(n, message)| message.parse(n));
+        let input = input.collect::<ApiResult<Vec<InputMessage>>>()?;
+        let parsed = ParsedChatRequest::from_messages(input, Vec::new())?;
+        let parsed = parsed.with_options(&self.tools, self.params.sampling(defaults)?, template)?;
+        let choice_count = self.params.choice_count()?;
+        Ok(ParsedChatRequest { skip_reasoning: self.skips_reasoning(), choice_count, ..parsed })
+    }
+
+    fn skips_reasoning(&self) -> bool {
+        let effort = self.reasoning_effort.as_deref();
+        let kwargs = self.chat_template_kwargs.as_ref();
+        let thinking = kwargs.and_then(|kwargs| kwargs["enable_thinking"].as_bool());
+        thinking.map_or(matches!(effort, Some("none" | "minimal")), |thinking| !thinking)
     }
 }
 
 impl OpenAiChatMessage {
+    fn parse(&self, n: usize) -> ApiResult<InputMessage> {
+        let (role, text) = (self.role(n)?, self.text(n)?);
+        let call_id: Vec<String> = self.tool_call_id.iter().cloned().collect();
+        let (message, ids) = match role {
+            Role::System | Role::User => (SentMessage::new(role, text), Vec::new()),
+            Role::Tool => (result_message(text), call_id),
+            Role::Assistant => {
+                let place = format!("messages[{n}]");
+                let calls = self.tool_calls.iter().flatten();
+                let ids = calls.clone().map(|call| call.id.clone().unwrap_or_default()).collect();
+                let functions = calls.map(|call| &call.function).chain(&self.function_call);
+                let calls = functions
+                    .map(|function| sent_call(&place, &function.name, function.arguments.as_ref()))
+                    .collect::<ApiResult<Vec<FunctionCall>>>()?;
+                let message = match calls.is_empty() {
+                    true => SentMessage::new(role, text),
+                    false => SentMessage::with_calls(text, calls),
+                };
+                (message, ids)
+            }
+        };
+        Ok(InputMessage { message, ids })
+    }
+
     fn role(&self, n: usize) -> ApiResult<Role> {
         match self.role.as_str() {
             "system" | "developer" => Ok(Role::System),
-            "user" | "tool" | "function" => Ok(Role::User),
+            "user" => Ok(Role::User),
+            "tool" | "function" => Ok(Role::Tool),
             "assistant" => Ok(Role::Assistant),
             other => Err(ErrorResponse::bad_request(format!(
-                "messages[{n}]: unknown role '{other}'; use system, user, assistant or tool"
+                "messages[{n}]: unknown role '{other}'; use system, developer, user, assistant or tool"
             ))),
         }
     }

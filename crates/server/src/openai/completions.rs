@@ -1,21 +1,26 @@
-//! Text completions, without a conversation.
+//! Text completions, without a conversation. A request has one prompt or several, and each has `n` choices, which are generated one
+//! after the other.
 
 use super::protocol::{
-    OpenAiJson, OpenAiResult, SamplingParams, error_event, finish_reason, response_id, unix_seconds, usage,
+    OpenAiJson, OpenAiResult, SamplingParams, error_event, finish_reason, response_id, unix_seconds,
 };
+use super::usage::{system_fingerprint, timings, usage};
 use crate::app::App;
 use crate::completion::{self, CompletionRequest, complete_text};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
+use crate::generation_usage::{GenerationUsage, UsageMeter};
+use crate::sampling::{check_supported, completion_logprobs};
 use crate::sse::{SseSender, spawn_sse_stream};
 use crate::stop_sequences::StopSequenceFilter;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use halo_core::attention::AttentionRequest;
-use halo_core::model::{ModelStep, Sampling};
+use halo_core::model::{Model, ModelStep, Sampling};
 use halo_core::token::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 #[derive(Deserialize)]
@@ -30,31 +35,42 @@ enum CompletionPrompt {
 #[derive(Deserialize)]
 pub(super) struct OpenAiCompletionRequest {
     prompt: CompletionPrompt,
-    #[serde(default)]
-    echo: bool,
+    echo: Option<bool>,
     #[serde(flatten)]
     params: SamplingParams,
 }
+
+/// The most prompts of a request.
+const MAX_PROMPTS: usize = 64;
 
 /// The fields that all chunks of one response share.
 struct TextResponse {
     id: String,
     created: i64,
     model: String,
+    system_fingerprint: String,
 }
 
 impl TextResponse {
-    fn json(&self, text: &str, finish: Option<&str>, usage: Option<&Value>) -> Value {
-        let choice = json!({ "text": text, "index": 0, "logprobs": null, "finish_reason": finish });
+    fn json(&self, choices: &[Value]) -> Value {
         json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
-            "usage": usage,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+            "usage": null,
         })
     }
+
+    fn chunk(&self, index: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> Value {
+        self.json(&[choice(index, text, logprobs, finish)])
+    }
+}
+
+fn choice(index: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> Value {
+    json!({ "text": text, "index": index, "logprobs": logprobs, "finish_reason": finish })
 }
 
 pub(super) async fn completions(
@@ -62,91 +78,163 @@ pub(super) async fn completions(
     OpenAiJson(request): OpenAiJson<OpenAiCompletionRequest>,
 ) -> OpenAiResult<Response> {
     let OpenAiCompletionRequest { prompt, echo, params } = request;
-    let sampling = params.sampling(&app.backend.rules().sampling)?;
+    let (requested, choices) = (params.sampling(&app.backend.rules().sampling)?, params.choice_count()?);
+    let (echo, sampling) = (echo.unwrap_or(false), requested.sampling);
+    if echo && sampling.logprobs.is_some() {
+        let message = "echo with logprobs is not supported: only generated tokens have log-probabilities; \
+                       leave one of them out";
+        return Err(ErrorResponse::invalid_parameter("echo", message).into());
+    }
+    check_supported(&app, &requested.parameters, sampling.constraint.as_ref()).await?;
     let tokenizer = Arc::clone(&app);
-    let completion = spawn_blocking(move || completion_request(&tokenizer, prompt, sampling)).await?;
+    let prompts = spawn_blocking(move || completion_requests(&tokenizer, prompt, &sampling)).await?;
+    let requests: Vec<CompletionRequest> =
+        prompts.iter().flat_map(|prompt| (0..choices).map(|n| prompt.for_choice(n))).collect();
+    let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let response = TextResponse {
         id: response_id("cmpl"),
         created: unix_seconds(),
         model: app.backend.model_info().name,
+        system_fingerprint: system_fingerprint(&app),
     };
-    let prompt_tokens = completion.ids.len();
-    let prefix = if echo { completion.text.clone() } else { String::new() };
     if !params.stream {
-        let result = complete_text(app, completion, true).await?;
-        let text = format!("{prefix}{}", result.text);
-        let usage = usage(prompt_tokens, result.tokens);
-        let json = response.json(&text, Some(finish_reason(result.finish)), Some(&usage));
+        let (mut choices, mut total) = (Vec::new(), GenerationUsage::default());
+        for (index, request) in requests.into_iter().enumerate() {
+            let prefix = if echo { request.text.clone() } else { String::new() };
+            let result = complete_text(Arc::clone(&app), request, true).await?;
+            let text = format!("{prefix}{}", result.text);
+            let logprobs = completion_logprobs(&result.logprobs, 0);
+            choices.push(choice(index, &text, &logprobs, Some(finish_reason(result.finish))));
+            total = total.plus(&result.usage);
+        }
+        let total = GenerationUsage { prompt_tokens, ..total };
+        let mut json = response.json(&choices);
+        json["usage"] = usage(&total);
+        json["timings"] = timings(&total);
         return Ok(Json(json).into_response());
     }
     let include_usage = params.include_usage();
     let streamed = spawn_sse_stream(error_event, move |out| {
-        stream_completion(&app, &completion, &response, &prefix, include_usage, out)
+        let mut total = GenerationUsage::default();
+        for (index, request) in requests.iter().enumerate() {
+            total = total.plus(&stream_choice(&app, request, (&response, index), echo, out)?);
+        }
+        if include_usage {
+            let total = GenerationUsage { prompt_tokens, ..total };
+            let mut last = response.json(&[]);
+            last["usage"] = usage(&total);
+            last["timings"] = timings(&total);
+            out.send_json(None, &last);
+        }
+        out.send_text(None, "[DONE]");
+        Ok(())
     });
     Ok(streamed.await?)
 }
 
-fn completion_request(
+/// One request for each prompt.
+fn completion_requests(
     app: &App,
     prompt: CompletionPrompt,
-    sampling: Sampling,
-) -> ApiResult<CompletionRequest> {
+    sampling: &Sampling,
+) -> ApiResult<Vec<CompletionRequest>> {
     let mut model = app.backend.model()?;
-    let too_many = |n: usize| ErrorResponse::bad_request(format!("{n} prompts; send one prompt per request"));
-    let (ids, text) = match prompt {
-        CompletionPrompt::Text(text) => (None, text),
-        CompletionPrompt::Texts(mut texts) if texts.len() == 1 => (None, texts.remove(0)),
-        CompletionPrompt::Texts(texts) => return Err(too_many(texts.len())),
-        CompletionPrompt::TokenIds(ids) => (Some(ids), String::new()),
-        CompletionPrompt::TokenIdLists(mut lists) if lists.len() == 1 => {
-            (Some(lists.remove(0)), String::new())
+    let mut requests = Vec::new();
+    match prompt {
+        CompletionPrompt::Text(text) => requests.push(text_request(&mut *model, text, sampling)?),
+        CompletionPrompt::Texts(texts) => {
+            check_prompt_count(texts.len())?;
+            for text in texts {
+                requests.push(text_request(&mut *model, text, sampling)?);
+            }
         }
-        CompletionPrompt::TokenIdLists(lists) => return Err(too_many(lists.len())),
-    };
-    let (ids, text) = match ids {
-        Some(ids) => {
-            let ids: Vec<TokenId> = ids.into_iter().map(TokenId).collect();
-            let text = model.detokenize(&ids).map_err(|e| ErrorResponse::bad_request(e.to_string()))?;
-            (ids, text)
+        CompletionPrompt::TokenIds(ids) => requests.push(token_request(&mut *model, &ids, sampling)?),
+        CompletionPrompt::TokenIdLists(lists) => {
+            check_prompt_count(lists.len())?;
+            for ids in lists {
+                requests.push(token_request(&mut *model, &ids, sampling)?);
+            }
         }
-        None => (model.tokenize(&text, true)?.into_iter().map(|token| token.id).collect(), text),
-    };
-    Ok(CompletionRequest {
+    }
+    // All prompts are checked before the first one is answered.
+    if requests.iter().any(|request| request.ids.is_empty()) {
+        return Err(ErrorResponse::invalid_parameter("prompt", "the prompt is empty"));
+    }
+    Ok(requests)
+}
+
+fn check_prompt_count(count: usize) -> ApiResult<()> {
+    match count {
+        1..=MAX_PROMPTS => Ok(()),
+        0 => Err(ErrorResponse::invalid_parameter("prompt", "the prompt is empty")),
+        _ => {
+            let message = format!("{count} prompts; a request may have at most {MAX_PROMPTS}");
+            Err(ErrorResponse::invalid_parameter("prompt", message))
+        }
+    }
+}
+
+fn text_request(model: &mut dyn Model, text: String, sampling: &Sampling) -> ApiResult<CompletionRequest> {
+    let ids = model.tokenize(&text, true)?.into_iter().map(|token| token.id).collect();
+    Ok(completion_request(ids, text, sampling))
+}
+
+fn token_request(model: &mut dyn Model, ids: &[u32], sampling: &Sampling) -> ApiResult<CompletionRequest> {
+    let ids: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
+    let text =
+        model.detokenize(&ids).map_err(|e| ErrorResponse::invalid_parameter("prompt", e.to_string()))?;
+    Ok(completion_request(ids, text, sampling))
+}
+
+fn completion_request(ids: Vec<TokenId>, text: String, sampling: &Sampling) -> CompletionRequest {
+    CompletionRequest {
         ids,
         text,
         messages: Vec::new(),
-        sampling,
+        sampling: sampling.clone(),
         attention: AttentionRequest::none(),
         client: "completions".into(),
+        generation_key: None,
         ephemeral: false,
-    })
+    }
 }
 
-fn stream_completion(
+/// Streams one choice. Returns its usage.
+fn stream_choice(
     app: &App,
     request: &CompletionRequest,
-    response: &TextResponse,
-    prefix: &str,
-    include_usage: bool,
+    (response, index): (&TextResponse, usize),
+    echo: bool,
     out: &SseSender,
-) -> ApiResult<()> {
+) -> ApiResult<GenerationUsage> {
     let mut filter = StopSequenceFilter::new(&request.sampling.stop);
-    let mut tokens = 0;
-    if !prefix.is_empty() {
-        out.send_json(None, &response.json(prefix, None, None));
+    // The log-probabilities of tokens whose text is withheld are sent with the text after them.
+    let (mut sent_chars, mut logprobs) = (0, Vec::new());
+    let meter = RefCell::new(UsageMeter::new(request.ids.len()));
+    if echo {
+        out.send_json(None, &response.chunk(index, &request.text, &Value::Null, None));
     }
-    let finish = completion::complete(app, request, &mut |_| out.flow(), &mut |step| {
-        if let ModelStep::Token(token, _) = step {
-            tokens += 1;
-            let text = filter.push(&token.text);
-            if !text.is_empty() {
-                return out.send_json(None, &response.json(&text, None, None));
+    let mut while_queued = |_| {
+        meter.borrow_mut().restart();
+        out.flow()
+    };
+    let finish = completion::complete(app, request, &mut while_queued, &mut |step| {
+        meter.borrow_mut().observe(&step);
+        match step {
+            ModelStep::Token(token, _) => {
+                let text = filter.push(&token.text);
+                if !text.is_empty() {
+                    let sent = completion_logprobs(&std::mem::take(&mut logprobs), sent_chars);
+                    sent_chars += text.chars().count();
+                    return out.send_json(None, &response.chunk(index, &text, &sent, None));
+                }
             }
+            ModelStep::Logprobs(token) => logprobs.push(token.clone()),
+            _ => {}
         }
         out.flow()
     })?;
-    let usage = include_usage.then(|| usage(request.ids.len(), tokens));
-    out.send_json(None, &response.json(&filter.finish(), Some(finish_reason(finish)), usage.as_ref()));
-    out.send_text(None, "[DONE]");
-    Ok(())
+    let sent = completion_logprobs(&logprobs, sent_chars);
+    out.send_json(None, &response.chunk(index, &filter.finish(), &sent, Some(finish_reason(finish))));
+    Ok(meter.into_inner().usage())
 }

@@ -7,6 +7,7 @@ use crate::app::{App, check_conversation_name};
 use crate::chat_dispatcher::InFlightRequest;
 use crate::error::{ApiResult, ErrorResponse};
 use axum::http::StatusCode;
+use halo_core::store::Access;
 use halo_core::token::{Role, TurnId};
 use halo_engine::align::{AlignVerdict, Alignment, SentMessage};
 use halo_engine::branch::BranchPoint;
@@ -72,7 +73,7 @@ struct AlignRequest<'a> {
     messages: Vec<SentMessage>,
     system: Option<&'a str>,
     default_system: String,
-    /// In a group chat another character speaks next: all messages of the request are history.
+    /// In a group chat another character speaks next, or there is only a system prompt: all messages of the request are history.
     without_user_message: bool,
 }
 
@@ -82,7 +83,8 @@ pub(super) fn dispatch_chat(
     name: Option<&str>,
     request: &ParsedChatRequest,
 ) -> ApiResult<DispatchedChat> {
-    let without_user_message = request.messages.last().is_some_and(|message| message.role != Role::User);
+    let is_answered = |message: &SentMessage| matches!(message.role, Role::User | Role::Tool);
+    let without_user_message = !request.messages.last().is_some_and(is_answered);
     let mut messages = request.messages.clone();
     if without_user_message {
         messages.push(SentMessage::new(Role::User, NO_USER_MESSAGE.to_owned()));
@@ -100,6 +102,30 @@ pub(super) fn dispatch_chat(
     };
     let in_flight = app.dispatcher.register(&name);
     Ok(DispatchedChat { name, plan, in_flight })
+}
+
+/// Continues a conversation after a turn: in a branch, if others follow it or an answer is being generated.
+pub(super) fn dispatch_after(app: &App, name: &str, turn: TurnId) -> ApiResult<DispatchedChat> {
+    let _guard = app.dispatcher.lock();
+    let timeline = app.with_reader(|store| store.load(name, Access::Read))?;
+    let has_text = |turn: TurnId| timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
+    if !has_text(turn) {
+        let message =
+            "the previous response is no longer part of its conversation; send the whole input instead";
+        return Err(ErrorResponse::not_found(message));
+    }
+    let is_last = !timeline.turns().iter().any(|other| other.id > turn && has_text(other.id));
+    let name = match is_last && !is_busy(app, name) {
+        true => name.to_owned(),
+        false => {
+            let branch = unused_name(app, name, " · branch ")?;
+            let point = BranchPoint { last_shared_turn: turn, chosen_turns: Vec::new() };
+            app.backend.create_branch(name, &branch, &point)?;
+            branch
+        }
+    };
+    let in_flight = app.dispatcher.register(&name);
+    Ok(DispatchedChat { name, plan: DispatchPlan::default(), in_flight })
 }
 
 /// The plan for a conversation that the client names: the request continues there, whatever its history is.

@@ -9,11 +9,27 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub(super) async fn list_models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [model_object(&app.backend.model_info().name)] }))
+    Json(json!({ "object": "list", "data": [model_object(&app)] }))
 }
 
-fn model_object(name: &str) -> Value {
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "halo" })
+/// `max_model_len` is vLLM's name of the context length, `meta` has those of llama-server.
+fn model_object(app: &App) -> Value {
+    let (info, details) = (app.backend.model_info(), app.backend.model_details());
+    json!({
+        "id": info.name,
+        "object": "model",
+        "created": app.model_created(),
+        "owned_by": "halo",
+        "max_model_len": info.context,
+        "context_length": info.context,
+        "meta": {
+            "n_ctx": info.context,
+            "n_ctx_train": details.trained_context,
+            "n_vocab": details.vocab_size,
+            "n_embd": details.embedding_size,
+            "size": details.file_bytes,
+        },
+    })
 }
 
 pub(super) async fn get_model(
@@ -23,7 +39,7 @@ pub(super) async fn get_model(
     let loaded = app.backend.model_info().name;
     if name != loaded {
         let message = format!("there is no model '{name}'; this server has {loaded}");
-        return Err(ErrorResponse::not_found(message).into());
+        return Err(ErrorResponse::not_found(message).with_param("model").into());
     }
-    Ok(Json(model_object(&loaded)))
+    Ok(Json(model_object(&app)))
 }

@@ -1,22 +1,20 @@
 //! What all of OpenAI's routes share: errors, sampling parameters, ids and usage.
 
-use crate::app::App;
-use crate::completion::seed_or_random;
-use crate::error::{ErrorResponse, JsonBody, spawn_blocking};
-use axum::Json;
+use crate::error::{ErrorResponse, JsonBody};
+use crate::sampling::{ApiDialect, RequestFields, RequestedSampling, parse_choice_count, parse_sampling};
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use halo_core::ErrorKind;
-use halo_core::model::{FinishReason, OutputConstraint, Sampling};
-use serde::Deserialize;
+use halo_core::model::{FinishReason, Sampling};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Names the conversation, in requests and in responses.
-pub(super) const CONVERSATION_HEADER: &str = "x-halo-conversation";
+pub(crate) const CONVERSATION_HEADER: &str = "x-halo-conversation";
 
 /// An error in OpenAI's format.
 pub(super) struct OpenAiError(ErrorResponse);
@@ -49,7 +47,7 @@ impl OpenAiError {
             | ErrorKind::Damaged
             | ErrorKind::Internal => None,
         };
-        json!({ "error": { "message": self.0.message(), "type": kind, "param": null, "code": code } })
+        json!({ "error": { "message": self.0.message(), "type": kind, "param": self.0.param(), "code": code } })
     }
 }
 
@@ -59,7 +57,7 @@ impl IntoResponse for OpenAiError {
             StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
             status => status,
         };
-        (status, Json(self.to_json())).into_response()
+        (status, Extension(self.0.label()), Json(self.to_json())).into_response()
     }
 }
 
@@ -72,19 +70,6 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Op
     async fn from_request(request: Request, state: &S) -> Result<Self, OpenAiError> {
         Ok(Self(JsonBody::from_request(request, state).await?.0))
     }
-}
-
-/// Checks that the model can follow the schema of `response_format`, before anything is stored.
-pub(super) async fn check_response_format(app: &Arc<App>, sampling: &Sampling) -> Result<(), ErrorResponse> {
-    let Some(constraint) = sampling.constraint.clone() else { return Ok(()) };
-    let app = Arc::clone(app);
-    spawn_blocking(move || {
-        app.backend.model()?.check_constraint(&constraint).map_err(|e| match e.kind {
-            ErrorKind::InvalidInput => ErrorResponse::bad_request(format!("response_format: {}", e.message)),
-            _ => ErrorResponse::from(e),
-        })
-    })
-    .await
 }
 
 /// A unique id for a response.
@@ -102,58 +87,24 @@ pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
     if finish == FinishReason::Length { "length" } else { "stop" }
 }
 
-pub(super) fn usage(prompt: usize, completion: usize) -> Value {
-    json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub(super) enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-impl<T> OneOrMany<T> {
-    pub fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::Many(many) => many,
-        }
-    }
-}
-
-/// The sampling parameters of OpenAI's requests. Parameters that are not listed are ignored.
+/// The parameters of OpenAI's requests for text: those of the stream, and those of sampling.
 #[derive(Deserialize)]
 pub(super) struct SamplingParams {
-    max_tokens: Option<i64>,
-    max_completion_tokens: Option<i64>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<OneOrMany<String>>,
-    n: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_false")]
     pub stream: bool,
     stream_options: Option<StreamOptions>,
-    response_format: Option<OpenAiResponseFormat>,
-    logprobs: Option<Value>,
+    #[serde(flatten)]
+    fields: RequestFields,
 }
 
 #[derive(Deserialize)]
 struct StreamOptions {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_false")]
     include_usage: bool,
 }
 
-#[derive(Deserialize)]
-struct OpenAiResponseFormat {
-    r#type: String,
-    json_schema: Option<OpenAiJsonSchema>,
-}
-
-#[derive(Deserialize)]
-struct OpenAiJsonSchema {
-    schema: Option<Value>,
+fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(false))
 }
 
 impl SamplingParams {
@@ -162,58 +113,12 @@ impl SamplingParams {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 
-    pub fn sampling(&self, defaults: &Sampling) -> Result<Sampling, ErrorResponse> {
-        if self.n.is_some_and(|n| n != 1) {
-            return Err(ErrorResponse::bad_request(
-                "n must be 1: this server generates one answer at a time",
-            ));
-        }
-        if self.logprobs.as_ref().is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false))) {
-            return Err(ErrorResponse::bad_request("logprobs are not supported; leave them out"));
-        }
-        let in_range = |name: &str, value: Option<f32>, max: f32, default: f32| match value {
-            Some(value) if !(0.0..=max).contains(&value) => {
-                Err(ErrorResponse::bad_request(format!("{name} is {value}; it must be from 0 to {max}")))
-            }
-            value => Ok(value.unwrap_or(default)),
-        };
-        let max_tokens = match self.max_completion_tokens.or(self.max_tokens) {
-            None => defaults.max_tokens,
-            Some(max) => usize::try_from(max).ok().filter(|&n| n > 0).ok_or_else(|| {
-                ErrorResponse::bad_request(format!("max_tokens is {max}; it must be at least 1"))
-            })?,
-        };
-        let stop = match &self.stop {
-            None => Vec::new(),
-            Some(OneOrMany::One(stop)) => vec![stop.clone()],
-            Some(OneOrMany::Many(stops)) => stops.clone(),
-        };
-        Ok(Sampling {
-            max_tokens,
-            temperature: in_range("temperature", self.temperature, 5.0, defaults.temperature)?,
-            top_p: in_range("top_p", self.top_p, 1.0, defaults.top_p)?,
-            seed: if self.seed.is_some() { seed_or_random(self.seed) } else { defaults.seed },
-            stop: stop.into_iter().filter(|stop| !stop.is_empty()).collect(),
-            constraint: self.response_schema()?.map(OutputConstraint::JsonSchema),
-            ..defaults.clone()
-        })
+    /// How many answers are requested.
+    pub fn choice_count(&self) -> Result<usize, ErrorResponse> {
+        parse_choice_count(&self.fields)
     }
 
-    fn response_schema(&self) -> Result<Option<String>, ErrorResponse> {
-        let Some(format) = &self.response_format else { return Ok(None) };
-        match format.r#type.as_str() {
-            "text" => Ok(None),
-            "json_object" => Ok(Some(json!({ "type": "object" }).to_string())),
-            "json_schema" => {
-                let schema = format.json_schema.as_ref().and_then(|schema| schema.schema.as_ref());
-                let schema = schema.ok_or_else(|| {
-                    ErrorResponse::bad_request("response_format.json_schema.schema is missing")
-                })?;
-                Ok(Some(schema.to_string()))
-            }
-            other => Err(ErrorResponse::bad_request(format!(
-                "response_format '{other}' is not supported; use text, json_object or json_schema"
-            ))),
-        }
+    pub fn sampling(&self, defaults: &Sampling) -> Result<RequestedSampling, ErrorResponse> {
+        parse_sampling(&self.fields, defaults, ApiDialect::OpenAi)
     }
 }

@@ -285,7 +285,7 @@ pub(crate) fn api_event(event: &Event, snapshot: &SnapshotCell) -> Option<ApiEve
             action: action.as_str(),
             chunks: chunks.iter().map(ToString::to_string).collect(),
         },
-        Event::Token { .. } | Event::StageFinished(..) => return None,
+        Event::Token { .. } | Event::Logprobs(_) | Event::StageFinished(..) => return None,
     })
 }
 

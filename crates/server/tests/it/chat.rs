@@ -42,7 +42,7 @@ async fn deleted_texts(fake: &FakeServer, name: &str) -> Vec<String> {
     body["chunks"].as_array().expect("a list").iter().map(row).collect()
 }
 
-fn percent_encoded(name: &str) -> String {
+pub fn percent_encoded(name: &str) -> String {
     name.bytes()
         .map(|b| if b.is_ascii_alphanumeric() { (b as char).to_string() } else { format!("%{b:02X}") })
         .collect()

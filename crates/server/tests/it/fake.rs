@@ -11,8 +11,8 @@ use halo_core::chunker::ChunkSize;
 use halo_core::context_window::ContextWindow;
 use halo_core::embedder::Embedder;
 use halo_core::model::{
-    AttentionRow, CacheStats, FinishReason, Model, ModelInfo, ModelStep, ModelToken, OutputConstraint,
-    Prompt, Sampling, StepFlow,
+    AttentionRow, CacheStats, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken,
+    OutputConstraint, Prompt, Sampling, SamplingParameter, StepFlow, TokenLogprob, TokenLogprobs,
 };
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::row_store::RowStore;
@@ -61,6 +61,8 @@ pub struct FakeScript {
     pub token_delay: Duration,
     /// The prompts of all answers, as text.
     pub windows: Vec<String>,
+    /// Parameters that the model does not support.
+    pub unsupported: Vec<SamplingParameter>,
     /// The sampling parameters of all answers.
     pub samplings: Vec<Sampling>,
 }
@@ -103,6 +105,10 @@ impl Model for FakeModel {
         }
     }
 
+    fn supports(&self, parameter: SamplingParameter) -> bool {
+        !self.script.lock().expect("the lock is not poisoned").unsupported.contains(&parameter)
+    }
+
     fn generate(
         &mut self,
         prompt: &Prompt<'_>,
@@ -138,6 +144,9 @@ impl Model for FakeModel {
             let slots = prompt.window.len() + n;
             let row = vec![1.0 / slots as f32; slots];
             let row = watch.answer.then(|| AttentionRow::from_mean(&row));
+            if let Some(count) = sampling.logprobs {
+                listen(ModelStep::Logprobs(&logprobs_of(token, count)));
+            }
             if listen(ModelStep::Token(token, row)) == StepFlow::Stop {
                 return Ok(FinishReason::Cancelled);
             }
@@ -148,6 +157,14 @@ impl Model for FakeModel {
         }
         failure.map_or(Ok(FinishReason::EndOfText), Err)
     }
+}
+
+/// The token has the log-probability -0.5, the others -1, -2, …
+fn logprobs_of(token: &ModelToken, count: usize) -> TokenLogprobs {
+    let logprob =
+        |text: &str, logprob| TokenLogprob { id: token.id, bytes: text.as_bytes().to_vec(), logprob };
+    let top = (1..=count).map(|n| logprob(&format!("other{n}"), -(n as f32))).collect();
+    TokenLogprobs { token: logprob(&token.text, -0.5), top }
 }
 
 impl FakeModel {
@@ -195,6 +212,8 @@ pub struct FakeOptions {
     /// The number of tokens in the vocabulary of the model; 0 if it is unknown.
     pub vocab_size: usize,
     pub captures: FakeCaptures,
+    /// The chat template of the model; the default writes nothing around messages.
+    pub template: ChatTemplate,
     /// What happens to readers that are opened now.
     pub reader_fault: Arc<Mutex<Option<ReaderFault>>>,
 }
@@ -217,6 +236,7 @@ impl Default for FakeOptions {
             attention: false,
             vocab_size: 0,
             captures: FakeCaptures::default(),
+            template: ChatTemplate::default(),
             reader_fault: Arc::default(),
         }
     }
@@ -351,6 +371,11 @@ impl Backend for FakeBackend {
             heads: 4,
             trained_context: 4096,
             eos: 7,
+            architecture: "llama".into(),
+            file_name: "scripted.gguf".into(),
+            file_bytes: 1000,
+            modified: 1_700_000_000,
+            chat_template: "{{ messages }}".into(),
             ..ModelDetails::default()
         }
     }
@@ -417,6 +442,7 @@ impl Backend for FakeBackend {
             memory: None,
             premise_method: None,
             judge_principles: Vec::new(),
+            keep_reasoning: false,
             forgetting: None,
         }
     }
@@ -657,7 +683,8 @@ impl FakeServer {
     fn build(options: FakeOptions, exporter: Option<TraceExporter>) -> Self {
         let tokenizer = ScriptedModel::new(8192, Vec::new());
         let script: Arc<Mutex<FakeScript>> = Arc::default();
-        let model = FakeModel { info: tokenizer.info().clone(), tokenizer, script: Arc::clone(&script) };
+        let info = ModelInfo { template: options.template.clone(), ..tokenizer.info().clone() };
+        let model = FakeModel { info, tokenizer, script: Arc::clone(&script) };
         let (store, limits) = (options.store.clone(), options.limits.clone());
         let backend = FakeBackend { model: model.clone(), options, saved_settings: Mutex::default() };
         let app = App::new(Arc::new(backend), limits, exporter);
@@ -765,6 +792,16 @@ impl FakeServer {
     }
 
     async fn stream_request(&self, request: Request<Body>) -> (Vec<String>, bool) {
+        let (text, clean) = self.stream_text(request).await;
+        (text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect(), clean)
+    }
+
+    /// The body of a stream as it is, and whether it ended cleanly.
+    pub async fn raw_stream(&self, path: &str, body: &Value) -> (String, bool) {
+        self.stream_text(Self::build_request("POST", path, Some(body), None)).await
+    }
+
+    async fn stream_text(&self, request: Request<Body>) -> (String, bool) {
         let response = self.send(request).await;
         assert_eq!(response.status().as_u16(), 200);
         let (mut text, mut body, mut clean) = (String::new(), response.into_body(), true);
@@ -777,7 +814,7 @@ impl FakeServer {
                 }
             }
         }
-        (text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect(), clean)
+        (text, clean)
     }
 
     /// A request to Halo's own API.

@@ -12,8 +12,16 @@ mod postgres;
 #[path = "../../../store/tests/it/common/postgres_server.rs"]
 mod postgres_server;
 mod random_clients;
+mod request_log;
+mod responses;
 mod routes_conversations;
 mod routes_halo;
 mod routes_kobold;
+mod routes_kobold_info;
+mod routes_llama_server;
+mod routes_mcp;
+mod routes_ollama;
 mod routes_openai;
+mod routes_sampling;
 mod routes_worlds;
+mod tools;

@@ -196,9 +196,23 @@ async fn setting_applies_to_open_conversations() {
     let path = format!("/settings/{MAX_TOKENS_SETTING}");
     let (status, _) = fake.halo_api("PUT", &path, Some(&json!({ "value": "3" }))).await;
     assert_eq!(status, 200);
-    let second = fake.chat(&chat_body(&["u Count again."]), Some("main")).await;
-    assert_eq!(second.text(), "one two three");
-    assert_eq!(second.body["choices"][0]["finish_reason"], "length");
+    // A client of OpenAI's API without a maximum gets as much as fits; the setting is for Halo's own messages.
+    let message = json!({ "text": "Count again." });
+    let (status, result) = fake.halo_api("POST", "/conversations/main/messages", Some(&message)).await;
+    assert_eq!(status, 202, "{result}");
+    let last_text = async || {
+        let conversation = fake.halo_api("GET", "/conversations/main", None).await.1;
+        let chunks = conversation["chunks"].as_array().cloned().unwrap_or_default();
+        chunks.last().map(|chunk| (chunk["role"].clone(), chunk["text"].clone()))
+    };
+    let expected = Some((json!("assistant"), json!("one two three")));
+    for _ in 0..200 {
+        if last_text().await == expected {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(last_text().await, expected);
     // Null removes the value.
     let (status, settings) = fake.halo_api("PUT", &path, Some(&json!({ "value": null }))).await;
     assert_eq!(

@@ -755,8 +755,7 @@ async fn halo_routes_reject_other_methods() {
             assert!(message.ends_with(&format!("does not accept {method}")), "{message}");
         }
     }
-    for path in ["/nothing", "/conversations/main/nothing", "/conversations/main/", "/worlds/village/rooms/1"]
-    {
+    for path in ["/nothing", "/conversations/main/nothing", "/worlds/village/rooms/1"] {
         let (status, result) = send(&prepared, "GET", path, &Value::Null).await;
         assert_eq!(status, 404, "{path}: {result}");
         assert!(result["error"].as_str().is_some_and(|message| message.contains(path)), "{result}");

@@ -1,11 +1,9 @@
-//! KoboldCPP's API, and the tools of the Model Context Protocol.
+//! KoboldCPP's API.
 
-use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeServer, KNOWN_TOKENS, SPECIAL_TOKEN};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use halo_core::Error;
-use halo_server::ServerLimits;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -251,115 +249,4 @@ async fn kobold_abort_stops_the_completion() {
     assert_eq!(aborted["success"], "true");
     let text = result["results"][0]["text"].as_str().unwrap_or_default();
     assert!(text.starts_with("word") && text.len() < 400, "{text}");
-}
-
-const MCP_HEADERS: [(&str, &str); 2] =
-    [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
-
-async fn mcp(fake: &FakeServer, method: &str, params: Value) -> Value {
-    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    let response = fake.request("POST", "/mcp", &MCP_HEADERS, body.to_string()).await;
-    assert_eq!(response.status, 200, "{method}: {}", response.text());
-    response.json()
-}
-
-/// Whether a tool failed, and its text.
-async fn call_tool(fake: &FakeServer, name: &str, arguments: Value) -> (bool, String) {
-    let response = mcp(fake, "tools/call", json!({ "name": name, "arguments": arguments })).await;
-    let result = &response["result"];
-    let text = result["content"][0]["text"].as_str();
-    (result["isError"] == true, text.unwrap_or_else(|| panic!("{response}")).to_owned())
-}
-
-#[tokio::test]
-async fn mcp_lists_its_tools() {
-    let fake = FakeServer::in_memory();
-    let client = json!({ "name": "test", "version": "1" });
-    let params = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client });
-    let hello = mcp(&fake, "initialize", params).await;
-    assert_eq!(hello["result"]["serverInfo"]["name"], "halo", "{hello}");
-    let list = mcp(&fake, "tools/list", json!({})).await;
-    let tools = list["result"]["tools"].as_array().expect("tools");
-    let names: Vec<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
-    assert_eq!(names, ["recall", "remember", "pin", "resurrect", "notes"]);
-    assert_eq!(tools[0]["inputSchema"]["required"], json!(["query"]));
-    let hints = |tool: &Value| {
-        ["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]
-            .map(|hint| tool["annotations"][hint] == true)
-    };
-    assert_eq!(
-        tools.iter().map(hints).collect::<Vec<_>>(),
-        [
-            [true, false, true, false],
-            [false, false, false, false],
-            [false, false, true, false],
-            [false, false, true, false],
-            // It replaces the notes that were there.
-            [false, true, true, false],
-        ]
-    );
-}
-
-#[tokio::test]
-async fn mcp_tools_store_recall_and_edit() {
-    let fake = FakeServer::in_memory();
-    let (failed, text) = call_tool(&fake, "remember", json!({ "text": "The key is under the pot." })).await;
-    assert_eq!((failed, text.as_str()), (false, "kept, in turn 0"));
-    let (failed, text) = call_tool(&fake, "recall", json!({ "query": "where is the key", "most": 1 })).await;
-    let hits: Value = serde_json::from_str(&text).expect("JSON");
-    assert!(!failed && hits[0]["text"] == "The key is under the pot.", "{hits}");
-    assert_eq!((&hits[0]["chunk"], &hits[0]["in_window"]), (&json!("u0.0"), &json!(true)));
-    assert_eq!(call_tool(&fake, "pin", json!({ "chunk": "u0.0" })).await, (false, "pinned: u0.0".to_owned()));
-    let chunk = fake.halo_api("GET", "/conversations/main/chunks/u0.0", None).await.1;
-    assert_eq!(chunk["chunk"]["pinned"], true);
-    assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{}".to_owned()));
-    assert_eq!(call_tool(&fake, "notes", json!({ "text": "{\"a\":1}" })).await, (false, "noted".to_owned()));
-    assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{\"a\":1}".to_owned()));
-    let long = json!("x".repeat(300_000)).to_string();
-    let (failed, text) = call_tool(&fake, "notes", json!({ "text": long })).await;
-    assert!(failed && text.contains("may have 262144 (256 KiB)"), "{text}");
-    assert_eq!(call_tool(&fake, "notes", json!({})).await, (false, "{\"a\":1}".to_owned()));
-    fake.chat(&chat_body(&["u Hello"]), Some("other")).await;
-    let edit = json!({ "edit": "prune", "chunks": ["u0.0"] });
-    fake.halo_api("POST", "/conversations/other/edits", Some(&edit)).await;
-    let (failed, text) =
-        call_tool(&fake, "resurrect", json!({ "chunk": "u0.0", "conversation": "other" })).await;
-    assert!(!failed && text.starts_with("resurrected: u0.0"), "{text}");
-}
-
-#[tokio::test]
-async fn mcp_reports_errors() {
-    let fake = FakeServer::with_limits(ServerLimits { max_body_bytes: 1000, ..ServerLimits::default() });
-    call_tool(&fake, "remember", json!({ "text": "Something." })).await;
-    for (tool, arguments, names) in [
-        ("recall", json!({ "query": " " }), "the query is empty"),
-        ("recall", json!({ "query": "a", "conversation": "nowhere" }), "nowhere"),
-        ("remember", json!({ "text": " " }), "the text is empty"),
-        ("pin", json!({ "chunk": "x" }), "x"),
-        ("pin", json!({ "chunk": "u99.0" }), "u99.0"),
-        ("resurrect", json!({ "chunk": "u0.0" }), "cannot resurrect u0.0"),
-        ("notes", json!({ "text": "{" }), "the notes are not valid JSON"),
-        ("notes", json!({ "conversation": "nowhere" }), "nowhere"),
-    ] {
-        let (failed, text) = call_tool(&fake, tool, arguments.clone()).await;
-        assert!(failed && text.contains(names), "{tool} {arguments}: {text}");
-    }
-    for (tool, arguments, names) in [
-        ("fly", json!({}), "there is no tool 'fly'"),
-        ("recall", json!({}), "query"),
-        ("pin", json!({ "chunk": 7 }), "chunk"),
-    ] {
-        let response = mcp(&fake, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
-        assert_eq!(response["error"]["code"], -32602, "{response}");
-        assert!(
-            response["error"]["message"].as_str().is_some_and(|message| message.contains(names)),
-            "{response}"
-        );
-    }
-    let large = fake.request("POST", "/mcp", &MCP_HEADERS, " ".repeat(1001)).await;
-    assert_eq!(large.status, 413, "{}", large.text());
-    let get = fake.request("GET", "/mcp", &[("accept", "text/event-stream")], "").await;
-    assert_eq!(get.status, 405, "{}", get.text());
-    let accept = fake.request("POST", "/mcp", &[("content-type", "application/json")], "{}").await;
-    assert_eq!(accept.status, 406, "{}", accept.text());
 }

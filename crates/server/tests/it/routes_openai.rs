@@ -35,7 +35,11 @@ async fn stream_events(fake: &FakeServer, path: &str, body: &Value) -> Vec<Value
 async fn models_list_the_one_model() {
     let fake = FakeServer::in_memory();
     let list = fake.get("/v1/models").await;
-    let model = json!({ "id": "scripted", "object": "model", "created": 0, "owned_by": "halo" });
+    let meta = json!({ "n_ctx": 8192, "n_ctx_train": 4096, "n_vocab": 0, "n_embd": 0, "size": 1000 });
+    let model = json!({
+        "id": "scripted", "object": "model", "created": 1_700_000_000, "owned_by": "halo",
+        "max_model_len": 8192, "context_length": 8192, "meta": meta,
+    });
     assert_eq!((list.status, list.json()), (200, json!({ "object": "list", "data": [model] })));
     let one = fake.get("/v1/models/scripted").await;
     assert_eq!((one.status, one.json()), (200, model));
@@ -59,8 +63,16 @@ async fn chat_returns_a_completion_with_usage() {
     let message = json!({ "role": "assistant", "content": "Good day to you.", "refusal": null });
     assert_eq!(choice["message"], message, "{body}");
     assert_eq!((&choice["finish_reason"], &choice["index"]), (&json!("stop"), &json!(0)));
-    let usage = json!({ "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7 });
+    let usage = json!({
+        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "prompt_tokens_details": { "cached_tokens": 0 },
+    });
     assert_eq!(body["usage"], usage, "a system prompt of two tokens, and one of the message");
+    assert_eq!(
+        (&body["timings"]["prompt_n"], &body["timings"]["predicted_n"]),
+        (&json!(3), &json!(4)),
+        "{body}"
+    );
+    assert!(body["system_fingerprint"].as_str().is_some_and(|print| print.starts_with("fp_")), "{body}");
 }
 
 #[tokio::test]
@@ -86,10 +98,14 @@ async fn chat_streams_role_text_finish_and_usage() {
             events.iter().map(|event| &event["usage"]).filter(|u| !u.is_null()).collect();
         assert_eq!(usages.len(), 1, "{events:?}");
         assert_eq!(usages[0]["completion_tokens"], 4);
+        assert_eq!(events.last().expect("an event")["timings"]["predicted_n"], 4, "{events:?}");
     }
     // Usage is sent only on request.
     let events = stream_events(&fake, CHAT, &with(hello(), json!({ "stream": true }))).await;
     assert!(events.iter().all(|event| event["usage"].is_null()), "{events:?}");
+    let timed = events.iter().filter(|event| !event["timings"].is_null()).count();
+    assert_eq!(timed, 1, "the last chunk has the timings: {events:?}");
+    assert!(events.iter().all(|event| event["system_fingerprint"] == events[0]["system_fingerprint"]));
 }
 
 #[tokio::test]
@@ -156,7 +172,7 @@ async fn chat_accepts_content_parts_and_roles() {
     assert_eq!(fake.chat(&body, None).await.status, 200);
     let window = fake.script().windows[0].clone();
     assert!(window.contains("system: Be formal.") && window.contains("user: Look here"), "{window}");
-    assert!(window.contains("user: 42"), "{window}");
+    assert!(window.contains("tool: 42"), "{window}");
 }
 
 #[tokio::test]
@@ -164,46 +180,71 @@ async fn chat_rejects_invalid_requests() {
     let fake = FakeServer::in_memory();
     let user = json!({ "role": "user", "content": "Hi" });
     let cases = [
-        (json!({}), "messages"),
-        (json!({ "messages": "Hi" }), "messages"),
-        (json!({ "messages": [] }), "the last message must be a user message"),
+        (json!({}), "messages", ""),
+        (json!({ "messages": "Hi" }), "messages", "messages"),
+        (json!({ "messages": [] }), "the last message must be a user message", ""),
         (
             json!({ "messages": [{ "role": "user", "content": " " }] }),
             "the last message must be a user message",
+            "",
         ),
-        (chat_body(&["u Hi", "a Hello"]), "the last message must be a user message"),
-        (json!({ "messages": [{ "content": "Hi" }] }), "role"),
+        (json!({ "messages": [{ "content": "Hi" }] }), "role", "messages[0]"),
         (
             json!({ "messages": [user, { "role": "narrator", "content": "Hi" }] }),
             "messages[1]: unknown role 'narrator'",
+            "",
         ),
         (
             json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
             "messages[0]: content of type image_url",
+            "",
         ),
-        (with(hello(), json!({ "n": 2 })), "n must be 1"),
-        (with(hello(), json!({ "logprobs": true })), "logprobs"),
-        (with(hello(), json!({ "temperature": 5.1 })), "temperature is 5.1"),
-        (with(hello(), json!({ "temperature": -1 })), "temperature is -1"),
-        (with(hello(), json!({ "top_p": 1.5 })), "top_p is 1.5"),
-        (with(hello(), json!({ "max_tokens": 0 })), "max_tokens is 0"),
-        (with(hello(), json!({ "max_completion_tokens": -5 })), "max_tokens is -5"),
-        (with(hello(), json!({ "tool_choice": "required" })), "tool_choice"),
-        (with(hello(), json!({ "tool_choice": { "type": "function" } })), "tool_choice"),
-        (with(hello(), json!({ "response_format": { "type": "xml" } })), "response_format 'xml'"),
+        (with(hello(), json!({ "n": 0 })), "n is 0", "n"),
+        (with(hello(), json!({ "n": 17 })), "n is 17", "n"),
+        (
+            with(hello(), json!({ "logprobs": true, "top_logprobs": 21 })),
+            "top_logprobs is 21",
+            "top_logprobs",
+        ),
+        (with(hello(), json!({ "temperature": 5.1 })), "temperature is 5.1", "temperature"),
+        (with(hello(), json!({ "temperature": -1 })), "temperature is -1", "temperature"),
+        (with(hello(), json!({ "top_p": 1.5 })), "top_p is 1.5", "top_p"),
+        (with(hello(), json!({ "max_tokens": 0 })), "max_tokens is 0", "max_tokens"),
+        (
+            with(hello(), json!({ "max_completion_tokens": -5 })),
+            "max_completion_tokens is -5",
+            "max_completion_tokens",
+        ),
+        (with(hello(), json!({ "tool_choice": "required" })), "tool_choice", ""),
+        (with(hello(), json!({ "tool_choice": { "type": "function" } })), "tool_choice", ""),
+        (
+            with(hello(), json!({ "response_format": { "type": "xml" } })),
+            "response_format 'xml'",
+            "response_format",
+        ),
         (
             with(hello(), json!({ "response_format": { "type": "json_schema" } })),
             "response_format.json_schema.schema is missing",
+            "response_format",
         ),
     ];
-    for (body, names) in cases {
+    for (body, names, param) in cases {
         for stream in [false, true] {
             let response = fake.post(CHAT, &with(body.clone(), json!({ "stream": stream }))).await;
-            check_error(&response.json(), (response.status, 400), names, &Value::Null);
+            let mut body = response.json();
+            check_param(&mut body, param);
+            check_error(&body, (response.status, 400), names, &Value::Null);
         }
     }
     let list = fake.halo_api("GET", "/conversations", None).await.1;
     assert_eq!(list, json!([]), "nothing was stored");
+}
+
+/// Checks that an error names its parameter, and removes the name.
+fn check_param(body: &mut Value, param: &str) {
+    let expected = if param.is_empty() { Value::Null } else { json!(param) };
+    assert_eq!(body["error"]["param"], expected, "{body}");
+    body["error"]["param"] = Value::Null;
 }
 
 /// An error in the format of OpenAI.
@@ -213,7 +254,10 @@ fn check_error(body: &Value, (status, expected): (u16, u16), names: &str, code: 
     let kind = if status < 500 { "invalid_request_error" } else { "server_error" };
     assert!(error["message"].as_str().is_some_and(|message| message.contains(names)), "{names}: {body}");
     assert_eq!((&error["type"], &error["code"]), (&json!(kind), code), "{body}");
-    assert!(error.get("param").is_some_and(Value::is_null), "{body}");
+    // The parameter is one that the message names; null where no parameter is wrong.
+    let param = error.get("param").unwrap_or_else(|| panic!("no param in {body}"));
+    let is_named = |param: &str| error["message"].as_str().is_some_and(|message| message.contains(param));
+    assert!(param.is_null() || param.as_str().is_some_and(is_named), "{body}");
 }
 
 #[tokio::test]
@@ -247,7 +291,7 @@ async fn openai_unknown_paths_answer_in_its_format() {
         );
         assert!(error["message"].as_str().is_some_and(|message| message.contains(part)), "{part}: {error}");
     };
-    for path in ["/v1/nothing", "/v1/chat", "/v1/", "/v1", "/v1/audio/speech", "/v1/chat/completions/x"] {
+    for path in ["/v1/nothing", "/v1/chat", "/v1", "/v1/audio/speech", "/v1/chat/completions/x"] {
         openai_error(fake.get(path).await, 404, json!("not_found"), &format!("no route GET {path}"));
         let posted = fake.request("POST", path, &[], "{}").await;
         openai_error(posted, 404, json!("not_found"), &format!("no route POST {path}"));
@@ -368,8 +412,12 @@ async fn completions_return_text_and_usage() {
             assert_eq!(body["choices"][0]["finish_reason"], "stop");
             assert_eq!(
                 body["usage"],
-                json!({ "prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6 })
+                json!({
+                    "prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6,
+                    "prompt_tokens_details": { "cached_tokens": 0 },
+                })
             );
+            assert_eq!(body["timings"]["predicted_n"], 2, "{body}");
             assert!(body["id"].as_str().is_some_and(|id| id.starts_with("cmpl-")), "{body}");
         }
     }
@@ -386,26 +434,33 @@ async fn completions_stream_text() {
     let events = stream_events(&fake, COMPLETIONS, &body).await;
     let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, "Once there was a");
-    let last = &events[events.len() - 1];
-    assert_eq!(last["choices"][0]["finish_reason"], "length");
-    assert_eq!(last["usage"]["total_tokens"], 4);
+    let [.., end, last] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!((&end["choices"][0]["finish_reason"], &end["usage"]), (&json!("length"), &Value::Null));
+    assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &json!(4)));
 }
 
 #[tokio::test]
 async fn completions_reject_invalid_requests() {
     let fake = FakeServer::in_memory();
-    for (body, names) in [
-        (json!({}), "prompt"),
-        (json!({ "prompt": 7 }), "prompt"),
-        (json!({ "prompt": "" }), "the prompt is empty"),
-        (json!({ "prompt": ["a", "b"] }), "2 prompts"),
-        (json!({ "prompt": [[1], [2], [3]] }), "3 prompts"),
-        (json!({ "prompt": [12345] }), "there is no token 12345"),
-        (json!({ "prompt": "Once", "top_p": 2 }), "top_p is 2"),
-        (json!({ "prompt": "Once", "n": 0 }), "n must be 1"),
+    for (body, names, param) in [
+        (json!({}), "prompt", ""),
+        (json!({ "prompt": 7 }), "prompt", "prompt"),
+        (json!({ "prompt": "" }), "the prompt is empty", "prompt"),
+        (json!({ "prompt": ["a", ""] }), "the prompt is empty", "prompt"),
+        (json!({ "prompt": [] }), "the prompt is empty", "prompt"),
+        (json!({ "prompt": vec!["a"; 65] }), "65 prompts", "prompt"),
+        (json!({ "prompt": vec![[1]; 65] }), "65 prompts", "prompt"),
+        (json!({ "prompt": "Once", "echo": true, "logprobs": 1 }), "echo with logprobs", "echo"),
+        (json!({ "prompt": "Once", "suffix": "end" }), "suffix is not supported", "suffix"),
+        (json!({ "prompt": "Once", "best_of": 2 }), "best_of is not supported", "best_of"),
+        (json!({ "prompt": [12345] }), "there is no token 12345", "prompt"),
+        (json!({ "prompt": "Once", "top_p": 2 }), "top_p is 2", "top_p"),
+        (json!({ "prompt": "Once", "n": 0 }), "n is 0", "n"),
     ] {
         let response = fake.post(COMPLETIONS, &body).await;
-        check_error(&response.json(), (response.status, 400), names, &Value::Null);
+        let mut body = response.json();
+        check_param(&mut body, param);
+        check_error(&body, (response.status, 400), names, &Value::Null);
     }
 }
 
@@ -435,10 +490,13 @@ async fn embeddings_reject_invalid_requests() {
     for (body, names) in [
         (json!({}), "input"),
         (json!({ "input": 5 }), "input"),
-        (json!({ "input": [] }), "input must have 1 to 2048 texts"),
-        (json!({ "input": "" }), "input must have 1 to 2048 texts"),
-        (json!({ "input": ["a", ""] }), "input must have 1 to 2048 texts"),
-        (json!({ "input": vec!["a"; 2049] }), "input must have 1 to 2048 texts"),
+        (json!({ "input": [] }), "input has 0 texts; it must have 1 to 2048"),
+        (json!({ "input": "" }), "input has an empty text, number 1"),
+        (json!({ "input": ["a", ""] }), "input has an empty text, number 2"),
+        (json!({ "input": vec!["a"; 2049] }), "input has 2049 texts; it must have 1 to 2048"),
+        (json!({ "input": [12345] }), "there is no token 12345"),
+        (json!({ "input": "a", "dimensions": 65 }), "dimensions is 65; it must be from 1 to 64"),
+        (json!({ "input": "a", "dimensions": 0 }), "dimensions is 0"),
         (json!({ "input": "a", "encoding_format": "hex" }), "encoding_format 'hex'"),
     ] {
         let response = fake.post(EMBEDDINGS, &body).await;
@@ -446,6 +504,56 @@ async fn embeddings_reject_invalid_requests() {
     }
     let without = FakeServer::in_memory().post(EMBEDDINGS, &json!({ "input": "a" })).await;
     check_error(&without.json(), (without.status, 501), "there is no embedder", &Value::Null);
+}
+
+#[tokio::test]
+async fn embeddings_take_token_ids_and_dimensions() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    let embed = async |body: Value| {
+        let response = fake.post(EMBEDDINGS, &body).await;
+        assert_eq!(response.status, 200, "{body}: {}", response.text());
+        response.json()["data"].clone()
+    };
+    let ids: Vec<u32> = KNOWN_TOKENS[..4].iter().map(|text| fake.model.token_id(text).0).collect();
+    let text = embed(json!({ "input": "Once upon a time" })).await;
+    assert_eq!(embed(json!({ "input": ids })).await, text);
+    let both = embed(json!({ "input": [ids, ids[..1]] })).await;
+    assert_eq!((&both[0]["embedding"], both.as_array().map(Vec::len)), (&text[0]["embedding"], Some(2)));
+    let short =
+        embed(json!({ "input": "Once upon a time there was a king who liked tea", "dimensions": 16 })).await;
+    let short: Vec<f32> = serde_json::from_value(short[0]["embedding"].clone()).expect("floats");
+    let norm: f32 = short.iter().map(|x| x * x).sum();
+    assert!(short.len() == 16 && (norm - 1.0).abs() < 1e-5, "{short:?}");
+}
+
+/// The fake embedder reads 256 words. No text is cut in silence.
+#[tokio::test]
+async fn embeddings_refuse_texts_that_are_too_long() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    let response = fake.post(EMBEDDINGS, &json!({ "input": ["a", "tea ".repeat(257)] })).await;
+    check_error(
+        &response.json(),
+        (response.status, 400),
+        "input: text number 2 has 257 tokens, and the embedder words in 64 buckets reads 256",
+        &json!("context_length_exceeded"),
+    );
+    assert_eq!(fake.post(EMBEDDINGS, &json!({ "input": "tea ".repeat(256) })).await.status, 200);
+}
+
+#[tokio::test]
+async fn trailing_slashes_are_accepted() {
+    let fake = FakeServer::with_options(FakeOptions { embedder: true, ..FakeOptions::default() });
+    for path in
+        ["/v1/models/", "/v1/models/scripted/", "/api/tags/", "/api/v1/model//", "/api/halo/v1/status/"]
+    {
+        assert_eq!(fake.get(path).await.status, 200, "{path}");
+    }
+    assert_eq!(fake.post("/v1/chat/completions/", &hello()).await.status, 200);
+    let conversation = fake.halo_api("GET", "/conversations", None).await.1[0]["name"].clone();
+    let path =
+        format!("/api/halo/v1/conversations/{}/search/?q=Hello", conversation.as_str().unwrap_or_default());
+    assert_eq!(fake.get(&path).await.status, 200, "the query is kept");
+    assert_eq!(fake.get("/v1/").await.status, 404);
 }
 
 /// A refused request stores nothing: OpenAI's clients send it again.
@@ -477,7 +585,8 @@ async fn chat_checks_names_and_schemas_before_anything_is_stored() {
         let mut body = chat_body(&["u Hello"]);
         body["response_format"] = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
         for name in ["main", "none"] {
-            let (status, body) = send(name, &body).await;
+            let (status, mut body) = send(name, &body).await;
+            assert_eq!(body["error"]["param"].take(), "response_format");
             check_error(&body, (status, 400), "response_format: ", &Value::Null);
         }
     }

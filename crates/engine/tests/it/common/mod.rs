@@ -44,6 +44,7 @@ pub fn test_rules(max_tokens: usize) -> ConversationRules {
         memory: None,
         premise_method: None,
         judge_principles: halo_agents::principle::JudgePrinciple::DEFAULT.to_vec(),
+        keep_reasoning: false,
         forgetting: None,
     }
 }

@@ -1,0 +1,109 @@
+//! Watching and aborting generations, and their figures. Clients that share a server keep their generations apart by `genkey`.
+
+use crate::app::App;
+use crate::error::{ApiResult, ErrorResponse};
+use crate::sampling::{chat_logprobs, completion_logprobs};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use halo_core::model::FinishReason;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+#[derive(Default, Deserialize)]
+struct KoboldGenerationKey {
+    #[serde(default)]
+    genkey: Option<String>,
+}
+
+/// The key of a request; an empty one is none. These requests may have no body.
+fn generation_key(body: &Bytes) -> ApiResult<Option<String>> {
+    if body.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let key: KoboldGenerationKey = serde_json::from_slice(body)
+        .map_err(|e| ErrorResponse::bad_request(format!("invalid JSON body: {e}")))?;
+    Ok(key.genkey.filter(|key| !key.is_empty()))
+}
+
+/// The text of the client's generation that runs or ended just now.
+pub(super) async fn check(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
+    let key = generation_key(&body)?;
+    Ok(Json(json!({ "results": [{ "text": app.running_completions.text(key.as_deref()) }] })))
+}
+
+pub(super) async fn check_any(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "results": [{ "text": app.running_completions.text(None) }] }))
+}
+
+/// The log-probabilities of the client's generation that runs or ended just now, in both formats of OpenAI.
+pub(super) async fn last_logprobs(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
+    let key = generation_key(&body)?;
+    Ok(Json(logprobs_json(&app, key.as_deref())))
+}
+
+pub(super) async fn last_logprobs_any(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(logprobs_json(&app, None))
+}
+
+fn logprobs_json(app: &App, key: Option<&str>) -> Value {
+    let tokens = app.running_completions.logprobs(key);
+    let mut json = completion_logprobs(&tokens, 0);
+    if !json.is_null() {
+        json["content"] = chat_logprobs(&tokens)["content"].take();
+    }
+    json!({ "logprobs": json })
+}
+
+/// Stops the client's generation; without a key the one that runs, be it a completion or the answer of a chat. Clients expect
+/// strings, not booleans.
+pub(super) async fn abort(State(app): State<Arc<App>>, body: Bytes) -> ApiResult<Json<Value>> {
+    let key = generation_key(&body)?;
+    let mut stopped = app.running_completions.stop(key.as_deref());
+    if key.is_none() && !stopped {
+        for (_, handle) in app.host.open_conversations() {
+            let is_running = handle.snapshot_cell().get().answer.is_some_and(|answer| answer.ahead == 0);
+            if is_running {
+                handle.stop();
+                stopped = true;
+            }
+        }
+    }
+    Ok(Json(json!({ "success": if stopped { "true" } else { "false" }, "done": "true" })))
+}
+
+pub(super) async fn perf(State(app): State<Arc<App>>) -> Json<Value> {
+    let (scheduler, figures) = (app.host.scheduler(), app.generation_log.figures());
+    let last = figures.last.as_ref();
+    let per_second = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    let process = last.map_or(0.0, |last| last.prefill.as_secs_f64());
+    let eval = last.map_or(0.0, |last| last.decode.as_secs_f64());
+    let (input, output) = last.map_or((0, 0), |last| (last.prompt_tokens, last.tokens));
+    Json(json!({
+        "last_process": process,
+        "last_eval": eval,
+        "last_token_count": output,
+        "last_input_count": input,
+        "last_process_speed": per_second(input, process),
+        "last_eval_speed": per_second(output, eval),
+        "last_seed": last.and_then(|last| last.seed).map_or(json!(-1), |seed| json!(seed)),
+        "total_gens": figures.count,
+        "stop_reason": last.and_then(|last| last.finish).map_or(-1, stop_reason),
+        "queue": scheduler.queue_len(),
+        "idle": u8::from(!scheduler.is_busy()),
+        "idletime": figures.since_last.as_secs(),
+        "uptime": figures.uptime.as_secs(),
+        "quiet": false,
+    }))
+}
+
+/// KoboldCPP's numbers: 0 out of tokens, 1 end-of-text token, 2 stop sequence, -1 invalid.
+fn stop_reason(finish: FinishReason) -> i32 {
+    match finish {
+        FinishReason::Length => 0,
+        FinishReason::EndOfText => 1,
+        FinishReason::StopSequence => 2,
+        FinishReason::Cancelled => -1,
+    }
+}

@@ -1,0 +1,182 @@
+//! Generation from a prompt, whole or as a stream.
+
+use super::attention::{AttentionFormat, attention_json};
+use super::prompt::{PromptLimit, fit_prompt};
+use super::tokens::{parse_token_ids, tokenize_text, visible_text};
+use crate::app::App;
+use crate::completion::{self, CompletionRequest, complete_text};
+use crate::error::{ApiResult, ErrorResponse, JsonBody};
+use crate::sampling::{
+    ApiDialect, RequestFields, chat_logprobs, check_supported, parse_choice_count, parse_sampling,
+};
+use crate::sse::{SseSender, spawn_sse_stream};
+use crate::stop_sequences::StopSequenceFilter;
+use axum::Json;
+use axum::extract::State;
+use axum::response::Response;
+use halo_core::attention::{AttentionRequest, PromptRows};
+use halo_core::model::{FinishReason, ModelStep};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A request to generate. Its sampling parameters are among the other fields.
+#[derive(Deserialize)]
+pub(super) struct KoboldGenerateRequest {
+    prompt: Option<String>,
+    /// Text before the prompt, which is never cut.
+    memory: Option<String>,
+    input_ids: Option<Vec<u32>>,
+    output_attentions: Option<bool>,
+    attention_format: Option<AttentionFormat>,
+    #[serde(default)]
+    request_id: Value,
+    trim_stop: Option<bool>,
+    genkey: Option<String>,
+    #[serde(flatten)]
+    fields: RequestFields,
+}
+
+impl KoboldGenerateRequest {
+    fn with_attention(&self) -> bool {
+        self.output_attentions.unwrap_or(false)
+    }
+
+    fn trim_stop(&self) -> bool {
+        self.trim_stop.unwrap_or(true)
+    }
+}
+
+/// A prompt that is sent as text is tokenized here.
+async fn completion_request(app: &Arc<App>, body: &KoboldGenerateRequest) -> ApiResult<CompletionRequest> {
+    let requested = parse_sampling(&body.fields, &app.backend.rules().sampling, ApiDialect::Kobold)?;
+    if parse_choice_count(&body.fields)? > 1 {
+        let message = "n is more than 1; this API returns one result";
+        return Err(ErrorResponse::invalid_parameter("n", message));
+    }
+    check_supported(app, &requested.parameters, requested.sampling.constraint.as_ref()).await?;
+    let sampling = requested.sampling;
+    let max_context = body.fields.integer(&["max_context_length"], 1..=i64::MAX)?;
+    let input_ids = body.input_ids.as_deref().unwrap_or_default();
+    let (ids, text) = if input_ids.is_empty() {
+        let memory = body.memory.clone().unwrap_or_default();
+        let memory =
+            if memory.is_empty() { Vec::new() } else { tokenize_text(Arc::clone(app), memory).await? };
+        let prompt = tokenize_text(Arc::clone(app), body.prompt.clone().unwrap_or_default()).await?;
+        let limit = max_context.map(|(_, limit)| PromptLimit {
+            context: app.backend.model_info().context.min(usize::try_from(limit).unwrap_or(usize::MAX)),
+            answer: sampling.max_tokens,
+        });
+        let tokens = fit_prompt(memory, prompt, limit);
+        let text = tokens.iter().map(|token| token.text.as_str()).collect();
+        (tokens.into_iter().map(|token| token.id).collect(), text)
+    } else {
+        let text = body.prompt.clone().unwrap_or_default();
+        (parse_token_ids(app, "input_ids", input_ids.iter().copied())?, text)
+    };
+    let attention = AttentionRequest {
+        answer: body.with_attention(),
+        prompt: PromptRows::Off,
+        per_head: body.attention_format == Some(AttentionFormat::PerLayer),
+        ..AttentionRequest::default()
+    };
+    Ok(CompletionRequest {
+        ids,
+        text,
+        messages: Vec::new(),
+        sampling,
+        attention,
+        client: "kobold".into(),
+        generation_key: body.genkey.clone().filter(|key| !key.is_empty()),
+        ephemeral: false,
+    })
+}
+
+pub(super) async fn generate(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody<KoboldGenerateRequest>,
+) -> ApiResult<Json<Value>> {
+    let request = completion_request(&app, &body).await?;
+    let prompt_tokens = request.ids.len();
+    let result = complete_text(app, request, body.trim_stop()).await?;
+    Ok(Json(json!({ "results": [{
+        "text": result.text,
+        "finish_reason": finish_reason(result.finish),
+        "logprobs": chat_logprobs(&result.logprobs),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": result.tokens,
+    }] })))
+}
+
+pub(super) async fn generate_stream(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody<KoboldGenerateRequest>,
+) -> ApiResult<Response> {
+    let request = completion_request(&app, &body).await?;
+    spawn_sse_stream(error_event, move |out| {
+        if body.with_attention() {
+            stream_with_attention(&app, &request, &body, out)
+        } else {
+            stream_text(&app, &request, body.trim_stop(), out)
+        }
+    })
+    .await
+}
+
+fn finish_reason(finish: FinishReason) -> &'static str {
+    if finish == FinishReason::Length { "length" } else { "stop" }
+}
+
+/// The last event of a stream that failed.
+fn error_event(error: &ErrorResponse) -> (Option<&'static str>, Value) {
+    let json = json!({ "type": "error", "error": error.message(), "token": "", "finish_reason": "error" });
+    (Some("error"), json)
+}
+
+/// Streams tokens with their attention. Stop sequences are sent too: clients look for them.
+fn stream_with_attention(
+    app: &App,
+    request: &CompletionRequest,
+    body: &KoboldGenerateRequest,
+    out: &SseSender,
+) -> ApiResult<()> {
+    let request_id = &body.request_id;
+    let format = body.attention_format.unwrap_or_default();
+    let layers = app.backend.model_details().layers;
+    let mut tokens = 0;
+    let finish = completion::complete(app, request, &mut |_| out.flow(), &mut |step| {
+        if let ModelStep::Token(token, row) = step {
+            tokens += 1;
+            let attention = row.map(|row| attention_json(row, format, layers));
+            let token = json!({ "token_id": token.id.0, "text": visible_text(app, token) });
+            let event =
+                json!({ "type": "token", "token": token, "request_id": request_id, "attention": attention });
+            return out.send_json(Some("message"), &event);
+        }
+        out.flow()
+    })?;
+    let (reason, total) = (finish_reason(finish), request.ids.len() + tokens);
+    let done =
+        json!({ "type": "done", "finish_reason": reason, "total_tokens": total, "request_id": request_id });
+    out.send_json(Some("message"), &done);
+    Ok(())
+}
+
+/// Streams text in the format of every KoboldCPP.
+fn stream_text(app: &App, request: &CompletionRequest, trim_stop: bool, out: &SseSender) -> ApiResult<()> {
+    let mut filter = StopSequenceFilter::new(if trim_stop { &request.sampling.stop } else { &[] });
+    let send = |text: &str, finish: Option<&str>| {
+        out.send_json(Some("message"), &json!({ "token": text, "finish_reason": finish }))
+    };
+    let finish = completion::complete(app, request, &mut |_| out.flow(), &mut |step| {
+        if let ModelStep::Token(token, _) = step {
+            let text = filter.push(&token.text);
+            if !text.is_empty() {
+                return send(&text, None);
+            }
+        }
+        out.flow()
+    })?;
+    send(&filter.finish(), Some(finish_reason(finish)));
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! What the server is: its model, its settings and its one slot.
+
+use super::protocol::LlamaServerResult;
+use crate::app::App;
+use crate::error::{ErrorResponse, QueryParams, spawn_blocking};
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use halo_core::model::Sampling;
+use halo_core::token::TokenId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub(super) async fn props(State(app): State<Arc<App>>) -> LlamaServerResult<Json<Value>> {
+    let reader = Arc::clone(&app);
+    let tokens = spawn_blocking(move || {
+        let details = reader.backend.model_details();
+        Ok([details.bos, details.eos].map(|id| token_text(&reader, id)))
+    });
+    let [bos_token, eos_token] = tokens.await?;
+    let (info, file) = (app.backend.model_info(), app.backend.model_details());
+    let mut settings = slot(&app);
+    settings["params"] = sampling_json(&app.backend.rules().sampling);
+    Ok(Json(json!({
+        "default_generation_settings": settings,
+        "total_slots": 1,
+        "model_alias": info.name,
+        // The folder is nobody's business.
+        "model_path": if file.file_name.is_empty() { info.name.as_str() } else { file.file_name.as_str() },
+        "modalities": { "vision": false, "audio": false },
+        "chat_template": file.chat_template,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "build_info": format!("halo-{}", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    })))
+}
+
+/// The text of a token; empty if the model has no such token.
+fn token_text(app: &App, id: i64) -> String {
+    let id = u32::try_from(id).ok().map(TokenId);
+    let text = id.and_then(|id| app.backend.model().and_then(|mut model| model.detokenize(&[id])).ok());
+    text.unwrap_or_default()
+}
+
+/// The model generates one answer at a time. Of the answer nothing is shown.
+fn slot(app: &App) -> Value {
+    json!({
+        "id": 0,
+        "n_ctx": app.backend.model_info().context,
+        "speculative": false,
+        "is_processing": app.host.scheduler().is_busy(),
+    })
+}
+
+pub(super) fn sampling_json(sampling: &Sampling) -> Value {
+    json!({
+        "n_predict": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": sampling.stop,
+    })
+}
+
+#[derive(Deserialize)]
+pub(super) struct SlotsQuery {
+    fail_on_no_slot: Option<u8>,
+}
+
+pub(super) async fn slots(
+    State(app): State<Arc<App>>,
+    QueryParams(query): QueryParams<SlotsQuery>,
+) -> LlamaServerResult<Json<Value>> {
+    if query.fail_on_no_slot.is_some_and(|n| n != 0) && app.host.scheduler().is_busy() {
+        let message = "the model is generating: try again later";
+        return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message).into());
+    }
+    Ok(Json(json!([slot(&app)])))
+}
+
+pub(super) async fn lora_adapters() -> Json<Value> {
+    Json(json!([]))
+}
+
+pub(super) async fn refuse_slot_action() -> LlamaServerResult<Json<Value>> {
+    let message = "slots cannot be saved, restored or erased: the server keeps the KV cache of each conversation itself";
+    Err(ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message).into())
+}
+
+pub(super) async fn refuse_route(uri: Uri) -> LlamaServerResult<Json<Value>> {
+    let message = format!("{} is not supported by this server; /completion completes a prompt", uri.path());
+    Err(ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message).into())
+}

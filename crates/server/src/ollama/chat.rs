@@ -1,0 +1,247 @@
+//! `/api/chat`: a chat in its conversation, as OpenAI's chat completions store it.
+
+use super::options::parse_sampling;
+use super::protocol::{OllamaAnswer, OllamaJson, OllamaResult, error_line};
+use crate::answer_source::AnswerSource;
+use crate::app::App;
+use crate::error::{ApiResult, ErrorResponse};
+use crate::openai::ForeignChat;
+use crate::sse::json_lines_channel;
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use halo_core::tool_call::FunctionCall;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// `model` and `keep_alive` are accepted and have no effect: there is one model, and it stays loaded.
+#[derive(Deserialize)]
+pub(super) struct OllamaChatRequest {
+    #[serde(default)]
+    messages: Vec<OllamaMessage>,
+    stream: Option<bool>,
+    format: Option<Value>,
+    options: Option<Map<String, Value>>,
+    #[serde(default)]
+    keep_alive: Value,
+    #[serde(default)]
+    tools: Value,
+    #[serde(default)]
+    think: Value,
+    template: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct OllamaMessage {
+    role: String,
+    #[serde(default)]
+    content: String,
+    images: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Map<String, Value>>>,
+    #[serde(alias = "name")]
+    tool_name: Option<String>,
+    tool_call_id: Option<String>,
+}
+
+pub(super) async fn chat(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    OllamaJson(request): OllamaJson<OllamaChatRequest>,
+) -> OllamaResult<Response> {
+    check_template(request.template.as_deref())?;
+    check_think(&request.think)?;
+    let answer = OllamaAnswer::new(&app);
+    if request.messages.is_empty() {
+        // Ollama loads or unloads the model then.
+        let object = answer.empty(message(""), load_reason(&request.keep_alive));
+        return Ok(Json(object).into_response());
+    }
+    let (defaults, context) = (app.backend.rules().sampling, app.backend.model_info().context);
+    let sampling = parse_sampling(request.options.clone(), request.format.as_ref(), &defaults, context)?;
+    let chat = ForeignChat { body: request.openai_body()?, sampling };
+    let source = AnswerSource::Chat { chat, headers };
+    respond(app, source, request.stream.unwrap_or(true), answer, message).await
+}
+
+impl OllamaChatRequest {
+    /// The request in OpenAI's format. Tools are passed on as they are: Ollama has taken OpenAI's format for them.
+    fn openai_body(&self) -> ApiResult<Value> {
+        let messages = self.messages.iter().enumerate().map(|(n, message)| message.openai_message(n));
+        let mut body = json!({ "messages": messages.collect::<ApiResult<Vec<Value>>>()? });
+        if self.tools.as_array().is_some_and(|tools| !tools.is_empty()) {
+            body["tools"] = self.tools.clone();
+        }
+        Ok(body)
+    }
+}
+
+impl OllamaMessage {
+    fn openai_message(&self, n: usize) -> ApiResult<Value> {
+        check_images(&format!("messages[{n}].images"), self.images.as_deref())?;
+        let mut message = json!({ "role": self.role, "content": self.content });
+        if let Some(calls) = self.tool_calls.as_ref().filter(|calls| !calls.is_empty()) {
+            message["tool_calls"] = calls.iter().enumerate().map(openai_tool_call).collect();
+        }
+        if let Some(name) = &self.tool_name {
+            message["name"] = json!(name);
+        }
+        if let Some(id) = &self.tool_call_id {
+            message["tool_call_id"] = json!(id);
+        }
+        Ok(message)
+    }
+}
+
+/// A tool call in OpenAI's format, where the arguments are a text and each call has an id and a type.
+fn openai_tool_call((n, call): (usize, &Map<String, Value>)) -> Value {
+    let mut call = call.clone();
+    let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
+    if let Some(arguments) = arguments.filter(|arguments| arguments.is_object()) {
+        let text = arguments.to_string();
+        *arguments = json!(text);
+    }
+    call.entry("id").or_insert_with(|| json!(format!("call_{n}")));
+    call.insert("type".into(), json!("function"));
+    Value::Object(call)
+}
+
+/// The text of an answer, as the field `message`.
+fn message(text: &str) -> (&'static str, Value) {
+    ("message", json!({ "role": "assistant", "content": text }))
+}
+
+/// Adds the calls of an answer to its message. Their arguments are objects in Ollama's format.
+fn with_calls((field, mut message): (&'static str, Value), calls: &[FunctionCall]) -> (&'static str, Value) {
+    let call = |call: &FunctionCall| {
+        let arguments = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        json!({ "function": { "name": call.name, "arguments": arguments } })
+    };
+    if !calls.is_empty() && message.is_object() {
+        message["tool_calls"] = calls.iter().map(call).collect();
+    }
+    (field, message)
+}
+
+/// Generates an answer and writes it in Ollama's format. `content` gives the field with the text.
+pub(super) async fn respond(
+    app: Arc<App>,
+    source: AnswerSource,
+    stream: bool,
+    answer: OllamaAnswer,
+    content: fn(&str) -> (&'static str, Value),
+) -> OllamaResult<Response> {
+    if !stream {
+        let (generated, started) = source.complete(app).await?;
+        let content = with_calls(content(&generated.text), &generated.calls);
+        let object = answer.last_object(content, generated.finish, &generated.usage);
+        let mut response = Json(object).into_response();
+        if let Some(started) = started {
+            started.set_header(&mut response);
+        }
+        return Ok(response);
+    }
+    let answer = Arc::new(answer);
+    let end_answer = Arc::clone(&answer);
+    let streamed = source.stream(
+        app,
+        json_lines_channel(error_line),
+        move |out, text| out.send_json(None, &answer.object(content(text), false)),
+        move |out, generated| {
+            if !generated.withheld.is_empty() {
+                out.send_json(None, &end_answer.object(content(&generated.withheld), false));
+            }
+            if !generated.calls.is_empty() {
+                let calls = with_calls(content(""), &generated.calls);
+                out.send_json(None, &end_answer.object(calls, false));
+            }
+            out.send_json(None, &end_answer.last_object(content(""), generated.finish, &generated.usage));
+        },
+    );
+    Ok(streamed.await?)
+}
+
+/// What Ollama answers to a request without a prompt: a `keep_alive` of 0 unloads the model.
+pub(super) fn load_reason(keep_alive: &Value) -> &'static str {
+    let unloads =
+        keep_alive.as_f64() == Some(0.0) || keep_alive.as_str().is_some_and(|text| text.starts_with('0'));
+    if unloads { "unload" } else { "load" }
+}
+
+pub(super) fn check_images(field: &str, images: Option<&[Value]>) -> ApiResult<()> {
+    match images {
+        Some([_, ..]) => {
+            let message = format!("{field}: images are not supported by this model, only text");
+            Err(ErrorResponse::bad_request(message).with_param(field))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn check_template(template: Option<&str>) -> ApiResult<()> {
+    match template.filter(|template| !template.is_empty()) {
+        Some(_) => {
+            let message = "template is not supported: the model's own chat template is used; leave it out, or use \
+                           /api/generate with raw";
+            Err(ErrorResponse::bad_request(message).with_param("template"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// `think` is false, true, or a level such as `high`.
+pub(super) fn check_think(think: &Value) -> ApiResult<()> {
+    match think {
+        Value::Null | Value::Bool(false) => Ok(()),
+        _ => {
+            let message = "think is not supported: this server does not separate thoughts from the answer; leave it out";
+            Err(ErrorResponse::bad_request(message).with_param("think"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ollama_messages_become_messages_of_openai() {
+        let request: OllamaChatRequest = serde_json::from_value(json!({
+            "model": "x",
+            "messages": [
+                { "role": "user", "content": "hi", "images": [] },
+                { "role": "assistant", "tool_calls": [{ "function": { "name": "f", "arguments": { "a": 1 } } }] },
+                { "role": "tool", "content": "2", "tool_name": "f" },
+            ],
+            "tools": [{ "type": "function" }],
+        }))
+        .expect("parsed");
+        let call = json!({
+            "function": { "name": "f", "arguments": "{\"a\":1}" }, "id": "call_0", "type": "function",
+        });
+        let expected = json!({
+            "messages": [
+                { "role": "user", "content": "hi" },
+                { "role": "assistant", "content": "", "tool_calls": [call] },
+                { "role": "tool", "content": "2", "name": "f" },
+            ],
+            "tools": [{ "type": "function" }],
+        });
+        assert_eq!(request.openai_body().ok(), Some(expected));
+    }
+
+    #[test]
+    fn ollama_request_without_prompt_loads_or_unloads() {
+        for (keep_alive, reason) in [
+            (json!(null), "load"),
+            (json!("5m"), "load"),
+            (json!(-1), "load"),
+            (json!(0), "unload"),
+            (json!("0"), "unload"),
+            (json!("0s"), "unload"),
+        ] {
+            assert_eq!(load_reason(&keep_alive), reason, "{keep_alive}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `/api/generate`: one prompt and its answer. Nothing is stored.
+
+use super::chat::{check_images, check_template, check_think, load_reason, respond};
+use super::options::parse_sampling;
+use super::protocol::{OllamaAnswer, OllamaJson, OllamaResult};
+use crate::answer_source::AnswerSource;
+use crate::app::App;
+use crate::completion::CompletionRequest;
+use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
+use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use halo_core::attention::AttentionRequest;
+use halo_core::model::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// `model` and `keep_alive` are accepted and have no effect: there is one model, and it stays loaded.
+#[derive(Deserialize)]
+pub(super) struct OllamaGenerateRequest {
+    #[serde(default)]
+    prompt: String,
+    system: Option<String>,
+    #[serde(default)]
+    suffix: String,
+    images: Option<Vec<Value>>,
+    format: Option<Value>,
+    options: Option<Map<String, Value>>,
+    template: Option<String>,
+    context: Option<Vec<u32>>,
+    stream: Option<bool>,
+    /// The prompt is written in the chat template already.
+    raw: Option<bool>,
+    #[serde(default)]
+    keep_alive: Value,
+    #[serde(default)]
+    think: Value,
+}
+
+pub(super) async fn generate(
+    State(app): State<Arc<App>>,
+    OllamaJson(request): OllamaJson<OllamaGenerateRequest>,
+) -> OllamaResult<Response> {
+    request.check()?;
+    let answer = OllamaAnswer::new(&app);
+    if request.prompt.is_empty() {
+        let object = answer.empty(content(""), load_reason(&request.keep_alive));
+        return Ok(Json(object).into_response());
+    }
+    let (defaults, context) = (app.backend.rules().sampling, app.backend.model_info().context);
+    let sampling = parse_sampling(request.options.clone(), request.format.as_ref(), &defaults, context)?;
+    let stream = request.stream.unwrap_or(true);
+    let source = match request.raw.unwrap_or(false) {
+        true => {
+            let tokenizer = Arc::clone(&app);
+            let completion = spawn_blocking(move || raw_completion(&tokenizer, request.prompt, sampling));
+            AnswerSource::Completion(completion.await?)
+        }
+        false => {
+            let mut messages = vec![json!({ "role": "user", "content": request.prompt })];
+            if let Some(system) = request.system.filter(|system| !system.is_empty()) {
+                messages.insert(0, json!({ "role": "system", "content": system }));
+            }
+            let mut headers = HeaderMap::new();
+            headers.insert(CONVERSATION_HEADER, HeaderValue::from_static(NOT_STORED));
+            AnswerSource::Chat {
+                chat: ForeignChat { body: json!({ "messages": messages }), sampling },
+                headers,
+            }
+        }
+    };
+    respond(app, source, stream, answer, content).await
+}
+
+fn content(text: &str) -> (&'static str, Value) {
+    ("response", json!(text))
+}
+
+impl OllamaGenerateRequest {
+    fn check(&self) -> ApiResult<()> {
+        check_images("images", self.images.as_deref())?;
+        check_template(self.template.as_deref())?;
+        check_think(&self.think)?;
+        let refuse = |param: &str, message: &str| Err(ErrorResponse::bad_request(message).with_param(param));
+        if !self.suffix.is_empty() {
+            return refuse(
+                "suffix",
+                "suffix is not supported: this server does not fill in the middle of a text",
+            );
+        }
+        if self.context.as_ref().is_some_and(|context| !context.is_empty()) {
+            return refuse(
+                "context",
+                "context is not supported: send the conversation as messages to /api/chat",
+            );
+        }
+        if self.raw == Some(true) && self.system.as_ref().is_some_and(|system| !system.is_empty()) {
+            return refuse("system", "system has no effect with raw: write it into the prompt");
+        }
+        Ok(())
+    }
+}
+
+/// A raw prompt is in the chat template, so names of special tokens in it are special tokens.
+fn raw_completion(app: &App, prompt: String, sampling: Sampling) -> ApiResult<CompletionRequest> {
+    let tokens = app.backend.model()?.tokenize(&prompt, true)?;
+    if let Some(constraint) = &sampling.constraint {
+        app.backend.model()?.check_constraint(constraint)?;
+    }
+    Ok(CompletionRequest {
+        ids: tokens.iter().map(|token| token.id).collect(),
+        text: prompt,
+        messages: Vec::new(),
+        sampling,
+        attention: AttentionRequest::none(),
+        client: "ollama".into(),
+        generation_key: None,
+        ephemeral: false,
+    })
+}

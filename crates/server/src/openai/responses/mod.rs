@@ -1,0 +1,328 @@
+//! The Responses API. A response is a turn of a conversation: `previous_response_id` continues it, in a branch if other turns
+//! follow it.
+
+mod format;
+mod record;
+mod request;
+mod stream;
+
+use super::chat::{NOT_STORED, conversation_name, run_to_end, set_conversation_header};
+use super::chat_request::ParsedChatRequest;
+use super::chat_response::call_id;
+use super::chat_turn::{ChatTurn, ChatTurnResult, TurnRecorder, submit_chat_turn};
+use super::dispatch::{dispatch_after, dispatch_chat};
+use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
+use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
+use crate::app::App;
+use crate::error::{ErrorResponse, spawn_blocking};
+use crate::sampling::check_supported;
+use crate::session_job::run_in_session;
+use crate::sse::{spawn_sse_stream, sse_channel};
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use format::{ResponseFormat, ResponseUsage, status_name};
+use halo_core::answer_parser::{AnswerDelta, AnswerMarkers, AnswerParts};
+use halo_core::store::RecordKind;
+use halo_core::token::{Role, TurnId};
+use halo_engine::conversation::load_messages;
+use parking_lot::Mutex;
+use record::{ResponseRecord, find_response};
+use request::CreateResponse;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use stream::ResponseStream;
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/responses", post(create_response))
+        .route("/v1/responses/{id}", get(get_response).delete(delete_response))
+        .route("/v1/responses/{id}/input_items", get(list_input_items))
+}
+
+async fn create_response(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    OpenAiJson(body): OpenAiJson<CreateResponse>,
+) -> OpenAiResult<Response> {
+    let template = app.backend.model_info().template;
+    let request = body.parse(&app.backend.rules().sampling, app.limits.max_messages, &template)?;
+    let place = app.reserve_queue_place()?;
+    let name = conversation_name(&headers)?;
+    check_supported(&app, &request.parameters, request.sampling.constraint.as_ref()).await?;
+    let format = ResponseFormat::new(&app, &body, &tools_json(&request));
+    let stream = body.stream == Some(true);
+    if body.store == Some(false) || name.as_deref() == Some(NOT_STORED) {
+        if body.previous_response_id.is_some() {
+            let message = "previous_response_id needs a stored response; leave out store: false";
+            return Err(ErrorResponse::bad_request(message).into());
+        }
+        // A completion takes a place of its own.
+        drop(place);
+        let mut response = match stream {
+            true => stream_unstored(app, request, format).await?,
+            false => complete_unstored(app, request, format).await?,
+        };
+        set_conversation_header(&mut response, NOT_STORED);
+        return Ok(response);
+    }
+    let previous = body.previous_response_id;
+    let record = response_recorder(&format, previous.clone());
+    let dispatcher = Arc::clone(&app);
+    let turn = spawn_blocking(move || {
+        let dispatched = match &previous {
+            None => dispatch_chat(&dispatcher, name.as_deref(), &request)?,
+            Some(id) => {
+                let (name, record) = find_response(&dispatcher, id)?;
+                dispatch_after(&dispatcher, &name, record.turn)?
+            }
+        };
+        let handle = dispatcher.open_or_create_conversation(CONVERSATION_HEADER, &dispatched.name)?;
+        Ok(ChatTurn { app: dispatcher, handle, dispatched, request, place, record: Some(record) })
+    })
+    .await?;
+    let name = turn.dispatched.name.clone();
+    let mut response = match stream {
+        true => stream_turn(turn, format).await?,
+        false => {
+            let result = run_to_end(turn).await?;
+            let (usage, finish) = (turn_usage(&result), result.summary.finish);
+            Json(finished(&format, &result.answer, status_name(finish), usage)).into_response()
+        }
+    };
+    set_conversation_header(&mut response, &name);
+    Ok(response)
+}
+
+fn tools_json(request: &ParsedChatRequest) -> Value {
+    let tool = |tool: &halo_core::tool_call::ToolDefinition| {
+        let mut json: Value = serde_json::from_str(&tool.function).unwrap_or_default();
+        json["type"] = "function".into();
+        json["strict"] = true.into();
+        json
+    };
+    request.tools.iter().map(tool).collect()
+}
+
+fn finished(format: &ResponseFormat, answer: &AnswerParts, status: &str, usage: ResponseUsage) -> Value {
+    format.object(status, &format.output(answer, status), Some(usage))
+}
+
+fn turn_usage(result: &ChatTurnResult) -> ResponseUsage {
+    ResponseUsage {
+        input: result.usage.prompt_tokens,
+        cached: result.usage.cached_tokens,
+        output: result.summary.tokens,
+        reasoning: result.reasoning_tokens,
+    }
+}
+
+fn unstored_usage(result: &UnstoredAnswer) -> ResponseUsage {
+    let UnstoredAnswer { usage, reasoning_tokens, .. } = result;
+    ResponseUsage {
+        input: usage.prompt_tokens,
+        cached: usage.cached_tokens,
+        output: usage.completion_tokens,
+        reasoning: *reasoning_tokens,
+    }
+}
+
+/// Stores which turn the response is, so that it can be continued and read.
+fn response_recorder(format: &ResponseFormat, previous: Option<String>) -> TurnRecorder {
+    let (id, created) = (format.id.clone(), format.created);
+    Box::new(move |session, result, first| {
+        let record = ResponseRecord {
+            first,
+            turn: result.summary.turn,
+            created,
+            status: status_name(result.summary.finish).to_owned(),
+            usage: turn_usage(result),
+            previous,
+        };
+        let name = session.name().to_owned();
+        session.store().put_record(&name, RecordKind::Response, &id, Some(&record.to_json()))
+    })
+}
+
+async fn stream_turn(turn: ChatTurn, format: ResponseFormat) -> OpenAiResult<Response> {
+    let (out, ended, response) = sse_channel(error_event);
+    let out = Arc::new(out);
+    let events = Arc::new(Mutex::new(ResponseStream::new(format)));
+    let (end_out, end_events) = (Arc::clone(&out), Arc::clone(&events));
+    let on_progress = move |deltas: Option<&[AnswerDelta]>| match deltas {
+        None => out.flow(),
+        Some(deltas) => events.lock().push(&out, deltas),
+    };
+    submit_chat_turn(turn, on_progress, move |result| {
+        let mut events = end_events.lock();
+        let result = match result {
+            Ok(result) => {
+                events.finish(&end_out, &result.withheld, result.summary.finish, turn_usage(&result));
+                Ok(())
+            }
+            Err(error) if events.fail(&end_out, &error) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let _ = ended.send(result);
+    })?;
+    Ok(response.await?)
+}
+
+async fn stream_unstored(
+    app: Arc<App>,
+    request: ParsedChatRequest,
+    format: ResponseFormat,
+) -> OpenAiResult<Response> {
+    let streamed = spawn_sse_stream(error_event, move |out| {
+        let mut events = ResponseStream::new(format);
+        let result = generate_unstored(&app, &request, &mut |deltas| match deltas {
+            None => out.flow(),
+            Some(deltas) => events.push(out, deltas),
+        });
+        match result {
+            Ok(result) => {
+                events.finish(out, &result.withheld, result.finish, unstored_usage(&result));
+                Ok(())
+            }
+            Err(error) if events.fail(out, &error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    });
+    Ok(streamed.await?)
+}
+
+async fn complete_unstored(
+    app: Arc<App>,
+    request: ParsedChatRequest,
+    format: ResponseFormat,
+) -> OpenAiResult<Response> {
+    let result = answer_unstored(app, request).await?;
+    let usage = unstored_usage(&result);
+    Ok(Json(finished(&format, &result.answer, status_name(result.finish), usage)).into_response())
+}
+
+async fn get_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> OpenAiResult<Json<Value>> {
+    let response = spawn_blocking(move || {
+        let (name, record) = find_response(&app, &id)?;
+        let messages = app.with_reader(|store| load_messages(store, &name, record.turn..=record.turn))?;
+        let text = messages.into_iter().map(|(_, _, text)| text).next();
+        let gone = || ErrorResponse::not_found(format!("the text of the response '{id}' was deleted"));
+        let answer = parse_stored(&app, &text.ok_or_else(gone)?);
+        let format = ResponseFormat::stored(&app, &id, record.created, &json!(record.previous));
+        Ok(finished(&format, &answer, &record.status, record.usage))
+    });
+    Ok(Json(response.await?))
+}
+
+/// Splits a stored answer. Any function may have been called in it.
+fn parse_stored(app: &App, text: &str) -> AnswerParts {
+    let template = app.backend.model_info().template;
+    // The template may have written the first marker of the reasoning, which is no part of the text.
+    let starts_in_reasoning = template.reasoning.as_ref().is_some_and(|reasoning| {
+        text.contains(reasoning.close.as_str()) && !text.trim_start().starts_with(reasoning.open.as_str())
+    });
+    let calls = Some(template.tools.call);
+    let markers =
+        AnswerMarkers { reasoning: template.reasoning, starts_in_reasoning, calls, functions: None };
+    markers.parse(text)
+}
+
+async fn delete_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> OpenAiResult<Json<Value>> {
+    let (opener, opened) = (Arc::clone(&app), id.clone());
+    let (name, handle) = spawn_blocking(move || {
+        let (name, _) = find_response(&opener, &opened)?;
+        let handle = opener.open_or_create_conversation(CONVERSATION_HEADER, &name)?;
+        Ok((name, handle))
+    })
+    .await?;
+    let deleted = id.clone();
+    run_in_session(&handle, move |session| {
+        session.store().put_record(&name, RecordKind::Response, &deleted, None)?;
+        Ok(((), None))
+    })
+    .await?;
+    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
+}
+
+#[derive(Deserialize)]
+struct ListParams {
+    order: Option<String>,
+    limit: Option<usize>,
+}
+
+const DEFAULT_ITEMS: usize = 20;
+const MAX_ITEMS: usize = 100;
+
+async fn list_input_items(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Query(params): Query<ListParams>,
+) -> OpenAiResult<Json<Value>> {
+    let limit = params.limit.unwrap_or(DEFAULT_ITEMS).clamp(1, MAX_ITEMS);
+    let ascending = params.order.as_deref() == Some("asc");
+    let items = spawn_blocking(move || {
+        let (name, record) = find_response(&app, &id)?;
+        let Some(last) = record.turn.0.checked_sub(1).map(TurnId) else { return Ok(Vec::new()) };
+        let messages = app.with_reader(|store| load_messages(store, &name, record.first..=last))?;
+        // A result names the call that it belongs to by its place.
+        let mut calls = (String::new(), 0);
+        let mut items = Vec::new();
+        for (turn, role, text) in messages {
+            items.extend(input_items(&app, &id, (turn, role, &text), &mut calls));
+        }
+        Ok(items)
+    });
+    let mut items: Vec<Value> = items.await?;
+    if !ascending {
+        items.reverse();
+    }
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id_of = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let (first, last) = (id_of(items.first()), id_of(items.last()));
+    Ok(Json(json!({
+        "object": "list", "data": items, "first_id": first, "last_id": last, "has_more": has_more,
+    })))
+}
+
+/// The items of a message. `calls` is the turn of the last calls, and how many of them have a result.
+fn input_items(
+    app: &App,
+    response: &str,
+    (turn, role, text): (TurnId, Role, &str),
+    calls: &mut (String, usize),
+) -> Vec<Value> {
+    let id = format!("msg_{}_{}", response.trim_start_matches("resp_"), turn.0);
+    let message = |role: &str, part: &str, text: &str| {
+        let content = json!([{ "type": part, "text": text }]);
+        json!({ "type": "message", "id": id, "status": "completed", "role": role, "content": content })
+    };
+    match role {
+        Role::System | Role::User => vec![message(role.name(), "input_text", text)],
+        Role::Tool => {
+            let call_id = call_id(&calls.0, calls.1);
+            calls.1 += 1;
+            vec![json!({
+                "type": "function_call_output", "id": id, "status": "completed", "call_id": call_id, "output": text,
+            })]
+        }
+        Role::Assistant => {
+            let answer = parse_stored(app, text);
+            *calls = (format!("turn_{}", turn.0), 0);
+            let mut items = Vec::new();
+            if !answer.text.is_empty() {
+                items.push(message("assistant", "output_text", &answer.text));
+            }
+            items.extend(answer.calls.iter().enumerate().map(|(n, call)| {
+                json!({
+                    "type": "function_call", "id": format!("fc_{}_{n}", turn.0), "status": "completed",
+                    "call_id": call_id(&calls.0, n), "name": call.name, "arguments": call.arguments,
+                })
+            }));
+            items
+        }
+    }
+}

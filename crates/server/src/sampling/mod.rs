@@ -1,0 +1,65 @@
+//! The sampling parameters of requests: one mapping for the APIs of OpenAI, KoboldCPP and llama.cpp and for the names of
+//! text-generation-webui that SillyTavern sends.
+//!
+//! Every parameter that is accepted has an effect. One that is known and not supported is refused by name, unless its value does
+//! nothing; unknown ones are ignored.
+
+mod bias;
+mod constraint;
+mod fields;
+mod logprobs;
+mod order;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use fields::RequestFields;
+pub(crate) use logprobs::{LogprobBuffer, chat_logprobs, completion_logprobs};
+pub(crate) use parse::{ApiDialect, RequestedSampling, parse_choice_count, parse_sampling};
+
+use crate::app::App;
+use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
+use halo_core::ErrorKind;
+use halo_core::model::{OutputConstraint, SamplingParameter};
+use std::sync::Arc;
+
+/// The parameters that a request sets to an effective value, with the names that it uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestedParameters {
+    parameters: Vec<(SamplingParameter, &'static str)>,
+    /// The name of the field with the output constraint.
+    constraint: Option<&'static str>,
+}
+
+/// Checks that the model supports the parameters and can follow the constraint, before anything is stored.
+pub(crate) async fn check_supported(
+    app: &Arc<App>,
+    requested: &RequestedParameters,
+    constraint: Option<&OutputConstraint>,
+) -> ApiResult<()> {
+    if requested.parameters.is_empty() && constraint.is_none() {
+        return Ok(());
+    }
+    let (app, requested, constraint) = (Arc::clone(app), requested.clone(), constraint.cloned());
+    spawn_blocking(move || {
+        let mut model = app.backend.model()?;
+        for (parameter, name) in requested.parameters {
+            if !model.supports(parameter) {
+                let message = format!("{name} is not supported by this remote model; leave it out");
+                return Err(ErrorResponse::invalid_parameter(name, message));
+            }
+        }
+        let Some(constraint) = constraint else { return Ok(()) };
+        let name = match &constraint {
+            OutputConstraint::ToolCalls(_) => "tools",
+            _ => requested.constraint.unwrap_or("response_format"),
+        };
+        model.check_constraint(&constraint).map_err(|e| match e.kind {
+            ErrorKind::InvalidInput => {
+                ErrorResponse::invalid_parameter(name, format!("{name}: {}", e.message))
+            }
+            _ => ErrorResponse::from(e),
+        })
+    })
+    .await
+}

@@ -1,0 +1,242 @@
+//! The Responses API: create, stream, continue, read, delete.
+
+use crate::fake::FakeServer;
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+
+async fn create(fake: &FakeServer, body: Value) -> Value {
+    let response = fake.post(RESPONSES, &body).await;
+    assert_eq!(response.status, 200, "{body}: {}", response.text());
+    response.json()
+}
+
+/// The events of a stream, each with its type.
+async fn stream(fake: &FakeServer, body: &Value) -> Vec<Value> {
+    let (events, clean) = fake.stream(RESPONSES, body).await;
+    assert!(clean, "{events:?}");
+    events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
+}
+
+fn types(events: &[Value]) -> Vec<&str> {
+    let mut types: Vec<&str> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+    types.dedup();
+    types
+}
+
+fn clock() -> Value {
+    json!([{ "type": "function", "name": "clock", "parameters": { "type": "object", "properties": {} } }])
+}
+
+const CALL: &str = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"zone\": \"CET\"}}\n</tool_call>";
+
+#[tokio::test]
+async fn responses_have_output_and_usage() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day to you."]);
+    let body =
+        json!({ "model": "any", "input": "Hello", "instructions": "Be formal.", "max_output_tokens": 9 });
+    let response = create(&fake, body).await;
+    assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
+    assert!(response["id"].as_str().is_some_and(|id| id.starts_with("resp_")), "{response}");
+    let item = &response["output"][0];
+    assert_eq!((&item["type"], &item["role"]), (&json!("message"), &json!("assistant")));
+    assert_eq!(item["content"][0]["text"], "Good day to you.");
+    assert_eq!(
+        (&response["instructions"], &response["max_output_tokens"]),
+        (&json!("Be formal."), &json!(9))
+    );
+    let usage = &response["usage"];
+    assert_eq!(
+        (&usage["output_tokens"], &usage["output_tokens_details"]["reasoning_tokens"]),
+        (&json!(4), &json!(0))
+    );
+    assert!(usage["input_tokens_details"]["cached_tokens"].is_number(), "{usage}");
+    assert!(fake.script().windows[0].contains("system: Be formal."));
+    fake.script_answers(&["one two three four five six"]);
+    let cut = create(&fake, json!({ "input": "Count to a hundred, please.", "max_output_tokens": 3 })).await;
+    assert_eq!(
+        (&cut["status"], &cut["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+}
+
+#[tokio::test]
+async fn responses_continue_the_previous_one_and_branch_from_an_old_one() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["The Nile.", "In Africa.", "The Amazon."]);
+    let first = create(&fake, json!({ "input": "Which is the longest river?" })).await;
+    let second = create(&fake, json!({ "input": "Where is it?", "previous_response_id": first["id"] })).await;
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let window = fake.script().windows[1].clone();
+    assert!(window.contains("Which is the longest river?") && window.contains("The Nile."), "{window}");
+    let other = create(&fake, json!({ "input": "Another one?", "previous_response_id": first["id"] })).await;
+    assert_eq!(other["output"][0]["content"][0]["text"], "The Amazon.");
+    let window = fake.script().windows[2].clone();
+    assert!(window.contains("The Nile.") && !window.contains("Where is it?"), "{window}");
+    let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(all.as_array().map(Vec::len), Some(2), "the old response was continued in a branch: {all}");
+    fake.script_answers(&["In Egypt."]);
+    create(&fake, json!({ "input": "Which country?", "previous_response_id": second["id"] })).await;
+    let window = fake.script().windows[3].clone();
+    assert!(window.contains("In Africa.") && !window.contains("Another one?"), "{window}");
+    let missing = fake.post(RESPONSES, &json!({ "input": "Hi", "previous_response_id": "resp_0" })).await;
+    assert_eq!((missing.status, &missing.json()["error"]["code"]), (404, &json!("not_found")));
+}
+
+#[tokio::test]
+async fn responses_can_be_read_and_deleted() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day."]);
+    let input = json!([
+        { "role": "user", "content": [{ "type": "input_text", "text": "Hello" }] },
+        { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": "Hi." }] },
+        { "role": "user", "content": "How are you?" },
+    ]);
+    let created = create(&fake, json!({ "input": input })).await;
+    let path = format!("{RESPONSES}/{}", created["id"].as_str().expect("an id"));
+    let read = fake.get(&path).await;
+    assert_eq!(read.status, 200, "{}", read.text());
+    let read = read.json();
+    assert_eq!((&read["output"], &read["usage"]), (&created["output"], &created["usage"]), "{read}");
+    let items = fake.get(&format!("{path}/input_items?order=asc")).await.json();
+    let texts: Vec<&str> = items["data"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|i| i["content"][0]["text"].as_str())
+        .collect();
+    assert_eq!((texts, &items["has_more"]), (vec!["Hello", "Hi.", "How are you?"], &json!(false)));
+    let newest = fake.get(&format!("{path}/input_items?limit=1")).await.json();
+    assert_eq!(
+        (&newest["data"][0]["content"][0]["text"], &newest["has_more"]),
+        (&json!("How are you?"), &json!(true))
+    );
+    let deleted = fake.request("DELETE", &path, &[], "").await;
+    assert_eq!((deleted.status, &deleted.json()["deleted"]), (200, &json!(true)));
+    assert_eq!(fake.get(&path).await.status, 404);
+    assert_eq!(fake.request("DELETE", &path, &[], "").await.status, 404);
+}
+
+#[tokio::test]
+async fn responses_call_functions() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[CALL, "It is noon."]);
+    let first = create(&fake, json!({ "input": "What time is it?", "tools": clock() })).await;
+    let call = &first["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("clock")), "{first}");
+    assert_eq!(call["arguments"], "{\"zone\": \"CET\"}");
+    let output = json!([{ "type": "function_call_output", "call_id": call["call_id"], "output": "12:00" }]);
+    let second =
+        create(&fake, json!({ "input": output, "previous_response_id": first["id"], "tools": clock() }))
+            .await;
+    assert_eq!(second["output"][0]["content"][0]["text"], "It is noon.");
+    let window = fake.script().windows[1].clone();
+    assert!(window.contains("tool: 12:00"), "{window}");
+    // The same as a whole history, without a stored response.
+    let history = json!([
+        { "role": "user", "content": "What time is it?" },
+        { "type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{\"zone\": \"CET\"}" },
+        { "type": "function_call_output", "call_id": "c1", "output": "12:00" },
+    ]);
+    fake.script_answers(&["Noon."]);
+    let whole = create(&fake, json!({ "input": history, "tools": clock(), "store": false })).await;
+    assert_eq!(whole["output"][0]["content"][0]["text"], "Noon.");
+    let read = fake.get(&format!("{RESPONSES}/{}", whole["id"].as_str().expect("an id"))).await;
+    assert_eq!(read.status, 404, "it was not stored");
+}
+
+#[tokio::test]
+async fn responses_stream_text_events() {
+    for store in [true, false] {
+        let fake = FakeServer::in_memory();
+        fake.script_answers(&["Good day to you."]);
+        let events = stream(&fake, &json!({ "input": "Hello", "stream": true, "store": store })).await;
+        let expected = [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ];
+        assert_eq!(types(&events), expected);
+        let numbers: Vec<u64> = events.iter().filter_map(|event| event["sequence_number"].as_u64()).collect();
+        assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+        let text: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+        assert_eq!(text, "Good day to you.");
+        let last = &events[events.len() - 1]["response"];
+        assert_eq!((&last["status"], &last["usage"]["output_tokens"]), (&json!("completed"), &json!(4)));
+        assert_eq!(last["output"][0]["content"][0]["text"], "Good day to you.");
+        assert_eq!(last["id"], events[0]["response"]["id"]);
+    }
+}
+
+#[tokio::test]
+async fn responses_stream_calls_and_cut_answers() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[&format!("I look. {CALL}"), "one two three four"]);
+    let body = json!({ "input": "What time is it?", "tools": clock(), "stream": true });
+    let events = stream(&fake, &body).await;
+    let calls: Vec<&str> = types(&events).into_iter().filter(|name| name.contains("function_call")).collect();
+    assert_eq!(calls, ["response.function_call_arguments.delta", "response.function_call_arguments.done"]);
+    let done = events.iter().find(|event| event["type"] == "response.function_call_arguments.done");
+    assert_eq!(done.map(|done| &done["arguments"]), Some(&json!("{\"zone\": \"CET\"}")));
+    let output = &events[events.len() - 1]["response"]["output"];
+    assert_eq!(
+        (&output[0]["type"], &output[1]["type"]),
+        (&json!("message"), &json!("function_call")),
+        "{output}"
+    );
+    let cut =
+        stream(&fake, &json!({ "input": "Count up, please.", "stream": true, "max_output_tokens": 2 })).await;
+    assert_eq!(types(&cut).last(), Some(&"response.incomplete"));
+}
+
+#[tokio::test]
+async fn responses_stream_failure_is_an_event() {
+    let fake = FakeServer::in_memory();
+    fake.script_failure_after("So far so");
+    let events = stream(&fake, &json!({ "input": "Hello", "stream": true })).await;
+    let last = &events[events.len() - 1];
+    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert!(last["response"]["error"]["message"].is_string(), "{last}");
+}
+
+#[tokio::test]
+async fn responses_follow_a_schema() {
+    let fake = FakeServer::in_memory();
+    let schema = json!({ "type": "object" });
+    let text = json!({ "format": { "type": "json_schema", "name": "x", "schema": schema } });
+    create(&fake, json!({ "input": "Hello", "text": text })).await;
+    let constraint = fake.script().samplings[0].constraint.clone();
+    assert!(format!("{constraint:?}").contains("object"), "{constraint:?}");
+}
+
+#[tokio::test]
+async fn responses_reject_invalid_requests() {
+    let fake = FakeServer::in_memory();
+    let cases = [
+        json!({}),
+        json!({ "input": "" }),
+        json!({ "input": 7 }),
+        json!({ "input": [{ "role": "narrator", "content": "Hi" }] }),
+        json!({ "input": [{ "type": "item_reference", "id": "x" }] }),
+        json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }] }),
+        json!({ "input": "Hi", "max_output_tokens": 0 }),
+        json!({ "input": "Hi", "background": true }),
+        json!({ "input": "Hi", "tools": [{ "type": "web_search" }] }),
+        json!({ "input": "Hi", "store": false, "previous_response_id": "resp_1" }),
+        json!({ "input": [{ "type": "function_call", "call_id": "c", "name": "a b", "arguments": "{}" }] }),
+    ];
+    for body in cases {
+        let response = fake.post(RESPONSES, &body).await;
+        assert_eq!(response.status, 400, "{body}: {}", response.text());
+        assert_eq!(response.json()["error"]["type"], "invalid_request_error", "{body}");
+    }
+    let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(all, json!([]));
+}

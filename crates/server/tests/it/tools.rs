@@ -1,0 +1,336 @@
+//! Functions that clients offer: definitions, calls, results, and how a history with them is recognized.
+
+use crate::chat::{chat_body, percent_encoded};
+use crate::fake::{FakeOptions, FakeServer};
+use halo_core::model::{ChatTemplate, OutputConstraint};
+use halo_core::tool_call::{ReasoningFormat, ToolChoice, ToolOptions};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n</tool_call>";
+
+fn with(mut body: Value, mut fields: Value) -> Value {
+    let (body_fields, fields) = (body.as_object_mut(), fields.as_object_mut());
+    body_fields.expect("an object").append(fields.expect("an object"));
+    body
+}
+
+fn tools() -> Value {
+    let town =
+        json!({ "type": "object", "properties": { "town": { "type": "string" } }, "required": ["town"] });
+    let tool = |name: &str, parameters: &Value| json!({ "type": "function", "function": { "name": name, "description": "does it", "parameters": parameters } });
+    json!([tool("weather", &town), tool("clock", &json!({ "type": "object" }))])
+}
+
+fn question() -> Value {
+    with(chat_body(&["u How is the weather in Lindau today?"]), json!({ "tools": tools() }))
+}
+
+/// A server whose model has a chat template, so that functions are in its system prompt.
+fn chatml_server() -> FakeServer {
+    FakeServer::with_options(FakeOptions {
+        template: ChatTemplate::chatml(),
+        context: 2000,
+        ..FakeOptions::default()
+    })
+}
+
+fn last_options(fake: &FakeServer) -> Option<ToolOptions> {
+    match fake.script().samplings.last().and_then(|sampling| sampling.constraint.clone()) {
+        Some(OutputConstraint::ToolCalls(options)) => Some(*options),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn tools_call_is_returned_and_its_result_continues_the_turn() {
+    for fake in [FakeServer::in_memory(), chatml_server()] {
+        fake.script_answers(&[CALL, "It is sunny in Lindau."]);
+        let first = fake.chat(&question(), None).await;
+        assert_eq!(first.status, 200, "{}", first.body);
+        let choice = &first.body["choices"][0];
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &Value::Null)
+        );
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!(call["type"], "function");
+        assert_eq!(call["function"], json!({ "name": "weather", "arguments": "{\"town\": \"Lindau\"}" }));
+        let id = call["id"].as_str().expect("an id");
+        let mut second = question();
+        let messages = second["messages"].as_array_mut().expect("messages");
+        messages.push(choice["message"].clone());
+        messages.push(json!({ "role": "tool", "tool_call_id": id, "content": "sunny, 21 degrees" }));
+        let answer = fake.chat(&second, None).await;
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (200, "It is sunny in Lindau."),
+            "{}",
+            answer.body
+        );
+        assert_eq!(answer.conversation, first.conversation, "the result continues the conversation");
+        let window = fake.script().windows.last().cloned().unwrap_or_default();
+        assert!(window.contains("tool: ") && window.contains("sunny, 21 degrees"), "{window}");
+        // The client sends its history again, and nothing is stored twice.
+        let messages = second["messages"].as_array_mut().expect("messages");
+        messages.push(json!({ "role": "assistant", "content": answer.text() }));
+        messages.push(json!({ "role": "user", "content": "And tomorrow?" }));
+        let third = fake.chat(&second, None).await;
+        assert_eq!(third.conversation, first.conversation);
+        let path = format!("/conversations/{}", percent_encoded(&first.conversation));
+        let (status, state) = fake.halo_api("GET", &path, None).await;
+        assert_eq!(status, 200, "{state}");
+        let ids: Vec<&str> =
+            state["chunks"].as_array().expect("chunks").iter().filter_map(|c| c["id"].as_str()).collect();
+        let turns: Vec<String> =
+            ids.iter().map(|id| id.split('.').next().unwrap_or_default().to_owned()).collect();
+        let mut turns = turns;
+        turns.dedup();
+        assert_eq!(turns, ["u0", "a1", "t2", "a3", "u4", "a5"], "{state}");
+    }
+}
+
+#[tokio::test]
+async fn tools_same_result_again_regenerates_the_answer() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[CALL, "Sunny.", "Bright."]);
+    let first = fake.chat(&question(), None).await;
+    let mut second = question();
+    let messages = second["messages"].as_array_mut().expect("messages");
+    messages.push(first.body["choices"][0]["message"].clone());
+    messages.push(json!({ "role": "tool", "tool_call_id": "x", "content": "sunny, 21 degrees" }));
+    let one = fake.chat(&second, None).await;
+    let two = fake.chat(&second, None).await;
+    assert_eq!((one.text().as_str(), two.text().as_str()), ("Sunny.", "Bright."));
+    assert_eq!((&one.conversation, &two.conversation), (&first.conversation, &first.conversation));
+    let window = fake.script().windows.last().cloned().unwrap_or_default();
+    assert_eq!(window.matches("sunny, 21 degrees").count(), 1, "{window}");
+}
+
+#[tokio::test]
+async fn tools_are_streamed_as_deltas() {
+    for store in [true, false] {
+        let fake = chatml_server();
+        fake.script_answers(&["I look. <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Lindau\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>"]);
+        let (mut events, clean) =
+            fake.stream(CHAT, &with(question(), json!({ "stream": true, "store": store }))).await;
+        assert!(clean && events.pop().as_deref() == Some("[DONE]"));
+        let events: Vec<Value> =
+            events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect();
+        let deltas: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
+        let text: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+        assert_eq!(text.trim(), "I look.");
+        let calls: Vec<&Value> = deltas.iter().filter_map(|delta| delta["tool_calls"].get(0)).collect();
+        let starts: Vec<&&Value> = calls.iter().filter(|call| call["id"].is_string()).collect();
+        assert_eq!(starts.len(), 2, "{calls:?}");
+        assert_eq!(
+            (&starts[0]["function"]["name"], &starts[1]["function"]["name"]),
+            (&json!("weather"), &json!("clock"))
+        );
+        assert_ne!(starts[0]["id"], starts[1]["id"]);
+        let arguments = |index: u64| -> String {
+            let own = calls.iter().filter(|call| call["index"] == index);
+            own.filter_map(|call| call["function"]["arguments"].as_str()).collect()
+        };
+        assert_eq!((arguments(0).as_str(), arguments(1).as_str()), ("{\"town\": \"Lindau\"}", "{}"));
+        let finish = events.last().map(|event| event["choices"][0]["finish_reason"].clone());
+        assert_eq!(finish, Some(json!("tool_calls")));
+    }
+}
+
+#[tokio::test]
+async fn tools_choice_and_definitions_reach_the_model() {
+    let fake = chatml_server();
+    fake.chat(&with(question(), json!({ "tool_choice": "required", "parallel_tool_calls": false })), None)
+        .await;
+    let options = last_options(&fake).expect("functions");
+    assert_eq!((options.choice.clone(), options.parallel), (ToolChoice::Required, false));
+    let names: Vec<&str> = options.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["weather", "clock"]);
+    let named = json!({ "type": "function", "function": { "name": "clock" } });
+    fake.chat(&with(question(), json!({ "tool_choice": named })), None).await;
+    assert_eq!(last_options(&fake).map(|options| options.choice), Some(ToolChoice::Named("clock".into())));
+    fake.chat(&with(question(), json!({ "tool_choice": "none" })), None).await;
+    assert_eq!(last_options(&fake), None);
+    let format = json!({ "response_format": { "type": "json_object" } });
+    fake.chat(&with(question(), format), None).await;
+    assert!(last_options(&fake).is_some_and(|options| options.answer_schema.is_some()));
+}
+
+#[tokio::test]
+async fn tools_old_functions_have_old_responses() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[CALL]);
+    let body = with(
+        chat_body(&["u How is the weather?"]),
+        json!({ "functions": [{ "name": "weather" }], "function_call": "auto" }),
+    );
+    let response = fake.chat(&body, None).await;
+    let choice = &response.body["choices"][0];
+    assert_eq!(choice["finish_reason"], "function_call", "{}", response.body);
+    assert_eq!(choice["message"]["function_call"]["name"], "weather");
+    let mut next = body.clone();
+    let messages = next["messages"].as_array_mut().expect("messages");
+    messages.push(choice["message"].clone());
+    messages.push(json!({ "role": "function", "name": "weather", "content": "sunny" }));
+    let answer = fake.chat(&next, None).await;
+    assert_eq!((answer.status, &answer.conversation), (200, &response.conversation));
+}
+
+#[tokio::test]
+async fn tools_calls_without_offered_functions_are_text() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[CALL, "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>"]);
+    let response = fake.chat(&chat_body(&["u Hello"]), None).await;
+    assert_eq!(response.text(), CALL, "no function was offered");
+    let response = fake.chat(&question(), None).await;
+    assert_eq!(response.body["choices"][0]["finish_reason"], "stop", "{}", response.body);
+    assert!(response.text().contains("rm"), "no such function was offered");
+}
+
+#[tokio::test]
+async fn tools_results_are_sorted_by_their_calls() {
+    let fake = FakeServer::in_memory();
+    let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": "{}" } });
+    let body = json!({ "tools": tools(), "messages": [
+        { "role": "user", "content": "Both, please." },
+        { "role": "assistant", "content": null, "tool_calls": [call("c1", "weather"), call("c2", "clock")] },
+        { "role": "tool", "tool_call_id": "c2", "content": "noon" },
+        { "role": "tool", "tool_call_id": "c1", "content": "sunny" },
+    ] });
+    assert_eq!(fake.chat(&body, None).await.status, 200);
+    let window = fake.script().windows[0].clone();
+    assert!(window.find("sunny") < window.find("noon"), "{window}");
+    assert!(window.contains("\"name\": \"weather\""), "{window}");
+}
+
+#[tokio::test]
+async fn tools_bad_requests_store_nothing() {
+    let fake = FakeServer::in_memory();
+    let calling = json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "weather" } }] });
+    let bad_name = json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "a b" } }] });
+    let user = json!({ "role": "user", "content": "Hi" });
+    let cases = [
+        with(chat_body(&["u Hi"]), json!({ "tools": [{ "type": "retrieval" }] })),
+        with(
+            chat_body(&["u Hi"]),
+            json!({ "tools": [{ "type": "function", "function": { "name": "a b" } }] }),
+        ),
+        with(
+            chat_body(&["u Hi"]),
+            json!({ "tools": tools(), "tool_choice": { "function": { "name": "rm" } } }),
+        ),
+        json!({ "messages": [user, calling] }),
+        json!({ "messages": [user, bad_name, user] }),
+    ];
+    for body in cases {
+        let response = fake.chat(&body, None).await;
+        assert_eq!(response.status, 400, "{body}: {}", response.body);
+        assert!(response.body["error"]["message"].is_string(), "{}", response.body);
+    }
+    let (_, all) = fake.halo_api("GET", "/conversations", None).await;
+    assert_eq!(all, json!([]));
+}
+
+#[tokio::test]
+async fn chat_continues_a_prefilled_answer() {
+    for store in [true, false] {
+        let fake = chatml_server();
+        fake.script_answers(&[" blue."]);
+        let body = with(
+            chat_body(&["u Which colour is the sky at noon in the summer?", "a The colour is"]),
+            json!({ "store": store }),
+        );
+        let response = fake.chat(&body, None).await;
+        assert_eq!((response.status, response.text().as_str()), (200, " blue."), "{}", response.body);
+        let window = fake.script().windows[0].clone();
+        assert!(window.trim_end().ends_with("The colour is"), "{window}");
+        if store {
+            // The client keeps both parts as one message.
+            let next = chat_body(&[
+                "u Which colour is the sky at noon in the summer?",
+                "a The colour is blue.",
+                "u Why?",
+            ]);
+            assert_eq!(fake.chat(&next, None).await.conversation, response.conversation);
+        }
+    }
+}
+
+#[tokio::test]
+async fn chat_accepts_system_messages_anywhere() {
+    let fake = chatml_server();
+    let cases: [&[&str]; 5] = [
+        &["s Greet the user."],
+        &["s Be kind.", "u Hello there, my friend.", "s Answer in one word."],
+        &["u Hello there, my friend.", "a Hi.", "s Speak as a pirate."],
+        &["u Hello there, my friend.", "s From now on answer in French.", "u And now?"],
+        &["s Be kind.", "a Welcome, traveller."],
+    ];
+    for messages in cases {
+        for store in [true, false] {
+            let body = with(chat_body(messages), json!({ "store": store }));
+            let response = fake.chat(&body, None).await;
+            assert_eq!(response.status, 200, "{body}: {}", response.body);
+            let window = fake.script().windows.last().cloned().unwrap_or_default();
+            for message in messages {
+                assert!(window.contains(&message[2..]), "{message} is missing in {window}");
+            }
+        }
+    }
+}
+
+fn thinking_server(prompt: &str) -> FakeServer {
+    let reasoning = ReasoningFormat {
+        open: "<think>".into(),
+        close: "</think>".into(),
+        prompt: prompt.into(),
+        skip: Some("<think>\n\n</think>\n\n".into()),
+    };
+    let template = ChatTemplate { reasoning: Some(reasoning), ..ChatTemplate::chatml() };
+    FakeServer::with_options(FakeOptions { template, context: 2000, ..FakeOptions::default() })
+}
+
+#[tokio::test]
+async fn reasoning_is_returned_apart_and_pruned_after_the_turn() {
+    let whole = "<think>\nThe user greets me, so I greet back.\n</think>\n\nHello!";
+    let opened = "The user greets me, so I greet back.\n</think>\n\nHello!";
+    for (prompt, answer) in [("", whole), ("<think>\n", opened)] {
+        let fake = thinking_server(prompt);
+        fake.script_answers(&[answer, "Bye!"]);
+        let response =
+            fake.chat(&chat_body(&["u Hello, who are you and what do you do all day?"]), None).await;
+        let message = &response.body["choices"][0]["message"];
+        assert_eq!(message["content"], "Hello!", "{}", response.body);
+        assert_eq!(message["reasoning_content"], "The user greets me, so I greet back.");
+        let next = chat_body(&["u Hello, who are you and what do you do all day?", "a Hello!", "u Bye."]);
+        let second = fake.chat(&next, None).await;
+        assert_eq!(second.conversation, response.conversation, "the client does not send the reasoning");
+        let window = fake.script().windows.last().cloned().unwrap_or_default();
+        assert!(!window.contains("greets me") && window.contains("Hello!"), "{window}");
+        let name = percent_encoded(&response.conversation);
+        let (status, graveyard) =
+            fake.halo_api("GET", &format!("/conversations/{name}/graveyard"), None).await;
+        assert_eq!(status, 200, "{graveyard}");
+        let text = graveyard.to_string();
+        assert!(text.contains("greets me") && text.contains("reasoning of a finished answer"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn reasoning_is_streamed_and_can_be_left_out() {
+    let fake = thinking_server("");
+    fake.script_answers(&["<think>Hm, well.</think>Yes.", "No."]);
+    let body = with(chat_body(&["u Is it?"]), json!({ "stream": true }));
+    let (events, clean) = fake.stream(CHAT, &body).await;
+    assert!(clean);
+    let events: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+    let join = |key: &str| -> String {
+        events.iter().filter_map(|event| event["choices"][0]["delta"][key].as_str()).collect()
+    };
+    assert_eq!((join("reasoning_content").as_str(), join("content").as_str()), ("Hm, well.", "Yes."));
+    let fields = json!({ "chat_template_kwargs": { "enable_thinking": false } });
+    let response = fake.chat(&with(chat_body(&["u Is it so?"]), fields), None).await;
+    assert_eq!(response.text(), "No.");
+}
