@@ -3,12 +3,15 @@
 mod brightness;
 mod captures;
 mod commands;
+mod exchange;
 mod figures;
 mod forget;
 mod memories;
 mod memory_links;
 mod queries;
+mod search_all;
 mod server;
+mod transcript;
 mod worlds;
 
 pub use captures::capture_folder_names;
@@ -35,6 +38,9 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             "/api/halo/v1",
             server::routes()
                 .merge(queries::routes())
+                .merge(transcript::routes())
+                .merge(search_all::routes())
+                .merge(exchange::routes())
                 .merge(brightness::routes())
                 .merge(figures::routes())
                 .merge(commands::routes())

@@ -460,6 +460,9 @@ async fn get_token_attention(
                 position: position.0,
                 chunk: chunk.map(|chunk| chunk.id().to_string()).unwrap_or_default(),
                 text: text.unwrap_or_default(),
+                range: chunk
+                    .filter(|chunk| chunk.is_loaded())
+                    .and_then(|chunk| wire::token_range(chunk, timeline, position)),
                 share,
             }
         });

@@ -229,6 +229,9 @@ pub(crate) struct ApiAttendedToken {
     pub chunk: String,
     /// Empty if the chunk is unloaded.
     pub text: String,
+    /// Where the token starts and ends in the text of the chunk, in UTF-16 code units; null for a token of the chat template,
+    /// and if the chunk is unloaded.
+    pub range: Option<(usize, usize)>,
     pub share: f32,
 }
 
@@ -256,7 +259,11 @@ impl ApiFocusedToken {
 }
 
 /// The range of a token in the text of its chunk, in UTF-16 code units. None for a token of the chat template.
-fn token_range(chunk: ChunkRef<'_>, timeline: &Timeline, position: Position) -> Option<(usize, usize)> {
+pub(crate) fn token_range(
+    chunk: ChunkRef<'_>,
+    timeline: &Timeline,
+    position: Position,
+) -> Option<(usize, usize)> {
     let wanted = timeline.token(position)?;
     if wanted.flags.kind() == ContentKind::Template {
         return None;

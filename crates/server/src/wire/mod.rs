@@ -9,7 +9,7 @@ mod world;
 
 pub(crate) use chunk::{
     ApiAttendedToken, ApiChunk, ApiChunkDetail, ApiChunkPage, ApiSearchHit, ApiToken, ApiTokenAttention,
-    ApiWindowBrightness, context_window, is_pruned,
+    ApiWindowBrightness, context_window, is_pruned, token_range,
 };
 pub(crate) use conversation::{
     ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiSnapshot, ApiTurn, ApiVariant,
