@@ -1,8 +1,8 @@
 // `window.halo`: the open chat for the console of the browser. Each function returns plain data or a promise of it; without a name
 // it is about the open chat. `halo.help()` lists them.
 
+import { stop } from "./actions.js";
 import { api } from "./api.js";
-import { stop } from "./chat.js";
 import { refresh, state } from "./state.js";
 
 const open = (name) => name ?? state.name;

@@ -141,12 +141,15 @@ pub(crate) struct ApiChunkHistoryEntry {
     pub action: &'static str,
     /// Empty where the log has none.
     pub reason: String,
+    /// The kind of the reason. Of a pruning: full_dimmest, full_oldest, full_random, full_pair, user, user_dependent, client,
+    /// import or undo. Of a resurrection: search, opens_turn, pair, user, merged or undo. Empty for other actions.
+    pub reason_kind: &'static str,
 }
 
 impl From<ChunkHistoryEntry> for ApiChunkHistoryEntry {
     fn from(entry: ChunkHistoryEntry) -> Self {
-        let ChunkHistoryEntry { at, action, reason, .. } = entry;
-        Self { at, action: action.as_str(), reason }
+        let ChunkHistoryEntry { at, action, reason, reason_kind, .. } = entry;
+        Self { at, action: action.as_str(), reason, reason_kind }
     }
 }
 

@@ -16,4 +16,5 @@ mod routes_conversations;
 mod routes_halo;
 mod routes_kobold;
 mod routes_openai;
+mod routes_transcript;
 mod routes_worlds;
