@@ -90,7 +90,7 @@ export const api = {
   outline: (name, parts) => call("GET", `${chat(name)}/outline?${query({ parts })}`),
   searchAll: (q, offset = 0) => call("GET", `/search?${query({ q, offset })}`),
   exportConversation: (name, format) => download(`${chat(name)}/export?${query({ format })}`),
-  importFile: (file) => upload(`/import?${query({ file_name: file.name })}`, file),
+  importFile: (file, name) => upload(`/import?${query({ file_name: file.name, name })}`, file),
   deletedConversations: () => call("GET", "/deleted_conversations"),
   restoreConversation: (name) => call("POST", `${chat(name)}/forget/cancel`, {}),
   sendMessage: (name, text, id) => call("POST", `${chat(name)}/messages`, { text, id }),

@@ -90,7 +90,12 @@ async function send() {
   let { name } = state;
   if (isUntitled(name) && state.snapshot?.fresh) {
     // A new chat gets its name from its first message.
-    name = await freeName(titleOf(text)).catch(() => name);
+    try {
+      name = await freeName(titleOf(text));
+    } catch (error) {
+      toast(`Not sent: ${error.message}. Your text is still in the box.`, { error: true });
+      return;
+    }
     localStorage.removeItem(draftKey(state.name));
     localStorage.setItem(draftKey(name), text);
     openConversation(name);
@@ -205,6 +210,7 @@ function drawStatus() {
   }
   const limit = snapshot.limit || 1;
   const meter = $("meter");
+  meter.hidden = !!snapshot.fresh;
   const system = snapshot.system_prompt_tokens ?? 0;
   const kept = Math.max(0, snapshot.live - system);
   const reserved = Math.max(0, limit - snapshot.budget_after_turn);

@@ -103,6 +103,9 @@ export const count = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 export const time = (at) =>
   (timeFormat ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
 
+/** A text in which `names` are set as code. */
+export const withCode = (text) => text.split("`").map((part, n) => (n % 2 ? el("code", {}, part) : part));
+
 /** The time of today, or the day with its time. */
 export function shortTime(at) {
   const date = new Date(at);

@@ -1,7 +1,7 @@
 // What an empty chat shows: what Halo is, the model in use, and something to begin with.
 
 import { emit } from "./bus.js";
-import { el } from "./dom.js";
+import { el, withCode } from "./dom.js";
 import { state } from "./state.js";
 
 const EXAMPLES = [
@@ -56,15 +56,17 @@ export function drawEmpty(log, empty) {
             ? el(
                 "p",
                 { class: "quiet", data: { hint: "tiny" } },
-                "It is very small: good for a first look, weak in its answers. `halo models` lists better ones, and " +
-                  "`halo serve --model` takes a file or the address of Ollama, KoboldCPP or llama-server.",
+                ...withCode(
+                  "It is very small: good for a first look, weak in its answers. `halo models` lists better ones, and " +
+                    "`halo serve --model` takes a file or the address of Ollama, KoboldCPP or llama-server.",
+                ),
               )
             : null,
           status && !status.embedder
             ? el(
                 "p",
                 { class: "quiet", data: { hint: "embedder" } },
-                "Search finds words only: there is no embedding model. `halo models pull` downloads one.",
+                ...withCode("Search finds words only: there is no embedding model. `halo models pull` downloads one."),
               )
             : null,
           el(

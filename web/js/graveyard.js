@@ -4,6 +4,7 @@ import { editChunks, showDetails } from "./actions.js";
 import { api } from "./api.js";
 import { emit } from "./bus.js";
 import { count, el, number } from "./dom.js";
+import { explainHistory } from "./reasons.js";
 import { normalize, shadeStyle } from "./shade.js";
 import { state } from "./state.js";
 
@@ -127,7 +128,13 @@ function prunedRow(chunk, brightness) {
       `message ${chunk.turn + 1}, ${chunk.role}, paragraph ${chunk.index + 1} · ${count(chunk.tokens, "token")}`,
     ),
     el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
-    chunk.reason ? el("p", { class: "quiet" }, `Removed: ${chunk.reason}`) : null,
+    chunk.reason
+      ? el(
+          "p",
+          { class: "quiet", title: chunk.reason },
+          explainHistory({ action: "pruned", reason_kind: chunk.reason_kind, reason: chunk.reason }),
+        )
+      : null,
     el(
       "div",
       { class: "bar" },

@@ -3,7 +3,7 @@
 
 import { api } from "./api.js";
 import { pageSettings } from "./appearance.js";
-import { el, number, toast } from "./dom.js";
+import { el, number, toast, withCode } from "./dom.js";
 
 // The first group whose pattern matches has the setting.
 /** @type {[string, RegExp][]} */
@@ -168,7 +168,7 @@ function drawRow(row, setting) {
   const unit = unitOf(setting.key);
   row.replaceChildren(
     el("p", {}, el("label", { for: id }, el("b", {}, setting.key))),
-    el("p", { class: "quiet" }, setting.about),
+    el("p", { class: "quiet" }, ...withCode(setting.about)),
     el(
       "div",
       { class: "bar" },

@@ -302,13 +302,23 @@ function initDrop() {
   });
 }
 
+// A chat whose name is taken is imported under another.
+async function importFile(file) {
+  try {
+    return await api.importFile(file);
+  } catch (why) {
+    if (why.status !== 409) throw why;
+    return api.importFile(file, await freeName(file.name.replace(/\.[^.]*$/, "").trim() || "Imported chat"));
+  }
+}
+
 async function importFiles(files) {
   const names = [];
   for (const [n, file] of files.entries()) {
     const step = files.length > 1 ? ` (${n + 1} of ${files.length})` : "";
     toast(`Importing ${file.name}${step}…`, { stay: null });
     try {
-      const { conversations } = await api.importFile(file);
+      const { conversations } = await importFile(file);
       names.push(...conversations);
       await load();
     } catch (why) {

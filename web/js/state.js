@@ -1,10 +1,10 @@
 // The one store of the page. Only this module changes the state, with the functions of reducers.js, from the server's responses
 // and events; all other modules draw it.
 
-import { api, ServerUnreachable } from "./api.js";
+import { ApiError, api, ServerUnreachable } from "./api.js";
 import { emit } from "./bus.js";
 import { applyEvent, applySnapshot, applyTranscript, emptyState, freshSnapshot, openChat, PAGE } from "./reducers.js";
-import { untitledName } from "./titles.js";
+import { isUntitled, untitledName } from "./titles.js";
 
 export const state = emptyState();
 
@@ -46,6 +46,7 @@ export async function refresh() {
   let snapshot;
   let tail = emptyTail;
   try {
+    if (isUntitled(name)) throw new ApiError(404, "a new chat is not stored yet");
     [snapshot, tail] = await Promise.all([api.conversation(name), api.transcript(name, { limit: 2 * PAGE })]);
   } catch (error) {
     if (request !== requests) return;

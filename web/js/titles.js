@@ -1,4 +1,4 @@
-// Names of chats. A new chat is open before it has a name; its first message gives it one.
+// Names of chats. A new chat is open before it has a name; its first message gives it one. No chat is stored without.
 
 const UNTITLED = "New chat";
 const MAX_CHARS = 48;
@@ -15,5 +15,6 @@ export function titleOf(message) {
     .trim();
   const short = [...line].slice(0, MAX_CHARS).join("").trim();
   // Names that begin with `world:` belong to rooms.
-  return short.replace(/^world:/i, "world") || UNTITLED;
+  const title = short.replace(/^world:/i, "world");
+  return !title || isUntitled(title) ? "Chat" : title;
 }

@@ -64,7 +64,8 @@ test("a chat is named after the first words of its first message", () => {
   assert.equal(titleOf("  Hello\n\tworld  "), "Hello world");
   assert.equal([...titleOf("word ".repeat(100))].length <= 48, true);
   assert.equal(titleOf("world: x").startsWith("world:"), false);
-  assert.equal(titleOf("\u0000"), "New chat");
+  assert.equal(titleOf("\u0000"), "Chat");
+  assert.equal(titleOf("New chat"), "Chat");
 });
 
 test("a preview has no markup", () => {

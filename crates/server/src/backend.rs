@@ -56,8 +56,14 @@ pub trait Backend: Send + Sync {
     /// Writes a conversation in Halo's export format, with its log, records and embeddings.
     fn export_conversation(&self, name: &str, out: &mut dyn Write) -> Result<(), Error>;
 
-    /// Imports the conversations and worlds of a file of any known format: all of it, or on an error nothing.
-    fn import_conversations(&self, file_name: &str, content: &[u8]) -> Result<ImportResult, Error>;
+    /// Imports the conversations and worlds of a file of any known format: all of it, or on an error nothing. A file with one
+    /// conversation can get another name.
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error>;
 
     /// A recorder that stores the attention of answers in a folder of that name.
     fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error>;

@@ -350,10 +350,15 @@ impl Backend for CliBackend {
         store.export(name, out, &mut |_, _| {})
     }
 
-    fn import_conversations(&self, file_name: &str, content: &[u8]) -> Result<ImportResult, Error> {
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error> {
         let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
         let settings = self.current_settings();
-        let report = import_from_reader(&mut store, &mut &content[..], file_name, "auto", None, &settings)?;
+        let report = import_from_reader(&mut store, &mut &content[..], file_name, "auto", name, &settings)?;
         let (worlds, conversations): (Vec<_>, Vec<_>) =
             report.conversations.into_iter().partition(|imported| imported.is_namespace);
         let names = |imported: Vec<ImportedConversation>| imported.into_iter().map(|one| one.name).collect();

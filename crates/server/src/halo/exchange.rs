@@ -4,7 +4,7 @@
 #![allow(unused_qualifications)]
 
 use super::transcript::{ApiTranscriptMessage, read_messages, visible_turns};
-use crate::app::App;
+use crate::app::{App, check_conversation_name};
 use crate::backend::ImportResult;
 use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
 use axum::Json;
@@ -103,11 +103,13 @@ fn markdown(name: &str, messages: &[ApiTranscriptMessage]) -> String {
 struct ImportQuery {
     /// The name of the file, which may decide its format
     file_name: String,
+    /// The name of the conversation, for a file with one conversation; without it, the name in the file
+    name: Option<String>,
 }
 
 /// Imports the conversations of a file of any format that `halo import` reads: all of it, or on an error nothing
 #[utoipa::path(post, path = "/import", params(ImportQuery), request_body(content = String, content_type = "application/octet-stream"),
-    responses((status = 201, body = ImportResult), (status = 400, body = ApiError), (status = 413, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+    responses((status = 201, body = ImportResult), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 413, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
 async fn import_file(
     State(app): State<Arc<App>>,
     QueryParams(query): QueryParams<ImportQuery>,
@@ -117,8 +119,11 @@ async fn import_file(
         let message = format!("the file cannot be read: {rejection}; import large files with `halo import`");
         ErrorResponse::new(rejection.status(), message)
     })?;
+    if let Some(name) = &query.name {
+        check_conversation_name("name", name)?;
+    }
     spawn_blocking(move || {
-        let result = app.backend.import_conversations(&query.file_name, &content)?;
+        let result = app.backend.import_conversations(&query.file_name, query.name.as_deref(), &content)?;
         Ok((StatusCode::CREATED, Json(result)).into_response())
     })
     .await

@@ -38,6 +38,8 @@ pub(crate) struct ApiChunk {
     pub pruned_before: usize,
     /// The reason of the latest change to it, if it was requested.
     pub reason: Option<String>,
+    /// The kind of that reason, as in the history of a chunk.
+    pub reason_kind: Option<&'static str>,
 }
 
 impl ApiChunk {
@@ -59,6 +61,7 @@ impl ApiChunk {
             tool_ranges,
             pruned_before,
             reason: None,
+            reason_kind: None,
         }
     }
 }

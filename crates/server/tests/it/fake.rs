@@ -452,11 +452,16 @@ impl Backend for FakeBackend {
         self.options.store.open_database()?.export(name, out, &mut |_, _| {})
     }
 
-    fn import_conversations(&self, file_name: &str, content: &[u8]) -> Result<ImportResult, Error> {
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error> {
         let import = ImportRequest {
             file_name,
             format: None,
-            name: None,
+            name,
             chunk_size: ChunkSize { min: 2, max: 64 },
             initial_brightness: Brightness(10_000.0),
             model: None,

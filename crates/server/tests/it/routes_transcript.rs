@@ -88,11 +88,14 @@ async fn exported_conversation_can_be_imported() {
     let folder = tempfile::tempdir().expect("a folder");
     let other = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
     let path = "/api/halo/v1/import?file_name=main.jsonl";
-    for expected in ["main", "main (2)"] {
-        let imported = other.request("POST", path, &[], export.text()).await;
-        assert_eq!(imported.status, 201, "{}", imported.text());
-        assert_eq!(imported.json()["conversations"], serde_json::json!([expected]));
+    for (query, status) in [("", 201), ("", 409), ("&name=copy", 201), ("&name=%20", 400)] {
+        let imported = other.request("POST", &format!("{path}{query}"), &[], export.text()).await;
+        assert_eq!(imported.status, status, "{query}: {}", imported.text());
     }
+    let names = get(&other, "/conversations").await;
+    let names: Vec<&str> =
+        names.as_array().into_iter().flatten().filter_map(|chat| chat["name"].as_str()).collect();
+    assert!(names.len() == 2 && names.contains(&"main") && names.contains(&"copy"), "{names:?}");
     let texts = |transcript: &Value| -> Vec<Value> {
         let messages = transcript["messages"].as_array().cloned().unwrap_or_default();
         messages.iter().map(|message| message["chunks"][0]["text"].clone()).collect()
