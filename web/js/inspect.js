@@ -108,10 +108,12 @@ function draw(name, options = {}, focus = false) {
     el("header", {}, el("div", {}, el("h2", {}, title), closeButton), inTabs ? tabs(name) : null),
     body,
   );
+  // It scrolls, so the keyboard must reach it.
+  body.tabIndex = 0;
   if (tab) {
     body.setAttribute("role", "tabpanel");
-    body.setAttribute("aria-label", title);
-  }
+  } else body.setAttribute("role", "group");
+  body.setAttribute("aria-label", title);
   $("panel").hidden = false;
   open = { name, options };
   open.handlers = build(body, options) ?? {};

@@ -1,6 +1,6 @@
 // A menu at a button. One is open at a time; arrow keys move in it, Escape closes it and returns the focus.
 
-import { el } from "./dom.js";
+import { $, el } from "./dom.js";
 
 /** @typedef {{ label: string, key?: string, danger?: boolean, run: () => any }} MenuItem */
 
@@ -45,7 +45,7 @@ export function openMenu(anchor, items, label = "Menu") {
       ),
     ),
   );
-  document.body.append(node);
+  $("main").append(node);
   const box = anchor.getBoundingClientRect();
   const { offsetWidth, offsetHeight } = node;
   const below = box.bottom + offsetHeight + 8 < innerHeight;

@@ -5,7 +5,7 @@ import { api } from "./api.js";
 import { emit, on } from "./bus.js";
 import { $, ask, count, el, render, time, toast } from "./dom.js";
 import { openMenu } from "./menu.js";
-import { openConversation, state } from "./state.js";
+import { chatAddress, openConversation, state } from "./state.js";
 import { isUntitled, untitledName } from "./titles.js";
 
 let chats = [];
@@ -125,11 +125,7 @@ function chatRow({ name }) {
   return el(
     "div",
     { class: name === state.name ? "chat-row current" : "chat-row", data: { key: name, chat: name } },
-    el(
-      "a",
-      { href: `#${encodeURIComponent(name)}`, title: name, "aria-current": name === state.name ? "page" : null },
-      name,
-    ),
+    el("a", { href: chatAddress(name), title: name, "aria-current": name === state.name ? "page" : null }, name),
     el(
       "button",
       {

@@ -12,7 +12,11 @@ let pendingEvents = null; // events that arrived while the chat was being loaded
 let requests = 0; // only the response to the latest request counts
 const loadingPages = new Map(); // requests for pages, so that none is loaded twice at once
 
-const nameInAddress = () => decodeURIComponent(location.hash.slice(1));
+// The name follows “#/”, so that it never names an element of the page.
+const nameInAddress = () => decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+
+/** The address of a chat on this page. */
+export const chatAddress = (name) => `#/${encodeURIComponent(name)}`;
 
 export function init() {
   addEventListener("hashchange", () => {
@@ -26,7 +30,8 @@ export function openConversation(name) {
   openChat(state, name);
   loadingPages.clear();
   localStorage.setItem("last", name);
-  if (nameInAddress() !== name) location.hash = encodeURIComponent(name);
+  if (nameInAddress() !== name) location.hash = chatAddress(name);
+  else if (location.hash !== chatAddress(name)) history.replaceState(history.state, "", chatAddress(name));
   emit("conversation");
   return refresh();
 }

@@ -85,9 +85,9 @@ function draw() {
   if (dirty && state.snapshot) {
     dirty = false;
     drawPages();
-    const { live, limit } = state.snapshot;
+    const { live, budget_after_turn, pruned } = state.snapshot;
     // While there is room for everything, attention decides nothing, and no bars are shown.
-    log.classList.toggle("filling", limit > 0 && live / limit >= 0.6);
+    log.classList.toggle("filling", pruned > 0 || (budget_after_turn > 0 && live / budget_after_turn >= 0.6));
     drawEmpty(log, state.total === 0 && !state.running && !state.loadError);
   }
   drawLoadError();
