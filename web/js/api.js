@@ -86,6 +86,7 @@ export const api = {
   status: () => call("GET", "/status"),
   conversations: () => call("GET", "/conversations"),
   conversation: (name) => call("GET", chat(name)),
+  chatState: (name) => call("GET", `${chat(name)}/state`),
   transcript: (name, values) => call("GET", `${chat(name)}/transcript?${query(values)}`),
   outline: (name, parts) => call("GET", `${chat(name)}/outline?${query({ parts })}`),
   searchAll: (q, offset = 0) => call("GET", `/search?${query({ q, offset })}`),

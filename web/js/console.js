@@ -15,10 +15,10 @@ const commands = {
   getMetadata: { about: "the chats with their models, times and sizes", run: () => api.conversations() },
   getSentences: {
     about: "the paragraphs in the context, in order",
-    run: () => state.order.map((id) => state.chunks.get(id)),
+    run: async (name) => (await api.conversation(open(name))).chunks,
   },
   isChunkAlive: {
-    about: "whether a paragraph is in the context: isChunkAlive('u4.0')",
+    about: "whether a paragraph of the loaded messages is in the context: isChunkAlive('u4.0')",
     run: (id) => state.chunks.has(id),
   },
   checkPruning: {

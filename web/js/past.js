@@ -2,10 +2,11 @@
 
 import { api } from "./api.js";
 import { count, el, number } from "./dom.js";
+import { lastMessages } from "./reducers.js";
 import { state } from "./state.js";
 
 export function contextAtTurn(panel) {
-  const last = Math.max(0, ...[...state.chunks.values()].map((chunk) => chunk.turn));
+  const last = lastMessages(state, 1)[0]?.turn ?? 0;
   const slider = el("input", {
     id: "past-turn",
     type: "range",

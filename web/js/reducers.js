@@ -19,7 +19,7 @@
  * @typedef {{ ahead: number, chunks: Map<string, string>, prefilling?: any, premise?: string }} RunningAnswer
  *
  * @typedef {{
- *   name: string | null, snapshot: any, chunks: Map<string, Chunk>, order: string[], running: RunningAnswer | null,
+ *   name: string | null, snapshot: any, chunks: Map<string, Chunk>, moved: Map<string, boolean>, running: RunningAnswer | null,
  *   connected: boolean, loadError: string | null, total: number, pages: Map<number, Message[]>, recalled: Map<string, Chunk>,
  *   reasons: Map<string, string>, variants: any[],
  * }} ChatState
@@ -32,8 +32,8 @@ export const PAGE = 40;
 export const emptyState = () => ({
   name: null, // of the open chat
   snapshot: null, // the chat as the server sent it last
-  chunks: new Map(), // the paragraphs in the context, by id
-  order: [], // their ids, by position
+  chunks: new Map(), // the paragraphs in the context, by id, as far as their messages are loaded
+  moved: new Map(), // whether paragraphs are in the context, by the events since the chat was loaded
   running: null, // the answer that is being generated
   connected: false,
   loadError: null, // why the chat cannot be shown
@@ -52,7 +52,6 @@ export function openChat(state, name) {
 /** A chat that does not exist yet. */
 export const freshSnapshot = (name) => ({
   name,
-  chunks: [],
   placed_memories: [],
   last_event: 0,
   live: 0,
@@ -61,9 +60,6 @@ export const freshSnapshot = (name) => ({
   limit: 0,
   budget_after_turn: 0,
   notices: [],
-  times: {},
-  finish_reasons: {},
-  premises: {},
   fresh: true,
 });
 
@@ -71,8 +67,8 @@ export const freshSnapshot = (name) => ({
 export function applySnapshot(state, snapshot, tail) {
   state.loadError = null;
   state.snapshot = snapshot;
-  state.chunks = new Map(snapshot.chunks.map((chunk) => [chunk.id, chunk]));
-  state.order = snapshot.chunks.map((chunk) => chunk.id);
+  state.chunks.clear();
+  state.moved.clear();
   state.running = snapshot.running ? { ahead: snapshot.running.ahead, chunks: new Map(snapshot.running.chunks) } : null;
   applyTail(state, tail);
 }
@@ -82,8 +78,22 @@ export function applyTranscript(state, { total, offset, messages }) {
   const end = offset + messages.length;
   for (let page = Math.ceil(offset / PAGE); page * PAGE < end; page += 1) {
     const part = messages.slice(page * PAGE - offset, (page + 1) * PAGE - offset);
-    if (part.length === PAGE || end >= total) state.pages.set(page, part);
+    if (part.length < PAGE && end < total) continue;
+    state.pages.set(page, part);
+    for (const message of part) for (const chunk of message.chunks) placeChunk(state, chunk);
   }
+}
+
+// An event may be newer than the response.
+function placeChunk(state, chunk) {
+  if (state.moved.get(chunk.id) ?? chunk.live) state.chunks.set(chunk.id, chunk);
+  else state.chunks.delete(chunk.id);
+}
+
+/** Forgets a page that is not drawn. */
+export function dropMessages(state, page) {
+  for (const message of state.pages.get(page) ?? []) for (const { id } of message.chunks) state.chunks.delete(id);
+  state.pages.delete(page);
 }
 
 // The end of the transcript. The running answer is drawn after it, not as a stored message.
@@ -130,20 +140,13 @@ function appendMessage(state, message) {
 }
 
 function insertChunk(state, chunk) {
-  const present = state.chunks.has(chunk.id);
   state.chunks.set(chunk.id, chunk);
-  if (present) return;
-  // A new chunk is mostly the last; a resurrected one goes to its own position.
-  let at = state.order.length;
-  while (at > 0 && state.chunks.get(state.order[at - 1]).position > chunk.position) at -= 1;
-  state.order.splice(at, 0, chunk.id);
+  state.moved.set(chunk.id, true);
 }
 
 function removeChunk(state, id) {
-  const at = state.order.indexOf(id);
-  if (at < 0) return;
   state.chunks.delete(id);
-  state.order.splice(at, 1);
+  state.moved.set(id, false);
 }
 
 const newAnswer = (ahead = 0) => ({ ahead, chunks: new Map() });

@@ -3,7 +3,16 @@
 
 import { ApiError, api, ServerUnreachable } from "./api.js";
 import { emit } from "./bus.js";
-import { applyEvent, applySnapshot, applyTranscript, emptyState, freshSnapshot, openChat, PAGE } from "./reducers.js";
+import {
+  applyEvent,
+  applySnapshot,
+  applyTranscript,
+  dropMessages,
+  emptyState,
+  freshSnapshot,
+  openChat,
+  PAGE,
+} from "./reducers.js";
 import { isUntitled, untitledName } from "./titles.js";
 
 export const state = emptyState();
@@ -52,7 +61,7 @@ export async function refresh() {
   let tail = emptyTail;
   try {
     if (isUntitled(name)) throw new ApiError(404, "a new chat is not stored yet");
-    [snapshot, tail] = await Promise.all([api.conversation(name), api.transcript(name, { limit: 2 * PAGE })]);
+    [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: 2 * PAGE })]);
   } catch (error) {
     if (request !== requests) return;
     // Only a chat that does not exist is empty; every other failure is shown as an error.
@@ -107,7 +116,7 @@ export async function indexOfTurn(turn) {
 
 /** Pages that are not drawn are dropped, so that a long chat does not fill the memory. */
 export function dropPage(page) {
-  state.pages.delete(page);
+  dropMessages(state, page);
 }
 
 let variantRequests = 0;

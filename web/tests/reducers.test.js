@@ -1,6 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { applyEvent, applySnapshot, emptyState, findMessage, lastMessages, PAGE } from "../js/reducers.js";
+import {
+  applyEvent,
+  applySnapshot,
+  applyTranscript,
+  dropMessages,
+  emptyState,
+  findMessage,
+  lastMessages,
+  PAGE,
+} from "../js/reducers.js";
 
 const chunk = (id, text, more = {}) => {
   const [, role, turn, index] = /^([uas])(\d+)\.(\d+)$/.exec(id);
@@ -29,8 +38,7 @@ function openState(count = 2, running = null) {
   const state = emptyState();
   const messages = Array.from({ length: count }, (_, turn) => message(turn, `text ${turn}`));
   const tail = messages.slice(-2 * PAGE);
-  const chunks = messages.slice(-2).flatMap((one) => one.chunks);
-  const snapshot = { chunks, running, pruned: 0, live: 6, tokens: 6, times: {} };
+  const snapshot = { running, pruned: 0, live: 6, tokens: 6 };
   applySnapshot(state, snapshot, { total: count, offset: count - tail.length, messages: tail });
   return state;
 }
@@ -70,7 +78,7 @@ test("a pruned paragraph stays in the transcript and leaves the context", () => 
   const state = openState();
   applyEvent(state, { type: "pruned", chunk: "u0.0", reason: "full", live: 3 });
   assert.equal(state.chunks.has("u0.0"), false);
-  assert.deepEqual(state.order, ["a1.0"]);
+  assert.deepEqual([...state.chunks.keys()], ["a1.0"]);
   assert.equal(findMessage(state, 0).chunks[0].text, "text 0");
   assert.equal(state.snapshot.pruned, 1);
 });
@@ -79,7 +87,7 @@ test("a resurrected paragraph returns to its position, and the answer says that 
   const state = openState();
   applyEvent(state, { type: "pruned", chunk: "u0.0", reason: "full", live: 3 });
   applyEvent(state, { type: "resurrected", chunk: chunk("u0.0", "text 0"), reason: "found by search", live: 6 });
-  assert.deepEqual(state.order, ["u0.0", "a1.0"]);
+  assert.equal(state.chunks.get("u0.0").resurrected, true);
   applyEvent(state, done(3, [chunk("a3.0", "Hi")], { resurrected_chunks: ["u0.0"] }));
   assert.deepEqual(lastMessages(state, 1)[0].used, [{ id: "u0.0", turn: 0, text: "text 0" }]);
 });
@@ -126,4 +134,17 @@ test("events that do not say everything ask for the chat again", () => {
     [{ type: "notice", text: "x" }, false],
   ];
   for (const [event, reload] of cases) assert.equal(applyEvent(openState(), event), reload, event.type);
+});
+
+test("an event is newer than a page that is loaded after it", () => {
+  const state = openState(PAGE * 4);
+  assert.equal(state.chunks.has("u0.0"), false, "its page is not loaded");
+  applyEvent(state, { type: "pruned", chunk: "u0.0", reason: "full", live: 3 });
+  const messages = Array.from({ length: PAGE }, (_, turn) => message(turn, `text ${turn}`));
+  applyTranscript(state, { total: PAGE * 4, offset: 0, messages });
+  assert.equal(state.chunks.has("u0.0"), false);
+  assert.equal(state.chunks.has("a1.0"), true);
+  dropMessages(state, 0);
+  assert.equal(state.chunks.has("a1.0"), false);
+  assert.equal(state.pages.has(0), false);
 });

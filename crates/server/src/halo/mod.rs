@@ -2,6 +2,7 @@
 
 mod brightness;
 mod captures;
+mod chat_state;
 mod commands;
 mod exchange;
 mod figures;
@@ -39,6 +40,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
             server::routes()
                 .merge(queries::routes())
                 .merge(transcript::routes())
+                .merge(chat_state::routes())
                 .merge(search_all::routes())
                 .merge(exchange::routes())
                 .merge(brightness::routes())

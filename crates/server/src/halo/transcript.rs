@@ -18,6 +18,7 @@ use halo_engine::forget::pending as pending_forget;
 use halo_engine::snapshot::ConversationState;
 use halo_engine::turn_record::TurnRecord;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -153,23 +154,30 @@ pub(super) fn read_messages(
     turns: &[(TurnId, Vec<ChunkId>)],
 ) -> Result<Vec<ApiTranscriptMessage>, Error> {
     let name = &state.name;
-    let mut timeline = state.timeline.clone();
     let mut records = turn_records(store, name, turns)?;
-    let used = records.values().flat_map(|record| used_chunks(record));
+    let used = records.values().flat_map(used_chunks);
     let chunks = turns.iter().flat_map(|(_, chunks)| chunks.iter().copied());
-    let loaded: Vec<ChunkId> = chunks.chain(used).filter(|&id| timeline.chunk(id).is_some()).collect();
-    load_bodies(store, name, &mut timeline, &loaded)?;
+    let unloaded: Vec<ChunkId> = (chunks.chain(used))
+        .filter(|&id| state.timeline.chunk(id).is_some_and(|chunk| !chunk.is_loaded()))
+        .collect();
+    // A timeline whose chunks are all live can be large, so it is copied only if something is missing.
+    let mut timeline = Cow::Borrowed(&state.timeline);
+    if !unloaded.is_empty() {
+        load_bodies(store, name, timeline.to_mut(), &unloaded)?;
+    }
     let times: BTreeMap<TurnId, i64> = store.turn_times(name)?.into_iter().collect();
-    let window = wire::context_window(&state.timeline, state.rank);
-    let brightness: BTreeMap<String, Option<f32>> =
-        window.into_iter().map(|chunk| (chunk.id, chunk.relative_brightness)).collect();
+    let brightness = wire::relative_brightness(&state.timeline, state.rank);
+    let wanted: BTreeSet<TurnId> = turns.iter().map(|(turn, _)| *turn).collect();
+    let brightness: BTreeMap<ChunkId, f32> = (state.timeline.live_chunks().map(|chunk| chunk.id()))
+        .zip(brightness)
+        .filter(|(id, _)| wanted.contains(&id.turn))
+        .collect();
     let message = |(turn, chunks): &(TurnId, Vec<ChunkId>)| {
         let record = records.remove(&turn.0);
         let used = record.as_ref().map(used_chunks).unwrap_or_default();
-        let chunks = chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|chunk| {
-            let chunk = ApiChunk::from_chunk(chunk, &timeline, 0);
-            let relative_brightness = brightness.get(&chunk.id).copied().flatten();
-            ApiChunk { relative_brightness, ..chunk }
+        let chunks = chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|chunk| ApiChunk {
+            relative_brightness: brightness.get(&chunk.id()).copied(),
+            ..ApiChunk::from_chunk(chunk, &timeline, 0)
         });
         let chunks: Vec<ApiChunk> = chunks.collect();
         ApiTranscriptMessage {

@@ -100,7 +100,7 @@ pub(crate) fn context_window(timeline: &Timeline, rank: RankBy) -> Vec<ApiChunk>
 
 /// The brightness of each chunk relative to the others, from 0 to 1. Peaks are scaled linearly. The other measures are scaled by
 /// rank: a few chunks receive most of the attention, and on a linear scale all others would look equally dark.
-pub(super) fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
+pub(crate) fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
     let values: Vec<f64> = timeline.live_chunks().map(|chunk| rank.value_of(chunk)).collect();
     let mut sorted = values.clone();
     sorted.sort_by(f64::total_cmp);

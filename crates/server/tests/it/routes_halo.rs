@@ -264,6 +264,14 @@ fn transcript_cases() -> Vec<RouteCase> {
             })
             .refuses("/conversations/main/transcript?offset=-1", none(), 400, "offset")
             .refuses("/conversations/main/transcript?around=last", none(), 400, "around"),
+        route("GET", "/conversations/{name}/state", "/conversations/main/state").returns(200, |state| {
+            state["limit"] == 400
+                && state["tokens"] == 37
+                && state["live"] == 12
+                && state["pruned"] == 2
+                && state["running"].is_null()
+                && state["chunks"].is_null()
+        }),
         route("GET", "/conversations/{name}/outline", "/conversations/main/outline?parts=2")
             .returns(200, |outline| {
                 outline["total"] == 5
