@@ -2,31 +2,34 @@
 // Opening a view is a step of the browser's history, so that “back” closes it, also on a phone.
 
 import { on } from "./bus.js";
-import { captures } from "./captures.js";
-import { chunkDetails } from "./details.js";
 import { $, el, number } from "./dom.js";
-import { graveyard } from "./graveyard.js";
-import { help } from "./help.js";
-import { memories } from "./memories.js";
-import { notes } from "./notes.js";
-import { contextAtTurn } from "./past.js";
-import { search } from "./search.js";
-import { settings } from "./settings.js";
 import { state } from "./state.js";
-import { stats } from "./stats.js";
 
-/** @type {Record<string, { title: string, tab?: string, build: (box: HTMLElement, options: any) => any }>} */
+// A view is loaded when it is opened first.
+/** @type {Record<string, { title: string, tab?: string, load: () => Promise<(box: HTMLElement, options: any) => any> }>} */
 const VIEWS = {
-  graveyard: { title: "Out of context", tab: "Out of context", build: graveyard },
-  search: { title: "Search in this chat", tab: "Search", build: search },
-  stats: { title: "Statistics", tab: "Statistics", build: stats },
-  past: { title: "What the model saw then", tab: "Time travel", build: contextAtTurn },
-  notes: { title: "The model's notes", tab: "Notes", build: notes },
-  captures: { title: "Attention recordings", tab: "Recordings", build: captures },
-  memories: { title: "Memories", tab: "Memories", build: memories },
-  settings: { title: "Settings", build: settings },
-  help: { title: "Help", build: help },
-  chunk: { title: "Paragraph", build: chunkDetails },
+  graveyard: {
+    title: "Out of context",
+    tab: "Out of context",
+    load: async () => (await import("./graveyard.js")).graveyard,
+  },
+  search: { title: "Search in this chat", tab: "Search", load: async () => (await import("./search.js")).search },
+  stats: { title: "Statistics", tab: "Statistics", load: async () => (await import("./stats.js")).stats },
+  past: {
+    title: "What the model saw then",
+    tab: "Time travel",
+    load: async () => (await import("./past.js")).contextAtTurn,
+  },
+  notes: { title: "The model's notes", tab: "Notes", load: async () => (await import("./notes.js")).notes },
+  captures: {
+    title: "Attention recordings",
+    tab: "Recordings",
+    load: async () => (await import("./captures.js")).captures,
+  },
+  memories: { title: "Memories", tab: "Memories", load: async () => (await import("./memories.js")).memories },
+  settings: { title: "Settings", load: async () => (await import("./settings.js")).settings },
+  help: { title: "Help", load: async () => (await import("./help.js")).help },
+  chunk: { title: "Paragraph", load: async () => (await import("./details.js")).chunkDetails },
 };
 
 let open = null; // the open view: its name, its options and its event handlers
@@ -99,7 +102,7 @@ function markButtons() {
 }
 
 function draw(name, options = {}, focus = false) {
-  const { title, tab, build } = VIEWS[name];
+  const { title, tab, load } = VIEWS[name];
   if (tab) localStorage.setItem("tab", name);
   const closeButton = el("button", { type: "button", "aria-label": "Close the panel", onclick: close }, "×");
   const body = el("div", { id: "panel-body" });
@@ -115,11 +118,20 @@ function draw(name, options = {}, focus = false) {
   } else body.setAttribute("role", "group");
   body.setAttribute("aria-label", title);
   $("panel").hidden = false;
-  open = { name, options };
-  open.handlers = build(body, options) ?? {};
+  const view = { name, options, handlers: {} };
+  open = view;
   markButtons();
   drawCount();
-  if (focus) (body.querySelector("input, select") ?? closeButton).focus();
+  if (focus) closeButton.focus();
+  load().then(
+    (build) => {
+      if (open !== view) return;
+      view.handlers = build(body, options) ?? {};
+      const first = /** @type {HTMLElement | null} */ (body.querySelector("input, select"));
+      if (focus && document.activeElement === closeButton) first?.focus();
+    },
+    () => body.append(el("p", { class: "error" }, "This view cannot be loaded: the server is unreachable.")),
+  );
 }
 
 function tabs(current) {
