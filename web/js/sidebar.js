@@ -88,7 +88,7 @@ function group(updated) {
   return new Date(updated).toLocaleDateString([], { month: "long", year: "numeric" });
 }
 
-// The original of a chat whose tokens were made anew for another model is kept under this name; it is the same chat.
+// A chat that was retokenized for another model has its original under this name; it is the same chat.
 const ORIGINAL = / \((?:original|as it came)(?: \d+)?\)$/;
 
 function draw() {
