@@ -61,7 +61,8 @@ def test_memory_is_formed_after_the_turn_and_traced(scripted, browser):
     assert server.halo("GET", "/conversations/main/memories/9/origins")[0] == 404
     page = browser.new_page()
     page.goto(f"{server.url}/#main")
-    page.get_by_role("button", name="Memories").first.click()
+    page.click("#inspect")
+    page.get_by_role("tab", name="Memories").click()
     page.get_by_role("button", name="Where from: memory 1").click()
     page.locator(".origins").get_by_text("The model saw: instructions, turn-0, turn-1").wait_for()
     assert page.locator(".origins").get_by_text("The gun is called Betsy.").count() == 1
@@ -101,7 +102,8 @@ def test_conflicts_between_memories_are_put_to_the_user(scripted, browser):
     assert server.halo("POST", "/conversations/main/memories/conflicts", wrong)[0] in (400, 422)
     page = browser.new_page()
     page.goto(f"{server.url}/#main")
-    page.get_by_role("button", name="Memories").first.click()
+    page.click("#inspect")
+    page.get_by_role("tab", name="Memories").click()
     page.locator("[data-conflict='1-2']").get_by_role("button", name="The second").click()
     page.locator("[data-conflict='1-2']").wait_for(state="detached")
     page.close()

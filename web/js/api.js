@@ -24,30 +24,44 @@ async function askForKey() {
   return key;
 }
 
-async function call(method, path, body) {
+// Sends a request, with the key if the server asks for one.
+async function request(method, path, body, type) {
   for (;;) {
     let response;
     try {
-      response = await fetch(BASE + path, {
-        method,
-        headers: headers(body === undefined ? {} : { "content-type": "application/json" }),
-        body: body === undefined ? undefined : JSON.stringify(body),
-      });
+      response = await fetch(BASE + path, { method, headers: headers(type ? { "content-type": type } : {}), body });
     } catch {
       throw new ServerUnreachable();
     }
     if (response.status === 401 && (await askForKey())) continue;
-    if (response.status === 204) return null;
-    const text = await response.text();
-    let value = null;
-    try {
-      value = text ? JSON.parse(text) : null;
-    } catch {
-      /* A body that is not JSON: the status below is all there is to report. */
-    }
-    if (!response.ok) throw new ApiError(response.status, value?.error ?? `the server answered ${response.status}`);
-    return value;
+    return response;
   }
+}
+
+const upload = async (path, file) => readJson(await request("POST", path, file, "application/octet-stream"));
+
+async function download(path) {
+  const response = await request("GET", path);
+  return response.ok ? response.blob() : readJson(response);
+}
+
+async function call(method, path, body) {
+  const json = body === undefined ? undefined : JSON.stringify(body);
+  return readJson(await request(method, path, json, json && "application/json"));
+}
+
+// The value of a response; throws the error that it reports.
+async function readJson(response) {
+  if (response.status === 204) return null;
+  const text = await response.text();
+  let value = null;
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    /* A body that is not JSON: the status below is all there is to report. */
+  }
+  if (!response.ok) throw new ApiError(response.status, value?.error ?? `the server answered ${response.status}`);
+  return value;
 }
 
 // The server answered with an error.
@@ -72,6 +86,14 @@ export const api = {
   status: () => call("GET", "/status"),
   conversations: () => call("GET", "/conversations"),
   conversation: (name) => call("GET", chat(name)),
+  chatState: (name) => call("GET", `${chat(name)}/state`),
+  transcript: (name, values) => call("GET", `${chat(name)}/transcript?${query(values)}`),
+  outline: (name, parts) => call("GET", `${chat(name)}/outline?${query({ parts })}`),
+  searchAll: (q, offset = 0) => call("GET", `/search?${query({ q, offset })}`),
+  exportConversation: (name, format) => download(`${chat(name)}/export?${query({ format })}`),
+  importFile: (file, name) => upload(`/import?${query({ file_name: file.name, name })}`, file),
+  deletedConversations: () => call("GET", "/deleted_conversations"),
+  restoreConversation: (name) => call("POST", `${chat(name)}/forget/cancel`, {}),
   sendMessage: (name, text, id) => call("POST", `${chat(name)}/messages`, { text, id }),
   editLast: (name, text) => call("POST", `${chat(name)}/edit_last`, { text }),
   regenerate: (name) => call("POST", `${chat(name)}/regenerate`),

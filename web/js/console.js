@@ -1,8 +1,8 @@
 // `window.halo`: the open chat for the console of the browser. Each function returns plain data or a promise of it; without a name
 // it is about the open chat. `halo.help()` lists them.
 
+import { stop } from "./actions.js";
 import { api } from "./api.js";
-import { stop } from "./chat.js";
 import { refresh, state } from "./state.js";
 
 const open = (name) => name ?? state.name;
@@ -15,10 +15,10 @@ const commands = {
   getMetadata: { about: "the chats with their models, times and sizes", run: () => api.conversations() },
   getSentences: {
     about: "the paragraphs in the context, in order",
-    run: () => state.order.map((id) => state.chunks.get(id)),
+    run: async (name) => (await api.conversation(open(name))).chunks,
   },
   isChunkAlive: {
-    about: "whether a paragraph is in the context: isChunkAlive('u4.0')",
+    about: "whether a paragraph of the loaded messages is in the context: isChunkAlive('u4.0')",
     run: (id) => state.chunks.has(id),
   },
   checkPruning: {

@@ -103,6 +103,19 @@ export const count = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 export const time = (at) =>
   (timeFormat ??= new Intl.DateTimeFormat([], { dateStyle: "medium", timeStyle: "short" })).format(at);
 
+/** A text in which `names` are set as code. */
+export const withCode = (text) => text.split("`").map((part, n) => (n % 2 ? el("code", {}, part) : part));
+
+/** The time of today, or the day with its time. */
+export function shortTime(at) {
+  const date = new Date(at);
+  const now = new Date();
+  const clock = date.toLocaleTimeString([], { hour: "numeric", minute: "2-digit" });
+  if (date.toDateString() === now.toDateString()) return clock;
+  const year = date.getFullYear() === now.getFullYear() ? undefined : "numeric";
+  return `${date.toLocaleDateString([], { day: "numeric", month: "short", year })}, ${clock}`;
+}
+
 // Shows a message for a few seconds, with a button for `action` if there is one. With `stay: null` it stays until it is closed.
 export function toast(text, { error = false, action = null, onAction = null, stay = error ? 9000 : 6000 } = {}) {
   const box = el("div", { class: error ? "toast error" : "toast" }, el("span", {}, text));

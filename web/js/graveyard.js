@@ -1,8 +1,10 @@
 // The panel “Out of context”: pruned paragraphs, which can be brought back, and deleted ones, which can be restored.
 
+import { editChunks, showDetails } from "./actions.js";
 import { api } from "./api.js";
-import { editChunks } from "./chat.js";
+import { emit } from "./bus.js";
 import { count, el, number } from "./dom.js";
+import { explainHistory } from "./reasons.js";
 import { normalize, shadeStyle } from "./shade.js";
 import { state } from "./state.js";
 
@@ -100,12 +102,12 @@ async function loadDeleted(box, offset = 0) {
     el(
       "div",
       { class: "row", data: { deleted: chunk.id } },
-      el("p", { class: "quiet" }, `turn ${chunk.turn}, ${chunk.role} · ${chunk.reason ?? "deleted"}`),
+      el("p", { class: "quiet" }, `message ${chunk.turn + 1}, ${chunk.role} · ${chunk.reason ?? "deleted"}`),
       el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
       el(
         "div",
         { class: "bar" },
-        el("button", { type: "button", onclick: () => editChunks("undelete", [chunk.id]) }, "Restore"),
+        el("button", { type: "button", onclick: () => editChunks("undelete", [chunk.id], chunk.text) }, "Restore"),
       ),
     ),
   );
@@ -123,15 +125,27 @@ function prunedRow(chunk, brightness) {
     el(
       "p",
       { class: "quiet" },
-      `turn ${chunk.turn}, ${chunk.role}, paragraph ${chunk.index} · ${count(chunk.tokens, "token")} · brightest token ${number(chunk.peak)}`,
+      `message ${chunk.turn + 1}, ${chunk.role}, paragraph ${chunk.index + 1} · ${count(chunk.tokens, "token")}`,
     ),
     el("p", { class: "text", tabindex: "0" }, chunk.text.trim()),
-    chunk.reason ? el("p", { class: "quiet" }, `Removed: ${chunk.reason}`) : null,
+    chunk.reason
+      ? el(
+          "p",
+          { class: "quiet", title: chunk.reason },
+          explainHistory({ action: "pruned", reason_kind: chunk.reason_kind, reason: chunk.reason }),
+        )
+      : null,
     el(
       "div",
       { class: "bar" },
-      el("button", { type: "button", onclick: () => editChunks("resurrect", [chunk.id]) }, "Bring back"),
-      el("button", { type: "button", onclick: () => editChunks("delete", [chunk.id]) }, "Delete"),
+      el("button", { type: "button", onclick: () => editChunks("resurrect", [chunk.id], chunk.text) }, "Bring back"),
+      el(
+        "button",
+        { type: "button", onclick: () => emit("jump", { turn: chunk.turn, chunk: chunk.id }) },
+        "Show in the chat",
+      ),
+      el("button", { type: "button", onclick: () => showDetails(chunk.id) }, "Why"),
+      el("button", { type: "button", onclick: () => editChunks("delete", [chunk.id], chunk.text) }, "Delete"),
     ),
   );
   node.style.borderLeft = `3px solid ${shadeStyle(brightness).bar}`;

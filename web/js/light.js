@@ -1,11 +1,12 @@
-// Light on single tokens: where the model looks while it answers, and the brightest tokens of the context. Both are painted with the
-// CSS Custom Highlight API, which styles ranges of text and leaves the elements as they are.
+// Light on single words: where the model looks while it answers, what a word of an answer attended to, and the brightest words of
+// the context. They are painted with the CSS Custom Highlight API, which styles ranges of text and leaves the elements as they are.
 
+import { align, renderedRange } from "./align.js";
 import { api } from "./api.js";
 import { on } from "./bus.js";
-import { chunkNode } from "./chat.js";
 import { $, toast } from "./dom.js";
 import { state } from "./state.js";
+import { chunkNode } from "./transcript.js";
 
 // The style sheet has a style for each level: ::highlight(attended-1) to ::highlight(attended-5), and the same for bright.
 const LEVELS = 5;
@@ -46,12 +47,15 @@ function follow(event) {
   });
 }
 
-function paintAttention({ tokens, chunks }) {
+/** Lights the words that a token attended to, and the paragraphs that they are in. */
+export function paintAttention({ tokens, chunks }) {
   const most = tokens[0]?.share ?? 1;
   paint(
     "attended",
     tokens.map(({ chunk, start, end, share }) => ({ chunk, start, end, t: Math.sqrt(share / most) })),
   );
+  for (const node of shining) node.style.removeProperty("--attention");
+  shining.clear();
   const largest = Math.max(...chunks.map(([, share]) => share));
   for (const [id, share] of chunks) {
     const node = chunkNode(id);
@@ -61,7 +65,7 @@ function paintAttention({ tokens, chunks }) {
   }
 }
 
-function clearAttention() {
+export function clearAttention() {
   latest = null;
   for (const node of shining) node.style.removeProperty("--attention");
   shining.clear();
@@ -91,7 +95,7 @@ async function paintBrightest() {
   }
   if (request !== requests || name !== state.name) return;
   // The paragraphs are drawn in the next frame.
-  requestAnimationFrame(() => paint("bright", tokens));
+  requestAnimationFrame(() => requestAnimationFrame(() => paint("bright", tokens)));
 }
 
 // Highlights tokens; `t` is the strength of each, from 0 to 1.
@@ -105,23 +109,39 @@ function paint(name, tokens) {
   levels.forEach((highlight, level) => CSS.highlights.set(`${name}-${level + 1}`, highlight));
 }
 
-// The range of a part of a chunk's text; null if it is not drawn. Only text and tool results count: marks and buttons are not part
-// of the text.
-function textRange(node, start, end) {
-  let at = 0;
-  for (const child of node?.childNodes ?? []) {
-    const text = child.nodeType === Node.TEXT_NODE ? child : child.classList.contains("tool") ? child.firstChild : null;
-    if (!text) continue;
-    if (start < at + text.length) {
-      const range = new StaticRange({
-        startContainer: text,
-        startOffset: start - at,
-        endContainer: text,
-        endOffset: Math.min(end - at, text.length),
-      });
-      return range;
-    }
-    at += text.length;
+/**
+ * The text nodes of a paragraph with the place of each in its rendered text, and the source of each character. Labels and buttons
+ * are no text of the paragraph.
+ */
+export function textMap(node) {
+  const box = node.querySelector(".text");
+  if (!box) return null;
+  const nodes = [];
+  let text = "";
+  const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  for (let found = walker.nextNode(); found; found = walker.nextNode()) {
+    if (/** @type {Text} */ (found).parentElement.closest("[data-skip]")) continue;
+    nodes.push({ node: found, start: text.length });
+    text += /** @type {Text} */ (found).data;
   }
-  return null;
+  const cached = node.textMap;
+  if (cached && cached.text === text && cached.nodes.at(-1)?.node === nodes.at(-1)?.node) return cached;
+  node.textMap = { nodes, text, places: align(node.sourceText ?? text, text) };
+  return node.textMap;
+}
+
+// The range of a part of a chunk's source; null if it is not drawn.
+function textRange(node, start, end) {
+  const map = node ? textMap(node) : null;
+  const range = map && renderedRange(map.places, start, end);
+  if (!range) return null;
+  const [from, to] = range;
+  const at = (place) => map.nodes.findLast((entry) => entry.start <= place);
+  const [first, last] = [at(from), at(to - 1)];
+  return new StaticRange({
+    startContainer: first.node,
+    startOffset: from - first.start,
+    endContainer: last.node,
+    endOffset: to - last.start,
+  });
 }

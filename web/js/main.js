@@ -1,52 +1,46 @@
 // Starts the page: sets up the modules, then subscribes to the server's events.
 
 import { api, subscribe } from "./api.js";
+import { applyAppearance } from "./appearance.js";
 import { emit } from "./bus.js";
-import * as chat from "./chat.js";
+import * as composer from "./composer.js";
 import * as pageConsole from "./console.js";
-import { $, number, time, toast } from "./dom.js";
+import { $, time, toast } from "./dom.js";
+import * as header from "./header.js";
+import * as hover from "./hover.js";
+import * as inspect from "./inspect.js";
+import * as keys from "./keys.js";
 import * as light from "./light.js";
-import * as panels from "./panels.js";
+import * as menu from "./menu.js";
+import * as rail from "./rail.js";
+import * as sidebar from "./sidebar.js";
 import * as state from "./state.js";
+import * as transcript from "./transcript.js";
 
-panels.applyAppearance();
-chat.init();
-chat.initKeys();
-light.init();
-pageConsole.init();
-panels.init();
-panels.initTabs();
+applyAppearance();
+for (const part of [menu, header, transcript, composer, keys, light, hover, rail, inspect, pageConsole]) part.init();
 // One step per task, so that the page can be used from the first moment.
 const nextTask = () => new Promise((resolve) => setTimeout(resolve));
 await nextTask();
 time(0);
 await nextTask();
 state.init();
-addEventListener("hashchange", () => {
-  const name = decodeURIComponent(location.hash.slice(1));
-  if (name && name !== state.state.name) state.openConversation(name);
-});
+sidebar.init();
 
 let wasConnected = false;
 subscribe(state.handleEvent, (connected) => {
-  state.state.connected = connected;
   const offline = $("offline");
   offline.hidden = connected;
   offline.textContent = connected ? "" : "Server unreachable; reconnecting… Your draft is kept in this browser.";
-  // Events that were missed while the stream was down are in the conversation that is loaded now.
-  if (connected) {
-    if (wasConnected) toast("Connected again.");
-    wasConnected = true;
-    state.refresh();
-    api
-      .status()
-      .then((status) => {
-        document.title = `Halo · ${status.model}`;
-        $("model").textContent = status.model;
-        $("model").title = `The model, with a context of ${number(status.context)} tokens`;
-      })
-      .catch(() => {});
-  }
-  emit("connected", connected);
+  state.setConnected(connected);
+  if (!connected) return;
+  if (wasConnected) toast("Connected again.");
+  wasConnected = true;
+  // Events that were missed while the stream was down are in the chat that is loaded now.
+  state.refresh();
+  api
+    .status()
+    .then((status) => emit("status", status))
+    .catch(() => {});
 });
 $("message").focus();

@@ -384,6 +384,9 @@ function drawRoom() {
   $("hints").textContent = [
     writing.length ? `${writing.join(", ")} ${writing.length === 1 ? "is" : "are"} writing…` : "",
     thinking ? `${thinking.name} is thinking…` : "",
+    page.world.paused && !page.world.runs_elsewhere
+      ? "Time stands still: nobody thinks or answers. “Run” starts it, “Step” runs one heartbeat."
+      : "",
   ]
     .filter(Boolean)
     .join("  ");

@@ -1,112 +1,139 @@
-// The page's copy of the open conversation. Only this module changes it, from the server's responses and events; all other
-// modules draw it.
+// The one store of the page. Only this module changes the state, with the functions of reducers.js, from the server's responses
+// and events; all other modules draw it.
 
-import { api, ServerUnreachable } from "./api.js";
+import { ApiError, api, ServerUnreachable } from "./api.js";
 import { emit } from "./bus.js";
+import {
+  applyEvent,
+  applySnapshot,
+  applyTranscript,
+  dropMessages,
+  emptyState,
+  freshSnapshot,
+  openChat,
+  PAGE,
+} from "./reducers.js";
+import { isUntitled, untitledName } from "./titles.js";
 
-export const state = {
-  name: null, // of the open conversation
-  snapshot: null, // the conversation as the server sent it last
-  chunks: new Map(), // the chunks of the context window, by id
-  order: [], // their ids, by position
-  running: null, // the answer that is being generated
-  tabs: [],
-  connected: false,
-  loadError: null, // why the conversation cannot be shown
-};
+export const state = emptyState();
 
-let pendingEvents = null; // events that arrived while the conversation was being loaded
+let pendingEvents = null; // events that arrived while the chat was being loaded
 let requests = 0; // only the response to the latest request counts
+const loadingPages = new Map(); // requests for pages, so that none is loaded twice at once
 
-const savedTabs = () => JSON.parse(localStorage.getItem("tabs") ?? "[]");
-const saveTabs = () => localStorage.setItem("tabs", JSON.stringify(state.tabs));
+// The name follows “#/”, so that it never names an element of the page.
+const nameInAddress = () => decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+
+/** The address of a chat on this page. */
+export const chatAddress = (name) => `#/${encodeURIComponent(name)}`;
 
 export function init() {
-  state.tabs = savedTabs();
-  const fromAddress = decodeURIComponent(location.hash.slice(1));
-  openConversation(fromAddress || localStorage.getItem("last") || state.tabs[0] || "main");
+  addEventListener("hashchange", () => {
+    const name = nameInAddress();
+    if (name && name !== state.name) openConversation(name);
+  });
+  openConversation(nameInAddress() || localStorage.getItem("last") || untitledName());
 }
 
 export function openConversation(name) {
-  state.name = name;
-  if (!state.tabs.includes(name)) state.tabs.push(name);
-  saveTabs();
+  openChat(state, name);
+  loadingPages.clear();
   localStorage.setItem("last", name);
-  if (decodeURIComponent(location.hash.slice(1)) !== name) location.hash = encodeURIComponent(name);
-  state.snapshot = null;
-  state.loadError = null;
-  state.running = null;
-  state.chunks.clear();
-  state.order = [];
+  if (nameInAddress() !== name) location.hash = chatAddress(name);
+  else if (location.hash !== chatAddress(name)) history.replaceState(history.state, "", chatAddress(name));
   emit("conversation");
   return refresh();
 }
 
-export function closeTab(name) {
-  state.tabs = state.tabs.filter((tab) => tab !== name);
-  saveTabs();
-  if (state.name === name) openConversation(state.tabs[0] ?? "main");
-  else emit("tabs");
+export function setConnected(connected) {
+  state.connected = connected;
+  emit("connected", connected);
 }
 
-export function renameTab(from, to) {
-  state.tabs = state.tabs.map((tab) => (tab === from ? to : tab));
-  saveTabs();
-  if (state.name === from) openConversation(to);
-  else emit("tabs");
-}
+const emptyTail = { total: 0, offset: 0, messages: [] };
 
-// Loads the conversation. Events that arrive meanwhile are applied after it, if they are newer.
+// Loads the chat. Events that arrive meanwhile are applied after it, if they are newer.
 export async function refresh() {
-  const name = state.name;
+  const { name } = state;
   const request = (requests += 1);
   pendingEvents ??= [];
   let snapshot;
+  let tail = emptyTail;
   try {
-    snapshot = await api.conversation(name);
+    if (isUntitled(name)) throw new ApiError(404, "a new chat is not stored yet");
+    [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: 2 * PAGE })]);
   } catch (error) {
     if (request !== requests) return;
-    if (error instanceof ServerUnreachable) {
-      pendingEvents = null;
-      return;
-    }
-    // Only a conversation that does not exist is empty; every other failure is shown as an error.
+    // Only a chat that does not exist is empty; every other failure is shown as an error.
     if (error.status !== 404) {
       pendingEvents = null;
-      if (name === state.name) {
+      if (name === state.name && !(error instanceof ServerUnreachable)) {
         state.loadError = error.message;
         emit("state");
       }
       return;
     }
-    snapshot = {
-      name,
-      chunks: [],
-      placed_memories: [],
-      last_event: 0,
-      live: 0,
-      tokens: 0,
-      pruned: 0,
-      limit: 0,
-      budget_after_turn: 0,
-      notices: [],
-      times: {},
-      finish_reasons: {},
-      premises: {},
-      fresh: true,
-    };
+    snapshot = freshSnapshot(name);
   }
   // An older snapshot must not replace a newer one: the events between the two would be lost.
   if (request !== requests || name !== state.name) return;
-  state.loadError = null;
-  state.snapshot = snapshot;
-  state.chunks = new Map(snapshot.chunks.map((chunk) => [chunk.id, chunk]));
-  state.order = snapshot.chunks.map((chunk) => chunk.id);
-  state.running = snapshot.running ? { ahead: snapshot.running.ahead, chunks: new Map(snapshot.running.chunks) } : null;
+  applySnapshot(state, snapshot, tail);
   emit("state");
+  loadVariants();
   const newer = (pendingEvents ?? []).filter((event) => event.number > snapshot.last_event);
   pendingEvents = null;
   newer.forEach(apply);
+}
+
+/** Loads a page of the transcript, unless it is loaded. */
+export function loadPage(page) {
+  if (state.pages.has(page)) return Promise.resolve();
+  const { name } = state;
+  if (!loadingPages.has(page)) {
+    const load = api
+      .transcript(name, { offset: page * PAGE, limit: PAGE })
+      .then((range) => {
+        if (name !== state.name) return;
+        applyTranscript(state, range);
+        emit("page", page);
+      })
+      .finally(() => loadingPages.delete(page));
+    loadingPages.set(page, load);
+  }
+  return loadingPages.get(page);
+}
+
+/** The index of a turn in the transcript; null if it is deleted. */
+export async function indexOfTurn(turn) {
+  for (const [page, messages] of state.pages) {
+    const at = messages.findIndex((message) => message.turn === turn);
+    if (at >= 0) return page * PAGE + at;
+  }
+  const { offset, messages } = await api.transcript(state.name, { around: turn, limit: 2 });
+  const at = messages.findIndex((message) => message.turn === turn);
+  return at < 0 ? null : offset + at;
+}
+
+/** Pages that are not drawn are dropped, so that a long chat does not fill the memory. */
+export function dropPage(page) {
+  dropMessages(state, page);
+}
+
+let variantRequests = 0;
+export async function loadVariants() {
+  const request = (variantRequests += 1);
+  const { name } = state;
+  let variants = [];
+  if (state.snapshot && !state.snapshot.fresh && !state.running && !state.loadError) {
+    try {
+      variants = await api.variants(name);
+    } catch {
+      variants = [];
+    }
+  }
+  if (request !== variantRequests || name !== state.name) return;
+  state.variants = variants;
+  emit("variants");
 }
 
 export function handleEvent(event) {
@@ -115,115 +142,15 @@ export function handleEvent(event) {
     emit("settings");
     return refresh();
   }
+  if (["done", "changed", "message_stored"].includes(event.type)) emit("list", event);
   if (event.conversation !== state.name) return emit("elsewhere", event);
   if (pendingEvents) pendingEvents.push(event);
   else apply(event);
 }
 
-function insertChunk(chunk) {
-  const present = state.chunks.has(chunk.id);
-  state.chunks.set(chunk.id, chunk);
-  if (present) return;
-  // A new chunk is mostly the last; a resurrected one goes to its own position.
-  let at = state.order.length;
-  while (at > 0 && state.chunks.get(state.order[at - 1]).position > chunk.position) at -= 1;
-  state.order.splice(at, 0, chunk.id);
-  if (chunk.resurrected) addPrunedBefore(state.order[at + 1], -1);
-}
-
-function removeChunk(id) {
-  const at = state.order.indexOf(id);
-  if (at < 0) return;
-  addPrunedBefore(state.order[at + 1], state.chunks.get(id).pruned_before + 1);
-  state.chunks.delete(id);
-  state.order.splice(at, 1);
-}
-
-function addPrunedBefore(id, by) {
-  const chunk = state.chunks.get(id);
-  if (chunk && by) state.chunks.set(id, { ...chunk, pruned_before: Math.max(0, chunk.pruned_before + by) });
-}
-
-const newAnswer = (ahead = 0) => ({ ahead, chunks: new Map() });
-
 function apply(event) {
-  const { snapshot } = state;
-  if (!snapshot) return;
-  if (event.live !== undefined) snapshot.live = event.live;
-  switch (event.type) {
-    case "queued":
-      state.running = newAnswer(event.ahead);
-      break;
-    case "message_stored":
-      if (snapshot.fresh) {
-        refresh();
-        return;
-      }
-      state.running = newAnswer();
-      event.chunks.forEach(insertChunk);
-      snapshot.times[event.turn] = Date.now();
-      break;
-    case "resurrected":
-      if (event.chunk) {
-        insertChunk({ ...event.chunk, reason: event.reason, resurrected: true });
-        snapshot.pruned -= 1;
-      }
-      break;
-    case "pruned":
-      removeChunk(event.chunk);
-      snapshot.pruned += 1;
-      break;
-    case "prefilling":
-      state.running ??= newAnswer();
-      state.running.prefilling = event;
-      break;
-    case "token": {
-      state.running ??= newAnswer();
-      state.running.prefilling = null;
-      state.running.ahead = 0;
-      const { chunks } = state.running;
-      chunks.set(event.chunk, (chunks.get(event.chunk) ?? "") + event.text);
-      break;
-    }
-    case "done":
-      finishTurn(snapshot, event);
-      break;
-    case "failed":
-      state.running = null;
-      refresh();
-      break;
-    case "false_premise":
-      if (state.running) state.running.premise = `“${event.premise}”: ${event.reason}`;
-      break;
-    case "memory_changed":
-      if (event.action === "placed") refresh();
-      break;
-    case "changed":
-      refresh();
-      break;
-    default:
-  }
+  if (!state.snapshot) return;
+  if (applyEvent(state, event)) refresh();
+  if (event.type === "done") loadVariants();
   emit("event", event);
-}
-
-function finishTurn(snapshot, event) {
-  const { turn, finish_reason } = event.summary;
-  const premise = state.running?.premise;
-  state.running = null;
-  Object.assign(snapshot, {
-    live: event.live,
-    pruned: event.pruned,
-    tokens: event.tokens,
-    last_summary: event.summary,
-  });
-  event.chunks.forEach(insertChunk);
-  snapshot.times[turn] = Date.now();
-  if (premise) snapshot.premises[turn] = premise;
-  if (!["end", "stop"].includes(finish_reason)) snapshot.finish_reasons[turn] = finish_reason;
-  for (const [id, peak, pruned_before, relative_brightness] of event.window) {
-    const chunk = state.chunks.get(id);
-    if (!chunk) continue;
-    Object.assign(chunk, { peak, relative_brightness });
-    addPrunedBefore(id, pruned_before - chunk.pruned_before);
-  }
 }

@@ -34,8 +34,8 @@ export function stats(panel) {
   const body = el("div", {});
   const load = async () => {
     try {
-      const turns = await api.turns(state.name);
-      body.replaceChildren(...charts(turns.filter((turn) => turn.figures).slice(-120)));
+      const [turns, { chunks }] = await Promise.all([api.turns(state.name), api.conversation(state.name)]);
+      body.replaceChildren(...charts(turns.filter((turn) => turn.figures).slice(-120), chunks));
     } catch (error) {
       body.replaceChildren(el("p", { class: "error" }, error.message));
     }
@@ -49,7 +49,7 @@ export function stats(panel) {
   };
 }
 
-function charts(turns) {
+function charts(turns, chunks) {
   if (!turns.length) return [el("p", { class: "quiet" }, "No answer yet.")];
   const last = turns.at(-1).figures;
   const all = Object.values(last.ms).reduce((a, b) => a + b, 0);
@@ -78,7 +78,7 @@ function charts(turns) {
       }),
     ),
     el("h3", {}, "Brightness of the paragraphs in the context"),
-    histogram(),
+    histogram(chunks),
     ...attention(turns),
   ];
 }
@@ -105,7 +105,7 @@ function attention(turns) {
     wide = (W - PAD) / bins.length;
   const parts = bins.map((n, bin) => {
     const height = (Math.log2(n + 1) / tall) * (H - 30);
-    return svg("rect", { x: PAD + bin * wide, y: H - 16 - height, width: wide - 2, height, fill: "#c8b450" });
+    return svg("rect", { x: PAD + bin * wide, y: H - 16 - height, width: wide - 2, height, class: "chart-gold" });
   });
   const about = `turn ${turn.turn}, step ${step}: mean ${mean.toFixed(5)}, median ${median.toFixed(5)}, most ${max.toFixed(3)}`;
   const drawn = chart(
@@ -136,10 +136,10 @@ function line(turns, value, limit) {
   const most = Math.max(limit ?? 0, ...turns.map(value), 1);
   const y = (v) => H - 16 - (v / most) * (H - 30);
   const points = turns.map((turn, n) => `${xOf(n, turns.length)},${y(value(turn))}`).join(" ");
-  const parts = [svg("polyline", { points, fill: "none", stroke: "#ffdc64", "stroke-width": 2 })];
+  const parts = [svg("polyline", { points, class: "chart-line" })];
   if (limit)
     parts.push(
-      svg("line", { x1: PAD, x2: W - 8, y1: y(limit), y2: y(limit), stroke: "#a79f86", "stroke-dasharray": "4 4" }),
+      svg("line", { x1: PAD, x2: W - 8, y1: y(limit), y2: y(limit), class: "chart-axis", "stroke-dasharray": "4 4" }),
     );
   return chart(
     `from ${value(turns[0])} to ${value(turns.at(-1))} tokens, the limit is ${limit}`,
@@ -158,15 +158,15 @@ function bars(turns) {
       down = (turn.figures.pruned / most) * (middle - 8);
     const x = PAD + n * ((W - PAD) / turns.length);
     return [
-      svg("rect", { x, y: middle - up, width: wide, height: up, fill: "#ffdc64" }),
-      svg("rect", { x, y: middle, width: wide, height: down, fill: "#7a8cff" }),
+      svg("rect", { x, y: middle - up, width: wide, height: up, class: "chart-gold" }),
+      svg("rect", { x, y: middle, width: wide, height: down, class: "chart-blue" }),
     ];
   });
   const sum = (key) => turns.reduce((total, turn) => total + turn.figures[key], 0);
   return chart(
     `${sum("pruned")} removed, ${sum("resurrected")} brought back`,
     ...parts,
-    svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, stroke: "#a79f86" }),
+    svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, class: "chart-axis" }),
     label(2, 12, String(most)),
   );
 }
@@ -186,8 +186,8 @@ function stacked(turns) {
   return chart(`up to ${number(most / 1000)} seconds a turn`, ...parts, label(2, 12, number(most / 1000)));
 }
 
-function histogram() {
-  const peaks = [...state.chunks.values()].map((chunk) => chunk.peak);
+function histogram(chunks) {
+  const peaks = chunks.map((chunk) => chunk.peak);
   if (!peaks.length) return el("p", { class: "quiet" }, "The context is empty.");
   const least = Math.min(...peaks),
     most = Math.max(...peaks),
@@ -202,7 +202,7 @@ function histogram() {
       y: H - 16 - (n / tall) * (H - 30),
       width: wide - 2,
       height: (n / tall) * (H - 30),
-      fill: "#c8b450",
+      class: "chart-gold",
     }),
   );
   return chart(

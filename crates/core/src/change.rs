@@ -419,6 +419,40 @@ pub enum ResurrectReason {
     Undo,
 }
 
+impl PruneReason {
+    /// The kind of the reason, for programs that show it in words of their own.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            PruneReason::Ranked { pairing: PrunePairing::WithPartner(_), .. } => "full_pair",
+            PruneReason::Ranked { measure: Measure::Age, .. } => "full_oldest",
+            PruneReason::Ranked { measure: Measure::Random, .. } => "full_random",
+            PruneReason::Ranked { .. } | PruneReason::Culled { .. } => "full_dimmest",
+            PruneReason::Manual => "user",
+            PruneReason::ManualDependent(_) => "user_dependent",
+            PruneReason::Client => "client",
+            PruneReason::Reasoning => "reasoning",
+            PruneReason::BeforeImport => "import",
+            PruneReason::Undo => "undo",
+        }
+    }
+}
+
+impl ResurrectReason {
+    /// The kind of the reason, for programs that show it in words of their own.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            ResurrectReason::SearchHit { .. } => "search",
+            ResurrectReason::OpensTurnOf(_) => "opens_turn",
+            ResurrectReason::PairOf(_) => "pair",
+            ResurrectReason::Manual => "user",
+            ResurrectReason::Merged => "merged",
+            ResurrectReason::Undo => "undo",
+        }
+    }
+}
+
 impl fmt::Display for PruneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

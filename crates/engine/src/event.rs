@@ -207,8 +207,10 @@ pub struct TurnSummary {
     pub finish: FinishReason,
     /// Tokens of the answer.
     pub tokens: usize,
-    /// Chunks that were resurrected.
+    /// The number of chunks that were resurrected.
     pub resurrected: usize,
+    /// Those chunks, in the order of the search.
+    pub resurrected_chunks: Vec<ChunkId>,
     /// The number of chunks.
     pub pruned: usize,
     /// Tokens in the context window, including the system prompt.

@@ -14,6 +14,8 @@ pub struct ChunkHistoryEntry {
     pub action: ChunkAction,
     /// Empty where the log has none.
     pub reason: String,
+    /// The kind of the reason of a pruning or a resurrection; empty for other actions.
+    pub reason_kind: &'static str,
 }
 
 /// What happened to a chunk.
@@ -73,41 +75,47 @@ pub fn chunk_history(
 #[must_use]
 pub fn entries_for_chunk(entry: &LogEntry, chunk: ChunkId) -> Vec<ChunkHistoryEntry> {
     let mut entries = Vec::new();
-    let mut add = |action: ChunkAction, reason: String| {
-        entries.push(ChunkHistoryEntry { at: entry.committed_at, seq: entry.seq, action, reason });
+    let mut add = |action: ChunkAction, reason: String, reason_kind: &'static str| {
+        let (at, seq) = (entry.committed_at, entry.seq);
+        entries.push(ChunkHistoryEntry { at, seq, action, reason, reason_kind });
     };
     for change in entry.change.flatten() {
         match change {
             Change::Prune(pruned) => {
                 let of_chunk = pruned.iter().filter(|p| p.chunk == chunk);
-                of_chunk.for_each(|p| add(ChunkAction::Pruned, p.reason.to_string()));
+                of_chunk.for_each(|p| {
+                    add(ChunkAction::Pruned, p.reason.to_string(), p.reason.kind());
+                });
             }
             Change::Resurrect(resurrected) => {
                 let of_chunk = resurrected.iter().filter(|r| r.chunk == chunk);
-                of_chunk.for_each(|r| add(ChunkAction::Resurrected, r.reason.to_string()));
+                of_chunk.for_each(|r| {
+                    add(ChunkAction::Resurrected, r.reason.to_string(), r.reason.kind());
+                });
             }
             Change::Pin { chunk: c, pinned } if *c == chunk => {
-                add(if *pinned { ChunkAction::Pinned } else { ChunkAction::Unpinned }, String::new());
+                add(if *pinned { ChunkAction::Pinned } else { ChunkAction::Unpinned }, String::new(), "");
             }
             Change::Delete { chunks, reason } if chunks.iter().any(|c| c.chunk == chunk) => {
-                add(ChunkAction::Deleted, reason.to_string());
+                add(ChunkAction::Deleted, reason.to_string(), "");
             }
             Change::Undelete(chunks) if chunks.iter().any(|c| c.chunk == chunk) => {
-                add(ChunkAction::Undeleted, "the deletion was undone".into());
+                add(ChunkAction::Undeleted, "the deletion was undone".into(), "");
             }
             Change::Merge { chunk: c, .. } if *c == chunk => {
-                add(ChunkAction::Merged, "merged into the chunk before it in its turn".into());
+                add(ChunkAction::Merged, "merged into the chunk before it in its turn".into(), "");
             }
             Change::Split { chunk: c, at, .. } if *c == chunk => {
                 add(
                     ChunkAction::Split,
                     format!("the tokens from position {} on became a chunk of their own", at.0),
+                    "",
                 );
             }
             Change::Split { chunk: c, tail_index, .. }
                 if *tail_index == chunk.index && c.turn == chunk.turn =>
             {
-                add(ChunkAction::Split, format!("it was the tail of {c}"));
+                add(ChunkAction::Split, format!("it was the tail of {c}"), "");
             }
             _ => {}
         }

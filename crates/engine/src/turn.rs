@@ -308,7 +308,7 @@ impl<'a> TurnRunner<'a> {
             })
             .collect();
         parts.commit(&change, Durability::Deferred)?;
-        self.progress.resurrected += events.len();
+        self.progress.resurrected.extend(plan.resurrected.iter().map(|r| r.chunk));
         events.into_iter().for_each(|event| self.progress.announce(event));
         Ok(())
     }
@@ -378,7 +378,8 @@ impl<'a> TurnRunner<'a> {
             turn,
             finish: *finish.as_ref().unwrap_or(&FinishReason::Cancelled),
             tokens,
-            resurrected: self.progress.resurrected,
+            resurrected: self.progress.resurrected.len(),
+            resurrected_chunks: std::mem::take(&mut self.progress.resurrected),
             pruned: self.progress.pruned,
             live_tokens: self.parts.live_tokens(),
             token_limit: self.parts.token_limit(),

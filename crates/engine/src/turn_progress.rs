@@ -5,6 +5,7 @@ use halo_core::Error;
 use halo_core::attention::AttentionStats;
 use halo_core::model::StepFlow;
 use halo_core::resurrect::Hit;
+use halo_core::token::ChunkId;
 use std::time::Duration;
 
 /// Hears of every event of a turn. Its return value counts during prefill and at every token: it can stop the answer there.
@@ -14,7 +15,7 @@ pub type TurnCallback<'a> = dyn FnMut(Event) -> StepFlow + 'a;
 pub(crate) struct TurnProgress<'a> {
     pub callback: &'a mut TurnCallback<'a>,
     pub stages: Vec<(TurnStage, Duration)>,
-    pub resurrected: usize,
+    pub resurrected: Vec<ChunkId>,
     pub pruned: usize,
     pub traces: Vec<(u64, AttentionStats)>,
     /// The best hits that were not resurrected, because they are below the relevance floor.
@@ -28,7 +29,7 @@ impl<'a> TurnProgress<'a> {
         Self {
             callback,
             stages: Vec::new(),
-            resurrected: 0,
+            resurrected: Vec::new(),
             pruned: 0,
             traces: Vec::new(),
             below_floor: Vec::new(),

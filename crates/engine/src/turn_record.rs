@@ -32,6 +32,9 @@ pub struct TurnFigures {
     pub tokens: usize,
     #[serde(rename = "returned")]
     pub resurrected: usize,
+    /// The resurrected chunks; empty in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resurrected_chunks: Vec<String>,
     #[serde(rename = "left")]
     pub pruned: usize,
     /// Tokens in the context window after the turn.
@@ -87,6 +90,7 @@ impl TurnRecord {
             figures: Some(TurnFigures {
                 tokens: summary.tokens,
                 resurrected: summary.resurrected,
+                resurrected_chunks: summary.resurrected_chunks.iter().map(ToString::to_string).collect(),
                 pruned: summary.pruned,
                 live_tokens: summary.live_tokens,
                 token_limit: Some(summary.token_limit),
@@ -210,7 +214,7 @@ mod tests {
 
     #[test]
     fn turn_record_reads_and_writes_the_stored_names() {
-        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5},{"histogram":[0,2,1],"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":10}],"below_floor":[{"chunk":"u4.0","score":0.25}],"finish":"end","left":2,"limit":2000,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","returned":1,"tokens":41,"why":"the disk is full"}"#;
+        let stored = r#"{"attention":[{"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":5},{"histogram":[0,2,1],"max":0.5,"mean":0.25,"median":0.2,"min":0.1,"std":0.1,"step":10}],"below_floor":[{"chunk":"u4.0","score":0.25}],"finish":"end","left":2,"limit":2000,"live":300,"ms":{"attend":0.4,"read":3.0,"settle":1.5,"speak":20.0,"store":0.5},"premise":"“tea”: it was coffee","resurrected_chunks":["u4.0"],"returned":1,"tokens":41,"why":"the disk is full"}"#;
         let record = TurnRecord::from_json(stored).expect("a record");
         let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
         assert_eq!(value(&record.to_json()), value(stored));

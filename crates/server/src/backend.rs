@@ -20,6 +20,7 @@ use halo_worlds::world::WorldModelRef;
 use halo_worlds::world_file::WorldFile;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -51,6 +52,18 @@ pub trait Backend: Send + Sync {
 
     /// Branches a conversation, even while another program writes to it. Returns the number of shared messages.
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error>;
+
+    /// Writes a conversation in Halo's export format, with its log, records and embeddings.
+    fn export_conversation(&self, name: &str, out: &mut dyn Write) -> Result<(), Error>;
+
+    /// Imports the conversations and worlds of a file of any known format: all of it, or on an error nothing. A file with one
+    /// conversation can get another name.
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error>;
 
     /// A recorder that stores the attention of answers in a folder of that name.
     fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error>;
@@ -101,6 +114,18 @@ pub trait Backend: Send + Sync {
     /// Writes a value to the settings file; without a value, removes it from there. Refuses settings that clients may not
     /// change.
     fn save_setting(&self, key: &str, value: Option<&str>) -> Result<(), Error>;
+}
+
+/// What an import has created.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub struct ImportResult {
+    /// The format of the file, in words.
+    pub format: String,
+    /// The names of the conversations, in the order of the file.
+    pub conversations: Vec<String>,
+    pub worlds: Vec<String>,
+    /// What was not imported, by kind.
+    pub losses: BTreeMap<String, u64>,
 }
 
 /// Details of a model that only the API reports; 0, −1 and empty texts where they are unknown.

@@ -48,7 +48,8 @@ mod world_loop;
 
 pub use app::App;
 pub use backend::{
-    AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting, SettingRange,
+    AttentionCapture, Backend, CaptureSegment, CaptureStep, ImportResult, ModelDetails, ServerLimits,
+    Setting, SettingRange,
 };
 pub use client_address::{AddressRange, AddressRangeError};
 pub use halo::capture_folder_names;

@@ -17,12 +17,15 @@ use xxhash_rust::xxh3::xxh3_64;
 #[include = "*.html"]
 #[include = "*.css"]
 #[include = "*.svg"]
+#[include = "*.webmanifest"]
 #[include = "js/*.js"]
+#[include = "vendor/*.js"]
+#[include = "vendor/*.woff2"]
 struct PageFiles;
 
 /// Only files of this server, no inline scripts or styles, no framing.
-const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
+                      connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     let mut router = Router::new();
@@ -45,6 +48,8 @@ fn serve_file(path: &str, headers: &HeaderMap) -> Response {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("svg") => "image/svg+xml",
+        Some("webmanifest") => "application/manifest+json",
+        Some("woff2") => "font/woff2",
         _ => "text/javascript; charset=utf-8",
     };
     let etag = format!("\"{:016x}\"", xxh3_64(&file.data));

@@ -22,7 +22,7 @@ use halo_worlds::{import, world_store};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Read, Seek, Write};
+use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -338,10 +338,22 @@ fn import_file(
     let bar = Progress::for_bytes("importing", bytes);
     let mut input = BufReader::with_capacity(1 << 16, bar.wrap_reader(input));
     let file_name = if from_pipe { "standard input".into() } else { path.to_string_lossy() };
+    Ok(import_from_reader(store, &mut input, &file_name, &options.format, options.name.as_deref(), settings)?)
+}
+
+/// Imports a file of any known format: all of it, or on an error nothing.
+pub fn import_from_reader(
+    store: &mut Database,
+    input: &mut dyn BufRead,
+    file_name: &str,
+    format: &str,
+    name: Option<&str>,
+    settings: &Settings,
+) -> Result<ImportReport, Error> {
     let import = ImportRequest {
-        file_name: &file_name,
-        format: Some(&options.format),
-        name: options.name.as_deref(),
+        file_name,
+        format: Some(format),
+        name,
         chunk_size: ChunkSize {
             min: settings.chunk_min_tokens.0 as u32,
             max: settings.chunk_max_tokens.0 as u32,
@@ -350,7 +362,7 @@ fn import_file(
         model: None,
         validate_rows: Some(&|name, rows| admit_world(name, rows, settings)),
     };
-    let report = store.import(&mut input, import)?;
+    let report = store.import(input, import)?;
     for conversation in report.conversations.iter().filter(|one| !one.is_namespace) {
         // Message keys let clients that continue an imported conversation be recognised.
         write_message_keys(store, &conversation.name)?;

@@ -1,6 +1,7 @@
 //! `halo serve` and `halo mcp`: the server, and the parts of this program that it needs.
 
 use super::fetch_models::fetch_missing_models;
+use super::import_export::import_from_reader;
 use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder, locate_capture};
 use crate::env::{Env, create_private_dir};
@@ -31,10 +32,11 @@ use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
-    AddressRange, App, AttentionCapture, Backend, ListenOptions, ModelDetails, PemFile, ServerLimits,
-    Setting, SettingRange, TlsConfig, TraceExporter,
+    AddressRange, App, AttentionCapture, Backend, ImportResult, ListenOptions, ModelDetails, PemFile,
+    ServerLimits, Setting, SettingRange, TlsConfig, TraceExporter,
 };
 use halo_store::database::Database;
+use halo_store::exchange::ImportedConversation;
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::runner::RunnerOptions;
@@ -43,6 +45,7 @@ use halo_worlds::world_file::WorldFile;
 use halo_worlds::world_store;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -345,6 +348,31 @@ impl Backend for CliBackend {
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
         let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
         halo_engine::branch::create_branch(&mut store, from, to, at)
+    }
+
+    fn export_conversation(&self, name: &str, out: &mut dyn Write) -> Result<(), Error> {
+        let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        store.export(name, out, &mut |_, _| {})
+    }
+
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error> {
+        let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        let settings = self.current_settings();
+        let report = import_from_reader(&mut store, &mut &content[..], file_name, "auto", name, &settings)?;
+        let (worlds, conversations): (Vec<_>, Vec<_>) =
+            report.conversations.into_iter().partition(|imported| imported.is_namespace);
+        let names = |imported: Vec<ImportedConversation>| imported.into_iter().map(|one| one.name).collect();
+        Ok(ImportResult {
+            format: report.format,
+            conversations: names(conversations),
+            worlds: names(worlds),
+            losses: report.losses.iter().map(|(kind, count)| (kind.to_owned(), count)).collect(),
+        })
     }
 
     fn capture_recorder(&self, called: &str) -> Result<Box<dyn AnswerRecorder>, Error> {

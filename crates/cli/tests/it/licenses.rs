@@ -2,6 +2,7 @@
 
 use crate::common::{run_halo, temp_dir};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -134,4 +135,28 @@ fn sbom_is_valid_cyclonedx() {
             assert!(target.as_str().is_some_and(|target| references.contains(target)), "{target}");
         }
     }
+}
+
+/// The files in web/vendor are those that were published, and every one of them is listed with its licence.
+#[test]
+fn page_libraries_match_their_checksums() {
+    let libraries: Vec<Value> = serde_json::from_str(&read_file("web/vendor/vendor.json")).expect("JSON");
+    let licences = read_file("THIRD_PARTY_LICENSES.md");
+    let text = |library: &Value, key: &str| library[key].as_str().expect(key).to_owned();
+    let mut listed = BTreeSet::new();
+    for library in &libraries {
+        let (name, file) = (text(library, "name"), text(library, "file"));
+        let content = read_file(&format!("web/vendor/{file}"));
+        let checksum: String =
+            Sha256::digest(content.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(checksum, text(library, "sha256"), "{file}");
+        let row = format!("| {name} | {} | web/vendor/{file} |", text(library, "version"));
+        assert!(licences.contains(&row), "{row}");
+        assert!(read_file(&format!("web/vendor/{}", text(library, "license_text"))).len() > 500, "{name}");
+        listed.insert(file);
+    }
+    let folder = std::fs::read_dir(repository_root().join("web/vendor")).expect("web/vendor");
+    let names = folder.filter_map(Result::ok).map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let scripts: BTreeSet<String> = names.filter(|name| name.ends_with(".js")).collect();
+    assert_eq!(scripts, listed);
 }

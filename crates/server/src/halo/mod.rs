@@ -2,14 +2,18 @@
 
 mod brightness;
 mod captures;
+mod chat_state;
 mod commands;
+mod exchange;
 mod figures;
 mod forget;
 mod memories;
 mod memory_links;
 mod openapi;
 mod queries;
+mod search_all;
 mod server;
+mod transcript;
 mod worlds;
 
 pub use captures::capture_folder_names;
@@ -36,6 +40,10 @@ pub(crate) fn routes(max_body_bytes: usize) -> Router<Arc<App>> {
             "/api/halo/v1",
             server::routes()
                 .merge(queries::routes())
+                .merge(transcript::routes())
+                .merge(chat_state::routes())
+                .merge(search_all::routes())
+                .merge(exchange::routes())
                 .merge(brightness::routes())
                 .merge(figures::routes())
                 .merge(commands::routes())

@@ -271,8 +271,9 @@ fn chunks_with_reason(
     let mut rows = Vec::new();
     for chunk in chunks.iter().filter_map(|&id| timeline.chunk(id)) {
         let history = history::chunk_history(store, name, chunk.id())?;
-        let reason = history.into_iter().rev().find(|entry| entry.action == action).map(|entry| entry.reason);
-        rows.push(ApiChunk { reason, ..ApiChunk::from_chunk(chunk, timeline, 0) });
+        let latest = history.into_iter().rev().find(|entry| entry.action == action);
+        let (reason, reason_kind) = latest.map(|entry| (entry.reason, entry.reason_kind)).unzip();
+        rows.push(ApiChunk { reason, reason_kind, ..ApiChunk::from_chunk(chunk, timeline, 0) });
     }
     Ok(rows)
 }
@@ -460,6 +461,9 @@ async fn get_token_attention(
                 position: position.0,
                 chunk: chunk.map(|chunk| chunk.id().to_string()).unwrap_or_default(),
                 text: text.unwrap_or_default(),
+                range: chunk
+                    .filter(|chunk| chunk.is_loaded())
+                    .and_then(|chunk| wire::token_range(chunk, timeline, position)),
                 share,
             }
         });

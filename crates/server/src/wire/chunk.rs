@@ -38,6 +38,8 @@ pub(crate) struct ApiChunk {
     pub pruned_before: usize,
     /// The reason of the latest change to it, if it was requested.
     pub reason: Option<String>,
+    /// The kind of that reason, as in the history of a chunk.
+    pub reason_kind: Option<&'static str>,
 }
 
 impl ApiChunk {
@@ -59,6 +61,7 @@ impl ApiChunk {
             tool_ranges,
             pruned_before,
             reason: None,
+            reason_kind: None,
         }
     }
 }
@@ -97,7 +100,7 @@ pub(crate) fn context_window(timeline: &Timeline, rank: RankBy) -> Vec<ApiChunk>
 
 /// The brightness of each chunk relative to the others, from 0 to 1. Peaks are scaled linearly. The other measures are scaled by
 /// rank: a few chunks receive most of the attention, and on a linear scale all others would look equally dark.
-pub(super) fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
+pub(crate) fn relative_brightness(timeline: &Timeline, rank: RankBy) -> Vec<f32> {
     let values: Vec<f64> = timeline.live_chunks().map(|chunk| rank.value_of(chunk)).collect();
     let mut sorted = values.clone();
     sorted.sort_by(f64::total_cmp);
@@ -141,12 +144,15 @@ pub(crate) struct ApiChunkHistoryEntry {
     pub action: &'static str,
     /// Empty where the log has none.
     pub reason: String,
+    /// The kind of the reason. Of a pruning: full_dimmest, full_oldest, full_random, full_pair, user, user_dependent, client,
+    /// import or undo. Of a resurrection: search, opens_turn, pair, user, merged or undo. Empty for other actions.
+    pub reason_kind: &'static str,
 }
 
 impl From<ChunkHistoryEntry> for ApiChunkHistoryEntry {
     fn from(entry: ChunkHistoryEntry) -> Self {
-        let ChunkHistoryEntry { at, action, reason, .. } = entry;
-        Self { at, action: action.as_str(), reason }
+        let ChunkHistoryEntry { at, action, reason, reason_kind, .. } = entry;
+        Self { at, action: action.as_str(), reason, reason_kind }
     }
 }
 
@@ -229,6 +235,9 @@ pub(crate) struct ApiAttendedToken {
     pub chunk: String,
     /// Empty if the chunk is unloaded.
     pub text: String,
+    /// Where the token starts and ends in the text of the chunk, in UTF-16 code units; null for a token of the chat template,
+    /// and if the chunk is unloaded.
+    pub range: Option<(usize, usize)>,
     pub share: f32,
 }
 
@@ -256,7 +265,11 @@ impl ApiFocusedToken {
 }
 
 /// The range of a token in the text of its chunk, in UTF-16 code units. None for a token of the chat template.
-fn token_range(chunk: ChunkRef<'_>, timeline: &Timeline, position: Position) -> Option<(usize, usize)> {
+pub(crate) fn token_range(
+    chunk: ChunkRef<'_>,
+    timeline: &Timeline,
+    position: Position,
+) -> Option<(usize, usize)> {
     let wanted = timeline.token(position)?;
     if wanted.flags.kind() == ContentKind::Template {
         return None;

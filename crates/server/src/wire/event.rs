@@ -190,6 +190,8 @@ pub(crate) struct ApiTurnSummary {
     pub tokens: usize,
     /// The number of chunks.
     pub resurrected: usize,
+    /// The ids of the resurrected chunks, in the order of the search.
+    pub resurrected_chunks: Vec<String>,
     /// The number of chunks.
     pub pruned: usize,
     pub tokens_per_second: f64,
@@ -207,6 +209,7 @@ impl From<&TurnSummary> for ApiTurnSummary {
             finish_reason: summary.finish.name(),
             tokens: summary.tokens,
             resurrected: summary.resurrected,
+            resurrected_chunks: summary.resurrected_chunks.iter().map(ToString::to_string).collect(),
             pruned: summary.pruned,
             tokens_per_second: summary.tokens_per_second(),
             first_token_seconds: TurnStage::BEFORE_ANSWER.into_iter().map(seconds).sum(),

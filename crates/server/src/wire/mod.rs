@@ -9,10 +9,11 @@ mod world;
 
 pub(crate) use chunk::{
     ApiAttendedToken, ApiChunk, ApiChunkDetail, ApiChunkPage, ApiSearchHit, ApiToken, ApiTokenAttention,
-    ApiWindowBrightness, context_window, is_pruned,
+    ApiWindowBrightness, context_window, is_pruned, relative_brightness, token_range,
 };
 pub(crate) use conversation::{
-    ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiSnapshot, ApiTurn, ApiVariant,
+    ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiPlacedMemory, ApiRunningAnswer,
+    ApiSnapshot, ApiTurn, ApiVariant,
 };
 pub(crate) use event::{ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiWorldEvent, api_event};
 pub(crate) use request::{

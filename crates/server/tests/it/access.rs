@@ -86,11 +86,15 @@ fn other_routes() -> Vec<(&'static str, String, String)> {
 /// The page and what it consists of.
 fn public_paths() -> Vec<String> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../web");
-    let scripts = std::fs::read_dir(folder.join("js")).expect("the scripts of the page");
-    let scripts = scripts.filter_map(|file| file.ok()?.file_name().into_string().ok());
-    let scripts = scripts.filter(|name| name.ends_with(".js")).map(|name| format!("/js/{name}"));
-    let files = ["/", "/index.html", "/rooms.html", "/halo.css", "/rooms.css", "/icon.svg", "/health"];
-    files.map(str::to_owned).into_iter().chain(scripts).collect()
+    let folders = [("js", ".js"), ("css", ".css"), ("vendor", ".js")].into_iter();
+    let parts = folders.flat_map(|(name, ending)| {
+        let files = std::fs::read_dir(folder.join(name)).expect("a folder of the page");
+        let files = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
+        let files = files.filter(move |file| file.ends_with(ending));
+        files.map(move |file| format!("/{name}/{file}")).collect::<Vec<_>>()
+    });
+    let files = ["/", "/index.html", "/rooms.html", "/halo.webmanifest", "/icon.svg", "/health"];
+    files.map(str::to_owned).into_iter().chain(parts).collect()
 }
 
 const MCP_ACCEPT: (&str, &str) = ("accept", "application/json, text/event-stream");
@@ -371,9 +375,11 @@ async fn page_has_content_security_policy_and_types() {
     for (path, content_type) in [
         ("/", "text/html; charset=utf-8"),
         ("/rooms.html", "text/html; charset=utf-8"),
-        ("/halo.css", "text/css; charset=utf-8"),
+        ("/css/tokens.css", "text/css; charset=utf-8"),
         ("/icon.svg", "image/svg+xml"),
         ("/js/main.js", "text/javascript; charset=utf-8"),
+        ("/vendor/marked.js", "text/javascript; charset=utf-8"),
+        ("/halo.webmanifest", "application/manifest+json"),
     ] {
         let response = fake.get(path).await;
         assert_eq!((response.status, response.header("content-type")), (200, content_type), "{path}");
@@ -388,7 +394,15 @@ async fn page_has_content_security_policy_and_types() {
     }
     let page = fake.get("/").await;
     assert_eq!(page.bytes, fake.get("/index.html").await.bytes);
-    for private in ["/package.json", "/biome.json", "/tsconfig.json", "/js/", "/../Cargo.toml"] {
+    for private in [
+        "/package.json",
+        "/biome.json",
+        "/tsconfig.json",
+        "/js/",
+        "/vendor/vendor.json",
+        "/tests/text.test.js",
+        "/../Cargo.toml",
+    ] {
         assert_eq!(fake.get(private).await.status, 404, "{private}");
     }
 }
@@ -396,13 +410,14 @@ async fn page_has_content_security_policy_and_types() {
 #[tokio::test]
 async fn page_is_not_sent_again_when_unchanged() {
     let fake = FakeServer::in_memory();
-    let first = fake.get("/halo.css").await;
+    let first = fake.get("/css/tokens.css").await;
     let etag = first.header("etag").to_owned();
     assert!(etag.starts_with('"') && etag.len() == 18, "{etag}");
-    let again = fake.request("GET", "/halo.css", &[("if-none-match", &etag)], "").await;
+    let again = fake.request("GET", "/css/tokens.css", &[("if-none-match", &etag)], "").await;
     assert_eq!((again.status, again.bytes.len()), (304, 0));
     assert_eq!(again.header("etag"), etag);
-    let changed = fake.request("GET", "/halo.css", &[("if-none-match", "\"0000000000000000\"")], "").await;
+    let changed =
+        fake.request("GET", "/css/tokens.css", &[("if-none-match", "\"0000000000000000\"")], "").await;
     assert_eq!((changed.status, changed.bytes.len()), (200, first.bytes.len()));
 }
 
@@ -410,7 +425,7 @@ async fn page_is_not_sent_again_when_unchanged() {
 async fn compression_on_request_and_never_for_events() {
     let fake = FakeServer::in_memory();
     let gzip = ("accept-encoding", "gzip");
-    for path in ["/halo.css", "/api/halo/openapi.json"] {
+    for path in ["/css/tokens.css", "/api/halo/openapi.json"] {
         let plain = fake.get(path).await;
         assert_eq!(plain.header("content-encoding"), "", "{path}");
         let small = fake.request("GET", path, &[gzip], "").await;

@@ -19,7 +19,7 @@ use halo_core::row_store::RowStore;
 use halo_core::store::{EraseStore, Store};
 use halo_core::testing::doubles::{HashEmbedder, InMemoryStore, ScriptedModel};
 use halo_core::testing::shared_store::SharedStore;
-use halo_core::token::{TokenId, TurnId};
+use halo_core::token::{Brightness, TokenId, TurnId};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
 use halo_engine::forget::{CaptureDeletion, ForgetBackend};
@@ -29,10 +29,11 @@ use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_server::{
-    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ModelDetails, ServerLimits, Setting,
-    TraceExporter, routes,
+    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ImportResult, ModelDetails, ServerLimits,
+    Setting, TraceExporter, routes,
 };
 use halo_store::database::{Database, StoreLocation};
+use halo_store::exchange::ImportRequest;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
 use halo_worlds::prompts::{PromptSection, WorldPrompts};
 use halo_worlds::runner::RunnerOptions;
@@ -41,6 +42,7 @@ use halo_worlds::world_file::WorldFile;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -470,6 +472,30 @@ impl Backend for FakeBackend {
 
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
         branch::create_branch(&mut *self.options.store.open()?, from, to, at)
+    }
+
+    fn export_conversation(&self, name: &str, out: &mut dyn Write) -> Result<(), Error> {
+        self.options.store.open_database()?.export(name, out, &mut |_, _| {})
+    }
+
+    fn import_conversations(
+        &self,
+        file_name: &str,
+        name: Option<&str>,
+        content: &[u8],
+    ) -> Result<ImportResult, Error> {
+        let import = ImportRequest {
+            file_name,
+            format: None,
+            name,
+            chunk_size: ChunkSize { min: 2, max: 64 },
+            initial_brightness: Brightness(10_000.0),
+            model: None,
+            validate_rows: None,
+        };
+        let report = self.options.store.open_database()?.import(&mut &content[..], import)?;
+        let conversations = report.conversations.into_iter().map(|imported| imported.name).collect();
+        Ok(ImportResult { format: report.format, conversations, ..ImportResult::default() })
     }
 
     fn capture_recorder(&self, folder: &str) -> Result<Box<dyn AnswerRecorder>, Error> {

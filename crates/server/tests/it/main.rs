@@ -23,5 +23,6 @@ mod routes_mcp;
 mod routes_ollama;
 mod routes_openai;
 mod routes_sampling;
+mod routes_transcript;
 mod routes_worlds;
 mod tools;

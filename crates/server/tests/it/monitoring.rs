@@ -175,8 +175,8 @@ async fn metrics_count_requests_by_api_and_status() {
     ] {
         fake.get(path).await;
     }
-    let etag = fake.get("/halo.css").await.header("etag").to_owned();
-    fake.request("GET", "/halo.css", &[("if-none-match", &etag)], "").await;
+    let etag = fake.get("/css/tokens.css").await.header("etag").to_owned();
+    fake.request("GET", "/css/tokens.css", &[("if-none-match", &etag)], "").await;
     fake.request("GET", "/v1/models", &[("host", "evil.example")], "").await;
     fake.script_failure_after("");
     fake.post("/v1/completions", &json!({ "prompt": "Once" })).await;

@@ -238,7 +238,74 @@ fn route_cases() -> Vec<RouteCase> {
             .refuses_body(json!({ "memories": "all" }), 400, "memories"),
     ]);
     cases.extend(world_cases());
+    cases.extend(transcript_cases());
     cases
+}
+
+/// The transcript, search over all conversations, export and import.
+fn transcript_cases() -> Vec<RouteCase> {
+    let none = || Value::Null;
+    let message = json!({ "author": { "role": "user" }, "content": { "parts": ["Hello there."] } });
+    vec![
+        route("GET", "/conversations/{name}/transcript", "/conversations/main/transcript?offset=1&limit=3")
+            .returns(200, |transcript| {
+                let messages = transcript["messages"].as_array().cloned().unwrap_or_default();
+                let turns: Vec<_> = messages.iter().filter_map(|message| message["turn"].as_u64()).collect();
+                // Without the deleted turns 2 and 3, the pending turn 4 and the variant 7.
+                turns == [1, 5, 6]
+                    && transcript["total"] == 5
+                    && transcript["offset"] == 1
+                    && messages[0]["role"] == "assistant"
+                    && texts(&messages[0]["chunks"]) == ["What a lovely town."]
+                    && messages[0]["chunks"][0]["live"] == false
+                    && messages[2]["chunks"][0]["live"] == true
+                    && messages[2]["chunks"][0]["relative_brightness"].is_number()
+                    && messages[2]["at"].is_i64()
+            })
+            .refuses("/conversations/main/transcript?offset=-1", none(), 400, "offset")
+            .refuses("/conversations/main/transcript?around=last", none(), 400, "around"),
+        route("GET", "/conversations/{name}/state", "/conversations/main/state").returns(200, |state| {
+            state["limit"] == 400
+                && state["tokens"] == 37
+                && state["live"] == 12
+                && state["pruned"] == 2
+                && state["running"].is_null()
+                && state["chunks"].is_null()
+        }),
+        route("GET", "/conversations/{name}/outline", "/conversations/main/outline?parts=2")
+            .returns(200, |outline| {
+                outline["total"] == 5
+                    && outline["parts"].as_array().is_some_and(|parts| parts.len() == 2)
+                    && outline["parts"][1]["offset"] == 3
+                    && outline["parts"][1]["turn"] == 6
+                    && outline["parts"][1]["live"] == outline["parts"][1]["tokens"]
+                    && outline["parts"][0]["live"].as_u64() < outline["parts"][0]["tokens"].as_u64()
+            })
+            .refuses("/conversations/main/outline?parts=few", none(), 400, "parts"),
+        route("GET", "/search", "/search?q=LINDAU%20lake")
+            .returns(200, |found| {
+                found["next"].is_null()
+                    && found["conversations"].as_array().is_some_and(|list| list.len() == 1)
+                    && found["conversations"][0]["name"] == "main"
+                    && found["conversations"][0]["hits"][0]["chunk"] == "u0.0"
+            })
+            .refuses("/search?q=%20", none(), 400, "empty"),
+        route("GET", "/conversations/{name}/export", "/conversations/main/export").refuses(
+            "/conversations/main/export?format=pdf",
+            none(),
+            400,
+            "pdf",
+        ),
+        route("POST", "/import", "/import?file_name=chats.json")
+            .body(json!([{ "title": "Greetings", "mapping": { "a": { "message": message } } }]))
+            .returns(201, |result| result["conversations"] == json!(["Greetings"]))
+            .changes("/conversations/Greetings/transcript", |transcript| transcript["total"] == 1)
+            .refuses("/import?file_name=a.json", json!({ "no": "chat" }), 422, "format")
+            .refuses("/import", none(), 400, "file_name"),
+        route("GET", "/deleted_conversations", "/deleted_conversations")
+            .before("DELETE", "/conversations/main?confirm=main", none())
+            .returns(200, |list| list[0]["name"] == "main" && list[0]["due"].is_i64()),
+    ]
 }
 
 fn query_cases() -> Vec<RouteCase> {

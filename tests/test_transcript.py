@@ -1,0 +1,270 @@
+"""The transcript of the page in a real browser, on the real program with scripted answers: Markdown, attention, long chats, keys."""
+
+import json
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from conftest import SHOTS, Server
+
+GHOST = re.compile(r"\bghost\b")
+
+MARKDOWN = """# A title
+
+Some **bold** and `code`, and 2 < 3.
+
+```python
+print("hello")
+```
+
+| place | opens |
+|---|---|
+| castle | 9:00 |
+
+See [the page](https://example.org/a), [not this](javascript:alert(1)) and ![a picture](https://example.org/i.png).
+
+<script>alert(1)</script><img src=x onerror=alert(1)>
+
+The mean is $\\bar{x}$, and it costs $5 or $10.
+
+1. one
+2. two
+"""
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    """Starts servers whose model gives these answers."""
+    servers = []
+
+    def start(*answers, settings=()):
+        script = tmp_path / "answers.txt"
+        script.write_text("\n---\n".join(answers))
+        server = Server(tmp_path / "data", "recall.mode=lexical", *settings, model=f"scripted:{script}").start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def open_chat(browser):
+    """Opens pages and fails the test on every console error, dialog and request to another server."""
+    contexts, problems = [], []
+
+    def open_page(server, name="main", **more):
+        context = browser.new_context(**{"color_scheme": "dark", "viewport": {"width": 1280, "height": 800}, **more})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: problems.append(request.url) if not is_local(request.url, server) else None)
+        page.goto(f"{server.url}/#{name}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not problems, problems
+
+
+def is_local(url, server):
+    return url.startswith((server.url, "data:", "blob:"))
+
+
+def shot(page, name):
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def test_markdown_is_rendered_and_nothing_runs(scripted, open_chat):
+    server = scripted(MARKDOWN, settings=("generation.max_tokens=400",))
+    server.say("main", "Show me **everything**.")
+    page = open_chat(server, permissions=["clipboard-read", "clipboard-write"])
+    answer = page.locator(".turn.assistant")
+    expect(answer.locator("h1")).to_have_text("A title")
+    expect(answer.locator("strong").first).to_have_text("bold")
+    expect(page.locator(".turn.user strong")).to_have_text("everything")
+    expect(answer.locator("pre .hljs-string")).to_have_text('"hello"')
+    expect(answer.locator("table td").first).to_have_text("castle")
+    expect(answer.locator("ol li")).to_have_count(2)
+    expect(answer.locator("math")).to_have_count(1)
+    expect(answer).to_contain_text("it costs $5 or $10")
+    # HTML is text, addresses are safe, pictures are not fetched.
+    expect(answer).to_contain_text("<script>alert(1)</script><img src=x onerror=alert(1)>")
+    assert page.locator("#log script, #log img, #log iframe, #log [onerror]").count() == 0
+    links = answer.locator("a").evaluate_all("all => all.map((one) => [one.getAttribute('href'), one.rel])")
+    assert links == [
+        ["https://example.org/a", "noopener noreferrer"],
+        ["https://example.org/i.png", "noopener noreferrer"],
+    ]
+    shot(page, "markdown")
+    answer.locator(".copy-code").click()
+    assert page.evaluate("() => navigator.clipboard.readText()") == 'print("hello")'
+    answer.hover()
+    answer.get_by_role("button", name="Copy", exact=True).last.click()
+    assert page.evaluate("() => navigator.clipboard.readText()").startswith("# A title\n\nSome **bold**")
+
+
+def test_streamed_markdown_keeps_its_blocks(browser, tmp_path, remote_model):
+    words = ["First ", "paragraph.\n\n", "```js\n", "let x", " = 1;\n", "```\n\n", "Last ", "**bold", "** word."]
+    server = Server(tmp_path, "recall.mode=lexical", model=remote_model([words], 0.15)).start()
+    page = browser.new_page()
+    try:
+        page.goto(server.url + "/#main")
+        page.fill("#message", "Go on.")
+        page.press("#message", "Enter")
+        page.wait_for_selector(".turn.assistant p")
+        # The first paragraph is the same element until the answer is complete.
+        page.evaluate("() => { document.querySelector('.turn.assistant p').marked = true; }")
+        page.wait_for_selector(".turn.running .code-box")
+        assert page.evaluate("() => document.querySelector('.turn.running p')?.marked === true")
+        expect(page.locator(".turn.assistant strong")).to_have_text("bold")
+        expect(page.locator("#announcer")).to_contain_text("First paragraph.")
+    finally:
+        page.close()
+        server.stop()
+
+
+def test_reasoning_is_folded_and_text_has_its_direction(scripted, open_chat):
+    server = scripted("<think>They say hello.</think>\u0645\u0631\u062d\u0628\u0627.")
+    server.say("main", "Hello.")
+    page = open_chat(server)
+    answer = page.locator(".turn.assistant")
+    expect(answer.locator("details summary")).to_have_text("Reasoning")
+    expect(answer.get_by_text("They say hello.")).to_be_hidden()
+    answer.locator("summary").click()
+    expect(answer.get_by_text("They say hello.")).to_be_visible()
+    assert answer.locator(".text").get_attribute("dir") == "auto"
+
+
+def test_word_of_an_answer_lights_what_it_attended_to(scripted, open_chat):
+    server = scripted("Hello.", "The **red fox** is called Rufus, as you said.")
+    page = open_chat(server)
+    for text in ("The red fox is called Rufus.", "What is the fox called?"):
+        server.say("main", text)
+    answer = page.locator(".turn.assistant").last
+    expect(answer).to_contain_text("as you said")
+    box = page.evaluate("""() => {
+      const walker = document.createTreeWalker(document.querySelector(".turn.last .text"), NodeFilter.SHOW_TEXT);
+      while (walker.nextNode()) {
+        const at = walker.currentNode.data.indexOf("Rufus");
+        if (at < 0) continue;
+        const range = document.createRange();
+        range.setStart(walker.currentNode, at + 1);
+        range.setEnd(walker.currentNode, at + 4);
+        const { x, y, width, height } = range.getBoundingClientRect();
+        return { x: x + width / 2, y: y + height / 2 };
+      }
+    }""")
+    page.mouse.move(box["x"] - 3, box["y"])
+    page.mouse.move(box["x"], box["y"])
+    lit = """() => [1, 2, 3, 4, 5].flatMap((level) => [...(CSS.highlights.get(`attended-${level}`) ?? [])]
+      .map((range) => [range.startContainer.parentElement.closest(".chunk").dataset.chunk,
+                       range.startContainer.data.slice(range.startOffset, range.endOffset).trim()]))"""
+    page.wait_for_function(f"() => ({lit})().length > 0")
+    assert any(chunk == "u0.0" and "Rufus" in text for chunk, text in page.evaluate(lit)), page.evaluate(lit)
+    shot(page, "hover")
+    page.mouse.move(5, 5)
+    page.wait_for_function(f"() => ({lit})().length === 0")
+
+
+def import_messages(server, count, name="long.json"):
+    """Imports a chat of messages that are numbered from 1."""
+    roles = ("user", "assistant")
+    messages = [
+        {"role": roles[n % 2], "content": f"Message number {n + 1} of this very long talk about the sea."}
+        for n in range(count)
+    ]
+    status, result = server.call(
+        "POST", f"/api/halo/v1/import?file_name={name}", json.dumps({"messages": messages}).encode(), timeout=300
+    )
+    assert status == 201, result
+    return result["conversations"][0]
+
+
+def test_long_chat_opens_at_its_end_and_scrolls(scripted, open_chat):
+    server = scripted("Yes.")
+    name = import_messages(server, 3000)
+    page = open_chat(server, name)
+    expect(page.locator(".turn", has_text="Message number 3000 ")).to_be_in_viewport(timeout=60_000)
+    drawn = page.locator(".turn").count()
+    assert drawn < 400, f"only what is near is drawn: {drawn}"
+    # To the beginning by the rail, and to the middle by scrolling.
+    page.locator("#rail").focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".turn", has_text=re.compile("Message number 1 "))).to_be_in_viewport()
+    assert page.locator("#rail").get_attribute("aria-valuetext") == "Message 1 of 3000"
+    page.evaluate("() => { const log = document.getElementById('log'); log.scrollTop = log.scrollHeight / 2; }")
+    page.wait_for_timeout(1500)
+    texts = page.locator(".turn").evaluate_all("""all => all.filter((node) => {
+      const { top, bottom } = node.getBoundingClientRect();
+      return bottom > 60 && top < innerHeight - 150;
+    }).map((node) => Number(/number (\\d+)/.exec(node.textContent)[1]))""")
+    assert texts and texts == list(range(texts[0], texts[0] + len(texts))), texts
+    assert 500 < texts[0] < 2500, texts
+    assert page.locator(".turn").count() < 600
+    shot(page, "long")
+    page.click("#to-end")
+    expect(page.locator(".turn", has_text="Message number 3000 ")).to_be_in_viewport()
+
+
+def test_keyboard_alone(scripted, open_chat):
+    server = scripted("One.", "Two.", "Three.")
+    for text in ("First question.", "Second question."):
+        server.say("main", text)
+    page = open_chat(server)
+    last = page.locator(".chunk").last
+    expect(last).to_be_visible()
+    # One paragraph is in the tab order; arrow keys move.
+    assert page.locator(".chunk[tabindex='0']").count() == 1
+    last.focus()
+    page.keyboard.press("ArrowUp")
+    question = page.locator(".chunk", has_text="Second question.")
+    expect(question).to_be_focused()
+    page.keyboard.press(".")
+    expect(page.get_by_role("menuitem", name="Copy")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(question).to_be_focused()
+    page.keyboard.press("e")
+    expect(page.locator("#message")).to_have_value("Second question.")
+    page.keyboard.press("Escape")
+    expect(page.locator("#editing")).to_be_hidden()
+    # The inspector is a step of the history, and gives the focus back.
+    question.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#panel")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#panel")).to_be_hidden()
+    expect(question).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#message")).to_be_focused()
+
+
+def test_continue_after_the_length_limit(scripted, open_chat):
+    server = scripted("One two three four five six seven eight.", "Nine.", settings=("generation.max_tokens=3",))
+    server.say("main", "Count.")
+    page = open_chat(server)
+    answer = page.locator(".turn.assistant").first
+    expect(answer).to_contain_text("Stopped at the length limit")
+    answer.get_by_role("button", name="Continue").click()
+    expect(page.locator(".turn")).to_have_count(4)
+    expect(page.locator(".turn.user").last).to_contain_text("Continue.")
+    expect(page.locator(".turn.assistant").last).to_contain_text("Nine.")
+
+
+def test_bars_appear_when_the_context_fills(scripted, open_chat):
+    server = scripted("word " * 60, settings=("context.max_tokens=400", "generation.max_tokens=80"))
+    server.say("main", "Begin.")
+    page = open_chat(server)
+    expect(page.locator("#log .chunk").first).to_be_visible()
+    expect(page.locator("#log")).not_to_have_class(re.compile("filling"))
+    for n in range(3):
+        server.say("main", f"Go on with part {n}.")
+        time.sleep(0.2)
+    expect(page.locator("#log")).to_have_class(re.compile("filling"))
