@@ -361,7 +361,7 @@ fn model_kind(header: &GgufHeader) -> ModelKind {
 }
 
 /// The quantization of most tensors, by its usual name.
-fn quantization_name(header: &GgufHeader) -> Option<&'static str> {
+pub fn quantization_name(header: &GgufHeader) -> Option<&'static str> {
     let Some(GgufValue::Int(kind)) = header.metadata.get("general.file_type") else { return None };
     // A guessed type is marked by a bit.
     Some(match kind & !1024 {

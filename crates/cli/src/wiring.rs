@@ -1,6 +1,7 @@
 //! Construction: settings become the model, the embedder, the session and the rules of the engine.
 
 use crate::env::Env;
+use crate::models::quantization_name;
 use crate::progress::Progress;
 use crate::script_model::{ScriptFileModel, script_file};
 use crate::settings::Settings;
@@ -116,7 +117,6 @@ pub fn model_facts(llama: &Llama, file: &Path) -> ModelDetails {
         Some(GgufValue::Text(text)) => text.clone(),
         _ => String::new(),
     };
-    let file_type = weights.header.metadata.get("general.file_type").and_then(GgufValue::as_f64);
     let modified = std::fs::metadata(file).and_then(|metadata| metadata.modified()).ok();
     let modified = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let heads = count("attention.head_count");
@@ -134,35 +134,11 @@ pub fn model_facts(llama: &Llama, file: &Path) -> ModelDetails {
         rope_scale: 1.0,
         architecture: weights.header.architecture().unwrap_or_default().to_owned(),
         parameters: text("general.size_label"),
-        quantization: file_type.map(|n| quantization_name(n as i64).to_owned()).unwrap_or_default(),
+        quantization: quantization_name(&weights.header).unwrap_or_default().to_owned(),
         file_name: file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
         file_bytes: weights.header.file_bytes,
         modified: modified.map_or(0, |age| age.as_secs() as i64),
         chat_template: weights.chat_template().unwrap_or_default(),
-    }
-}
-
-/// The name of a `general.file_type` of GGUF, as llama.cpp numbers them; empty if it is unknown.
-fn quantization_name(file_type: i64) -> &'static str {
-    match file_type {
-        0 => "F32",
-        1 => "F16",
-        2 => "Q4_0",
-        3 => "Q4_1",
-        7 => "Q8_0",
-        8 => "Q5_0",
-        9 => "Q5_1",
-        10 => "Q2_K",
-        11 => "Q3_K_S",
-        12 => "Q3_K_M",
-        13 => "Q3_K_L",
-        14 => "Q4_K_S",
-        15 => "Q4_K_M",
-        16 => "Q5_K_S",
-        17 => "Q5_K_M",
-        18 => "Q6_K",
-        32 => "BF16",
-        _ => "",
     }
 }
 
