@@ -2,7 +2,8 @@
 //!
 //! The reference vectors beside this file: for `e5-small` made by onnxruntime 1.31 from the weights of the same file,
 //! without quantization of activations; for `minilm` from the unquantized weights, in 64-bit floats. They show
-//! whether this program computes the model correctly, and what quantization costs. Each text was embedded alone.
+//! whether this program computes the model correctly, and what quantization costs. Each text was embedded alone, and none is
+//! longer than the references read (256 tokens).
 
 use crate::synthetic_text;
 use base64::Engine;
@@ -111,7 +112,7 @@ mod tests {
             .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/models/e5-small"));
         let mut embedder = EmbedderHandle::new(fetched, 2).expect("a thread");
         let report = measure(&mut embedder, Duration::ZERO).expect("it runs: `scripts/models` fetches it");
-        assert!(report.references == 24 && report.min_cosine >= Some(0.998), "{report:?}");
+        assert!(report.references == 23 && report.min_cosine >= Some(0.998), "{report:?}");
     }
 
     #[test]
@@ -127,7 +128,7 @@ mod tests {
     fn embed_references_are_unit_vectors() {
         for (name, json) in REFERENCES {
             let all = parse_references(json);
-            assert_eq!(all.len(), 24, "{name}");
+            assert_eq!(all.len(), 23, "{name}");
             for (text, vector) in all {
                 let length: f64 = vector.iter().map(|x| x * x).sum();
                 assert!(vector.len() == 384 && (length - 1.0).abs() < 1e-3, "{name}: {text}: {length}");
