@@ -425,7 +425,7 @@ async fn page_is_not_sent_again_when_unchanged() {
 async fn compression_on_request_and_never_for_events() {
     let fake = FakeServer::in_memory();
     let gzip = ("accept-encoding", "gzip");
-    for path in ["/css/tokens.css", "/api/halo/openapi.json"] {
+    for path in ["/css/layout.css", "/api/halo/openapi.json"] {
         let plain = fake.get(path).await;
         assert_eq!(plain.header("content-encoding"), "", "{path}");
         let small = fake.request("GET", path, &[gzip], "").await;
