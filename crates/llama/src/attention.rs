@@ -81,6 +81,11 @@ pub struct AttentionTap {
     head_sum: Vec<f32>,
     head_max: Vec<f32>,
     scratch: Vec<f32>,
+    /// The layers that attend to a sliding window of the last tokens only. Their rows say nothing about distant text, so
+    /// they are no part of the reduced row.
+    sliding: Vec<bool>,
+    /// While masks are probed: the number of cells that each layer lets the last token attend to.
+    mask_probe: Option<Vec<usize>>,
 }
 
 impl AttentionTap {
@@ -96,7 +101,28 @@ impl AttentionTap {
             head_sum: Vec::new(),
             head_max: Vec::new(),
             scratch: Vec::new(),
+            sliding: vec![false; layers],
+            mask_probe: None,
         }
+    }
+
+    /// Counts the cells that each layer lets the last token of the next batch attend to.
+    pub(crate) fn begin_mask_probe(&mut self) {
+        self.configure(TapConfig::off());
+        self.mask_probe = Some(vec![0; self.layers]);
+    }
+
+    /// The layers that saw fewer cells than others have a sliding window.
+    pub(crate) fn end_mask_probe(&mut self) {
+        let counts = self.mask_probe.take().unwrap_or_default();
+        let most = counts.iter().copied().max().unwrap_or(0);
+        self.sliding = counts.iter().map(|&count| count > 0 && count < most).collect();
+    }
+
+    /// Whether a layer attends to a sliding window of the last tokens only.
+    #[must_use]
+    pub fn is_sliding(&self, layer: usize) -> bool {
+        self.sliding.get(layer) == Some(&true)
     }
 
     /// Drops what was recorded, and sets what is recorded of the next batch.
@@ -151,36 +177,51 @@ impl AttentionTap {
     /// Whether a layer is part of the reduced row.
     fn reduces_layer(&self, layer: usize) -> bool {
         match &self.config.layers {
-            LayerReduction::Mean | LayerReduction::Max => true,
-            LayerReduction::Last => layer + 1 == self.layers,
+            LayerReduction::Mean | LayerReduction::Max => !self.is_sliding(layer),
+            LayerReduction::Last => {
+                Some(layer) == (0..self.layers).rev().find(|&layer| !self.is_sliding(layer))
+            }
             LayerReduction::Selected(these) => these.contains(&layer),
         }
     }
 
     pub(crate) fn wants_node(&self, node: &GraphNode<'_>) -> bool {
         match node_kind(node) {
-            // The mask is the same in every layer, so one is enough.
             GraphNodeKind::Softmax(layer) => {
-                self.wants_layer(layer) || (self.config.visible_cells && self.visible.is_empty())
+                self.wants_layer(layer) || self.wants_mask(layer) || self.mask_probe.is_some()
             }
-            // The cells of a token are the same in every layer, so one is enough.
-            GraphNodeKind::KeyWrite => self.config.cells && self.cells.is_empty(),
+            GraphNodeKind::KeyWrite(layer) => self.wants_cells(layer),
             GraphNodeKind::Other => false,
         }
+    }
+
+    /// The mask is the same in every global layer, so one is enough.
+    fn wants_mask(&self, layer: usize) -> bool {
+        self.config.visible_cells && self.visible.is_empty() && !self.is_sliding(layer)
+    }
+
+    /// The cells of a token are the same in every global layer, so one is enough.
+    fn wants_cells(&self, layer: usize) -> bool {
+        self.config.cells && self.cells.is_empty() && !self.is_sliding(layer)
     }
 
     pub(crate) fn observe(&mut self, node: &GraphNode<'_>) {
         match node_kind(node) {
             GraphNodeKind::Softmax(layer) => {
-                if self.config.visible_cells && self.visible.is_empty() {
-                    self.observe_mask(node);
+                if self.wants_mask(layer) {
+                    self.visible = self.visible_in(node);
+                }
+                if self.mask_probe.is_some() {
+                    let count = self.visible_in(node).len();
+                    let counts = self.mask_probe.as_mut().and_then(|counts| counts.get_mut(layer));
+                    counts.into_iter().for_each(|known| *known = count);
                 }
                 if self.wants_layer(layer) {
                     self.observe_softmax(layer, node);
                 }
             }
-            GraphNodeKind::KeyWrite => {
-                if self.cells.is_empty()
+            GraphNodeKind::KeyWrite(layer) => {
+                if self.wants_cells(layer)
                     && let Some(rows) = node.source(1)
                     && !rows.read_i64(&mut self.cells)
                 {
@@ -191,15 +232,14 @@ impl AttentionTap {
         }
     }
 
-    /// The mask adds 0 to the score of a cell that can be attended to, and minus infinity to all others.
-    fn observe_mask(&mut self, node: &GraphNode<'_>) {
-        let [_, tokens, _, _] = node.dims();
-        if let Some(mask) = node.source(1)
-            && let Some(row) = mask.f32_row(tokens.wrapping_sub(1), 0, &mut self.scratch)
-        {
-            let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
-            self.visible.extend(visible.map(|(cell, _)| cell as u32));
-        }
+    /// The cells that the last token can attend to. The mask adds a finite number to the score of such a cell (0, or the
+    /// bias of ALiBi), and minus infinity to all others.
+    fn visible_in(&mut self, softmax: &GraphNode<'_>) -> Vec<u32> {
+        let [_, tokens, _, _] = softmax.dims();
+        let Some(mask) = softmax.source(1) else { return Vec::new() };
+        let row = mask.f32_row(tokens.wrapping_sub(1), 0, &mut self.scratch).unwrap_or_default();
+        let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
+        visible.map(|(cell, _)| cell as u32).collect()
     }
 
     fn observe_softmax(&mut self, layer: usize, node: &GraphNode<'_>) {
@@ -259,8 +299,8 @@ fn max_into(into: &mut [f32], row: &[f32]) {
 enum GraphNodeKind {
     /// The attention probabilities of a layer.
     Softmax(usize),
-    /// Keys of the batch being written to their cells.
-    KeyWrite,
+    /// Keys of the batch being written to their cells in a layer.
+    KeyWrite(usize),
     Other,
 }
 
@@ -269,8 +309,13 @@ fn node_kind(node: &GraphNode<'_>) -> GraphNodeKind {
         let layer = str::from_utf8(layer).ok().and_then(|l| l.parse().ok());
         return layer.map_or(GraphNodeKind::Other, GraphNodeKind::Softmax);
     }
-    if node.is_set_rows() && node.view_source().is_some_and(|tensor| tensor.name().starts_with(b"cache_k")) {
-        return GraphNodeKind::KeyWrite;
+    if node.is_set_rows()
+        && let Some(tensor) = node.view_source()
+        && let Some(layer) = tensor.name().strip_prefix(b"cache_k_l")
+    {
+        let digits = layer.iter().take_while(|c| c.is_ascii_digit()).count();
+        let layer = str::from_utf8(&layer[..digits]).ok().and_then(|l| l.parse().ok());
+        return layer.map_or(GraphNodeKind::Other, GraphNodeKind::KeyWrite);
     }
     GraphNodeKind::Other
 }

@@ -108,14 +108,21 @@ pub fn contiguous_runs(tokens: &[CellEntry]) -> Vec<std::ops::Range<usize>> {
     runs
 }
 
-/// The ranges that the KV archive saves as one entry each: contiguous runs, split at chunk starts and at `max_len`.
+/// The ranges that the KV archive saves as one entry each: contiguous runs, split at chunk starts and at `max_len`. For a
+/// model with a sliding `window` they are also split at multiples of it, because llama.cpp saves no cells of sliding
+/// layers that the last token of the sequence does not attend to.
 #[must_use]
-pub fn archive_ranges(tokens: &[CellEntry], max_len: usize) -> Vec<std::ops::Range<usize>> {
+pub fn archive_ranges(
+    tokens: &[CellEntry],
+    max_len: usize,
+    window: Option<LlamaPos>,
+) -> Vec<std::ops::Range<usize>> {
+    let at_window = |token: &CellEntry| window.is_some_and(|window| token.position % window == 0);
     let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
     for run in contiguous_runs(tokens) {
         let mut start = run.start;
         for n in run.clone() {
-            if n > start && (tokens[n].chunk_start || n - start == max_len) {
+            if n > start && (tokens[n].chunk_start || n - start == max_len || at_window(&tokens[n])) {
                 ranges.push(start..n);
                 start = n;
             }
@@ -145,8 +152,8 @@ mod tests {
             entry(7, 12, false),
         ];
         assert_eq!(contiguous_runs(&tokens), [0..3, 3..4, 4..7]);
-        assert_eq!(archive_ranges(&tokens, 2), [0..2, 2..3, 3..4, 4..6, 6..7]);
-        assert!(contiguous_runs(&[]).is_empty() && archive_ranges(&[], 2).is_empty());
+        assert_eq!(archive_ranges(&tokens, 2, None), [0..2, 2..3, 3..4, 4..6, 6..7]);
+        assert!(contiguous_runs(&[]).is_empty() && archive_ranges(&[], 2, None).is_empty());
     }
 
     #[test]

@@ -65,18 +65,12 @@ impl GgufHeader {
     #[must_use]
     pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
         let arch = self.architecture().unwrap_or_default();
-        let positive = |key: &str| matches!(self.arch_value(key), Some(GgufValue::Int(n)) if *n > 0);
         let recurrent = RECURRENT_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix));
-        // Phi 3 has the key, but llama.cpp runs it without a sliding window.
-        let sliding_window = positive("attention.sliding_window") && arch != "phi3";
         match () {
             () if recurrent || self.arch_value("ssm.state_size").is_some() => {
                 Some("it is recurrent: at least some of its layers have no KV cells")
             }
             () if ENCODER_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix)) => Some(ENCODER_REASON),
-            () if sliding_window || SLIDING_WINDOW_ARCHITECTURES.contains(&arch) => {
-                Some(SLIDING_WINDOW_REASON)
-            }
             () if self.arch_value("attention.kv_lora_rank").is_some() => {
                 Some("its KV cells are compressed (MLA): attention cannot be read by cell")
             }
@@ -86,8 +80,6 @@ impl GgufHeader {
     }
 }
 
-pub(crate) const SLIDING_WINDOW_REASON: &str =
-    "its attention slides over a window (SWA): distant cells are masked, whatever the context window holds";
 pub(crate) const MULTI_ROPE_REASON: &str = "its positions have several parts (M-RoPE)";
 pub(crate) const ENCODER_REASON: &str = "it has an encoder";
 
@@ -125,9 +117,6 @@ const ENCODER_ARCHITECTURES: [&str; 9] = [
     "llama-embed",
     "t5",
 ];
-
-/// Architectures with sliding-window attention whose header may not have the key for it.
-const SLIDING_WINDOW_ARCHITECTURES: [&str; 3] = ["gemma2", "llama4", "step35"];
 
 /// The messages have the file as their subject; callers put its path before them.
 #[derive(Debug, thiserror::Error)]

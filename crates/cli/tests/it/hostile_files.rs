@@ -191,7 +191,7 @@ fn hostile_records_do_not_stop_a_conversation() {
         "",
     ];
     let keys = ["0", "1", "99999999999", "-1", "x", "notes.json", "u0.0"];
-    let model = test_model_path("HALO_TEST_TINY_MODEL", "tiny.gguf");
+    let model = test_model_path("HALO_TEST_TINY_MODEL", "tiny-llama.gguf");
     let flags = [
         "--model",
         model.to_str().expect("UTF-8"),

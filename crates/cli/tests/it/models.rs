@@ -338,8 +338,8 @@ fn models_list_reports_unusable_files() {
     home.write_model_file("no-ending", &intact);
     home.write_model_file("smollm2.gguf", &intact);
     home.write_model_file(
-        "slides.gguf",
-        &gguf_bytes(&[architecture("gemma3"), ("gemma3.attention.sliding_window", GgufTestValue::Int(512))]),
+        "recurs.gguf",
+        &gguf_bytes(&[architecture("mamba"), ("mamba.ssm.state_size", GgufTestValue::Int(16))]),
     );
     home.write_model_file("embed.gguf", &gguf_bytes(&[architecture("nomic-bert")]));
     home.write_model_file(
@@ -376,15 +376,15 @@ fn models_list_reports_unusable_files() {
         assert_eq!((&usable["kv_edit"], &usable["problem"]), (&true.into(), &Value::Null), "{name}");
         assert_eq!((&usable["quantisation"], &usable["context"]), (&"Q4_K_M".into(), &4096.into()));
     }
-    let slides = model("slides");
-    assert_eq!((&slides["kv_edit"], &slides["problem"]), (&false.into(), &Value::Null));
+    let recurs = model("recurs");
+    assert_eq!((&recurs["kv_edit"], &recurs["problem"]), (&false.into(), &Value::Null));
     assert!(
-        slides["kv_edit_reason"].as_str().is_some_and(|reason| reason.contains("its attention slides")),
-        "{slides}"
+        recurs["kv_edit_reason"].as_str().is_some_and(|reason| reason.contains("it is recurrent")),
+        "{recurs}"
     );
     assert_eq!((&model("embed")["kind"], &model("embed")["kv_edit"]), (&"embedding".into(), &false.into()));
     let page = home.run_ok(&[]);
-    assert!(page.contains("unusable") && page.contains("no, its attention slides"), "{page}");
+    assert!(page.contains("unusable") && page.contains("no, it is recurrent"), "{page}");
     let stderr = home.run_err(1, &["path", "cut"]);
     assert!(stderr.contains("cut cannot be used: it is cut short"), "{stderr}");
 }

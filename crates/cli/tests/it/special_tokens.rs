@@ -338,7 +338,7 @@ fn special_tokens_are_not_forged_in_agents_and_worlds() {
 /// Writes a copy of the tiny model in which the two tokens of ChatML have other names, with another chat template.
 pub fn write_renamed_model(path: &Path, names: [&str; 2], template: &str, token_type: u32) {
     let mut bytes =
-        std::fs::read(test_model_path("HALO_TEST_TINY_MODEL", "tiny.gguf")).expect("the tiny model");
+        std::fs::read(test_model_path("HALO_TEST_TINY_MODEL", "tiny-llama.gguf")).expect("the tiny model");
     let find = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).position(|window| window == part);
     let with_length = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
     let types = find(&bytes, b"tokenizer.ggml.token_type").expect("the types") + 25 + 4 + 4 + 8;

@@ -2,6 +2,11 @@
 //!
 //! Flash attention is off, because it computes no softmax that [`AttentionTap`] could read. The KV cache is unified:
 //! all sequences share one set of cells.
+//!
+//! A model with sliding-window attention has two caches: one for its global layers, one for its sliding layers. Both have
+//! the same size here (`swa_full`). llama.cpp still reuses cells of the sliding layers that no later token attends to, if
+//! one sequence alone holds them; when the end of the window is cut off, these cells are needed again. So all cells also
+//! belong to a pinning sequence. The two caches then always hold the same tokens in the same cells.
 
 use super::canceller::JobCanceller;
 use super::error::LlamaError;
@@ -44,6 +49,8 @@ pub struct LlamaContext {
     params: ContextParams,
     /// Cached, because it is asked at every step.
     can_shift: bool,
+    /// The sequence that holds the cells of all others, for a model with sliding-window attention.
+    pin: Option<SeqId>,
 }
 
 // SAFETY: llama.cpp allows a context on any thread, one thread at a time; `LlamaContext` is not `Sync`.
@@ -61,6 +68,7 @@ impl LlamaContext {
     /// Creates a context, if enough memory is free for it.
     pub fn new(weights: &Arc<ModelWeights>, params: ContextParams) -> Result<Self, LlamaError> {
         let params = check_params(weights, params)?;
+        let pin = weights.sliding_window().map(|_| SeqId(params.sequences.cast_signed()));
         let canceller = Arc::new(JobCanceller::default());
         let tap = NonNull::from(Box::leak(Box::new(AttentionTap::new(weights.layer_count()))));
         // SAFETY: the parameters are llama.cpp's defaults except for plain values and two callbacks, whose data lives
@@ -71,7 +79,8 @@ impl LlamaContext {
             params.n_ctx = tokens;
             params.n_batch = batch;
             params.n_ubatch = batch;
-            params.n_seq_max = sequences;
+            params.n_seq_max = sequences + u32::from(pin.is_some());
+            params.swa_full = true;
             params.n_threads = threads;
             params.n_threads_batch = threads;
             params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
@@ -91,7 +100,26 @@ impl LlamaContext {
         // SAFETY: the context was just created; its memory lives as long.
         let shiftable = unsafe { sys::llama_memory_can_shift(sys::llama_get_memory(context.as_ptr())) };
         let can_shift = shiftable && weights.kv_edit_unsupported().is_none();
-        Ok(Self { context, tap, canceller, weights: Arc::clone(weights), params, can_shift })
+        let mut context =
+            Self { context, tap, canceller, weights: Arc::clone(weights), params, can_shift, pin };
+        if let Some(window) = weights.sliding_window().filter(|_| can_shift) {
+            context.find_sliding_layers(window)?;
+        }
+        Ok(context)
+    }
+
+    /// Finds the layers with a sliding window, which llama.cpp does not tell: a token is decoded farther behind another
+    /// than the window is long, and the tap counts the cells that each layer lets it attend to.
+    fn find_sliding_layers(&mut self, window: LlamaPos) -> Result<(), LlamaError> {
+        let seq = SeqId(0);
+        let token = |position| BatchToken { token: 0, position, logits: false };
+        self.decode(seq, &[token(0), token(1)])?;
+        self.seq_add(seq, 1, 2, window);
+        self.tap().begin_mask_probe();
+        let decoded = self.decode(seq, &[token(window + 2)]);
+        self.tap().end_mask_probe();
+        let _ = self.seq_rm(seq, -1, -1);
+        decoded
     }
 
     #[must_use]
@@ -150,7 +178,10 @@ impl LlamaContext {
         // SAFETY: every array of the batch has `n_tokens` elements and outlives the call.
         let code = unsafe { sys::llama_decode(self.context.as_ptr(), batch) };
         match code {
-            0 => Ok(()),
+            0 => {
+                self.pin_cells(seq, items[0].position, items[items.len() - 1].position + 1);
+                Ok(())
+            }
             1 => Err(LlamaError::Decode("the KV cache has no free cells".into())),
             2 => Err(LlamaError::Cancelled),
             _ => Err(LlamaError::Decode(last_error())),
@@ -185,7 +216,22 @@ impl LlamaContext {
     #[must_use]
     pub fn seq_rm(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos) -> bool {
         // SAFETY: the memory lives as long as the context; llama.cpp accepts any range.
-        unsafe { sys::llama_memory_seq_rm(self.memory(), seq.0, start, end) }
+        let removed = unsafe { sys::llama_memory_seq_rm(self.memory(), seq.0, start, end) };
+        if removed && let Some(pin) = self.pin {
+            // SAFETY: as above.
+            unsafe { sys::llama_memory_seq_rm(self.memory(), pin.0, start, end) };
+            // Other sequences may have cells at the same positions.
+            let others = (0..self.params.sequences.cast_signed()).map(SeqId).filter(|other| *other != seq);
+            others.for_each(|other| self.pin_cells(other, start, end));
+        }
+        removed
+    }
+
+    /// Adds cells of a sequence to the pinning sequence, if there is one.
+    fn pin_cells(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos) {
+        if let Some(pin) = self.pin {
+            self.seq_cp(seq, pin, start, end);
+        }
     }
 
     /// Adds the cells of one sequence to another. No key or value is copied: the sequences share the cells.
@@ -263,11 +309,16 @@ impl LlamaContext {
 
     /// Replaces the cells of a sequence by saved ones.
     pub fn restore_state(&mut self, seq: SeqId, bytes: &[u8]) -> Result<(), LlamaError> {
+        if self.pin.is_some() {
+            // llama.cpp removes the cells of this sequence, but not their pins.
+            let _ = self.seq_rm(seq, -1, -1);
+        }
         // SAFETY: llama.cpp reads at most as many bytes as the length says, and returns 0 for a state that it refuses.
         let read = unsafe {
             sys::llama_state_seq_set_data(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq.0)
         };
         if read == bytes.len() {
+            self.pin_cells(seq, -1, -1);
             Ok(())
         } else {
             Err(LlamaError::StateRestore("they belong to another model or context"))

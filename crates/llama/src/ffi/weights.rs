@@ -2,7 +2,7 @@
 
 use super::error::LlamaError;
 use super::log::{clear_error, init, last_error};
-use super::types::LlamaToken;
+use super::types::{LlamaPos, LlamaToken};
 use crate::gguf;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -109,16 +109,23 @@ impl ModelWeights {
         unsafe { sys::llama_vocab_n_tokens(self.vocab.as_ptr()) }.max(0) as usize
     }
 
+    /// The number of tokens that the sliding layers attend to, if the model has such layers.
+    #[must_use]
+    pub fn sliding_window(&self) -> Option<LlamaPos> {
+        // SAFETY: the model is alive.
+        let window = unsafe { sys::llama_model_n_swa(self.model.as_ptr()) };
+        (window > 0).then_some(window)
+    }
+
     /// The reason why KV cells of this model cannot be removed and restored one by one, if there is one.
     #[must_use]
     pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
         let model = self.model.as_ptr();
         // SAFETY: the model is alive; these functions only read it.
-        let (recurrent, hybrid, sliding_window, rope, encoder) = unsafe {
+        let (recurrent, hybrid, rope, encoder) = unsafe {
             (
                 sys::llama_model_is_recurrent(model),
                 sys::llama_model_is_hybrid(model),
-                sys::llama_model_n_swa(model) > 0,
                 sys::llama_model_rope_type(model),
                 sys::llama_model_has_encoder(model),
             )
@@ -129,7 +136,6 @@ impl ModelWeights {
             () if let Some(why) = self.header.kv_edit_unsupported() => Some(why),
             () if recurrent => Some("it is recurrent: it has no KV cells"),
             () if hybrid => Some("it is partly recurrent: only some of its layers have KV cells"),
-            () if sliding_window => Some(gguf::SLIDING_WINDOW_REASON),
             () if multi_rope.contains(&rope) => Some(gguf::MULTI_ROPE_REASON),
             () if encoder => Some(gguf::ENCODER_REASON),
             () => None,

@@ -82,7 +82,8 @@ impl KvCache {
     pub(super) fn save_cells(&mut self, entries: &[usize]) -> Result<(), KvCacheError> {
         let Some(conversation) = self.conversation.clone() else { return Ok(()) };
         let entries: Vec<CellEntry> = entries.iter().map(|&n| self.main.entries[n]).collect();
-        for range in archive_ranges(&entries, MAX_ENTRY_TOKENS) {
+        let window = self.context.weights().sliding_window();
+        for range in archive_ranges(&entries, MAX_ENTRY_TOKENS, window) {
             let run = &entries[range];
             let (first, end) = (run[0], run[run.len() - 1].position + 1);
             let tokens: Vec<LlamaToken> = run.iter().map(|entry| entry.token).collect();

@@ -1,7 +1,7 @@
 //! Damaged GGUF files: wrong values in the header, and random bytes. Each file is loaded in a child process, which must
 //! end with an error or a working model, not with an abort inside llama.cpp.
 
-use crate::common::tiny_model_path;
+use crate::common::TinyModel;
 use halo_llama::ffi::{BatchToken, ContextParams, LlamaContext, ModelWeights, SeqId};
 use halo_llama::gguf::{self, GgufValue};
 use std::fs::{File, OpenOptions};
@@ -28,7 +28,7 @@ fn gguf_load_in_child_process() {
 
 /// Key, offset and width of each number in the header.
 fn header_number_offsets(bytes: &[u8]) -> Vec<(String, usize, usize)> {
-    let header = gguf::read_header(&tiny_model_path()).expect("an intact header");
+    let header = gguf::read_header(&TinyModel::Llama.path()).expect("an intact header");
     let mut offsets = Vec::new();
     for (key, value) in &header.metadata {
         let encoded_key = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
@@ -143,7 +143,7 @@ fn with_byte_types(good: &[u8]) -> Vec<u8> {
 /// A tokenizer that does not fit the vocabulary is an error, and not an exception of C++ that ends the process.
 #[test]
 fn gguf_tokenizer_kind_must_fit_vocabulary() {
-    let good = std::fs::read(tiny_model_path()).expect("the model");
+    let good = std::fs::read(TinyModel::Llama.path()).expect("the model");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
     let mut aborted = Vec::new();
@@ -182,7 +182,7 @@ fn gguf_tokenizer_kind_must_fit_vocabulary() {
 
 #[test]
 fn gguf_damaged_values_never_abort_the_process() {
-    let good = std::fs::read(tiny_model_path()).expect("the model");
+    let good = std::fs::read(TinyModel::Llama.path()).expect("the model");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, &good).expect("written");

@@ -7,6 +7,8 @@ use halo_llama::ffi::{ContextParams, LlamaContext, LlamaToken, ModelWeights};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
 use halo_llama::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT, WindowSync};
 use halo_llama::token_key::token_keys;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
@@ -23,13 +25,49 @@ pub fn model_path() -> PathBuf {
     test_model("HALO_TEST_MODEL", "SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
-/// A model with random weights and the tokenizer of SmolLM2: for tests of mechanics it is as good and much faster. With
-/// `HALO_TEST_THOROUGH` those tests run on SmolLM2.
-pub fn tiny_model_path() -> PathBuf {
-    if std::env::var_os("HALO_TEST_THOROUGH").is_some() {
-        return model_path();
+/// A small model with random weights and the tokenizer of SmolLM2: for tests of mechanics it is as good and much faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TinyModel {
+    /// Attention over all tokens in every layer. With `HALO_TEST_THOROUGH` it is SmolLM2.
+    Llama,
+    /// A sliding window of 48 tokens in five of six layers.
+    Gemma3,
+    /// A sliding window of 48 tokens in every second layer, attention sinks and experts.
+    GptOss,
+}
+
+impl TinyModel {
+    pub fn path(self) -> PathBuf {
+        match self {
+            TinyModel::Llama if std::env::var_os("HALO_TEST_THOROUGH").is_some() => model_path(),
+            TinyModel::Llama => test_model("HALO_TEST_TINY_MODEL", "tiny-llama.gguf"),
+            TinyModel::Gemma3 => test_model("HALO_TEST_TINY_GEMMA3", "tiny-gemma3.gguf"),
+            TinyModel::GptOss => test_model("HALO_TEST_TINY_GPT_OSS", "tiny-gpt-oss.gguf"),
+        }
     }
-    test_model("HALO_TEST_TINY_MODEL", "tiny.gguf")
+
+    /// The weights, loaded once.
+    pub fn weights(self) -> Arc<ModelWeights> {
+        static LOADED: Mutex<BTreeMap<TinyModel, Arc<ModelWeights>>> = Mutex::new(BTreeMap::new());
+        let mut loaded = LOADED.lock();
+        let load = || Arc::new(ModelWeights::load(&self.path(), 0).expect("the model loads"));
+        Arc::clone(loaded.entry(self).or_insert_with(load))
+    }
+
+    pub fn context(self, tokens: u32) -> LlamaContext {
+        context_of(&self.weights(), tokens)
+    }
+
+    /// A KV cache with an archive in RAM.
+    pub fn kv_cache(self, tokens: u32) -> KvCache {
+        kv_cache_of(self.context(tokens))
+    }
+
+    /// Whether an attention row has the right sum: 1, or less where a part goes to attention sinks.
+    pub fn is_right_sum(self, row: &ReducedAttention) -> bool {
+        let sum: f32 = row.mean.iter().sum();
+        if self == TinyModel::GptOss { sum > 0.1 && sum < 1.0 } else { (sum - 1.0).abs() < 1e-5 }
+    }
 }
 
 /// The model, loaded once; `HALO_TEST_GPU_LAYERS` layers of it on a GPU.
@@ -38,13 +76,6 @@ pub fn weights() -> Arc<ModelWeights> {
         let layers = std::env::var("HALO_TEST_GPU_LAYERS").ok().and_then(|n| n.parse().ok());
         Arc::new(ModelWeights::load(&model_path(), layers.unwrap_or(0)).expect("the model loads"))
     });
-    Arc::clone(&WEIGHTS)
-}
-
-/// The model of [`tiny_model_path`], loaded once.
-pub fn tiny_weights() -> Arc<ModelWeights> {
-    static WEIGHTS: LazyLock<Arc<ModelWeights>> =
-        LazyLock::new(|| Arc::new(ModelWeights::load(&tiny_model_path(), 0).expect("the model loads")));
     Arc::clone(&WEIGHTS)
 }
 
@@ -57,10 +88,6 @@ pub fn context(tokens: u32) -> LlamaContext {
     context_of(&weights(), tokens)
 }
 
-pub fn tiny_context(tokens: u32) -> LlamaContext {
-    context_of(&tiny_weights(), tokens)
-}
-
 fn kv_cache_of(context: LlamaContext) -> KvCache {
     let limits = KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None };
     KvCache::new(context, KvArchive::open(limits, 1), KvCacheMode::EditCells)
@@ -69,10 +96,6 @@ fn kv_cache_of(context: LlamaContext) -> KvCache {
 /// A KV cache with an archive in RAM.
 pub fn open_kv_cache(tokens: u32) -> KvCache {
     kv_cache_of(context(tokens))
-}
-
-pub fn open_tiny_kv_cache(tokens: u32) -> KvCache {
-    kv_cache_of(tiny_context(tokens))
 }
 
 /// A conversation; each message is one chunk.
