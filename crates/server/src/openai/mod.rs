@@ -5,6 +5,7 @@ mod answer_reader;
 mod chat;
 mod chat_request;
 mod chat_response;
+mod chat_target;
 mod chat_turn;
 mod choices;
 mod completions;

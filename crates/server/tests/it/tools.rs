@@ -334,3 +334,47 @@ async fn reasoning_is_streamed_and_can_be_left_out() {
     let response = fake.chat(&with(chat_body(&["u Is it so?"]), fields), None).await;
     assert_eq!(response.text(), "No.");
 }
+
+/// Ollama's `think` is `enable_thinking` of the chat template.
+#[tokio::test]
+async fn ollama_think_sets_the_reasoning_of_the_template() {
+    let answer = "<think>Hm, well.</think>Yes.";
+    for (path, text) in [("/api/chat", "/message/content"), ("/api/generate", "/response")] {
+        let thinking = text.replace("content", "thinking").replace("response", "thinking");
+        let mut prompt_tokens = None;
+        for (think, expected) in [
+            (json!(null), Some("Hm, well.")),
+            (json!(true), Some("Hm, well.")),
+            (json!("high"), Some("Hm, well.")),
+            (json!(false), None),
+        ] {
+            let fake = thinking_server("");
+            fake.script_answers(&[if expected.is_some() { answer } else { "Yes." }; 2]);
+            let mut body = json!({
+                "prompt": "Is it?", "messages": [{ "role": "user", "content": "Is it?" }], "think": think, "stream": false,
+            });
+            let whole = fake.post(path, &body).await.json();
+            assert_eq!(whole.pointer(text), Some(&json!("Yes.")), "{path} {think}: {whole}");
+            assert_eq!(whole.pointer(&thinking).and_then(Value::as_str), expected, "{path} {think}: {whole}");
+            // Without reasoning, the template writes its end into the prompt.
+            let count = whole["prompt_eval_count"].as_u64().expect("a count");
+            let with_reasoning = *prompt_tokens.get_or_insert(count);
+            assert_eq!(
+                count > with_reasoning,
+                expected.is_none(),
+                "{path} {think}: {count} {with_reasoning}"
+            );
+            body["stream"] = true.into();
+            let streamed = fake.post(path, &body).await;
+            let lines: Vec<Value> =
+                streamed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+            let join = |at: &str| -> String {
+                lines.iter().filter_map(|line| line.pointer(at).and_then(Value::as_str)).collect()
+            };
+            assert_eq!(join(text), "Yes.", "{path} {think}: {lines:?}");
+            assert_eq!(join(&thinking), expected.unwrap_or_default(), "{path} {think}: {lines:?}");
+        }
+        let show = thinking_server("").post("/api/show", &json!({ "model": "scripted" })).await.json();
+        assert_eq!(show["capabilities"], json!(["completion", "tools", "thinking"]));
+    }
+}

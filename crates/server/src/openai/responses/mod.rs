@@ -6,16 +6,16 @@ mod record;
 mod request;
 mod stream;
 
-use super::chat::{NOT_STORED, conversation_name, run_to_end, set_conversation_header};
-use super::chat_request::ParsedChatRequest;
+use super::chat::{NOT_STORED, run_to_end, set_conversation_header};
+use super::chat_request::{ChatParseContext, ParsedChatRequest};
 use super::chat_response::call_id;
+use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, TurnRecorder, submit_chat_turn};
 use super::dispatch::{dispatch_after, dispatch_chat};
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
 use crate::app::App;
 use crate::error::{ErrorResponse, spawn_blocking};
-use crate::sampling::check_supported;
 use crate::session_job::run_in_session;
 use crate::sse::{spawn_sse_stream, sse_channel};
 use axum::extract::{Path, Query, State};
@@ -48,27 +48,22 @@ async fn create_response(
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<CreateResponse>,
 ) -> OpenAiResult<Response> {
-    let template = app.backend.model_info().template;
-    let request = body.parse(&app.backend.rules().sampling, app.limits.max_messages, &template)?;
-    let place = app.reserve_queue_place()?;
-    let name = conversation_name(&headers)?;
-    check_supported(&app, &request.parameters, request.sampling.constraint.as_ref()).await?;
+    let request = body.parse(&ChatParseContext::new(&app))?;
+    let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let format = ResponseFormat::new(&app, &body, &tools_json(&request));
     let stream = body.stream == Some(true);
-    if body.store == Some(false) || name.as_deref() == Some(NOT_STORED) {
+    let ChatTarget::Conversation { name, place } = target else {
         if body.previous_response_id.is_some() {
             let message = "previous_response_id needs a stored response; leave out store: false";
             return Err(ErrorResponse::bad_request(message).into());
         }
-        // A completion takes a place of its own.
-        drop(place);
         let mut response = match stream {
             true => stream_unstored(app, request, format).await?,
             false => complete_unstored(app, request, format).await?,
         };
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
-    }
+    };
     let previous = body.previous_response_id;
     let record = response_recorder(&format, previous.clone());
     let dispatcher = Arc::clone(&app);
