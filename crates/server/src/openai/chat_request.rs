@@ -209,7 +209,8 @@ fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
         }
         start += count.max(1);
     }
-    input.into_iter().map(|message| message.message).collect()
+    let message = |input: InputMessage| SentMessage { call_ids: input.ids, ..input.message };
+    input.into_iter().map(message).collect()
 }
 
 /// What a function without output returned.

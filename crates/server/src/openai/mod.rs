@@ -2,6 +2,7 @@
 //! from its history stay there, and are resurrected when they are relevant.
 
 mod answer_reader;
+mod call_gate;
 mod chat;
 mod chat_request;
 mod chat_response;

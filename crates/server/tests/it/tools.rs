@@ -189,6 +189,46 @@ async fn tools_calls_without_offered_functions_are_text() {
     assert!(response.text().contains("rm"), "no such function was offered");
 }
 
+/// A model that writes calls on its own may write them wrong: the client gets text, and the conversation goes on with it.
+#[tokio::test]
+async fn tools_calls_that_break_their_schema_are_text() {
+    for (arguments, names) in [("{\"town\": 7}", "7"), ("{}", "weather"), ("{\"town\": \"Lin", "Lin")] {
+        let broken = format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}");
+        for stream in [false, true] {
+            let fake = chatml_server();
+            fake.script_answers(&[&broken, "Well."]);
+            let body = with(question(), json!({ "stream": stream }));
+            let (text, finish) = match stream {
+                false => {
+                    let response = fake.chat(&body, None).await;
+                    let choice = response.body["choices"][0].clone();
+                    assert!(choice["message"].get("tool_calls").is_none(), "{choice}");
+                    (response.text(), choice["finish_reason"].clone())
+                }
+                true => {
+                    let (events, _) = fake.stream(CHAT, &body).await;
+                    let events: Vec<Value> =
+                        events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+                    let deltas = || events.iter().map(|event| &event["choices"][0]["delta"]);
+                    assert!(deltas().all(|delta| delta.get("tool_calls").is_none()), "{events:?}");
+                    let text: String = deltas().filter_map(|delta| delta["content"].as_str()).collect();
+                    (text, events.last().expect("events")["choices"][0]["finish_reason"].clone())
+                }
+            };
+            assert!(text.contains("weather") && text.contains(names), "{arguments}: {text}");
+            assert_eq!(finish, "stop", "{arguments}");
+            let mut next = question();
+            let messages = next["messages"].as_array_mut().expect("messages");
+            messages.push(json!({ "role": "assistant", "content": text }));
+            messages.push(json!({ "role": "user", "content": "And now?" }));
+            let answer = fake.chat(&next, None).await;
+            assert_eq!(answer.text(), "Well.");
+            let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+            assert_eq!(conversations.as_array().map(Vec::len), Some(1), "{arguments}: {conversations}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn tools_results_are_sorted_by_their_calls() {
     let fake = FakeServer::in_memory();
