@@ -376,6 +376,7 @@ impl App {
     pub(crate) fn drop_cached(&self, name: &str) {
         self.attention_cache.remove(name);
         self.state_cache.remove(name);
+        self.response_index.remove_conversation(name);
         self.snapshots.lock().retain(|cached| cached.state.name != name);
         self.undo_log.lock().entries.retain(|(_, conversation, _)| conversation != name);
     }

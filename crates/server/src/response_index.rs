@@ -14,7 +14,7 @@ pub(crate) struct ResponseIndex {
 
 #[derive(Default)]
 struct IndexEntries {
-    /// The name of the conversation by the id of the response. A conversation may have been renamed or deleted since.
+    /// The name of the conversation by the id of the response. Another program may have renamed or deleted a conversation since.
     conversations: HashMap<String, String>,
     /// The ids, the oldest first.
     order: VecDeque<String>,
@@ -36,6 +36,13 @@ impl ResponseIndex {
             }
         }
     }
+
+    /// Drops the responses of a conversation that was erased or renamed.
+    pub fn remove_conversation(&self, name: &str) {
+        let IndexEntries { conversations, order } = &mut *self.entries.lock();
+        conversations.retain(|_, conversation| conversation != name);
+        order.retain(|id| conversations.contains_key(id));
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +61,9 @@ mod tests {
         assert_eq!(index.conversation("resp_7").as_deref(), Some("renamed"));
         assert_eq!(index.entries.lock().conversations.len(), MAX_RESPONSES);
         assert_eq!(index.entries.lock().order.len(), MAX_RESPONSES);
+        index.remove_conversation("main");
+        assert_eq!(index.conversation("resp_5"), None);
+        assert_eq!(index.conversation("resp_7").as_deref(), Some("renamed"));
+        assert_eq!(index.entries.lock().order, ["resp_7"]);
     }
 }

@@ -302,5 +302,5 @@ async fn responses_are_found_without_the_index() {
     let rename = format!("/conversations/{}/rename", percent_encoded(&name));
     let (status, renamed) = fake.halo_api("POST", &rename, Some(&json!({ "name": "another" }))).await;
     assert_eq!(status, 204, "{renamed}");
-    assert_eq!(fake.get(&path).await.status, 200, "the index has the old name");
+    assert_eq!(fake.get(&path).await.status, 200, "it is found under the new name");
 }
