@@ -40,9 +40,9 @@ soak: doc ## documentation, and the property, fuzz and load tests with many more
 	scripts/fuzz 600
 	scripts/kills --kills 200
 	scripts/kills --kills 100 --store postgres
-	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 scripts/clients
-	target/venv/bin/python -m pip install --quiet langchain-openai==1.7.3 pydantic-ai-slim[openai]==2.31.1
-	target/venv/bin/python -m pytest -q -p no:cacheprovider tests/soak_clients.py
+	HALO_ONE_SHOTS=10000 HALO_LONG_HISTORY=100000 HALO_CASES=1000 scripts/clients
+	HALO_CASES=1000 target/venv/bin/python -m pytest -q -p no:cacheprovider tests/soak_clients.py
+	scripts/sillytavern
 
 setup: ## install missing packages, or print which ones to install
 	@scripts/setup

@@ -1,75 +1,215 @@
-"""The same conversation with a function through three clients: OpenAI's own, LangChain and pydantic-ai.
+"""More clients of other programs, unchanged, and the calls of Open WebUI.
 
-`make soak` runs it: the two frameworks are too large for the packages of every test run.
+`make soak` runs it: these packages are too large for every test run, and some of these tests are long.
 """
 
 import json
+import os
+import subprocess
 
-import openai
+import hypothesis
 import pytest
+import schemathesis
+from schemathesis.checks import CHECKS
 
-from conftest import Server
+from conftest import ROOT, Server
 
+CLIENTS = ROOT / "target/clients"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Lindau"}}\n</tool_call>'
-ANSWER = "It is sunny in Lindau."
+BIRD = '{"name": "heron", "legs": 2}'
+BIRD_CALL = f'<tool_call>\n{{"name": "Bird", "arguments": {BIRD}}}\n</tool_call>'
+CHAT = ["I am a heron.", "I live by the lake."]
+CASES = int(os.environ.get("HALO_CASES", "100"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages():
+    subprocess.run([ROOT / "scripts/client-packages", "soak"], check=True)
 
 
 @pytest.fixture
-def url(tmp_path):
-    script = tmp_path / "answers.txt"
-    script.write_text(f"{CALL}\n---\n{ANSWER}\n")
-    server = Server(tmp_path / "data", model=f"scripted:{script}").start()
-    yield f"{server.url}/v1"
-    server.stop()
+def scripted(tmp_path):
+    """Starts a server whose model gives these answers, and returns it."""
+    servers = []
+
+    def start(*answers):
+        script = tmp_path / "answers.txt"
+        script.write_text("\n---\n".join(answers))
+        servers.append(Server(tmp_path / "data", model=f"scripted:{script}").start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
 
 
-def test_openai_runs_a_function(url):
-    api = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-    function = {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+def run(command, server, **more):
+    """Runs a client, which fails where it gets something else than it expects."""
+    command = [str(part) for part in command]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}\n{''.join(server.log[-20:])}"
+    return result.stdout
+
+
+def run_script(name, server):
+    output = run([CLIENTS / "venv-soak/bin/python", ROOT / "tests/clients" / name, server.url], server)
+    assert output.strip().endswith("ok"), output
+
+
+def test_instructor(scripted):
+    run_script("instructor_client.py", scripted(BIRD_CALL, BIRD, BIRD))
+
+
+def test_llama_index(scripted):
+    run_script("llama_index_client.py", scripted(*CHAT, CALL))
+
+
+def test_litellm(scripted):
+    run_script("litellm_client.py", scripted(*CHAT, *CHAT, CALL))
+
+
+def test_aider_edits_a_file(scripted, tmp_path):
+    server = scripted("heron.py\n```\nprint('I am a heron.')\n```")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "heron.py").write_text("print('nobody')\n")
+    flags = "--no-git --yes-always --no-check-update --no-show-model-warnings --no-analytics --no-stream --map-tokens 0"
+    run(
+        [
+            *(CLIENTS / "venv-aider/bin/aider", *flags.split(), "--edit-format", "whole", "--model", "openai/any"),
+            *("--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
+            *("--message", "Say who you are.", "heron.py"),
+        ],
+        server,
+        cwd=work,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert (work / "heron.py").read_text() == "print('I am a heron.')\n"
+
+
+# The requests of Open WebUI 0.6 to an Ollama server: on connecting, for a chat, for its title and tags, and for documents.
+def test_open_webui_calls_of_ollama(scripted):
+    server = scripted(*CHAT, '{ "title": "A heron" }')
+    version = server.call("GET", "/api/version")[1]["version"]
+    assert [int(part) for part in version.split(".")] >= [0, 5, 0], version
+    [model] = server.call("GET", "/api/tags")[1]["models"]
+    [running] = server.call("GET", "/api/ps")[1]["models"]
+    assert running["name"] == model["name"] == model["model"]
+    shown = server.call("POST", "/api/show", {"name": model["model"]})[1]
+    assert "completion" in shown["capabilities"] and shown["model_info"]["general.architecture"]
+    messages = [{"role": "user", "content": "Who are you, and where do you live?"}]
+    options = {"temperature": 0.8, "num_ctx": 4096, "repeat_penalty": 1.1, "top_k": 40, "seed": 1, "stop": ["<end>"]}
+    body = {"model": model["model"], "messages": messages, "stream": True, "keep_alive": "5m", "options": options}
+    status, lines = server.call("POST", "/api/chat", body)
+    assert status == 200, lines
+    objects = [json.loads(line) for line in lines.splitlines()]
+    assert "".join(o["message"]["content"] for o in objects).strip() == CHAT[0]
+    assert objects[-1]["done"] and objects[-1]["eval_count"] > 0 and objects[-1]["total_duration"] > 0
+    messages += [
+        {"role": "assistant", "content": CHAT[0]},
+        {"role": "user", "content": "And where is that?", "images": []},
+    ]
+    status, second = server.call("POST", "/api/chat", {**body, "messages": messages, "stream": False})
+    assert status == 200 and second["message"]["content"].strip() == CHAT[1], second
+    assert len(server.halo("GET", "/conversations")[1]) == 1, "both messages are one chat"
+    task = {"model": model["model"], "messages": [{"role": "user", "content": "Generate a title"}], "stream": False}
+    title = server.call("POST", "/api/chat", {**task, "options": {"num_predict": 1000}})[1]
+    assert json.loads(title["message"]["content"])["title"] == "A heron"
+    embedded = server.call("POST", "/api/embed", {"model": model["model"], "input": ["a heron", "a lake"]})[1]
+    assert len(embedded["embeddings"]) == 2
+
+
+# The requests of Open WebUI 0.6 to a server with OpenAI's API.
+def test_open_webui_calls_of_openai(scripted):
+    server = scripted(*CHAT, '{ "tags": ["birds"] }')
+    [model] = server.call("GET", "/v1/models")[1]["data"]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you, and where?"}]
+    body = {"model": model["id"], "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
+    status, text = server.call("POST", "/v1/chat/completions", body, headers=headers)
+    assert status == 200, text
+    events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    answer = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert answer.strip() == CHAT[0] and chunks[-1]["usage"]["completion_tokens"] > 0
+    messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And where is that?"}]
+    second = server.call("POST", "/v1/chat/completions", {"model": model["id"], "messages": messages, "stream": False})[
+        1
+    ]
+    assert second["choices"][0]["message"]["content"].strip() == CHAT[1]
+    task = {
+        "model": model["id"],
+        "messages": [{"role": "user", "content": "Generate tags"}],
+        "max_completion_tokens": 1000,
     }
-    tools = [{"type": "function", "function": function}]
-    messages = [{"role": "user", "content": "How is the weather in Lindau?"}]
-    first = api.chat.completions.create(model="any", messages=messages, tools=tools).choices[0].message
-    call = first.tool_calls[0]
-    assert json.loads(call.function.arguments) == {"town": "Lindau"}
-    messages += [first, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    second = api.chat.completions.create(model="any", messages=messages, tools=tools)
-    assert second.choices[0].message.content.strip() == ANSWER
+    tags = server.call("POST", "/v1/chat/completions", {**task, "stream": False})[1]
+    assert json.loads(tags["choices"][0]["message"]["content"])["tags"] == ["birds"]
+    embedded = server.call("POST", "/v1/embeddings", {"model": model["id"], "input": ["a heron"]})[1]
+    assert len(embedded["data"]) == 1
 
 
-def test_langchain_runs_a_function(url):
-    openai_chat = pytest.importorskip("langchain_openai")
-    tools = pytest.importorskip("langchain_core.tools")
-    messages = pytest.importorskip("langchain_core.messages")
+def openai_document():
+    """The bodies of OpenAI's API as far as they matter here: what is generated may be valid or not, but the server answers it."""
+    text = {"type": "string", "maxLength": 40}
+    role = {"enum": ["system", "user", "assistant", "tool", "developer", "nobody"]}
+    part = {"type": "object", "properties": {"type": {"enum": ["text", "image_url"]}, "text": text}}
+    content = {"anyOf": [text, {"type": "null"}, {"type": "array", "items": part, "maxItems": 2}]}
+    message = {"type": "object", "properties": {"role": role, "content": content}, "required": ["role"]}
+    numbers = {
+        name: {"type": ["number", "null"]}
+        for name in ("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "n")
+    }
+    sampling = {
+        **numbers,
+        "max_tokens": {"type": "integer", "maximum": 8},
+        "stop": {"type": ["string", "array", "null"]},
+    }
+    tool = {"type": "object", "properties": {"type": {"const": "function"}, "function": {"type": "object"}}}
+    bodies = {
+        "/v1/chat/completions": {
+            **sampling,
+            "messages": {"type": "array", "items": message, "maxItems": 4},
+            "tools": {"type": "array", "items": tool, "maxItems": 2},
+            "store": {"type": ["boolean", "null"]},
+            "response_format": {"type": ["object", "null"]},
+        },
+        "/v1/completions": {**sampling, "prompt": {"type": ["string", "array", "null"]}, "logprobs": {}},
+        "/v1/embeddings": {"input": {"type": ["string", "array", "null"]}, "dimensions": {}},
+        "/v1/responses": {"input": {"anyOf": [text, {"type": "array", "items": message}]}, "instructions": text},
+    }
+    paths = {
+        path: {
+            "post": {
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"type": "object", "properties": properties}}},
+                },
+                "responses": {"default": {"description": "an answer or an error"}},
+            }
+        }
+        for path, properties in bodies.items()
+    }
+    return {"openapi": "3.1.0", "info": {"title": "OpenAI", "version": "1"}, "paths": paths}
 
-    @tools.tool
-    def get_weather(town: str) -> str:
-        """The weather in a town."""
-        return f"sunny in {town}"
 
-    model = openai_chat.ChatOpenAI(base_url=url, api_key="none", model="any").bind_tools([get_weather])
-    history = [messages.HumanMessage("How is the weather in Lindau?")]
-    first = model.invoke(history)
-    assert first.tool_calls[0]["args"] == {"town": "Lindau"}
-    history += [first, get_weather.invoke(first.tool_calls[0])]
-    assert model.invoke(history).content.strip() == ANSWER
+def test_openai_routes_have_no_server_errors(scripted):
+    server = scripted("A short answer.")
+    schema = schemathesis.openapi.from_dict(openai_document())
+    [no_server_error] = [check for check in CHECKS.get_all() if check.__name__ == "not_a_server_error"]
+    for operation in schema.get_all_operations():
 
+        @hypothesis.given(case=operation.ok().as_strategy())
+        @hypothesis.settings(
+            max_examples=CASES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def check_case(case):
+            response = case.call(base_url=server.url, timeout=60)
+            case.validate_response(response, checks=[no_server_error])
 
-def test_pydantic_ai_runs_a_function(url):
-    pydantic_ai = pytest.importorskip("pydantic_ai")
-    models = pytest.importorskip("pydantic_ai.models.openai")
-    providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(base_url=url, api_key="none")
-    agent = pydantic_ai.Agent(models.OpenAIChatModel("any", provider=provider))
-    towns = []
-
-    @agent.tool_plain
-    def get_weather(town: str) -> str:
-        """The weather in a town."""
-        towns.append(town)
-        return "sunny"
-
-    result = agent.run_sync("How is the weather in Lindau?")
-    assert (towns, result.output.strip()) == (["Lindau"], ANSWER)
+        check_case()
+    assert server.call("GET", "/health")[0] == 200

@@ -256,6 +256,30 @@ pub trait Store {
     /// Only those of every method.
     fn records(&mut self, conversation: &str, kind: RecordKind) -> Result<Vec<Record>, Error>;
 
+    /// The record of a kind with a key.
+    ///
+    /// # Errors
+    /// Only those of every method.
+    fn record(&mut self, conversation: &str, kind: RecordKind, key: &str) -> Result<Option<Record>, Error> {
+        Ok(self.records(conversation, kind)?.into_iter().find(|record| record.key == key))
+    }
+
+    /// The conversation that has a record of a kind with a key, and the record; of several the one that was used
+    /// last.
+    ///
+    /// # Errors
+    /// Only those of every method.
+    fn find_record(&mut self, kind: RecordKind, key: &str) -> Result<Option<(String, Record)>, Error> {
+        let mut conversations = self.list_conversations()?;
+        conversations.sort_by_key(|summary| std::cmp::Reverse(summary.updated));
+        for summary in conversations {
+            if let Some(record) = self.record(&summary.name, kind, key)? {
+                return Ok(Some((summary.name, record)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Writes a record, replacing that with the same key; without a value, deletes it.
     ///
     /// # Errors

@@ -42,6 +42,21 @@ impl MessageTime {
     }
 }
 
+impl MessageTime {
+    /// Whether a header of a user message has a time behind its template text, before the name of the user.
+    #[must_use]
+    pub fn ends_header(header: &str) -> bool {
+        let Some((before, _)) = header.rsplit_once("] ") else { return false };
+        let Some((_, stamp)) = before.rsplit_once('[') else { return false };
+        let (date, time) = stamp.rsplit_once(", ").unwrap_or(("", stamp));
+        let year = date.rsplit(' ').next().unwrap_or_default();
+        let is_digit = |byte: u8| byte.is_ascii_digit();
+        let is_year = year.len() == 4 && year.bytes().all(is_digit);
+        let is_time_byte = |(n, byte): (usize, u8)| if n == 2 { byte == b':' } else { is_digit(byte) };
+        time.len() == 5 && time.bytes().enumerate().all(is_time_byte) && (date.is_empty() || is_year)
+    }
+}
+
 impl fmt::Display for MessageTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(date) = self.date {
@@ -262,6 +277,20 @@ mod tests {
     use jiff::civil::date;
 
     /// A message at five past two on 5 November 2026.
+    #[test]
+    fn message_time_is_found_in_a_header() {
+        let user = "<|im_start|>user\n";
+        for time in [message_time(None), message_time(message_time(None).and_then(|time| time.date))] {
+            let stamp = time.expect("a time").to_string();
+            assert!(MessageTime::ends_header(&format!("{user}[{stamp}] ")), "{stamp}");
+            assert!(MessageTime::ends_header(&format!("{user}[{stamp}] Otto: ")), "{stamp}");
+        }
+        for header in ["", user, "[INST] ", "[/INST][INST] ", "[12:5] ", "[noon] ", "[5, 12:05] ", "[12:05]"]
+        {
+            assert!(!MessageTime::ends_header(header), "{header}");
+        }
+    }
+
     fn message_time(last_day: Option<Date>) -> Option<MessageTime> {
         Some(MessageTime::new(date(2026, 11, 5).at(14, 5, 59, 0), last_day))
     }

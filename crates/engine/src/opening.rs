@@ -166,6 +166,7 @@ fn adopt_model(
         return Ok(Some(format!("the next message retokenizes this conversation for {new_model}")));
     }
     let messages = conversation.timeline().turns().len();
+    retokenizer.has_headers = old_model.is_some();
     let store = conversation.store();
     let kept_as = retokenize_copy(store, &name, retokenizer, old_model.as_deref(), messages, progress)?;
     conversation.reload(access)?;

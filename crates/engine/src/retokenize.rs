@@ -19,23 +19,29 @@ pub(crate) struct Retokenizer<'a> {
     pub model: &'a mut dyn Model,
     pub format: &'a ChatFormatter,
     pub strategy: &'a ScoringStrategy,
+    /// Whether a model has tokenized the messages before. Their headers then say which of them have a time: those that the user
+    /// wrote here. Into messages of a client nothing is written. Imported messages have no headers yet.
+    pub has_headers: bool,
     previous_role: Option<Role>,
     last_day: Option<Date>,
 }
 
 impl<'a> Retokenizer<'a> {
     pub fn new(model: &'a mut dyn Model, format: &'a ChatFormatter, strategy: &'a ScoringStrategy) -> Self {
-        Self { model, format, strategy, previous_role: None, last_day: None }
+        Self { model, format, strategy, has_headers: false, previous_role: None, last_day: None }
     }
 
     pub fn retokenize_message(&mut self, turn: TurnCopy) -> Result<TurnCopy, Error> {
-        let message: Vec<TokenCopy> =
-            turn.tokens.into_iter().filter(|t| t.token.kind != ContentKind::Template).collect();
+        let is_header = |t: &TokenCopy| t.token.kind == ContentKind::Template;
+        let (old_header, message): (Vec<TokenCopy>, Vec<TokenCopy>) =
+            turn.tokens.into_iter().partition(is_header);
+        let old_header: String = old_header.iter().map(|t| t.token.text.as_str()).collect();
+        let has_time = !self.has_headers || MessageTime::ends_header(&old_header);
         let text: String = message.iter().map(|t| t.token.text.as_str()).collect();
         let at = Timestamp::from_millisecond(turn.started_at)
             .ok()
             .map(|at| at.to_zoned(TimeZone::system()).datetime())
-            .filter(|_| turn.role == Role::User);
+            .filter(|_| turn.role == Role::User && has_time);
         let time = at.map(|at| MessageTime::new(at, self.last_day));
         let header = self.format.turn_header(turn.role, self.previous_role, time);
         // The header belongs to the first chunk of its turn.

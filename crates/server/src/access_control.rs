@@ -7,6 +7,7 @@ use crate::error::ErrorResponse;
 use crate::llama_server;
 use crate::openai::CONVERSATION_HEADER;
 use crate::request_log::RequestLabel;
+use crate::sse::JSON_LINES;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, REFERRER_POLICY, RETRY_AFTER,
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, NotForContentType, Predicate};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::set_header::SetResponseHeaderLayer;
 
@@ -99,12 +101,14 @@ pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
         .expose_headers([HeaderName::from_static(CONVERSATION_HEADER), RETRY_AFTER])
         .max_age(Duration::from_secs(600));
     let header = SetResponseHeaderLayer::overriding;
+    // The compressor would hold the lines of a stream back. Events are no matter for it by default.
+    let compressible = DefaultPredicate::new().and(NotForContentType::const_new(JSON_LINES));
     router
         .layer(DefaultBodyLimit::max(app.limits.max_body_bytes))
         .layer(middleware::from_fn_with_state(guard.clone(), check_rate_and_key))
         .layer(cors)
         .layer(middleware::from_fn_with_state(guard, check_host_and_origin))
-        .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
+        .layer(CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(compressible))
         .layer(header(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")))
         .layer(header(REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
 }

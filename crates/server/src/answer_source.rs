@@ -4,9 +4,11 @@ use crate::app::App;
 use crate::completion::{CompletedAnswer, CompletionRequest, OnAnswerEnd, OnAnswerProgress, complete_answer};
 use crate::error::{ApiResult, ErrorResponse};
 use crate::openai::{ForeignChat, StartedChat, start_foreign_chat};
+use crate::sampling::LogprobBuffer;
 use crate::sse::{SseSender, StreamResultSender};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use halo_core::answer_parser::AnswerDelta;
 use halo_core::model::StepFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +16,20 @@ use tokio::sync::oneshot;
 
 pub(crate) enum AnswerSource {
     /// The headers may name the conversation.
-    Chat {
-        chat: ForeignChat,
-        headers: HeaderMap,
+    Chat { chat: ForeignChat, headers: HeaderMap },
+    Completion {
+        request: CompletionRequest,
+        /// The log-probabilities of its tokens.
+        logprobs: LogprobBuffer,
     },
-    Completion(CompletionRequest),
 }
 
 impl AnswerSource {
+    pub fn completion(request: CompletionRequest) -> Self {
+        let logprobs = LogprobBuffer::new(request.sampling.logprobs.is_some());
+        Self::Completion { request, logprobs }
+    }
+
     /// Begins to generate. Returns the conversation of a chat.
     async fn start(
         self,
@@ -33,9 +41,9 @@ impl AnswerSource {
             Self::Chat { chat, headers } => {
                 start_foreign_chat(app, &headers, chat, on_progress, on_end).await.map(Some)
             }
-            Self::Completion(request) => {
+            Self::Completion { request, logprobs } => {
                 tokio::task::spawn_blocking(move || {
-                    on_end(complete_answer(&app, &request, &mut on_progress));
+                    on_end(complete_answer(&app, &request, &logprobs, &mut on_progress));
                 });
                 Ok(None)
             }
@@ -47,7 +55,7 @@ impl AnswerSource {
         let (sender, receiver) = oneshot::channel();
         let guard = ConnectedFlag(Arc::new(AtomicBool::new(true)));
         let connected = Arc::clone(&guard.0);
-        let on_progress = Box::new(move |_: Option<&str>| match connected.load(Ordering::SeqCst) {
+        let on_progress = Box::new(move |_: Option<&[AnswerDelta]>| match connected.load(Ordering::SeqCst) {
             true => StepFlow::Continue,
             false => StepFlow::Stop,
         });
@@ -56,20 +64,20 @@ impl AnswerSource {
         Ok((answer, started))
     }
 
-    /// Streams the answer into a channel. `on_text` sends the text of some tokens, `on_end` the last events.
+    /// Streams the answer into a channel. `on_deltas` sends what a token adds, `on_end` the last events.
     pub async fn stream(
         self,
         app: Arc<App>,
         channel: (SseSender, StreamResultSender, impl Future<Output = ApiResult<Response>>),
-        on_text: impl Fn(&SseSender, &str) -> StepFlow + Send + 'static,
+        on_deltas: impl Fn(&SseSender, &[AnswerDelta]) -> StepFlow + Send + 'static,
         on_end: impl FnOnce(&SseSender, CompletedAnswer) + Send + 'static,
     ) -> ApiResult<Response> {
         let (out, ended, response) = channel;
         let out = Arc::new(out);
         let end_out = Arc::clone(&out);
-        let on_progress = Box::new(move |text: Option<&str>| match text {
-            Some(text) if !text.is_empty() => on_text(&out, text),
-            _ => out.flow(),
+        let on_progress = Box::new(move |deltas: Option<&[AnswerDelta]>| match deltas {
+            Some(deltas) => on_deltas(&out, deltas),
+            None => out.flow(),
         });
         let on_end = Box::new(move |result: ApiResult<CompletedAnswer>| {
             let _ = ended.send(result.map(|answer| on_end(&end_out, answer)));

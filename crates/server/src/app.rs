@@ -11,6 +11,7 @@ use crate::generation_log::GenerationLog;
 use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
+use crate::response_index::ResponseIndex;
 use crate::running_completions::RunningCompletions;
 use crate::state_cache::StateCache;
 use crate::store_probe::StoreProbe;
@@ -44,6 +45,7 @@ pub struct App {
     pub(crate) worlds: OpenWorlds,
     pub(crate) store_probe: StoreProbe,
     pub(crate) dispatcher: ChatDispatcher,
+    pub(crate) response_index: ResponseIndex,
     pub(crate) pressure_queue: Arc<PressureQueue>,
     /// When the server started, in seconds since 1970.
     started_at: i64,
@@ -183,6 +185,7 @@ impl App {
             worlds: OpenWorlds::default(),
             store_probe: StoreProbe::default(),
             dispatcher: ChatDispatcher::default(),
+            response_index: ResponseIndex::default(),
             pressure_queue,
             started_at: jiff::Timestamp::now().as_second(),
             readers: ReaderPool::default(),
@@ -373,6 +376,7 @@ impl App {
     pub(crate) fn drop_cached(&self, name: &str) {
         self.attention_cache.remove(name);
         self.state_cache.remove(name);
+        self.response_index.remove_conversation(name);
         self.snapshots.lock().retain(|cached| cached.state.name != name);
         self.undo_log.lock().entries.retain(|(_, conversation, _)| conversation != name);
     }

@@ -4,14 +4,15 @@ use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::generation_log::FinishedGeneration;
 use crate::generation_usage::{GenerationUsage, UsageMeter};
+use crate::sampling::LogprobBuffer;
 use crate::stop_sequences::StopSequenceFilter;
 use axum::http::StatusCode;
+use halo_core::answer_parser::{AnswerDelta, AnswerParts};
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
     FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs, WindowToken,
 };
 use halo_core::token::{Role, TokenId};
-use halo_core::tool_call::FunctionCall;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,17 +56,15 @@ pub(crate) struct CompletionResult {
 /// A complete answer, of a conversation or without one.
 pub(crate) struct CompletedAnswer {
     /// The answer without stop sequences.
-    pub text: String,
+    pub answer: AnswerParts,
     /// The end of the answer, which a stream has not sent yet.
-    pub withheld: String,
-    /// The functions that it calls.
-    pub calls: Vec<FunctionCall>,
+    pub withheld: Vec<AnswerDelta>,
     pub finish: FinishReason,
     pub usage: GenerationUsage,
 }
 
-/// Gets the new text at each token, and nothing at all other events.
-pub(crate) type OnAnswerProgress = Box<dyn FnMut(Option<&str>) -> StepFlow + Send>;
+/// Gets what each token adds, and nothing at all other events.
+pub(crate) type OnAnswerProgress = Box<dyn FnMut(Option<&[AnswerDelta]>) -> StepFlow + Send>;
 
 pub(crate) type OnAnswerEnd = Box<dyn FnOnce(ApiResult<CompletedAnswer>) + Send>;
 
@@ -152,10 +151,11 @@ pub(crate) fn complete(
 pub(crate) fn complete_answer(
     app: &App,
     request: &CompletionRequest,
+    logprobs: &LogprobBuffer,
     on_progress: &mut OnAnswerProgress,
 ) -> ApiResult<CompletedAnswer> {
     let mut filter = StopSequenceFilter::new(&request.sampling.stop);
-    let mut text = String::new();
+    let mut answer = AnswerParts::default();
     let meter = RefCell::new(UsageMeter::new(request.ids.len()));
     let on_progress = RefCell::new(on_progress);
     let mut while_queued = |_| {
@@ -164,15 +164,18 @@ pub(crate) fn complete_answer(
     };
     let finish = complete(app, request, &mut while_queued, &mut |step| {
         meter.borrow_mut().observe(&step);
+        if let ModelStep::Logprobs(token) = step {
+            logprobs.push(token);
+        }
         let ModelStep::Token(token, _) = step else { return (on_progress.borrow_mut())(None) };
         let sendable = filter.push(&token.text);
-        text.push_str(&sendable);
-        (on_progress.borrow_mut())(Some(&sendable))
+        answer.text.push_str(&sendable);
+        (on_progress.borrow_mut())(Some(&[AnswerDelta::Text(sendable)]))
     })?;
     let withheld = filter.finish();
-    text.push_str(&withheld);
-    let usage = meter.into_inner().usage();
-    Ok(CompletedAnswer { text, withheld, calls: Vec::new(), finish, usage })
+    answer.text.push_str(&withheld);
+    let withheld = vec![AnswerDelta::Text(withheld)];
+    Ok(CompletedAnswer { answer, withheld, finish, usage: meter.into_inner().usage() })
 }
 
 /// A prompt needs at least one token, and room for one more.

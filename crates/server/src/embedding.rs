@@ -2,15 +2,16 @@
 //! the client asks for it.
 
 use crate::app::App;
-use crate::error::{ApiResult, ErrorResponse};
+use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use axum::http::StatusCode;
 use halo_core::embedder::EmbedderInfo;
 use halo_core::token::TokenId;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// A text to embed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum EmbeddingInput {
+enum EmbeddingInput {
     Text(String),
     /// Tokens of the chat model.
     TokenIds(Vec<u32>),
@@ -33,10 +34,10 @@ pub(crate) struct EmbeddedTexts {
     pub model: String,
 }
 
-pub(crate) const MAX_INPUTS: usize = 2048;
+const MAX_INPUTS: usize = 2048;
 
 /// The texts of a request: a text, a list of texts, the tokens of a text, or a list of such lists. `field` names them in errors.
-pub(crate) fn parse_inputs(field: &str, value: &Value) -> ApiResult<Vec<EmbeddingInput>> {
+fn parse_inputs(field: &str, value: &Value) -> ApiResult<Vec<EmbeddingInput>> {
     let refuse =
         |problem: String| Err(ErrorResponse::bad_request(format!("{field} {problem}")).with_param(field));
     let inputs = match value {
@@ -78,8 +79,30 @@ impl EmbeddingInput {
     }
 }
 
+/// Embeds the texts of a request; `field` names them in errors.
+pub(crate) async fn embed_request(
+    app: Arc<App>,
+    (field, value): (&'static str, &Value),
+    dimensions: Option<u64>,
+    long: LongInput,
+) -> ApiResult<EmbeddedTexts> {
+    let inputs = parse_inputs(field, value)?;
+    spawn_blocking(move || embed_inputs(&app, field, inputs, dimensions, long)).await
+}
+
+impl EmbeddedTexts {
+    /// The response of OpenAI's embeddings. `encode` writes a vector.
+    pub fn to_openai_json(&self, encode: impl Fn(&[f32]) -> Value) -> Value {
+        let item = |(index, vector): (usize, &Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encode(vector) });
+        let data: Vec<Value> = self.vectors.iter().enumerate().map(item).collect();
+        let tokens: usize = self.tokens.iter().sum();
+        let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+        json!({ "object": "list", "data": data, "model": self.model, "usage": usage })
+    }
+}
+
 /// Embeds texts as passages. With `dimensions`, the vectors are cut to that length and normalized again. Blocks.
-pub(crate) fn embed_inputs(
+fn embed_inputs(
     app: &App,
     field: &str,
     inputs: Vec<EmbeddingInput>,
@@ -155,7 +178,6 @@ fn shorten(vector: &mut Vec<f32>, dimensions: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn embedding_inputs_are_texts_or_token_ids() {

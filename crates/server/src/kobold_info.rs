@@ -2,7 +2,7 @@
 //! connect.
 
 use crate::app::App;
-use crate::embedding::{LongInput, embed_inputs, parse_inputs};
+use crate::embedding::{LongInput, embed_request};
 use crate::error::{ApiResult, ErrorResponse, JsonBody, spawn_blocking};
 use crate::json_grammar::json_schema_to_gbnf;
 use axum::extract::State;
@@ -87,14 +87,9 @@ async fn embeddings(
     State(app): State<Arc<App>>,
     JsonBody(request): JsonBody<KoboldEmbeddingsRequest>,
 ) -> ApiResult<Json<Value>> {
-    let inputs = parse_inputs("input", &request.input)?;
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let embedded = spawn_blocking(move || embed_inputs(&app, "input", inputs, None, long)).await?;
-    let item = |(index, vector): (usize, &Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": vector });
-    let data: Vec<Value> = embedded.vectors.iter().enumerate().map(item).collect();
-    let tokens: usize = embedded.tokens.iter().sum();
-    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    Ok(Json(json!({ "object": "list", "data": data, "model": embedded.model, "usage": usage })))
+    let embedded = embed_request(app, ("input", &request.input), None, long).await?;
+    Ok(Json(embedded.to_openai_json(|vector| json!(vector))))
 }
 
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::http::HeaderName;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use halo_core::model::StepFlow;
 use serde::Serialize;
 use serde_json::Value;
@@ -98,6 +98,9 @@ pub(crate) fn sse_channel(
     stream_channel(StreamFraming::ServerSentEvents, PATIENCE, error)
 }
 
+/// The content type of lines of JSON.
+pub(crate) const JSON_LINES: &str = "application/x-ndjson";
+
 /// The same with one JSON value per line instead of events.
 pub(crate) fn json_lines_channel(
     error: ErrorEvent,
@@ -151,7 +154,7 @@ impl EventStream {
         };
         let content_type = match self.framing {
             StreamFraming::ServerSentEvents => "text/event-stream",
-            StreamFraming::JsonLines => "application/x-ndjson",
+            StreamFraming::JsonLines => JSON_LINES,
         };
         let headers = [
             (CONTENT_TYPE, content_type),
@@ -188,7 +191,8 @@ impl EventStream {
             let event = format_event(stream.framing, name, &data.to_string());
             Some((Ok(event), (SseStreamState::Aborted, stream, None)))
         });
-        Ok((headers, Body::from_stream(body)).into_response())
+        // Layers may ask for more after the end.
+        Ok((headers, Body::from_stream(body.fuse())).into_response())
     }
 
     /// Waits for the first event, and comments on it from time to time where the format has comments.

@@ -144,6 +144,17 @@ impl Store for Database {
             .map_err(|e| e.with_context(format!("reading a {} of '{conversation}'", kind.name())))
     }
 
+    fn record(&mut self, conversation: &str, kind: RecordKind, key: &str) -> Result<Option<Record>, Error> {
+        rows::find_conversation_id(&mut *self.sql, conversation)
+            .and_then(|id| id.map_or(Ok(None), |id| rows::record(&mut *self.sql, id, kind.name(), key)))
+            .map_err(|e| e.with_context(format!("reading a {} of '{conversation}'", kind.name())))
+    }
+
+    fn find_record(&mut self, kind: RecordKind, key: &str) -> Result<Option<(String, Record)>, Error> {
+        rows::find_record(&mut *self.sql, kind.name(), key)
+            .map_err(|e| e.with_context(format!("searching a {}", kind.name())))
+    }
+
     fn put_record(
         &mut self,
         conversation: &str,

@@ -16,6 +16,8 @@ pub struct SentMessage {
     pub text: String,
     /// The functions that it calls, if it is the assistant's.
     pub calls: Vec<FunctionCall>,
+    /// The ids of its calls, or that of the call whose result it is. A client chooses them, so they are no part of its identity.
+    pub call_ids: Vec<String>,
     /// Its hashes. The turn is 0: it is not known yet.
     pub key: MessageKey,
 }
@@ -24,14 +26,14 @@ impl SentMessage {
     #[must_use]
     pub fn new(role: Role, text: String) -> Self {
         let key = message_key(TurnId(0), role, &text, 0);
-        Self { role, text, calls: Vec::new(), key }
+        Self { role, text, calls: Vec::new(), call_ids: Vec::new(), key }
     }
 
     /// An answer that calls functions.
     #[must_use]
     pub fn with_calls(text: String, calls: Vec<FunctionCall>) -> Self {
         let key = message_key(TurnId(0), Role::Assistant, &answer_text(&text, &calls), 0);
-        Self { role: Role::Assistant, text, calls, key }
+        Self { role: Role::Assistant, text, calls, call_ids: Vec::new(), key }
     }
 
     /// Whether it says nothing.

@@ -69,6 +69,7 @@ pub(super) fn erase_now(
     }
     erasure.append_proofs(&proofs, request)?;
     delete_record_texts(store, name, &erasure.items.records)?;
+    delete_call_ids(store, name)?;
     let memory_ids: Vec<u64> = erasure.memories.iter().map(|memory| memory.id).collect();
     let copied = (!erasure.whole_conversation).then_some(memory_ids.as_slice());
     delete_carried_copies(store, &erasure.summary.id, copied)?;
@@ -195,6 +196,21 @@ fn increment_forget_count(store: &mut dyn Store, name: &str) -> Result<(), Error
     let count = load_setting(store, name, FORGET_COUNT_KEY)?.and_then(|value| value.parse::<u64>().ok());
     let count = (count.unwrap_or(0) + 1).to_string();
     store.put_record(name, RecordKind::Setting, FORGET_COUNT_KEY, Some(&count))
+}
+
+/// The key of the ids of calls in a record of a response.
+pub const RESPONSE_CALL_IDS: &str = "call_ids";
+
+/// Deletes the ids of calls: a client may have made them of words.
+fn delete_call_ids(store: &mut dyn Store, name: &str) -> Result<(), Error> {
+    for record in store.records(name, RecordKind::Response)? {
+        let mut value: Value = serde_json::from_str(&record.value).unwrap_or_default();
+        let ids = value.as_object_mut().and_then(|fields| fields.remove(RESPONSE_CALL_IDS));
+        if ids.is_some() {
+            store.put_record(name, RecordKind::Response, &record.key, Some(&value.to_string()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Deletes the recordings of answers since the first erased turn: their windows may contain its text. The note of one that was

@@ -22,6 +22,7 @@ mod text_match;
 mod warning;
 
 pub use backend::{CaptureDeletion, ForgetBackend};
+pub use erase::RESPONSE_CALL_IDS;
 pub use grace::{CancelledForget, PendingForgetItem};
 pub use proof_log::{ForgetProofList, subject_item};
 pub use record_text::RecordText;

@@ -6,7 +6,7 @@ use crate::error::{ErrorResponse, QueryParams, spawn_blocking};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use halo_core::model::Sampling;
+use halo_core::model::{MirostatVersion, Sampling};
 use halo_core::token::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -54,15 +54,40 @@ fn slot(app: &App) -> Value {
     })
 }
 
+/// The sampling parameters, with the names of llama-server. -1 stands for no limit and for the whole window.
 pub(super) fn sampling_json(sampling: &Sampling) -> Value {
+    let count = |n: usize| if n == usize::MAX { json!(-1) } else { json!(n) };
+    let mirostat = sampling.mirostat;
     json!({
-        "n_predict": sampling.max_tokens,
+        "n_predict": count(sampling.max_tokens),
+        "seed": sampling.seed,
         "temperature": sampling.temperature,
+        "dynatemp_range": sampling.dynamic_temperature.range,
+        "dynatemp_exponent": sampling.dynamic_temperature.exponent,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
+        "top_n_sigma": sampling.top_n_sigma,
+        "typical_p": sampling.typical_p,
+        "xtc_probability": sampling.xtc.probability,
+        "xtc_threshold": sampling.xtc.threshold,
         "repeat_penalty": sampling.repetition_penalty,
-        "seed": sampling.seed,
+        "repeat_last_n": count(sampling.penalty_range),
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": sampling.dry.multiplier,
+        "dry_base": sampling.dry.base,
+        "dry_allowed_length": sampling.dry.allowed_length,
+        "dry_penalty_last_n": count(sampling.dry.range),
+        "dry_sequence_breakers": sampling.dry.sequence_breakers,
+        "mirostat": mirostat.map_or(0, |mirostat| match mirostat.version {
+            MirostatVersion::One => 1,
+            MirostatVersion::Two => 2,
+        }),
+        "mirostat_tau": mirostat.map_or(5.0, |mirostat| mirostat.tau),
+        "mirostat_eta": mirostat.map_or(0.1, |mirostat| mirostat.eta),
+        "n_probs": sampling.logprobs.unwrap_or(0),
+        "ignore_eos": sampling.ignore_end,
         "stop": sampling.stop,
     })
 }

@@ -2,7 +2,7 @@
 
 use super::protocol::{LlamaServerJson, LlamaServerResult};
 use crate::app::App;
-use crate::embedding::{LongInput, embed_inputs, parse_inputs};
+use crate::embedding::{LongInput, embed_request};
 use crate::error::{ErrorResponse, spawn_blocking};
 use crate::openai::chat_prompt_text;
 use axum::Json;
@@ -95,9 +95,7 @@ pub(super) async fn embedding(
     State(app): State<Arc<App>>,
     LlamaServerJson(request): LlamaServerJson<EmbeddingRequest>,
 ) -> LlamaServerResult<Json<Value>> {
-    let inputs = parse_inputs("content", &request.content)?;
-    let embedded =
-        spawn_blocking(move || embed_inputs(&app, "content", inputs, None, LongInput::Refuse)).await?;
+    let embedded = embed_request(app, ("content", &request.content), None, LongInput::Refuse).await?;
     let item = |(index, vector): (usize, &Vec<f32>)| json!({ "index": index, "embedding": [vector] });
     Ok(Json(embedded.vectors.iter().enumerate().map(item).collect()))
 }

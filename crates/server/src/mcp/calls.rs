@@ -7,7 +7,7 @@ use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::search::{chunk_texts, search_index};
 use crate::session_job::run_in_session;
 use halo_core::model::StepFlow;
-use halo_core::store::RecordKind;
+use halo_core::store::{ConversationSummary, RecordKind};
 use halo_core::token::{ChunkId, Role, TurnId};
 use halo_engine::event::ChangeAction;
 use halo_engine::manual_edit::ManualEdit;
@@ -67,11 +67,17 @@ fn recall(app: &App, name: &str, query: &str, most: usize) -> ApiResult<ToolResu
     Ok(ToolResult::data(json!({ "hits": hits.into_iter().map(|(_, hit)| hit).collect::<Vec<_>>() })))
 }
 
+/// All conversations, the latest first.
+pub(super) fn latest_conversations(app: &App) -> ApiResult<Vec<ConversationSummary>> {
+    let mut conversations = app.with_reader(|store| store.list_conversations())?;
+    conversations.sort_by_key(|conversation| std::cmp::Reverse(conversation.updated));
+    Ok(conversations)
+}
+
 /// Searches the latest conversations. The scores of different conversations can be compared: they are of the same query and the same
 /// ranking.
 fn recall_everywhere(app: &App, query: &str, most: usize) -> ApiResult<ToolResult> {
-    let mut conversations = app.with_reader(|store| store.list_conversations())?;
-    conversations.sort_by_key(|conversation| std::cmp::Reverse(conversation.updated));
+    let mut conversations = latest_conversations(app)?;
     let of = conversations.len();
     conversations.truncate(MAX_SEARCHED);
     let mut hits = Vec::new();
@@ -128,8 +134,7 @@ pub(super) fn timestamp(millis: i64) -> String {
 }
 
 fn list_conversations(app: &App, most: usize) -> ApiResult<ToolResult> {
-    let mut conversations = app.with_reader(|store| store.list_conversations())?;
-    conversations.sort_by_key(|conversation| std::cmp::Reverse(conversation.updated));
+    let conversations = latest_conversations(app)?;
     let of = conversations.len();
     let listed: Vec<Value> = (conversations.iter().take(most))
         .map(|conversation| {

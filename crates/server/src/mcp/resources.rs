@@ -1,6 +1,6 @@
 //! Conversations as resources: `halo://conversation/NAME`, with the name percent-encoded.
 
-use super::calls::timestamp;
+use super::calls::{latest_conversations, timestamp};
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::search::load_bodies;
@@ -17,8 +17,7 @@ const MAX_LISTED: usize = 1000;
 const MAX_TEXT_BYTES: usize = 1 << 20;
 
 pub(super) fn list(app: &App) -> ApiResult<Vec<Resource>> {
-    let mut conversations = app.with_reader(|store| store.list_conversations())?;
-    conversations.sort_by_key(|conversation| std::cmp::Reverse(conversation.updated));
+    let conversations = latest_conversations(app)?;
     let resource = |conversation: &halo_core::store::ConversationSummary| {
         let (turns, updated) = (conversation.turns, timestamp(conversation.updated));
         Resource::new(uri_of(&conversation.name), conversation.name.clone())

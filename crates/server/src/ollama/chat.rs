@@ -1,17 +1,18 @@
 //! `/api/chat`: a chat in its conversation, as OpenAI's chat completions store it.
 
-use super::options::parse_sampling;
-use super::protocol::{OllamaAnswer, OllamaJson, OllamaResult, error_line};
+use super::options::parse_options;
+use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult, error_line};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::openai::ForeignChat;
-use crate::sse::json_lines_channel;
+use crate::sse::{SseSender, json_lines_channel};
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use halo_core::tool_call::FunctionCall;
+use halo_core::answer_parser::{AnswerDelta, AnswerParts};
+use halo_core::model::StepFlow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(super) struct OllamaChatRequest {
     tools: Value,
     #[serde(default)]
     think: Value,
+    logprobs: Option<bool>,
     template: Option<String>,
 }
 
@@ -51,28 +53,29 @@ pub(super) async fn chat(
     OllamaJson(request): OllamaJson<OllamaChatRequest>,
 ) -> OllamaResult<Response> {
     check_template(request.template.as_deref())?;
-    check_think(&request.think)?;
-    let answer = OllamaAnswer::new(&app);
+    check_no_logprobs(request.logprobs)?;
+    let thinking = parse_think(&app, &request.think)?;
+    let answer = OllamaAnswer::new(&app, OllamaLayout::Chat);
     if request.messages.is_empty() {
         // Ollama loads or unloads the model then.
-        let object = answer.empty(message(""), load_reason(&request.keep_alive));
+        let object = answer.empty(load_reason(&request.keep_alive));
         return Ok(Json(object).into_response());
     }
-    let (defaults, context) = (app.backend.rules().sampling, app.backend.model_info().context);
-    let sampling = parse_sampling(request.options.clone(), request.format.as_ref(), &defaults, context)?;
-    let chat = ForeignChat { body: request.openai_body()?, sampling };
-    let source = AnswerSource::Chat { chat, headers };
-    respond(app, source, request.stream.unwrap_or(true), answer, message).await
+    let body = request.openai_body(thinking)?;
+    let requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
+    let source = AnswerSource::Chat { chat: ForeignChat { body, requested }, headers };
+    respond(app, source, request.stream.unwrap_or(true), answer).await
 }
 
 impl OllamaChatRequest {
     /// The request in OpenAI's format. Tools are passed on as they are: Ollama has taken OpenAI's format for them.
-    fn openai_body(&self) -> ApiResult<Value> {
+    fn openai_body(&self, thinking: Option<bool>) -> ApiResult<Value> {
         let messages = self.messages.iter().enumerate().map(|(n, message)| message.openai_message(n));
         let mut body = json!({ "messages": messages.collect::<ApiResult<Vec<Value>>>()? });
         if self.tools.as_array().is_some_and(|tools| !tools.is_empty()) {
             body["tools"] = self.tools.clone();
         }
+        set_thinking(&mut body, thinking);
         Ok(body)
     }
 }
@@ -107,35 +110,16 @@ fn openai_tool_call((n, call): (usize, &Map<String, Value>)) -> Value {
     Value::Object(call)
 }
 
-/// The text of an answer, as the field `message`.
-fn message(text: &str) -> (&'static str, Value) {
-    ("message", json!({ "role": "assistant", "content": text }))
-}
-
-/// Adds the calls of an answer to its message. Their arguments are objects in Ollama's format.
-fn with_calls((field, mut message): (&'static str, Value), calls: &[FunctionCall]) -> (&'static str, Value) {
-    let call = |call: &FunctionCall| {
-        let arguments = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-        json!({ "function": { "name": call.name, "arguments": arguments } })
-    };
-    if !calls.is_empty() && message.is_object() {
-        message["tool_calls"] = calls.iter().map(call).collect();
-    }
-    (field, message)
-}
-
-/// Generates an answer and writes it in Ollama's format. `content` gives the field with the text.
+/// Generates an answer and writes it in Ollama's format.
 pub(super) async fn respond(
     app: Arc<App>,
     source: AnswerSource,
     stream: bool,
     answer: OllamaAnswer,
-    content: fn(&str) -> (&'static str, Value),
 ) -> OllamaResult<Response> {
     if !stream {
         let (generated, started) = source.complete(app).await?;
-        let content = with_calls(content(&generated.text), &generated.calls);
-        let object = answer.last_object(content, generated.finish, &generated.usage);
+        let object = answer.last_object(&generated.answer, generated.finish, &generated.usage);
         let mut response = Json(object).into_response();
         if let Some(started) = started {
             started.set_header(&mut response);
@@ -147,19 +131,30 @@ pub(super) async fn respond(
     let streamed = source.stream(
         app,
         json_lines_channel(error_line),
-        move |out, text| out.send_json(None, &answer.object(content(text), false)),
+        move |out, deltas| send_deltas(out, &answer, deltas),
         move |out, generated| {
-            if !generated.withheld.is_empty() {
-                out.send_json(None, &end_answer.object(content(&generated.withheld), false));
+            send_deltas(out, &end_answer, &generated.withheld);
+            // A call is complete at the end, and is sent as a whole.
+            if !generated.answer.calls.is_empty() {
+                let calls = AnswerParts { calls: generated.answer.calls, ..AnswerParts::default() };
+                out.send_json(None, &end_answer.object(&calls, false));
             }
-            if !generated.calls.is_empty() {
-                let calls = with_calls(content(""), &generated.calls);
-                out.send_json(None, &end_answer.object(calls, false));
-            }
-            out.send_json(None, &end_answer.last_object(content(""), generated.finish, &generated.usage));
+            let last = end_answer.last_object(&AnswerParts::default(), generated.finish, &generated.usage);
+            out.send_json(None, &last);
         },
     );
     Ok(streamed.await?)
+}
+
+/// Sends the text and the reasoning of deltas.
+fn send_deltas(out: &SseSender, answer: &OllamaAnswer, deltas: &[AnswerDelta]) -> StepFlow {
+    let mut part = AnswerParts::default();
+    deltas.iter().cloned().for_each(|delta| part.push(delta));
+    part.calls.clear();
+    match part == AnswerParts::default() {
+        true => out.flow(),
+        false => out.send_json(None, &answer.object(&part, false)),
+    }
 }
 
 /// What Ollama answers to a request without a prompt: a `keep_alive` of 0 unloads the model.
@@ -190,14 +185,40 @@ pub(super) fn check_template(template: Option<&str>) -> ApiResult<()> {
     }
 }
 
-/// `think` is false, true, or a level such as `high`.
-pub(super) fn check_think(think: &Value) -> ApiResult<()> {
-    match think {
-        Value::Null | Value::Bool(false) => Ok(()),
+/// Whether the model is to reason: `think` is false, true, or a level such as `high`, which counts as true.
+pub(super) fn parse_think(app: &App, think: &Value) -> ApiResult<Option<bool>> {
+    let thinking = match think {
+        Value::Null => return Ok(None),
+        Value::Bool(thinking) => *thinking,
+        Value::String(level) if matches!(level.as_str(), "low" | "medium" | "high" | "max") => true,
         _ => {
-            let message = "think is not supported: this server does not separate thoughts from the answer; leave it out";
-            Err(ErrorResponse::bad_request(message).with_param("think"))
+            let message = "think must be true, false, low, medium, high or max";
+            return Err(ErrorResponse::invalid_parameter("think", message));
         }
+    };
+    let info = app.backend.model_info();
+    if thinking && info.template.reasoning.is_none() {
+        // The words of Ollama, which clients look for.
+        let message = format!("think: \"{}\" does not support thinking; leave it out", info.name);
+        return Err(ErrorResponse::invalid_parameter("think", message));
+    }
+    Ok(Some(thinking))
+}
+
+/// Sets the parameter of the chat template in a request in OpenAI's format.
+pub(super) fn set_thinking(body: &mut Value, thinking: Option<bool>) {
+    if let Some(thinking) = thinking {
+        body["chat_template_kwargs"] = json!({ "enable_thinking": thinking });
+    }
+}
+
+pub(super) fn check_no_logprobs(logprobs: Option<bool>) -> ApiResult<()> {
+    match logprobs {
+        Some(true) => {
+            let message = "logprobs is not supported here; leave it out, or use /v1/chat/completions";
+            Err(ErrorResponse::invalid_parameter("logprobs", message))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -227,8 +248,9 @@ mod tests {
                 { "role": "tool", "content": "2", "name": "f" },
             ],
             "tools": [{ "type": "function" }],
+            "chat_template_kwargs": { "enable_thinking": false },
         });
-        assert_eq!(request.openai_body().ok(), Some(expected));
+        assert_eq!(request.openai_body(Some(false)).ok(), Some(expected));
     }
 
     #[test]

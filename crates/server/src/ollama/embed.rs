@@ -2,8 +2,7 @@
 
 use super::protocol::{OllamaJson, OllamaResult, nanos};
 use crate::app::App;
-use crate::embedding::{EmbeddingInput, LongInput, embed_inputs, parse_inputs};
-use crate::error::spawn_blocking;
+use crate::embedding::{LongInput, embed_request};
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -29,10 +28,8 @@ pub(super) async fn embed(
         // Ollama loads the model then.
         return Ok(Json(json!({ "model": app.backend.model_info().name, "embeddings": [] })));
     }
-    let inputs = parse_inputs("input", &request.input)?;
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let embedded =
-        spawn_blocking(move || embed_inputs(&app, "input", inputs, request.dimensions, long)).await?;
+    let embedded = embed_request(app, ("input", &request.input), request.dimensions, long).await?;
     Ok(Json(json!({
         "model": embedded.model,
         "embeddings": embedded.vectors,
@@ -55,8 +52,6 @@ pub(super) async fn embeddings(
     if request.prompt.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }
-    let inputs = vec![EmbeddingInput::Text(request.prompt)];
-    let embedded =
-        spawn_blocking(move || embed_inputs(&app, "prompt", inputs, None, LongInput::Refuse)).await?;
+    let embedded = embed_request(app, ("prompt", &json!(request.prompt)), None, LongInput::Refuse).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })))
 }

@@ -1,13 +1,16 @@
 //! `/api/generate`: one prompt and its answer. Nothing is stored.
 
-use super::chat::{check_images, check_template, check_think, load_reason, respond};
-use super::options::parse_sampling;
-use super::protocol::{OllamaAnswer, OllamaJson, OllamaResult};
+use super::chat::{
+    check_images, check_no_logprobs, check_template, load_reason, parse_think, respond, set_thinking,
+};
+use super::options::parse_options;
+use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::completion::CompletionRequest;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
+use crate::sampling::check_supported;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue};
@@ -38,6 +41,7 @@ pub(super) struct OllamaGenerateRequest {
     keep_alive: Value,
     #[serde(default)]
     think: Value,
+    logprobs: Option<bool>,
 }
 
 pub(super) async fn generate(
@@ -45,45 +49,42 @@ pub(super) async fn generate(
     OllamaJson(request): OllamaJson<OllamaGenerateRequest>,
 ) -> OllamaResult<Response> {
     request.check()?;
-    let answer = OllamaAnswer::new(&app);
+    let thinking = parse_think(&app, &request.think)?;
+    let answer = OllamaAnswer::new(&app, OllamaLayout::Generate);
     if request.prompt.is_empty() {
-        let object = answer.empty(content(""), load_reason(&request.keep_alive));
+        let object = answer.empty(load_reason(&request.keep_alive));
         return Ok(Json(object).into_response());
     }
-    let (defaults, context) = (app.backend.rules().sampling, app.backend.model_info().context);
-    let sampling = parse_sampling(request.options.clone(), request.format.as_ref(), &defaults, context)?;
+    let requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
     let stream = request.stream.unwrap_or(true);
     let source = match request.raw.unwrap_or(false) {
         true => {
+            check_supported(&app, &requested.parameters, requested.sampling.constraint.as_ref()).await?;
             let tokenizer = Arc::clone(&app);
-            let completion = spawn_blocking(move || raw_completion(&tokenizer, request.prompt, sampling));
-            AnswerSource::Completion(completion.await?)
+            let completion =
+                spawn_blocking(move || raw_completion(&tokenizer, request.prompt, requested.sampling));
+            AnswerSource::completion(completion.await?)
         }
         false => {
             let mut messages = vec![json!({ "role": "user", "content": request.prompt })];
             if let Some(system) = request.system.filter(|system| !system.is_empty()) {
                 messages.insert(0, json!({ "role": "system", "content": system }));
             }
+            let mut body = json!({ "messages": messages });
+            set_thinking(&mut body, thinking);
             let mut headers = HeaderMap::new();
             headers.insert(CONVERSATION_HEADER, HeaderValue::from_static(NOT_STORED));
-            AnswerSource::Chat {
-                chat: ForeignChat { body: json!({ "messages": messages }), sampling },
-                headers,
-            }
+            AnswerSource::Chat { chat: ForeignChat { body, requested }, headers }
         }
     };
-    respond(app, source, stream, answer, content).await
-}
-
-fn content(text: &str) -> (&'static str, Value) {
-    ("response", json!(text))
+    respond(app, source, stream, answer).await
 }
 
 impl OllamaGenerateRequest {
     fn check(&self) -> ApiResult<()> {
         check_images("images", self.images.as_deref())?;
         check_template(self.template.as_deref())?;
-        check_think(&self.think)?;
+        check_no_logprobs(self.logprobs)?;
         let refuse = |param: &str, message: &str| Err(ErrorResponse::bad_request(message).with_param(param));
         if !self.suffix.is_empty() {
             return refuse(
@@ -100,6 +101,9 @@ impl OllamaGenerateRequest {
         if self.raw == Some(true) && self.system.as_ref().is_some_and(|system| !system.is_empty()) {
             return refuse("system", "system has no effect with raw: write it into the prompt");
         }
+        if self.raw == Some(true) && !matches!(self.think, Value::Null | Value::Bool(false)) {
+            return refuse("think", "think has no effect with raw: write the reasoning into the prompt");
+        }
         Ok(())
     }
 }
@@ -107,9 +111,6 @@ impl OllamaGenerateRequest {
 /// A raw prompt is in the chat template, so names of special tokens in it are special tokens.
 fn raw_completion(app: &App, prompt: String, sampling: Sampling) -> ApiResult<CompletionRequest> {
     let tokens = app.backend.model()?.tokenize(&prompt, true)?;
-    if let Some(constraint) = &sampling.constraint {
-        app.backend.model()?.check_constraint(constraint)?;
-    }
     Ok(CompletionRequest {
         ids: tokens.iter().map(|token| token.id).collect(),
         text: prompt,

@@ -91,7 +91,10 @@ pub(super) async fn show_model(
     ];
     let architecture = if file.architecture.is_empty() { "model" } else { file.architecture.as_str() };
     let key = |name: &str| format!("{architecture}.{name}");
-    let mut capabilities = vec!["completion"];
+    let mut capabilities = vec!["completion", "tools"];
+    if info.template.reasoning.is_some() {
+        capabilities.push("thinking");
+    }
     if app.backend.embedder().is_some() {
         capabilities.push("embedding");
     }

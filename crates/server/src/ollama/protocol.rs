@@ -5,7 +5,9 @@ use crate::error::{ErrorResponse, JsonBody};
 use crate::generation_usage::GenerationUsage;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
+use halo_core::answer_parser::AnswerParts;
 use halo_core::model::FinishReason;
+use halo_core::tool_call::FunctionCall;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -43,23 +45,52 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Ol
     }
 }
 
+/// Where the text of an answer is: in a message, or in the object itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OllamaLayout {
+    Chat,
+    Generate,
+}
+
 /// The fields that all objects of one answer share.
 pub(super) struct OllamaAnswer {
     model: String,
     started: Instant,
+    layout: OllamaLayout,
 }
 
 impl OllamaAnswer {
-    pub fn new(app: &App) -> Self {
-        Self { model: app.backend.model_info().name, started: Instant::now() }
+    pub fn new(app: &App, layout: OllamaLayout) -> Self {
+        Self { model: app.backend.model_info().name, started: Instant::now(), layout }
     }
 
-    /// An object with the text of some tokens, or the whole text. `content` is the field that has it, and its value.
-    pub fn object(&self, content: (&str, Value), done: bool) -> Map<String, Value> {
+    /// An object with a part of an answer, or the whole answer. Arguments of calls are objects in Ollama's format.
+    pub fn object(&self, answer: &AnswerParts, done: bool) -> Map<String, Value> {
+        let mut content = Map::new();
+        if !answer.reasoning.is_empty() {
+            content.insert("thinking".into(), json!(answer.reasoning));
+        }
+        let call = |call: &FunctionCall| {
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            json!({ "function": { "name": call.name, "arguments": arguments } })
+        };
+        if !answer.calls.is_empty() {
+            content.insert("tool_calls".into(), answer.calls.iter().map(call).collect());
+        }
         let mut object = Map::new();
         object.insert("model".into(), json!(self.model));
         object.insert("created_at".into(), json!(jiff::Timestamp::now().to_string()));
-        object.insert(content.0.into(), content.1);
+        match self.layout {
+            OllamaLayout::Chat => {
+                content.insert("role".into(), json!("assistant"));
+                content.insert("content".into(), json!(answer.text));
+                object.insert("message".into(), Value::Object(content));
+            }
+            OllamaLayout::Generate => {
+                content.insert("response".into(), json!(answer.text));
+                object.extend(content);
+            }
+        }
         object.insert("done".into(), json!(done));
         object
     }
@@ -67,11 +98,11 @@ impl OllamaAnswer {
     /// The last object: why the answer ended, and what it cost. The model is loaded when the server starts, so loading takes no time.
     pub fn last_object(
         &self,
-        content: (&str, Value),
+        answer: &AnswerParts,
         finish: FinishReason,
         usage: &GenerationUsage,
     ) -> Map<String, Value> {
-        let mut object = self.object(content, true);
+        let mut object = self.object(answer, true);
         let counts = [
             ("done_reason", json!(done_reason(finish))),
             ("total_duration", nanos(self.started.elapsed())),
@@ -86,8 +117,8 @@ impl OllamaAnswer {
     }
 
     /// An answer without a generation, such as to a request that only loads or unloads the model.
-    pub fn empty(&self, content: (&str, Value), reason: &str) -> Map<String, Value> {
-        let mut object = self.object(content, true);
+    pub fn empty(&self, reason: &str) -> Map<String, Value> {
+        let mut object = self.object(&AnswerParts::default(), true);
         object.insert("done_reason".into(), json!(reason));
         object
     }

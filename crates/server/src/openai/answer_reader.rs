@@ -1,5 +1,6 @@
 //! Reads an answer as a client gets it: without stop sequences, and split into reasoning, text and calls.
 
+use super::call_gate::CallGate;
 use super::chat_request::ParsedChatRequest;
 use crate::stop_sequences::StopSequenceFilter;
 use halo_core::answer_parser::{AnswerDelta, AnswerMarkers, AnswerParser, AnswerParts};
@@ -10,6 +11,8 @@ use halo_engine::chat_format::AnswerOpening;
 pub(super) struct AnswerReader {
     filter: StopSequenceFilter,
     parser: AnswerParser,
+    /// Where calls are checked.
+    gate: Option<CallGate>,
     answer: AnswerParts,
     reasoning_tokens: usize,
 }
@@ -35,6 +38,7 @@ impl AnswerReader {
         Self {
             filter: StopSequenceFilter::new(&request.sampling.stop),
             parser: AnswerParser::new(markers),
+            gate: options.and_then(|options| CallGate::new(options)),
             answer: AnswerParts::default(),
             reasoning_tokens: 0,
         }
@@ -57,7 +61,11 @@ impl AnswerReader {
         let filter = std::mem::replace(&mut self.filter, StopSequenceFilter::new(&[]));
         let mut deltas = self.parser.push(&filter.finish());
         deltas.extend(self.parser.finish());
-        self.collect(deltas)
+        let mut deltas = self.collect(deltas);
+        let held = self.gate.as_mut().map_or_else(Vec::new, CallGate::release);
+        held.iter().cloned().for_each(|delta| self.answer.push(delta));
+        deltas.extend(held);
+        deltas
     }
 
     pub fn answer(self) -> AnswerParts {
@@ -65,6 +73,10 @@ impl AnswerReader {
     }
 
     fn collect(&mut self, deltas: Vec<AnswerDelta>) -> Vec<AnswerDelta> {
+        let deltas = match &mut self.gate {
+            Some(gate) => gate.push(deltas),
+            None => deltas,
+        };
         deltas.iter().cloned().for_each(|delta| self.answer.push(delta));
         deltas
     }

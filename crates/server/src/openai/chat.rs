@@ -1,15 +1,15 @@
 //! Chat completions. The conversation is named by a header, or found by the history of the request; only the new messages of the
 //! request are appended to it.
 
-use super::chat_request::OpenAiChatRequest;
+use super::chat_request::{ChatParseContext, OpenAiChatRequest};
 use super::chat_response::ChatResponse;
+use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, submit_chat_turn};
 use super::choices::respond_with_choices;
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::complete_unstored;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
-use crate::sampling::check_supported;
 use crate::sse::sse_channel;
 use axum::Json;
 use axum::extract::State;
@@ -30,21 +30,15 @@ pub(super) async fn chat_completions(
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<OpenAiChatRequest>,
 ) -> OpenAiResult<Response> {
-    let template = app.backend.model_info().template;
-    let request = body.parse(&app.backend.rules().sampling, app.limits.max_messages, &template)?;
-    let place = app.reserve_queue_place()?;
-    let name = conversation_name(&headers)?;
-    check_supported(&app, &request.parameters, request.sampling.constraint.as_ref()).await?;
+    let request = body.parse(&ChatParseContext::new(&app))?;
+    let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let (stream, include_usage) = (body.params.stream, body.params.include_usage());
-    if name.as_deref() == Some(NOT_STORED) || body.store == Some(false) {
-        // A completion takes a place of its own.
-        drop(place);
-        let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());
+    let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());
+    let ChatTarget::Conversation { name, place } = target else {
         let mut response = complete_unstored(app, request, format, stream.then_some(include_usage)).await?;
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
-    }
-    let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());
+    };
     let others = (request.choice_count > 1).then(|| request.clone());
     let turn = ChatTurn::dispatch(Arc::clone(&app), name, request, place).await?;
     let name = turn.conversation().to_owned();

@@ -2,6 +2,7 @@
 
 use super::protocol::SamplingParams;
 use super::tools::{ToolParams, is_function_name};
+use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::sampling::{LogprobBuffer, RequestedParameters, RequestedSampling};
 use halo_core::model::{ChatTemplate, OutputConstraint, Sampling};
@@ -83,6 +84,24 @@ pub(super) struct ParsedChatRequest {
     pub logprobs: LogprobBuffer,
 }
 
+/// What a chat request is parsed with.
+pub(super) struct ChatParseContext {
+    /// The sampling of the settings.
+    pub sampling: Sampling,
+    max_messages: usize,
+    template: ChatTemplate,
+}
+
+impl ChatParseContext {
+    pub fn new(app: &App) -> Self {
+        Self {
+            sampling: app.backend.rules().sampling,
+            max_messages: app.limits.max_messages,
+            template: app.backend.model_info().template,
+        }
+    }
+}
+
 /// A message of a request before it is checked with the others.
 pub(super) struct InputMessage {
     pub message: SentMessage,
@@ -99,7 +118,16 @@ impl ParsedChatRequest {
     }
 
     /// Orders the messages of a request by their meaning, and checks that there is something to answer.
-    pub fn from_messages(input: Vec<InputMessage>, mut instructions: Vec<String>) -> ApiResult<Self> {
+    pub fn from_messages(
+        input: Vec<InputMessage>,
+        mut instructions: Vec<String>,
+        context: &ChatParseContext,
+    ) -> ApiResult<Self> {
+        let (count, max) = (input.len(), context.max_messages);
+        if count > max {
+            let message = format!("{count} messages; a request may have at most {max} messages");
+            return Err(ErrorResponse::bad_request(message));
+        }
         let mut messages: Vec<SentMessage> = Vec::new();
         for message in sort_results(input) {
             // System messages before all others are the system prompt; later ones keep their position.
@@ -135,10 +163,10 @@ impl ParsedChatRequest {
         self,
         tools: &ToolParams,
         requested: RequestedSampling,
-        template: &ChatTemplate,
+        context: &ChatParseContext,
     ) -> ApiResult<Self> {
         let RequestedSampling { mut sampling, parameters } = requested;
-        let options = tools.parse(&template.tools.call)?;
+        let options = tools.parse(&context.template.tools.call)?;
         let definitions = options.as_ref().map(|options| options.tools.clone()).unwrap_or_default();
         if let Some(mut options) = options {
             options.answer_schema = match sampling.constraint.take() {
@@ -181,7 +209,8 @@ fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
         }
         start += count.max(1);
     }
-    input.into_iter().map(|message| message.message).collect()
+    let message = |input: InputMessage| SentMessage { call_ids: input.ids, ..input.message };
+    input.into_iter().map(message).collect()
 }
 
 /// What a function without output returned.
@@ -209,21 +238,20 @@ pub(super) fn sent_call(place: &str, name: &str, arguments: Option<&Value>) -> A
 }
 
 impl OpenAiChatRequest {
-    pub fn parse(
+    pub fn parse(&self, context: &ChatParseContext) -> ApiResult<ParsedChatRequest> {
+        self.parse_with(self.params.sampling(&context.sampling)?, context)
+    }
+
+    /// Parses the request with other sampling parameters than its own.
+    pub fn parse_with(
         &self,
-        defaults: &Sampling,
-        max_messages: usize,
-        template: &ChatTemplate,
+        requested: RequestedSampling,
+        context: &ChatParseContext,
     ) -> ApiResult<ParsedChatRequest> {
-        if self.messages.len() > max_messages {
-            let count = self.messages.len();
-            let message = format!("{count} messages; a request may have at most {max_messages} messages");
-            return Err(ErrorResponse::bad_request(message));
-        }
         let input = self.messages.iter().enumerate().map(|(n, message)| message.parse(n));
         let input = input.collect::<ApiResult<Vec<InputMessage>>>()?;
-        let parsed = ParsedChatRequest::from_messages(input, Vec::new())?;
-        let parsed = parsed.with_options(&self.tools, self.params.sampling(defaults)?, template)?;
+        let parsed = ParsedChatRequest::from_messages(input, Vec::new(), context)?;
+        let parsed = parsed.with_options(&self.tools, requested, context)?;
         let choice_count = self.params.choice_count()?;
         Ok(ParsedChatRequest { skip_reasoning: self.skips_reasoning(), choice_count, ..parsed })
     }

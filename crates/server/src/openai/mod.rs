@@ -2,9 +2,11 @@
 //! from its history stay there, and are resurrected when they are relevant.
 
 mod answer_reader;
+mod call_gate;
 mod chat;
 mod chat_request;
 mod chat_response;
+mod chat_target;
 mod chat_turn;
 mod choices;
 mod completions;

@@ -14,6 +14,12 @@ pub(crate) type FieldNames = &'static [&'static str];
 #[serde(transparent)]
 pub(crate) struct RequestFields(Map<String, Value>);
 
+impl From<Map<String, Value>> for RequestFields {
+    fn from(fields: Map<String, Value>) -> Self {
+        Self(fields)
+    }
+}
+
 impl RequestFields {
     /// The first of the names that has a value.
     pub fn find(&self, names: FieldNames) -> Option<(&'static str, &Value)> {

@@ -1,4 +1,4 @@
-//! Log-probabilities in OpenAI's two formats: of chats and of completions.
+//! Log-probabilities in OpenAI's two formats, of chats and of completions, and in llama-server's.
 
 use halo_core::model::{TokenLogprob, TokenLogprobs};
 use parking_lot::Mutex;
@@ -30,6 +30,22 @@ impl LogprobBuffer {
             Some(tokens) => chat_logprobs(&std::mem::take(&mut *tokens.lock())),
         }
     }
+
+    /// Takes the tokens out, in the format of llama-server; none where they were not requested.
+    pub fn take_llama_server(&self) -> Option<Vec<Value>> {
+        let tokens = std::mem::take(&mut *self.tokens.as_ref()?.lock());
+        Some(tokens.iter().map(llama_server_logprobs).collect())
+    }
+}
+
+fn llama_server_logprobs(token: &TokenLogprobs) -> Value {
+    let mut json = logprob_entry(&token.token);
+    json["top_logprobs"] = token.top.iter().map(logprob_entry).collect();
+    json
+}
+
+fn logprob_entry(token: &TokenLogprob) -> Value {
+    json!({ "id": token.id.0, "token": token.text(), "bytes": token.bytes, "logprob": token.logprob })
 }
 
 /// The format of chats; null without tokens.

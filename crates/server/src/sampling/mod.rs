@@ -1,21 +1,24 @@
-//! The sampling parameters of requests: one mapping for the APIs of OpenAI, KoboldCPP and llama.cpp and for the names of
-//! text-generation-webui that SillyTavern sends.
+//! The sampling parameters of requests: one mapping for the APIs of OpenAI, KoboldCPP, llama.cpp and Ollama and for the names
+//! of text-generation-webui that SillyTavern sends.
 //!
 //! Every parameter that is accepted has an effect. One that is known and not supported is refused by name, unless its value does
 //! nothing; unknown ones are ignored.
 
 mod bias;
 mod constraint;
+mod dialect;
 mod fields;
 mod logprobs;
 mod order;
 mod parse;
 #[cfg(test)]
 mod tests;
+mod unsupported;
 
+pub(crate) use dialect::ApiDialect;
 pub(crate) use fields::RequestFields;
 pub(crate) use logprobs::{LogprobBuffer, chat_logprobs, completion_logprobs};
-pub(crate) use parse::{ApiDialect, RequestedSampling, parse_choice_count, parse_sampling};
+pub(crate) use parse::{RequestedSampling, parse_choice_count, parse_sampling};
 
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};

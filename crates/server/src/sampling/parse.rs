@@ -3,22 +3,16 @@
 use super::RequestedParameters;
 use super::bias::{banned_tokens, logit_biases};
 use super::constraint::parse_constraint;
+use super::dialect::ApiDialect;
 use super::fields::{FieldNames, RequestFields, wrong_type};
 use super::order::parse_order;
+use super::unsupported::refuse_unsupported;
 use crate::completion::seed_or_random;
 use crate::error::{ApiResult, ErrorResponse};
 use halo_core::model::{
     Mirostat, MirostatVersion, OutputConstraint, Sampling, SamplingParameter, UNLIMITED_TOKENS, WHOLE_WINDOW,
 };
 use serde_json::Value;
-
-/// The program whose API a request uses. The names of all programs are understood in each; what differs is how an answer is
-/// limited where the request says nothing, and the highest temperature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ApiDialect {
-    OpenAi,
-    Kobold,
-}
 
 /// The sampling of a request, and which parameters it asks for.
 #[derive(Clone, Debug)]
@@ -42,26 +36,6 @@ const MAX_LOGPROBS: i64 = 20;
 /// The most choices of a request.
 const MAX_CHOICES: i64 = 16;
 
-/// Parameters that are known and not supported, with the number that does nothing. Empty values do nothing either.
-const UNSUPPORTED: [(&str, f64); 16] = [
-    ("banned_strings", 0.0),
-    ("bypass_eos", 0.0),
-    ("adaptive_target", -1.0),
-    ("best_of", 1.0),
-    ("suffix", 0.0),
-    ("images", 0.0),
-    ("guidance_scale", 1.0),
-    ("epsilon_cutoff", 0.0),
-    ("eta_cutoff", 0.0),
-    ("penalty_alpha", 0.0),
-    ("num_beams", 1.0),
-    ("encoder_repetition_penalty", 1.0),
-    ("no_repeat_ngram_size", 0.0),
-    ("min_tokens", 0.0),
-    ("min_length", 0.0),
-    ("min_new_tokens", 0.0),
-];
-
 /// How many choices a request asks for.
 pub(crate) fn parse_choice_count(fields: &RequestFields) -> ApiResult<usize> {
     let count = fields.integer(&["n"], 1..=MAX_CHOICES)?;
@@ -73,7 +47,7 @@ pub(crate) fn parse_sampling(
     defaults: &Sampling,
     dialect: ApiDialect,
 ) -> ApiResult<RequestedSampling> {
-    refuse_unsupported(fields)?;
+    refuse_unsupported(fields, dialect)?;
     let mut parser = SamplingParser {
         fields,
         dialect,
@@ -91,26 +65,6 @@ pub(crate) fn parse_sampling(
     Ok(RequestedSampling { sampling: parser.sampling, parameters: parser.requested })
 }
 
-fn refuse_unsupported(fields: &RequestFields) -> ApiResult<()> {
-    for (name, neutral) in UNSUPPORTED {
-        let has_no_effect = |value: &Value| match value {
-            Value::Null => true,
-            Value::Bool(on) => !on,
-            Value::Number(number) => number.as_f64() == Some(neutral),
-            Value::String(text) => text.is_empty(),
-            Value::Array(values) => values.is_empty(),
-            Value::Object(map) => map.is_empty(),
-        };
-        if let Some(value) = fields.value(name)
-            && !has_no_effect(value)
-        {
-            let message = format!("{name} is not supported by this server; leave it out");
-            return Err(ErrorResponse::invalid_parameter(name, message));
-        }
-    }
-    Ok(())
-}
-
 struct SamplingParser<'a> {
     fields: &'a RequestFields,
     dialect: ApiDialect,
@@ -126,19 +80,14 @@ impl SamplingParser<'_> {
     }
 
     fn parse_length_and_seed(&mut self) -> ApiResult<()> {
-        let names: FieldNames = match self.dialect {
-            ApiDialect::OpenAi => {
-                &["max_completion_tokens", "max_tokens", "n_predict", "max_length", "max_new_tokens"]
-            }
-            ApiDialect::Kobold => &["max_length", "max_tokens", "n_predict", "max_new_tokens"],
-        };
-        let (default, expected) = match self.dialect {
+        let (default, expected) = match self.dialect.fills_window() {
             // The window keeps as much free as for an answer of the default length.
-            ApiDialect::OpenAi => (UNLIMITED_TOKENS, Some(self.sampling.max_tokens)),
-            ApiDialect::Kobold => (self.sampling.max_tokens, None),
+            true => (UNLIMITED_TOKENS, Some(self.sampling.max_tokens)),
+            false => (self.sampling.max_tokens, None),
         };
-        self.sampling.max_tokens = match self.fields.integer(names, i64::MIN..=i64::MAX)? {
-            None | Some((_, -1)) => {
+        let length = self.fields.integer(self.dialect.length_names(), i64::MIN..=i64::MAX)?;
+        self.sampling.max_tokens = match length.filter(|&(_, count)| !self.dialect.is_unlimited(count)) {
+            None => {
                 self.sampling.expected_tokens = expected;
                 default
             }
@@ -150,10 +99,9 @@ impl SamplingParser<'_> {
             }
         };
         let seed = self.fields.integer(&["seed", "sampler_seed"], i64::MIN..=i64::MAX)?;
-        self.sampling.seed = match (seed, self.dialect) {
-            (None, ApiDialect::OpenAi) => self.sampling.seed,
-            (seed, _) => seed_or_random(seed.map(|(_, seed)| seed)),
-        };
+        if seed.is_some() || self.dialect.randomizes_seed() {
+            self.sampling.seed = seed_or_random(seed.map(|(_, seed)| seed));
+        }
         let stops = self
             .fields
             .texts(&["stop", "stop_sequence", "stop_sequences", "stopping_strings"], MAX_STOP_SEQUENCES)?;
@@ -162,10 +110,7 @@ impl SamplingParser<'_> {
     }
 
     fn parse_temperature(&mut self) -> ApiResult<()> {
-        let max = match self.dialect {
-            ApiDialect::OpenAi => 5.0,
-            ApiDialect::Kobold => 100.0,
-        };
+        let max = self.dialect.max_temperature();
         if let Some((_, temperature)) = self.fields.number(&["temperature", "temp"], 0.0..=max)? {
             self.sampling.temperature = temperature;
         }
@@ -246,7 +191,7 @@ impl SamplingParser<'_> {
                 self.sampling.repetition_penalty = if penalty == 0.0 { 1.0 } else { penalty };
                 self.note(SamplingParameter::RepetitionPenalty, name, penalty != 0.0 && penalty != 1.0);
             }
-            None if self.dialect == ApiDialect::Kobold => self.sampling.repetition_penalty = 1.0,
+            None if self.dialect.drops_penalty() => self.sampling.repetition_penalty = 1.0,
             None => {}
         }
         let names: FieldNames = &["repeat_last_n", "rep_pen_range", "repetition_penalty_range"];
@@ -351,7 +296,7 @@ impl SamplingParser<'_> {
     }
 
     fn parse_output(&mut self) -> ApiResult<()> {
-        if let Some((name, constraint)) = parse_constraint(self.fields)? {
+        if let Some((name, constraint)) = parse_constraint(self.fields, self.dialect)? {
             let is_grammar = matches!(constraint, OutputConstraint::GbnfGrammar(_));
             self.note(SamplingParameter::Grammar, name, is_grammar);
             self.requested.constraint = Some(name);

@@ -8,6 +8,9 @@ use halo_core::model::{
 use halo_core::token::TokenId;
 use serde_json::{Value, json};
 
+const DIALECTS: [ApiDialect; 4] =
+    [ApiDialect::OpenAi, ApiDialect::Kobold, ApiDialect::Ollama, ApiDialect::LlamaServer];
+
 fn fields(json: Value) -> RequestFields {
     serde_json::from_value(json).expect("an object")
 }
@@ -22,7 +25,7 @@ fn sampling(dialect: ApiDialect, json: &Value) -> Sampling {
 
 /// Checks that each of the names sets the same value, and that it does so in every dialect.
 fn check(names: &[&str], value: &Value, expected: impl Fn(&mut Sampling)) {
-    for dialect in [ApiDialect::OpenAi, ApiDialect::Kobold] {
+    for dialect in DIALECTS {
         for name in names {
             let json = json!({ *name: value, "seed": 1, "max_tokens": 5 });
             let mut wanted = sampling(dialect, &json!({ "seed": 1, "max_tokens": 5 }));
@@ -138,17 +141,43 @@ fn sampler_order_has_numbers_names_and_letters() {
 #[test]
 fn sampling_without_a_length_fills_the_window_or_takes_the_default() {
     let default = Sampling::default().max_tokens;
-    for (json, openai, kobold) in [
-        (json!({}), UNLIMITED_TOKENS, default),
-        (json!({ "max_tokens": -1 }), UNLIMITED_TOKENS, default),
-        (json!({ "max_tokens": null }), UNLIMITED_TOKENS, default),
-        (json!({ "max_tokens": 2.0 }), 2, 2),
-        (json!({ "n_predict": 9 }), 9, 9),
-        (json!({ "max_length": 8, "max_tokens": 9 }), 9, 8),
-        (json!({ "max_completion_tokens": 3, "max_tokens": 9 }), 3, 9),
+    let all = UNLIMITED_TOKENS;
+    // In the order of DIALECTS. None: the length is refused.
+    for (json, expected) in [
+        (json!({}), [all, default, all, all].map(Some)),
+        (json!({ "max_tokens": -1 }), [all, default, all, all].map(Some)),
+        (json!({ "max_tokens": null }), [all, default, all, all].map(Some)),
+        (json!({ "max_tokens": -2 }), [None, None, Some(all), Some(all)]),
+        (json!({ "max_tokens": 2.0 }), [2; 4].map(Some)),
+        (json!({ "n_predict": 9 }), [9; 4].map(Some)),
+        (json!({ "num_predict": 7 }), [all, default, 7, all].map(Some)),
+        (json!({ "num_predict": -2, "max_tokens": 9 }), [9, 9, all, 9].map(Some)),
+        (json!({ "max_length": 8, "max_tokens": 9 }), [9, 8, 9, 9].map(Some)),
+        (json!({ "max_completion_tokens": 3, "max_tokens": 9 }), [3, 9, 9, 9].map(Some)),
+        (json!({ "max_tokens": 0 }), [None; 4]),
     ] {
-        assert_eq!(sampling(ApiDialect::OpenAi, &json).max_tokens, openai, "{json}");
-        assert_eq!(sampling(ApiDialect::Kobold, &json).max_tokens, kobold, "{json}");
+        for (dialect, expected) in DIALECTS.into_iter().zip(expected) {
+            let parsed = parse(dialect, &json).ok().map(|parsed| parsed.sampling.max_tokens);
+            assert_eq!(parsed, expected, "{json} in {dialect:?}");
+        }
+    }
+}
+
+/// What a request says nothing about: the settings decide, or the usual value of the program.
+#[test]
+fn sampling_defaults_depend_on_the_program() {
+    let defaults = Sampling { seed: 77, repetition_penalty: 1.3, temperature: 0.4, ..Sampling::default() };
+    for dialect in DIALECTS {
+        let parse =
+            |json: &Value| parse_sampling(&fields(json.clone()), &defaults, dialect).expect("valid").sampling;
+        let sampling = parse(&json!({}));
+        let is_kobold = dialect == ApiDialect::Kobold;
+        assert_eq!(sampling.seed == 77, !is_kobold, "{dialect:?}");
+        assert_eq!(sampling.repetition_penalty, if is_kobold { 1.0 } else { 1.3 }, "{dialect:?}");
+        assert_eq!(sampling.temperature, 0.4, "{dialect:?}");
+        assert_ne!(parse(&json!({ "seed": -1 })).seed, 77, "{dialect:?}");
+        let hot = parse_sampling(&fields(json!({ "temperature": 6 })), &defaults, dialect);
+        assert_eq!(hot.is_ok(), dialect != ApiDialect::OpenAi, "{dialect:?}");
     }
 }
 
@@ -187,6 +216,13 @@ fn sampling_errors_name_the_parameter() {
     }
 }
 
+fn check_refused(dialect: ApiDialect, name: &str, neutral: &Value, effective: &Value) {
+    parse(dialect, &json!({ name: neutral })).unwrap_or_else(|e| panic!("{name}: {}", e.message()));
+    let error = parse(dialect, &json!({ name: effective })).expect_err(name);
+    assert_eq!(error.param(), Some(name), "{dialect:?}");
+    assert!(error.message().contains(&format!("{name} is not supported")), "{}", error.message());
+}
+
 #[test]
 fn unsupported_parameters_are_refused_unless_they_do_nothing() {
     for (name, neutral, effective) in [
@@ -201,12 +237,20 @@ fn unsupported_parameters_are_refused_unless_they_do_nothing() {
         ("num_beams", json!(null), json!(4)),
         ("epsilon_cutoff", json!(0), json!(3)),
         ("no_repeat_ngram_size", json!(0), json!(2)),
+        ("image_data", json!([]), json!([{}])),
+        ("lora", json!([]), json!([{ "id": 0 }])),
+        ("n_indent", json!(0), json!(4)),
+        ("t_max_predict_ms", json!(0), json!(100)),
+        ("min_keep", json!(0), json!(2)),
+        ("post_sampling_probs", json!(false), json!(true)),
+        ("return_tokens", json!(false), json!(true)),
     ] {
-        parse(ApiDialect::OpenAi, &json!({ name: neutral }))
-            .unwrap_or_else(|e| panic!("{name}: {}", e.message()));
-        let error = parse(ApiDialect::OpenAi, &json!({ name: effective })).expect_err(name);
-        assert_eq!(error.param(), Some(name));
-        assert!(error.message().contains(&format!("{name} is not supported")), "{}", error.message());
+        for dialect in DIALECTS {
+            check_refused(dialect, name, &neutral, &effective);
+        }
+    }
+    for name in ["logprobs", "top_logprobs", "n_probs"] {
+        check_refused(ApiDialect::Ollama, name, &json!(0), &json!(3));
     }
     sampling(
         ApiDialect::OpenAi,

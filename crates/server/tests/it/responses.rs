@@ -1,6 +1,8 @@
 //! The Responses API: create, stream, continue, read, delete.
 
+use crate::chat::percent_encoded;
 use crate::fake::FakeServer;
+use halo_server::ServerLimits;
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
@@ -133,6 +135,9 @@ async fn responses_call_functions() {
     assert_eq!(second["output"][0]["content"][0]["text"], "It is noon.");
     let window = fake.script().windows[1].clone();
     assert!(window.contains("tool: 12:00"), "{window}");
+    let items = input_items(&fake, &second).await;
+    assert_eq!(items.len(), 1, "{items:?}");
+    assert_eq!((&items[0]["call_id"], &items[0]["output"]), (&call["call_id"], &json!("12:00")), "{items:?}");
     // The same as a whole history, without a stored response.
     let history = json!([
         { "role": "user", "content": "What time is it?" },
@@ -239,4 +244,63 @@ async fn responses_reject_invalid_requests() {
     }
     let (_, all) = fake.halo_api("GET", "/conversations", None).await;
     assert_eq!(all, json!([]));
+}
+
+/// The items of a request, the first first.
+async fn input_items(fake: &FakeServer, response: &Value) -> Vec<Value> {
+    let path = format!("{RESPONSES}/{}/input_items?order=asc", response["id"].as_str().expect("an id"));
+    fake.get(&path).await.json()["data"].as_array().expect("a list").clone()
+}
+
+#[tokio::test]
+async fn responses_return_the_call_ids_of_their_input() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Noon, twice.", "Yes."]);
+    let call = |id: &str| json!({ "type": "function_call", "call_id": id, "name": "clock", "arguments": "{\"zone\": \"CET\"}" });
+    let result = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": id });
+    // The results are sent in another order than the calls.
+    let input = json!([
+        { "role": "user", "content": "What time is it?" }, call("call_A7"), call("toolu_b"), result("toolu_b"), result("call_A7"),
+    ]);
+    let first = create(&fake, json!({ "input": input, "tools": clock() })).await;
+    let ids = |items: &[Value]| -> Vec<String> {
+        let id = |item: &Value| Some(format!("{} {}", item["type"].as_str()?, item["call_id"].as_str()?));
+        items.iter().filter_map(id).collect()
+    };
+    let expected = [
+        "function_call call_A7",
+        "function_call toolu_b",
+        "function_call_output call_A7",
+        "function_call_output toolu_b",
+    ];
+    assert_eq!(ids(&input_items(&fake, &first).await), expected);
+    // Only what the second request adds is its input.
+    let second = json!({ "input": "Really?", "previous_response_id": first["id"], "tools": clock() });
+    let second = create(&fake, second).await;
+    assert_eq!(ids(&input_items(&fake, &second).await), Vec::<String>::new());
+    // An id with words in it is not kept.
+    fake.script_answers(&["Well."]);
+    let odd = json!([{ "role": "user", "content": "And now?" }, call("two words"), result("two words")]);
+    let odd = create(&fake, json!({ "input": odd, "tools": clock() })).await;
+    let odd = ids(&input_items(&fake, &odd).await);
+    assert!(odd.len() == 2 && !odd.iter().any(|id| id.contains("two words")), "{odd:?}");
+    assert_eq!(odd[0].rsplit(' ').next(), odd[1].rsplit(' ').next(), "a result names its call");
+}
+
+/// A response is found after its conversation was renamed, and in a server that has not seen it before.
+#[tokio::test]
+async fn responses_are_found_without_the_index() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day."]);
+    let created = create(&fake, json!({ "input": "Hello there, how are you today?" })).await;
+    let path = format!("{RESPONSES}/{}", created["id"].as_str().expect("an id"));
+    assert_eq!(fake.get(&path).await.status, 200);
+    let restarted = FakeServer::new(fake.store.clone(), 400, ServerLimits::default());
+    assert_eq!(restarted.get(&path).await.status, 200, "another server finds it");
+    let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+    let name = conversations[0]["name"].as_str().expect("a name").to_owned();
+    let rename = format!("/conversations/{}/rename", percent_encoded(&name));
+    let (status, renamed) = fake.halo_api("POST", &rename, Some(&json!({ "name": "another" }))).await;
+    assert_eq!(status, 204, "{renamed}");
+    assert_eq!(fake.get(&path).await.status, 200, "it is found under the new name");
 }

@@ -1,7 +1,7 @@
 //! The routes of llama-server: what the model is, tokens, templates, completions and embeddings.
 
 use crate::fake::{FakeOptions, FakeServer, KNOWN_TOKENS, SPECIAL_TOKEN};
-use halo_core::model::OutputConstraint;
+use halo_core::model::{OutputConstraint, SamplingParameter};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -176,8 +176,34 @@ async fn llama_server_streams_completions() {
 }
 
 #[tokio::test]
+async fn llama_server_returns_probabilities_whole_and_streamed() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[" there was"; 3]);
+    let body = json!({ "prompt": "Once", "n_probs": 2 });
+    let whole = fake.post("/completion", &body).await.json();
+    let tokens = whole["completion_probabilities"].as_array().cloned().unwrap_or_default();
+    let texts: Vec<&str> = tokens.iter().filter_map(|token| token["token"].as_str()).collect();
+    assert_eq!(texts, [" there", " was"], "{whole}");
+    assert!(tokens.iter().all(|token| token["id"].is_u64() && token["logprob"] == -0.5), "{whole}");
+    assert_eq!(tokens[0]["top_logprobs"].as_array().map(Vec::len), Some(2), "{whole}");
+    assert_eq!(whole["generation_settings"]["n_probs"], 2);
+    let (events, _) =
+        fake.stream("/completion", &json!({ "prompt": "Once", "n_probs": 2, "stream": true })).await;
+    let streamed: Vec<Value> = (events.iter())
+        .map(|event| serde_json::from_str::<Value>(event).expect("JSON"))
+        .filter_map(|event| event["completion_probabilities"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(streamed, tokens);
+    let without = fake.post("/completion", &json!({ "prompt": "Once" })).await.json();
+    assert_eq!(without.get("completion_probabilities"), None);
+    assert_eq!(without["generation_settings"]["n_predict"], -1, "as much as fits");
+}
+
+#[tokio::test]
 async fn llama_server_refuses_what_it_cannot_do() {
     let fake = FakeServer::in_memory();
+    fake.script().unsupported = vec![SamplingParameter::Dry];
     for (fields, names) in [
         (json!({}), "prompt is missing"),
         (json!({ "prompt": "" }), "the prompt is empty"),
@@ -187,12 +213,20 @@ async fn llama_server_refuses_what_it_cannot_do() {
         (json!({ "prompt": "a", "n_predict": -5 }), "n_predict is -5"),
         (json!({ "prompt": "a", "temperature": -1 }), "temperature is -1"),
         (json!({ "prompt": "a", "top_p": "x" }), "top_p"),
-        (json!({ "prompt": "a", "grammar": "root ::= \"a\"" }), "grammar is not supported"),
-        (json!({ "prompt": "a", "n_probs": 5 }), "n_probs is not supported"),
-        (json!({ "prompt": "a", "mirostat": 2 }), "mirostat is not supported"),
-        (json!({ "prompt": "a", "logit_bias": [[1, 2]] }), "logit_bias is not supported"),
+        (
+            json!({ "prompt": "a", "grammar": "root ::= \"a\"", "json_schema": { "type": "array" } }),
+            "both set",
+        ),
+        (json!({ "prompt": "a", "n_probs": 50 }), "n_probs is 50"),
+        (json!({ "prompt": "a", "mirostat": 7 }), "mirostat is 7"),
+        (json!({ "prompt": "a", "logit_bias": [[1, "x"]] }), "logit_bias is"),
         (json!({ "prompt": "a", "image_data": [{}] }), "image_data is not supported"),
-        (json!({ "prompt": "a", "ignore_eos": true }), "ignore_eos is not supported"),
+        (json!({ "prompt": "a", "lora": [{ "id": 0 }] }), "lora is not supported"),
+        (json!({ "prompt": "a", "return_tokens": true }), "return_tokens is not supported"),
+        (
+            json!({ "prompt": "a", "dry_multiplier": 0.5 }),
+            "dry_multiplier is not supported by this remote model",
+        ),
         (json!({ "prompt": "a", "json_schema": { "type": "unheard of" } }), "json_schema"),
     ] {
         let response = fake.post("/completion", &fields).await;

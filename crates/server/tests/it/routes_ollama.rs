@@ -2,7 +2,7 @@
 
 use crate::chat::chat_body;
 use crate::fake::{FakeOptions, FakeResponse, FakeServer, KNOWN_TOKENS};
-use halo_core::model::OutputConstraint;
+use halo_core::model::{OutputConstraint, SamplingParameter};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/api/chat";
@@ -67,7 +67,7 @@ async fn ollama_describes_the_one_model() {
             );
             assert_eq!(
                 (&info["llama.block_count"], &body["capabilities"]),
-                (&json!(2), &json!(["completion"]))
+                (&json!(2), &json!(["completion", "tools"]))
             );
         }
     }
@@ -105,6 +105,20 @@ async fn ollama_chat_streams_lines_of_json() {
     check_last_object(last, 4);
 }
 
+/// A client that takes compressed responses gets the lines as they are written, and all of them.
+#[tokio::test]
+async fn ollama_streams_are_not_compressed() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Good day to you."]);
+    let headers = [("accept-encoding", "gzip, deflate, br")];
+    let body = json!({ "messages": [user("Hello")] }).to_string();
+    let response = fake.request("POST", CHAT, &headers, body).await;
+    assert_eq!(response.header("content-encoding"), "");
+    let objects = lines(&response);
+    let text: String = objects.iter().filter_map(|object| object["message"]["content"].as_str()).collect();
+    assert_eq!((text.as_str(), &objects[objects.len() - 1]["done"]), ("Good day to you.", &json!(true)));
+}
+
 /// A chat of Ollama's API and one of OpenAI's are the same conversation.
 #[tokio::test]
 async fn ollama_chat_is_stored_as_a_conversation() {
@@ -139,11 +153,20 @@ async fn ollama_chat_is_stored_as_a_conversation() {
 #[tokio::test]
 async fn ollama_options_reach_the_model() {
     let fake = FakeServer::in_memory();
-    let options = json!({ "num_predict": 2, "temperature": 0.5, "top_k": 3, "seed": 9, "stop": ["END"], "num_ctx": 512 });
-    for (path, content) in [(CHAT, json!([user("Hello")])), (GENERATE, Value::Null)] {
-        let body = json!({
+    let options = json!({
+        "num_predict": 2, "temperature": 0.5, "top_k": 3, "seed": 9, "stop": ["END"], "num_ctx": 512, "typical_p": 0.8,
+        "repeat_last_n": 40, "repeat_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25, "mirostat": 2,
+        "mirostat_tau": 4, "tfs_z": 0.9, "min_p": 0.1, "num_gpu": null,
+    });
+    for (path, content, raw) in
+        [(CHAT, json!([user("Hello")]), false), (GENERATE, Value::Null, false), (GENERATE, Value::Null, true)]
+    {
+        let mut body = json!({
             "messages": content, "prompt": "Hello", "stream": false, "format": "json", "keep_alive": "5m", "options": options,
         });
+        if raw {
+            body["raw"] = true.into();
+        }
         let response = fake.post(path, &body).await;
         assert_eq!(
             (response.status, &response.json()["done_reason"]),
@@ -154,6 +177,10 @@ async fn ollama_options_reach_the_model() {
         let sampling = fake.script().samplings.pop().expect("the model was asked");
         assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_k), (2, 0.5, 3));
         assert_eq!(sampling.stop, ["END"]);
+        assert_eq!((sampling.typical_p, sampling.tail_free, sampling.min_p), (0.8, 0.9, 0.1));
+        assert_eq!((sampling.repetition_penalty, sampling.penalty_range), (1.2, 40));
+        assert_eq!((sampling.presence_penalty, sampling.frequency_penalty), (0.5, 0.25));
+        assert_eq!(sampling.mirostat.map(|mirostat| (mirostat.tau, mirostat.eta)), Some((4.0, 0.1)));
         assert_eq!(sampling.constraint, Some(OutputConstraint::JsonSchema("{\"type\":\"object\"}".into())));
     }
 }
@@ -204,9 +231,18 @@ async fn ollama_refuses_what_it_cannot_do() {
             "messages[0].images",
         ),
         (CHAT, json!({ "messages": [user("a")], "template": "{{ .Prompt }}" }), "template is not supported"),
-        (CHAT, json!({ "messages": [user("a")], "think": true }), "think is not supported"),
-        (CHAT, json!({ "messages": [user("a")], "format": "xml" }), "format must be"),
-        (CHAT, json!({ "messages": [user("a")], "format": { "type": "unheard of" } }), "response_format"),
+        (CHAT, json!({ "messages": [user("a")], "think": true }), "does not support thinking"),
+        (CHAT, json!({ "messages": [user("a")], "think": "very" }), "think must be"),
+        (CHAT, json!({ "messages": [user("a")], "logprobs": true }), "logprobs is not supported"),
+        (GENERATE, json!({ "prompt": "a", "logprobs": true }), "logprobs is not supported"),
+        (GENERATE, json!({ "prompt": "a", "raw": true, "think": true }), "think has no effect with raw"),
+        (
+            CHAT,
+            json!({ "messages": [user("a")], "format": "xml" }),
+            "format is \"xml\"; it must be \"json\" or",
+        ),
+        (CHAT, json!({ "messages": [user("a")], "format": { "type": "unheard of" } }), "format: "),
+        (GENERATE, json!({ "prompt": "a", "raw": true, "format": { "type": "unheard of" } }), "format: "),
         (
             CHAT,
             json!({ "messages": [user("a")], "options": { "temperature": -1 } }),
@@ -214,8 +250,8 @@ async fn ollama_refuses_what_it_cannot_do() {
         ),
         (
             CHAT,
-            json!({ "messages": [user("a")], "options": { "mirostat": 2 } }),
-            "options.mirostat is not supported",
+            json!({ "messages": [user("a")], "options": { "banned_strings": ["a"] } }),
+            "options.banned_strings is not supported",
         ),
         (CHAT, json!({ "messages": [{ "role": "robot", "content": "a" }] }), "unknown role 'robot'"),
         (CHAT, json!({ "messages": "a" }), "messages"),
@@ -283,4 +319,24 @@ async fn ollama_embeds_texts() {
     assert_eq!(fake.post("/api/embed", &json!({ "input": long, "truncate": true })).await.status, 200);
     let without = FakeServer::in_memory().post("/api/embed", &json!({ "input": "a" })).await;
     assert_eq!(without.status, 501, "{}", without.text());
+}
+
+/// A model that cannot do what an option asks for is not asked at all.
+#[tokio::test]
+async fn ollama_options_of_a_limited_model_are_refused() {
+    let fake = FakeServer::in_memory();
+    fake.script().unsupported = vec![SamplingParameter::Dry, SamplingParameter::Mirostat];
+    for (name, value) in [("dry_multiplier", json!(0.8)), ("mirostat", json!(1))] {
+        for (path, mut body) in [
+            (CHAT, json!({ "messages": [user("a")] })),
+            (GENERATE, json!({ "prompt": "a" })),
+            (GENERATE, json!({ "prompt": "a", "raw": true })),
+        ] {
+            body["options"] = json!({ name: value });
+            let response = fake.post(path, &body).await;
+            let error = response.json()["error"].as_str().unwrap_or_default().to_owned();
+            assert!(response.status == 400 && error.contains(name), "{body}: {error}");
+        }
+    }
+    assert!(fake.script().windows.is_empty());
 }

@@ -189,6 +189,46 @@ async fn tools_calls_without_offered_functions_are_text() {
     assert!(response.text().contains("rm"), "no such function was offered");
 }
 
+/// A model that writes calls on its own may write them wrong: the client gets text, and the conversation goes on with it.
+#[tokio::test]
+async fn tools_calls_that_break_their_schema_are_text() {
+    for (arguments, names) in [("{\"town\": 7}", "7"), ("{}", "weather"), ("{\"town\": \"Lin", "Lin")] {
+        let broken = format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}");
+        for stream in [false, true] {
+            let fake = chatml_server();
+            fake.script_answers(&[&broken, "Well."]);
+            let body = with(question(), json!({ "stream": stream }));
+            let (text, finish) = match stream {
+                false => {
+                    let response = fake.chat(&body, None).await;
+                    let choice = response.body["choices"][0].clone();
+                    assert!(choice["message"].get("tool_calls").is_none(), "{choice}");
+                    (response.text(), choice["finish_reason"].clone())
+                }
+                true => {
+                    let (events, _) = fake.stream(CHAT, &body).await;
+                    let events: Vec<Value> =
+                        events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+                    let deltas = || events.iter().map(|event| &event["choices"][0]["delta"]);
+                    assert!(deltas().all(|delta| delta.get("tool_calls").is_none()), "{events:?}");
+                    let text: String = deltas().filter_map(|delta| delta["content"].as_str()).collect();
+                    (text, events.last().expect("events")["choices"][0]["finish_reason"].clone())
+                }
+            };
+            assert!(text.contains("weather") && text.contains(names), "{arguments}: {text}");
+            assert_eq!(finish, "stop", "{arguments}");
+            let mut next = question();
+            let messages = next["messages"].as_array_mut().expect("messages");
+            messages.push(json!({ "role": "assistant", "content": text }));
+            messages.push(json!({ "role": "user", "content": "And now?" }));
+            let answer = fake.chat(&next, None).await;
+            assert_eq!(answer.text(), "Well.");
+            let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+            assert_eq!(conversations.as_array().map(Vec::len), Some(1), "{arguments}: {conversations}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn tools_results_are_sorted_by_their_calls() {
     let fake = FakeServer::in_memory();
@@ -333,4 +373,48 @@ async fn reasoning_is_streamed_and_can_be_left_out() {
     let fields = json!({ "chat_template_kwargs": { "enable_thinking": false } });
     let response = fake.chat(&with(chat_body(&["u Is it so?"]), fields), None).await;
     assert_eq!(response.text(), "No.");
+}
+
+/// Ollama's `think` is `enable_thinking` of the chat template.
+#[tokio::test]
+async fn ollama_think_sets_the_reasoning_of_the_template() {
+    let answer = "<think>Hm, well.</think>Yes.";
+    for (path, text) in [("/api/chat", "/message/content"), ("/api/generate", "/response")] {
+        let thinking = text.replace("content", "thinking").replace("response", "thinking");
+        let mut prompt_tokens = None;
+        for (think, expected) in [
+            (json!(null), Some("Hm, well.")),
+            (json!(true), Some("Hm, well.")),
+            (json!("high"), Some("Hm, well.")),
+            (json!(false), None),
+        ] {
+            let fake = thinking_server("");
+            fake.script_answers(&[if expected.is_some() { answer } else { "Yes." }; 2]);
+            let mut body = json!({
+                "prompt": "Is it?", "messages": [{ "role": "user", "content": "Is it?" }], "think": think, "stream": false,
+            });
+            let whole = fake.post(path, &body).await.json();
+            assert_eq!(whole.pointer(text), Some(&json!("Yes.")), "{path} {think}: {whole}");
+            assert_eq!(whole.pointer(&thinking).and_then(Value::as_str), expected, "{path} {think}: {whole}");
+            // Without reasoning, the template writes its end into the prompt.
+            let count = whole["prompt_eval_count"].as_u64().expect("a count");
+            let with_reasoning = *prompt_tokens.get_or_insert(count);
+            assert_eq!(
+                count > with_reasoning,
+                expected.is_none(),
+                "{path} {think}: {count} {with_reasoning}"
+            );
+            body["stream"] = true.into();
+            let streamed = fake.post(path, &body).await;
+            let lines: Vec<Value> =
+                streamed.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+            let join = |at: &str| -> String {
+                lines.iter().filter_map(|line| line.pointer(at).and_then(Value::as_str)).collect()
+            };
+            assert_eq!(join(text), "Yes.", "{path} {think}: {lines:?}");
+            assert_eq!(join(&thinking), expected.unwrap_or_default(), "{path} {think}: {lines:?}");
+        }
+        let show = thinking_server("").post("/api/show", &json!({ "model": "scripted" })).await.json();
+        assert_eq!(show["capabilities"], json!(["completion", "tools", "thinking"]));
+    }
 }

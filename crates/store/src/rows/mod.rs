@@ -21,7 +21,7 @@ pub(crate) use log::{
     insert_mentions, insert_rebuilt_log, last_log_seq, last_mentions, last_score_entry, log_ends_with,
     read_log_entry, rebuild_log_indexes, replay_log, replay_log_through_turn, rewrite_log_entry, turn_starts,
 };
-pub(crate) use records::{put_record, read_record, record_kinds, records};
+pub(crate) use records::{find_record, put_record, read_record, record, record_kinds, records};
 pub(crate) use state::{
     decode_body, read_state, update_bodies, upsert_blocks, upsert_bodies, write_whole_state,
 };

@@ -35,6 +35,40 @@ pub(crate) fn read_record(row: &SqlRow<'_>, kind: &str) -> Result<Record, SqlErr
     Ok(Record { key, value, updated_at: row.int(3)? })
 }
 
+/// The record of a kind with a key.
+pub(crate) fn record(
+    sql: &mut dyn SqlConnection,
+    id: i64,
+    kind: &str,
+    key: &str,
+) -> Result<Option<Record>, SqlError> {
+    let mut found = None;
+    let select = "SELECT key, value, sum, at FROM record WHERE conversation = $1 AND kind = $2 AND key = $3";
+    let primary_key = [SqlValue::Int(id), SqlValue::Text(kind), SqlValue::Text(key)];
+    sql.query(select, &primary_key, &mut |row| {
+        found = Some(read_record(&row, kind)?);
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// The record with a key in the conversation that was used last, with its name. One lookup by the primary key for each
+/// conversation, in one query.
+pub(crate) fn find_record(
+    sql: &mut dyn SqlConnection,
+    kind: &str,
+    key: &str,
+) -> Result<Option<(String, Record)>, SqlError> {
+    let mut found = None;
+    let select = "SELECT r.key, r.value, r.sum, r.at, c.name FROM conversation c JOIN record r \
+                  ON r.conversation = c.id AND r.kind = $1 AND r.key = $2 ORDER BY c.used DESC LIMIT 1";
+    sql.query(select, &[SqlValue::Text(kind), SqlValue::Text(key)], &mut |row| {
+        found = Some((row.text(4)?.to_owned(), read_record(&row, kind)?));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// The records of one kind, sorted by key.
 pub(crate) fn records(sql: &mut dyn SqlConnection, id: i64, kind: &str) -> Result<Vec<Record>, SqlError> {
     let mut records = Vec::new();

@@ -377,6 +377,26 @@ fn records_and_embeddings_are_stored(database: &TestDatabase) {
     store.put_embeddings("c", "granite", &[vector(9.0)]).expect("the embeddings are stored");
     store.set_model("c", "SmolLM2").expect("the model is stored");
     let mut store = database.reopen(store);
+    for (conversation, kind, key) in [
+        ("c", RecordKind::Note, "notes.json"),
+        ("c", RecordKind::Setting, "notes.json"),
+        ("d", RecordKind::Note, "notes.json"),
+        ("d", RecordKind::Note, "a"),
+        ("nobody", RecordKind::Note, "a"),
+    ] {
+        let records = store.records(conversation, kind).expect("the records are read");
+        let expected = records.into_iter().find(|record| record.key == key);
+        let found = store.record(conversation, kind, key).expect("the record is read");
+        assert_eq!(found, expected, "{conversation} {kind:?} {key}");
+    }
+    let mut find = |kind, key: &str| {
+        let found = store.find_record(kind, key).expect("the records are searched");
+        found.map(|(conversation, record)| (conversation, record.key))
+    };
+    assert_eq!(find(RecordKind::Note, "a"), Some(("c".into(), "a".into())));
+    assert_eq!(find(RecordKind::Setting, "notes.json"), Some(("c".into(), "notes.json".into())));
+    assert!(find(RecordKind::Note, "notes.json").is_some(), "it is in two conversations");
+    assert_eq!(find(RecordKind::Setting, "a"), None);
     let notes = store.records("c", RecordKind::Note).expect("the records are read");
     let pairs: Vec<_> = notes.iter().map(|r| (r.key.as_str(), r.value.as_str())).collect();
     assert_eq!(pairs, [("a", ""), ("notes.json", "{\"topics\":{\"go\":1}}")]);

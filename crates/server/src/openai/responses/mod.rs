@@ -6,16 +6,16 @@ mod record;
 mod request;
 mod stream;
 
-use super::chat::{NOT_STORED, conversation_name, run_to_end, set_conversation_header};
-use super::chat_request::ParsedChatRequest;
+use super::chat::{NOT_STORED, run_to_end, set_conversation_header};
+use super::chat_request::{ChatParseContext, ParsedChatRequest};
 use super::chat_response::call_id;
+use super::chat_target::ChatTarget;
 use super::chat_turn::{ChatTurn, ChatTurnResult, TurnRecorder, submit_chat_turn};
 use super::dispatch::{dispatch_after, dispatch_chat};
 use super::protocol::{CONVERSATION_HEADER, OpenAiJson, OpenAiResult, error_event};
 use super::unstored_chat::{UnstoredAnswer, answer_unstored, generate_unstored};
 use crate::app::App;
 use crate::error::{ErrorResponse, spawn_blocking};
-use crate::sampling::check_supported;
 use crate::session_job::run_in_session;
 use crate::sse::{spawn_sse_stream, sse_channel};
 use axum::extract::{Path, Query, State};
@@ -29,10 +29,11 @@ use halo_core::store::RecordKind;
 use halo_core::token::{Role, TurnId};
 use halo_engine::conversation::load_messages;
 use parking_lot::Mutex;
-use record::{ResponseRecord, find_response};
+use record::{ResponseRecord, find_response, kept_ids};
 use request::CreateResponse;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use stream::ResponseStream;
 
@@ -48,29 +49,24 @@ async fn create_response(
     headers: HeaderMap,
     OpenAiJson(body): OpenAiJson<CreateResponse>,
 ) -> OpenAiResult<Response> {
-    let template = app.backend.model_info().template;
-    let request = body.parse(&app.backend.rules().sampling, app.limits.max_messages, &template)?;
-    let place = app.reserve_queue_place()?;
-    let name = conversation_name(&headers)?;
-    check_supported(&app, &request.parameters, request.sampling.constraint.as_ref()).await?;
+    let request = body.parse(&ChatParseContext::new(&app))?;
+    let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
     let format = ResponseFormat::new(&app, &body, &tools_json(&request));
     let stream = body.stream == Some(true);
-    if body.store == Some(false) || name.as_deref() == Some(NOT_STORED) {
+    let ChatTarget::Conversation { name, place } = target else {
         if body.previous_response_id.is_some() {
             let message = "previous_response_id needs a stored response; leave out store: false";
             return Err(ErrorResponse::bad_request(message).into());
         }
-        // A completion takes a place of its own.
-        drop(place);
         let mut response = match stream {
             true => stream_unstored(app, request, format).await?,
             false => complete_unstored(app, request, format).await?,
         };
         set_conversation_header(&mut response, NOT_STORED);
         return Ok(response);
-    }
+    };
     let previous = body.previous_response_id;
-    let record = response_recorder(&format, previous.clone());
+    let record = response_recorder(&app, &format, &request, previous.clone());
     let dispatcher = Arc::clone(&app);
     let turn = spawn_blocking(move || {
         let dispatched = match &previous {
@@ -131,19 +127,39 @@ fn unstored_usage(result: &UnstoredAnswer) -> ResponseUsage {
 }
 
 /// Stores which turn the response is, so that it can be continued and read.
-fn response_recorder(format: &ResponseFormat, previous: Option<String>) -> TurnRecorder {
-    let (id, created) = (format.id.clone(), format.created);
+fn response_recorder(
+    app: &Arc<App>,
+    format: &ResponseFormat,
+    request: &ParsedChatRequest,
+    previous: Option<String>,
+) -> TurnRecorder {
+    let (app, id, created) = (Arc::clone(app), format.id.clone(), format.created);
+    let sent = request.messages.iter().chain(&request.trailing_system);
+    let sent: Vec<(Role, Vec<String>)> =
+        sent.map(|message| (message.role, kept_ids(&message.call_ids))).collect();
     Box::new(move |session, result, first| {
+        let answer = result.summary.turn;
+        // What is new in the request is the end of it: it is compared from there.
+        let turns = session.timeline().turns().iter().rev();
+        let input = turns.filter(|turn| (first..answer).contains(&turn.id));
+        let call_ids = (input.zip(sent.into_iter().rev()))
+            .take_while(|(turn, (role, _))| turn.role == *role)
+            .filter(|(_, (_, ids))| !ids.is_empty())
+            .map(|(turn, (_, ids))| (turn.id.0, ids))
+            .collect();
         let record = ResponseRecord {
             first,
-            turn: result.summary.turn,
+            turn: answer,
             created,
             status: status_name(result.summary.finish).to_owned(),
             usage: turn_usage(result),
             previous,
+            call_ids,
         };
         let name = session.name().to_owned();
-        session.store().put_record(&name, RecordKind::Response, &id, Some(&record.to_json()))
+        session.store().put_record(&name, RecordKind::Response, &id, Some(&record.to_json()))?;
+        app.response_index.insert(&id, &name);
+        Ok(())
     })
 }
 
@@ -267,13 +283,8 @@ async fn list_input_items(
         let (name, record) = find_response(&app, &id)?;
         let Some(last) = record.turn.0.checked_sub(1).map(TurnId) else { return Ok(Vec::new()) };
         let messages = app.with_reader(|store| load_messages(store, &name, record.first..=last))?;
-        // A result names the call that it belongs to by its place.
-        let mut calls = (String::new(), 0);
-        let mut items = Vec::new();
-        for (turn, role, text) in messages {
-            items.extend(input_items(&app, &id, (turn, role, &text), &mut calls));
-        }
-        Ok(items)
+        let mut format = InputItemFormat { app: &app, response: &id, ids: &record.call_ids, calls: (0, 0) };
+        Ok(messages.iter().flat_map(|(turn, role, text)| format.items(*turn, *role, text)).collect())
     });
     let mut items: Vec<Value> = items.await?;
     if !ascending {
@@ -288,41 +299,55 @@ async fn list_input_items(
     })))
 }
 
-/// The items of a message. `calls` is the turn of the last calls, and how many of them have a result.
-fn input_items(
-    app: &App,
-    response: &str,
-    (turn, role, text): (TurnId, Role, &str),
-    calls: &mut (String, usize),
-) -> Vec<Value> {
-    let id = format!("msg_{}_{}", response.trim_start_matches("resp_"), turn.0);
-    let message = |role: &str, part: &str, text: &str| {
-        let content = json!([{ "type": part, "text": text }]);
-        json!({ "type": "message", "id": id, "status": "completed", "role": role, "content": content })
-    };
-    match role {
-        Role::System | Role::User => vec![message(role.name(), "input_text", text)],
-        Role::Tool => {
-            let call_id = call_id(&calls.0, calls.1);
-            calls.1 += 1;
-            vec![json!({
-                "type": "function_call_output", "id": id, "status": "completed", "call_id": call_id, "output": text,
-            })]
-        }
-        Role::Assistant => {
-            let answer = parse_stored(app, text);
-            *calls = (format!("turn_{}", turn.0), 0);
-            let mut items = Vec::new();
-            if !answer.text.is_empty() {
-                items.push(message("assistant", "output_text", &answer.text));
+/// Writes the messages of a request as items.
+struct InputItemFormat<'a> {
+    app: &'a App,
+    response: &'a str,
+    /// The ids of calls that are known, by turn.
+    ids: &'a BTreeMap<u32, Vec<String>>,
+    /// The turn of the last calls, and how many of them have a result.
+    calls: (u32, usize),
+}
+
+impl InputItemFormat<'_> {
+    /// The id of a call: the one that the client knows, or one that is made of its turn.
+    fn call_id(&self, turn: TurnId, caller: u32, index: usize) -> String {
+        let place = if turn.0 == caller { index } else { 0 };
+        let known = self.ids.get(&turn.0).and_then(|ids| ids.get(place)).cloned();
+        known.unwrap_or_else(|| call_id(&format!("turn_{caller}"), index))
+    }
+
+    fn items(&mut self, turn: TurnId, role: Role, text: &str) -> Vec<Value> {
+        let id = format!("msg_{}_{}", self.response.trim_start_matches("resp_"), turn.0);
+        let message = |role: &str, part: &str, text: &str| {
+            let content = json!([{ "type": part, "text": text }]);
+            json!({ "type": "message", "id": id, "status": "completed", "role": role, "content": content })
+        };
+        match role {
+            Role::System | Role::User => vec![message(role.name(), "input_text", text)],
+            Role::Tool => {
+                let (caller, answered) = self.calls;
+                self.calls.1 += 1;
+                let call_id = self.call_id(turn, caller, answered);
+                vec![json!({
+                    "type": "function_call_output", "id": id, "status": "completed", "call_id": call_id, "output": text,
+                })]
             }
-            items.extend(answer.calls.iter().enumerate().map(|(n, call)| {
-                json!({
-                    "type": "function_call", "id": format!("fc_{}_{n}", turn.0), "status": "completed",
-                    "call_id": call_id(&calls.0, n), "name": call.name, "arguments": call.arguments,
-                })
-            }));
-            items
+            Role::Assistant => {
+                let answer = parse_stored(self.app, text);
+                self.calls = (turn.0, 0);
+                let mut items = Vec::new();
+                if !answer.text.is_empty() {
+                    items.push(message("assistant", "output_text", &answer.text));
+                }
+                items.extend(answer.calls.iter().enumerate().map(|(n, call)| {
+                    json!({
+                        "type": "function_call", "id": format!("fc_{}_{n}", turn.0), "status": "completed",
+                        "call_id": self.call_id(turn, turn.0, n), "name": call.name, "arguments": call.arguments,
+                    })
+                }));
+                items
+            }
         }
     }
 }

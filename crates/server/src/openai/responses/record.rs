@@ -8,6 +8,7 @@ use halo_core::Error;
 use halo_core::store::RecordKind;
 use halo_core::token::TurnId;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// A response that can be read and continued.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,23 @@ pub(super) struct ResponseRecord {
     pub status: String,
     pub usage: ResponseUsage,
     pub previous: Option<String>,
+    /// The ids of calls in its input, by turn: those of an answer's calls, or that of the call whose result the turn is.
+    pub call_ids: BTreeMap<u32, Vec<String>>,
+}
+
+/// The key of the ids of calls. A client chooses them, so they are deleted when text of the conversation is forgotten.
+const CALL_IDS: &str = halo_engine::forget::RESPONSE_CALL_IDS;
+
+/// Longer ids, and such with other characters, are not kept.
+const MAX_ID_CHARS: usize = 64;
+
+/// The ids that are kept of a message.
+pub(super) fn kept_ids(ids: &[String]) -> Vec<String> {
+    let is_id = |id: &String| {
+        let is_id_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        (1..=MAX_ID_CHARS).contains(&id.len()) && id.chars().all(is_id_char)
+    };
+    if ids.iter().all(is_id) { ids.to_vec() } else { Vec::new() }
 }
 
 impl ResponseRecord {
@@ -33,6 +51,7 @@ impl ResponseRecord {
             "status": self.status,
             "usage": [input, cached, output, reasoning],
             "previous": self.previous,
+            CALL_IDS: self.call_ids,
         })
         .to_string()
     }
@@ -48,30 +67,30 @@ impl ResponseRecord {
             status: value["status"].as_str()?.to_owned(),
             usage: ResponseUsage { input: count(0), cached: count(1), output: count(2), reasoning: count(3) },
             previous: value["previous"].as_str().map(str::to_owned),
+            // Records of earlier versions have none.
+            call_ids: serde_json::from_value(value[CALL_IDS].clone()).unwrap_or_default(),
         })
     }
 }
 
 /// The conversation of a response, and its record.
 pub(super) fn find_response(app: &App, id: &str) -> ApiResult<(String, ResponseRecord)> {
+    let known = app.response_index.conversation(id);
     let found = app.with_reader(|store| {
-        let mut conversations = store.list_conversations()?;
-        // Mostly a response is asked for in the conversation that has just changed.
-        conversations.sort_by_key(|summary| std::cmp::Reverse(summary.updated));
-        for summary in conversations {
-            let records = store.records(&summary.name, RecordKind::Response)?;
-            if let Some(record) = records.iter().find(|record| record.key == id) {
-                return Ok::<_, Error>(Some((summary.name, record.value.clone())));
-            }
+        if let Some(name) = known
+            && let Some(record) = store.record(&name, RecordKind::Response, id)?
+        {
+            return Ok::<_, Error>(Some((name, record)));
         }
-        Ok(None)
+        store.find_record(RecordKind::Response, id)
     })?;
     let missing = || {
         let message = format!("there is no response '{id}'; one with store false is not kept");
         ErrorResponse::not_found(message)
     };
-    let (name, value) = found.ok_or_else(missing)?;
-    Ok((name, ResponseRecord::from_json(&value).ok_or_else(missing)?))
+    let (name, record) = found.ok_or_else(missing)?;
+    app.response_index.insert(id, &name);
+    Ok((name, ResponseRecord::from_json(&record.value).ok_or_else(missing)?))
 }
 
 #[cfg(test)]
@@ -87,8 +106,24 @@ mod tests {
             status: "completed".into(),
             usage: ResponseUsage { input: 7, cached: 3, output: 2, reasoning: 1 },
             previous: Some("resp_1".into()),
+            call_ids: BTreeMap::from([(4, vec!["call_1".into(), "call_2".into()])]),
         };
-        assert_eq!(ResponseRecord::from_json(&record.to_json()), Some(record));
+        let json = record.to_json();
+        assert_eq!(ResponseRecord::from_json(&json), Some(record.clone()));
+        let mut older: Value = serde_json::from_str(&json).expect("JSON");
+        older.as_object_mut().and_then(|fields| fields.remove(CALL_IDS)).expect("the ids");
+        let without_ids = ResponseRecord { call_ids: BTreeMap::new(), ..record };
+        assert_eq!(ResponseRecord::from_json(&older.to_string()), Some(without_ids));
         assert_eq!(ResponseRecord::from_json("{}"), None);
+    }
+
+    #[test]
+    fn response_keeps_ids_without_words_between_spaces() {
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<String>>();
+        let good = ids(&["call_1", "toolu-A7"]);
+        assert_eq!(kept_ids(&good), good);
+        for bad in ["", "two words", "ü", "<|im_end|>", &"x".repeat(65)] {
+            assert!(kept_ids(&ids(&["call_1", bad])).is_empty(), "{bad}");
+        }
     }
 }

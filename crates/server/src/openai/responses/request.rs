@@ -1,11 +1,13 @@
 //! The body of a request of the Responses API, and its checks.
 
 use crate::error::{ApiResult, ErrorResponse};
-use crate::openai::chat_request::{InputMessage, ParsedChatRequest, result_message, sent_call};
+use crate::openai::chat_request::{
+    ChatParseContext, InputMessage, ParsedChatRequest, result_message, sent_call,
+};
 use crate::openai::protocol::SamplingParams;
 use crate::openai::tools::ToolParams;
 use crate::sampling::RequestedSampling;
-use halo_core::model::{ChatTemplate, Sampling};
+use halo_core::model::Sampling;
 use halo_core::token::Role;
 use halo_engine::align::SentMessage;
 use serde::Deserialize;
@@ -30,12 +32,7 @@ pub(super) struct CreateResponse {
 }
 
 impl CreateResponse {
-    pub fn parse(
-        &self,
-        defaults: &Sampling,
-        max_messages: usize,
-        template: &ChatTemplate,
-    ) -> ApiResult<ParsedChatRequest> {
+    pub fn parse(&self, context: &ChatParseContext) -> ApiResult<ParsedChatRequest> {
         if self.background == Some(true) {
             return Err(ErrorResponse::bad_request("background responses are not supported; leave it out"));
         }
@@ -47,13 +44,9 @@ impl CreateResponse {
             Some(Value::Array(items)) => parse_items(items)?,
             Some(_) => return Err(ErrorResponse::bad_request("input must be a text or a list of items")),
         };
-        if items.len() > max_messages {
-            let message = format!("{} items; a request may have at most {max_messages} items", items.len());
-            return Err(ErrorResponse::bad_request(message));
-        }
         let instructions = self.instructions.iter().filter(|text| !text.trim().is_empty()).cloned();
-        let parsed = ParsedChatRequest::from_messages(items, instructions.collect())?;
-        let parsed = parsed.with_options(&self.tools, self.sampling(defaults)?, template)?;
+        let parsed = ParsedChatRequest::from_messages(items, instructions.collect(), context)?;
+        let parsed = parsed.with_options(&self.tools, self.sampling(&context.sampling)?, context)?;
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning["effort"].as_str());
         Ok(ParsedChatRequest { skip_reasoning: matches!(effort, Some("none" | "minimal")), ..parsed })
     }

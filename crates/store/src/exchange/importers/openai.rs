@@ -9,6 +9,7 @@ use super::input::{MAX_RECORD_BYTES, for_each_record};
 use super::json::{array_field, str_field};
 use super::losses::{ImportLosses, loss_kind};
 use halo_core::token::Role;
+use halo_core::tool_call::{CallFormat, FunctionCall, MessagePart};
 use serde_json::Value;
 use std::io::BufRead;
 
@@ -47,8 +48,6 @@ fn read_conversation(value: &Value, messages: &[Value]) -> ForeignConversation {
 
 fn read_message(message: &Value, foreign: &mut ForeignConversation) {
     let losses = &mut foreign.losses;
-    let function_calls = usize::from(message.get("function_call").is_some_and(Value::is_object));
-    losses.add(loss_kind::TOOL_CALLS, array_field(message, "tool_calls").len() + function_calls);
     let reasoning = ["reasoning_content", "reasoning"].iter().any(|key| !str_field(message, key).is_empty());
     losses.add(loss_kind::REASONING, usize::from(reasoning));
     losses.add(loss_kind::AUDIO, usize::from(message.get("audio").is_some_and(Value::is_object)));
@@ -57,21 +56,59 @@ fn read_message(message: &Value, foreign: &mut ForeignConversation) {
         ("system" | "developer", _) => Role::System,
         ("user", _) => Role::User,
         ("assistant", _) => Role::Assistant,
-        ("tool" | "function", _) | ("", "function_call_output") => {
-            return losses.add(loss_kind::TOOL_RESULTS, 1);
-        }
-        ("", "function_call") => return losses.add(loss_kind::TOOL_CALLS, 1),
+        ("tool" | "function", _) | ("", "function_call_output") => Role::Tool,
+        ("", "function_call") => Role::Assistant,
         ("", "reasoning") => return losses.add(loss_kind::REASONING, 1),
         _ => return losses.add(loss_kind::UNKNOWN_ROLES, 1),
     };
-    let mut text = match message.get("content") {
+    let content = if role == Role::Tool {
+        message.get("content").or(message.get("output"))
+    } else {
+        message.get("content")
+    };
+    let mut text = match content {
         Some(Value::String(content)) => content.clone(),
         Some(Value::Array(parts)) => join_parts(parts, losses),
         _ => String::new(),
     };
     append_with_separator(&mut text, "\n\n", str_field(message, "refusal"));
+    let calls = read_calls(message, losses);
+    if role == Role::Assistant && !calls.is_empty() {
+        text = text_with_calls(text.trim_end(), &calls);
+    }
     let at = parse_date(message.get("created_at").or(message.get("timestamp")), losses);
-    foreign.push_turn(role, str_field(message, "name"), at, text);
+    // The name of a result is that of its function.
+    let speaker = if role == Role::Tool { "" } else { str_field(message, "name") };
+    foreign.push_turn(role, speaker, at, text);
+}
+
+/// The calls of a message, of all forms. One without a name is lost.
+fn read_calls(message: &Value, losses: &mut ImportLosses) -> Vec<FunctionCall> {
+    let listed = array_field(message, "tool_calls").iter().map(|call| call.get("function").unwrap_or(call));
+    let old = message.get("function_call").filter(|call| call.is_object());
+    let item = Some(message).filter(|item| str_field(item, "type") == "function_call");
+    let mut calls = Vec::new();
+    for call in listed.chain(old).chain(item) {
+        let arguments = match call.get("arguments") {
+            Some(Value::String(text)) if !text.trim().is_empty() => text.trim().to_owned(),
+            Some(arguments @ Value::Object(_)) => arguments.to_string(),
+            _ => "{}".to_owned(),
+        };
+        match non_blank(str_field(call, "name")) {
+            Some(name) => calls.push(FunctionCall { name, arguments }),
+            None => losses.add(loss_kind::TOOL_CALLS, 1),
+        }
+    }
+    calls
+}
+
+/// A message with its calls in the general format, which every model reads.
+fn text_with_calls(text: &str, calls: &[FunctionCall]) -> String {
+    let parts = CallFormat::default().render(text, calls);
+    let text = |part| match part {
+        MessagePart::Frame(text) | MessagePart::Content(text) => text,
+    };
+    parts.into_iter().map(text).collect()
 }
 
 /// The text parts of a message, each on lines of its own.

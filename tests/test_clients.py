@@ -1,0 +1,102 @@
+"""Clients of other programs, unchanged, against the real program. Each is a small program in tests/clients, which checks what it
+gets; the model answers with a script, so that every step has one right result."""
+
+import os
+import subprocess
+
+import pytest
+
+from conftest import ROOT, Server
+
+CLIENTS = ROOT / "target/clients"
+PYTHON = CLIENTS / "venv/bin/python"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Lindau"}}\n</tool_call>'
+BIRD = '{"name": "heron", "legs": 2}'
+CHAT = ["I am a heron.", "I live by the lake."]
+WEATHER = [CALL, "It is sunny in Lindau."]
+
+
+def bird_call(function):
+    return f'<tool_call>\n{{"name": "{function}", "arguments": {BIRD}}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages():
+    subprocess.run([ROOT / "scripts/client-packages"], check=True)
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    """Starts a server whose model gives these answers, and returns it."""
+    servers = []
+
+    def start(*answers):
+        script = tmp_path / "answers.txt"
+        script.write_text("\n---\n".join(answers))
+        servers.append(Server(tmp_path / "data", model=f"scripted:{script}").start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def run(command, server, **env):
+    """Runs a client, which fails where it gets something else than it expects."""
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=120, env={**os.environ, **env}
+    )
+    log = "".join(server.log[-20:])
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}\n{log}"
+    return result.stdout
+
+
+def run_script(name, server):
+    # Node looks for packages beside a script, so it is run from where they are.
+    script = ROOT / "tests/clients" / name
+    if script.suffix == ".mjs":
+        copy = CLIENTS / name
+        copy.write_text(script.read_text())
+        command = ["node", copy, server.url]
+    else:
+        command = [PYTHON, script, server.url]
+    assert run(command, server).strip().endswith("ok")
+
+
+def test_openai_npm(scripted):
+    run_script("openai_npm.mjs", scripted(*CHAT, *WEATHER, BIRD, "Hello.", "Hello again.", "word " * 200))
+
+
+def test_vercel_ai(scripted):
+    run_script("vercel_ai.mjs", scripted(*CHAT, *WEATHER, *WEATHER, BIRD))
+
+
+def test_langchain(scripted):
+    run_script("langchain_client.py", scripted(*CHAT, *WEATHER, BIRD, bird_call("Bird")))
+
+
+def test_pydantic_ai(scripted):
+    run_script("pydantic_ai_client.py", scripted(*WEATHER, bird_call("final_result"), BIRD))
+
+
+def test_llm(scripted, tmp_path):
+    server = scripted("I am a heron.", "I live by the lake.", BIRD, *WEATHER)
+    folder = tmp_path / "llm"
+    folder.mkdir()
+    (folder / "extra-openai-models.yaml").write_text(
+        f"- model_id: halo\n  model_name: any\n  api_base: {server.url}/v1\n"
+        "  supports_tools: true\n  supports_schema: true\n"
+    )
+    functions = folder / "weather.py"
+    functions.write_text('def get_weather(town: str) -> str:\n    "The weather in a town"\n    return "sunny"\n')
+    env = {"LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "none", "LLM_LOAD_PLUGINS": ""}
+
+    def llm(*arguments):
+        return run(
+            [CLIENTS / "venv/bin/llm", "prompt", "-m", "halo", "--key", "none", *arguments], server, **env
+        ).strip()
+
+    assert llm("Who are you, and where do you live?") == "I am a heron."
+    assert llm("-c", "And where is that?") == "I live by the lake."
+    assert llm("--schema", "name, legs int", "A bird as JSON").replace(" ", "") == BIRD.replace(" ", "")
+    assert llm("--functions", functions, "How is the weather in Lindau?").endswith("It is sunny in Lindau.")
