@@ -2,8 +2,10 @@
 
 import { branch, freeName, messageText, stop } from "./actions.js";
 import { api, ServerUnreachable } from "./api.js";
+import * as attachments from "./attachments.js";
 import { emit, on } from "./bus.js";
 import { $, autoGrow, el, number, toast } from "./dom.js";
+import * as queue from "./queue.js";
 import { lastMessages } from "./reducers.js";
 import { openConversation, refresh, state } from "./state.js";
 import { isUntitled, titleOf } from "./titles.js";
@@ -44,6 +46,8 @@ export function init() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && state.running && !document.querySelector("dialog[open]")) stop();
   });
+  attachments.init();
+  queue.init((name, message) => deliver(name, message, true));
   on("edit", startEdit);
   on("send", (text) => deliver(state.name, { id: crypto.randomUUID(), text }));
   on("draft", (text) => {
@@ -53,6 +57,7 @@ export function init() {
   });
   on("conversation", () => {
     cancelEdit();
+    attachments.clearAttachments();
     loadDraft();
     drawStatus();
   });
@@ -83,9 +88,18 @@ async function resend() {
 
 async function send() {
   const box = $("message");
+  if ((!box.value.trim() && !attachments.hasAttachments()) || sending) return;
+  if (editing) return sendEdit(box.value);
+  if (attachments.hasAttachments()) box.value = attachments.takeAttachments(box.value);
   const text = box.value;
-  if (!text.trim() || sending) return;
-  if (editing) return sendEdit(text);
+  if (state.running) {
+    queue.enqueue(state.name, text);
+    localStorage.removeItem(draftKey(state.name));
+    box.value = "";
+    autoGrow(box);
+    drawStatus();
+    return;
+  }
   const message = { id: crypto.randomUUID(), text };
   let { name } = state;
   if (isUntitled(name) && state.snapshot?.fresh) {
@@ -105,25 +119,27 @@ async function send() {
   await deliver(name, message);
 }
 
-// Sends a message and keeps it in the browser until the server has it.
-async function deliver(name, message) {
+// Sends a message and keeps it in the browser until the server has it. Returns whether the server has it or will get it.
+async function deliver(name, message, queued = false) {
   const box = $("message");
-  if (state.running) toast("Queued. It is sent when the current answer is complete.");
   const done = await attempt(name, () => api.sendMessage(name, message.text, message.id));
   // Without a response it is unknown whether the message was stored: it is sent again later, with the same id.
-  if (done === null) return;
+  if (done === null) return true;
   localStorage.removeItem(sentKey(name));
   if (!done) {
-    if (state.name === name && !box.value) box.value = message.text;
-    return;
+    if (!queued && state.name === name && !box.value) box.value = message.text;
+    return false;
   }
-  localStorage.removeItem(draftKey(name));
-  if (state.name === name && box.value === message.text) {
-    box.value = "";
-    autoGrow(box);
+  if (!queued) {
+    localStorage.removeItem(draftKey(name));
+    if (state.name === name && box.value === message.text) {
+      box.value = "";
+      autoGrow(box);
+    }
   }
   if (state.snapshot?.fresh) refresh();
   emit("list");
+  return true;
 }
 
 // Returns whether the request succeeded; null if the server did not answer.
@@ -157,18 +173,23 @@ function startEdit(message) {
   const box = $("message");
   editing = message;
   $("editing").hidden = false;
-  $("editing").firstElementChild.replaceChildren(
-    ...(isLastQuestion(message)
-      ? [
-          el("b", {}, "Editing your last message."),
-          " Sending replaces it and its answer; the old version stays a variant.",
-        ]
-      : [el("b", {}, "Editing an earlier message."), " Sending makes a branch from here; this chat stays as it is."]),
-  );
-  $("send").textContent = isLastQuestion(message) ? "Replace" : "Branch";
+  const [what, effect, label] = editEffect(message);
+  $("editing").firstElementChild.replaceChildren(el("b", {}, what), ` ${effect}`);
+  $("send").textContent = label;
   box.value = messageText(message);
   autoGrow(box);
   box.focus();
+}
+
+// What is edited, what sending does, and the label of the button.
+function editEffect(message) {
+  if (isLastQuestion(message))
+    return [
+      "Editing your last message.",
+      "Sending replaces it and its answer; the old version stays a variant.",
+      "Replace",
+    ];
+  return ["Editing an earlier message.", "Sending makes a branch from here; this chat stays as it is.", "Branch"];
 }
 
 function cancelEdit() {
@@ -184,6 +205,7 @@ function cancelEdit() {
 async function sendEdit(text) {
   const { name } = state;
   const message = editing;
+  if (!text.trim()) return;
   if (isLastQuestion(message)) {
     if (await attempt(name, () => api.editLast(name, text))) cancelEdit();
     return;

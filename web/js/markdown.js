@@ -37,6 +37,12 @@ function configure(instance) {
     renderer: {
       // HTML in a message is shown as the text that it is.
       html: ({ text }) => escapeHtml(text),
+      // A block of an attached file names the file.
+      code({ text, lang }) {
+        const [, language, file] = /^(\S*)(?:\s+file=(.+))?/.exec(lang ?? "");
+        const title = file ? ` title="${escapeHtml(file.trim())}"` : "";
+        return `<pre><code class="language-${escapeHtml(language)}"${title}>${escapeHtml(text)}\n</code></pre>`;
+      },
       // An image would be fetched from a server that the model names, so it is a link.
       image: ({ href, text }) => link(href, `🖼 ${escapeHtml(text || href)}`),
       link({ href, tokens }) {
@@ -180,7 +186,7 @@ function renderMarkdown(text, fence) {
   // A paragraph within a code block begins with its fence.
   const source = fence === null ? text : `${fence}\n${text}`;
   const fragment = sanitise(marked.parse(source, { async: false }));
-  for (const code of fragment.querySelectorAll("pre > code")) decorateCode(code);
+  fragment.querySelectorAll("pre > code").forEach((code, n) => decorateCode(code, fence !== null && n === 0));
   for (const table of fragment.querySelectorAll("table")) {
     const box = el("div", { class: "table-box", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(box);
@@ -195,7 +201,7 @@ function renderMarkdown(text, fence) {
   return fragment;
 }
 
-function decorateCode(code) {
+function decorateCode(code, continued) {
   const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
   const pre = code.parentElement;
   pre.tabIndex = 0;
@@ -209,7 +215,15 @@ function decorateCode(code) {
       el("button", { type: "button", class: "copy-code", tabindex: "-1" }, "Copy"),
     ),
   );
-  pre.replaceWith(box);
+  const { title } = code;
+  if (title) {
+    code.removeAttribute("title");
+    const about = `File: ${title}${continued ? " (continued)" : ""}`;
+    const summary = el("summary", { data: { skip: "" } }, about);
+    const fold = el("details", { class: "fold attachment" }, summary);
+    pre.replaceWith(fold);
+    fold.append(box);
+  } else pre.replaceWith(box);
   box.append(pre);
   if (!language) return;
   if (highlighter) paintCode(code, language);

@@ -26,7 +26,7 @@
  */
 
 /** Messages of one page of the transcript. Pages are loaded and drawn as a whole. */
-export const PAGE = 40;
+export const PAGE = 20;
 
 /** @returns {ChatState} */
 export const emptyState = () => ({

@@ -1,27 +1,33 @@
-// The transcript: everything that was said, at its place. Pages of messages are loaded and drawn when they come into view; the
-// others are empty boxes of about their height, so that a chat of any length scrolls.
+// The transcript: everything that was said, at its place. Pages of messages are loaded and drawn when they come into view; one
+// spacer takes the place of all pages between two that are drawn, so that a chat of any length scrolls.
 
 import { emit, on } from "./bus.js";
 import { $, el } from "./dom.js";
 import { drawEmpty } from "./first_start.js";
 import { isReady, loadMarkdown, nextContext, renderText, replaceBlocks, startContext } from "./markdown.js";
+import { memoriesBefore } from "./memory_marks.js";
 import { chunkNodes, drawMessage, forgetMessage } from "./message.js";
+import { PageHeights } from "./page_heights.js";
 import { lastMessages, PAGE, runningTurn } from "./reducers.js";
 import { dropPage, indexOfTurn, loadPage, refresh, state } from "./state.js";
 
 const MESSAGE_HEIGHT = 96; // of a message that was never drawn
-const KEPT_PAGES = 24; // pages whose messages stay in memory
+const KEPT_PAGES = 48; // pages whose messages stay in memory
 
-const pageNodes = []; // the box of each page
-const heights = new Map(); // of pages that were drawn
-const inView = new Set(); // the pages near the viewport
+const MARGIN = 1200; // pages that are so near the viewport are drawn
+
+const pageNodes = new Map(); // the boxes of the pages near the viewport and at the end, by page
+const spacers = new Map(); // the place of the pages before such a page that are not drawn, by page
+const heights = new PageHeights(estimate);
 const turnNodes = new Map(); // the drawn messages, by turn
 let runningNode = null;
 let scheduled = false;
 let dirty = true; // whether more has changed than the end of the running answer
+let following = false; // whether the pages in view are computed in the next frame
+let goal = null; // the page that is being scrolled to
 let atEnd = true; // whether the log is scrolled to its end, and follows it
 
-const observer = new IntersectionObserver(observePages, { root: $("log"), rootMargin: "1200px 0px" });
+const sizes = new ResizeObserver(measurePages);
 
 /** The element of a chunk, if it is drawn. */
 export const chunkNode = (id) => chunkNodes.get(id);
@@ -31,7 +37,8 @@ export function init() {
     clear();
     schedule();
   });
-  for (const topic of ["state", "variants", "page", "touch", "status"]) on(topic, redraw);
+  for (const topic of ["state", "variants", "touch", "status"]) on(topic, redraw);
+  on("page", drawLoadedPage);
   on("event", (event) => {
     if (event.type === "message_stored") atEnd = true;
     if (["token", "attention", "prefilling"].includes(event.type)) schedule();
@@ -47,11 +54,11 @@ export function init() {
 }
 
 function clear() {
-  observer.disconnect();
+  sizes.disconnect();
   $("log").replaceChildren();
-  pageNodes.length = 0;
-  heights.clear();
-  inView.clear();
+  pageNodes.clear();
+  spacers.clear();
+  heights.resize(0);
   turnNodes.clear();
   chunkNodes.clear();
   runningNode = null;
@@ -97,29 +104,105 @@ function draw() {
 }
 
 function drawPages() {
-  const log = $("log");
-  const wanted = Math.max(1, Math.ceil(state.total / PAGE));
-  while (pageNodes.length > wanted) {
-    const node = pageNodes.pop();
-    observer.unobserve(node);
-    inView.delete(pageNodes.length);
-    emptyPage(node);
-    node.remove();
-  }
-  while (pageNodes.length < wanted) {
-    const page = pageNodes.length;
-    const node = el("div", { class: "page", data: { page } });
-    pageNodes.push(node);
-    node.style.height = `${estimate(page)}px`;
-    log.insertBefore(node, runningNode);
-    observer.observe(node);
-  }
-  // The end is always drawn: it is what a chat opens at, and where messages arrive.
-  for (const page of [wanted - 2, wanted - 1]) if (page >= 0) inView.add(page);
-  for (const page of inView) drawPage(page);
+  heights.resize(Math.max(1, Math.ceil(state.total / PAGE)));
+  mountPages();
+  for (const page of pageNodes.keys()) drawPage(page);
 }
 
-const estimate = (page) => heights.get(page) ?? Math.min(PAGE, Math.max(1, state.total - page * PAGE)) * MESSAGE_HEIGHT;
+function estimate(page) {
+  return Math.min(PAGE, Math.max(1, state.total - page * PAGE)) * MESSAGE_HEIGHT;
+}
+
+// The pages to draw: those near the viewport, and the end, which a chat opens at and where messages arrive.
+function wantedPages() {
+  const last = heights.length - 1;
+  const wanted = new Set([last]);
+  if (last > 0) wanted.add(last - 1);
+  const { scrollTop, clientHeight } = $("log");
+  const top = atEnd ? heights.total - clientHeight : scrollTop;
+  const to = heights.pageAt(top + clientHeight + MARGIN);
+  for (let page = heights.pageAt(top - MARGIN); page <= to; page += 1) wanted.add(page);
+  for (const [page, node] of pageNodes)
+    if (page <= last && (page === goal || node.contains(document.activeElement))) wanted.add(page);
+  if (goal !== null && goal <= last) wanted.add(goal);
+  return wanted;
+}
+
+// Creates the boxes of the wanted pages and removes the others. Returns the new ones.
+function mountPages() {
+  const log = $("log");
+  const wanted = wantedPages();
+  for (const [page, node] of pageNodes) {
+    if (wanted.has(page)) continue;
+    sizes.unobserve(node);
+    emptyPage(node);
+    node.remove();
+    pageNodes.delete(page);
+  }
+  const fresh = [];
+  let after = -1;
+  let place = log.querySelector(":scope > .page, :scope > .spacer");
+  const keep = (node) => {
+    if (place === node) place = place.nextElementSibling;
+    else log.insertBefore(node, place ?? runningNode);
+  };
+  const used = new Set();
+  for (const page of [...wanted].sort((one, other) => one - other)) {
+    if (page > after + 1) {
+      let spacer = spacers.get(page);
+      if (!spacer) {
+        spacer = el("div", { class: "spacer", "aria-hidden": "true" });
+        spacers.set(page, spacer);
+      }
+      const height = `${heights.top(page) - heights.top(after + 1)}px`;
+      if (spacer.style.height !== height) spacer.style.height = height;
+      used.add(page);
+      keep(spacer);
+    }
+    let node = pageNodes.get(page);
+    if (!node) {
+      node = el("div", { class: "page", data: { page } });
+      node.style.height = `${heights.get(page)}px`;
+      pageNodes.set(page, node);
+      sizes.observe(node);
+      fresh.push(page);
+    }
+    keep(node);
+    after = page;
+  }
+  for (const [page, spacer] of spacers)
+    if (!used.has(page)) {
+      spacer.remove();
+      spacers.delete(page);
+    }
+  return fresh;
+}
+
+// The real heights of drawn pages. The spacers above the viewport have the sums of heights that are known, so nothing moves.
+function measurePages(entries) {
+  for (const { target, borderBoxSize } of entries) {
+    const page = Number(target.dataset.page);
+    if (pageNodes.get(page) === target && page < heights.length) heights.set(page, borderBoxSize[0].blockSize);
+  }
+}
+
+function drawLoadedPage(page) {
+  if (!state.snapshot || !isReady()) return redraw();
+  drawPage(page);
+  if (atEnd) scrollToEnd();
+  emit("drawn");
+}
+
+// The reader has scrolled: only pages that are new in view are drawn.
+function followViewport() {
+  if (!state.snapshot || !isReady()) return;
+  const fresh = mountPages();
+  for (const page of fresh) drawPage(page);
+  if (!fresh.length) return;
+  const idle = [...state.pages.keys()].filter((page) => !pageNodes.has(page));
+  for (const page of idle.slice(0, Math.max(0, state.pages.size - KEPT_PAGES))) dropPage(page);
+  emit("drawn");
+}
 
 function drawPage(page) {
   const messages = state.pages.get(page);
@@ -127,7 +210,8 @@ function drawPage(page) {
     if (state.total > 0) loadPage(page).catch((error) => showPageError(page, error));
     return;
   }
-  const box = pageNodes[page];
+  const box = pageNodes.get(page);
+  if (!box) return;
   box.style.height = "";
   const lastTurn = runningTurn(state) === null ? lastMessages(state, 1)[0]?.turn : null;
   const wanted = [];
@@ -157,63 +241,19 @@ function emptyPage(node) {
 
 function showPageError(page, error) {
   const retry = () => {
-    pageNodes[page]?.replaceChildren();
+    pageNodes.get(page)?.replaceChildren();
     redraw();
   };
-  pageNodes[page]?.replaceChildren(
-    el(
-      "p",
-      { class: "load-error error" },
-      `These messages cannot be loaded: ${error.message}. `,
-      el("button", { type: "button", onclick: retry }, "Try again"),
-    ),
-  );
-}
-
-// The memories that are in the context before a message. They are few.
-const memoryNodes = new Map();
-function memoriesBefore(turn, messages) {
-  const { placed_memories = [] } = state.snapshot;
-  const at = messages.findIndex((message) => message.turn === turn);
-  const previous = at > 0 ? messages[at - 1].turn : -1;
-  return placed_memories
-    .filter((memory) => memory.turn > previous && memory.turn <= turn && (at > 0 || memory.turn === turn || turn === 0))
-    .map((memory) => {
-      const key = JSON.stringify([state.name, memory]);
-      if (!memoryNodes.has(key))
-        memoryNodes.set(
-          key,
-          el(
-            "article",
-            { class: "memory", data: { turn: memory.turn - 0.5 }, "aria-label": `memory ${memory.id}` },
-            el(
-              "button",
-              { type: "button", class: "link", onclick: () => emit("panel", "memories") },
-              `✎ Memory ${memory.id} is in the context here`,
-            ),
-            el("p", {}, memory.text),
-          ),
-        );
-      return memoryNodes.get(key);
-    });
-}
-
-function observePages(entries) {
-  for (const { target, isIntersecting } of entries) {
-    const page = Number(target.dataset.page);
-    if (pageNodes[page] !== target) continue;
-    if (isIntersecting) inView.add(page);
-    else if (page < pageNodes.length - 2 && !target.contains(document.activeElement)) {
-      // Its height is kept, so that nothing moves.
-      heights.set(page, target.offsetHeight);
-      target.style.height = `${target.offsetHeight}px`;
-      inView.delete(page);
-      emptyPage(target);
-    }
-  }
-  const idle = [...state.pages.keys()].filter((page) => !inView.has(page) && page < pageNodes.length - 2);
-  for (const page of idle.slice(0, Math.max(0, state.pages.size - KEPT_PAGES))) dropPage(page);
-  redraw();
+  pageNodes
+    .get(page)
+    ?.replaceChildren(
+      el(
+        "p",
+        { class: "load-error error" },
+        `These messages cannot be loaded: ${error.message}. `,
+        el("button", { type: "button", onclick: retry }, "Try again"),
+      ),
+    );
 }
 
 // A chat that cannot be loaded shows the error; it is never drawn as an empty one.
@@ -303,7 +343,15 @@ function initScroll() {
       if (near) atEnd = true;
       else if (log.scrollTop < last - 2) atEnd = false;
       last = log.scrollTop;
+      goal = null;
       $("to-end").hidden = near;
+      if (!following) {
+        following = true;
+        requestAnimationFrame(() => {
+          following = false;
+          followViewport();
+        });
+      }
       emit("scroll");
     },
     { passive: true },
@@ -312,32 +360,30 @@ function initScroll() {
 
 /** The indexes of the first and the last message in view. */
 export function visibleRange() {
-  const { top, bottom } = $("log").getBoundingClientRect();
-  const indexAt = (edge) => {
-    for (const [page, node] of pageNodes.entries()) {
-      const box = node.getBoundingClientRect();
-      if (box.bottom < edge) continue;
-      const count = Math.min(PAGE, state.total - page * PAGE);
-      const part = Math.max(0, Math.min(1, (edge - box.top) / (box.height || 1)));
-      return page * PAGE + part * count;
-    }
-    return state.total;
+  const log = $("log");
+  if (!heights.length) return [0, 0];
+  const padding = Math.max(0, pageNodes.get(0)?.offsetTop ?? 0);
+  const indexAt = (y) => {
+    const page = heights.pageAt(y);
+    const count = Math.min(PAGE, state.total - page * PAGE);
+    const part = Math.max(0, Math.min(1, (y - heights.top(page)) / (heights.get(page) || 1)));
+    return Math.min(state.total, page * PAGE + part * count);
   };
-  return [indexAt(top), indexAt(bottom)];
+  const top = log.scrollTop - padding;
+  return [indexAt(top), indexAt(top + log.clientHeight)];
 }
 
 /** Scrolls to a message by its index in the whole chat. */
 export async function scrollToIndex(index) {
   const page = Math.floor(Math.max(0, Math.min(index, state.total - 1)) / PAGE);
   atEnd = false;
-  inView.add(page);
+  goal = page;
   await Promise.all([loadMarkdown(), loadPage(page)]);
-  if (!state.snapshot) return;
+  if (!state.snapshot || goal !== page) return;
   drawPages();
-  const node = pageNodes[page];
   const messages = state.pages.get(page) ?? [];
   const turn = messages[Math.min(messages.length - 1, Math.floor(index) - page * PAGE)]?.turn;
-  (turnNodes.get(turn) ?? node)?.scrollIntoView({ block: "start" });
+  (turnNodes.get(turn) ?? pageNodes.get(page))?.scrollIntoView({ block: "start" });
 }
 
 /** Scrolls to a paragraph and marks it for a moment. */
