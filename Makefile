@@ -12,7 +12,7 @@ endif
 LINTED := RUSTC_WORKSPACE_WRAPPER=$(shell rustup which clippy-driver 2>/dev/null || command -v clippy-driver) \
 	CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 
-.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc unit clients ledger bench
+.PHONY: help run chat check test soak setup models build dist fmt lint names deny doc unit clients ledger bench screenshots
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 16
@@ -84,6 +84,11 @@ unit:
 
 clients: ## the real program in a browser and with other programs' clients
 	@scripts/clients
+
+screenshots: ## a picture of each view of the page, light and dark, desktop and phone, in target/screenshots
+	@scripts/venv
+	$(CARGO) build --locked --package halo
+	@target/venv/bin/python scripts/screenshots
 
 ledger: ## count the requirements that are done
 	@HALO_ALL_TESTS_BUILT=1 $(LINTED) $(CARGO) test --workspace --locked --quiet --lib --bins --test it requirements -- --nocapture

@@ -243,6 +243,11 @@ function shadeChunk(node, chunk) {
   node.title = `Attention: more than ${Math.round(brightness * 100)} % of the context · ${number(chunk.tokens)} tokens`;
 }
 
+const usedLabel = (text) => {
+  const plain = plainText(text);
+  return `↩ used: ${plain.slice(0, 60)}${plain.length > 60 ? "…" : ""}`;
+};
+
 // What the answer used: a chip for each paragraph that was brought back for it, which leads to it.
 function drawChips(node, { used = [] }) {
   const old = node.querySelector(".chips");
@@ -260,7 +265,7 @@ function drawChips(node, { used = [] }) {
         title: text,
         onclick: () => emit("jump", { turn, chunk: id }),
       },
-      `↩ used: ${text.replace(/\s+/g, " ").slice(0, 60)}${text.length > 60 ? "…" : ""}`,
+      usedLabel(text),
     ),
   );
   node.children[1].after(el("div", { class: "chips", data: { key } }, ...chips));

@@ -203,10 +203,13 @@ export function handleEvent(event) {
   }, 150);
 }
 
-/** No event of this server says what another program changes, so such a world is loaded again from time to time. */
-export function followOtherProgram() {
+/** No event says which agent begins to think, or what another program changes in the world, so it is also loaded by time. */
+export function followByTime() {
+  let times = 0;
   setInterval(() => {
+    times += 1;
     if (document.hidden || !rooms.connected) return;
-    if (rooms.world?.runs_elsewhere || rooms.loadError) refresh();
+    const { world, loadError } = rooms;
+    if (world?.paused === false || world?.runs_elsewhere || loadError || times % 3 === 0) refresh();
   }, 2000);
 }

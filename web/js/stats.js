@@ -1,43 +1,39 @@
-// The panel “Statistics”: tokens in the context, paragraphs removed and brought back, time by stage, brightness.
+// The view “Statistics”: tokens in the context, paragraphs removed and brought back, what returned for which question, time by stage,
+// and how attention is distributed.
 
 import { api } from "./api.js";
-import { el, number, svg } from "./dom.js";
+import { emit } from "./bus.js";
+import { chart } from "./charts.js";
+import { count, el, number } from "./dom.js";
+import { plainText } from "./markdown.js";
 import { state } from "./state.js";
 
 const STAGES = {
-  store: "#7a8cff",
-  preview: "#b07aff",
-  recall: "#ffdc64",
-  prefill: "#5fb7e0",
-  generate: "#6f6a58",
-  score: "#ff8f5a",
-  prune: "#ff6b8b",
-  index: "#7be08a",
-  persist_kv: "#c8b450",
-};
-const STAGE_LABELS = {
   store: "store",
   preview: "preview",
-  recall: "recall",
-  prefill: "prefill",
+  recall: "search",
+  prefill: "read the context",
   generate: "generate",
   score: "score",
   prune: "prune",
   index: "index",
   persist_kv: "save KV cache",
 };
-const W = 400,
-  H = 130,
-  PAD = 24;
+
+const MAX_TURNS = 120;
+const MAX_RETURNS = 12;
 
 export function stats(panel) {
   const body = el("div", {});
   const load = async () => {
     try {
-      const [turns, { chunks }] = await Promise.all([api.turns(state.name), api.conversation(state.name)]);
-      body.replaceChildren(...charts(turns.filter((turn) => turn.figures).slice(-120), chunks));
+      const measured = (await api.turns(state.name)).filter((turn) => turn.figures).slice(-MAX_TURNS);
+      body.replaceChildren(...views(measured));
+      loadReturns(measured, body.querySelector("#returns"));
     } catch (error) {
-      body.replaceChildren(el("p", { class: "error" }, error.message));
+      // A chat without messages has no statistics.
+      const text = error.status === 404 ? "No answer yet." : error.message;
+      body.replaceChildren(el("p", { class: error.status === 404 ? "quiet" : "error" }, text));
     }
   };
   panel.append(body);
@@ -49,41 +45,98 @@ export function stats(panel) {
   };
 }
 
-function charts(turns, chunks) {
+const seconds = (ms) => (ms < 1000 ? `${number(ms)} ms` : `${number(ms / 1000)} s`);
+const percent = (share) => `${Math.round(share * 100)} %`;
+const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
+const total = (figures) => Object.values(figures.ms).reduce((a, b) => a + b, 0);
+const turnName = (turn) => number(turn.turn + 1);
+
+function views(turns) {
   if (!turns.length) return [el("p", { class: "quiet" }, "No answer yet.")];
   const last = turns.at(-1).figures;
-  const all = Object.values(last.ms).reduce((a, b) => a + b, 0);
   return [
     el(
       "dl",
       {},
-      ...pair("last turn", `${number(all / 1000)} s, of which ${number(last.overhead_ms)} ms outside of the model`),
-      ...pair("first token", `${number(last.first_token_ms / 1000)} s after the message`),
+      ...pair("last answer", `${seconds(total(last))}, of which ${number(last.overhead_ms)} ms outside of the model`),
+      ...pair("first token", `${seconds(last.first_token_ms)} after the message`),
       ...(last.pressure === null ? [] : pair("context pressure", percent(last.pressure))),
       ...forgetting(turns.findLast((turn) => turn.forgetting)?.forgetting),
     ),
-    el("h3", {}, "Tokens in the context after each turn"),
-    line(turns, (turn) => turn.figures.live, state.snapshot?.limit),
-    el("h3", {}, "Paragraphs removed from the context (down) and brought back (up)"),
-    bars(turns),
-    el("h3", {}, "Time by stage, in seconds"),
-    stacked(turns),
+    el("h3", {}, "Context after each answer"),
+    contextChart(turns),
+    el("h3", {}, "Paragraphs brought back and removed"),
+    movesChart(turns),
+    el("h3", {}, "What came back, and for which question"),
+    el("div", { id: "returns" }, el("p", { class: "quiet" }, "…")),
+    el("h3", {}, "Time of each answer"),
+    timeChart(turns),
     el(
       "div",
       { class: "legend" },
-      ...Object.entries(STAGES).map(([name, colour]) => {
-        const mark = el("i", {});
-        mark.style.background = colour;
-        return el("span", {}, mark, STAGE_LABELS[name]);
-      }),
+      ...Object.entries(STAGES).map(([name, label]) => el("span", {}, el("i", { class: `stage-${name}` }), label)),
     ),
-    el("h3", {}, "Brightness of the paragraphs in the context"),
-    histogram(chunks),
-    ...attention(turns),
+    ...lastStep(turns),
   ];
 }
 
-const percent = (share) => `${Math.round(share * 100)} %`;
+function contextChart(turns) {
+  const limit = state.snapshot?.limit;
+  return chart({
+    id: "context-chart",
+    summary: `from ${turns[0].figures.live} to ${turns.at(-1).figures.live} tokens, the limit is ${limit}`,
+    x: "message",
+    y: "tokens in the context",
+    whole: true,
+    line: true,
+    limit,
+    limitLabel: limit ? `limit ${number(limit)}` : undefined,
+    columns: turns.map((turn) => ({
+      name: turnName(turn),
+      parts: [{ value: turn.figures.live, className: "chart-gold" }],
+      about: `message ${turnName(turn)}: ${number(turn.figures.live)} tokens`,
+    })),
+  });
+}
+
+function movesChart(turns) {
+  const sum = (key) => turns.reduce((all, turn) => all + turn.figures[key], 0);
+  return chart({
+    id: "moves-chart",
+    summary: `${sum("pruned")} removed, ${sum("resurrected")} brought back`,
+    x: "message",
+    y: "paragraphs brought back (up, gold) and removed (down, blue)",
+    whole: true,
+    columns: turns.map((turn) => ({
+      name: turnName(turn),
+      parts: [
+        { value: turn.figures.resurrected, className: "chart-gold" },
+        { value: -turn.figures.pruned, className: "chart-blue" },
+      ],
+      about: `message ${turnName(turn)}: ${turn.figures.resurrected} brought back, ${turn.figures.pruned} removed`,
+    })),
+  });
+}
+
+function timeChart(turns) {
+  const most = Math.max(...turns.map((turn) => total(turn.figures)));
+  return chart({
+    id: "time-chart",
+    summary: `up to ${number(most / 1000)} seconds an answer`,
+    x: "message",
+    y: "seconds, by stage",
+    columns: turns.map((turn) => {
+      const stages = Object.keys(STAGES).filter((name) => turn.figures.ms[name]);
+      const longest = [...stages].sort((a, b) => turn.figures.ms[b] - turn.figures.ms[a]).slice(0, 3);
+      const parts = longest.map((name) => `${STAGES[name]} ${seconds(turn.figures.ms[name])}`).join(", ");
+      return {
+        name: turnName(turn),
+        parts: stages.map((name) => ({ value: turn.figures.ms[name] / 1000, className: `stage-${name}` })),
+        about: `message ${turnName(turn)}: ${seconds(total(turn.figures))} (${parts})`,
+      };
+    }),
+  });
+}
 
 // The last forgetting cycle, if one ran.
 const forgetting = (cycle) =>
@@ -97,119 +150,74 @@ const forgetting = (cycle) =>
     : [];
 
 // The distribution at the last step that was traced, of the last turn that has one.
-function attention(turns) {
+function lastStep(turns) {
   const turn = turns.findLast((one) => one.figures.attention.at(-1)?.histogram.length);
   if (!turn) return [];
   const { step, histogram: bins, mean, median, max } = turn.figures.attention.at(-1);
-  const tall = Math.log2(Math.max(...bins) + 1),
-    wide = (W - PAD) / bins.length;
-  const parts = bins.map((n, bin) => {
-    const height = (Math.log2(n + 1) / tall) * (H - 30);
-    return svg("rect", { x: PAD + bin * wide, y: H - 16 - height, width: wide - 2, height, class: "chart-gold" });
-  });
-  const about = `turn ${turn.turn}, step ${step}: mean ${mean.toFixed(5)}, median ${median.toFixed(5)}, most ${max.toFixed(3)}`;
-  const drawn = chart(
-    `tokens by attention: ${bins.join(", ")}`,
-    ...parts,
-    label(PAD, H - 3, "under 1/32768"),
-    label(W - 60, H - 3, "over 1/2"),
-  );
-  drawn.id = "attention-histogram";
-  return [el("h3", {}, "Tokens by the attention that they received"), el("p", { class: "quiet" }, about), drawn];
-}
-
-const pair = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
-const chart = (label, ...children) =>
-  svg(
-    "svg",
-    { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
-    ...children,
-  );
-const label = (x, y, text) => {
-  const node = svg("text", { x, y });
-  node.textContent = text;
-  return node;
-};
-const xOf = (n, total) => PAD + (total < 2 ? 0 : (n / (total - 1)) * (W - PAD - 8));
-
-function line(turns, value, limit) {
-  const most = Math.max(limit ?? 0, ...turns.map(value), 1);
-  const y = (v) => H - 16 - (v / most) * (H - 30);
-  const points = turns.map((turn, n) => `${xOf(n, turns.length)},${y(value(turn))}`).join(" ");
-  const parts = [svg("polyline", { points, class: "chart-line" })];
-  if (limit)
-    parts.push(
-      svg("line", { x1: PAD, x2: W - 8, y1: y(limit), y2: y(limit), class: "chart-axis", "stroke-dasharray": "4 4" }),
-    );
-  return chart(
-    `from ${value(turns[0])} to ${value(turns.at(-1))} tokens, the limit is ${limit}`,
-    ...parts,
-    label(2, y(most) + 4, number(most)),
-    label(2, H - 16, "0"),
-  );
-}
-
-function bars(turns) {
-  const most = Math.max(1, ...turns.flatMap((turn) => [turn.figures.pruned, turn.figures.resurrected]));
-  const middle = H / 2,
-    wide = Math.max(1, (W - PAD) / turns.length - 1);
-  const parts = turns.flatMap((turn, n) => {
-    const up = (turn.figures.resurrected / most) * (middle - 8),
-      down = (turn.figures.pruned / most) * (middle - 8);
-    const x = PAD + n * ((W - PAD) / turns.length);
-    return [
-      svg("rect", { x, y: middle - up, width: wide, height: up, class: "chart-gold" }),
-      svg("rect", { x, y: middle, width: wide, height: down, class: "chart-blue" }),
-    ];
-  });
-  const sum = (key) => turns.reduce((total, turn) => total + turn.figures[key], 0);
-  return chart(
-    `${sum("pruned")} removed, ${sum("resurrected")} brought back`,
-    ...parts,
-    svg("line", { x1: PAD, x2: W, y1: middle, y2: middle, class: "chart-axis" }),
-    label(2, 12, String(most)),
-  );
-}
-
-function stacked(turns) {
-  const sum = (turn) => Object.values(turn.figures.ms).reduce((a, b) => a + b, 0);
-  const most = Math.max(1, ...turns.map(sum)),
-    wide = Math.max(1, (W - PAD) / turns.length - 1);
-  const parts = turns.flatMap((turn, n) => {
-    let y = H - 4;
-    return Object.entries(STAGES).map(([name, fill]) => {
-      const height = ((turn.figures.ms[name] ?? 0) / most) * (H - 18);
-      y -= height;
-      return svg("rect", { x: PAD + n * ((W - PAD) / turns.length), y, width: wide, height, fill });
-    });
-  });
-  return chart(`up to ${number(most / 1000)} seconds a turn`, ...parts, label(2, 12, number(most / 1000)));
-}
-
-function histogram(chunks) {
-  const peaks = chunks.map((chunk) => chunk.peak);
-  if (!peaks.length) return el("p", { class: "quiet" }, "The context is empty.");
-  const least = Math.min(...peaks),
-    most = Math.max(...peaks),
-    bins = new Array(20).fill(0);
-  for (const peak of peaks)
-    bins[most > least ? Math.min(19, Math.floor(((peak - least) / (most - least)) * 20)) : 19] += 1;
-  const tall = Math.max(...bins),
-    wide = (W - PAD) / 20;
-  const parts = bins.map((n, bin) =>
-    svg("rect", {
-      x: PAD + bin * wide,
-      y: H - 16 - (n / tall) * (H - 30),
-      width: wide - 2,
-      height: (n / tall) * (H - 30),
-      class: "chart-gold",
+  const about =
+    `message ${turnName(turn)}, token ${step + 1}: mean ${number(mean * 1000)} ‰, median ${number(median * 1000)} ‰, ` +
+    `most ${number(max * 1000)} ‰`;
+  const bound = (bin) => `1/${number(2 ** (bins.length - bin))}`;
+  return [
+    el("h3", {}, "Tokens by the attention of one generated token"),
+    chart({
+      id: "attention-histogram",
+      summary: `tokens by attention: ${bins.join(", ")}`,
+      x: "share of the attention (logarithmic)",
+      y: about,
+      log: true,
+      columns: bins.map((n, bin) => ({
+        name: bin === 0 ? `<${bound(1)}` : bound(bin),
+        parts: [{ value: n, className: "chart-gold" }],
+        about: `${count(n, "token")} with a share of ${bin === 0 ? "less than" : "about"} ${bound(Math.max(1, bin))}`,
+      })),
     }),
-  );
-  return chart(
-    `${peaks.length} paragraphs between ${number(least)} and ${number(most)}`,
-    ...parts,
-    label(PAD, H - 3, number(least)),
-    label(W - 60, H - 3, number(most)),
-    label(2, 12, String(tall)),
+  ];
+}
+
+// ---- what came back
+
+// The latest answers for which something came back, each with its question. Their texts are in the transcript.
+async function loadReturns(turns, box) {
+  const { name } = state;
+  const answers = turns
+    .filter((turn) => turn.figures.resurrected > 0)
+    .slice(-MAX_RETURNS)
+    .reverse();
+  if (!answers.length) {
+    box.replaceChildren(el("p", { class: "quiet" }, "Nothing has come back yet."));
+    return;
+  }
+  const rows = [];
+  for (const turn of answers) {
+    const { messages } = await api.transcript(name, { around: turn.turn, limit: 4 });
+    const answer = messages.find((message) => message.turn === turn.turn);
+    const question = messages.findLast((message) => message.role === "user" && message.turn < turn.turn);
+    if (answer) rows.push(returnRow(turn, question, answer));
+  }
+  if (name === state.name) box.replaceChildren(...rows);
+}
+
+function returnRow(turn, question, answer) {
+  const text = question?.chunks.map((chunk) => chunk.text).join("") ?? "";
+  return el(
+    "div",
+    { class: "row return" },
+    el("p", {}, el("b", {}, text.trim().replace(/\s+/g, " ").slice(0, 120) || `message ${turnName(turn)}`)),
+    el(
+      "ul",
+      {},
+      ...answer.used.map((used) =>
+        el(
+          "li",
+          {},
+          el(
+            "button",
+            { type: "button", class: "link", onclick: () => emit("jump", { turn: used.turn, chunk: used.id }) },
+            plainText(used.text).slice(0, 80),
+          ),
+        ),
+      ),
+    ),
   );
 }

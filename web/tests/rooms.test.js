@@ -39,10 +39,9 @@ const changed = (more) => ({
 });
 const messages = (from, to) => Array.from({ length: to - from + 1 }, (_, n) => ({ id: from + n }));
 
-test("an agent that begins to think is shown without a request", () => {
+test("a heartbeat ends the thinking of its agent", () => {
   const state = opened();
-  assert.equal(applyRoomsEvent(state, changed({ thinking: 2 })), false);
-  assert.equal(state.world.thinking, 2);
+  state.world.thinking = 2;
   assert.equal(applyRoomsEvent(state, changed({ beat: 2, usage: { prompt_tokens: 7 } })), true);
   assert.equal(state.world.thinking, null);
   assert.deepEqual(state.usage.get(2), { prompt_tokens: 7 });
@@ -50,7 +49,7 @@ test("an agent that begins to think is shown without a request", () => {
 
 test("events of other worlds change nothing", () => {
   const state = opened();
-  assert.equal(applyRoomsEvent(state, changed({ name: "other", thinking: 1 })), false);
+  assert.equal(applyRoomsEvent(state, changed({ name: "other", beat: 1 })), false);
   assert.equal(applyRoomsEvent(state, changed({ name: "other", worlds_changed: true })), true, "the list has changed");
   assert.equal(applyRoomsEvent(state, { type: "token", conversation: "main" }), false);
   assert.equal(state.world.thinking, null);
