@@ -218,7 +218,7 @@ impl LlamaContext {
         // SAFETY: the memory lives as long as the context; llama.cpp accepts any range.
         let removed = unsafe { sys::llama_memory_seq_rm(self.memory(), seq.0, start, end) };
         if removed && let Some(pin) = self.pin {
-            // SAFETY: as above.
+            // SAFETY: the pinning sequence is one of this context; llama.cpp accepts any range.
             unsafe { sys::llama_memory_seq_rm(self.memory(), pin.0, start, end) };
             // Other sequences may have cells at the same positions.
             let others = (0..self.params.sequences.cast_signed()).map(SeqId).filter(|other| *other != seq);
