@@ -28,6 +28,9 @@
 /** Messages of one page of the transcript. Pages are loaded and drawn as a whole. */
 export const PAGE = 20;
 
+/** Pages at the end that are always drawn. */
+export const END_PAGES = 4;
+
 /** @returns {ChatState} */
 export const emptyState = () => ({
   name: null, // of the open chat

@@ -8,6 +8,7 @@ import {
   applySnapshot,
   applyTranscript,
   dropMessages,
+  END_PAGES,
   emptyState,
   freshSnapshot,
   openChat,
@@ -61,7 +62,7 @@ export async function refresh() {
   let tail = emptyTail;
   try {
     if (isUntitled(name)) throw new ApiError(404, "a new chat is not stored yet");
-    [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: 2 * PAGE })]);
+    [snapshot, tail] = await Promise.all([api.chatState(name), api.transcript(name, { limit: END_PAGES * PAGE })]);
   } catch (error) {
     if (request !== requests) return;
     // Only a chat that does not exist is empty; every other failure is shown as an error.

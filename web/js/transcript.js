@@ -8,7 +8,7 @@ import { isReady, loadMarkdown, nextContext, renderText, replaceBlocks, startCon
 import { memoriesBefore } from "./memory_marks.js";
 import { chunkNodes, drawMessage, forgetMessage } from "./message.js";
 import { PageHeights } from "./page_heights.js";
-import { lastMessages, PAGE, runningTurn } from "./reducers.js";
+import { END_PAGES, lastMessages, PAGE, runningTurn } from "./reducers.js";
 import { dropPage, indexOfTurn, loadPage, refresh, state } from "./state.js";
 
 const MESSAGE_HEIGHT = 96; // of a message that was never drawn
@@ -116,8 +116,8 @@ function estimate(page) {
 // The pages to draw: those near the viewport, and the end, which a chat opens at and where messages arrive.
 function wantedPages() {
   const last = heights.length - 1;
-  const wanted = new Set([last]);
-  if (last > 0) wanted.add(last - 1);
+  const wanted = new Set();
+  for (let page = Math.max(0, last - END_PAGES + 1); page <= last; page += 1) wanted.add(page);
   const { scrollTop, clientHeight } = $("log");
   const top = atEnd ? heights.total - clientHeight : scrollTop;
   const to = heights.pageAt(top + clientHeight + MARGIN);
