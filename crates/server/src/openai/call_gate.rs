@@ -171,7 +171,7 @@ mod tests {
             "Well. <tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>",
         );
         assert_eq!(mixed.calls, [FunctionCall { name: "clock".into(), arguments: "{}".into() }], "{mixed:?}");
-        assert_eq!(mixed.text, "Well.{\"name\": \"weather\", \"arguments\": {}}");
+        assert_eq!(mixed.text, "Well. {\"name\": \"weather\", \"arguments\": {}}");
         let cut = read(&hermes, "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": \"Li");
         assert_eq!(
             (cut.calls.len(), cut.text.as_str()),

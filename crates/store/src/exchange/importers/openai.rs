@@ -77,8 +77,9 @@ fn read_message(message: &Value, foreign: &mut ForeignConversation) {
         text = text_with_calls(text.trim_end(), &calls);
     }
     let at = parse_date(message.get("created_at").or(message.get("timestamp")), losses);
-    // The name of a result is that of its function.
-    let speaker = if role == Role::Tool { "" } else { str_field(message, "name") };
+    // The name of a result, or of a call by itself, is that of the function.
+    let names_function = role == Role::Tool || str_field(message, "type") == "function_call";
+    let speaker = if names_function { "" } else { str_field(message, "name") };
     foreign.push_turn(role, speaker, at, text);
 }
 
