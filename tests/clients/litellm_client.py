@@ -2,8 +2,10 @@
 tests/soak_clients.py says."""
 
 import json
+import os
 import sys
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 
 URL = sys.argv[1]
