@@ -207,6 +207,11 @@ fn begin_turn(
     if request.appends_last_message() {
         return match tail {
             TailAction::Continue => Ok(TurnInput::ClientMessage(message)),
+            // Calls and results after the message are part of the old answer: the client has not sent them.
+            TailAction::Regenerate(turns) if turns.iter().any(|turn| is_result(session, *turn)) => {
+                session.move_to_variant(turns, DeleteReason::ClientRegenerated)?;
+                Ok(TurnInput::AnswerLast)
+            }
             TailAction::Regenerate(_) => Ok(TurnInput::Regenerate(EditAuthor::Client)),
             TailAction::EditLast(_) => Ok(TurnInput::EditLast(message, EditAuthor::Client)),
             TailAction::ChooseVariant { chosen, replaces } => {
@@ -230,4 +235,9 @@ fn begin_turn(
     let plan = DispatchPlan { known_messages, ..plan.clone() };
     append_new_messages(session, request, &plan, &mut || StepFlow::Continue)?;
     Ok(TurnInput::AnswerLast)
+}
+
+/// Whether a turn is the result of a function.
+fn is_result(session: &Session, turn: TurnId) -> bool {
+    session.timeline().turns().iter().any(|known| known.id == turn && known.role == Role::Tool)
 }

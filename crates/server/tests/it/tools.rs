@@ -91,6 +91,23 @@ async fn tools_call_is_returned_and_its_result_continues_the_turn() {
     }
 }
 
+/// The question alone, sent again, is answered without the calls and results that followed it before.
+#[tokio::test]
+async fn tools_question_alone_again_has_no_earlier_calls() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&[CALL, "Sunny.", "Cloudy."]);
+    let first = fake.chat(&question(), None).await;
+    let mut second = question();
+    let messages = second["messages"].as_array_mut().expect("messages");
+    messages.push(first.body["choices"][0]["message"].clone());
+    messages.push(json!({ "role": "tool", "tool_call_id": "x", "content": "sunny, 21 degrees" }));
+    assert_eq!(fake.chat(&second, None).await.text(), "Sunny.");
+    assert_eq!(fake.chat(&question(), None).await.text(), "Cloudy.");
+    let window = fake.script().windows.last().cloned().unwrap_or_default();
+    assert!(window.contains("How is the weather"), "{window}");
+    assert!(!window.contains("sunny, 21 degrees") && !window.contains("tool_call"), "{window}");
+}
+
 #[tokio::test]
 async fn tools_same_result_again_regenerates_the_answer() {
     let fake = FakeServer::in_memory();
