@@ -214,6 +214,15 @@ def test_long_chat_opens_at_its_end_and_scrolls(scripted, open_chat):
     expect(page.locator(".turn", has_text="Message number 3000 ")).to_be_in_viewport()
 
 
+def test_empty_chat_begins_with_its_heading_on_a_phone(scripted, browser):
+    context = browser.new_context(viewport={"width": 390, "height": 640})
+    page = context.new_page()
+    page.goto(scripted("Hello.").url)
+    expect(page.get_by_role("heading", name="What shall we talk about?")).to_be_in_viewport()
+    assert page.evaluate("document.getElementById('log').scrollHeight > document.getElementById('log').clientHeight")
+    context.close()
+
+
 def test_keyboard_alone(scripted, open_chat):
     server = scripted("One.", "Two.", "Three.")
     for text in ("First question.", "Second question."):

@@ -325,6 +325,11 @@ function drawRunning() {
 // Boxes get their real heights when they come into view, so scrolling to the end may take a few steps.
 function scrollToEnd(steps = 8) {
   const log = $("log");
+  // An empty chat begins with a heading, which a small screen must show first.
+  if (log.querySelector(":scope > .empty")) {
+    log.scrollTop = 0;
+    return;
+  }
   log.scrollTop = log.scrollHeight;
   if (steps > 0)
     requestAnimationFrame(() => {
