@@ -167,6 +167,23 @@ def small(tmp_path):
     server.stop()
 
 
+@pytest.fixture
+def scripted(tmp_path):
+    """Starts servers whose model gives these answers, and returns them."""
+    servers = []
+
+    def start(*answers, settings=()):
+        script = tmp_path / f"answers{len(servers)}.txt"
+        script.write_text("\n---\n".join(answers))
+        data = tmp_path / f"data{len(servers)}"
+        servers.append(Server(data, *settings, model=f"scripted:{script}").start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
 @pytest.fixture(scope="module")
 def browser():
     assert CHROMIUM, "Chromium is missing: `make setup` installs it"

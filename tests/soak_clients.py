@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from schemathesis.checks import CHECKS
 
-from conftest import ROOT, Server
+from conftest import ROOT
 
 CLIENTS = ROOT / "target/clients"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Lindau"}}\n</tool_call>'
@@ -25,22 +25,6 @@ CASES = int(os.environ.get("HALO_CASES", "100"))
 @pytest.fixture(scope="module", autouse=True)
 def packages():
     subprocess.run([ROOT / "scripts/client-packages", "soak"], check=True)
-
-
-@pytest.fixture
-def scripted(tmp_path):
-    """Starts a server whose model gives these answers, and returns it."""
-    servers = []
-
-    def start(*answers):
-        script = tmp_path / "answers.txt"
-        script.write_text("\n---\n".join(answers))
-        servers.append(Server(tmp_path / "data", model=f"scripted:{script}").start())
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def run(command, server, **more):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from conftest import ROOT, Server
+from conftest import ROOT
 
 CLIENTS = ROOT / "target/clients"
 PYTHON = CLIENTS / "venv/bin/python"
@@ -23,22 +23,6 @@ def bird_call(function):
 @pytest.fixture(scope="module", autouse=True)
 def packages():
     subprocess.run([ROOT / "scripts/client-packages"], check=True)
-
-
-@pytest.fixture
-def scripted(tmp_path):
-    """Starts a server whose model gives these answers, and returns it."""
-    servers = []
-
-    def start(*answers):
-        script = tmp_path / "answers.txt"
-        script.write_text("\n---\n".join(answers))
-        servers.append(Server(tmp_path / "data", model=f"scripted:{script}").start())
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def run(command, server, **env):

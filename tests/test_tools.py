@@ -29,20 +29,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Lindau"}}\n<
 
 
 @pytest.fixture
-def scripted(tmp_path):
-    """Starts a server whose model gives these answers."""
-    servers = []
-
-    def start(*answers):
-        script = tmp_path / f"answers{len(servers)}.txt"
-        script.write_text("\n---\n".join(answers))
-        server = Server(tmp_path / f"data{len(servers)}", model=f"scripted:{script}").start()
-        servers.append(server)
-        return client(server)
-
-    yield start
-    for server in servers:
-        server.stop()
+def scripted(scripted):
+    """Clients of servers whose model gives these answers."""
+    return lambda *answers: client(scripted(*answers))
 
 
 def client(server):

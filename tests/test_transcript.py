@@ -35,20 +35,9 @@ The mean is $\\bar{x}$, and it costs $5 or $10.
 
 
 @pytest.fixture
-def scripted(tmp_path):
-    """Starts servers whose model gives these answers."""
-    servers = []
-
-    def start(*answers, settings=()):
-        script = tmp_path / "answers.txt"
-        script.write_text("\n---\n".join(answers))
-        server = Server(tmp_path / "data", "recall.mode=lexical", *settings, model=f"scripted:{script}").start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.stop()
+def scripted(scripted):
+    """Starts servers whose model gives these answers. They search by words."""
+    return lambda *answers, settings=(): scripted(*answers, settings=("recall.mode=lexical", *settings))
 
 
 @pytest.fixture
