@@ -239,5 +239,6 @@ fn begin_turn(
 
 /// Whether a turn is the result of a function.
 fn is_result(session: &Session, turn: TurnId) -> bool {
-    session.timeline().turns().iter().any(|known| known.id == turn && known.role == Role::Tool)
+    let turns = session.timeline().turns();
+    turns.binary_search_by_key(&turn, |known| known.id).is_ok_and(|n| turns[n].role == Role::Tool)
 }
