@@ -2,7 +2,7 @@
 //! synced, torn and out of order; a disk is full at every possible write. Each time the store must open, contain
 //! every acknowledged change, and be in the state of a history that never crashed.
 
-use crate::faulty_vfs;
+use crate::faulty_vfs::{self, FaultyVolume};
 use crate::random_changes::{self, BenchRng};
 use halo_core::store::{Access, Durability, RecordKind, Store};
 use halo_core::timeline::{StateHash, Timeline};
@@ -190,10 +190,10 @@ fn open_faulty(path: &Path) -> Result<Database, Error> {
 /// one that the history has had.
 pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
     let mut random = BenchRng(seed);
-    let path = Path::new("/halo.db");
     for n in 0..cuts {
         let history_seed = random.next_u64();
-        faulty_vfs::reset_disk();
+        let volume = FaultyVolume::new();
+        let path = &volume.database_path();
         let (mut safe, mut count) = (0, 0);
         let mut hashes = vec![Timeline::new().state_hash()];
         for _ in 0..3 {
@@ -212,7 +212,7 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
                 Ok(())
             })();
             report.power_mismatches += u64::from(lived.is_err());
-            faulty_vfs::lose_power(&mut random);
+            volume.lose_power(&mut random);
             report.power_cuts += 1;
             match open_faulty(path).and_then(|mut store| stored_state(&mut store)) {
                 Ok((there, hash)) => {
@@ -233,25 +233,25 @@ pub fn cut_power(cuts: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &m
 /// that was needed, and whether every commit succeeded and is stored.
 #[must_use]
 pub fn fill_disk_that_can_be_freed(changes: u64, seed: u64) -> (u64, bool) {
-    let path = Path::new("/halo.db");
-    faulty_vfs::reset_disk();
+    let volume = Arc::new(FaultyVolume::new());
+    let path = &volume.database_path();
     let freed = Arc::new(AtomicU64::new(0));
     let lived = (|| -> Result<StateHash, Error> {
         let mut store = open_faulty(path)?;
-        let count = Arc::clone(&freed);
+        let (count, full) = (Arc::clone(&freed), Arc::clone(&volume));
         store.set_disk_full_handler(Arc::new(move || {
             count.fetch_add(1, Ordering::SeqCst);
-            faulty_vfs::set_writes_left(Some(40));
+            full.set_writes_left(Some(40));
             true
         }));
         let mut timeline = store.load(CONVERSATION, Access::Write)?;
-        faulty_vfs::set_writes_left(Some(10));
+        volume.set_writes_left(Some(10));
         for count in 0..changes {
             let (change, _) = random_changes::next_change(seed, count, &timeline);
             store.transact(CONVERSATION, &mut timeline, &change, Durability::Immediate)?;
             store.put_record(CONVERSATION, RecordKind::Setting, "count", Some(&count.to_string()))?;
         }
-        faulty_vfs::set_writes_left(None);
+        volume.set_writes_left(None);
         drop(store);
         stored_state(&mut open_faulty(path)?).map(|(_, hash)| hash)
     })();
@@ -262,18 +262,18 @@ pub fn fill_disk_that_can_be_freed(changes: u64, seed: u64) -> (u64, bool) {
 /// Applies the same changes on a disk that is full at the first write, at the second, and so on until it is not. Each
 /// time an error must be returned, nothing may be lost, and with free space the history must continue unchanged.
 pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), report: &mut CrashBenchReport) {
-    let path = Path::new("/halo.db");
     let mut expected = ReferenceTimeline::new(seed);
     let expected = expected.hash_after(changes_each);
     for room in 0.. {
-        faulty_vfs::reset_disk();
+        let volume = FaultyVolume::new();
+        let path = &volume.database_path();
         let mut disk_full_reported = false;
         // The file exists before the disk is full: creating it fails with another error.
         let lived = (|| -> Result<StateHash, Error> {
             let mut store = open_faulty(path)?;
             let mut timeline = store.load(CONVERSATION, Access::Write)?;
-            let _ = faulty_vfs::take_write_count();
-            faulty_vfs::set_writes_left(Some(room));
+            let _ = volume.take_write_count();
+            volume.set_writes_left(Some(room));
             let mut count = 0;
             while count < changes_each {
                 let (change, _) = random_changes::next_change(seed, count, &timeline);
@@ -286,16 +286,16 @@ pub fn fill_disk(changes_each: u64, seed: u64, progress: &mut dyn FnMut(u64), re
                         if !full || timeline.state_hash() != before {
                             return Err(error);
                         }
-                        (disk_full_reported, _) = (true, faulty_vfs::set_writes_left(None));
+                        (disk_full_reported, _) = (true, volume.set_writes_left(None));
                     }
                 }
             }
-            faulty_vfs::set_writes_left(None);
+            volume.set_writes_left(None);
             drop(store);
             let mut store = open_faulty(path)?;
             stored_state(&mut store).map(|(_, hash)| hash)
         })();
-        let enough = faulty_vfs::take_write_count() <= room;
+        let enough = volume.take_write_count() <= room;
         report.full_disk_errors += u64::from(lived.as_ref().ok() != Some(&expected));
         report.full_disks += u64::from(!enough);
         progress(room);

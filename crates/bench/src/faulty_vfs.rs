@@ -1,5 +1,5 @@
-//! An in-memory disk for SQLite that loses writes that were not synced, in any order and in part, and that can be
-//! full. Files are known by name.
+//! In-memory disks for SQLite that lose writes that were not synced, in any order and in part, and that can be full. Each
+//! folder is a disk of its own.
 
 use crate::random_changes::BenchRng;
 use parking_lot::{Mutex, MutexGuard};
@@ -8,6 +8,8 @@ use sqlite_plugin::vars;
 use sqlite_plugin::vfs::{RegisterOpts, Vfs, VfsHandle, VfsResult, register_static};
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The name under which SQLite knows this VFS.
@@ -47,43 +49,85 @@ struct FaultyDisk {
     writes_left: Option<u64>,
     /// Writes since the count was last read.
     writes: u64,
+    /// Counts the programs that used the disk and are gone: what they had open does nothing any more.
+    generation: u64,
 }
 
-/// The one disk of this process; tests take turns.
-fn shared_disk() -> &'static Arc<Mutex<FaultyDisk>> {
-    static DISK: OnceLock<Arc<Mutex<FaultyDisk>>> = OnceLock::new();
-    DISK.get_or_init(|| {
-        let disk = Arc::new(Mutex::new(FaultyDisk::default()));
+type FaultyDisks = BTreeMap<String, FaultyDisk>;
+
+/// The disks of this process by their folder.
+fn shared_disks() -> &'static Arc<Mutex<FaultyDisks>> {
+    static DISKS: OnceLock<Arc<Mutex<FaultyDisks>>> = OnceLock::new();
+    DISKS.get_or_init(|| {
+        let disks = Arc::new(Mutex::new(FaultyDisks::default()));
         let name = CString::new(VFS_NAME).expect("no zeros");
-        let layer = FaultyVfs(Arc::clone(&disk));
+        let layer = FaultyVfs(Arc::clone(&disks));
         register_static(name, layer, RegisterOpts { make_default: false }).expect("SQLite takes the layer");
-        disk
+        disks
     })
 }
 
-fn lock_disk() -> MutexGuard<'static, FaultyDisk> {
-    shared_disk().lock()
+/// The folder of a file: the name of its disk.
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// Empties the disk and removes the limit on writes.
-pub fn reset_disk() {
-    *lock_disk() = FaultyDisk::default();
+/// A disk by its folder. Its files are gone with this handle.
+#[derive(Debug)]
+pub struct FaultyVolume(String);
+
+impl FaultyVolume {
+    #[must_use]
+    pub fn new() -> Self {
+        static VOLUMES: AtomicU64 = AtomicU64::new(0);
+        let volume = Self(format!("/{}", VOLUMES.fetch_add(1, Ordering::Relaxed)));
+        volume.with(|disk| *disk = FaultyDisk::default());
+        volume
+    }
+
+    /// A database on it.
+    #[must_use]
+    pub fn database_path(&self) -> PathBuf {
+        PathBuf::from(format!("{}/halo.db", self.0))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut FaultyDisk) -> T) -> T {
+        work(shared_disks().lock().entry(self.0.clone()).or_default())
+    }
+
+    /// Only so many more writes succeed; none: all do.
+    pub fn set_writes_left(&self, room: Option<u64>) {
+        self.with(|disk| disk.writes_left = room);
+    }
+
+    /// The number of writes since the last call.
+    #[must_use]
+    pub fn take_write_count(&self) -> u64 {
+        self.with(|disk| std::mem::take(&mut disk.writes))
+    }
+
+    /// The program that has files open is killed: its writes stay, and it makes no more.
+    pub fn kill_program(&self) {
+        self.with(|disk| disk.generation += 1);
+    }
+
+    /// Cuts the power: any part of the unsynced writes survives, in any order, torn at any sector.
+    pub fn lose_power(&self, dice: &mut BenchRng) {
+        self.with(|disk| {
+            disk.generation += 1;
+            lose_unsynced(disk, dice);
+        });
+    }
 }
 
-/// Only so many more writes succeed; none: all do.
-pub fn set_writes_left(room: Option<u64>) {
-    lock_disk().writes_left = room;
+impl Drop for FaultyVolume {
+    fn drop(&mut self) {
+        shared_disks().lock().remove(&self.0);
+    }
 }
 
-/// The number of writes since the last call.
-#[must_use]
-pub fn take_write_count() -> u64 {
-    std::mem::take(&mut lock_disk().writes)
-}
-
-/// Cuts the power: any part of the unsynced writes survives, in any order, torn at any sector.
-pub fn lose_power(dice: &mut BenchRng) {
-    for file in lock_disk().files.values_mut() {
+fn lose_unsynced(disk: &mut FaultyDisk, dice: &mut BenchRng) {
+    for file in disk.files.values_mut() {
         let mut survived = std::mem::take(&mut file.synced);
         let mut since = std::mem::take(&mut file.unsynced);
         // All writes, none, or random ones; in order, or shuffled.
@@ -116,11 +160,13 @@ pub fn lose_power(dice: &mut BenchRng) {
     }
 }
 
-struct FaultyVfs(Arc<Mutex<FaultyDisk>>);
+struct FaultyVfs(Arc<Mutex<FaultyDisks>>);
 
 struct FaultyVfsHandle {
     name: String,
     temporary: bool,
+    /// That of the disk when the file was opened.
+    generation: u64,
 }
 
 impl VfsHandle for FaultyVfsHandle {
@@ -134,12 +180,27 @@ impl VfsHandle for FaultyVfsHandle {
 }
 
 impl FaultyVfs {
-    fn lock_disk(&self) -> MutexGuard<'_, FaultyDisk> {
+    fn lock_disks(&self) -> MutexGuard<'_, FaultyDisks> {
         self.0.lock()
     }
 
-    fn with_file<T>(&self, handle: &FaultyVfsHandle, work: impl FnOnce(&mut FaultyFile) -> T) -> T {
-        work(self.lock_disk().files.entry(handle.name.clone()).or_default())
+    /// Fails where the program that opened the file is gone.
+    fn with_disk<T>(
+        &self,
+        handle: &FaultyVfsHandle,
+        work: impl FnOnce(&mut FaultyDisk) -> VfsResult<T>,
+    ) -> VfsResult<T> {
+        let mut disks = self.lock_disks();
+        let disk = disks.get_mut(folder_of(&handle.name)).ok_or(vars::SQLITE_IOERR)?;
+        if disk.generation == handle.generation { work(disk) } else { Err(vars::SQLITE_IOERR) }
+    }
+
+    fn with_file<T>(
+        &self,
+        handle: &FaultyVfsHandle,
+        work: impl FnOnce(&mut FaultyFile) -> T,
+    ) -> VfsResult<T> {
+        self.with_disk(handle, |disk| Ok(work(disk.files.entry(handle.name.clone()).or_default())))
     }
 }
 
@@ -147,58 +208,64 @@ impl Vfs for FaultyVfs {
     type Handle = FaultyVfsHandle;
 
     fn open(&self, path: Option<&str>, _opts: OpenOpts) -> VfsResult<FaultyVfsHandle> {
+        static TEMPORARY_FILES: AtomicU64 = AtomicU64::new(0);
         let temporary = path.is_none();
-        let name = path.map_or_else(|| format!("temporary {}", self.lock_disk().files.len()), str::to_owned);
-        self.lock_disk().files.entry(name.clone()).or_default();
-        Ok(FaultyVfsHandle { name, temporary })
+        let unnamed = || format!("temporary {}", TEMPORARY_FILES.fetch_add(1, Ordering::Relaxed));
+        let name = path.map_or_else(unnamed, str::to_owned);
+        let mut disks = self.lock_disks();
+        let disk = disks.entry(folder_of(&name).to_owned()).or_default();
+        disk.files.entry(name.clone()).or_default();
+        Ok(FaultyVfsHandle { name, temporary, generation: disk.generation })
     }
 
     fn delete(&self, path: &str) -> VfsResult<()> {
-        self.lock_disk().files.remove(path);
+        if let Some(disk) = self.lock_disks().get_mut(folder_of(path)) {
+            disk.files.remove(path);
+        }
         Ok(())
     }
 
     fn access(&self, path: &str, _flags: AccessFlags) -> VfsResult<bool> {
-        Ok(self.lock_disk().files.contains_key(path))
+        Ok(self.lock_disks().get(folder_of(path)).is_some_and(|disk| disk.files.contains_key(path)))
     }
 
     fn file_size(&self, handle: &mut FaultyVfsHandle) -> VfsResult<usize> {
-        Ok(self.with_file(handle, |f| f.current.len()))
+        self.with_file(handle, |f| f.current.len())
     }
 
     fn truncate(&self, handle: &mut FaultyVfsHandle, size: usize) -> VfsResult<()> {
         self.with_file(handle, |f| {
             f.current.truncate(size);
             f.unsynced.push(UnsyncedOp::Truncate(size));
-        });
-        Ok(())
+        })
     }
 
     fn write(&self, handle: &mut FaultyVfsHandle, offset: usize, data: &[u8]) -> VfsResult<usize> {
-        let mut disk = self.lock_disk();
-        disk.writes += 1;
-        match &mut disk.writes_left {
-            Some(0) => return Err(vars::SQLITE_FULL),
-            Some(room) => *room -= 1,
-            None => {}
-        }
-        let file = disk.files.entry(handle.name.clone()).or_default();
-        write_at(&mut file.current, offset, data);
-        file.unsynced.push(UnsyncedOp::Write(offset, data.to_vec()));
-        Ok(data.len())
+        self.with_disk(handle, |disk| {
+            disk.writes += 1;
+            match &mut disk.writes_left {
+                Some(0) => return Err(vars::SQLITE_FULL),
+                Some(room) => *room -= 1,
+                None => {}
+            }
+            let file = disk.files.entry(handle.name.clone()).or_default();
+            write_at(&mut file.current, offset, data);
+            file.unsynced.push(UnsyncedOp::Write(offset, data.to_vec()));
+            Ok(data.len())
+        })
     }
 
     fn read(&self, handle: &mut FaultyVfsHandle, offset: usize, data: &mut [u8]) -> VfsResult<usize> {
-        Ok(self.with_file(handle, |f| {
+        self.with_file(handle, |f| {
             let from = offset.min(f.current.len());
             let part = &f.current[from..(from + data.len()).min(f.current.len())];
             data[..part.len()].copy_from_slice(part);
             part.len()
-        }))
+        })
     }
 
-    fn lock(&self, _handle: &mut FaultyVfsHandle, _level: LockLevel) -> VfsResult<()> {
-        Ok(())
+    fn lock(&self, handle: &mut FaultyVfsHandle, _level: LockLevel) -> VfsResult<()> {
+        self.with_disk(handle, |_| Ok(()))
     }
 
     fn unlock(&self, _handle: &mut FaultyVfsHandle, _level: LockLevel) -> VfsResult<()> {
@@ -213,13 +280,14 @@ impl Vfs for FaultyVfs {
         self.with_file(handle, |f| {
             f.unsynced.clear();
             f.synced.clone_from(&f.current);
-        });
-        Ok(())
+        })
     }
 
     fn close(&self, handle: FaultyVfsHandle) -> VfsResult<()> {
-        if handle.temporary {
-            self.lock_disk().files.remove(&handle.name);
+        if handle.temporary
+            && let Some(disk) = self.lock_disks().get_mut(folder_of(&handle.name))
+        {
+            disk.files.remove(&handle.name);
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ use halo_core::model::{StepFlow, WindowToken};
 use halo_core::testing::logits::compare_logits;
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::TapConfig;
-use halo_llama::ffi::{ContextParams, LlamaContext, ModelWeights};
+use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext, ModelWeights};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
-use halo_llama::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
+use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, KvCacheMode, sequence_count};
 use halo_llama::token_key::token_keys;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,6 +52,12 @@ pub struct KvBenchFigures {
 }
 
 impl KvBenchFigures {
+    /// Whether the logits are those of a window that was never changed, to the last bit.
+    #[must_use]
+    pub fn is_bit_identical(&self) -> bool {
+        self.max_logit_diff == 0.0
+    }
+
     /// How many times faster than prefilling again.
     #[must_use]
     pub fn speedup(&self, reread_ms: f64) -> f64 {
@@ -67,6 +73,7 @@ pub fn measure(
     weights: &Arc<ModelWeights>,
     context: usize,
     threads: u32,
+    key_type: KvKeyType,
     progress: &mut dyn FnMut(u64),
 ) -> Result<KvBenchReport, KvCacheError> {
     let folder = tempfile::tempdir().map_err(|_| KvCacheError::UnorderedWindow)?;
@@ -75,7 +82,8 @@ pub fn measure(
         tokens: (context as u32 + 1024).min(trained).max(context as u32 + 1),
         batch: 256,
         threads: threads.cast_signed(),
-        sequences: SEQUENCE_COUNT,
+        sequences: sequence_count(1),
+        key_type,
     };
     let open = |folder: &Path| -> Result<KvCache, KvCacheError> {
         let room = KvArchiveLimits { ram: 4 << 30, disk: 16 << 30, folder: Some(folder.to_owned()) };
@@ -145,7 +153,7 @@ pub fn measure(
 /// mean nothing for this model.
 fn measure_noise(kv_cache: &mut KvCache, window: &[WindowToken]) -> Result<(f32, f64), KvCacheError> {
     let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
-    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
+    let token = |n: usize| InputToken::new(names[n], &window[n]);
     let (n, mut guesses) = (window.len(), Vec::new());
     let last: Vec<_> = (n - 16..n).map(token).collect();
     for at_once in [1, 16] {
@@ -186,12 +194,13 @@ fn prefill_logits(
 ) -> Result<Vec<f32>, KvCacheError> {
     let ready = kv_cache.sync_window("bench", window, 1, &mut |_, _| StepFlow::Continue)?;
     let names = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
-    let token = |n: usize| (names[n], window[n].id.0.cast_signed(), window[n].chunk_start);
+    let token = |n: usize| InputToken::new(names[n], &window[n]);
     let tokens: Vec<_> = (ready.prefill_from..window.len() - 1).map(token).collect();
     for part in tokens.chunks(256) {
         kv_cache.decode(part, TapConfig::off())?;
         progress(part.len() as u64);
     }
+    kv_cache.save_prompt_state();
     kv_cache.decode(&[token(window.len() - 1)], TapConfig::off())?;
     Ok(kv_cache.context().logits().to_vec())
 }

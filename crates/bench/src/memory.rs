@@ -425,7 +425,8 @@ pub fn measure_first_token(model: &mut Llama, text: &str, rounds: usize) -> Resu
                 measured.alone.push(answer(model, 1000 + round)?);
                 continue;
             }
-            let (mut forming, breaker) = (model.clone(), model.cancel_handle());
+            let mut forming = model.clone();
+            let breaker = forming.cancel_handle();
             let aside = window.clone();
             let took = std::thread::scope(|scope| -> Result<Duration, Error> {
                 let formed = scope.spawn(move || {

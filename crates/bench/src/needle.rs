@@ -7,7 +7,8 @@ use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::embedder::Embedder;
 use halo_core::model::{
-    FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling, StepFlow, WindowToken,
+    ChatTemplate, FinishReason, MessageWrap, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
+    StepFlow, WindowToken,
 };
 use halo_core::prune::PrunePolicy;
 use halo_core::token::{ChunkId, Role, TurnId};
@@ -100,12 +101,33 @@ const TODAY: Date = date(2026, 11, 15);
 /// Up to this length the model answers every message and attention is scored. Longer histories are synthetic.
 pub const MAX_GENERATED_HISTORY: usize = 10_000;
 
+/// How messages are framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptForm {
+    /// By the model's own chat template.
+    ChatTemplate,
+    /// As questions and answers in plain text, which a model continues that was not trained to chat.
+    BaseModel,
+}
+
+fn base_template(start: &str) -> ChatTemplate {
+    let wrap = |prefix: &str, suffix: &str| MessageWrap { prefix: prefix.into(), suffix: suffix.into() };
+    ChatTemplate {
+        start: start.to_owned(),
+        system: wrap("", "\n\n"),
+        user: wrap("User: ", "\n"),
+        assistant: wrap("Answer:", "\n\n"),
+        ..ChatTemplate::default()
+    }
+}
+
 /// A conversation of `history` tokens, and questions at its end.
 pub fn measure<E: Embedder + Clone + Send + 'static>(
     model: &(impl Model + Clone + Send + 'static),
     embedder: &E,
     rules: &ConversationRules,
     way: &NeedlePolicy,
+    form: PromptForm,
     history: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<NeedleBenchReport, Error> {
@@ -114,7 +136,11 @@ pub fn measure<E: Embedder + Clone + Send + 'static>(
     rules.context.policy = way.policy;
     let boxed = || Box::new(embedder.clone()) as Box<dyn Embedder + Send>;
     let shown = Arc::new(Mutex::new(Vec::new()));
-    let model = WindowRecorder { model: model.clone(), last_window: Arc::clone(&shown) };
+    let mut info = model.info().clone();
+    if form == PromptForm::BaseModel {
+        info.template = base_template(&info.template.start);
+    }
+    let model = WindowRecorder { model: model.clone(), info, last_window: Arc::clone(&shown) };
     let open = |name: &str, path: &Path, rules: &ConversationRules| {
         let store = Box::new(Database::open(&StoreLocation::Sqlite(path.to_owned()))?);
         Session::open(store, Box::new(model.clone()), Some(boxed()), name, rules.clone(), &mut |_, _| {})
@@ -194,12 +220,13 @@ fn answers_needle(session: &mut Session, needle: &Needle) -> Result<bool, Error>
 #[derive(Clone)]
 struct WindowRecorder<M> {
     model: M,
+    info: ModelInfo,
     last_window: Arc<Mutex<Vec<WindowToken>>>,
 }
 
 impl<M: Model> Model for WindowRecorder<M> {
     fn info(&self) -> &ModelInfo {
-        self.model.info()
+        &self.info
     }
 
     fn tokenize(&mut self, text: &str, special: bool) -> Result<Vec<ModelToken>, Error> {

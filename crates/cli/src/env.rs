@@ -120,11 +120,40 @@ impl ModelArgs {
 }
 
 impl Env {
+    /// An environment with a data folder and nothing else.
+    #[cfg(test)]
+    pub fn for_tests(data_dir: &Path) -> Self {
+        Self {
+            data_dir: Some(data_dir.to_owned()),
+            installed_data_dir: None,
+            settings: SettingsArgs { config: None, set: Vec::new(), seed: None },
+            store: None,
+            store_location: Arc::default(),
+            wal_damage: Arc::default(),
+            models: ModelArgs { name: None, threads: None },
+            json: false,
+        }
+    }
+
     pub fn data_dir(&self) -> Option<PathBuf> {
         self.data_dir.clone()
     }
 
     /// The data folder, or an error that says how to name one.
+    /// The option that names the data folder, as a part of a command line; empty for the default folder.
+    pub fn data_flag(&self) -> String {
+        let Some(folder) = self.data_dir.as_ref().filter(|_| self.data_dir != self.installed_data_dir) else {
+            return String::new();
+        };
+        let text = folder.display().to_string();
+        let is_plain = |c: char| c.is_alphanumeric() || "/._-+@:".contains(c);
+        if text.chars().all(is_plain) {
+            format!(" --data {text}")
+        } else {
+            format!(" --data '{}'", text.replace('\'', r"'\''"))
+        }
+    }
+
     pub fn require_data_dir(&self) -> Result<&Path> {
         self.data_dir.as_deref().context("this system has no data folder: name one with --data")
     }
@@ -258,6 +287,16 @@ impl Env {
 
     pub fn model_library(&self) -> Result<ModelLibrary> {
         ModelLibrary::open(self.require_data_dir()?, self.installed_data_dir.as_deref())
+    }
+
+    /// Uses the model of `model.path` where no flag names one. Settings that cannot be read are an error of the command that
+    /// reads them.
+    pub fn apply_model_setting(&mut self) {
+        if self.models.name.is_none()
+            && let Ok(loaded) = self.load_settings()
+        {
+            self.models.name = loaded.settings.model_path.as_text().map(str::to_owned);
+        }
     }
 
     /// The file of the model that runs.

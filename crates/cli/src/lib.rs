@@ -8,6 +8,8 @@ pub mod env;
 pub mod error;
 mod file;
 pub mod help;
+pub mod model_pool;
+pub mod model_probe;
 pub mod models;
 pub mod output;
 pub mod progress;

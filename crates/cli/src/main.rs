@@ -21,11 +21,12 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: &Cli) -> Result<()> {
-    let env = cli.global.env();
+    let mut env = cli.global.env();
     // A misspelt setting is an error, whether or not the command reads it.
     if !env.settings.set.is_empty() && !matches!(cli.command, CliCommand::Replay(_)) {
         env.load_settings()?;
     }
+    env.apply_model_setting();
     match &cli.command {
         CliCommand::Config { command: Some(ConfigCommand::Reference) } => {
             commands::config::print_reference(env.json)

@@ -27,7 +27,13 @@ pub struct InstalledModel {
     /// The context length that the model was trained for.
     pub context: Option<u64>,
     pub architecture: Option<String>,
-    /// Why KV cells cannot be edited; none if they can.
+    /// Whether the file has a chat template.
+    pub has_template: bool,
+    /// Whether attention can be read, which pruning by attention needs.
+    pub has_attention: bool,
+    /// The memory that it needs: the file, and the KV cells of its context.
+    pub memory_bytes: u64,
+    /// Why KV cells cannot be edited; none if they can, as far as the file tells.
     pub no_kv_edit_reason: Option<String>,
     /// Why the model cannot be used.
     pub problem: Option<String>,
@@ -263,6 +269,9 @@ fn inspect_multi_file_model(folder: &Path, entry: &CatalogueEntry) -> Option<Ins
         quantisation: entry.quantisation.clone(),
         context: entry.context,
         architecture: entry.architecture.clone(),
+        has_template: false,
+        has_attention: false,
+        memory_bytes: bytes,
         no_kv_edit_reason: Some("it is an embedding model without a context window".into()),
         problem,
     })
@@ -305,15 +314,26 @@ fn read_gguf_model(path: PathBuf, bytes: u64) -> InstalledModel {
         path,
         bytes,
         quantisation: quantization_name(&header).map(str::to_owned),
-        context: match header.arch_value("context_length") {
-            Some(GgufValue::Int(n)) => u64::try_from(*n).ok(),
-            _ => None,
-        },
+        context: header.trained_context(),
         architecture: header.architecture().map(str::to_owned),
+        has_template: header.has_chat_template(),
+        has_attention: kind == ModelKind::Chat && header.attention_unsupported().is_none(),
+        memory_bytes: memory_estimate(&header, None),
         no_kv_edit_reason: reason,
         problem: unusable_reason(&header),
     }
 }
+
+/// The memory that a model needs: the file, and the KV cells of its context (the trained one, at most 8,192 tokens, where none
+/// is given).
+pub fn memory_estimate(header: &GgufHeader, context: Option<u64>) -> u64 {
+    let trained = || header.trained_context().unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT);
+    let cells = header.cell_bytes().saturating_mul(context.unwrap_or_else(trained));
+    header.file_bytes.saturating_add(cells)
+}
+
+/// The longest context that `model.context = auto` chooses.
+const DEFAULT_CONTEXT: u64 = 8192;
 
 fn unusable_model(path: PathBuf, bytes: u64, problem: String) -> InstalledModel {
     InstalledModel {
@@ -324,6 +344,9 @@ fn unusable_model(path: PathBuf, bytes: u64, problem: String) -> InstalledModel 
         quantisation: None,
         context: None,
         architecture: None,
+        has_template: false,
+        has_attention: false,
+        memory_bytes: bytes,
         no_kv_edit_reason: Some("it cannot be used".into()),
         problem: Some(problem),
     }

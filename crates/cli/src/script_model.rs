@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    AttentionRow, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, Sampling,
-    StepFlow, WindowToken,
+    AttentionRow, ChatTemplate, FinishReason, KvEditing, Model, ModelInfo, ModelStep, ModelToken, Prompt,
+    Sampling, StepFlow, WindowToken,
 };
 use halo_core::token::TokenId;
 use parking_lot::Mutex;
@@ -65,6 +65,7 @@ impl ScriptFileModel {
             name: format!("{PREFIX}{}", file.file_name().unwrap_or_default().to_string_lossy()),
             context: context.unwrap_or(DEFAULT_CONTEXT),
             attention: true,
+            kv_editing: KvEditing::Unknown,
             template: ChatTemplate::plain(),
         };
         let state = ScriptState { answers, next: 0, texts: BTreeMap::new() };

@@ -1,6 +1,7 @@
 //! What `halo` and `halo-bench` do before and after a command: logging, flags, workers, errors.
 
 use crate::error::{self, CommandTopic};
+use crate::model_probe;
 use crate::output::{StdoutClosed, print_notice};
 use anyhow::Result;
 use halo_engine::tools::jq;
@@ -20,6 +21,11 @@ pub fn prepare_process(args: &[OsString]) -> Option<ExitCode> {
         }
     }
     reexec_with_omp_spin_limit();
+    if let [_, worker, file, options] = args
+        && *worker == model_probe::SUBPROCESS_ARG
+    {
+        return Some(model_probe::run_worker(file, options));
+    }
     None
 }
 

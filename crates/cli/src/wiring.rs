@@ -5,12 +5,13 @@ use crate::models::quantization_name;
 use crate::progress::Progress;
 use crate::script_model::{ScriptFileModel, script_file};
 use crate::settings::Settings;
-use crate::settings::value::{AutoOr, HeadReduction, TextSetting};
+use crate::settings::value::{AutoOr, HeadReduction, IntInRange, TextSetting};
 use anyhow::Result;
 use halo_core::attention::AttentionRequest;
 use halo_core::embedder::Embedder;
 use halo_core::model::{Model, Sampling};
 use halo_engine::chat_format::SpeakerNames;
+use halo_engine::chat_options::Persona;
 use halo_engine::cooled_model::CooledModel;
 use halo_engine::memory::{MemoryRules, ReflectionRules};
 use halo_engine::rules::{ConversationRules, ForgettingRules};
@@ -78,7 +79,7 @@ pub fn open_model(env: &Env, settings: &Settings) -> Result<Box<dyn Model + Send
     if let Some(script) = open_script(env, settings)? {
         return Ok(Box::new(script));
     }
-    Ok(Box::new(open_local_model(env, settings)?))
+    Ok(Box::new(open_local_model(env, &one_answer_at_a_time(settings))?))
 }
 
 /// The model of `scripted:FILE`, if that is what runs.
@@ -92,12 +93,20 @@ pub fn uses_remote_model(env: &Env) -> bool {
     env.models.name.as_deref().is_some_and(RemoteModel::is_address)
 }
 
+/// The settings for a program that has one conversation.
+pub fn one_answer_at_a_time(settings: &Settings) -> Settings {
+    Settings { model_parallel: IntInRange(1), ..settings.clone() }
+}
+
 /// Opens the local model with its KV archive in the data folder.
 pub fn open_local_model(env: &Env, settings: &Settings) -> Result<Llama> {
-    let data = env.require_data_dir()?;
-    let kv_archive =
-        KvArchiveLimits { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder: Some(data.join("kv")) };
-    open_llama(env, settings, kv_archive)
+    open_llama(env, settings, kv_archive_limits(env, settings)?)
+}
+
+/// The KV archive in the data folder.
+pub fn kv_archive_limits(env: &Env, settings: &Settings) -> Result<KvArchiveLimits> {
+    let folder = Some(env.require_data_dir()?.join("kv"));
+    Ok(KvArchiveLimits { ram: settings.kv_ram.0, disk: settings.kv_disk.0, folder })
 }
 
 /// What the API reports about a model beyond what the engine needs.
@@ -144,17 +153,23 @@ pub fn model_facts(llama: &Llama, file: &Path) -> ModelDetails {
 
 /// Opens the local model with this KV archive.
 pub fn open_llama(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits) -> Result<Llama> {
-    let path = env.model_file()?;
-    let running = Running {
+    Ok(Llama::open(&env.model_file()?, &llama_options(env, settings, kv_archive))?)
+}
+
+/// The options of the local model, by flags and settings.
+pub fn llama_options(env: &Env, settings: &Settings, kv_archive: KvArchiveLimits) -> Running {
+    Running {
         context: context_length(settings).map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
+        parallel: u32::try_from(settings.model_parallel.0).unwrap_or(1),
         threads: env.models.thread_count(),
         gpu_layers: u32::try_from(settings.model_gpu_layers.0).unwrap_or(0),
         kv_mode: settings.kv_mode,
+        kv_key_type: settings.kv_type,
         kv_archive,
+        self_tests: env.data_dir().map(|data| data.join("self-tests")),
         template_runner: template_runner(),
         ..Running::default()
-    };
-    Ok(Llama::open(&path, &running)?)
+    }
 }
 
 /// The chat template of a model file is untrusted: it is rendered in a subprocess of this program.
@@ -163,7 +178,7 @@ pub fn template_runner() -> TemplateRunner {
 }
 
 /// The context length of the model, if the settings name one.
-fn context_length(settings: &Settings) -> Option<usize> {
+pub fn context_length(settings: &Settings) -> Option<usize> {
     match settings.model_context {
         AutoOr::Auto => None,
         AutoOr::Value(n) => Some(n.as_usize()),
@@ -198,6 +213,7 @@ pub fn conversation_rules(settings: &Settings) -> ConversationRules {
         // jq filters run in a subprocess of this program. Without its path there are no tools.
         tools: std::env::current_exe().ok().filter(|_| settings.tools_enabled).map(JqRunner::Subprocess),
         system_prompt: settings.chat_system.0.clone(),
+        persona: Persona::default(),
         show_dates: settings.chat_dates,
         speaker_names: SpeakerNames {
             user: name_or_empty(&settings.chat_user_name),
@@ -240,5 +256,26 @@ pub fn attention_config(settings: &Settings) -> AttentionRequest {
         max: settings.brightness_heads == HeadReduction::Max,
         per_head: false,
         probability: settings.brightness_min_confidence.0 > 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halo_llama::ffi::KvKeyType;
+
+    #[test]
+    fn settings_reach_the_options_of_the_model() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = Settings {
+            model_gpu_layers: IntInRange(17),
+            model_context: AutoOr::Value(IntInRange(4096)),
+            kv_type: KvKeyType::Q8_0,
+            ..Settings::default()
+        };
+        let options = llama_options(&Env::for_tests(folder.path()), &settings, KvArchiveLimits::disabled());
+        assert_eq!((options.gpu_layers, options.context), (17, Some(4096)));
+        assert_eq!(options.kv_key_type, KvKeyType::Q8_0);
+        assert_eq!(options.self_tests, Some(folder.path().join("self-tests")));
     }
 }

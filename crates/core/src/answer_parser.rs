@@ -82,6 +82,8 @@ impl AnswerMarkers {
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
     markers: AnswerMarkers,
+    /// What stands before an answer without reasoning, and is no part of it.
+    skip: Option<String>,
     state: ParserState,
     /// Text that is not decided yet: it may be the beginning of a marker or of a call.
     pending: String,
@@ -116,13 +118,22 @@ impl AnswerParser {
             false if markers.reasoning.is_none() && markers.calls.is_none() => ParserState::Text,
             false => ParserState::Start,
         };
-        Self { markers, state, pending: String::new(), has_text: false, has_reasoning: false, calls: 0 }
+        // A sign that opens and closes the reasoning is read as reasoning.
+        let reasoning = markers.reasoning.as_ref();
+        let skip = reasoning.and_then(|r| r.skip.clone().filter(|skip| !skip.starts_with(r.open.as_str())));
+        Self { markers, skip, state, pending: String::new(), has_text: false, has_reasoning: false, calls: 0 }
     }
 
     /// How many calls have begun.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls
+    }
+
+    /// Whether the last thing read is a complete call, or the marker before the first one.
+    #[must_use]
+    pub fn is_between_calls(&self) -> bool {
+        self.state == ParserState::BetweenCalls
     }
 
     /// Reads the next piece.
@@ -169,15 +180,27 @@ impl AnswerParser {
             self.pending = text;
         }
         let trimmed = self.pending.trim_start();
+        let mut is_undecided = false;
+        if let Some(skip) = &self.skip {
+            if let Some(rest) = trimmed.strip_prefix(skip.as_str()) {
+                self.pending = rest.to_owned();
+                self.skip = None;
+                self.markers.reasoning = None;
+                return true;
+            }
+            is_undecided = skip.starts_with(trimmed);
+        }
+        let trimmed = self.pending.trim_start();
         if let Some(open) = self.markers.reasoning.as_ref().map(|reasoning| reasoning.open.clone()) {
             if let Some(rest) = trimmed.strip_prefix(open.as_str()) {
                 self.pending = rest.to_owned();
                 self.state = ParserState::Reasoning;
                 return true;
             }
-            if open.starts_with(trimmed) {
-                return false;
-            }
+            is_undecided |= open.starts_with(trimmed);
+        }
+        if is_undecided {
+            return false;
         }
         // A marker can begin like a list: `[TOOL_CALLS]`.
         let marker = self.markers.calls.as_ref().map_or("", CallFormat::marker);
@@ -394,6 +417,38 @@ mod tests {
         let calls: Vec<String> =
             answer.calls.iter().map(|call| format!("{} {}", call.name, call.arguments)).collect();
         format!("{}|{}|{}", answer.reasoning, answer.text, calls.join("; "))
+    }
+
+    #[test]
+    fn answer_parser_reads_channels_of_harmony() {
+        let reasoning = ReasoningFormat {
+            open: "<|channel|>analysis<|message|>".into(),
+            close: "<|end|><|start|>assistant".into(),
+            prompt: String::new(),
+            skip: Some("<|channel|>final<|message|>".into()),
+        };
+        let markers = AnswerMarkers { reasoning: Some(reasoning), ..AnswerMarkers::default() };
+        let cases = [
+            (
+                "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+                "Hm.|Yes.|",
+            ),
+            ("<|channel|>final<|message|>Yes.", "|Yes.|"),
+            ("<|channel|>analysis<|message|>Hm.", "Hm.||"),
+            ("Yes.", "|Yes.|"),
+            ("<|channel|>other", "|<|channel|>other|"),
+        ];
+        for (answer, expected) in cases {
+            assert_eq!(describe(&markers.parse(answer)), expected, "{answer}");
+            // A character at a time.
+            let mut parser = AnswerParser::new(markers.clone());
+            let mut parts = AnswerParts::default();
+            for c in answer.chars() {
+                parser.push(&c.to_string()).into_iter().for_each(|delta| parts.push(delta));
+            }
+            parser.finish().into_iter().for_each(|delta| parts.push(delta));
+            assert_eq!(describe(&parts), expected, "{answer}");
+        }
     }
 
     #[test]

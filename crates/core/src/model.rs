@@ -21,8 +21,72 @@ pub struct ModelInfo {
     pub context: usize,
     /// Whether its steps come with attention rows.
     pub attention: bool,
+    /// What happens to its KV cells when the window changes.
+    pub kv_editing: KvEditing,
     /// How messages are framed for the model.
     pub template: ChatTemplate,
+}
+
+impl ModelInfo {
+    /// What the model can do beside answering.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            attention: self.attention,
+            kv_editing: self.kv_editing.clone(),
+            tools: self.template.tools.section.is_some(),
+            reasoning: self.template.reasoning.is_some(),
+        }
+    }
+}
+
+/// What a model can do beside answering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether its steps come with attention rows, which pruning by attention needs.
+    pub attention: bool,
+    /// What happens to its KV cells when the window changes.
+    pub kv_editing: KvEditing,
+    /// Whether its chat template has functions. A model without them is told in a general format.
+    pub tools: bool,
+    /// Whether it writes its reasoning before an answer.
+    pub reasoning: bool,
+}
+
+/// What happens to the KV cells of a model when chunks are pruned and resurrected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum KvEditing {
+    /// The KV cache is not ours: a model on another server, or none.
+    #[default]
+    Unknown,
+    /// The cells of the chunks are removed and restored.
+    Cells,
+    /// Everything behind the change is prefilled again.
+    Recompute {
+        /// Why single cells cannot be edited.
+        reason: String,
+    },
+}
+
+impl KvEditing {
+    /// Whether cells are removed and restored; none if that is unknown.
+    #[must_use]
+    pub fn edits_cells(&self) -> Option<bool> {
+        match self {
+            Self::Unknown => None,
+            Self::Cells => Some(true),
+            Self::Recompute { .. } => Some(false),
+        }
+    }
+
+    /// Why single cells cannot be edited.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Recompute { reason } => Some(reason),
+            Self::Unknown | Self::Cells => None,
+        }
+    }
 }
 
 /// How messages are framed for a model.
@@ -211,6 +275,8 @@ pub enum ModelStep<'a> {
         /// Tokens to prefill; 0 where that is unknown.
         total: usize,
     },
+    /// So many of the model's earlier answers were shortened in the prompt, because it was too long.
+    Cooled(usize),
     /// The attention row of a token of the prompt.
     PromptAttention(AttentionRow<'a>),
     /// The prefill is complete; generation begins.

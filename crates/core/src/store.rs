@@ -167,6 +167,17 @@ pub struct MessageKey {
     pub prefix_hash: u64,
 }
 
+/// A record that is written, as with [`put_record`](Store::put_record).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordChange {
+    /// The kind of the record.
+    pub kind: RecordKind,
+    /// Its key.
+    pub key: String,
+    /// Its new value; none deletes it.
+    pub value: Option<String>,
+}
+
 /// What the next commit of a conversation writes in its own transaction, beside the change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StagedRecords {
@@ -327,6 +338,22 @@ pub trait Store {
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+    ) -> Result<(), Error> {
+        self.copy_with_records(from, to, model, convert, &mut Vec::new)
+    }
+
+    /// Copies a conversation as [`copy_conversation`](Self::copy_conversation) does, with changes to the records of
+    /// the copy. `records` is called when all messages are converted. All of it is one transaction.
+    ///
+    /// # Errors
+    /// Those of [`copy_conversation`](Self::copy_conversation).
+    fn copy_with_records(
+        &mut self,
+        from: &str,
+        to: &str,
+        model: &str,
+        convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        records: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error>;
 
     /// Replaces a conversation by a copy with tokens of `model`, as
@@ -384,6 +411,16 @@ pub trait Store {
     /// [`reacquire_lease`](Self::reacquire_lease) takes it again.
     fn release_lease(&mut self, conversation: &str) {
         let _ = conversation;
+    }
+
+    /// The process that holds the lease of a conversation, 0 where its number is unknown; none where nothing holds it but this
+    /// store.
+    ///
+    /// # Errors
+    /// Only those of every method.
+    fn lease_holder(&mut self, conversation: &str) -> Result<Option<u32>, Error> {
+        let _ = conversation;
+        Ok(None)
     }
 
     /// Takes the lease again. Returns false, and takes nothing, where another program has changed the

@@ -118,6 +118,12 @@ impl FramedText {
     }
 }
 
+/// The text behind functions that stand before an empty system prompt, without the beginning of its message.
+fn gap_without_prompt<'a>(section: &'a ToolSection, prompt: &str, system_prefix: &str) -> Option<&'a str> {
+    let is_before = section.tools_first && prompt.is_empty() && !system_prefix.is_empty();
+    section.gap.strip_suffix(system_prefix).filter(|_| is_before)
+}
+
 impl ChatFormatter {
     /// The text before the timeline. It is not closed: the header of the first turn does that.
     #[must_use]
@@ -140,8 +146,10 @@ impl ChatFormatter {
         let section = format.section.clone().unwrap_or_else(|| ToolSection::generic(&system.prefix));
         let prompt = self.system_prompt.trim();
         let framed = |frame: String, content: String| FramedText { frame, content };
+        // Functions may stand before the message of the system prompt, which is not begun without a prompt.
+        let bare_gap = gap_without_prompt(&section, prompt, &system.prefix);
         // Without a system prompt, the header of the first turn does not close the preamble.
-        let closing = if prompt.is_empty() { system.suffix.as_str() } else { "" };
+        let closing = if prompt.is_empty() && bare_gap.is_none() { system.suffix.as_str() } else { "" };
         let mut texts = Vec::with_capacity(tools.len() + 2);
         let (head, gap) = (format!("{start}{}", section.head), section.gap.as_str());
         let first = |frame: String| framed(frame, section.definition(first));
@@ -149,9 +157,7 @@ impl ChatFormatter {
         if section.tools_first {
             texts.push(first(head));
             texts.extend(more);
-            let gap =
-                if prompt.is_empty() { gap.strip_suffix(system.prefix.as_str()).unwrap_or(gap) } else { gap };
-            texts.push(framed(gap.to_owned(), prompt.to_owned()));
+            texts.push(framed(bare_gap.unwrap_or(gap).to_owned(), prompt.to_owned()));
         } else {
             texts.push(framed(head, prompt.to_owned()));
             texts.push(first(gap.to_owned()));
@@ -218,7 +224,9 @@ impl AnswerOpening {
         // Such an answer follows its format from the first token.
         let is_constrained = match &sampling.constraint {
             None => false,
-            Some(OutputConstraint::ToolCalls(options)) => options.choice != ToolChoice::Auto,
+            Some(OutputConstraint::ToolCalls(options)) => {
+                options.choice != ToolChoice::Auto || options.answer_schema.is_some()
+            }
             Some(
                 OutputConstraint::JsonSchema(_)
                 | OutputConstraint::LarkGrammar(_)

@@ -26,8 +26,11 @@ impl CooledModel {
     }
 }
 
-/// The messages as a cooled agent gets them. The system prompt counts as text of the user.
-fn cool_messages(messages: Vec<PromptMessage>, threshold: usize) -> Result<Vec<PromptMessage>, Error> {
+/// The messages as a cooled agent gets them, and how many were shortened. The system prompt counts as text of the user.
+fn cool_messages(
+    messages: Vec<PromptMessage>,
+    threshold: usize,
+) -> Result<(Vec<PromptMessage>, usize), Error> {
     let author = |role: Role| if role == Role::Assistant { TextAuthor::Agent } else { TextAuthor::User };
     let input: Vec<AuthoredMessage> = messages
         .iter()
@@ -36,9 +39,11 @@ fn cool_messages(messages: Vec<PromptMessage>, threshold: usize) -> Result<Vec<P
     let echo = agent_fn(|input: Vec<AuthoredMessage>| async { Ok(input) });
     let cooled = echo.with_layer(CoolingLayer { threshold, ..CoolingLayer::default() });
     let cooled = poll_ready(cooled.invoke(input))?;
+    let shortened =
+        messages.iter().zip(&cooled).filter(|(message, cooled)| message.text != cooled.text).count();
     let text =
         |(message, cooled): (PromptMessage, AuthoredMessage)| PromptMessage { text: cooled.text, ..message };
-    Ok(messages.into_iter().zip(cooled).map(text).collect())
+    Ok((messages.into_iter().zip(cooled).map(text).collect(), shortened))
 }
 
 impl Model for CooledModel {
@@ -65,7 +70,10 @@ impl Model for CooledModel {
         watch: &AttentionRequest,
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
-        let messages = cool_messages((prompt.messages)(), self.threshold)?;
+        let (messages, shortened) = cool_messages((prompt.messages)(), self.threshold)?;
+        if shortened > 0 && listen(ModelStep::Cooled(shortened)) == StepFlow::Stop {
+            return Ok(FinishReason::Cancelled);
+        }
         let cooled = || messages.clone();
         let prompt = Prompt {
             conversation: prompt.conversation,

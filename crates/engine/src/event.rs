@@ -113,6 +113,8 @@ pub enum ChangeAction {
     VariantChosen,
     Renamed,
     NotesWritten,
+    /// The system prompt or the sampling of the conversation.
+    OptionsChanged,
     MemoryEdited,
     RecordingChanged,
     /// A client sent messages that the conversation did not have.
@@ -137,6 +139,7 @@ impl ChangeAction {
             ChangeAction::VariantChosen => "variant_chosen",
             ChangeAction::Renamed => "renamed",
             ChangeAction::NotesWritten => "notes_written",
+            ChangeAction::OptionsChanged => "options_changed",
             ChangeAction::MemoryEdited => "memory_edited",
             ChangeAction::RecordingChanged => "recording_changed",
             ChangeAction::MessagesAppended => "messages_appended",
@@ -211,8 +214,12 @@ pub struct TurnSummary {
     pub resurrected: usize,
     /// Those chunks, in the order of the search.
     pub resurrected_chunks: Vec<ChunkId>,
+    /// For each of them, the mean attention per token that it received from the answer, in ‰; none if none was measured.
+    pub resurrected_attention: Vec<Option<f64>>,
     /// The number of chunks.
     pub pruned: usize,
+    /// Earlier answers that were shortened in the prompts of this turn, for a model behind an API.
+    pub cooled_messages: usize,
     /// Tokens in the context window, including the system prompt.
     pub live_tokens: usize,
     /// The most tokens in the context window.

@@ -15,7 +15,7 @@ use halo_core::brightness::ScoringStrategy;
 use halo_core::change::{Change, DeleteReason, NewToken};
 use halo_core::model::{FinishReason, ModelStep, Prompt, Sampling, StepFlow, WindowToken};
 use halo_core::store::{Durability, RecordKind};
-use halo_core::token::{ContentKind, Role, TokenSource, TurnId};
+use halo_core::token::{ChunkId, ContentKind, Role, TokenSource, TurnId};
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -91,7 +91,7 @@ impl AnswerGenerator<'_, '_> {
     fn begin_turn(&mut self) -> Result<TurnId, Error> {
         let parts = &mut *self.parts;
         let before = parts.conversation.turns_latest_first().next().map(|(_, role)| role);
-        let AnswerBegin { text, skip_reasoning } = std::mem::take(&mut parts.next_answer);
+        let AnswerBegin { text, skip_reasoning, is_announced } = std::mem::take(&mut parts.next_answer);
         let tokens = parts.model.tokenize_message(Role::Assistant, &text, before, None)?;
         let mut append =
             chat_format::plan_append(parts.timeline(), Role::Assistant, tokens, &parts.rules.context);
@@ -112,6 +112,14 @@ impl AnswerGenerator<'_, '_> {
             kind,
         }));
         let turn = append.turn;
+        let given: Vec<Event> = (append.tokens.iter().enumerate())
+            .filter(|(_, token)| is_announced && token.kind == ContentKind::Message)
+            .map(|(n, token)| Event::Token {
+                chunk: ChunkId { role: Role::Assistant, turn, index: token.chunk_index },
+                position: append.at.plus(n),
+                text: token.text.clone(),
+            })
+            .collect();
         match parts.conversation.is_new() {
             // The client has sent nothing but a system prompt.
             true => parts.conversation.stage_setting(RUNNING_TURN_KEY, turn.0.to_string()),
@@ -119,6 +127,7 @@ impl AnswerGenerator<'_, '_> {
         }
         parts.stage_system_prompt();
         parts.commit(&Change::Append(append), Durability::Deferred)?;
+        given.into_iter().for_each(|event| self.progress.announce(event));
         Ok(turn)
     }
 
@@ -263,6 +272,10 @@ impl AnswerGenerator<'_, '_> {
             let step = stripped.as_ref().map_or(step, |stripped| stripped.replace_rows(step));
             let flow = match step {
                 ModelStep::Prefill { done, total } => (progress.callback)(Event::Prefilling { done, total }),
+                ModelStep::Cooled(messages) => {
+                    progress.cooled_messages += messages;
+                    StepFlow::Continue
+                }
                 ModelStep::PromptAttention(row) => {
                     stream.score_prompt_row(row);
                     StepFlow::Continue

@@ -6,10 +6,12 @@
 
 pub mod agent;
 pub mod align;
+mod answer_edit;
 mod answer_stream;
 pub mod branch;
 pub mod chat_format;
 mod chat_model;
+pub mod chat_options;
 mod client_history;
 pub mod conversation;
 pub mod cooled_model;

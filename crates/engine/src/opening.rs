@@ -4,8 +4,9 @@
 use crate::branch;
 use crate::chat_format::ChatFormatter;
 use crate::chat_model::ChatModel;
+use crate::chat_options::{ChatDefaults, ChatOptions};
 use crate::client_history::store_message_keys;
-use crate::conversation::{Conversation, RUNNING_TURN_KEY, SYSTEM_PROMPT_KEY, TEMPLATE_KEY};
+use crate::conversation::{Conversation, RUNNING_TURN_KEY, TEMPLATE_KEY};
 use crate::memory::carry::carried_text;
 use crate::memory::manager::MemoryManager;
 use crate::memory::record::{Memory, load_memories};
@@ -33,19 +34,33 @@ pub(crate) struct OpenRequest<'a> {
     pub name: &'a str,
     pub rules: ConversationRules,
     pub access: Access,
+    pub indexing: SearchIndexing,
     /// Hears how many messages were retokenized, and of how many.
     pub progress: &'a mut dyn FnMut(usize, usize),
 }
 
+/// Whether the search index of a conversation is built when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchIndexing {
+    Build,
+    /// Building it reads all of the text, and a reader that does not search needs none.
+    Skip,
+}
+
 /// Opens a conversation. Returns its parts, and what the user should know.
 pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<String>), Error> {
-    let OpenRequest { store, mut model, embedder, name, mut rules, access, progress } = request;
+    let OpenRequest { store, mut model, embedder, name, mut rules, access, indexing, progress } = request;
     let mut conversation = Conversation::open(store, name, access)?;
     let mut notices = Vec::new();
     let has_messages = !conversation.timeline().is_empty();
+    let defaults =
+        ChatDefaults { system_prompt: rules.system_prompt.clone(), sampling: rules.sampling.clone() };
     // A conversation without messages has no settings of its own yet.
-    if has_messages && let Some(own) = conversation.setting(SYSTEM_PROMPT_KEY)? {
-        rules.system_prompt = own;
+    if has_messages {
+        let options = ChatOptions::load(conversation.store(), name)?;
+        rules.sampling = options.sampling.apply_to(&rules.sampling);
+        rules.system_prompt = options.system_prompt.unwrap_or(rules.system_prompt);
+        rules.persona = options.persona;
     }
     let prefill_speed = load_speed(&mut conversation, model.info())?;
     rules.set_auto_sizes(automatic_window(model.info().context, prefill_speed));
@@ -67,7 +82,10 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         notices.push(format!("the answer of turn {} was cut off when the program ended", turn.0));
     }
     let (store, timeline) = conversation.store_and_timeline();
-    let recall = Recall::open(store, name, timeline, embedder)?;
+    let recall = match indexing {
+        SearchIndexing::Build => Recall::open(store, name, timeline, embedder)?,
+        SearchIndexing::Skip => Recall::without_index(name),
+    };
     let last_user_turn = timeline.turns().iter().rev().find(|turn| turn.role == Role::User);
     let last_user_day = last_user_turn.and_then(|turn| recall.turn_date(turn.id));
     if let Some(parent) = branch::load_branch_parent(store, name)? {
@@ -90,7 +108,13 @@ pub(crate) fn open_parts(request: OpenRequest<'_>) -> Result<(SessionParts, Vec<
         next_message_id: None,
         next_answer: AnswerBegin::default(),
         unsaved_system_prompt: None,
+        unsaved_sampling: None,
+        unsaved_persona: None,
+        unsaved_model: None,
+        defaults,
         prefill_speed,
+        #[cfg(feature = "testing")]
+        announces_before_commit: false,
     };
     parts.memories.refresh_placement(&mut parts.conversation, &parts.rules);
     let token_limit = parts.token_limit();
@@ -132,14 +156,15 @@ pub(crate) fn base_system_prompt(
     token_limit: usize,
 ) -> Result<String, Error> {
     if rules.tools.is_none() {
-        return Ok(rules.system_prompt.clone());
+        return Ok(rules.persona.complete_prompt(&rules.system_prompt));
     }
     let notes = conversation.records(RecordKind::Note)?;
     let notes = notes.into_iter().find(|record| record.key == tools::notes::NOTES_FILE);
     let notes: Option<serde_json::Value> = notes.and_then(|notes| serde_json::from_str(&notes.value).ok());
     let preview_bytes = (token_limit / 4).max(MIN_PREVIEW_BYTES);
     let instructions = tools::tool_instructions(notes.as_ref(), preview_bytes);
-    Ok(format!("{}\n\n{instructions}", rules.system_prompt.trim()))
+    let system_prompt = rules.persona.complete_prompt(&rules.system_prompt);
+    Ok(format!("{}\n\n{instructions}", system_prompt.trim()))
 }
 
 /// Enough for the names of a few topics.

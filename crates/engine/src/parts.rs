@@ -4,6 +4,7 @@
 //! context window and its limits, and what follows a commit.
 
 use crate::chat_model::ChatModel;
+use crate::chat_options::{CHOSEN_MODEL_KEY, ChatDefaults, PERSONA_KEY, SAMPLING_KEY};
 use crate::conversation::{Conversation, MESSAGE_ID_KEY};
 use crate::memory::manager::MemoryManager;
 use crate::memory::segment::build_window;
@@ -30,6 +31,8 @@ pub struct AnswerBegin {
     pub text: String,
     /// Whether the client wants no reasoning, where the template has a way to leave it out.
     pub skip_reasoning: bool,
+    /// Whether readers are told the text as tokens of the answer. A client that has written it has it already.
+    pub is_announced: bool,
 }
 
 /// The parts of a session.
@@ -50,8 +53,19 @@ pub(crate) struct SessionParts {
     pub next_answer: AnswerBegin,
     /// A system prompt of this conversation that is stored with its first message.
     pub unsaved_system_prompt: Option<String>,
+    /// Values of sampling of this conversation, as JSON, that are stored with its first message.
+    pub unsaved_sampling: Option<String>,
+    /// Who talks in this conversation, as JSON, which is stored with its first message.
+    pub unsaved_persona: Option<String>,
+    /// The model of this conversation, which is stored with its first message.
+    pub unsaved_model: Option<String>,
+    /// What holds where the conversation has no options of its own.
+    pub defaults: ChatDefaults,
     /// The fastest prefill of this model in this conversation, in tokens per second.
     pub prefill_speed: Option<f64>,
+    /// A planted bug: a message is announced before it is stored.
+    #[cfg(feature = "testing")]
+    pub announces_before_commit: bool,
 }
 
 impl SessionParts {
@@ -77,6 +91,15 @@ impl SessionParts {
     pub fn stage_system_prompt(&mut self) {
         if let Some(system_prompt) = self.unsaved_system_prompt.take() {
             self.conversation.stage_system_prompt(system_prompt);
+        }
+        if let Some(sampling) = self.unsaved_sampling.take() {
+            self.conversation.stage_setting(SAMPLING_KEY, sampling);
+        }
+        if let Some(persona) = self.unsaved_persona.take() {
+            self.conversation.stage_setting(PERSONA_KEY, persona);
+        }
+        if let Some(model) = self.unsaved_model.take() {
+            self.conversation.stage_setting(CHOSEN_MODEL_KEY, model);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The rules of a conversation: budgets, sampling, search, memories, tools.
 
 use crate::chat_format::SpeakerNames;
+use crate::chat_options::Persona;
 use crate::memory::rules::MemoryRules;
 use crate::premise::PremiseMethod;
 use crate::tools::jq::JqRunner;
@@ -33,6 +34,8 @@ pub struct ConversationRules {
     /// Runs the model's tools; none: it has no tools.
     pub tools: Option<JqRunner>,
     pub system_prompt: String,
+    /// Who talks: it completes the system prompt.
+    pub persona: Persona,
     /// Whether the first user message of a day carries the date.
     pub show_dates: bool,
     pub speaker_names: SpeakerNames,

@@ -1,22 +1,28 @@
-//! Schedules requests to one model. The first request of every client comes before the second of any, so a client with ten
-//! requests does not hold up one with a single request.
+//! Schedules requests to the model. It is used by as many requests at once as the model can batch. The first request of every
+//! client comes before the second of any, so a client with ten requests does not hold up one with a single request.
+//!
+//! Three kinds of work share the model: *requests* of people and programs, *background* work (heartbeats of agents), which
+//! makes way when no permit is free for a request, and *idle* work (memories), which makes way for everything.
 
 use halo_core::model::{CancelHandle, StepFlow};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Grants the model to one request at a time.
-#[derive(Default)]
+/// Grants permits to use the model.
 pub struct ModelScheduler {
     queue: Mutex<WaitQueue>,
     queue_changed: Condvar,
-    /// Whether a request waits for the model while idle work uses it.
-    idle_preempted: AtomicBool,
     /// Places of requests that will wait for the model, but do something else first.
     reserved: Arc<AtomicUsize>,
+}
+
+impl Default for ModelScheduler {
+    fn default() -> Self {
+        Self::new(1)
+    }
 }
 
 /// The place of a request that will wait for the model. It counts as queued until it is dropped: a request in a
@@ -34,33 +40,64 @@ impl Drop for QueuePlace {
 /// Permits the use of the model until it is dropped.
 pub struct ModelPermit<'a> {
     scheduler: &'a ModelScheduler,
+    client: String,
+    since: Instant,
 }
 
-/// Permits the use of the model until a request comes: that preempts the idle work, and waits only for its current step.
+/// Permits the use of the model until somebody else needs it more: that preempts the work, and waits only for its current
+/// step.
 pub struct IdlePermit<'a> {
-    _permit: ModelPermit<'a>,
-    preempted: &'a AtomicBool,
+    scheduler: &'a ModelScheduler,
+    id: u64,
+    preempted: Arc<AtomicBool>,
 }
 
 impl IdlePermit<'_> {
-    /// Whether a request waits for the model, or a job for the conversation.
+    /// Whether the work is to make way.
     #[must_use]
     pub fn is_preempted(&self) -> bool {
         self.preempted.load(Ordering::SeqCst)
     }
 }
 
-#[derive(Default)]
+/// How easily work is preempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorkPriority {
+    /// By every request, and by a job of its conversation.
+    Idle,
+    /// By a request that finds no free permit.
+    Background,
+}
+
+/// Work that can be preempted.
+struct PreemptibleWork {
+    id: u64,
+    priority: WorkPriority,
+    cancel: Option<CancelHandle>,
+    preempted: Arc<AtomicBool>,
+}
+
+impl PreemptibleWork {
+    fn preempt(&self) {
+        self.preempted.store(true, Ordering::SeqCst);
+        self.cancel.iter().for_each(|cancel| cancel());
+    }
+}
+
 struct WaitQueue {
-    busy: bool,
+    /// The most permits at a time.
+    limit: usize,
+    /// The clients of the running requests.
+    running: Vec<String>,
+    preemptible: Vec<PreemptibleWork>,
     last_ticket: u64,
     /// Tickets and clients in the order of arrival.
     waiting: Vec<(u64, String)>,
     /// When each client was last served, counted in requests served.
     last_served: BTreeMap<String, u64>,
     served_count: u64,
-    /// Stops the idle work that uses the model.
-    idle_cancel: Option<Option<CancelHandle>>,
+    /// The time that a request uses the model, averaged over the latest ones.
+    mean_service: Option<Duration>,
 }
 
 /// How often a waiting request is asked whether it still waits.
@@ -69,11 +106,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The most clients in `last_served`.
 const MAX_REMEMBERED_CLIENTS: usize = 1024;
 
+/// The weight of the latest request in the mean time of service is one in so many.
+const SERVICE_WINDOW: u32 = 8;
+
 impl WaitQueue {
     /// The tickets in the order of service: the first of every client, then the second of every client, and among those the
-    /// client that was served least recently.
+    /// client that was served least recently. Running requests of a client count.
     fn service_order(&self) -> Vec<u64> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        self.running.iter().for_each(|client| *counts.entry(client).or_default() += 1);
         let mut order: Vec<(usize, u64, u64)> = Vec::with_capacity(self.waiting.len());
         for (ticket, client) in &self.waiting {
             let nth = counts.entry(client).or_default();
@@ -84,10 +125,14 @@ impl WaitQueue {
         order.into_iter().map(|(_, _, ticket)| ticket).collect()
     }
 
-    /// Requests that are served before this one, including the running one.
+    fn permits_in_use(&self) -> usize {
+        self.running.len() + self.preemptible.len()
+    }
+
+    /// Permits that have to be returned before this request is served.
     fn count_ahead(&self, ticket: u64) -> usize {
         let before = self.service_order().iter().position(|&t| t == ticket).unwrap_or(0);
-        before + usize::from(self.busy)
+        (before + self.permits_in_use() + 1).saturating_sub(self.limit)
     }
 
     fn remove(&mut self, ticket: u64) {
@@ -96,7 +141,7 @@ impl WaitQueue {
 
     fn grant(&mut self, ticket: u64, client: &str) {
         self.remove(ticket);
-        self.busy = true;
+        self.running.push(client.to_owned());
         self.served_count += 1;
         self.last_served.insert(client.to_owned(), self.served_count);
         if self.last_served.len() > MAX_REMEMBERED_CLIENTS {
@@ -104,11 +149,37 @@ impl WaitQueue {
             oldest.map(|client| self.last_served.remove(&client));
         }
     }
+
+    /// Preempts idle work, and as much background work as waiting requests need permits.
+    fn preempt_for_requests(&self) {
+        let idle = self.preemptible.iter().filter(|work| work.priority == WorkPriority::Idle);
+        idle.clone().for_each(PreemptibleWork::preempt);
+        let freed = idle.count();
+        let missing = (self.waiting.len() + self.permits_in_use()).saturating_sub(self.limit + freed);
+        let background = self.preemptible.iter().filter(|work| work.priority == WorkPriority::Background);
+        background.take(missing).for_each(PreemptibleWork::preempt);
+    }
 }
 
 impl ModelScheduler {
-    /// Waits for the model. While it waits, `callback` hears how many requests are ahead and can give up: then there is no
-    /// permit.
+    /// A scheduler for a model that generates so many answers at once.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        let queue = WaitQueue {
+            limit: limit.max(1),
+            running: Vec::new(),
+            preemptible: Vec::new(),
+            last_ticket: 0,
+            waiting: Vec::new(),
+            last_served: BTreeMap::new(),
+            served_count: 0,
+            mean_service: None,
+        };
+        Self { queue: Mutex::new(queue), queue_changed: Condvar::new(), reserved: Arc::default() }
+    }
+
+    /// Waits for the model. While it waits, `callback` hears how many permits have to be returned before and can give up: then
+    /// there is no permit.
     pub fn acquire(
         &self,
         client: &str,
@@ -118,12 +189,19 @@ impl ModelScheduler {
         queue.last_ticket += 1;
         let ticket = queue.last_ticket;
         queue.waiting.push((ticket, client.to_owned()));
-        self.preempt_idle_locked(&queue);
+        queue.preempt_for_requests();
         loop {
             let ahead = queue.count_ahead(ticket);
             if ahead == 0 {
                 queue.grant(ticket, client);
-                return Some(ModelPermit { scheduler: self });
+                drop(queue);
+                // Another permit may be free for the next request.
+                self.queue_changed.notify_all();
+                return Some(ModelPermit {
+                    scheduler: self,
+                    client: client.to_owned(),
+                    since: Instant::now(),
+                });
             }
             drop(queue);
             let flow = callback(ahead);
@@ -140,33 +218,68 @@ impl ModelScheduler {
         }
     }
 
-    /// Permits idle work if no request uses the model or waits for it. `cancel` stops that work when a request comes.
+    /// Permits idle work if nobody uses the model or waits for it. `cancel` stops that work when a request comes.
     pub fn try_acquire_idle(&self, cancel: Option<CancelHandle>) -> Option<IdlePermit<'_>> {
-        let mut queue = self.lock();
-        if queue.busy || !queue.waiting.is_empty() {
-            return None;
-        }
-        queue.busy = true;
-        queue.idle_cancel = Some(cancel);
-        self.idle_preempted.store(false, Ordering::SeqCst);
-        Some(IdlePermit { _permit: ModelPermit { scheduler: self }, preempted: &self.idle_preempted })
+        let queue = self.lock();
+        let is_free = queue.permits_in_use() == 0 && queue.waiting.is_empty();
+        is_free.then(|| self.grant_preemptible(queue, WorkPriority::Idle, cancel))
     }
 
+    /// Permits background work if a permit is free that no request waits for. `cancel` stops that work when a request needs
+    /// the permit. Idle work makes way.
+    pub fn try_acquire_background(&self, cancel: Option<CancelHandle>) -> Option<IdlePermit<'_>> {
+        let queue = self.lock();
+        let idle = queue.preemptible.iter().filter(|work| work.priority == WorkPriority::Idle);
+        idle.for_each(PreemptibleWork::preempt);
+        let is_free = queue.permits_in_use() < queue.limit && queue.waiting.is_empty();
+        is_free.then(|| self.grant_preemptible(queue, WorkPriority::Background, cancel))
+    }
+
+    fn grant_preemptible(
+        &self,
+        mut queue: MutexGuard<'_, WaitQueue>,
+        priority: WorkPriority,
+        cancel: Option<CancelHandle>,
+    ) -> IdlePermit<'_> {
+        queue.last_ticket += 1;
+        let (id, preempted) = (queue.last_ticket, Arc::<AtomicBool>::default());
+        queue.preemptible.push(PreemptibleWork { id, priority, cancel, preempted: Arc::clone(&preempted) });
+        IdlePermit { scheduler: self, id, preempted }
+    }
+
+    /// Preempts idle work, so that a job of its conversation can run.
     pub fn preempt_idle(&self) {
-        self.preempt_idle_locked(&self.lock());
-    }
-
-    fn preempt_idle_locked(&self, queue: &WaitQueue) {
-        if let Some(cancel) = &queue.idle_cancel {
-            self.idle_preempted.store(true, Ordering::SeqCst);
-            cancel.iter().for_each(|cancel| cancel());
-        }
+        let queue = self.lock();
+        let idle = queue.preemptible.iter().filter(|work| work.priority == WorkPriority::Idle);
+        idle.for_each(PreemptibleWork::preempt);
     }
 
     /// Requests that wait for the model, or will.
     #[must_use]
     pub fn queue_len(&self) -> usize {
         self.lock().waiting.len() + self.reserved.load(Ordering::SeqCst)
+    }
+
+    /// The permits that requests and other work use.
+    #[must_use]
+    pub fn permits_in_use(&self) -> usize {
+        self.lock().permits_in_use()
+    }
+
+    /// The most permits at a time.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.lock().limit
+    }
+
+    /// How long a new request is likely to wait. None until a request was served.
+    #[must_use]
+    pub fn expected_wait(&self) -> Option<Duration> {
+        let queue = self.lock();
+        let queued = queue.waiting.len() + self.reserved.load(Ordering::SeqCst);
+        let ahead = (queued + queue.running.len() + 1).saturating_sub(queue.limit);
+        let rounds = u32::try_from(ahead.div_ceil(queue.limit)).unwrap_or(u32::MAX);
+        queue.mean_service.map(|mean| mean.saturating_mul(rounds))
     }
 
     /// A place in the queue, if it is shorter than `max`; none if it is full.
@@ -184,7 +297,7 @@ impl ModelScheduler {
     /// Whether the model is in use.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.lock().busy
+        self.permits_in_use() > 0
     }
 
     fn lock(&self) -> MutexGuard<'_, WaitQueue> {
@@ -195,8 +308,20 @@ impl ModelScheduler {
 impl Drop for ModelPermit<'_> {
     fn drop(&mut self) {
         let mut queue = self.scheduler.lock();
-        (queue.busy, queue.idle_cancel) = (false, None);
+        if let Some(n) = queue.running.iter().position(|client| *client == self.client) {
+            queue.running.swap_remove(n);
+        }
+        let took = self.since.elapsed();
+        let mean = queue.mean_service.unwrap_or(took);
+        queue.mean_service = Some((mean * (SERVICE_WINDOW - 1) + took) / SERVICE_WINDOW);
         drop(queue);
+        self.scheduler.queue_changed.notify_all();
+    }
+}
+
+impl Drop for IdlePermit<'_> {
+    fn drop(&mut self) {
+        self.scheduler.lock().preemptible.retain(|work| work.id != self.id);
         self.scheduler.queue_changed.notify_all();
     }
 }
@@ -290,5 +415,49 @@ mod tests {
         drop(first);
         assert!(!scheduler.is_busy());
         assert!(scheduler.acquire("b", &mut |_| StepFlow::Stop).is_some(), "the queue is empty");
+    }
+
+    #[test]
+    fn scheduler_grants_as_many_permits_as_the_model_batches() {
+        let scheduler = ModelScheduler::new(3);
+        let mut wait = |_: usize| StepFlow::Stop;
+        let first = scheduler.acquire("a", &mut wait);
+        let others = [scheduler.acquire("a", &mut wait), scheduler.acquire("b", &mut wait)];
+        assert!(first.is_some() && others.iter().all(Option::is_some));
+        assert_eq!((scheduler.permits_in_use(), scheduler.limit()), (3, 3));
+        let mut ahead = None;
+        let refused = scheduler.acquire("c", &mut |n| {
+            ahead = Some(n);
+            StepFlow::Stop
+        });
+        assert!(refused.is_none() && ahead == Some(1), "{ahead:?}");
+        drop(first);
+        assert!(scheduler.acquire("c", &mut wait).is_some());
+        assert!(scheduler.expected_wait().is_some());
+    }
+
+    /// A client that uses two permits waits behind a client that uses none.
+    #[test]
+    fn scheduler_counts_running_requests_of_a_client() {
+        let mut queue = ModelScheduler::new(2).queue.into_inner();
+        queue.running = vec!["a".into(), "a".into()];
+        queue.waiting = vec![(1, "a".into()), (2, "b".into()), (3, "b".into())];
+        assert_eq!(queue.service_order(), [2, 3, 1]);
+        assert_eq!([1, 2, 3].map(|ticket| queue.count_ahead(ticket)), [3, 1, 2]);
+    }
+
+    #[test]
+    fn scheduler_preempts_background_work_only_when_no_permit_is_free() {
+        let scheduler = ModelScheduler::new(2);
+        let mut go_on = |_: usize| StepFlow::Stop;
+        let idle = scheduler.try_acquire_idle(None).expect("the model is free");
+        let first = scheduler.try_acquire_background(None).expect("a permit is free");
+        assert!(idle.is_preempted(), "background work preempts idle work");
+        assert!(scheduler.try_acquire_background(None).is_none(), "both permits are in use");
+        drop(idle);
+        assert!(scheduler.try_acquire_idle(None).is_none(), "the model is in use");
+        let request = scheduler.acquire("a", &mut go_on);
+        assert!(request.is_some() && !first.is_preempted(), "a permit was free");
+        assert!(scheduler.acquire("b", &mut go_on).is_none() && first.is_preempted());
     }
 }

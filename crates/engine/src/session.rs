@@ -2,7 +2,9 @@
 //! tests use. It composes the parts and delegates to them.
 
 use crate::align::SentMessage;
+use crate::answer_edit;
 use crate::branch::{self, BranchPoint};
+use crate::chat_options::{ChatOptions, PERSONA_KEY, SAMPLING_KEY};
 use crate::client_history;
 pub use crate::conversation::{
     FORGET_COUNT_KEY, MESSAGE_ID_KEY, SYSTEM_PROMPT_KEY, TEMPLATE_KEY, kv_cache_key,
@@ -17,6 +19,7 @@ use crate::memory::manager::MemoryStep;
 use crate::memory::range::MemoryRange;
 use crate::memory::record::Memory;
 use crate::memory::segment::{PlacedMemory, RenderedContext, render_segments};
+pub use crate::opening::SearchIndexing;
 use crate::opening::{OpenRequest, base_system_prompt, build_system_prompt, join_system_prompt, open_parts};
 pub use crate::parts::AnswerBegin;
 use crate::parts::SessionParts;
@@ -55,9 +58,9 @@ impl Session {
         rules: ConversationRules,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, Error> {
-        let access = Access::Write;
+        let (access, indexing) = (Access::Write, SearchIndexing::Build);
         let (parts, notices) =
-            open_parts(OpenRequest { store, model, embedder, name, rules, access, progress })?;
+            open_parts(OpenRequest { store, model, embedder, name, rules, access, indexing, progress })?;
         Ok(Self { parts, notices })
     }
 
@@ -69,10 +72,11 @@ impl Session {
         embedder: Option<Box<dyn Embedder + Send>>,
         name: &str,
         rules: ConversationRules,
+        indexing: SearchIndexing,
     ) -> Result<Self, Error> {
         let (access, progress): (_, &mut dyn FnMut(usize, usize)) = (Access::Read, &mut |_, _| {});
         let (parts, notices) =
-            open_parts(OpenRequest { store, model, embedder, name, rules, access, progress })?;
+            open_parts(OpenRequest { store, model, embedder, name, rules, access, indexing, progress })?;
         Ok(Self { parts, notices })
     }
 
@@ -137,6 +141,41 @@ impl Session {
         Ok(())
     }
 
+    /// Replaces the options of this conversation. Those of a new conversation are stored with its first message.
+    pub fn set_chat_options(&mut self, options: &ChatOptions) -> Result<(), Error> {
+        options.check()?;
+        let defaults = self.parts.defaults.clone();
+        self.set_system_prompt(options.system_prompt.as_deref().unwrap_or(&defaults.system_prompt))?;
+        options.persona.clone_into(&mut self.parts.rules.persona);
+        self.refresh_system_prompt()?;
+        let parts = &mut self.parts;
+        parts.rules.sampling = options.sampling.apply_to(&defaults.sampling);
+        let sampling = serde_json::to_string(&options.sampling).unwrap_or_default();
+        let sampling = (!options.sampling.is_empty()).then_some(sampling);
+        let persona = serde_json::to_string(&options.persona).unwrap_or_default();
+        let persona = (!options.persona.is_empty()).then_some(persona);
+        if parts.conversation.is_new() {
+            (parts.unsaved_sampling, parts.unsaved_persona) = (sampling, persona);
+        } else {
+            parts.conversation.put_setting(SAMPLING_KEY, sampling.as_deref())?;
+            parts.conversation.put_setting(PERSONA_KEY, persona.as_deref())?;
+        }
+        match options.system_prompt {
+            Some(_) => {}
+            None if parts.conversation.is_new() => parts.unsaved_system_prompt = None,
+            None => parts.conversation.put_setting(SYSTEM_PROMPT_KEY, None)?,
+        }
+        parts.publish();
+        Ok(())
+    }
+
+    /// The model that was chosen for this conversation. It is stored with the first message of a new one.
+    pub fn set_unsaved_model(&mut self, model: Option<String>) {
+        if self.parts.conversation.is_new() {
+            self.parts.unsaved_model = model;
+        }
+    }
+
     /// Sets the sampling of the next turns. Returns the one before.
     pub(crate) fn replace_sampling(&mut self, sampling: Sampling) -> Sampling {
         std::mem::replace(&mut self.parts.rules.sampling, sampling)
@@ -190,6 +229,12 @@ impl Session {
         self.parts.sync_kv_cache()
     }
 
+    /// Announces messages before they are stored, to see that tests notice.
+    #[cfg(feature = "testing")]
+    pub fn plant_announce_before_commit(&mut self) {
+        self.parts.announces_before_commit = true;
+    }
+
     /// Where the store, the KV cache or the search index disagree with the timeline. Between turns they never do.
     pub fn find_inconsistencies(&mut self) -> Result<Vec<String>, Error> {
         self.parts.find_inconsistencies()
@@ -224,6 +269,11 @@ impl Session {
         callback: &mut TurnCallback<'_>,
     ) -> Result<TurnSummary, Error> {
         self.run_turn(TurnInput::Regenerate(author), now, callback)
+    }
+
+    /// Replaces the answer to the last message by a text of the user; the answer becomes a variant.
+    pub fn replace_answer(&mut self, text: &str) -> Result<(), Error> {
+        answer_edit::replace_last_answer(&mut self.parts, text)
     }
 
     /// The user's last message and its answer become a variant. Returns the text of the message, to be edited.
@@ -292,8 +342,13 @@ impl Session {
         let last_shared_turn = through.map(TurnId).or(last);
         let last_shared_turn = last_shared_turn
             .ok_or_else(|| Error::conflict("branching", "the conversation has no messages yet"))?;
-        let (store, from, _) = self.parts.conversation.body_loader();
-        branch::create_branch(store, from, name, &BranchPoint { last_shared_turn, chosen_turns: Vec::new() })
+        let (store, from, timeline) = self.parts.conversation.body_loader();
+        let latest_first = variant::turns_with_text(timeline, last_shared_turn);
+        let groups = variant::group_variants(&variant::load_variants(store, from, timeline)?, &latest_first);
+        // The variants of the last exchange can be chosen in the branch too.
+        let variant_turns = groups.into_iter().flat_map(|group| group.turns).collect();
+        let at = BranchPoint { variant_turns, ..BranchPoint::after(last_shared_turn) };
+        branch::create_branch(store, from, name, &at)
     }
 
     /// Makes the last turns a variant: they are deleted, and can be chosen again.

@@ -44,8 +44,8 @@ pub struct ConversationState {
     pub max_brightness: Brightness,
     /// How pruning ranks chunks.
     pub rank: RankBy,
-    /// The search index; searching it blocks nobody.
-    pub index: SharedIndex,
+    /// The search index; searching it blocks nobody. None where the conversation was opened without one.
+    pub index: Option<SharedIndex>,
     pub search_options: SearchOptions,
     /// Whether answers are recorded to disk.
     pub recording: bool,

@@ -1,13 +1,14 @@
 //! One turn: a message in, an answer out. Chunks that matter to the message are resurrected once, before the answer; the
 //! dimmest chunks are pruned once, after it. Every event is announced after what it tells of is stored.
 
+use crate::answer_edit::{last_answers, take_answer_to_continue};
 use crate::answer_stream::pruned_events;
 use crate::chat_format::{self, MessageTime};
 use crate::client_history::{is_pruned_for_good, store_message_keys};
 use crate::conversation::RUNNING_TURN_KEY;
 use crate::event::{ChangeAction, Event, TurnStage, TurnSummary};
 use crate::generation::{AnswerGenerator, GeneratedAnswer};
-use crate::parts::SessionParts;
+use crate::parts::{AnswerBegin, SessionParts};
 use crate::reasoning::prune_reasoning;
 use crate::rules::ResurrectBrightness;
 pub use crate::turn_progress::TurnCallback;
@@ -16,7 +17,7 @@ use crate::turn_record::TurnRecord;
 use crate::variant::move_to_variant;
 use halo_core::Error;
 use halo_core::budget::TurnBudget;
-use halo_core::change::{Change, DeleteReason};
+use halo_core::change::{AttentionTally, Change, DeleteReason};
 use halo_core::model::{FinishReason, ModelToken, StepFlow};
 use halo_core::prune::PrunePlan;
 use halo_core::resurrect::{Hit, ResurrectedBrightness, plan_resurrection};
@@ -36,6 +37,8 @@ pub enum TurnInput {
     AnswerLast,
     /// The last message again: its answer becomes a variant.
     Regenerate(EditAuthor),
+    /// The last answer goes on: its continuation begins with its text, and it becomes a variant.
+    ContinueLast,
     /// Another message instead of the last one, which becomes a variant together with its answer.
     EditLast(String, EditAuthor),
 }
@@ -94,7 +97,9 @@ impl<'a> TurnRunner<'a> {
             // before it is answered. Its vector follows with its answer, which it is embedded with.
             turn.parts.sync_index()
         })?;
+        let tallies = self.resurrected_tallies();
         let answer = self.generator().generate_answer()?;
+        self.progress.resurrected_attention = self.attention_since(&tallies);
         if let Some((tokens, duration)) = answer.prefill {
             self.parts.record_prefill(tokens, duration)?;
         }
@@ -131,6 +136,12 @@ impl<'a> TurnRunner<'a> {
                 self.retract_last_answer(author)?;
                 return self.find_last_message();
             }
+            TurnInput::ContinueLast => {
+                let text = take_answer_to_continue(self.parts)?;
+                self.progress.announce(REPLACED);
+                self.parts.next_answer = AnswerBegin { text, skip_reasoning: false, is_announced: true };
+                return self.find_last_message();
+            }
             TurnInput::AnswerLast => return self.find_last_message(),
         };
         check_not_empty(&text)?;
@@ -158,21 +169,18 @@ impl<'a> TurnRunner<'a> {
         let append = chat_format::plan_append(parts.timeline(), role, tokens, &parts.rules.context);
         let (turn, tokens) = (append.turn, append.tokens.len());
         parts.stage_message_records();
+        #[cfg(feature = "testing")]
+        if parts.announces_before_commit {
+            self.progress.announce(Event::MessageStored { turn, role, tokens });
+            return parts.commit(&Change::Append(append), Durability::Immediate).map(drop);
+        }
         parts.commit(&Change::Append(append), Durability::Immediate)?;
         self.progress.announce(Event::MessageStored { turn, role, tokens });
         Ok(())
     }
 
     fn retract_last_answer(&mut self, author: EditAuthor) -> Result<(), Error> {
-        // Checked first: an answer to nothing, such as a greeting, must not be deleted.
-        let answered =
-            self.parts.conversation.turns_latest_first().find(|(_, role)| *role != Role::Assistant);
-        if !matches!(answered, Some((_, Role::User | Role::Tool))) {
-            return Err(Error::conflict("regenerating the answer", "there is no message to answer"));
-        }
-        let turns = self.parts.conversation.turns_latest_first();
-        let answers: Vec<TurnId> =
-            turns.take_while(|(_, role)| *role == Role::Assistant).map(|(turn, _)| turn).collect();
+        let answers = last_answers(self.parts, "regenerating the answer")?;
         if !answers.is_empty() {
             let reason = match author {
                 EditAuthor::User => DeleteReason::UserRegenerated,
@@ -213,6 +221,26 @@ impl<'a> TurnRunner<'a> {
             return Err(Error::context_length_exceeded("editing the last message", message));
         }
         Ok(())
+    }
+
+    /// What the resurrected chunks have received so far.
+    fn resurrected_tallies(&self) -> Vec<AttentionTally> {
+        let timeline = self.parts.timeline();
+        let tally = |id: &ChunkId| timeline.chunk(*id).map(|chunk| chunk.tally()).unwrap_or_default();
+        self.progress.resurrected.iter().map(tally).collect()
+    }
+
+    /// What they have received since, per token and step, in ‰.
+    fn attention_since(&self, before: &[AttentionTally]) -> Vec<Option<f64>> {
+        let received = |(now, before): (AttentionTally, &AttentionTally)| {
+            let since = AttentionTally {
+                votes: 0,
+                mass: now.mass.saturating_sub(before.mass),
+                exposures: now.exposures.saturating_sub(before.exposures),
+            };
+            since.share().map(|share| share * 1e3)
+        };
+        self.resurrected_tallies().into_iter().zip(before).map(received).collect()
     }
 
     /// Prunes early where a message of that many tokens and its answer do not fit: to the budget that holds at the end of a
@@ -380,7 +408,9 @@ impl<'a> TurnRunner<'a> {
             tokens,
             resurrected: self.progress.resurrected.len(),
             resurrected_chunks: std::mem::take(&mut self.progress.resurrected),
+            resurrected_attention: std::mem::take(&mut self.progress.resurrected_attention),
             pruned: self.progress.pruned,
+            cooled_messages: self.progress.cooled_messages,
             live_tokens: self.parts.live_tokens(),
             token_limit: self.parts.token_limit(),
             stages: std::mem::take(&mut self.progress.stages),
@@ -435,12 +465,18 @@ pub(crate) fn retract_last_message(parts: &mut SessionParts, author: EditAuthor)
 }
 
 /// The hits of a search for chunks to resurrect, without reasoning and without those that a client no longer sends. Then
-/// the best hits that are pruned and stay so, because their score is below the floor.
+/// the best hits that are pruned and stay so, because their relevance is below the floor.
 fn find_hits(parts: &mut SessionParts, query: &str, today: Date) -> Result<(Vec<Hit>, Vec<Hit>), Error> {
     let options = parts.rules.recall;
     let found = parts.recall.search(query, Some(today), options)?;
-    let (mut hits, rest): (Vec<Hit>, Vec<Hit>) =
-        found.iter().map(|found| found.hit).partition(|hit| options.is_relevant(hit.score));
+    let hits_where = |is_relevant: bool| -> Vec<Hit> {
+        found
+            .iter()
+            .filter(|found| options.is_relevant(found) == is_relevant)
+            .map(|found| found.hit)
+            .collect()
+    };
+    let (mut hits, rest) = (hits_where(true), hits_where(false));
     let is_pruned = |hit: &Hit| parts.timeline().chunk(hit.chunk).is_some_and(|chunk| chunk.pruned_len() > 0);
     let below_floor = rest.into_iter().filter(|hit| hit.score > 0.0 && is_pruned(hit));
     let below_floor: Vec<Hit> = below_floor.take(MAX_BELOW_FLOOR).collect();

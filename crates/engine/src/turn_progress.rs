@@ -16,7 +16,11 @@ pub(crate) struct TurnProgress<'a> {
     pub callback: &'a mut TurnCallback<'a>,
     pub stages: Vec<(TurnStage, Duration)>,
     pub resurrected: Vec<ChunkId>,
+    /// For each of them, the mean attention per token that it received from the answer, in ‰; none if none was measured.
+    pub resurrected_attention: Vec<Option<f64>>,
     pub pruned: usize,
+    /// Earlier answers that were shortened in the prompts of this turn.
+    pub cooled_messages: usize,
     pub traces: Vec<(u64, AttentionStats)>,
     /// The best hits that were not resurrected, because they are below the relevance floor.
     pub below_floor: Vec<Hit>,
@@ -30,7 +34,9 @@ impl<'a> TurnProgress<'a> {
             callback,
             stages: Vec::new(),
             resurrected: Vec::new(),
+            resurrected_attention: Vec::new(),
             pruned: 0,
+            cooled_messages: 0,
             traces: Vec::new(),
             below_floor: Vec::new(),
             false_premise: None,

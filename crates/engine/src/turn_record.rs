@@ -35,8 +35,14 @@ pub struct TurnFigures {
     /// The resurrected chunks; empty in records of earlier versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resurrected_chunks: Vec<String>,
+    /// For each of them, the mean attention per token that it received from the answer, in ‰.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resurrected_attention: Vec<Option<f64>>,
     #[serde(rename = "left")]
     pub pruned: usize,
+    /// Earlier answers that were shortened in the prompt of a model behind an API.
+    #[serde(rename = "cooled", default, skip_serializing_if = "is_zero")]
+    pub cooled_messages: usize,
     /// Tokens in the context window after the turn.
     #[serde(rename = "live")]
     pub live_tokens: usize,
@@ -48,9 +54,13 @@ pub struct TurnFigures {
     /// Statistics of the attention at some steps of the answer.
     #[serde(default)]
     pub attention: Vec<AttentionSample>,
-    /// The best hits of the search that stayed pruned, because their score is below the relevance floor.
+    /// The best hits of the search that stayed pruned, because their relevance is below the relevance floor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub below_floor: Vec<SkippedHit>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Milliseconds by stage. Names of stages that this version does not know are ignored.
@@ -91,7 +101,9 @@ impl TurnRecord {
                 tokens: summary.tokens,
                 resurrected: summary.resurrected,
                 resurrected_chunks: summary.resurrected_chunks.iter().map(ToString::to_string).collect(),
+                resurrected_attention: summary.resurrected_attention.clone(),
                 pruned: summary.pruned,
+                cooled_messages: summary.cooled_messages,
                 live_tokens: summary.live_tokens,
                 token_limit: Some(summary.token_limit),
                 stages: StageTimes(summary.stages.iter().map(|(stage, time)| (*stage, ms(*time))).collect()),

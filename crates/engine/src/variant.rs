@@ -110,48 +110,69 @@ pub(crate) fn choose_variant(
     Ok(())
 }
 
-/// The variants of the last exchange and the current one, in the order in which they were generated. Empty where there is
-/// nothing to choose from.
+/// The turns of an answer or exchange that others have replaced, or that have replaced others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VariantGroup {
+    pub turns: Vec<TurnId>,
+    /// Whether they are the ones in the conversation now.
+    pub is_current: bool,
+}
+
+/// The variants of the exchange that ends a list of turns, the latest first, and the current one, in the order in which they
+/// were generated. Empty where there is nothing to choose from.
+#[must_use]
+pub fn group_variants(all: &[TurnVariant], latest_first: &[(TurnId, Role)]) -> Vec<VariantGroup> {
+    let tail = &latest_first[..latest_first.len().min(MAX_EXCHANGE_TURNS)];
+    // Variants of the answer alone, or else of the whole exchange.
+    let answers = tail.iter().take_while(|(_, role)| *role != Role::User).count();
+    let exchange = (answers + 1).min(tail.len());
+    for current_len in [answers, exchange] {
+        let after = latest_first.get(current_len).map(|(turn, _)| *turn);
+        let others = all.iter().filter(|variant| variant.after == after);
+        let mut groups: Vec<VariantGroup> =
+            others.map(|other| VariantGroup { turns: other.turns.clone(), is_current: false }).collect();
+        if groups.is_empty() {
+            continue;
+        }
+        let mut turns: Vec<TurnId> = tail[..current_len].iter().map(|(turn, _)| *turn).collect();
+        turns.sort_unstable();
+        groups.extend((!turns.is_empty()).then_some(VariantGroup { turns, is_current: true }));
+        groups.sort();
+        return groups;
+    }
+    Vec::new()
+}
+
+/// The turns that have text, from this one on, the latest first: enough for [`group_variants`].
+pub(crate) fn turns_with_text(timeline: &Timeline, from: TurnId) -> Vec<(TurnId, Role)> {
+    let has_text = |turn: TurnId| timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
+    (timeline.turns().iter().rev())
+        .filter(|turn| turn.id <= from && has_text(turn.id))
+        .map(|turn| (turn.id, turn.role))
+        .take(MAX_EXCHANGE_TURNS + 1)
+        .collect()
+}
+
+/// The variants of the last exchange and the current one, with their texts.
 pub fn load_variant_choices(
     store: &mut dyn Store,
     conversation: &str,
     timeline: &mut Timeline,
 ) -> Result<Vec<VariantChoice>, Error> {
     let all = load_variants(store, conversation, timeline)?;
-    let has_text = |turn: TurnId| timeline.turn_chunks(turn).any(|chunk| !chunk.is_deleted());
-    let tail: Vec<(TurnId, Role)> = (timeline.turns().iter().rev())
-        .filter(|turn| has_text(turn.id))
-        .map(|turn| (turn.id, turn.role))
-        .take(MAX_EXCHANGE_TURNS)
-        .collect();
-    // Variants of the answer alone, or else of the whole exchange.
-    let answers = tail.iter().take_while(|(_, role)| *role != Role::User).count();
-    let exchange = (answers + 1).min(tail.len());
-    for current_len in [answers, exchange] {
-        let after = tail.get(current_len).map(|(turn, _)| *turn);
-        let others = all.iter().filter(|variant| variant.after == after).map(|v| (v.turns.clone(), false));
-        let mut groups: Vec<(Vec<TurnId>, bool)> = others.collect();
-        if groups.is_empty() {
-            continue;
+    let latest_first = turns_with_text(timeline, TurnId(u32::MAX));
+    let mut choices = Vec::new();
+    for VariantGroup { turns, is_current } in group_variants(&all, &latest_first) {
+        let mut messages = Vec::with_capacity(turns.len());
+        for &turn in &turns {
+            let role = timeline.turns().iter().find(|t| t.id == turn).map(|t| t.role);
+            let text = turn_text(store, conversation, timeline, turn)?;
+            messages.push((role.unwrap_or(Role::Assistant), text));
         }
-        let mut current: Vec<TurnId> = tail[..current_len].iter().map(|(turn, _)| *turn).collect();
-        current.sort_unstable();
-        groups.extend((!current.is_empty()).then_some((current, true)));
-        groups.sort();
-        let mut choices = Vec::with_capacity(groups.len());
-        for (turns, is_current) in groups {
-            let mut messages = Vec::with_capacity(turns.len());
-            for &turn in &turns {
-                let role = timeline.turns().iter().find(|t| t.id == turn).map(|t| t.role);
-                messages
-                    .push((role.unwrap_or(Role::Assistant), turn_text(store, conversation, timeline, turn)?));
-            }
-            choices.push(VariantChoice { turns, messages, is_current });
-        }
-        return Ok(choices);
+        choices.push(VariantChoice { turns, messages, is_current });
     }
-    Ok(Vec::new())
+    Ok(choices)
 }
 
 /// The most turns of an exchange: a message and its answers.
-const MAX_EXCHANGE_TURNS: usize = 16;
+pub const MAX_EXCHANGE_TURNS: usize = 16;

@@ -8,8 +8,9 @@
 
 use crate::ffi::node::GraphNode;
 use halo_core::attention::LayerReduction;
+use std::ops::Range;
 
-/// The tokens of a batch whose attention rows are recorded.
+/// The tokens of a part of a batch whose attention rows are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapRows {
     None,
@@ -17,7 +18,7 @@ pub enum TapRows {
     All,
 }
 
-/// What the tap records of the next batch.
+/// What the tap records of one part of the next batch. A part is a range of tokens, all of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapConfig {
     pub rows: TapRows,
@@ -29,7 +30,7 @@ pub struct TapConfig {
     pub full: bool,
     /// Record the cells that the tokens of the batch are written to.
     pub cells: bool,
-    /// Record the cells that the mask lets the last token attend to.
+    /// Record the cells that the mask lets the last token of the part attend to.
     pub visible_cells: bool,
 }
 
@@ -72,73 +73,98 @@ pub struct LayerHeads {
 #[derive(Debug)]
 pub struct AttentionTap {
     layers: usize,
-    config: TapConfig,
-    rows: Vec<ReducedAttention>,
-    heads: Vec<LayerHeads>,
+    parts: Vec<TapPart>,
     cells: Vec<i64>,
-    visible: Vec<u32>,
-    layers_reduced: usize,
     head_sum: Vec<f32>,
     head_max: Vec<f32>,
     scratch: Vec<f32>,
-    /// The layers that attend to a sliding window of the last tokens only. Their rows say nothing about distant text, so
-    /// they are no part of the reduced row.
-    sliding: Vec<bool>,
-    /// While masks are probed: the number of cells that each layer lets the last token attend to.
+    /// The layers that attend to all tokens. Others attend to a sliding window of the last tokens only, so that their rows
+    /// say nothing about distant text, or have no attention at all. They are no part of the reduced row.
+    global: Vec<bool>,
+    /// While layers are probed: the number of cells that each layer lets the last token attend to.
     mask_probe: Option<Vec<usize>>,
+    /// Whether a layer rotates keys by their positions (RoPE); false until layers are probed.
+    rotates_keys: bool,
+}
+
+/// What is recorded of one part of a batch.
+#[derive(Debug)]
+struct TapPart {
+    /// Where the part is in the batch. The end may be beyond that of the batch.
+    tokens: Range<usize>,
+    config: TapConfig,
+    rows: Vec<ReducedAttention>,
+    heads: Vec<LayerHeads>,
+    visible: Vec<u32>,
+    layers_reduced: usize,
+}
+
+impl TapPart {
+    fn new(tokens: Range<usize>, config: TapConfig) -> Self {
+        Self { tokens, config, rows: Vec::new(), heads: Vec::new(), visible: Vec::new(), layers_reduced: 0 }
+    }
+
+    /// The tokens of the part in a batch of `len` tokens.
+    fn tokens_in(&self, len: usize) -> Range<usize> {
+        self.tokens.start.min(len)..self.tokens.end.min(len)
+    }
 }
 
 impl AttentionTap {
     pub(crate) fn new(layers: usize) -> Self {
         Self {
             layers,
-            config: TapConfig::off(),
-            rows: Vec::new(),
-            heads: Vec::new(),
+            parts: Vec::new(),
             cells: Vec::new(),
-            visible: Vec::new(),
-            layers_reduced: 0,
             head_sum: Vec::new(),
             head_max: Vec::new(),
             scratch: Vec::new(),
-            sliding: vec![false; layers],
+            global: vec![true; layers],
             mask_probe: None,
+            rotates_keys: false,
         }
     }
 
-    /// Counts the cells that each layer lets the last token of the next batch attend to.
-    pub(crate) fn begin_mask_probe(&mut self) {
+    /// Counts the cells that each layer lets the last token of the next batch attend to, and finds out whether keys are
+    /// rotated.
+    pub(crate) fn begin_layer_probe(&mut self) {
         self.configure(TapConfig::off());
         self.mask_probe = Some(vec![0; self.layers]);
     }
 
-    /// The layers that saw fewer cells than others have a sliding window.
-    pub(crate) fn end_mask_probe(&mut self) {
+    /// The layers that saw fewer cells than others have a sliding window; those that saw none have no attention.
+    pub(crate) fn end_layer_probe(&mut self) {
         let counts = self.mask_probe.take().unwrap_or_default();
         let most = counts.iter().copied().max().unwrap_or(0);
-        self.sliding = counts.iter().map(|&count| count > 0 && count < most).collect();
+        self.global = counts.iter().map(|&count| count == most).collect();
     }
 
-    /// Whether a layer attends to a sliding window of the last tokens only.
+    pub(crate) fn rotates_keys(&self) -> bool {
+        self.rotates_keys
+    }
+
+    /// Whether a layer attends to all tokens.
     #[must_use]
-    pub fn is_sliding(&self, layer: usize) -> bool {
-        self.sliding.get(layer) == Some(&true)
+    pub fn is_global(&self, layer: usize) -> bool {
+        self.global.get(layer) == Some(&true)
     }
 
-    /// Drops what was recorded, and sets what is recorded of the next batch.
+    /// Drops what was recorded, and sets what is recorded of the next batch, which is one part.
     pub fn configure(&mut self, config: TapConfig) {
-        self.config = config;
-        self.rows.clear();
-        self.heads.clear();
-        self.cells.clear();
-        self.visible.clear();
-        self.layers_reduced = 0;
+        self.configure_parts([(0..usize::MAX, config)]);
     }
 
-    /// The cells that the last token of the batch could attend to, including its own, in ascending order.
+    /// Drops what was recorded, and sets what is recorded of each part of the next batch.
+    pub fn configure_parts(&mut self, parts: impl IntoIterator<Item = (Range<usize>, TapConfig)>) {
+        self.parts.clear();
+        self.parts.extend(parts.into_iter().map(|(tokens, config)| TapPart::new(tokens, config)));
+        self.cells.clear();
+    }
+
+    /// The cells that the last token of a part could attend to, including its own, in ascending order.
     #[must_use]
-    pub fn visible_cells(&self) -> &[u32] {
-        &self.visible
+    pub fn visible_cells(&self, part: usize) -> &[u32] {
+        self.parts.get(part).map_or(&[], |part| &part.visible)
     }
 
     /// The cells that the tokens of the batch were written to, in batch order.
@@ -147,15 +173,16 @@ impl AttentionTap {
         &self.cells
     }
 
-    /// The recorded rows, in batch order. Empty for an architecture whose graph has no softmax nodes.
+    /// The recorded rows of a part, in batch order. Empty for an architecture whose graph has no softmax nodes.
     #[must_use]
-    pub fn take_rows(&mut self) -> Vec<ReducedAttention> {
-        let layer_count = std::mem::take(&mut self.layers_reduced);
-        let mut rows = std::mem::take(&mut self.rows);
+    pub fn take_rows(&mut self, part: usize) -> Vec<ReducedAttention> {
+        let Some(part) = self.parts.get_mut(part) else { return Vec::new() };
+        let layer_count = std::mem::take(&mut part.layers_reduced);
+        let mut rows = std::mem::take(&mut part.rows);
         if layer_count == 0 {
             return Vec::new();
         }
-        if !matches!(self.config.layers, LayerReduction::Max) {
+        if !matches!(part.config.layers, LayerReduction::Max) {
             let share = 1.0 / layer_count as f32;
             for row in &mut rows {
                 row.mean.iter_mut().chain(&mut row.max).for_each(|a| *a *= share);
@@ -164,28 +191,33 @@ impl AttentionTap {
         rows
     }
 
-    /// The recorded heads of every layer; see [`TapConfig::full`].
+    /// The recorded heads of every layer for a part; see [`TapConfig::full`].
     #[must_use]
-    pub fn take_heads(&mut self) -> Vec<LayerHeads> {
-        std::mem::take(&mut self.heads)
+    pub fn take_heads(&mut self, part: usize) -> Vec<LayerHeads> {
+        self.parts.get_mut(part).map(|part| std::mem::take(&mut part.heads)).unwrap_or_default()
     }
 
     fn wants_layer(&self, layer: usize) -> bool {
-        self.config.rows != TapRows::None && (self.config.full || self.reduces_layer(layer))
+        self.parts.iter().any(|part| self.part_wants_layer(part, layer))
+    }
+
+    fn part_wants_layer(&self, part: &TapPart, layer: usize) -> bool {
+        part.config.rows != TapRows::None && (part.config.full || self.reduces_layer(&part.config, layer))
     }
 
     /// Whether a layer is part of the reduced row.
-    fn reduces_layer(&self, layer: usize) -> bool {
-        match &self.config.layers {
-            LayerReduction::Mean | LayerReduction::Max => !self.is_sliding(layer),
+    fn reduces_layer(&self, config: &TapConfig, layer: usize) -> bool {
+        match &config.layers {
+            LayerReduction::Mean | LayerReduction::Max => self.is_global(layer),
             LayerReduction::Last => {
-                Some(layer) == (0..self.layers).rev().find(|&layer| !self.is_sliding(layer))
+                Some(layer) == (0..self.layers).rev().find(|&layer| self.is_global(layer))
             }
             LayerReduction::Selected(these) => these.contains(&layer),
         }
     }
 
-    pub(crate) fn wants_node(&self, node: &GraphNode<'_>) -> bool {
+    pub(crate) fn wants_node(&mut self, node: &GraphNode<'_>) -> bool {
+        self.rotates_keys |= self.mask_probe.is_some() && node.is_rope();
         match node_kind(node) {
             GraphNodeKind::Softmax(layer) => {
                 self.wants_layer(layer) || self.wants_mask(layer) || self.mask_probe.is_some()
@@ -197,28 +229,34 @@ impl AttentionTap {
 
     /// The mask is the same in every global layer, so one is enough.
     fn wants_mask(&self, layer: usize) -> bool {
-        self.config.visible_cells && self.visible.is_empty() && !self.is_sliding(layer)
+        let is_missing = |part: &TapPart| part.config.visible_cells && part.visible.is_empty();
+        self.is_global(layer) && self.parts.iter().any(is_missing)
     }
 
     /// The cells of a token are the same in every global layer, so one is enough.
     fn wants_cells(&self, layer: usize) -> bool {
-        self.config.cells && self.cells.is_empty() && !self.is_sliding(layer)
+        self.cells.is_empty() && self.is_global(layer) && self.parts.iter().any(|part| part.config.cells)
     }
 
     pub(crate) fn observe(&mut self, node: &GraphNode<'_>) {
         match node_kind(node) {
             GraphNodeKind::Softmax(layer) => {
+                let [_, tokens, _, _] = node.dims();
                 if self.wants_mask(layer) {
-                    self.visible = self.visible_in(node);
+                    self.observe_mask(node, tokens);
                 }
                 if self.mask_probe.is_some() {
-                    let count = self.visible_in(node).len();
+                    let count = self.visible_in(node, tokens.wrapping_sub(1)).len();
                     let counts = self.mask_probe.as_mut().and_then(|counts| counts.get_mut(layer));
                     counts.into_iter().for_each(|known| *known = count);
                 }
-                if self.wants_layer(layer) {
-                    self.observe_softmax(layer, node);
+                let mut parts = std::mem::take(&mut self.parts);
+                for part in &mut parts {
+                    if self.part_wants_layer(part, layer) {
+                        self.observe_softmax(part, layer, node);
+                    }
                 }
+                self.parts = parts;
             }
             GraphNodeKind::KeyWrite(layer) => {
                 if self.wants_cells(layer)
@@ -232,57 +270,70 @@ impl AttentionTap {
         }
     }
 
-    /// The cells that the last token can attend to. The mask adds a finite number to the score of such a cell (0, or the
-    /// bias of ALiBi), and minus infinity to all others.
-    fn visible_in(&mut self, softmax: &GraphNode<'_>) -> Vec<u32> {
-        let [_, tokens, _, _] = softmax.dims();
+    fn observe_mask(&mut self, softmax: &GraphNode<'_>, tokens: usize) {
+        for n in 0..self.parts.len() {
+            let part = &self.parts[n];
+            if part.config.visible_cells && part.visible.is_empty() {
+                let last = part.tokens_in(tokens).end.wrapping_sub(1);
+                self.parts[n].visible = self.visible_in(softmax, last);
+            }
+        }
+    }
+
+    /// The cells that a token can attend to. The mask adds a finite number to the score of such a cell (0, or the bias of
+    /// ALiBi), and minus infinity to all others.
+    fn visible_in(&mut self, softmax: &GraphNode<'_>, token: usize) -> Vec<u32> {
         let Some(mask) = softmax.source(1) else { return Vec::new() };
-        let row = mask.f32_row(tokens.wrapping_sub(1), 0, &mut self.scratch).unwrap_or_default();
+        let row = mask.f32_row(token, 0, &mut self.scratch).unwrap_or_default();
         let visible = row.iter().enumerate().filter(|(_, bias)| **bias > f32::NEG_INFINITY);
         visible.map(|(cell, _)| cell as u32).collect()
     }
 
-    fn observe_softmax(&mut self, layer: usize, node: &GraphNode<'_>) {
+    fn observe_softmax(&mut self, part: &mut TapPart, layer: usize, node: &GraphNode<'_>) {
         let [cells, tokens, heads, streams] = node.dims();
-        if streams != 1 || tokens == 0 || heads == 0 || cells == 0 {
+        let tokens = part.tokens_in(tokens);
+        if streams != 1 || tokens.is_empty() || heads == 0 || cells == 0 {
             return;
         }
-        let recorded = if self.config.rows == TapRows::All { 0..tokens } else { tokens - 1..tokens };
-        let (reduced, first) = (self.reduces_layer(layer), recorded.start);
-        if reduced && self.rows.len() != recorded.len() {
-            self.rows = vec![ReducedAttention::default(); recorded.len()];
+        let recorded = if part.config.rows == TapRows::All { tokens } else { tokens.end - 1..tokens.end };
+        let (reduced, first) = (self.reduces_layer(&part.config, layer), recorded.start);
+        if reduced && part.rows.len() != recorded.len() {
+            part.rows = vec![ReducedAttention::default(); recorded.len()];
         }
         for token in recorded {
             self.head_sum.clear();
             self.head_sum.resize(cells, 0.0);
             self.head_max.clear();
-            self.head_max.resize(if self.config.max { cells } else { 0 }, 0.0);
+            self.head_max.resize(if part.config.max { cells } else { 0 }, 0.0);
             let mut all_heads = Vec::new();
             for head in 0..heads {
                 let Some(row) = node.f32_row(token, head, &mut self.scratch) else { return };
-                if self.config.full {
+                if part.config.full {
                     all_heads.extend_from_slice(row);
                 }
                 self.head_sum.iter_mut().zip(row).for_each(|(sum, a)| *sum += a);
                 max_into(&mut self.head_max, row);
             }
             if reduced {
-                self.add_layer(token - first, heads);
+                self.add_layer(
+                    &mut part.rows[token - first],
+                    part.config.layers == LayerReduction::Max,
+                    heads,
+                );
             }
-            if self.config.full {
-                self.heads.push(LayerHeads { layer, token, cells, values: all_heads });
+            if part.config.full {
+                part.heads.push(LayerHeads { layer, token, cells, values: all_heads });
             }
         }
-        self.layers_reduced += usize::from(reduced);
+        part.layers_reduced += usize::from(reduced);
     }
 
-    /// Adds the heads of one layer, summed in `head_sum` and `head_max`, to the `n`-th row.
-    fn add_layer(&mut self, n: usize, heads: usize) {
+    /// Adds the heads of one layer, summed in `head_sum` and `head_max`, to a row.
+    fn add_layer(&self, row: &mut ReducedAttention, max_of_layers: bool, heads: usize) {
         let share = 1.0 / heads as f32;
-        let row = &mut self.rows[n];
         row.mean.resize(self.head_sum.len(), 0.0);
         row.max.resize(self.head_max.len(), 0.0);
-        if self.config.layers == LayerReduction::Max {
+        if max_of_layers {
             row.mean.iter_mut().zip(&self.head_sum).for_each(|(max, a)| *max = max.max(a * share));
             max_into(&mut row.max, &self.head_max);
         } else {

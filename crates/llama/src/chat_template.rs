@@ -7,7 +7,7 @@
 //! The template is untrusted code: its size, its nesting and its steps are limited. Its memory is not: the worker of
 //! `template_runner` limits that.
 
-use crate::tool_template::infer_tools;
+use crate::tool_template::{infer_tools, prompt_after_result};
 use halo_core::model::{ChatTemplate, MessageWrap};
 use halo_core::tool_call::{ReasoningFormat, ToolFormat, indent_json, space_json};
 use minijinja::syntax::SyntaxConfig;
@@ -84,6 +84,10 @@ fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatT
     let generation_prompt = between(Some(next_user), None)?;
     let assistant_prefix =
         generation_prompt.strip_prefix(user_suffix.as_str()).map_or(assistant_prefix, str::to_owned);
+    let (user_suffix, assistant_prefix) = match user_suffix.as_str() {
+        "" => split_before_answer(&renderer, &user_prefix, assistant_prefix),
+        _ => (user_suffix, assistant_prefix),
+    };
     let without_reasoning = || {
         let messages = if with_system.is_some() { chat_with_system.as_slice() } else { &chat };
         let text = render(messages, Some(false)).ok()?;
@@ -94,9 +98,12 @@ fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatT
     let system = match &with_system {
         Some(_) => {
             let gap = between(Some(system), Some(user))?;
-            let (suffix, _) = split_after_end_token(&gap, end_tokens);
-            let suffix = gap.strip_suffix(user_prefix.as_str()).map_or(suffix, str::to_owned);
-            MessageWrap { prefix: head, suffix }
+            match gap.strip_suffix(user_prefix.as_str()) {
+                Some(suffix) => MessageWrap { prefix: head, suffix: suffix.to_owned() },
+                // The template writes the system prompt into the first message of the user, which may be pruned: it gets a
+                // message of its own.
+                None => MessageWrap { prefix: user_prefix.clone(), suffix: user_suffix.clone() },
+            }
         }
         // The template has no system role: the system prompt is written as a user message.
         None => MessageWrap { prefix: user_prefix.clone(), suffix: user_suffix.clone() },
@@ -114,6 +121,21 @@ fn infer_checked(source: &str, bos: &str, end_tokens: &[String]) -> Result<ChatT
     Ok(ChatTemplate { tools, ..template })
 }
 
+/// Splits the text between a message of the user and its answer where it has no end token. After the result of a function the
+/// template writes only what begins an answer, so the rest closes the message of the user: `[/INST]` of Mistral.
+fn split_before_answer(
+    renderer: &ChatRenderer<'_>,
+    user_prefix: &str,
+    assistant_prefix: String,
+) -> (String, String) {
+    let answer = prompt_after_result(renderer, user_prefix);
+    match answer.and_then(|answer| Some((assistant_prefix.strip_suffix(answer.as_str())?.to_owned(), answer)))
+    {
+        Some(parts) => parts,
+        None => (String::new(), assistant_prefix),
+    }
+}
+
 /// The markers of reasoning that published templates use.
 const REASONING_MARKERS: [(&str, &str); 4] = [
     ("<think>", "</think>"),
@@ -122,6 +144,11 @@ const REASONING_MARKERS: [(&str, &str); 4] = [
     ("<reasoning>", "</reasoning>"),
 ];
 
+/// gpt-oss (harmony) writes its reasoning as a message of the channel `analysis`, and then the answer as one of the channel
+/// `final`. When the reasoning is pruned with the header of the second message, the answer stands as the template writes it.
+const HARMONY_ANALYSIS: &str = "<|channel|>analysis<|message|>";
+const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
+
 /// The reasoning of a template that names its markers. A marker at the end of the generation prompt belongs to the
 /// reasoning and not to the prefix of answers, because the reasoning of a finished answer is pruned.
 fn infer_reasoning(
@@ -129,6 +156,15 @@ fn infer_reasoning(
     assistant_prefix: String,
     without_reasoning: impl Fn() -> Option<String>,
 ) -> (String, Option<ReasoningFormat>) {
+    if source.contains(HARMONY_ANALYSIS) && source.contains(HARMONY_FINAL) {
+        let format = ReasoningFormat {
+            open: HARMONY_ANALYSIS.into(),
+            close: "<|end|><|start|>assistant".into(),
+            prompt: String::new(),
+            skip: Some(HARMONY_FINAL.into()),
+        };
+        return (assistant_prefix, Some(format));
+    }
     let named = |(open, close): &&(&str, &str)| source.contains(open) && source.contains(close);
     let Some(&(open, close)) = REASONING_MARKERS.iter().find(named) else { return (assistant_prefix, None) };
     let is_open = assistant_prefix.trim_end().ends_with(open);

@@ -1,17 +1,20 @@
-//! Generates one answer: sync the KV cache with the window, prefill the end of the window, then sample and decode token
-//! by token.
+//! One answer: sync the KV cache with the window, prefill the end of the window, then sample and decode token by token.
+//!
+//! The last token of the window is decoded alone: llama.cpp's batched kernels round differently, and the same window must
+//! give the same answer, whether it is prefilled now or was cached. (In a batch with other answers the last bits differ.)
 
-use crate::attention::{ReducedAttention, TapConfig, TapRows};
-use crate::ffi::{LlamaError, LlamaToken, ModelWeights, SamplerChain};
+use crate::attention::{TapConfig, TapRows};
+use crate::ffi::{LlamaContext, LlamaError, LlamaToken, ModelWeights, SamplerChain};
 use crate::grammar::GrammarMatcher;
-use crate::kv_cache::{KvCache, KvCacheError, WindowSync};
+use crate::kv_cache::{DecodedLane, InputToken, KvCache, KvCacheError, LaneId};
 use crate::logprobs::token_logprobs;
 use crate::token_key::{TokenKey, token_keys};
 use crate::token_text::{StopMatcher, Utf8Decoder};
 use halo_core::attention::{AttentionRequest, PromptRows};
-use halo_core::model::{AttentionRow, FinishReason, ModelStep, ModelToken, Sampling, StepFlow, WindowToken};
+use halo_core::model::{
+    AttentionRow, CacheStats, FinishReason, ModelStep, ModelToken, Sampling, StepFlow, WindowToken,
+};
 use halo_core::token::{Position, TokenId};
-use std::sync::Arc;
 
 pub(crate) struct GenerateRequest {
     pub(crate) conversation: String,
@@ -24,170 +27,230 @@ pub(crate) struct GenerateRequest {
     pub(crate) attention: AttentionRequest,
 }
 
-type StepListener<'a> = dyn FnMut(ModelStep<'_>) -> StepFlow + 'a;
+pub(crate) type StepListener<'a> = dyn FnMut(ModelStep<'_>) -> StepFlow + 'a;
 
-pub(crate) fn generate(
-    cache: &mut KvCache,
-    request: &GenerateRequest,
+/// An answer that is being generated. Its tokens are decoded in batches with those of other answers:
+/// [`next_tokens`](Self::next_tokens) says what to decode next, and [`advance`](Self::advance) gets the result.
+pub(crate) struct Generation {
+    request: GenerateRequest,
+    lane: LaneId,
+    stats: CacheStats,
+    answer_budget: usize,
+    /// The tokens of the window that are prefilled, except for the last one.
+    prefill: Vec<InputToken>,
+    prefilled: usize,
+    /// Where the last chunk of the prompt begins. It asks for the answer, and has new keys each time: a hybrid model keeps
+    /// its state before it.
+    boundary: usize,
+    /// The token that is decoded alone: the last one of the window, then each one of the answer.
+    next: InputToken,
+    /// The tokens of the answer so far. None while the window is prefilled.
+    answered: Option<usize>,
     grammar: Option<GrammarMatcher>,
-    listener: &mut StepListener<'_>,
-) -> Result<FinishReason, KvCacheError> {
-    let max_tokens = request.sampling.max_tokens;
-    let synced = if request.ephemeral {
-        cache.fork(&request.conversation, &request.window, max_tokens)
-    } else {
-        let mut progress = |done, total| listener(ModelStep::Prefill { done, total });
-        cache.sync_window(&request.conversation, &request.window, max_tokens, &mut progress)
-    };
-    let finished = synced.and_then(|sync| {
-        let prefilled = prefill_window(cache, request, &sync, listener)?;
-        match (prefilled, listener(ModelStep::PrefillDone(sync.stats))) {
-            (Some(attention), StepFlow::Continue) => {
-                decode_answer(cache, request, sync.answer_budget, attention, grammar, listener)
-            }
-            _ => Ok(FinishReason::Cancelled),
-        }
-    });
-    cache.drop_fork();
-    match finished {
-        Err(KvCacheError::Llama(LlamaError::Cancelled)) => Ok(FinishReason::Cancelled),
-        finished => finished,
-    }
+    sampler: SamplerChain,
+    decoder: Utf8Decoder,
+    stops: StopMatcher,
 }
 
-/// The attention of one decoded token, as far as it was requested.
-struct StepAttention {
-    row: Option<ReducedAttention>,
-    per_head: Vec<f32>,
+/// How a generation goes on.
+pub(crate) enum GenerationFlow {
+    Continue,
+    Finished(FinishReason),
 }
 
-impl StepAttention {
-    fn collect(cache: &mut KvCache, row: Option<ReducedAttention>, request: &AttentionRequest) -> Self {
-        let per_head = if request.per_head && row.is_some() { cache.head_attention() } else { Vec::new() };
-        Self { row, per_head }
-    }
-
-    fn as_row(&self) -> Option<AttentionRow<'_>> {
-        let (per_head, probability) = (&self.per_head, None);
-        self.row.as_ref().map(|row| AttentionRow { mean: &row.mean, max: &row.max, per_head, probability })
-    }
-}
-
-fn tap_config(request: &AttentionRequest, rows: TapRows) -> TapConfig {
-    let full = request.per_head && rows == TapRows::Last;
-    TapConfig { rows, layers: request.layers.clone(), max: request.max, full, ..TapConfig::off() }
-}
-
-/// Prefills the end of the window. Returns the attention of its last token, which is the attention that the first token
-/// of the answer is sampled with. None if the listener stopped it.
-fn prefill_window(
-    cache: &mut KvCache,
-    request: &GenerateRequest,
-    sync: &WindowSync,
-    listener: &mut StepListener<'_>,
-) -> Result<Option<StepAttention>, KvCacheError> {
-    let keys = token_keys(&request.window).ok_or(KvCacheError::UnorderedWindow)?;
-    let tokens: Vec<(TokenKey, LlamaToken, bool)> = (sync.prefill_from..request.window.len())
-        .map(|n| (keys[n], request.window[n].id.0.cast_signed(), request.window[n].chunk_start))
-        .collect();
-    let Some((&last, others)) = tokens.split_last() else { return Ok(None) };
-    let batch_size = cache.context().params().batch as usize;
-    let (total, mut done) = (tokens.len(), 0);
-    if listener(ModelStep::Prefill { done, total }) == StepFlow::Stop {
-        return Ok(None);
-    }
-    let rows = match request.attention.prompt {
-        PromptRows::Off => TapRows::None,
-        PromptRows::Last => TapRows::Last,
-        PromptRows::All => TapRows::All,
-    };
-    for batch in others.chunks(batch_size) {
-        done += batch.len();
-        // With `Last`, the final batch has no row of its own: its last token is decoded below, and its row is sent with
-        // the token that it produces.
-        let is_final = done == others.len() && rows == TapRows::Last;
-        let batch_rows = if is_final { TapRows::None } else { rows };
-        for row in cache.decode(batch, tap_config(&request.attention, batch_rows))? {
-            let row = AttentionRow { mean: &row.mean, max: &row.max, per_head: &[], probability: None };
-            if listener(ModelStep::PromptAttention(row)) == StepFlow::Stop {
-                return Ok(None);
-            }
-        }
-        if listener(ModelStep::Prefill { done, total }) == StepFlow::Stop {
+impl Generation {
+    /// Makes the cache equal to the window, except for the end that is prefilled, and reserves the lane. None if the listener
+    /// stopped it.
+    pub(crate) fn start(
+        cache: &mut KvCache,
+        request: GenerateRequest,
+        grammar: Option<GrammarMatcher>,
+        listener: &mut StepListener<'_>,
+    ) -> Result<Option<Self>, KvCacheError> {
+        let max_tokens = request.sampling.max_tokens;
+        let sync = if request.ephemeral {
+            cache.fork(&request.conversation, &request.window, max_tokens)
+        } else {
+            let mut progress = |done, total| listener(ModelStep::Prefill { done, total });
+            cache.sync_window(&request.conversation, &request.window, max_tokens, &mut progress)
+        }?;
+        let keys = token_keys(&request.window).ok_or(KvCacheError::UnorderedWindow)?;
+        let mut prefill: Vec<InputToken> = (sync.prefill_from..request.window.len())
+            .map(|n| InputToken::new(keys[n], &request.window[n]))
+            .collect();
+        let Some(next) = prefill.pop() else { return Err(KvCacheError::EmptyWindow) };
+        if listener(ModelStep::Prefill { done: 0, total: prefill.len() + 1 }) == StepFlow::Stop {
+            cache.release_lane();
             return Ok(None);
         }
+        cache.reserve_lane(sync.cells);
+        let last_chunk = prefill.iter().rposition(|token| token.chunk_start);
+        let weights = cache.context().weights();
+        let sampler = sampler_for_window(weights, &request, sync.answer_budget);
+        let decoder = decoder_for_window(weights, &request);
+        let stops = StopMatcher::new(&request.sampling.stop);
+        Ok(Some(Self {
+            lane: cache.selected_lane(),
+            stats: sync.stats,
+            answer_budget: sync.answer_budget,
+            prefilled: 0,
+            boundary: last_chunk.filter(|_| cache.has_recurrent_state()).unwrap_or(0),
+            prefill,
+            next,
+            answered: None,
+            grammar,
+            sampler,
+            decoder,
+            stops,
+            request,
+        }))
     }
-    // The last token is decoded alone: llama.cpp's batched kernels round differently, and the same window must give the
-    // same answer, whether it is prefilled now or was cached.
-    let rows = if rows == TapRows::None { rows } else { TapRows::Last };
-    let row = cache.decode(&[last], tap_config(&request.attention, rows))?.pop();
-    Ok(Some(StepAttention::collect(cache, row, &request.attention)))
-}
 
-/// Samples and decodes until the answer ends. `attention` is that of the last token of the window.
-fn decode_answer(
-    cache: &mut KvCache,
-    request: &GenerateRequest,
-    answer_budget: usize,
-    mut attention: StepAttention,
-    mut grammar: Option<GrammarMatcher>,
-    listener: &mut StepListener<'_>,
-) -> Result<FinishReason, KvCacheError> {
-    let weights = Arc::clone(cache.context().weights());
-    let mut sampler = sampler_for_window(&weights, request, answer_budget);
-    let mut decoder = decoder_for_window(&weights, request);
-    let mut stops = StopMatcher::new(&request.sampling.stop);
-    for n in 0..answer_budget {
-        let allowed = |token: LlamaToken| grammar.as_ref().is_none_or(|grammar| grammar.allows(token));
-        let Some(token) = sampler.sample(cache.context().logits(), allowed) else {
-            return Ok(FinishReason::EndOfText);
+    pub(crate) fn lane(&self) -> LaneId {
+        self.lane
+    }
+
+    pub(crate) fn conversation(&self) -> &str {
+        &self.request.conversation
+    }
+
+    /// Whether tokens of the window are prefilled next, in a slice; otherwise a single token is decoded.
+    pub(crate) fn is_prefilling(&self) -> bool {
+        self.prefilled < self.prefill.len()
+    }
+
+    /// The tokens to decode next, at most `max_prefill` of the window, and what is recorded of them.
+    pub(crate) fn next_tokens(&self, max_prefill: usize) -> (&[InputToken], TapConfig) {
+        let attention = &self.request.attention;
+        let rows = match attention.prompt {
+            PromptRows::Off => TapRows::None,
+            PromptRows::Last => TapRows::Last,
+            PromptRows::All => TapRows::All,
+        };
+        if !self.is_prefilling() {
+            let records = if self.answered.is_none() { rows != TapRows::None } else { attention.answer };
+            let rows = if records { TapRows::Last } else { TapRows::None };
+            return (std::slice::from_ref(&self.next), tap_config(attention, rows));
+        }
+        let until = if self.prefilled < self.boundary { self.boundary } else { self.prefill.len() };
+        let end = until.min(self.prefilled + max_prefill.max(1));
+        // With `Last`, the final slice has no row of its own: the last token of the window is decoded after it, and its row is
+        // sent with the token that it produces.
+        let is_final = end == self.prefill.len() && rows == TapRows::Last;
+        let rows = if is_final { TapRows::None } else { rows };
+        (&self.prefill[self.prefilled..end], tap_config(attention, rows))
+    }
+
+    /// Archives the recurrent state of a hybrid model where an answer can be regenerated from it. Call it before the tokens
+    /// are decoded.
+    pub(crate) fn save_state(&self, cache: &mut KvCache) {
+        let before_last = !self.is_prefilling() && self.answered.is_none();
+        if before_last || (self.is_prefilling() && self.prefilled == self.boundary) {
+            cache.select_lane(self.lane);
+            cache.save_prompt_state();
+        }
+    }
+
+    /// Takes the result of a decode of `len` tokens, and samples the next token if the window is complete.
+    pub(crate) fn advance(
+        &mut self,
+        context: &LlamaContext,
+        len: usize,
+        decoded: &DecodedLane,
+        listener: &mut StepListener<'_>,
+    ) -> Result<GenerationFlow, KvCacheError> {
+        let cancelled = Ok(GenerationFlow::Finished(FinishReason::Cancelled));
+        if self.is_prefilling() {
+            self.prefilled += len;
+            for row in &decoded.rows {
+                let row = AttentionRow { mean: &row.mean, max: &row.max, per_head: &[], probability: None };
+                if listener(ModelStep::PromptAttention(row)) == StepFlow::Stop {
+                    return cancelled;
+                }
+            }
+            let (done, total) = (self.prefilled, self.prefill.len() + 1);
+            return match listener(ModelStep::Prefill { done, total }) {
+                StepFlow::Stop => cancelled,
+                StepFlow::Continue => Ok(GenerationFlow::Continue),
+            };
+        }
+        if self.answered.is_none() && listener(ModelStep::PrefillDone(self.stats)) == StepFlow::Stop {
+            return cancelled;
+        }
+        let answered = self.answered.map_or(0, |answered| answered + 1);
+        self.answered = Some(answered);
+        if answered >= self.answer_budget {
+            return Ok(GenerationFlow::Finished(FinishReason::Length));
+        }
+        let logits = context.logits_at(decoded.logits_index);
+        self.sample_token(context.weights(), logits, decoded, answered, listener)
+    }
+
+    /// Samples the next token of the answer.
+    fn sample_token(
+        &mut self,
+        weights: &ModelWeights,
+        logits: &[f32],
+        decoded: &DecodedLane,
+        answered: usize,
+        listener: &mut StepListener<'_>,
+    ) -> Result<GenerationFlow, KvCacheError> {
+        let finished = |reason| Ok(GenerationFlow::Finished(reason));
+        let grammar = self.grammar.as_ref();
+        let allowed = |token: LlamaToken| grammar.is_none_or(|grammar| grammar.allows(token));
+        let Some(token) = self.sampler.sample(logits, allowed) else {
+            return finished(FinishReason::EndOfText);
         };
         if weights.is_end_of_generation(token) {
-            return Ok(FinishReason::EndOfText);
+            return finished(FinishReason::EndOfText);
         }
-        let probability = request
-            .attention
-            .probability
-            .then(|| token_probability(cache.context().logits(), token))
-            .flatten();
-        if let Some(count) = request.sampling.logprobs {
-            let logprobs = token_logprobs(&weights, cache.context().logits(), token, count);
+        let attention = &self.request.attention;
+        let probability = attention.probability.then(|| token_probability(logits, token)).flatten();
+        if let Some(count) = self.request.sampling.logprobs {
+            let logprobs = token_logprobs(weights, logits, token, count);
             if listener(ModelStep::Logprobs(&logprobs)) == StepFlow::Stop {
-                return Ok(FinishReason::Cancelled);
+                return finished(FinishReason::Cancelled);
             }
         }
-        sampler.accept(token);
-        let grammar_complete = match grammar.as_mut().map(|grammar| grammar.accept(token)) {
+        self.sampler.accept(token);
+        let grammar_complete = match self.grammar.as_mut().map(|grammar| grammar.accept(token)) {
             None => false,
             Some(Ok(complete)) => complete,
             Some(Err(why)) => {
                 return Err(LlamaError::Decode(format!("the grammar rejects a sampled token: {why}")).into());
             }
         };
-        let text = decoder.push(&weights.token_bytes(token, true));
-        let stop_matched = stops.push(&text);
+        let text = self.decoder.push(&weights.token_bytes(token, true));
+        let stop_matched = self.stops.push(&text);
         let model_token = ModelToken { id: TokenId(token.cast_unsigned()), text };
-        let row = attention.as_row().filter(|_| request.attention.answer);
-        let row = row.map(|row| AttentionRow { probability, ..row });
+        let row = decoded.rows.last().filter(|_| attention.answer).map(|row| AttentionRow {
+            mean: &row.mean,
+            max: &row.max,
+            per_head: &decoded.per_head,
+            probability,
+        });
         if listener(ModelStep::Token(&model_token, row)) == StepFlow::Stop {
-            return Ok(FinishReason::Cancelled);
+            return finished(FinishReason::Cancelled);
         }
         if stop_matched {
-            return Ok(FinishReason::StopSequence);
+            return finished(FinishReason::StopSequence);
         }
         if grammar_complete {
-            return Ok(FinishReason::EndOfText);
+            return finished(FinishReason::EndOfText);
         }
-        if n + 1 == answer_budget {
-            break;
+        if answered + 1 == self.answer_budget {
+            return finished(FinishReason::Length);
         }
-        let position = i64::try_from(request.next_position.0).unwrap_or(i64::MAX);
-        let key = TokenKey::at_position(position).plus(n);
-        let rows = if request.attention.answer { TapRows::Last } else { TapRows::None };
-        let row = cache.decode(&[(key, token, n == 0)], tap_config(&request.attention, rows))?.pop();
-        attention = StepAttention::collect(cache, row, &request.attention);
+        let position = i64::try_from(self.request.next_position.0).unwrap_or(i64::MAX);
+        let key = TokenKey::at_position(position).plus(answered);
+        self.next = InputToken { key, id: token, chunk_start: answered == 0 };
+        Ok(GenerationFlow::Continue)
     }
-    Ok(FinishReason::Length)
+}
+
+fn tap_config(request: &AttentionRequest, rows: TapRows) -> TapConfig {
+    let full = request.per_head && rows == TapRows::Last;
+    TapConfig { rows, layers: request.layers.clone(), max: request.max, full, ..TapConfig::off() }
 }
 
 /// The probability of a token: the softmax of the logits.

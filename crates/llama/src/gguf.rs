@@ -37,6 +37,8 @@ pub struct GgufHeader {
     pub metadata: BTreeMap<String, GgufValue>,
     pub tensor_count: u64,
     pub file_bytes: u64,
+    /// The key-value heads of each layer, where the file lists them: layers of a hybrid without attention have 0.
+    pub kv_heads: Vec<u64>,
 }
 
 impl GgufHeader {
@@ -54,6 +56,43 @@ impl GgufHeader {
         }
     }
 
+    fn number(&self, key: &str) -> Option<u64> {
+        match self.arch_value(key) {
+            Some(GgufValue::Int(n)) => u64::try_from(*n).ok(),
+            _ => None,
+        }
+    }
+
+    /// The context length that the model was trained for.
+    #[must_use]
+    pub fn trained_context(&self) -> Option<u64> {
+        self.number("context_length")
+    }
+
+    /// Whether the file has a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        matches!(self.metadata.get("tokenizer.chat_template"), Some(GgufValue::Text(_)))
+    }
+
+    /// Bytes of one KV cell over all layers: a key and a value of 16-bit floats. An estimate; 0 for a recurrent model.
+    #[must_use]
+    pub fn cell_bytes(&self) -> u64 {
+        if self.is_recurrent() {
+            return 0;
+        }
+        let heads = self.number("attention.head_count").unwrap_or(0).max(1);
+        let layers = self.number("block_count").unwrap_or(0);
+        let kv_heads = match self.kv_heads.as_slice() {
+            [] => layers.saturating_mul(self.number("attention.head_count_kv").unwrap_or(heads)),
+            listed => listed.iter().fold(0u64, |sum, heads| sum.saturating_add(*heads)),
+        };
+        let size = self.number("embedding_length").unwrap_or(0) / heads;
+        let key = self.number("attention.key_length").unwrap_or(size);
+        let value = self.number("attention.value_length").unwrap_or(size);
+        kv_heads.saturating_mul(key.saturating_add(value)).saturating_mul(2)
+    }
+
     fn pre_tokenizer(&self) -> Option<&str> {
         match self.metadata.get("tokenizer.ggml.pre") {
             Some(GgufValue::Text(name)) => Some(name),
@@ -64,59 +103,50 @@ impl GgufHeader {
     /// The reason why KV cells of this model cannot be removed and restored one by one, as far as the header tells.
     #[must_use]
     pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
-        let arch = self.architecture().unwrap_or_default();
-        let recurrent = RECURRENT_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix));
         match () {
-            () if recurrent || self.arch_value("ssm.state_size").is_some() => {
-                Some("it is recurrent: at least some of its layers have no KV cells")
-            }
-            () if ENCODER_ARCHITECTURES.iter().any(|prefix| arch.starts_with(prefix)) => Some(ENCODER_REASON),
-            () if self.arch_value("attention.kv_lora_rank").is_some() => {
-                Some("its KV cells are compressed (MLA): attention cannot be read by cell")
-            }
+            () if self.is_recurrent() => Some(RECURRENT_REASON),
+            () if self.is_encoder() => Some(ENCODER_REASON),
+            () if self.arch_value("attention.kv_lora_rank").is_some() => Some(MLA_REASON),
+            () if self.arch_value("attention.indexer.head_count").is_some() => Some(INDEXER_REASON),
             () if self.arch_value("rope.dimension_sections").is_some() => Some(MULTI_ROPE_REASON),
             () => None,
         }
     }
+
+    /// The reason why attention cannot be read by cell, as far as the header tells.
+    #[must_use]
+    pub fn attention_unsupported(&self) -> Option<&'static str> {
+        match () {
+            () if self.is_recurrent() => Some(RECURRENT_REASON),
+            () if self.arch_value("attention.indexer.head_count").is_some() => Some(INDEXER_REASON),
+            () => None,
+        }
+    }
+
+    /// Whether tokens attend to later ones (BERT and other embedding models), or an encoder reads the prompt (T5).
+    fn is_encoder(&self) -> bool {
+        self.arch_value("attention.causal") == Some(&GgufValue::Int(0))
+            || self.arch_value("decoder_start_token_id").is_some()
+    }
+
+    /// Whether all layers are recurrent (RWKV, Mamba). A hybrid has attention layers too, with keys and values.
+    fn is_recurrent(&self) -> bool {
+        let kv_heads = self.arch_value("attention.head_count_kv");
+        let has_kv_heads = match kv_heads.or_else(|| self.arch_value("attention.head_count")) {
+            Some(GgufValue::Int(heads)) => *heads > 0,
+            Some(GgufValue::Array(_)) => true,
+            _ => false,
+        };
+        let is_state_space = self.arch_value("ssm.state_size").is_some() && !has_kv_heads;
+        is_state_space || self.arch_value("wkv.head_size").is_some()
+    }
 }
 
+pub(crate) const RECURRENT_REASON: &str = "it is recurrent: it has no KV cells";
+const MLA_REASON: &str = "its KV cells are compressed (MLA): attention cannot be read by cell";
+const INDEXER_REASON: &str = "its attention is sparse: an indexer chooses the cells that it reads";
 pub(crate) const MULTI_ROPE_REASON: &str = "its positions have several parts (M-RoPE)";
 pub(crate) const ENCODER_REASON: &str = "it has an encoder";
-
-/// Prefixes of architectures without KV cells in some or all layers.
-const RECURRENT_ARCHITECTURES: [&str; 19] = [
-    "mamba",
-    "rwkv",
-    "arwkv",
-    "jamba",
-    "bamba",
-    "lfm2",
-    "granitehybrid",
-    "falcon-h1",
-    "plamo2",
-    "nemotron_h",
-    "qwen3next",
-    "qwen35",
-    "qwen4exp",
-    "deepseek4",
-    "minimax-01",
-    "bailingmoe3",
-    "kimi-linear",
-    "kimi-k3",
-    "glm5-next",
-];
-
-const ENCODER_ARCHITECTURES: [&str; 9] = [
-    "bert",
-    "nomic-bert",
-    "jina-bert",
-    "neo-bert",
-    "modern-bert",
-    "eurobert",
-    "gemma-embedding",
-    "llama-embed",
-    "t5",
-];
 
 /// The messages have the file as their subject; callers put its path before them.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +180,7 @@ const MAX_METADATA_VALUES: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 16;
 const MAX_STRING_BYTES: u64 = 1 << 24;
 const MAX_ARRAY_LEN: u64 = 1 << 26;
+const MAX_LAYERS: u64 = 512;
 
 /// Elements and bytes per block of each `ggml_type`; None for removed and unassigned numbers.
 const TENSOR_TYPES: [Option<(u64, u64)>; 43] = [
@@ -202,7 +233,8 @@ pub fn read_header(path: &Path) -> Result<GgufHeader, GgufError> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let inner = BufReader::with_capacity(1 << 16, file);
-    let mut input = GgufReader { inner, offset: 0, size, vocabulary: VocabularyScan::default() };
+    let mut input =
+        GgufReader { inner, offset: 0, size, vocabulary: VocabularyScan::default(), kv_heads: Vec::new() };
     parse_header(&mut input)
 }
 
@@ -211,6 +243,7 @@ struct GgufReader<R> {
     offset: u64,
     size: u64,
     vocabulary: VocabularyScan,
+    kv_heads: Vec<u64>,
 }
 
 /// What is remembered of the vocabulary, to check whether the tokenizer can work with it.
@@ -349,7 +382,8 @@ fn parse_header<R: Read>(input: &mut GgufReader<R>) -> Result<GgufHeader, GgufEr
     if data.checked_add(end).is_none_or(|end| end > input.size) {
         return Err(GgufError::Truncated("the end of the tensor data".into()));
     }
-    let header = GgufHeader { version, metadata, tensor_count: tensors, file_bytes: input.size };
+    let kv_heads = std::mem::take(&mut input.kv_heads);
+    let header = GgufHeader { version, metadata, tensor_count: tensors, file_bytes: input.size, kv_heads };
     match find_invalid_value(&header).or_else(|| input.vocabulary.find_misfit(&header)) {
         Some(why) => Err(GgufError::Damaged(why)),
         None => Ok(header),
@@ -384,7 +418,7 @@ fn find_invalid_value(header: &GgufHeader) -> Option<String> {
     };
     float
         .or(scaling)
-        .or_else(|| outside("block_count", 1, 512))
+        .or_else(|| outside("block_count", 1, i128::from(MAX_LAYERS)))
         .or_else(|| outside("nextn_predict_layers", 0, number("block_count").unwrap_or(0)))
         .or_else(|| outside("context_length", 64, 1 << 30))
         .or_else(|| outside("expert_count", 0, 1024))
@@ -438,6 +472,11 @@ fn parse_array<R: Read>(input: &mut GgufReader<R>, key: &str, depth: u32) -> Res
         for _ in 0..len {
             let token_type = input.read_u32(key)?;
             input.vocabulary.has_byte_type |= token_type == BYTE_TOKEN_TYPE;
+        }
+    } else if key.ends_with(".attention.head_count_kv") && width == 4 && len <= MAX_LAYERS {
+        for _ in 0..len {
+            let heads = input.read_u32(key)?;
+            input.kv_heads.push(heads.into());
         }
     } else if width > 0 {
         input.skip(len * width, key)?;
@@ -541,7 +580,66 @@ mod tests {
             offset: 0,
             size,
             vocabulary: VocabularyScan::default(),
+            kv_heads: Vec::new(),
         })
+    }
+
+    #[test]
+    fn gguf_header_tells_whether_kv_cells_can_be_edited() {
+        use GgufValue::{Array, Int};
+        type HeaderCase<'a> = (&'a str, &'a [(&'a str, GgufValue)], Option<&'a str>);
+        let cases: &[HeaderCase<'_>] = &[
+            ("llama", &[("attention.head_count", Int(9)), ("attention.head_count_kv", Int(3))], None),
+            ("mamba2", &[("ssm.state_size", Int(128)), ("attention.head_count", Int(0))], Some("recurrent")),
+            ("rwkv7", &[("wkv.head_size", Int(64)), ("attention.head_count", Int(0))], Some("recurrent")),
+            ("granitehybrid", &[("ssm.state_size", Int(128)), ("attention.head_count_kv", Array(40))], None),
+            ("falcon-h1", &[("ssm.state_size", Int(128)), ("attention.head_count_kv", Int(2))], None),
+            ("lfm2", &[("shortconv.l_cache", Int(3)), ("attention.head_count_kv", Array(16))], None),
+            ("kimi-linear", &[("attention.kv_lora_rank", Int(512))], Some("MLA")),
+            ("qwen4exp", &[("attention.indexer.head_count", Int(4))], Some("indexer")),
+            ("qwen35", &[("rope.dimension_sections", Array(4))], Some("M-RoPE")),
+            ("t5", &[("decoder_start_token_id", Int(0))], Some("encoder")),
+            ("nomic-bert", &[("attention.causal", Int(0))], Some("encoder")),
+            ("modern-bert-causal", &[("attention.causal", Int(1))], None),
+        ];
+        for (architecture, values, expected) in cases {
+            let name = ("general.architecture".to_owned(), GgufValue::Text((*architecture).to_owned()));
+            let values = values.iter().map(|(key, value)| (format!("{architecture}.{key}"), value.clone()));
+            let metadata = values.chain([name]).collect();
+            let header =
+                GgufHeader { version: 3, metadata, tensor_count: 0, file_bytes: 0, kv_heads: Vec::new() };
+            let reason = header.kv_edit_unsupported();
+            let as_expected = reason.is_some() == expected.is_some()
+                && reason.zip(*expected).is_none_or(|(reason, expected)| reason.contains(expected));
+            assert!(as_expected, "{architecture}: {reason:?}");
+        }
+    }
+
+    #[test]
+    fn gguf_header_counts_bytes_of_kv_cells() {
+        use GgufValue::{Array, Int};
+        let header = |values: &[(&str, GgufValue)], kv_heads: &[u64]| {
+            let name = ("general.architecture".to_owned(), GgufValue::Text("x".into()));
+            let values = values.iter().map(|(key, value)| (format!("x.{key}"), value.clone()));
+            let metadata = values.chain([name]).collect();
+            GgufHeader { version: 3, metadata, tensor_count: 0, file_bytes: 0, kv_heads: kv_heads.to_vec() }
+        };
+        // SmolLM2-135M: 30 layers, 3 key-value heads of 64.
+        let smollm2 = [
+            ("block_count", Int(30)),
+            ("attention.head_count", Int(9)),
+            ("attention.head_count_kv", Int(3)),
+            ("embedding_length", Int(576)),
+        ];
+        assert_eq!(header(&smollm2, &[]).cell_bytes(), 30 * 3 * (64 + 64) * 2);
+        let mut hybrid = smollm2.to_vec();
+        hybrid[2].1 = Array(30);
+        assert_eq!(header(&hybrid, &[0, 3, 0, 3]).cell_bytes(), 6 * (64 + 64) * 2);
+        let mut long_keys = smollm2.to_vec();
+        long_keys.extend([("attention.key_length", Int(256)), ("attention.value_length", Int(128))]);
+        assert_eq!(header(&long_keys, &[]).cell_bytes(), 30 * 3 * (256 + 128) * 2);
+        let mamba = [("block_count", Int(24)), ("ssm.state_size", Int(16)), ("attention.head_count", Int(0))];
+        assert_eq!(header(&mamba, &[]).cell_bytes(), 0);
     }
 
     #[test]

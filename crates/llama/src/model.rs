@@ -1,41 +1,50 @@
 //! [`Llama`] implements `halo_core`'s [`Model`] trait.
 //!
-//! One thread owns the context with its KV cache and runs one job after the other; clones of [`Llama`] send it jobs over
-//! a channel. Tokenizing needs only the weights, which are shared, so it never waits for a job.
+//! One thread owns the context with its KV cache and generates several answers in one batch
+//! ([`batch_loop`](crate::batch_loop)); clones of [`Llama`] send it jobs. Tokenizing needs only the weights, which are shared, so it never waits for a job.
 
-use crate::ffi::{ContextParams, JobCanceller, LlamaContext, LlamaError, ModelWeights};
-use crate::generate::{GenerateRequest, generate};
+use crate::batch_loop::BatchLoop;
+use crate::ffi::{ContextParams, JobCanceller, KvKeyType, LlamaContext, LlamaError, ModelWeights};
+use crate::fingerprint::model_fingerprint;
+use crate::generate::GenerateRequest;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
+use crate::job_queue::{JobQueue, LlamaJob, LlamaStep, OwnedAttentionRow};
 use crate::kv_archive::{KvArchive, KvArchiveLimits};
-use crate::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT};
+use crate::kv_cache::{KvCache, KvCacheMode, sequence_count};
+use crate::self_test::find_kv_edit_failure;
+use crate::system_memory;
 use crate::template_runner::TemplateRunner;
 use crate::token_text::{self, MarkerNames};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    AttentionRow, CacheStats, CancelHandle, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep,
-    ModelToken, OutputConstraint, Prompt, Sampling, StepFlow, TokenLogprobs, WindowToken,
+    CancelHandle, ChatTemplate, FinishReason, KvEditing, Model, ModelInfo, ModelStep, ModelToken,
+    OutputConstraint, Prompt, Sampling, StepFlow, WindowToken,
 };
 use halo_core::token::TokenId;
 use parking_lot::Mutex;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-use xxhash_rust::xxh3::Xxh3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LlamaOptions {
-    /// Cells of the KV cache. None: what the model was trained for, up to 8,192.
+    /// The most tokens of one window with its answer. None: what the model was trained for, up to 8,192.
     pub context: Option<u32>,
+    /// The most answers that are generated at the same time. A model whose cells cannot be edited generates one.
+    pub parallel: u32,
     /// The most tokens of one prefill batch.
     pub batch: u32,
     pub threads: u32,
     /// Layers that are offloaded, if the program was built for a GPU.
     pub gpu_layers: u32,
     pub kv_mode: KvCacheMode,
+    pub kv_key_type: KvKeyType,
     pub kv_archive: KvArchiveLimits,
+    /// The folder that stores which models passed the test of KV cell editing. Without it each process tests again.
+    pub self_tests: Option<PathBuf>,
     /// Where the chat template of the file is rendered.
     pub template_runner: TemplateRunner,
 }
@@ -44,11 +53,14 @@ impl Default for LlamaOptions {
     fn default() -> Self {
         Self {
             context: None,
+            parallel: 1,
             batch: 256,
             threads: 1,
             gpu_layers: 0,
             kv_mode: KvCacheMode::EditCells,
+            kv_key_type: KvKeyType::F16,
             kv_archive: KvArchiveLimits::disabled(),
+            self_tests: None,
             template_runner: TemplateRunner::InProcess,
         }
     }
@@ -56,10 +68,20 @@ impl Default for LlamaOptions {
 
 const DEFAULT_MAX_CONTEXT: u32 = 8192;
 
-/// A local model. Clones share one context.
-#[derive(Clone)]
+/// llama.cpp has 256 sequences, of which a conversation needs two.
+const MAX_PARALLEL: u32 = 64;
+
+/// Steps that wait for a listener before its answer waits for it.
+const STEPS_IN_FLIGHT: usize = 4;
+
+/// The share of free memory that the cells of further conversations may take.
+const SHARED_CELLS_MEMORY: u64 = 4;
+
+/// A local model. Clones share one context, and generate at the same time.
 pub struct Llama {
     worker: Arc<LlamaThread>,
+    /// The latest background job of this handle, which [`Model::cancel_handle`] cancels; 0 before the first.
+    background_job: Arc<AtomicU64>,
     weights: Arc<ModelWeights>,
     info: ModelInfo,
     markers: Arc<MarkerNames>,
@@ -67,14 +89,24 @@ pub struct Llama {
     kv_edit_unsupported: Option<&'static str>,
 }
 
+impl Clone for Llama {
+    fn clone(&self) -> Self {
+        Self {
+            worker: Arc::clone(&self.worker),
+            background_job: Arc::default(),
+            weights: Arc::clone(&self.weights),
+            info: self.info.clone(),
+            markers: Arc::clone(&self.markers),
+            kv_edit_unsupported: self.kv_edit_unsupported,
+        }
+    }
+}
+
 /// A handle to the thread that owns the context.
 struct LlamaThread {
-    /// None once the thread is being shut down.
-    jobs: Mutex<Option<Sender<LlamaJob>>>,
+    jobs: Arc<JobQueue>,
     canceller: Arc<JobCanceller>,
     next_job: AtomicU64,
-    /// The latest background job, which [`Model::cancel_handle`] cancels; 0 before the first.
-    idle_job: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
     compiler: SharedCompiler,
 }
@@ -85,45 +117,23 @@ type SharedCompiler = Arc<Mutex<Option<GrammarCompiler>>>;
 /// The parser of JSON schemas recurses.
 const COMPILER_STACK_BYTES: usize = 64 << 20;
 
-enum LlamaJob {
-    Generate { job_id: u64, request: Box<GenerateRequest>, steps: SyncSender<LlamaStep> },
-    Persist { conversation: String, window: Vec<WindowToken>, done: SyncSender<Result<(), Error>> },
-    CheckWindow { conversation: String, window: Vec<WindowToken>, done: SyncSender<Option<String>> },
-    Forget { conversation: String, done: SyncSender<()> },
-    LinkBranch { conversation: String, parent: String, positions: u64 },
-    Flush { done: SyncSender<()> },
-}
-
-/// A [`ModelStep`] that is sent from the thread to the caller.
-enum LlamaStep {
-    Prefill { done: usize, total: usize },
-    PromptAttention(OwnedAttentionRow),
-    PrefillDone(CacheStats),
-    Logprobs(TokenLogprobs),
-    Token(ModelToken, Option<OwnedAttentionRow>),
-    End(Result<FinishReason, Error>),
-}
-
-struct OwnedAttentionRow {
-    mean: Vec<f32>,
-    max: Vec<f32>,
-    per_head: Vec<f32>,
-    probability: Option<f32>,
-}
-
-impl OwnedAttentionRow {
-    fn new(row: &AttentionRow<'_>) -> Self {
-        let AttentionRow { mean, max, per_head, probability } = *row;
-        Self { mean: mean.to_vec(), max: max.to_vec(), per_head: per_head.to_vec(), probability }
-    }
-
-    fn as_row(&self) -> AttentionRow<'_> {
-        let Self { mean, max, per_head, probability } = self;
-        AttentionRow { mean, max, per_head, probability: *probability }
-    }
-}
+/// The latest background job of a handle, for callers that use several handles as one.
+pub type BackgroundJob = Arc<AtomicU64>;
 
 impl Llama {
+    /// The handle with this record of its background job, which [`Model::cancel_handle`] cancels.
+    #[must_use]
+    pub fn with_background_job(mut self, job: &BackgroundJob) -> Self {
+        self.background_job = Arc::clone(job);
+        self
+    }
+
+    /// Whether there is another handle to this model.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.worker) > 1
+    }
+
     /// Loads a GGUF file and starts the thread that runs it.
     pub fn open(path: &Path, options: &LlamaOptions) -> Result<Self, Error> {
         let load_error = |error: LlamaError| {
@@ -132,34 +142,69 @@ impl Llama {
         let weights = ModelWeights::load(path, options.gpu_layers.cast_signed()).map_err(load_error)?;
         let weights = Arc::new(weights);
         let tokens = options.context.unwrap_or_else(|| weights.trained_context().min(DEFAULT_MAX_CONTEXT));
+        let trained = weights.trained_context();
+        if tokens > trained {
+            return Err(load_error(LlamaError::ContextTooLarge { requested: tokens, max: trained }));
+        }
+        let edits = options.kv_mode == KvCacheMode::EditCells && weights.kv_edit_unsupported().is_none();
+        let lanes = if edits { options.parallel.clamp(1, MAX_PARALLEL) } else { 1 };
         let params = ContextParams {
-            tokens,
+            tokens: shared_cells(&weights, tokens, lanes, options.gpu_layers),
             batch: options.batch.clamp(1, tokens.max(1)),
             threads: options.threads.max(1).cast_signed(),
-            sequences: SEQUENCE_COUNT,
+            sequences: sequence_count(lanes),
+            key_type: options.kv_key_type,
         };
-        let context = LlamaContext::new(&weights, params).map_err(load_error)?;
+        let mut context = LlamaContext::new(&weights, params).map_err(load_error)?;
         let name = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let kv_edit_unsupported = weights.kv_edit_unsupported();
+        let fingerprint = model_fingerprint(path, &weights, options.kv_key_type).map_err(|error| {
+            Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
+        })?;
         let mode = options.kv_mode;
-        if let Some(why) = kv_edit_unsupported.filter(|_| mode == KvCacheMode::EditCells) {
-            tracing::warn!(
-                "{name}: after every prune the rest of the window is prefilled again, because {why}"
-            );
+        let mut kv_edit_unsupported = weights.kv_edit_unsupported();
+        if kv_edit_unsupported.is_none() && !context.can_shift() {
+            kv_edit_unsupported = Some("llama.cpp cannot shift its KV cells, and does not say why");
+        }
+        if mode == KvCacheMode::EditCells {
+            if kv_edit_unsupported.is_none() {
+                let folder = options.self_tests.as_deref();
+                kv_edit_unsupported = find_kv_edit_failure(&mut context, folder, fingerprint);
+            }
+            if let Some(why) = kv_edit_unsupported {
+                context.disable_kv_edits();
+                tracing::warn!(
+                    "{name}: after every prune the rest of the window is prefilled again, because {why}"
+                );
+            }
         }
         let limits = if mode == KvCacheMode::EditCells && kv_edit_unsupported.is_none() {
             options.kv_archive.clone()
         } else {
             KvArchiveLimits::disabled()
         };
-        let fingerprint = model_fingerprint(path, &weights).map_err(|error| {
-            Error::unavailable("loading the model", format!("{}: {error}", path.display())).with_source(error)
-        })?;
         let template = load_chat_template(&weights, &options.template_runner)?;
-        let info = ModelInfo { name, context: tokens as usize, attention: true, template };
-        let worker = LlamaThread::spawn(context, limits, fingerprint, mode)?;
+        let kv_editing = match kv_edit_unsupported {
+            _ if mode == KvCacheMode::Recompute => {
+                KvEditing::Recompute { reason: "kv.mode is reread".into() }
+            }
+            Some(reason) => KvEditing::Recompute { reason: reason.into() },
+            None => KvEditing::Cells,
+        };
+        let attention = weights.header.attention_unsupported().is_none();
+        let info = ModelInfo { name, context: tokens as usize, attention, kv_editing, template };
+        // On a GPU flash attention makes the cells of other conversations cheap.
+        let keep_idle_lanes = options.gpu_layers > 0;
+        let worker =
+            LlamaThread::spawn(context, limits, fingerprint, mode, tokens as usize, keep_idle_lanes)?;
         let markers = Arc::new(MarkerNames::of_template(&weights, &info.template));
-        Ok(Self { worker: Arc::new(worker), weights, info, markers, kv_edit_unsupported })
+        Ok(Self {
+            worker: Arc::new(worker),
+            background_job: Arc::default(),
+            weights,
+            info,
+            markers,
+            kv_edit_unsupported,
+        })
     }
 
     /// The reason why KV cells of this model cannot be edited, if there is one: then everything after a change of the
@@ -182,6 +227,17 @@ impl Llama {
     }
 }
 
+/// The cells of a context that generates several answers at once: as many as each of them may need, where memory is free.
+fn shared_cells(weights: &ModelWeights, window: u32, lanes: u32, gpu_layers: u32) -> u32 {
+    if lanes == 1 || gpu_layers > 0 {
+        // How much memory of a GPU is free is not known here.
+        return window;
+    }
+    let free = system_memory::available_bytes().unwrap_or(0) / SHARED_CELLS_MEMORY;
+    let affordable = u32::try_from(free / weights.cell_bytes().max(1)).unwrap_or(u32::MAX);
+    affordable.clamp(window, window.saturating_mul(lanes))
+}
+
 fn thread_ended_error() -> Error {
     Error::internal("running the model", "the thread of the model has ended; restart the program")
 }
@@ -192,40 +248,40 @@ impl LlamaThread {
         limits: KvArchiveLimits,
         fingerprint: u128,
         mode: KvCacheMode,
+        window_limit: usize,
+        keep_idle_lanes: bool,
     ) -> Result<Self, Error> {
         let canceller = Arc::clone(context.canceller());
-        let (jobs, receiver) = channel();
+        let jobs = Arc::new(JobQueue::default());
+        let queue = Arc::clone(&jobs);
         let compiler = SharedCompiler::default();
         let shared_compiler = Arc::clone(&compiler);
         let run = move || {
+            let weights = Arc::clone(context.weights());
+            let compile = move |constraint: &OutputConstraint| {
+                compile_constraint(&weights, constraint, &shared_compiler)
+            };
             let cache = KvCache::new(context, KvArchive::open(limits, fingerprint), mode);
-            run_jobs(cache, &receiver, &shared_compiler);
+            let cache = cache.with_window_limit(window_limit);
+            BatchLoop::new(cache, Box::new(compile), keep_idle_lanes).run(&queue);
         };
         let builder = std::thread::Builder::new().name("halo-model".into());
         let thread = builder.stack_size(COMPILER_STACK_BYTES).spawn(run);
         let thread = thread.map_err(|error| {
             Error::internal("starting the thread of the model", error.to_string()).with_source(error)
         })?;
-        Ok(Self {
-            jobs: Mutex::new(Some(jobs)),
-            canceller,
-            next_job: AtomicU64::new(1),
-            idle_job: AtomicU64::new(0),
-            thread: Mutex::new(Some(thread)),
-            compiler,
-        })
+        Ok(Self { jobs, canceller, next_job: AtomicU64::new(1), thread: Mutex::new(Some(thread)), compiler })
     }
 
     fn send(&self, job: LlamaJob) -> Result<(), Error> {
-        let jobs = self.jobs.lock();
-        jobs.as_ref().ok_or_else(thread_ended_error)?.send(job).map_err(|_| thread_ended_error())
+        if self.jobs.push(job) { Ok(()) } else { Err(thread_ended_error()) }
     }
 }
 
 impl Drop for LlamaThread {
     /// Waits for the thread, which saves the cached KV cells before it ends.
     fn drop(&mut self) {
-        *self.jobs.lock() = None;
+        self.jobs.close();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
@@ -252,15 +308,18 @@ impl Llama {
             attention: attention.clone(),
         });
         let job_id = self.worker.next_job.fetch_add(1, Ordering::SeqCst);
+        self.worker.canceller.add_job(job_id);
         if background {
-            self.worker.idle_job.store(job_id, Ordering::SeqCst);
+            self.background_job.store(job_id, Ordering::SeqCst);
         }
-        // The channel holds one step, so a slow listener slows generation down instead of filling memory.
-        let (steps, received) = sync_channel(1);
+        // The channel holds a few steps, so a slow listener slows its answer down instead of filling memory.
+        let (steps, received) = sync_channel(STEPS_IN_FLIGHT);
         self.worker.send(LlamaJob::Generate { job_id, request, steps })?;
         let mut stopped = false;
         loop {
-            let flow = match received.recv().map_err(|_| thread_ended_error())? {
+            let step = received.recv().map_err(|_| thread_ended_error())?;
+            self.worker.jobs.note_step_taken();
+            let flow = match step {
                 LlamaStep::End(Ok(_)) if stopped => return Ok(FinishReason::Cancelled),
                 LlamaStep::End(end) => return end,
                 // Steps that were on their way when the listener stopped are dropped.
@@ -358,13 +417,8 @@ impl Model for Llama {
     }
 
     fn cancel_handle(&self) -> Option<CancelHandle> {
-        let worker = Arc::clone(&self.worker);
-        Some(Arc::new(move || {
-            let job = worker.idle_job.load(Ordering::SeqCst);
-            if job != 0 {
-                worker.canceller.cancel(job);
-            }
-        }))
+        let (canceller, job) = (Arc::clone(&self.worker.canceller), Arc::clone(&self.background_job));
+        Some(Arc::new(move || canceller.cancel(job.load(Ordering::SeqCst))))
     }
 
     fn persist_kv(&mut self, conversation: &str, window: &[WindowToken]) -> Result<(), Error> {
@@ -381,90 +435,6 @@ impl Model for Llama {
         self.worker.send(job)?;
         result.recv().map_err(|_| thread_ended_error())
     }
-}
-
-/// Runs jobs until all handles are dropped, then saves the cached KV cells.
-fn run_jobs(mut cache: KvCache, jobs: &Receiver<LlamaJob>, compiler: &SharedCompiler) {
-    for job in jobs {
-        match job {
-            LlamaJob::Generate { job_id, request, steps } => {
-                cache.context().canceller().begin_job(job_id);
-                let end =
-                    catch_panic(&mut cache, |cache| generate_for_job(cache, &request, compiler, &steps));
-                cache.context().canceller().begin_job(0);
-                let _ = steps.send(LlamaStep::End(end));
-            }
-            LlamaJob::Persist { conversation, window, done } => {
-                let persisted = catch_panic(&mut cache, |cache| {
-                    cache.persist(&conversation, &window).map(|_| ()).map_err(cache_error)
-                });
-                let _ = done.send(persisted);
-            }
-            LlamaJob::CheckWindow { conversation, window, done } => {
-                let _ = done.send(cache.find_mismatch(&conversation, &window));
-            }
-            LlamaJob::Forget { conversation, done } => {
-                cache.forget(&conversation);
-                let _ = done.send(());
-            }
-            LlamaJob::LinkBranch { conversation, parent, positions } => {
-                cache.archive().link_branch(&conversation, &parent, positions);
-            }
-            LlamaJob::Flush { done } => {
-                cache.archive().flush();
-                let _ = done.send(());
-            }
-        }
-    }
-    cache.save_and_clear();
-}
-
-/// Turns a panic in one job into an error, so that the thread lives on. The KV cache is discarded, because its table may
-/// be wrong.
-fn catch_panic<T>(
-    cache: &mut KvCache,
-    job: impl FnOnce(&mut KvCache) -> Result<T, Error>,
-) -> Result<T, Error> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(cache))).unwrap_or_else(|_| {
-        cache.discard_cells();
-        let why = "internal error (a bug): the job panicked; the KV cache was discarded, and the next prompt is prefilled again";
-        Err(Error::internal("running the model", why))
-    })
-}
-
-fn cache_error(error: KvCacheError) -> Error {
-    Error::new(error.kind(), "running the model", error.to_string()).with_source(error)
-}
-
-fn generate_for_job(
-    cache: &mut KvCache,
-    request: &GenerateRequest,
-    compiler: &SharedCompiler,
-    steps: &SyncSender<LlamaStep>,
-) -> Result<FinishReason, Error> {
-    let grammar = match &request.sampling.constraint {
-        None => None,
-        Some(constraint) => compile_constraint(cache.context().weights(), constraint, compiler)?,
-    };
-    let canceller = Arc::clone(cache.context().canceller());
-    let mut listener = |step: ModelStep<'_>| {
-        let step = match step {
-            ModelStep::Prefill { done, total } => LlamaStep::Prefill { done, total },
-            ModelStep::PromptAttention(row) => LlamaStep::PromptAttention(OwnedAttentionRow::new(&row)),
-            ModelStep::PrefillDone(stats) => LlamaStep::PrefillDone(stats),
-            ModelStep::Logprobs(logprobs) => LlamaStep::Logprobs(logprobs.clone()),
-            ModelStep::Token(token, row) => {
-                LlamaStep::Token(token.clone(), row.as_ref().map(OwnedAttentionRow::new))
-            }
-        };
-        // Sending fails when the caller is gone.
-        if steps.send(step).is_err() || canceller.is_cancelled() {
-            StepFlow::Stop
-        } else {
-            StepFlow::Continue
-        }
-    };
-    generate(cache, request, grammar, &mut listener).map_err(cache_error)
 }
 
 /// The operation in errors of constraints.
@@ -512,25 +482,4 @@ fn load_chat_template(weights: &ModelWeights, runner: &TemplateRunner) -> Result
             ChatTemplate { start: bos, ..fallback }
         }
     })
-}
-
-/// Identifies the model and the format of its KV cells: saved cells are restored only for the same fingerprint. It is a
-/// hash over samples of the file, because hashing gigabytes would take minutes.
-fn model_fingerprint(path: &Path, weights: &ModelWeights) -> std::io::Result<u128> {
-    use std::io::{Read, Seek, SeekFrom};
-    const SAMPLES: u64 = 64;
-    const SAMPLE_BYTES: u64 = 1 << 16;
-    let mut file = std::fs::File::open(path)?;
-    let size = weights.header.file_bytes;
-    let mut hash = Xxh3::new();
-    hash.update(&size.to_le_bytes());
-    // The state format depends on the version of llama.cpp and on how the context is created.
-    hash.update(b"llama-cpp-sys-2 0.1.160, f16, no flash attention");
-    for n in 0..SAMPLES {
-        file.seek(SeekFrom::Start(size.saturating_sub(SAMPLE_BYTES) / SAMPLES * n))?;
-        let mut bytes = Vec::new();
-        (&mut file).take(SAMPLE_BYTES).read_to_end(&mut bytes)?;
-        hash.update(&bytes);
-    }
-    Ok(hash.digest128())
 }

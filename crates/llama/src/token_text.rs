@@ -144,16 +144,16 @@ impl MarkerNames {
 
 /// Finds stop sequences in streamed text, also across tokens.
 #[derive(Debug)]
-pub struct StopMatcher<'a> {
-    stops: &'a [String],
+pub struct StopMatcher {
+    stops: Vec<String>,
     /// The end of the text so far, as long as the longest stop sequence.
     tail: String,
 }
 
-impl<'a> StopMatcher<'a> {
+impl StopMatcher {
     #[must_use]
-    pub fn new(stops: &'a [String]) -> Self {
-        Self { stops, tail: String::new() }
+    pub fn new(stops: &[String]) -> Self {
+        Self { stops: stops.to_vec(), tail: String::new() }
     }
 
     /// Adds text; returns whether it completes a stop sequence.

@@ -4,8 +4,8 @@ use halo_core::tool_call::{CallFormat, ToolChoice, ToolOptions};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The grammar of an answer with functions; none where the model decides itself whether it calls one and a call has no
-/// marker of text: then the calls are read from the answer afterwards. `control_token` gives the number of a control
+/// The grammar of an answer with functions; none where the model decides itself whether it calls one, a call has no marker of
+/// text, and an answer without a call is any text: then the calls are read from the answer afterwards. `control_token` gives the number of a control
 /// token by its name.
 pub(crate) fn tool_grammar(
     options: &ToolOptions,
@@ -15,14 +15,25 @@ pub(crate) fn tool_grammar(
     let marker = options.format.marker();
     let control = Some(marker).filter(|marker| !marker.is_empty()).and_then(control_token);
     let is_auto = options.choice == ToolChoice::Auto;
-    if is_auto && (marker.is_empty() || control.is_some()) {
+    let is_lazy = is_auto && !marker.is_empty() && control.is_none();
+    if is_auto && !is_lazy && options.answer_schema.is_none() {
         return Ok(None);
     }
+    // Where nothing but its JSON tells a call from another answer, both are JSON to the grammar: a literal that begins like the
+    // answer would be read in its place, because the lexer does not go back.
+    let is_json_or_schema = is_auto && !is_lazy && control.is_none() && open.is_empty();
     let mut rules = String::new();
     let mut names = Vec::new();
     for (n, tool) in options.allowed().enumerate() {
         let mut schema: Value = serde_json::from_str(&tool.parameters)
             .map_err(|e| format!("the schema of {} is not JSON: {e}", tool.name))?;
+        if is_json_or_schema {
+            schema = call_schema(&tool.name, arguments_key, schema);
+            compact_whitespace(&mut schema);
+            let _ = writeln!(rules, "call_{n}: %json {schema}");
+            names.push(format!("call_{n}"));
+            continue;
+        }
         compact_whitespace(&mut schema);
         let head = format!("{{\"name\": {}, {}: ", quoted(&tool.name), quoted(arguments_key));
         let _ = writeln!(rules, "call_{n}: {} args_{n} \"}}\"", quoted(&head));
@@ -36,8 +47,12 @@ pub(crate) fn tool_grammar(
     let more = if options.parallel { format!("({} call)*", literal(separator)) } else { String::new() };
     let calls = format!("call {more} {}", literal(close));
     let rest = open.trim_start().strip_prefix(marker).unwrap_or_default();
-    let start = match (is_auto, control) {
-        (true, _) => {
+    let forced = match control {
+        Some(token) => format!("<[{token}]> {} {calls}", literal(rest)),
+        None => format!("{} {calls}", literal(open)),
+    };
+    let start = match is_auto {
+        true => {
             let text = match &options.answer_schema {
                 None => "TEXT".to_owned(),
                 Some(schema) => {
@@ -47,13 +62,39 @@ pub(crate) fn tool_grammar(
                     format!("%json {schema}")
                 }
             };
-            let _ = writeln!(rules, "text: {text}\nhead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/", quoted(marker));
-            format!("head {} {calls} | text", literal(rest))
+            let _ = writeln!(rules, "text: {text}");
+            match is_lazy {
+                // Text may come before a call.
+                true => {
+                    let _ = writeln!(rules, "head[lazy]: TEXT {}\nTEXT: /(\\n|.)*/", quoted(marker));
+                    format!("head {} {calls} | text", literal(rest))
+                }
+                false => format!("{forced} | text"),
+            }
         }
-        (false, Some(token)) => format!("<[{token}]> {} {calls}", literal(rest)),
-        (false, None) => format!("{} {calls}", literal(open)),
+        false => forced,
     };
     Ok(Some(format!("start: {start}\n{rules}")))
+}
+
+/// The schema of a whole call.
+fn call_schema(name: &str, arguments_key: &str, mut arguments: Value) -> Value {
+    let definitions: Vec<(&str, Option<Value>)> = ["$defs", "definitions"]
+        .map(|key| (key, arguments.as_object_mut().and_then(|schema| schema.remove(key))))
+        .into();
+    let mut schema = json!({
+        "type": "object",
+        "properties": {"name": {"const": name}, arguments_key: arguments},
+        "required": ["name", arguments_key],
+        "additionalProperties": false,
+    });
+    // References name them from the root.
+    for (key, definitions) in definitions {
+        if let Some(definitions) = definitions {
+            schema[key] = definitions;
+        }
+    }
+    schema
 }
 
 /// A text as a literal of the grammar; an empty one is left out.
@@ -156,6 +197,23 @@ mod tests {
         let bare = CallFormat { open: String::new(), close: String::new(), ..CallFormat::default() };
         let auto = ToolOptions { format: bare, ..options(ToolChoice::Auto, true) };
         assert_eq!(tool_grammar(&auto, &|_| None), Ok(None));
+        // An answer without a call that must follow a schema is enforced with each kind of marker.
+        let answer_schema =
+            Some(r#"{"type":"object","properties":{"sky":{"enum":["blue"]}},"required":["sky"]}"#.to_owned());
+        let schema = ToolOptions { answer_schema: answer_schema.clone(), ..auto.clone() };
+        for (answer, expected) in [
+            (r#"{"sky": "blue"}"#, true),
+            (r#"{"name": "clock", "arguments": {}}"#, true),
+            (r#"{"name": "weather", "arguments": {"town": 7}}"#, false),
+            (r#"{"sky": "red"}"#, false),
+            ("The sky is blue.", false),
+        ] {
+            assert_eq!(allows(&schema, answer), expected, "{answer}");
+        }
+        let marked = ToolOptions { answer_schema, ..options(ToolChoice::Auto, true) };
+        let control = tool_grammar(&marked, &|_| Some(7)).expect("valid").expect("a grammar");
+        assert!(control.starts_with("start: <[7]> \"\\n\" call"), "{control}");
+        assert!(control.contains("| text\n") && control.contains("text: %json"), "{control}");
         let required = ToolOptions { choice: ToolChoice::Required, ..auto };
         assert!(allows(&required, r#"{"name": "clock", "arguments": {}}"#));
         assert_eq!(tool_grammar(&options(ToolChoice::Auto, true), &|_| Some(7)), Ok(None));

@@ -171,16 +171,56 @@ fn infer_calls(
         two.get(first..two.find(RESULTS[1])?).map(str::to_owned)
     });
     let call = CallFormat {
-        open: open.to_owned(),
-        separator: separator.unwrap_or_else(|| "\n".to_owned()),
-        close: close.to_owned(),
+        open: without_call_ids(open)?,
+        separator: without_call_ids(&separator.unwrap_or_else(|| "\n".to_owned()))?,
+        close: without_call_ids(close)?,
         arguments_key,
     };
-    Some((call, MessageWrap { prefix, suffix }, result_separator.filter(|text| !text.contains('"'))))
+    let result = MessageWrap { prefix: without_call_ids(&prefix)?, suffix: without_call_ids(&suffix)? };
+    let result_separator = result_separator.and_then(|text| without_call_ids(&text));
+    Some((call, result, result_separator.filter(|text| !text.contains('"'))))
 }
 
-/// A chat in which the model calls `count` functions.
+/// What the template writes behind the result of a function to begin the answer; none where it writes no results.
+pub(crate) fn prompt_after_result(renderer: &ChatRenderer<'_>, user_prefix: &str) -> Option<String> {
+    let before_user = render_calls(renderer, 1)?;
+    let result_end = before_user.find(RESULTS[0])? + RESULTS[0].len();
+    let closing = before_user.get(result_end..before_user.find(NEXT_USER)?)?.strip_suffix(user_prefix)?;
+    let mut messages = call_messages(1);
+    messages.pop();
+    let before_answer = renderer.render(messages, None, None).ok()?;
+    let result_end = before_answer.find(RESULTS[0])? + RESULTS[0].len();
+    before_answer.get(result_end..)?.strip_prefix(closing).map(str::to_owned)
+}
+
+/// A text of the template without the ids of calls. A result is stored without an id and follows its call, so a member with an id is
+/// left out: `{"content": …, "call_id": "…"}`. None where an id is anything but a member of a JSON object.
+fn without_call_ids(text: &str) -> Option<String> {
+    let mut text = text.to_owned();
+    for id in CALL_IDS {
+        let member_value = format!("\"{id}\"");
+        while let Some(at) = text.find(id) {
+            let start = text.find(&member_value).filter(|start| start + 1 == at)?;
+            let end = start + member_value.len();
+            let before = text[..start].trim_end().strip_suffix(':')?.trim_end().strip_suffix('"')?;
+            let key = before.rfind('"')?;
+            let head = before[..key].trim_end();
+            text = match (head.strip_suffix(','), text[end..].trim_start().strip_prefix(',')) {
+                (Some(head), _) => format!("{head}{}", &text[end..]),
+                (None, Some(rest)) => format!("{}{}", &text[..key], rest.trim_start()),
+                (None, None) => format!("{}{}", &text[..key], &text[end..]),
+            };
+        }
+    }
+    Some(text)
+}
+
+/// A chat in which the model calls `count` functions, and the user goes on.
 fn render_calls(renderer: &ChatRenderer<'_>, count: usize) -> Option<String> {
+    renderer.render(call_messages(count), None, None).ok()
+}
+
+fn call_messages(count: usize) -> Vec<Value> {
     let arguments = parse_value(ARGUMENTS);
     let calls: Vec<Value> = (0..count)
         .map(|n| {
@@ -196,7 +236,7 @@ fn render_calls(renderer: &ChatRenderer<'_>, count: usize) -> Option<String> {
         context! { role => "tool", content => RESULTS[n], tool_call_id => CALL_IDS[n], name => FUNCTIONS[n] }
     }));
     messages.push(context! { role => "user", content => NEXT_USER });
-    renderer.render(messages, None, None).ok()
+    messages
 }
 
 /// The object of a call in a rendered chat, and the key of its arguments.
@@ -457,7 +497,9 @@ mod tests {
     #[test]
     fn tool_template_of_mistral_has_lists() {
         let template = infer(MISTRAL, "<s>", "</s>");
-        assert_eq!(template.user, wrap("[INST] ", ""));
+        // The template does not write `[/INST]` between a result and the answer.
+        assert_eq!(template.user, wrap("[INST] ", "[/INST]"));
+        assert_eq!(template.assistant, wrap("", "</s>"));
         let section = template.tools.section.expect("it writes functions");
         assert_eq!((section.head.as_str(), section.separator.as_str()), ("[AVAILABLE_TOOLS] [", ", "));
         assert_eq!((section.tools_first, section.gap.as_str()), (true, "][/AVAILABLE_TOOLS][INST] "));
@@ -466,7 +508,22 @@ mod tests {
             (call.marker(), call.separator.as_str(), call.close.as_str()),
             ("[TOOL_CALLS]", ", ", "]")
         );
-        assert_eq!(template.tools.result.prefix, "[TOOL_RESULTS] {\"content\": ");
+        assert_eq!(template.tools.result, wrap("[TOOL_RESULTS] {\"content\": ", "}[/TOOL_RESULTS]"));
+    }
+
+    #[test]
+    fn tool_template_has_no_ids_of_calls() {
+        for (text, expected) in [
+            (r#", "call_id": "callAAAAA"}"#, Some("}")),
+            (r#"{"call_id": "callAAAAA", "content": "#, Some(r#"{"content": "#)),
+            (r#"{"id": "callBBBBB"}"#, Some("{}")),
+            (r#", "a": 1, "id":"callAAAAA"}, {"id": "callBBBBB", "#, Some(r#", "a": 1}, {"#)),
+            ("no id", Some("no id")),
+            ("<call callAAAAA>", None),
+            (r#"["callAAAAA"]"#, None),
+        ] {
+            assert_eq!(super::without_call_ids(text).as_deref(), expected, "{text}");
+        }
     }
 
     #[test]

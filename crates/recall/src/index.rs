@@ -96,6 +96,12 @@ pub(crate) struct DenseIndex {
     checksums: Vec<[VectorChecksums; 2]>,
 }
 
+impl DenseIndex {
+    pub(crate) fn embedder_name(&self) -> &str {
+        &self.embedder.name
+    }
+}
+
 /// Checksums of texts; 0 stands for no text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct VectorChecksums {

@@ -14,6 +14,7 @@ pub mod lexical;
 pub mod query_dates;
 pub mod rank;
 pub mod recall;
+mod relevance;
 pub mod row_order;
 pub mod text_features;
 pub mod vector_index;

@@ -7,6 +7,7 @@
 use crate::index::{DenseIndex, IndexedChunk, RecallIndex};
 use crate::lexical::LexicalQuery;
 use crate::query_dates::QueryDates;
+use crate::relevance::{RelevanceBasis, RelevanceFeatures};
 use crate::text_features::{QueryIntent, TextFeatures};
 use crate::vector_index::{VectorError, VectorIndex};
 use halo_core::resurrect::Hit;
@@ -68,6 +69,13 @@ pub struct RankedChunk {
     pub matched_terms: Vec<String>,
     /// The cosine similarity of its two vectors: alone, and in context.
     pub similarity: [Option<f32>; 2],
+    /// The share of the query's terms that it and its direct neighbours have; see [`LexicalIndex::term_share`].
+    ///
+    /// [`LexicalIndex::term_share`]: crate::lexical::LexicalIndex::term_share
+    pub term_share: f32,
+    /// The probability that it answers the query, from 0 to 1. Unlike the score, it can be compared between queries and
+    /// conversations.
+    pub relevance: f64,
     /// Its rank by words alone and by meaning alone, from 0. None if it has none of the words, or no vector.
     pub ranks: [Option<usize>; 2],
 }
@@ -186,11 +194,26 @@ impl RecallIndex {
             feature_scores.retain(|&(_, score)| score != 0.0);
             feature_scores.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
             let matched_terms = self.lexical.matched_terms(&lexical_query, self.order.rows()[ordinal]);
+            let similarity = scores.similarity(ordinal);
+            let term_share = self.lexical.term_share(&lexical_query, self.order.around(ordinal, NEAR_RADIUS));
+            let evidence = RelevanceFeatures {
+                score: feature_scores.iter().map(|&(_, score)| f64::from(score)).sum(),
+                similarity,
+                term_share: f64::from(term_share),
+                chunks: self.order.rows().len(),
+                basis: match &self.dense {
+                    _ if scores.mode == SearchMode::Lexical => RelevanceBasis::Words,
+                    Some(dense) => RelevanceBasis::of_embedder(dense.embedder_name()),
+                    None => RelevanceBasis::Words,
+                },
+            };
             RankedChunk {
                 hit,
+                relevance: evidence.relevance(),
                 feature_scores,
                 matched_terms: matched_terms.into_iter().map(str::to_owned).collect(),
-                similarity: scores.similarity(ordinal),
+                similarity,
+                term_share,
                 ranks: [0, 1].map(|n| ranks[n].iter().position(|&other| other == ordinal)),
             }
         };

@@ -28,6 +28,8 @@ pub type SharedIndex = Arc<RwLock<RecallIndex>>;
 pub struct Recall {
     conversation: String,
     index: SharedIndex,
+    /// Whether the index has the chunks of the timeline.
+    is_indexed: bool,
     embedder: Option<(Box<dyn Embedder + Send>, EmbedderInfo)>,
     speakers: BTreeMap<TurnId, String>,
     turn_dates: BTreeMap<TurnId, Date>,
@@ -42,16 +44,16 @@ pub struct SearchOptions {
     pub diversity: f64,
     /// The largest number of hits.
     pub limit: usize,
-    /// Hits with a lower score are found but not resurrected; 0: every hit with a score above 0 may be.
+    /// Hits with a lower relevance are found but not resurrected; 0: every hit with a score above 0 may be.
     pub floor: f64,
 }
 
 impl SearchOptions {
-    /// Whether a hit of this score is related enough to be resurrected.
+    /// Whether a hit is related enough to be resurrected.
     #[must_use]
-    pub fn is_relevant(&self, score: f64) -> bool {
+    pub fn is_relevant(&self, found: &RankedChunk) -> bool {
         // The lexical and the vector search always return something; a score of 0 means that it does not match.
-        score > 0.0 && score >= self.floor
+        found.hit.score > 0.0 && found.relevance >= self.floor
     }
 }
 
@@ -82,8 +84,9 @@ impl Recall {
         };
         let index = Arc::new(RwLock::new(RecallIndex::new(embedder.as_ref().map(|(_, info)| info.clone()))));
         let (speakers, turn_dates) = (BTreeMap::new(), BTreeMap::new());
+        let conversation_name = conversation.to_owned();
         let mut recall =
-            Self { conversation: conversation.to_owned(), index, embedder, speakers, turn_dates };
+            Self { conversation: conversation_name, index, is_indexed: true, embedder, speakers, turn_dates };
         recall.sync(store, timeline)?;
         if let Some((_, info)) = &recall.embedder {
             for view in EmbeddingView::ALL {
@@ -95,6 +98,19 @@ impl Recall {
             }
         }
         Ok(recall)
+    }
+
+    /// For a conversation that is only read and not searched: building the index would read all of its text.
+    #[must_use]
+    pub fn without_index(conversation: &str) -> Self {
+        Self {
+            conversation: conversation.to_owned(),
+            index: Arc::new(RwLock::new(RecallIndex::new(None))),
+            is_indexed: false,
+            embedder: None,
+            speakers: BTreeMap::new(),
+            turn_dates: BTreeMap::new(),
+        }
     }
 
     /// Makes the index equal to the timeline; returns how many chunks changed.
@@ -144,10 +160,10 @@ impl Recall {
         self.index.write()
     }
 
-    /// The index for other threads; see [`search`].
+    /// The index for other threads, see [`search`]; none if it was not built.
     #[must_use]
-    pub fn shared_index(&self) -> SharedIndex {
-        Arc::clone(&self.index)
+    pub fn shared_index(&self) -> Option<SharedIndex> {
+        self.is_indexed.then(|| Arc::clone(&self.index))
     }
 
     #[must_use]

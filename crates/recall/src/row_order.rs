@@ -34,6 +34,12 @@ impl RowOrder {
             .map(|&ordinal| ordinal as usize)
     }
 
+    /// The row of an ordinal and its neighbours within `radius`.
+    #[must_use]
+    pub fn around(&self, ordinal: usize, radius: usize) -> &[u32] {
+        &self.rows[ordinal.saturating_sub(radius)..(ordinal + radius + 1).min(self.rows.len())]
+    }
+
     /// For each ordinal the sum of its own value and the values of its neighbours within `radius`, times `weight`.
     pub(crate) fn sum_neighbours(&self, radius: usize, weight: f32, value: impl Fn(u32) -> f32) -> Vec<f32> {
         let values: Vec<f32> = self.rows.iter().map(|&row| value(row)).collect();

@@ -52,8 +52,9 @@ impl RemoteAddress {
     }
 }
 
-fn has_port(url: &str) -> bool {
-    let authority = url.split_once("://").map_or("", |(_, rest)| rest).split('/').next().unwrap_or("");
+/// Whether a URL, or a host without a scheme, names a port.
+pub(crate) fn has_port(url: &str) -> bool {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest).split('/').next().unwrap_or("");
     port_part(authority).is_some()
 }
 
@@ -74,6 +75,12 @@ pub(crate) fn redact_password(address: &str) -> String {
 
 impl BaseUrl {
     pub fn parse(url: &str) -> Result<Self, String> {
+        // The parser of international names that the dependencies are built with panics on some of them.
+        if !url.is_ascii() {
+            return Err(
+                "the URL has characters that are not ASCII: write the host in punycode (xn--…)".into()
+            );
+        }
         let url = Url::parse(url).map_err(|e| format!("the URL is not valid ({e})"))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err("only http and https URLs are supported".into());
@@ -102,6 +109,14 @@ impl BaseUrl {
 
     pub fn may_send_key(&self) -> bool {
         self.is_https() || self.is_loopback()
+    }
+
+    pub fn host(&self) -> &str {
+        self.0.host_str().unwrap_or("")
+    }
+
+    pub fn port(&self) -> Option<u16> {
+        self.0.port_or_known_default()
     }
 
     pub fn is_loopback(&self) -> bool {
@@ -179,5 +194,13 @@ mod tests {
     fn address_with_password_is_refused_and_not_echoed() {
         let error = parse_to_string("openai+https://me:hunter2@h/v1#m");
         assert!(error.contains("not accepted") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn address_with_characters_outside_ascii_is_refused() {
+        for url in ["http://bücher.example", "http://\u{36b7b}\u{3998f}.example", "http://a/\u{6521}"] {
+            let why = BaseUrl::parse(url).expect_err(url);
+            assert!(why.contains("not ASCII"), "{why}");
+        }
     }
 }

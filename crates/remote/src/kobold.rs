@@ -12,8 +12,8 @@ use crate::stream_listener::{StreamEnd, StreamListener};
 use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, Sampling,
-    StepFlow,
+    ChatTemplate, FinishReason, KvEditing, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt,
+    Sampling, StepFlow,
 };
 use halo_core::token::TokenId;
 use reqwest::header::{self, HeaderValue};
@@ -78,7 +78,8 @@ impl KoboldModel {
             ["eos_token_id", "eot_token_id"].iter().filter_map(|end| parse_token_id(&model[end])).collect();
         let tokenizer = KoboldTokenizer::probe(&client, &base, options.request_timeout, extended, listener)?;
         let template = ChatTemplate::chatml();
-        let info = ModelInfo { name, context: 0, attention: false, template };
+        let kv_editing = KvEditing::Unknown;
+        let info = ModelInfo { name, context: 0, attention: false, kv_editing, template };
         let mut kobold = Self {
             client,
             base,

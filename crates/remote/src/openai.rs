@@ -12,8 +12,8 @@ use crate::stream_listener::{StreamEnd, StreamListener};
 use crate::tool_messages::{CallText, add_tools, native_messages};
 use halo_core::Error;
 use halo_core::model::{
-    ChatTemplate, FinishReason, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt, PromptMessage,
-    Sampling, StepFlow,
+    ChatTemplate, FinishReason, KvEditing, ModelInfo, ModelStep, ModelToken, OutputConstraint, Prompt,
+    PromptMessage, Sampling, StepFlow,
 };
 use halo_core::token::Role;
 use reqwest::header::{self, HeaderValue};
@@ -68,7 +68,8 @@ impl OpenAiModel {
         }
         let client = RemoteClient::new(&base, options)?;
         let template = ChatTemplate::default();
-        let info = ModelInfo { name: String::new(), context: DEFAULT_CONTEXT, attention: false, template };
+        let (name, kv_editing) = (String::new(), KvEditing::Unknown);
+        let info = ModelInfo { name, context: DEFAULT_CONTEXT, attention: false, kv_editing, template };
         let mut openai = Self { client, base, key, info };
         let mut listen = ignore_steps;
         let request = openai.with_key(RemoteRequest::get("asking for the models", &openai.base, "/models"));

@@ -30,6 +30,9 @@ use tower_http::compression::predicate::{DefaultPredicate, NotForContentType, Pr
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::set_header::SetResponseHeaderLayer;
 
+/// The longest `Retry-After`, in seconds.
+const MAX_RETRY_SECONDS: u64 = 120;
+
 /// The address of the connection, an extension of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerIp(pub IpAddr);
@@ -105,19 +108,36 @@ pub(crate) fn wrap_router(router: Router, app: &Arc<App>) -> Router {
     let compressible = DefaultPredicate::new().and(NotForContentType::const_new(JSON_LINES));
     router
         .layer(DefaultBodyLimit::max(app.limits.max_body_bytes))
+        .layer(middleware::from_fn_with_state(guard.clone(), tell_when_to_retry))
         .layer(middleware::from_fn_with_state(guard.clone(), check_rate_and_key))
         .layer(cors)
         .layer(middleware::from_fn_with_state(guard, check_host_and_origin))
         .layer(CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(compressible))
+        .layer(middleware::from_fn(skip_local_compression))
         .layer(header(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")))
         .layer(header(REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
 }
 
-async fn check_host_and_origin(
-    State(guard): State<AccessGuard>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+/// A request that finds the queue full is told when to come again.
+async fn tell_when_to_retry(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE && !response.headers().contains_key(RETRY_AFTER) {
+        let wait = guard.app.host.scheduler().expected_wait().unwrap_or_default();
+        let seconds = wait.as_secs().clamp(1, MAX_RETRY_SECONDS);
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// On this machine, compression costs more time than it saves. The compressor reads the header, so it comes after this.
+async fn skip_local_compression(mut request: Request, next: Next) -> Response {
+    if peer_ip(request.extensions()).is_some_and(|peer| peer.is_loopback()) {
+        request.headers_mut().remove(ACCEPT_ENCODING);
+    }
+    next.run(request).await
+}
+
+async fn check_host_and_origin(State(guard): State<AccessGuard>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let api = ApiName::of_path(request.uri().path());
     let proxies = &guard.app.limits.trusted_proxies;
@@ -125,17 +145,9 @@ async fn check_host_and_origin(
     let label = RequestLabel::new(request.method(), request.extensions().get::<MatchedPath>(), client);
     let response = match guard.reject_host_or_origin(&request) {
         Some(rejection) => rejection_response(rejection, request.uri()),
-        None => {
-            // On this machine, compression costs more time than it saves.
-            if peer_ip(request.extensions()).is_some_and(|peer| peer.is_loopback()) {
-                request.headers_mut().remove(ACCEPT_ENCODING);
-            }
-            next.run(request).await
-        }
+        None => next.run(request).await,
     };
-    if api != ApiName::Page {
-        label.log_client_error(&response);
-    }
+    label.log_client_error(&response, api == ApiName::Page);
     guard.app.metrics.record_request(api, response.status(), started.elapsed());
     response
 }
@@ -165,7 +177,12 @@ fn rejection_response(rejection: ErrorResponse, uri: &Uri) -> Response {
                 StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
                 _ => "permission_error",
             };
-            let error = serde_json::json!({"error": {"message": rejection.message(), "type": kind, "param": null, "code": null}});
+            let code = match rejection.status() {
+                StatusCode::UNAUTHORIZED => Some("invalid_api_key"),
+                StatusCode::TOO_MANY_REQUESTS => Some("rate_limit_exceeded"),
+                _ => None,
+            };
+            let error = serde_json::json!({"error": {"message": rejection.message(), "type": kind, "param": null, "code": code}});
             (rejection.status(), Extension(rejection.label()), axum::Json(error)).into_response()
         }
         ApiName::LlamaServer => llama_server::error_response(rejection),

@@ -25,11 +25,6 @@ pub(crate) enum AnswerSource {
 }
 
 impl AnswerSource {
-    pub fn completion(request: CompletionRequest) -> Self {
-        let logprobs = LogprobBuffer::new(request.sampling.logprobs.is_some());
-        Self::Completion { request, logprobs }
-    }
-
     /// Begins to generate. Returns the conversation of a chat.
     async fn start(
         self,

@@ -27,6 +27,7 @@ impl ApiName {
             _ if KOBOLD_PREFIXES.iter().any(|prefix| path.starts_with(prefix)) => Self::Kobold,
             _ if path.starts_with("/api/") => Self::Ollama,
             _ if path == "/v1" || path.starts_with("/v1/") => Self::OpenAi,
+            "/chat/completions" | "/models" => Self::OpenAi,
             _ if is_llama_server_path(path) => Self::LlamaServer,
             "/mcp" => Self::Mcp,
             _ => Self::Page,

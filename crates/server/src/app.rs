@@ -8,6 +8,7 @@ use crate::error::{ApiResult, ErrorResponse};
 use crate::events::EventHub;
 use crate::forgetting_loop::PressureQueue;
 use crate::generation_log::GenerationLog;
+use crate::halo::RunningDownloads;
 use crate::metrics::Metrics;
 use crate::open_worlds::OpenWorlds;
 use crate::otlp::TraceExporter;
@@ -15,6 +16,7 @@ use crate::response_index::ResponseIndex;
 use crate::running_completions::RunningCompletions;
 use crate::state_cache::StateCache;
 use crate::store_probe::StoreProbe;
+use crate::transcript_cache::TranscriptCache;
 use axum::http::StatusCode;
 use halo_core::Error;
 use halo_core::change::Change;
@@ -24,11 +26,12 @@ use halo_engine::event::Event;
 use halo_engine::host::{ConversationHandle, ConversationHost, EventListener, HostLimits};
 use halo_engine::recorder::RecorderPurpose;
 use halo_engine::scheduler::QueuePlace;
-use halo_engine::session::MESSAGE_ID_KEY;
+use halo_engine::session::{MESSAGE_ID_KEY, SearchIndexing};
 use halo_engine::snapshot::{ConversationSnapshot, ConversationState, SnapshotCell};
+use halo_recall::recall::SharedIndex;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
 
 /// The state that all requests share.
 pub struct App {
@@ -51,6 +54,10 @@ pub struct App {
     started_at: i64,
     readers: ReaderPool,
     snapshots: Mutex<VecDeque<CachedSnapshot>>,
+    /// Conversations that are being loaded, so that requests at the same time load one once.
+    loading: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
+    pub(crate) transcripts: TranscriptCache,
+    pub(crate) downloads: RunningDownloads,
     undo_log: Mutex<UndoLog>,
     /// The latest messages that have a client's id: conversation and id.
     message_ids: Mutex<VecDeque<(String, String)>>,
@@ -84,6 +91,8 @@ struct CachedSnapshot {
     revision: u64,
     state: Arc<ConversationState>,
     notices: Vec<String>,
+    /// Built when the conversation is searched for the first time.
+    index: Arc<OnceLock<SharedIndex>>,
 }
 
 const MAX_SNAPSHOTS: usize = 16;
@@ -159,8 +168,11 @@ impl App {
             session.set_recorder(RecorderPurpose::Live, Some(cache.recorder(name)));
             Ok(session)
         });
-        let host_limits =
-            HostLimits { idle_timeout: limits.idle_timeout, max_open: limits.max_open_conversations };
+        let host_limits = HostLimits {
+            idle_timeout: limits.idle_timeout,
+            max_open: limits.max_open_conversations,
+            parallel: limits.parallel,
+        };
         let state_cache = Arc::new(StateCache::default());
         let pressure_queue = Arc::new(PressureQueue::default());
         let generation_log = Arc::new(GenerationLog::default());
@@ -190,7 +202,10 @@ impl App {
             started_at: jiff::Timestamp::now().as_second(),
             readers: ReaderPool::default(),
             snapshots: Mutex::default(),
+            loading: Mutex::default(),
+            transcripts: TranscriptCache::default(),
             undo_log: Mutex::default(),
+            downloads: RunningDownloads::default(),
             message_ids: Mutex::default(),
         })
     }
@@ -246,25 +261,66 @@ impl App {
             let key = (cached.state.name.as_str(), cached.created, cached.revision);
             key == (stored.name.as_str(), stored.created, stored.changes)
         };
-        if let Some(cached) = self.snapshots.lock().iter().find(is_current) {
-            return Ok(view(cached));
+        let find = || self.snapshots.lock().iter().find(is_current).map(view);
+        if let Some(view) = find() {
+            return Ok(view);
         }
-        let mut session = self.backend.open_session_read_only(&stored.name)?;
-        let loaded = CachedSnapshot {
-            created: stored.created,
-            revision: session.timeline().revision(),
-            notices: session.take_notices(),
-            state: Arc::new(session.state()),
+        self.load_once(&stored.name, || {
+            if let Some(view) = find() {
+                return Ok(view);
+            }
+            let mut session = self.backend.open_session_read_only(&stored.name, SearchIndexing::Skip)?;
+            let loaded = CachedSnapshot {
+                created: stored.created,
+                revision: session.timeline().revision(),
+                notices: session.take_notices(),
+                state: Arc::new(session.state()),
+                index: Arc::default(),
+            };
+            drop(session);
+            let view = view(&loaded);
+            let mut snapshots = self.snapshots.lock();
+            snapshots.retain(|other| other.state.name != stored.name);
+            snapshots.push_back(loaded);
+            if snapshots.len() > MAX_SNAPSHOTS {
+                snapshots.pop_front();
+            }
+            Ok(view)
+        })
+    }
+
+    /// Runs `load` while no other request loads the same conversation.
+    fn load_once<T>(&self, name: &str, load: impl FnOnce() -> ApiResult<T>) -> ApiResult<T> {
+        let lock = Arc::clone(self.loading.lock().entry(name.to_owned()).or_default());
+        let result = {
+            let _one_at_a_time = lock.lock();
+            load()
         };
-        drop(session);
-        let view = view(&loaded);
-        let mut snapshots = self.snapshots.lock();
-        snapshots.retain(|other| other.state.name != stored.name);
-        snapshots.push_back(loaded);
-        if snapshots.len() > MAX_SNAPSHOTS {
-            snapshots.pop_front();
+        let mut loading = self.loading.lock();
+        // The map has one, and this function the other.
+        if Arc::strong_count(&lock) <= 2 {
+            loading.remove(name);
         }
-        Ok(view)
+        result
+    }
+
+    /// The search index of a conversation. One that is not open is read without it, because building it reads all of the text.
+    pub(crate) fn search_index(&self, state: &ConversationState) -> ApiResult<SharedIndex> {
+        if let Some(index) = &state.index {
+            return Ok(Arc::clone(index));
+        }
+        let is_same = |cached: &&CachedSnapshot| cached.state.name == state.name;
+        let cell = self.snapshots.lock().iter().find(is_same).map(|cached| Arc::clone(&cached.index));
+        let cell = cell.unwrap_or_default();
+        self.load_once(&state.name, || {
+            if let Some(index) = cell.get() {
+                return Ok(Arc::clone(index));
+            }
+            let session = self.backend.open_session_read_only(&state.name, SearchIndexing::Build)?;
+            let index = session.state().index;
+            let index = index.ok_or_else(|| Error::internal("searching", "the index was not built"))?;
+            Ok(Arc::clone(cell.get_or_init(|| index)))
+        })
     }
 
     /// A view of a conversation that has messages. While the first message is queued, the store does not have the conversation.
@@ -379,6 +435,12 @@ impl App {
         self.response_index.remove_conversation(name);
         self.snapshots.lock().retain(|cached| cached.state.name != name);
         self.undo_log.lock().entries.retain(|(_, conversation, _)| conversation != name);
+    }
+
+    /// Drops the state of a conversation that was read with its former model.
+    pub(crate) fn drop_snapshot(&self, name: &str) {
+        self.state_cache.remove(name);
+        self.snapshots.lock().retain(|cached| cached.state.name != name);
     }
 
     /// Stops every answer, stores it, and closes all conversations.

@@ -1,6 +1,7 @@
 //! What the server is built on. It creates no model and opens no store itself: a [`Backend`] does.
 
 use crate::client_address::AddressRange;
+use crate::model_choice::{ModelChoices, ModelServerReport};
 use halo_agents::lethe::RetentionPolicy;
 use halo_core::Error;
 use halo_core::embedder::Embedder;
@@ -12,7 +13,7 @@ use halo_engine::branch::BranchPoint;
 use halo_engine::forget::ForgetBackend;
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::ConversationRules;
-use halo_engine::session::Session;
+use halo_engine::session::{SearchIndexing, Session};
 use halo_worlds::agent_model::AgentModel;
 use halo_worlds::prompts::WorldPrompts;
 use halo_worlds::runner::RunnerOptions;
@@ -37,6 +38,24 @@ pub trait Backend: Send + Sync {
     /// Whether a token is a control token, such as the end of a turn.
     fn is_special_token(&self, id: TokenId) -> bool;
 
+    /// The models that a user can choose from.
+    fn model_choices(&self) -> Result<ModelChoices, Error>;
+
+    /// Asks a model server for its models. Refuses addresses that lead to the open internet, unless a setting allows them: the
+    /// server must not be a way into networks that its clients cannot reach.
+    fn test_model_server(&self, address: &str) -> Result<ModelServerReport, Error>;
+
+    /// Downloads a model of the catalogue into the models folder. Refuses every other name. `progress` gets the bytes that are
+    /// there and the bytes of all.
+    fn download_model(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<(), Error>;
+
+    /// Loads a model that a conversation is to use, unless it is loaded. Refuses what a client must not choose.
+    fn load_model(&self, model: &str) -> Result<(), Error>;
+
+    /// Sets the model of a conversation that is not open; none: the one that the program was started with. The choice of a
+    /// conversation without messages is stored with its first message.
+    fn choose_model(&self, conversation: &str, model: Option<&str>) -> Result<(), Error>;
+
     /// A store for reading, concurrently with writers.
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error>;
 
@@ -48,7 +67,7 @@ pub trait Backend: Send + Sync {
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error>;
 
     /// Opens a conversation for reading: takes no lease and writes nothing.
-    fn open_session_read_only(&self, name: &str) -> Result<Session, Error>;
+    fn open_session_read_only(&self, name: &str, indexing: SearchIndexing) -> Result<Session, Error>;
 
     /// Branches a conversation, even while another program writes to it. Returns the number of shared messages.
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error>;
@@ -241,6 +260,8 @@ pub struct ServerLimits {
     pub trusted_proxies: Vec<AddressRange>,
     /// How many requests may be queued for the model.
     pub max_queued: usize,
+    /// How many requests use the model at once.
+    pub parallel: usize,
     /// How long an unused conversation or world stays open.
     pub idle_timeout: Duration,
     pub max_open_conversations: usize,
@@ -261,6 +282,7 @@ impl Default for ServerLimits {
             body_grace: Duration::from_secs(10),
             trusted_proxies: Vec::new(),
             max_queued: 64,
+            parallel: 1,
             idle_timeout: Duration::from_secs(600),
             max_open_conversations: 32,
             max_messages: 100_000,

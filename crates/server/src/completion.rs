@@ -10,10 +10,13 @@ use axum::http::StatusCode;
 use halo_core::answer_parser::{AnswerDelta, AnswerParts};
 use halo_core::attention::AttentionRequest;
 use halo_core::model::{
-    FinishReason, ModelStep, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs, WindowToken,
+    FinishReason, ModelStep, ModelToken, Prompt, PromptMessage, Sampling, StepFlow, TokenLogprobs,
+    WindowToken,
 };
 use halo_core::token::{Role, TokenId};
 use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -41,6 +44,79 @@ impl CompletionRequest {
         let mut request = self.clone();
         request.sampling.seed = request.sampling.seed.wrapping_add(choice as u64);
         request
+    }
+}
+
+/// How the text of a completion is returned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TextOptions {
+    /// Whether the stop sequence is removed.
+    pub trims_stop: bool,
+    /// Whether special tokens are in the text.
+    pub renders_special: bool,
+}
+
+impl TextOptions {
+    pub fn filter(self, request: &CompletionRequest) -> CompletionTextFilter {
+        let stops: &[String] = if self.trims_stop { &request.sampling.stop } else { &[] };
+        CompletionTextFilter { stops: StopSequenceFilter::new(stops), options: self, ..Default::default() }
+    }
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self { trims_stop: true, renders_special: false }
+    }
+}
+
+/// Withholds stop sequences and special tokens. A stop sequence can have special tokens, so they are removed behind it.
+#[derive(Debug, Default)]
+pub(crate) struct CompletionTextFilter {
+    stops: StopSequenceFilter,
+    options: TextOptions,
+    pushed: usize,
+    sent: usize,
+    /// Where in the text special tokens are.
+    hidden: VecDeque<Range<usize>>,
+}
+
+impl CompletionTextFilter {
+    /// Adds a token and returns the text that can be sent.
+    pub fn push(&mut self, app: &App, token: &ModelToken) -> String {
+        let is_hidden = !self.options.renders_special && app.backend.is_special_token(token.id);
+        self.push_text(&token.text, is_hidden)
+    }
+
+    fn push_text(&mut self, text: &str, is_hidden: bool) -> String {
+        let start = self.pushed;
+        self.pushed += text.len();
+        if is_hidden {
+            self.hidden.push_back(start..self.pushed);
+        }
+        let sendable = self.stops.push(text);
+        self.visible(&sendable)
+    }
+
+    /// Ends the text and returns what was withheld and is no stop sequence.
+    pub fn finish(mut self) -> String {
+        let rest = std::mem::take(&mut self.stops).finish();
+        self.visible(&rest)
+    }
+
+    fn visible(&mut self, text: &str) -> String {
+        let (start, end) = (self.sent, self.sent + text.len());
+        self.sent = end;
+        let (mut out, mut at) = (String::with_capacity(text.len()), start);
+        while let Some(hidden) = self.hidden.front().filter(|hidden| hidden.start < end) {
+            out.push_str(&text[at - start..hidden.start.max(at) - start]);
+            at = hidden.end.min(end).max(at);
+            if hidden.end > end {
+                break;
+            }
+            self.hidden.pop_front();
+        }
+        out.push_str(&text[at - start..]);
+        out
     }
 }
 
@@ -129,7 +205,7 @@ pub(crate) fn complete(
             ModelStep::PrefillDone(_) => {
                 prefill.get_or_insert_with(|| start.elapsed());
             }
-            ModelStep::Prefill { .. } | ModelStep::PromptAttention(_) => {}
+            ModelStep::Prefill { .. } | ModelStep::Cooled(_) | ModelStep::PromptAttention(_) => {}
         }
         let flow = on_step(step);
         if progress.is_stopped() { StepFlow::Stop } else { flow }
@@ -154,7 +230,7 @@ pub(crate) fn complete_answer(
     logprobs: &LogprobBuffer,
     on_progress: &mut OnAnswerProgress,
 ) -> ApiResult<CompletedAnswer> {
-    let mut filter = StopSequenceFilter::new(&request.sampling.stop);
+    let mut filter = TextOptions::default().filter(request);
     let mut answer = AnswerParts::default();
     let meter = RefCell::new(UsageMeter::new(request.ids.len()));
     let on_progress = RefCell::new(on_progress);
@@ -168,7 +244,7 @@ pub(crate) fn complete_answer(
             logprobs.push(token);
         }
         let ModelStep::Token(token, _) = step else { return (on_progress.borrow_mut())(None) };
-        let sendable = filter.push(&token.text);
+        let sendable = filter.push(app, token);
         answer.text.push_str(&sendable);
         (on_progress.borrow_mut())(Some(&[AnswerDelta::Text(sendable)]))
     })?;
@@ -196,12 +272,11 @@ fn check_prompt_len(tokens: usize, context: usize) -> ApiResult<()> {
 pub(crate) async fn complete_text(
     app: Arc<App>,
     request: CompletionRequest,
-    trim_stop: bool,
+    options: TextOptions,
 ) -> ApiResult<CompletionResult> {
     let (connected, mut disconnected) = oneshot::channel::<()>();
     let result = spawn_blocking(move || {
-        let stops: &[String] = if trim_stop { &request.sampling.stop } else { &[] };
-        let mut filter = StopSequenceFilter::new(stops);
+        let mut filter = options.filter(&request);
         let (mut text, mut logprobs) = (String::new(), Vec::new());
         let meter = RefCell::new(UsageMeter::new(request.ids.len()));
         let flow = RefCell::new(move || match disconnected.try_recv() {
@@ -215,7 +290,7 @@ pub(crate) async fn complete_text(
         let finish = complete(&app, &request, &mut while_queued, &mut |step| {
             meter.borrow_mut().observe(&step);
             match step {
-                ModelStep::Token(token, _) => text.push_str(&filter.push(&token.text)),
+                ModelStep::Token(token, _) => text.push_str(&filter.push(&app, token)),
                 ModelStep::Logprobs(token) => logprobs.push(token.clone()),
                 _ => {}
             }
@@ -234,4 +309,34 @@ pub(crate) async fn complete_text(
 pub(crate) fn seed_or_random(seed: Option<i64>) -> u64 {
     let seed = seed.and_then(|seed| u64::try_from(seed).ok());
     seed.unwrap_or_else(|| jiff::Timestamp::now().as_nanosecond() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_tokens_are_hidden_behind_stop_sequences() {
+        // Tokens, and whether they are special.
+        type Tokens = &'static [(&'static str, bool)];
+        let cases: [(&[&str], Tokens, &[&str]); 4] = [
+            (&[], &[("a", false), ("<x>", true), ("b", false)], &["a", "", "b", ""]),
+            (&["<x>user"], &[("a", false), ("<x>", true), ("user", false)], &["a", "", "", ""]),
+            (&["<x>user"], &[("a", false), ("<x>", true), ("b", false)], &["a", "", "b", ""]),
+            (
+                &["\n<x>u"],
+                &[("a\n", false), ("<x>", true), ("<x>", true), ("v", false)],
+                &["a", "", "\n", "v", ""],
+            ),
+        ];
+        for (stops, tokens, expected) in cases {
+            let stops: Vec<String> = stops.iter().map(|&stop| stop.to_owned()).collect();
+            let mut filter =
+                CompletionTextFilter { stops: StopSequenceFilter::new(&stops), ..Default::default() };
+            let mut sent: Vec<String> =
+                tokens.iter().map(|&(text, special)| filter.push_text(text, special)).collect();
+            sent.push(filter.finish());
+            assert_eq!(sent, expected, "{tokens:?}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum EmbeddingInput {
     Text(String),
-    /// Tokens of the chat model.
+    /// Tokens of the vocabulary that the API has.
     TokenIds(Vec<u32>),
 }
 
@@ -23,6 +23,23 @@ pub(crate) enum LongInput {
     Refuse,
     /// Embed it in pieces; its vector is the mean of theirs.
     Split,
+}
+
+/// Whose token ids an API takes in the place of texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenVocabulary {
+    /// Those of OpenAI's embedding models: clients such as LangChain tokenize before they send.
+    Cl100k,
+    /// Those of the chat model, which the routes for tokens return.
+    ChatModel,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EmbeddingOptions {
+    pub dimensions: Option<u64>,
+    pub long: LongInput,
+    pub vocabulary: TokenVocabulary,
 }
 
 pub(crate) struct EmbeddedTexts {
@@ -83,11 +100,10 @@ impl EmbeddingInput {
 pub(crate) async fn embed_request(
     app: Arc<App>,
     (field, value): (&'static str, &Value),
-    dimensions: Option<u64>,
-    long: LongInput,
+    options: EmbeddingOptions,
 ) -> ApiResult<EmbeddedTexts> {
     let inputs = parse_inputs(field, value)?;
-    spawn_blocking(move || embed_inputs(&app, field, inputs, dimensions, long)).await
+    spawn_blocking(move || embed_inputs(&app, field, inputs, options)).await
 }
 
 impl EmbeddedTexts {
@@ -106,16 +122,15 @@ fn embed_inputs(
     app: &App,
     field: &str,
     inputs: Vec<EmbeddingInput>,
-    dimensions: Option<u64>,
-    long: LongInput,
+    EmbeddingOptions { dimensions, long, vocabulary }: EmbeddingOptions,
 ) -> ApiResult<EmbeddedTexts> {
     let missing = "there is no embedder: download one, set recall.embedder and restart";
     let mut embedder =
         app.backend.embedder().ok_or_else(|| ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, missing))?;
     let info = embedder.info()?;
     let dimensions = check_dimensions(dimensions, &info)?;
-    let texts =
-        inputs.into_iter().map(|input| input_text(app, field, input)).collect::<ApiResult<Vec<_>>>()?;
+    let texts = inputs.into_iter().map(|input| input_text(app, field, input, vocabulary));
+    let texts = texts.collect::<ApiResult<Vec<String>>>()?;
     let passages: Vec<String> = texts.iter().map(|text| format!("{}{text}", info.passage_prefix)).collect();
     let passages: Vec<&str> = passages.iter().map(String::as_str).collect();
     let tokens = embedder.count_tokens(&passages)?;
@@ -149,16 +164,30 @@ fn check_dimensions(dimensions: Option<u64>, info: &EmbedderInfo) -> ApiResult<O
     }
 }
 
-fn input_text(app: &App, field: &str, input: EmbeddingInput) -> ApiResult<String> {
-    match input {
-        EmbeddingInput::Text(text) => Ok(text),
-        EmbeddingInput::TokenIds(ids) => {
+fn input_text(
+    app: &App,
+    field: &str,
+    input: EmbeddingInput,
+    vocabulary: TokenVocabulary,
+) -> ApiResult<String> {
+    let ids = match input {
+        EmbeddingInput::Text(text) => return Ok(text),
+        EmbeddingInput::TokenIds(ids) => ids,
+    };
+    let refuse = |problem: &str| {
+        ErrorResponse::bad_request(format!("{field}: {problem}; send texts instead")).with_param(field)
+    };
+    match vocabulary {
+        TokenVocabulary::ChatModel => {
             let ids: Vec<TokenId> = ids.into_iter().map(TokenId).collect();
-            let unknown = |e: halo_core::Error| {
-                ErrorResponse::bad_request(format!("{field}: {}; send texts instead", e.message))
-                    .with_param(field)
-            };
-            app.backend.model()?.detokenize(&ids).map_err(unknown)
+            app.backend.model()?.detokenize(&ids).map_err(|e| refuse(&e.message))
+        }
+        TokenVocabulary::Cl100k => {
+            let bytes = tiktoken_rs::cl100k_base_singleton().decode_bytes(&ids);
+            let bytes = bytes.map_err(|_| refuse("there is no such token in cl100k_base"))?;
+            // A client that splits long texts may split a character.
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            if text.is_empty() { Err(refuse("the tokens have no text")) } else { Ok(text) }
         }
     }
 }

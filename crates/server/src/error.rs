@@ -19,6 +19,8 @@ pub(crate) struct ErrorResponse {
     message: String,
     /// The field of the request that is wrong, such as `temperature`.
     param: Option<String>,
+    /// OpenAI's word for the problem.
+    code: Option<&'static str>,
 }
 
 /// An extension of error responses, for the log: it has no words of a conversation.
@@ -49,7 +51,7 @@ impl ErrorResponse {
             status if status.is_client_error() => ErrorKind::InvalidInput,
             _ => ErrorKind::Internal,
         };
-        Self { kind, status, message: message.into(), param: None }
+        Self { kind, status, message: message.into(), param: None, code: None }
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
@@ -68,7 +70,18 @@ impl ErrorResponse {
     /// A prompt that does not fit: 400, as the clients of KoboldCPP and OpenAI expect.
     pub fn context_length_exceeded(message: impl Into<String>) -> Self {
         let (kind, status) = (ErrorKind::ContextLengthExceeded, StatusCode::BAD_REQUEST);
-        Self { kind, status, message: message.into(), param: None }
+        Self { kind, status, message: message.into(), param: None, code: None }
+    }
+
+    /// A parameter that is known and has no effect here.
+    pub fn unsupported_parameter(param: &str, message: impl Into<String>) -> Self {
+        Self::invalid_parameter(param, message).with_code("unsupported_parameter")
+    }
+
+    /// OpenAI's word for the problem, which programs look for.
+    pub fn with_code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
     }
 
     /// Names the field of the request that is wrong.
@@ -102,6 +115,10 @@ impl ErrorResponse {
         &self.message
     }
 
+    pub fn code(&self) -> Option<&'static str> {
+        self.code
+    }
+
     pub fn param(&self) -> Option<&str> {
         self.param.as_deref()
     }
@@ -115,7 +132,13 @@ impl ErrorResponse {
 
 impl From<Error> for ErrorResponse {
     fn from(error: Error) -> Self {
-        Self { kind: error.kind, status: status_of(error.kind), message: error.to_string(), param: None }
+        Self {
+            kind: error.kind,
+            status: status_of(error.kind),
+            message: error.to_string(),
+            param: None,
+            code: None,
+        }
     }
 }
 

@@ -112,11 +112,11 @@ pub(crate) fn run_cycle(app: &Arc<App>, name: &str) {
                 Ok(())
             });
             if let Err(error) = recorded {
-                tracing::warn!("a forgetting cycle was not recorded: {error}");
+                tracing::warn!("a forgetting cycle of {} was not recorded: {:?}", state.id, error.kind);
             }
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!("a forgetting cycle failed: {error}"),
+        Err(error) => tracing::warn!("a forgetting cycle of {} has failed: {:?}", state.id, error.kind),
     }
 }
 
@@ -151,16 +151,26 @@ fn apply_retention(app: &Arc<App>) -> usize {
         };
         match result {
             Ok(report) => {
+                if let Some(error) = &report.error {
+                    log_failed_erasure(app, &name, error);
+                }
                 erased += report.chunks;
                 app.drop_cached(&name);
                 if !report.new_names.is_empty() {
                     app.host.close(&name);
                 }
             }
-            Err(error) => tracing::warn!("text that is due was not erased: {error}"),
+            Err(error) => log_failed_erasure(app, &name, &error),
         }
     }
     erased
+}
+
+/// Errors and names quote conversations; the log has the id and the kind.
+fn log_failed_erasure(app: &App, name: &str, error: &Error) {
+    let found = app.with_reader(|store| store.find_conversation(name)).ok().flatten();
+    let id = found.map_or_else(|| "that is gone".to_owned(), |summary| summary.id);
+    tracing::warn!("text that is due in the conversation {id} was not erased: {:?}", error.kind);
 }
 
 /// Runs work on the thread of a conversation, and waits for it.

@@ -72,7 +72,10 @@ impl UsageMeter {
                 self.usage.completion_tokens += 1;
                 self.usage.generate_time = self.prefilled.unwrap_or(self.started).elapsed();
             }
-            ModelStep::Prefill { .. } | ModelStep::PromptAttention(_) | ModelStep::Logprobs(_) => {}
+            ModelStep::Prefill { .. }
+            | ModelStep::Cooled(_)
+            | ModelStep::PromptAttention(_)
+            | ModelStep::Logprobs(_) => {}
         }
     }
 

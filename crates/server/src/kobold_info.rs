@@ -2,7 +2,7 @@
 //! connect.
 
 use crate::app::App;
-use crate::embedding::{LongInput, embed_request};
+use crate::embedding::{EmbeddingOptions, LongInput, TokenVocabulary, embed_request};
 use crate::error::{ApiResult, ErrorResponse, JsonBody, spawn_blocking};
 use crate::json_grammar::json_schema_to_gbnf;
 use axum::extract::State;
@@ -88,7 +88,8 @@ async fn embeddings(
     JsonBody(request): JsonBody<KoboldEmbeddingsRequest>,
 ) -> ApiResult<Json<Value>> {
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let embedded = embed_request(app, ("input", &request.input), None, long).await?;
+    let options = EmbeddingOptions { dimensions: None, long, vocabulary: TokenVocabulary::ChatModel };
+    let embedded = embed_request(app, ("input", &request.input), options).await?;
     Ok(Json(embedded.to_openai_json(|vector| json!(vector))))
 }
 

@@ -27,12 +27,14 @@ mod listen;
 mod llama_server;
 mod mcp;
 mod metrics;
+mod model_choice;
 mod monitoring;
 mod ollama;
 mod open_worlds;
 mod openai;
 mod otlp;
 mod page;
+mod raw_prompt;
 mod request_log;
 mod response_index;
 mod router;
@@ -45,6 +47,7 @@ mod state_cache;
 mod stop_sequences;
 mod store_probe;
 mod tls;
+mod transcript_cache;
 mod wire;
 mod world_loop;
 
@@ -57,6 +60,10 @@ pub use client_address::{AddressRange, AddressRangeError};
 pub use halo::capture_folder_names;
 pub use listen::{ListenOptions, serve};
 pub use mcp::serve_mcp_stdio;
+pub use model_choice::{
+    DownloadableModelChoice, InstalledModelChoice, ModelChoices, ModelServerReport, RemoteModelChoice,
+    fits_memory,
+};
 pub use otlp::TraceExporter;
 pub use router::routes;
 pub use tls::{PemFile, TlsConfig};

@@ -64,6 +64,7 @@ struct MetricSet {
     erased_chunks: Counter,
     disabled_memories: Counter,
     cooled_messages: Counter,
+    cooled_answers: Counter,
     summarized_messages: Counter,
     attention: Family<StatisticLabel, Gauge<f64, AtomicU64>>,
 }
@@ -86,6 +87,7 @@ impl Default for Metrics {
             erased_chunks: Counter::default(),
             disabled_memories: Counter::default(),
             cooled_messages: Counter::default(),
+            cooled_answers: Counter::default(),
             summarized_messages: Counter::default(),
             attention: Family::default(),
         };
@@ -109,6 +111,8 @@ impl Default for Metrics {
         registry.register("memories_disabled", help, set.disabled_memories.clone());
         let help = "Messages shortened in the HUDs of agents";
         registry.register("agent_messages_cooled", help, set.cooled_messages.clone());
+        let help = "Earlier answers shortened in the prompts of a model behind an API";
+        registry.register("answers_cooled", help, set.cooled_answers.clone());
         let help = "Messages of agents shortened under context pressure";
         registry.register("agent_messages_summarized", help, set.summarized_messages.clone());
         let help = "Attention of the latest traced step over the slots of the window, by statistic";
@@ -143,6 +147,7 @@ impl Metrics {
         self.0.generated_tokens.inc_by(summary.tokens as u64);
         self.0.resurrected.inc_by(summary.resurrected as u64);
         self.0.pruned.inc_by(summary.pruned as u64);
+        self.0.cooled_answers.inc_by(summary.cooled_messages as u64);
         let seconds = |stages: &[TurnStage]| -> f64 {
             stages.iter().map(|stage| summary.stage_duration(*stage).as_secs_f64()).sum()
         };

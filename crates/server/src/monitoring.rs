@@ -78,6 +78,8 @@ fn current_gauges(app: &App) -> Registry {
     let gauges = [
         ("queued_requests", "Requests queued for the model", scheduler.queue_len()),
         ("busy", "Whether the model is generating", usize::from(scheduler.is_busy())),
+        ("running_generations", "Answers that are generated at once now", scheduler.permits_in_use()),
+        ("parallel_generations", "The most answers that are generated at once", scheduler.limit()),
         ("event_subscribers", "Subscribers of the event stream", app.events.subscriber_count()),
         ("cached_states", "Conversations whose rendered state is cached", app.state_cache.len()),
         ("cached_attention_tokens", "Tokens whose attention is cached", app.attention_cache.token_count()),

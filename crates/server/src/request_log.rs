@@ -20,8 +20,11 @@ impl RequestLabel {
         Self { method: method.clone(), route: route.cloned(), client }
     }
 
-    pub fn log_client_error(&self, response: &Response) {
-        if !response.status().is_client_error() {
+    /// `is_page` says that the path belongs to the page: a browser asks for files that are not there, and only what is sent to such a
+    /// path is a mistake, mostly a wrong base URL.
+    pub fn log_client_error(&self, response: &Response, is_page: bool) {
+        let is_reading = self.method == Method::GET || self.method == Method::HEAD;
+        if !response.status().is_client_error() || (is_page && is_reading) {
             return;
         }
         let (method, status) = (&self.method, response.status().as_u16());

@@ -22,7 +22,8 @@ pub(crate) fn search_index(
     let mut embedder = app.backend.embedder();
     let embedder = embedder.as_mut().map(|embedder| &mut **embedder as &mut dyn Embedder);
     let today = Some(jiff::Zoned::now().date());
-    Ok(recall::search(&state.index, embedder, query, today, options)?)
+    let index = app.search_index(state)?;
+    Ok(recall::search(&index, embedder, query, today, options)?)
 }
 
 /// The text of each chunk, and whether it is in the context window.

@@ -187,6 +187,8 @@ impl EventStream {
                 Ok(Err(failure)) => failure,
                 Err(_) => ErrorResponse::shutting_down(),
             };
+            // The status of the response was sent before.
+            tracing::warn!("a stream failed after its headers: {:?}", failure.kind());
             let (name, data) = (stream.error)(&failure);
             let event = format_event(stream.framing, name, &data.to_string());
             Some((Ok(event), (SseStreamState::Aborted, stream, None)))

@@ -24,6 +24,13 @@ pub(crate) fn open_world(app: &Arc<App>, name: &str) -> Result<Arc<WorldRunner>,
         let prompts = (app.backend.agent_prompts()?, app.backend.runner_options());
         let runner = Arc::new(WorldRunner::new(store, models, prompts, clock));
         runner.set_paused(true);
+        let (listening, world) = (Arc::downgrade(app), name.to_owned());
+        runner.set_thinking_listener(Box::new(move |agent| {
+            if let Some(app) = listening.upgrade() {
+                let (name, thinking) = (world.clone(), Some(agent.0));
+                publish_world_event(&app, ApiWorldEvent { name, thinking, ..ApiWorldEvent::default() });
+            }
+        }));
         let (app, on_thread, name) = (Arc::clone(app), Arc::clone(&runner), name.to_owned());
         let thread = std::thread::Builder::new()
             .name("halo-world".into())
@@ -53,7 +60,9 @@ fn run_world(app: &App, name: &str, mut runner: Arc<WorldRunner>) {
                 publish_world_change(app, name, &report.changes, Some(&report));
             }
             Err(e) => {
-                tracing::error!("the world '{name}': {e}");
+                // The name of a world is text of its user, and errors quote it.
+                let created = runner.store().created();
+                tracing::error!("the world created at {created} has failed: {:?}", e.kind);
                 publish_world_error(app, name, e.to_string());
                 runner.wait(RETRY_DELAY);
             }
@@ -101,6 +110,7 @@ pub(crate) fn publish_world_change(
         error: heartbeat
             .and_then(|heartbeat| heartbeat.outcome.as_ref().err().map(|error| error.message.clone())),
         worlds_changed: false,
+        thinking: None,
     };
     publish_world_event(app, event);
 }

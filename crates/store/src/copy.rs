@@ -8,7 +8,7 @@ use crate::rows;
 use crate::sql::{SqlConnection, SqlError};
 use halo_core::Error;
 use halo_core::conversation_copy::{self, TurnCopy};
-use halo_core::store::{Access, Durability, Embedding, Record, RecordKind, Store};
+use halo_core::store::{Access, Durability, Embedding, Record, RecordChange, RecordKind, Store};
 use halo_core::timeline::Timeline;
 
 impl Database {
@@ -18,14 +18,20 @@ impl Database {
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        changes: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error> {
         let turns = conversation_copy::copy_turns(self, from, Access::Read, convert)?;
-        let records = self.all_records(from)?;
+        let (records, changes) = (self.all_records(from)?, changes());
         let written = names::check_conversation_name(to).and_then(|()| {
             self.lock_conversation(to)?;
             let id = self.conversation_id(from)?;
-            self.in_transaction(Some(Durability::Immediate), |sql| {
-                write_copy(sql, id, to, model, &turns, &records).map(drop)
+            self.write(Durability::Immediate, |sql| {
+                let copy = write_copy(sql, id, to, model, &turns, &records)?;
+                let now = rows::now_ms();
+                changes.iter().try_for_each(|RecordChange { kind, key, value }| {
+                    names::check_record_text(key, value.as_deref())?;
+                    rows::put_record(sql, copy, kind.name(), key, value.as_deref(), now)
+                })
             })
         });
         // Opening the copy for writing locks it again.
@@ -47,7 +53,7 @@ impl Database {
             self.lock_conversation(conversation)?;
             self.lock_conversation(kept_as)?;
             self.drop_open_state(conversation);
-            self.in_transaction(Some(Durability::Immediate), |sql| {
+            self.write(Durability::Immediate, |sql| {
                 let original = rows::find_conversation_id(sql, conversation)?
                     .ok_or_else(|| rows::no_such_conversation(conversation))?;
                 rows::rename_conversation(sql, original, kept_as)?;

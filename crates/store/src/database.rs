@@ -128,6 +128,11 @@ impl Database {
         self.sql.is_locked_elsewhere(lock_key(conversation))
     }
 
+    pub(crate) fn lock_holder(&mut self, conversation: &str) -> Result<Option<u32>, SqlError> {
+        let key = lock_key(conversation);
+        if self.sql.is_locked_elsewhere(key)? { self.sql.lock_holder(key).map(Some) } else { Ok(None) }
+    }
+
     pub(crate) fn unlock_conversation(&mut self, conversation: &str) {
         self.sql.unlock(lock_key(conversation));
     }

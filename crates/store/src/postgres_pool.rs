@@ -22,7 +22,7 @@ use tokio_postgres::{CancelToken, Client, Config, NoTls};
 /// How long a lock is waited for that another process has.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How often the lock session shows the server that this process is running.
+/// The longest time between two signs of life of the lock session.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Sent when a connection is opened. The server detects a client that lost its power by keepalives.
@@ -31,8 +31,13 @@ const SESSION_OPTIONS: &str = "-c search_path=halo -c tcp_keepalives_idle=15 -c 
 
 /// The server ends the lock session of a process that is paused for longer than some heartbeats, and other processes can
 /// take its locks. Servers before version 14 lack the setting.
-const LOCK_SESSION_SETUP: &str = "SELECT set_config('idle_session_timeout', '45s', false) \
-                                  WHERE current_setting('server_version_num')::int >= 140000";
+fn lock_session_setup(lease: Duration) -> String {
+    let seconds = lease.as_secs();
+    format!(
+        "SELECT set_config('idle_session_timeout', '{seconds}s', false) \
+         WHERE current_setting('server_version_num')::int >= 140000"
+    )
+}
 
 /// An administrator may have switched synchronous commits off. A token that a client has seen must survive a crash of the
 /// server; stricter modes than `on` are kept.
@@ -92,11 +97,14 @@ struct PoolLimits {
     wait: Duration,
     /// `statement_timeout`: how long a statement may make no progress.
     statement: Duration,
+    /// `lease_timeout`: how long a process that is paused, or cut off, keeps its locks.
+    lease: Duration,
 }
 
 impl Default for PoolLimits {
     fn default() -> Self {
-        Self { connections: 8, wait: Duration::from_secs(10), statement: Duration::from_secs(30) }
+        let seconds = Duration::from_secs;
+        Self { connections: 8, wait: seconds(10), statement: seconds(30), lease: seconds(45) }
     }
 }
 
@@ -121,6 +129,7 @@ impl PoolLimits {
                 "connection_limit" => limits.connections = number()? as usize,
                 "pool_timeout" => limits.wait = Duration::from_secs(u64::from(number()?)),
                 "statement_timeout" => limits.statement = Duration::from_secs(u64::from(number()?)),
+                "lease_timeout" => limits.lease = Duration::from_secs(u64::from(number()?)),
                 _ => others.push(pair),
             }
         }
@@ -197,7 +206,8 @@ impl PostgresPool {
             .build()
             .map_err(|e| SqlError::unavailable(e.to_string()))?;
         let locks = Arc::new(Mutex::new(LockSession::default()));
-        runtime.spawn(send_heartbeats(Arc::clone(&locks)));
+        // Some signs of life may come late, or not at all.
+        runtime.spawn(send_heartbeats(Arc::clone(&locks), HEARTBEAT.min(limits.lease / 4)));
         Ok(Self { runtime: Some(runtime), connections, config, limits, locks })
     }
 
@@ -334,7 +344,7 @@ impl PostgresPool {
             let connect = async {
                 let (client, connection) = self.config.connect(NoTls).await?;
                 tokio::spawn(connection);
-                client.batch_execute(LOCK_SESSION_SETUP).await?;
+                client.batch_execute(&lock_session_setup(self.limits.lease)).await?;
                 Ok::<_, tokio_postgres::Error>(client)
             };
             tokio::time::timeout(self.limits.wait, connect).await
@@ -375,11 +385,12 @@ impl Drop for PostgresPool {
 }
 
 /// Keeps the lock session alive. A session whose server does not answer is given up, so that the next lock opens another.
-async fn send_heartbeats(locks: Arc<Mutex<LockSession>>) {
+async fn send_heartbeats(locks: Arc<Mutex<LockSession>>, interval: Duration) {
     loop {
-        tokio::time::sleep(HEARTBEAT).await;
+        tokio::time::sleep(interval).await;
         let Some(client) = locks.lock().live_client() else { continue };
-        let alive = tokio::time::timeout(HEARTBEAT, client.batch_execute("")).await;
+        let alive =
+            tokio::time::timeout(interval.max(Duration::from_secs(2)), client.batch_execute("")).await;
         if !matches!(alive, Ok(Ok(()))) {
             let mut session = locks.lock();
             if session.client.as_ref().is_some_and(|current| Arc::ptr_eq(current, &client)) {
@@ -450,17 +461,52 @@ mod tests {
 
     #[test]
     fn postgres_limits_are_taken_out_of_the_url() {
-        let url =
-            "postgres://me@host/db?connection_limit=3&connect_timeout=4&pool_timeout=5&statement_timeout=6";
+        let url = "postgres://me@host/db?connection_limit=3&connect_timeout=4&pool_timeout=5&statement_timeout=6&lease_timeout=7";
         let (limits, rest) = PoolLimits::split_from(url).expect("the parameters are valid");
         assert_eq!(rest, "postgres://me@host/db?connect_timeout=4");
         let seconds = Duration::from_secs;
-        assert_eq!(limits, PoolLimits { connections: 3, wait: seconds(5), statement: seconds(6) });
+        let expected =
+            PoolLimits { connections: 3, wait: seconds(5), statement: seconds(6), lease: seconds(7) };
+        assert_eq!(limits, expected);
         let (limits, rest) = PoolLimits::split_from("postgres://host/db?pool_timeout=9").expect("valid");
         assert_eq!((limits.wait, rest.as_str()), (seconds(9), "postgres://host/db"));
-        for wrong in ["connection_limit=0", "pool_timeout=-1", "statement_timeout=soon", "connection_limit"] {
+        for wrong in [
+            "lease_timeout=0",
+            "connection_limit=0",
+            "pool_timeout=-1",
+            "statement_timeout=soon",
+            "connection_limit",
+        ] {
             let error = PoolLimits::split_from(&format!("postgres://host/db?{wrong}")).expect_err(wrong);
             assert_eq!(error.kind, SqlErrorKind::InvalidInput);
         }
+    }
+
+    /// A machine that loses its network or its power is noticed from both sides: by this one through `TCP_USER_TIMEOUT` and
+    /// keepalives, by the server through the keepalives that the session asks for.
+    #[test]
+    fn postgres_connections_notice_a_dead_network() {
+        let pool =
+            PostgresPool::new("postgres://me@host/db?statement_timeout=6&pool_timeout=5").expect("valid");
+        let (config, seconds) = (&pool.config, Duration::from_secs);
+        assert_eq!(config.get_tcp_user_timeout(), Some(&seconds(6)));
+        assert_eq!(config.get_connect_timeout(), Some(&seconds(5)));
+        assert!(config.get_keepalives());
+        assert_eq!(
+            (config.get_keepalives_idle(), config.get_keepalives_interval(), config.get_keepalives_retries()),
+            (seconds(15), Some(seconds(5)), Some(3))
+        );
+        let options = config.get_options().expect("options");
+        for option in ["tcp_keepalives_idle=15", "tcp_keepalives_interval=5", "tcp_keepalives_count=3"] {
+            assert!(options.contains(option), "{option}: {options}");
+        }
+        let own = PostgresPool::new(
+            "postgres://me@host/db?tcp_user_timeout=9&options=-c%20tcp_keepalives_idle%3D7",
+        );
+        let own = own.expect("valid");
+        assert_eq!(own.config.get_tcp_user_timeout(), Some(&seconds(9)));
+        assert!(
+            own.config.get_options().is_some_and(|options| options.ends_with("-c tcp_keepalives_idle=7"))
+        );
     }
 }

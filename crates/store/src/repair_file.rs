@@ -3,8 +3,10 @@
 
 use crate::database::{Database, StoreLocation};
 use crate::doctor::{find_nameless, list_readable_conversations, read_verified_state};
-use crate::file_swap::{replace_database, replace_file_only};
-use crate::files::{create_private, lock_exclusive, remove_database_files, unused_sibling_path};
+use crate::file_swap::{finish_interrupted_replacement, replace_database, replace_file_only};
+use crate::files::{
+    create_private, io_error, lock_exclusive, open_lock_file, remove_database_files, unused_sibling_path,
+};
 use crate::recover::recover_conversation;
 use crate::repair::RepairReport;
 use crate::rows;
@@ -56,10 +58,60 @@ impl Database {
         Ok(done)
     }
 
+    /// Removes the unfinished files of repairs that were killed, and returns those that it removed. Nothing is removed where the
+    /// database is missing, so that one of them may be all that is left, or while a repair runs.
+    pub fn remove_repair_leftovers(path: &Path) -> Result<Vec<PathBuf>, Error> {
+        remove_repair_leftovers(path).map_err(|e| e.with_context("removing what repairs have left"))
+    }
+
     /// Rebuilds the first page of a file that cannot be opened because of it. Returns where the damaged file is kept.
     pub fn rebuild_first_page(path: &Path) -> Result<PathBuf, Error> {
         rebuild_first_page(path).map_err(|e| e.with_context("repairing the store"))
     }
+}
+
+fn remove_repair_leftovers(path: &Path) -> Result<Vec<PathBuf>, SqlError> {
+    let Some(file) = path.file_name().and_then(|name| name.to_str()) else { return Ok(Vec::new()) };
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    finish_interrupted_replacement(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(folder).map_err(|e| io_error(&e, folder))?;
+    let is_leftover = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix(file).and_then(|rest| rest.strip_prefix('.')).is_some_and(is_unfinished_copy)
+    };
+    let mut leftovers: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(is_leftover).collect();
+    if leftovers.is_empty() {
+        return Ok(leftovers);
+    }
+    // A repair holds this lock alone.
+    let lock = open_lock_file(path, "in-use")?;
+    if lock.try_lock_shared().is_err() {
+        return Ok(Vec::new());
+    }
+    leftovers.sort();
+    for leftover in &leftovers {
+        let removed = match leftover.is_dir() {
+            true => std::fs::remove_dir_all(leftover),
+            false => std::fs::remove_file(leftover),
+        };
+        removed.map_err(|e| io_error(&e, leftover))?;
+    }
+    Ok(leftovers)
+}
+
+/// Whether this follows the name of a database in that of an unfinished copy: `trial-1`, `repaired-2-wal`,
+/// `damaged-1.partial`.
+fn is_unfinished_copy(end: &str) -> bool {
+    let Some((what, rest)) = end.split_once('-') else { return false };
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = rest.split_at(digits);
+    let is_copy = ["repaired", "template", "trial"].contains(&what)
+        && ["", "-wal", "-shm", "-journal", "-locks"].contains(&suffix);
+    !number.is_empty() && (is_copy || (what == "damaged" && suffix.ends_with(".partial")))
 }
 
 /// What can be read of a conversation in a damaged file.

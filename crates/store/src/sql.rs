@@ -175,6 +175,12 @@ pub(crate) trait SqlConnection {
     /// Whether another connection has the lock with this key.
     fn is_locked_elsewhere(&mut self, key: u64) -> Result<bool, SqlError>;
 
+    /// The process that has the lock with this key; 0 where its number is unknown.
+    fn lock_holder(&mut self, key: u64) -> Result<u32, SqlError> {
+        let _ = key;
+        Ok(0)
+    }
+
     /// Whether all tables of this version's schema exist.
     fn has_current_schema(&mut self) -> Result<bool, SqlError>;
 

@@ -292,6 +292,10 @@ impl SqlConnection for Sqlite {
         }
     }
 
+    fn lock_holder(&mut self, key: u64) -> Result<u32, SqlError> {
+        Ok(read_process_id(&mut open_lock_file(&self.path, &format!("{key:016x}"))?).unwrap_or(0))
+    }
+
     fn has_current_schema(&mut self) -> Result<bool, SqlError> {
         // VACUUM changes the order of tables and ANALYZE adds some, but none of this schema may be missing.
         let schema = |connection: &Connection| -> rusqlite::Result<BTreeSet<(String, Option<String>)>> {
@@ -422,10 +426,15 @@ fn open_immutable(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection>
     Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
 }
 
-fn locked_by_another(lock_file: &mut File) -> SqlError {
+/// The process that has written its number into a lock file.
+fn read_process_id(lock_file: &mut File) -> Option<u32> {
     let mut pid = String::new();
-    let _ = lock_file.read_to_string(&mut pid);
-    let process = pid.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+    lock_file.read_to_string(&mut pid).ok()?;
+    pid.trim().parse().ok()
+}
+
+fn locked_by_another(lock_file: &mut File) -> SqlError {
+    let process = read_process_id(lock_file).map_or(String::new(), |pid| format!(" (process {pid})"));
     let why = format!("another Halo{process} is using it: close that one, or wait until it is done");
     SqlError::new(SqlErrorKind::Busy, why)
 }

@@ -12,7 +12,7 @@ use halo_core::chunk_body::ChunkBody;
 use halo_core::conversation_copy::TurnCopy;
 use halo_core::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store, conversation_id,
+    RecordChange, RecordKind, StagedRecords, Store, conversation_id,
 };
 use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, TurnId};
@@ -206,14 +206,15 @@ impl Store for Database {
         written.map_err(|e| e.with_context(format!("saving the model of '{conversation}'")))
     }
 
-    fn copy_conversation(
+    fn copy_with_records(
         &mut self,
         from: &str,
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        records: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error> {
-        self.copy_inner(from, to, model, convert)
+        self.copy_inner(from, to, model, convert, records)
     }
 
     fn replace_by_copy(
@@ -255,6 +256,10 @@ impl Store for Database {
 
     fn release_lease(&mut self, conversation: &str) {
         self.unlock_conversation(conversation);
+    }
+
+    fn lease_holder(&mut self, conversation: &str) -> Result<Option<u32>, Error> {
+        self.lock_holder(conversation).map_err(|e| e.with_context(format!("opening '{conversation}'")))
     }
 
     fn reacquire_lease(&mut self, conversation: &str, revision: u64) -> Result<bool, Error> {

@@ -18,8 +18,8 @@ use halo_core::model::{OutputConstraint, StepFlow};
 use halo_engine::scheduler::{IdlePermit, ModelScheduler};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Returns the wall clock time in milliseconds since 1970.
@@ -39,6 +39,7 @@ pub struct WorldRunner {
     refusals: Mutex<Vec<String>>,
     wakeup: Condvar,
     stopping: AtomicBool,
+    thinking_listener: OnceLock<ThinkingListener>,
 }
 
 /// How agents are paced, and what is recorded of them.
@@ -93,6 +94,9 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// The wait for a model that a conversation uses.
 const MODEL_BUSY_RETRY: Duration = Duration::from_millis(50);
 
+/// Hears which agent begins to think.
+pub type ThinkingListener = Box<dyn Fn(AgentId) + Send + Sync>;
+
 impl WorldRunner {
     /// `models` are the models of the agents by name.
     #[must_use]
@@ -120,7 +124,13 @@ impl WorldRunner {
             refusals: Mutex::default(),
             wakeup: Condvar::new(),
             stopping: AtomicBool::new(false),
+            thinking_listener: OnceLock::new(),
         }
+    }
+
+    /// `listener` hears which agent begins to think. It must not block; later calls have no effect.
+    pub fn set_thinking_listener(&self, listener: ThinkingListener) {
+        let _ = self.thinking_listener.set(listener);
     }
 
     pub fn store(&self) -> MutexGuard<'_, WorldStore> {
@@ -345,7 +355,8 @@ impl WorldRunner {
             return self.finish_heartbeat(agent, None, Err(unknown_model(&state.model)));
         };
         // The permit comes first: a HUD that waits for the model would be out of date.
-        let permit = match scheduler.map(|scheduler| scheduler.try_acquire_idle(model.cancel_handle())) {
+        let permit = match scheduler.map(|scheduler| scheduler.try_acquire_background(model.cancel_handle()))
+        {
             Some(None) => return Ok(RunnerStep::Wait(MODEL_BUSY_RETRY)),
             Some(Some(permit)) => Some(permit),
             None => None,
@@ -359,6 +370,9 @@ impl WorldRunner {
             Err(error) => return self.finish_heartbeat(agent, None, Err(error)),
         };
         self.world_clock.lock().thinking_agent = Some(agent);
+        if let Some(listener) = self.thinking_listener.get() {
+            listener(agent);
+        }
         let schema = schema::answer_schema(&hud.hud, model.sampling.max_tokens);
         let constraint = match state.answer_format {
             AnswerFormat::Json => OutputConstraint::JsonSchema(schema.to_string()),

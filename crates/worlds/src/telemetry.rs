@@ -25,6 +25,15 @@ pub struct HeartbeatRecord {
     /// Those that were computed, not found in the KV cache.
     pub prefill_tokens: usize,
     pub answer_tokens: usize,
+    /// How full the HUD was: its tokens divided by its budget. 0 in records of earlier versions.
+    #[serde(default)]
+    pub pressure_percent: usize,
+    /// Messages of other agents that were shortened in the HUD.
+    #[serde(default)]
+    pub cooled_messages: usize,
+    /// Messages of the agent that were shortened under pressure.
+    #[serde(default)]
+    pub summarized_messages: usize,
 }
 
 /// The tokens of a HUD, counted before the model answers.
@@ -61,6 +70,9 @@ impl HudMeasurement {
             prompt_tokens: generation.prompt_tokens,
             prefill_tokens: generation.prefill_tokens,
             answer_tokens: generation.answer_tokens,
+            pressure_percent: (generation.pressure * 100.0).round() as usize,
+            cooled_messages: generation.cooled_messages,
+            summarized_messages: generation.summarized_messages,
         }
     }
 }
@@ -104,6 +116,9 @@ mod tests {
             prompt_tokens: 0,
             prefill_tokens: 0,
             answer_tokens: 0,
+            pressure_percent: 0,
+            cooled_messages: 0,
+            summarized_messages: 0,
         }
     }
 

@@ -35,7 +35,7 @@ pub const ROW_KINDS: [RowKind; 6] =
 /// The key of the header.
 pub(crate) const HEADER_KEY: &str = "0";
 /// Longer than any key of digits.
-const ALL_KEYS: std::ops::Range<&str> = "0".."9999999999999999999999";
+pub const ALL_KEYS: std::ops::Range<&str> = "0".."9999999999999999999999";
 
 /// Messages that are read at a time to build the index of a room.
 const PAGE_SIZE: usize = 4_096;
@@ -43,6 +43,8 @@ const PAGE_SIZE: usize = 4_096;
 /// A world that this process has leased.
 pub struct WorldStore {
     name: String,
+    /// When it was created: logs name a world by it, because its name is text of the user.
+    created: Millis,
     kv_key: String,
     store: Box<dyn RowStore + Send>,
     /// Changes are written by [`WorldStore::save`].
@@ -121,7 +123,8 @@ impl WorldStore {
         created.save()?;
         // The store has set the time of creation.
         let summary = find_summary(&mut *created.store, name)?;
-        created.kv_key = world_kv_key(name, summary.map_or(now, |summary| summary.created));
+        created.created = summary.map_or(now, |summary| summary.created);
+        created.kv_key = world_kv_key(name, created.created);
         Ok(created)
     }
 
@@ -138,6 +141,7 @@ impl WorldStore {
     fn with_world(store: Box<dyn RowStore + Send>, name: &str, world: World, created: Millis) -> Self {
         let mut store = Self {
             name: name.to_owned(),
+            created,
             kv_key: world_kv_key(name, created),
             store,
             world,
@@ -152,6 +156,12 @@ impl WorldStore {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// When the world was created.
+    #[must_use]
+    pub fn created(&self) -> Millis {
+        self.created
     }
 
     /// The key under which models keep the KV cache of this world.

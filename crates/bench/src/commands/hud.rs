@@ -37,7 +37,8 @@ pub fn run(options: &HudBenchOptions, env: &Env) -> Result<()> {
     ensure!((1..=4_000).contains(&options.agents), "--agents must be 1 to 4000");
     ensure!((1..=1_000).contains(&options.rounds), "--rounds must be 1 to 1000");
     let settings = env.load_settings()?.settings;
-    let llama = wiring::open_llama(env, &settings, KvArchiveLimits::disabled())?;
+    let llama =
+        wiring::open_llama(env, &wiring::one_answer_at_a_time(&settings), KvArchiveLimits::disabled())?;
     let count: Arc<dyn TokenCounter> = Arc::new(ModelTokenCounter::new(Box::new(llama)));
     let mut world = hud::build_world(options.agents, options.rooms);
     let hud::HudBenchReport { huds: figures, message_times } =

@@ -5,7 +5,7 @@ use halo_bench::kv::{self, KvBenchFigures};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
 use halo_cli::progress::Progress;
-use halo_llama::ffi::ModelWeights;
+use halo_llama::ffi::{KvKeyType, ModelWeights};
 use halo_llama::model::{Llama, LlamaOptions as Running};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -16,6 +16,9 @@ pub struct KvBenchOptions {
     /// Tokens in the context window; several lengths are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2000, 6000])]
     context: Vec<usize>,
+    /// Type of the keys in the KV cache: f16, q8_0 or q4_0
+    #[arg(long, value_name = "TYPE", default_value_t = KvKeyType::F16)]
+    kv_type: KvKeyType,
 }
 
 pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
@@ -37,7 +40,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     for &context in &options.context {
         let bar = Progress::new("prefilling", context as u64);
         let mut read = 0;
-        let report = kv::measure(&weights, context, env.models.thread_count(), &mut |n| {
+        let report = kv::measure(&weights, context, env.models.thread_count(), options.kv_type, &mut |n| {
             read += n;
             bar.set_position(read);
         })?;
@@ -50,6 +53,7 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         };
         let mut row = with_speedup(&report.running);
         row["context"] = json!(context);
+        row["kv_type"] = json!(options.kv_type.to_string());
         row["reread_first_token_ms"] = json!(reread);
         row["after_restart"] = with_speedup(&report.after_restart);
         row["after_restart"]["open_ms"] = json!(report.open_ms);
@@ -67,13 +71,12 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
         for (name, f) in figures {
             let _ = writeln!(
                 out,
-                "  {name:<36} {:>8.2} + {:>6.2} ms, next token {:>7.1} ms: {:>6.0} times faster; KL {:.1e}, same top token: {}",
+                "  {name:<36} {:>8.2} + {:>6.2} ms, next token {:>7.1} ms: {:>6.0} times faster; {}",
                 f.prune_ms,
                 f.resurrect_ms,
                 f.first_token_ms,
                 f.speedup(reread),
-                f.kl,
-                if f.top1 { "yes" } else { "no" },
+                describe_logits(f),
             );
         }
         let _ = writeln!(
@@ -95,12 +98,22 @@ pub fn kv(options: &KvBenchOptions, env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
+/// How near the logits are to those of a window that was never changed.
+fn describe_logits(figures: &KvBenchFigures) -> String {
+    if figures.is_bit_identical() {
+        return "bit-identical".into();
+    }
+    let top = if figures.top1 { "the same" } else { "another" };
+    format!("not bit-identical: KL {:.1e}, {top} top token", figures.kl)
+}
+
 fn figures_json(figures: &KvBenchFigures) -> Value {
     json!({
         "prune_ms": figures.prune_ms,
         "resurrect_ms": figures.resurrect_ms,
         "first_token_ms": figures.first_token_ms,
         "max_logit_diff": figures.max_logit_diff,
+        "bit_identical": figures.is_bit_identical(),
         "kl": figures.kl,
         "top1": figures.top1,
     })

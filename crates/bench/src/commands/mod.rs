@@ -11,6 +11,7 @@ pub mod recall;
 pub mod rooms;
 pub mod search;
 pub mod server;
+mod server_clients;
 pub mod simulate;
 pub mod turn;
 

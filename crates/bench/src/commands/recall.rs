@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, anyhow};
 use halo_bench::recall::{
-    self, FLOORS_AT, RECALL_AT, RecallBenchReport, RecallBenchSetup, RecallSums, SESSIONS_AT, TOKENS_AT,
+    self, FLOORS_AT, ListedHits, RECALL_AT, RecallBenchReport, RecallBenchSetup, RecallSums, SESSIONS_AT,
+    TOKENS_AT,
 };
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -11,6 +12,7 @@ use halo_cli::wiring;
 use halo_core::chunker::ChunkSize;
 use halo_core::model::Model;
 use halo_llama::model::{Llama, LlamaOptions as Running};
+use halo_recall::rank::RankedChunk;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,9 @@ pub struct RecallBenchOptions {
     /// Folder that caches embeddings between runs [default: none]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    /// File for the features of each question's best hits, one question per line (JSON) [default: none]
+    #[arg(long, value_name = "FILE")]
+    hits: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -77,11 +82,17 @@ pub fn run(options: &RecallBenchOptions, env: &Env) -> Result<()> {
                 max: settings.chunk_max_tokens.0 as u32,
             },
             search_options: wiring::search_options(&settings, 0),
+            list_hits: options.hits.is_some(),
         };
         recall::measure(conversation, folder, &mut setup, &mut report, &mut |done, all| {
             bar.set_progress(done, all);
         })
         .with_context(|| format!("conversation {}", conversation.name))?;
+    }
+    if let Some(file) = &options.hits {
+        let lines: String =
+            report.listed_hits.iter().map(|listed| format!("{}\n", hits_json(listed))).collect();
+        std::fs::write(file, lines).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let tokens = model.as_ref().map_or_else(|| "words".to_owned(), |model| model.info().name.clone());
     let mode = if report.has_vectors { settings.recall_mode.to_string() } else { "lexical".to_owned() };
@@ -118,6 +129,24 @@ fn report_json(report: &RecallBenchReport, mode: &str, tokens: &str) -> Value {
     out["chunks"] = json!(report.chunks);
     out["tokens"] = json!(report.tokens);
     out
+}
+
+fn hits_json(listed: &ListedHits) -> Value {
+    let hit_json = |(hit, is_evidence): &(RankedChunk, bool)| {
+        json!({
+            "chunk": hit.hit.chunk.to_string(),
+            "score": hit.hit.score,
+            "similarity": hit.similarity,
+            "term_share": hit.term_share,
+            "evidence": is_evidence,
+        })
+    };
+    json!({
+        "conversation": listed.conversation,
+        "chunks": listed.chunks,
+        "foreign": listed.foreign,
+        "hits": listed.hits.iter().map(hit_json).collect::<Value>(),
+    })
 }
 
 /// By floor: recall of evidence and resurrected chunks per question, of the conversation and of another one.

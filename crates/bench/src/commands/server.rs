@@ -1,6 +1,7 @@
-//! `halo-bench server`: answer speed with and without concurrent readers and searches.
+//! `halo-bench server`: answer speed with and without concurrent readers and searches, and the throughput of several clients.
 
 use super::halo_program;
+use super::server_clients;
 use anyhow::{Context, Result, bail, ensure};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -15,9 +16,21 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct ServerBenchOptions {
-    /// Number of clients that read and search
+    /// Measure the throughput of so many clients at once instead, for example 1,4,8,16
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    clients: Vec<usize>,
+    /// A llama-server program to measure in the same run, with as many slots
+    #[arg(long, value_name = "FILE", requires = "clients")]
+    llama_server: Option<std::path::PathBuf>,
+    /// Answers of each client
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// Answers that are generated at once (`model.parallel`); without it as many as there are clients
+    #[arg(long, value_name = "N")]
+    parallel: Option<usize>,
+    /// Number of clients that read and search beside one answer
     #[arg(long, value_name = "N", default_value_t = 200)]
-    clients: usize,
+    readers: usize,
     /// Milliseconds between two requests of a client; every tenth is a search
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pause: u64,
@@ -34,9 +47,18 @@ struct RequestTimes {
 }
 
 pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
-    ensure!(options.clients > 0 && options.answers > 0, "--clients and --answers must be at least 1");
+    if !options.clients.is_empty() {
+        let plan = server_clients::ClientPlan {
+            clients: options.clients.clone(),
+            rounds: options.rounds,
+            parallel: options.parallel,
+            llama_server: options.llama_server.clone(),
+        };
+        return server_clients::run(&plan, env);
+    }
+    ensure!(options.readers > 0 && options.answers > 0, "--readers and --answers must be at least 1");
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    let server = BenchServer::start(env, folder.path())?;
+    let server = BenchServer::start(env, folder.path(), &[])?;
     let mut connection = BenchConnection::open(&server.address)?;
     for topic in ["cheese", "trains", "winter", "music"] {
         connection.send_message(&format!("Tell me something about {topic}."))?;
@@ -61,7 +83,7 @@ pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
     let [alone, with_clients] = pace.each_mut().map(|values| quantile(values, 0.5));
     let requests = times.reads.len() + times.searches.len();
     let figures = json!({
-        "clients": options.clients,
+        "readers": options.readers,
         "pause_ms": options.pause,
         "requests": requests,
         "tok_s_alone": alone,
@@ -83,20 +105,20 @@ pub fn run(options: &ServerBenchOptions, env: &Env) -> Result<()> {
     print_stdout(&out)
 }
 
-fn quantile(values: &mut [f64], share: f64) -> f64 {
+pub(super) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
     values.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
 /// A server process that ends with this value.
-struct BenchServer {
+pub(super) struct BenchServer {
     process: Child,
-    address: String,
+    pub(super) address: String,
 }
 
 impl BenchServer {
-    fn start(env: &Env, data: &std::path::Path) -> Result<Self> {
+    pub(super) fn start(env: &Env, data: &std::path::Path, settings: &[String]) -> Result<Self> {
         let mut command = Command::new(halo_program()?);
         let models = env.data_dir().map(|folder| folder.join("models")).filter(|folder| folder.exists());
         if let Some(models) = models {
@@ -118,6 +140,9 @@ impl BenchServer {
             ])
             .arg("--data")
             .arg(data);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         if let Some(model) = &env.models.name {
             command.arg("--model").arg(model);
         }
@@ -258,7 +283,7 @@ impl BackgroundClients {
     fn start(options: &ServerBenchOptions, address: &str) -> Self {
         let (enough, times) =
             (Arc::new(StopSignal::default()), Arc::new(Mutex::new(RequestTimes::default())));
-        let (clients, pause) = (options.clients, options.pause);
+        let (clients, pause) = (options.readers, options.pause);
         let one = |number: usize| {
             let (enough, times, address) = (Arc::clone(&enough), Arc::clone(&times), address.to_owned());
             std::thread::spawn(move || {

@@ -7,13 +7,16 @@ use halo_cli::progress::Progress;
 use parking_lot::Mutex;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct SimulateOptions {
     /// How many seeds to run
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
+    /// Run seeds for so many minutes instead
+    #[arg(long, value_name = "N", conflicts_with = "seeds", value_parser = clap::value_parser!(u64).range(1..))]
+    minutes: Option<u64>,
     /// The seed to start with
     #[arg(long, value_name = "SEED", default_value = "0")]
     first: u64,
@@ -24,30 +27,33 @@ pub struct SimulateOptions {
 
 pub fn run(options: &SimulateOptions, as_json: bool) -> Result<()> {
     let (started, bar) = (Instant::now(), Progress::new("simulating", options.seeds));
+    let time_limit = options.minutes.map(|minutes| Duration::from_secs(60 * minutes));
+    let is_next = |n: u64| time_limit.map_or(n < options.seeds, |limit| started.elapsed() < limit);
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let results = Mutex::new((SimulatedCounts::default(), Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(n) = Some(next.fetch_add(1, Ordering::SeqCst)).filter(|n| *n < options.seeds) {
+                while let Some(n) = Some(next.fetch_add(1, Ordering::SeqCst)).filter(|n| is_next(*n)) {
                     let result = run_seed(options.first + n, options.steps, None);
                     let mut results = results.lock();
                     match result {
                         Ok(counts) => results.0.add(&counts),
                         Err(violation) => results.1.push(violation),
                     }
-                    bar.set_progress(done.fetch_add(1, Ordering::SeqCst) + 1, options.seeds);
+                    let ran = done.fetch_add(1, Ordering::SeqCst) + 1;
+                    bar.set_progress(ran, options.seeds.max(ran));
                 }
             });
         }
     });
     drop(bar);
-    let (counts, violations) = results.into_inner();
+    let (seeds, (counts, violations)) = (done.into_inner(), results.into_inner());
     let failed: Vec<u64> = violations.iter().map(|violation| violation.seed).collect();
     if as_json {
         print_json(&json!({
-            "seeds": options.seeds,
+            "seeds": seeds,
             "seconds": started.elapsed().as_secs_f64(),
             "steps": counts.steps,
             "messages": counts.messages,
@@ -57,14 +63,14 @@ pub fn run(options: &SimulateOptions, as_json: bool) -> Result<()> {
             "power_cuts": counts.power_cuts,
             "stale_writes": counts.stale_writes,
             "duplicates": counts.duplicates,
+            "sqlite_seeds": counts.sqlite_seeds,
+            "undone": counts.undone,
+            "searches": counts.searches,
+            "idle_work": counts.idle_work,
             "failed_seeds": failed,
         }))?;
     } else {
-        print_stdout(&format!(
-            "{} seeds in {:.0} s\n{counts:#?}\n",
-            options.seeds,
-            started.elapsed().as_secs_f64()
-        ))?;
+        print_stdout(&format!("{seeds} seeds in {:.0} s\n{counts:#?}\n", started.elapsed().as_secs_f64()))?;
         for violation in violations.iter().take(3) {
             print_stdout(&violation.to_string())?;
         }

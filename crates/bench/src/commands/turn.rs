@@ -1,7 +1,7 @@
 //! `halo-bench turn` and `halo-bench needle`: the stages of a turn, and resurrecting a fact from the beginning.
 
 use anyhow::{Context, Result, ensure};
-use halo_bench::needle::{self, NeedleBenchReport, NeedlePolicy};
+use halo_bench::needle::{self, NeedleBenchReport, NeedlePolicy, PromptForm};
 use halo_bench::turn::{self, ScriptedAttentionModel, TurnBenchReport};
 use halo_cli::env::Env;
 use halo_cli::output::{print_json, print_stdout};
@@ -38,7 +38,8 @@ pub fn turn(options: &TurnBenchOptions, env: &Env) -> Result<()> {
     let rules = deterministic_rules(&settings);
     let embedder = wiring::open_embedder(env, &settings)?;
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    let model = wiring::open_llama(env, &settings, kv_archive_limits(folder.path()))?;
+    let model =
+        wiring::open_llama(env, &wiring::one_answer_at_a_time(&settings), kv_archive_limits(folder.path()))?;
     let mut reports = Vec::new();
     for &history in &options.history {
         let bar = Progress::new("measuring", 0);
@@ -128,6 +129,9 @@ pub struct NeedleBenchOptions {
     /// Only policies whose names begin with one of these
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
+    /// Write questions and answers as plain text, for a model that was not trained to chat
+    #[arg(long)]
+    base: bool,
 }
 
 pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
@@ -141,7 +145,8 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
         "no embedder is installed: download one with `halo models pull e5-small`, or name one with --set recall.embedder=NAME",
     )?;
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    let model = wiring::open_llama(env, &settings, kv_archive_limits(folder.path()))?;
+    let model =
+        wiring::open_llama(env, &wiring::one_answer_at_a_time(&settings), kv_archive_limits(folder.path()))?;
     let mut rules = deterministic_rules(&settings);
     rules.context.max_tokens = options.window;
     rules.context.recent = options.window / 4;
@@ -155,6 +160,7 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     };
     let policies: Vec<&NeedlePolicy> = policies.iter().filter(is_selected).collect();
     ensure!(!policies.is_empty(), "--policies: use brightness, fifo, window or random");
+    let form = if options.base { PromptForm::BaseModel } else { PromptForm::ChatTemplate };
     let mut rows = Vec::new();
     let mut out = format!(
         "{:>9}  {:<30}{:>7}{:>10}{:>10}{:>11}{:>10}{:>14}\n",
@@ -163,7 +169,7 @@ pub fn needle(options: &NeedleBenchOptions, env: &Env) -> Result<()> {
     for &history in &options.history {
         for &policy in &policies {
             let bar = Progress::new(policy.name, 0);
-            let report = needle::measure(&model, &embedder, &rules, policy, history, &mut |n, of| {
+            let report = needle::measure(&model, &embedder, &rules, policy, form, history, &mut |n, of| {
                 bar.set_progress(n, of);
             })?;
             drop(bar);

@@ -64,7 +64,7 @@ impl<'a> AblationRun<'a> {
                 .collect();
             let cells: Vec<i64> = (start..start + part.len()).map(|n| n as i64).collect();
             assert_eq!(context.tap().batch_cells(), cells, "an empty cache is filled from its beginning");
-            for (row, probability) in context.tap().take_rows().iter().zip(probabilities) {
+            for (row, probability) in context.tap().take_rows(0).iter().zip(probabilities) {
                 looked(row, probability);
             }
         }
@@ -92,6 +92,7 @@ impl<'a> AblationRun<'a> {
     fn logprobs_without(&mut self, gone: &[Range<usize>]) -> Result<Vec<f32>, LlamaError> {
         let end = self.len as LlamaPos;
         self.context.seq_cp(FULL_SEQ, PRUNED_SEQ, 0, end);
+        self.context.copy_recurrent(FULL_SEQ, PRUNED_SEQ);
         for range in gone {
             let _ = self.context.seq_rm(PRUNED_SEQ, range.start as LlamaPos, range.end as LlamaPos);
         }

@@ -1,7 +1,6 @@
 //! What the clients of a conversation were told, and whether the store still has it.
 
 use halo_core::store::{Access, Store};
-use halo_core::testing::doubles::InMemoryStore;
 use halo_core::token::{ChunkId, Position};
 use std::collections::BTreeMap;
 
@@ -59,11 +58,14 @@ impl ClientView {
     }
 
     /// Compares the store with what was seen.
-    pub fn check(&self, name: &str, store: &mut InMemoryStore) -> Result<(), String> {
+    pub fn check(&self, name: &str, store: &mut dyn Store) -> Result<(), String> {
         let failed = |error: halo_core::Error| format!("'{name}' does not load: {error}");
         let mut timeline = store.load(name, Access::Read).map_err(failed)?;
         let chunks: Vec<ChunkId> = timeline.chunks().map(|chunk| chunk.id()).collect();
         store.load_bodies(name, &mut timeline, &chunks).map_err(failed)?;
+        timeline
+            .check_invariants()
+            .map_err(|why| format!("'{name}': the stored timeline is wrong: {why}"))?;
         for (position, text) in &self.tokens {
             let stored = timeline.token(*position).map(|token| token.text.to_owned());
             if stored.as_deref() != Some(text) {

@@ -1,20 +1,27 @@
 //! A deterministic simulator: the engine on doubles of the store, the model, the network and the clock, all driven by one
-//! seed. Processes crash at any call of the store, the power is cut at any event, replies are lost, requests are sent twice,
+//! seed. One seed in eight runs on SQLite, on a disk that loses and tears writes. Processes crash at any call of the store, the power is cut at any event, replies are lost, requests are sent twice,
 //! a paused process loses its lease and goes on. After every step the simulator compares the store with what clients were
 //! told. A seed that fails prints what happened, and fails again when it is run again.
 
 mod clients;
+mod disk;
+mod invariants;
 mod model;
 mod step;
 mod store;
 
 use clients::ClientView;
+use disk::SimulatedDisk;
+pub use disk::{PlantedBug, SimulatedStoreKind};
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::chunker::ChunkSize;
 use halo_core::model::Sampling;
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_core::rules::ContextRules;
 use halo_engine::chat_format::SpeakerNames;
+use halo_engine::chat_options::Persona;
+use halo_engine::memory::MemoryRules;
+use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_engine::session::Session;
 use halo_recall::rank::SearchMode;
@@ -22,8 +29,6 @@ use halo_recall::recall::SearchOptions;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-pub use store::PlantedBug;
-use store::SimulatedDisk;
 
 /// The conversations of a simulation.
 const CONVERSATIONS: [&str; 2] = ["main", "other"];
@@ -44,6 +49,13 @@ pub struct SimulatedCounts {
     pub stale_writes: u64,
     /// Messages that a client sent again with the same id.
     pub duplicates: u64,
+    pub sqlite_seeds: u64,
+    /// Manual edits that were undone, with the state before them.
+    pub undone: u64,
+    /// Searches that were compared with those of a new index.
+    pub searches: u64,
+    /// Times that memories were formed or placed.
+    pub idle_work: u64,
 }
 
 impl SimulatedCounts {
@@ -56,6 +68,10 @@ impl SimulatedCounts {
         self.power_cuts += other.power_cuts;
         self.stale_writes += other.stale_writes;
         self.duplicates += other.duplicates;
+        self.sqlite_seeds += other.sqlite_seeds;
+        self.undone += other.undone;
+        self.searches += other.searches;
+        self.idle_work += other.idle_work;
     }
 }
 
@@ -95,6 +111,19 @@ struct Simulation {
     next_message: u64,
     /// Whether turns are interrupted.
     interrupts: bool,
+    bug: Option<PlantedBug>,
+}
+
+/// One seed in so many runs on SQLite, which is slower.
+const SQLITE_SHARE: u64 = 8;
+
+/// What a seed stores in.
+#[must_use]
+pub fn store_kind(seed: u64) -> SimulatedStoreKind {
+    match seed % SQLITE_SHARE {
+        1 => SimulatedStoreKind::Sqlite,
+        _ => SimulatedStoreKind::Memory,
+    }
 }
 
 /// Runs one seed. With a planted bug, the doubles break a promise that the engine relies on: some seed must find it.
@@ -113,22 +142,28 @@ pub fn run_seed_with_trace(
     bug: Option<PlantedBug>,
 ) -> (Result<SimulatedCounts, InvariantViolation>, Vec<String>) {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let disk = SimulatedDisk::new(rng.u64(..), bug);
+    let kind = store_kind(seed);
+    let disk = SimulatedDisk::new(rng.u64(..), kind, bug);
     let mut simulation = Simulation {
         seed,
         disk,
         rng,
         processes: Vec::new(),
         clients: CONVERSATIONS.iter().map(|name| ((*name).to_owned(), ClientView::default())).collect(),
-        counts: SimulatedCounts::default(),
+        counts: SimulatedCounts {
+            sqlite_seeds: u64::from(kind == SimulatedStoreKind::Sqlite),
+            ..SimulatedCounts::default()
+        },
         trace: Vec::new(),
         next_message: 0,
         interrupts: true,
+        bug,
     };
     (0..2).for_each(|_| simulation.start_process());
     // The engine checks itself in debug builds: what it finds is a violation, too.
     let result = catch_unwind(AssertUnwindSafe(|| simulation.run(steps))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         Err(text.unwrap_or_else(|| "the engine panicked".to_owned()))
     });
     let trace = simulation.trace;
@@ -136,7 +171,7 @@ pub fn run_seed_with_trace(
     (result.map(|()| counts).map_err(|what| InvariantViolation { seed, what, trace: trace.clone() }), trace)
 }
 
-/// Small windows, so that every conversation prunes and resurrects.
+/// Small windows, so that every conversation prunes and resurrects. Some seeds have memories, some check premises.
 fn rules(seed: u64) -> ConversationRules {
     ConversationRules {
         context: ContextRules {
@@ -165,10 +200,19 @@ fn rules(seed: u64) -> ConversationRules {
         preview_tokens: 0,
         tools: None,
         system_prompt: "Be brief.".into(),
+        persona: Persona::default(),
         show_dates: false,
         speaker_names: SpeakerNames::default(),
-        memory: None,
-        premise_method: None,
+        memory: seed.is_multiple_of(3).then(|| MemoryRules {
+            range_tokens: 24,
+            max_range_tokens: 60,
+            max_tokens: 12,
+            delay_answers: 0,
+            overlap_tokens: 0,
+            reflection: None,
+            ..MemoryRules::default()
+        }),
+        premise_method: seed.is_multiple_of(4).then_some(PremiseMethod::Rules),
         judge_principles: Vec::new(),
         keep_reasoning: false,
         forgetting: None,

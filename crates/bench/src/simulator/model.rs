@@ -54,9 +54,14 @@ impl Model for SimulatedModel {
         listen: &mut dyn FnMut(ModelStep<'_>) -> StepFlow,
     ) -> Result<FinishReason, Error> {
         let positions: Vec<_> = prompt.window.iter().filter_map(|token| token.position).collect();
-        if !positions.is_sorted() {
-            return Err(Error::internal("generating", "the window is not in the order of the timeline"));
-        }
+        // An error would look like one of the model's own, which clients expect.
+        assert!(positions.is_sorted(), "the window is not in the order of the timeline: {positions:?}");
+        assert!(
+            prompt.window.len() <= self.info.context,
+            "the window has {} tokens, and the model's context {}",
+            prompt.window.len(),
+            self.info.context
+        );
         let len = self.rng.usize(..sampling.max_tokens.max(1) + 3);
         let fails_at = (self.rng.u32(..12) == 0).then(|| self.rng.usize(..len + 1));
         for n in 0..len {

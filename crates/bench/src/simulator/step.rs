@@ -1,20 +1,27 @@
 //! The steps of a simulation: what clients ask for, and what goes wrong meanwhile.
 
 use super::clients::PendingMessage;
+use super::disk::{PlantedBug, SimulatedDisk};
+use super::invariants::{BeforeRequest, check_index};
 use super::model::SimulatedModel;
-use super::store::SimulatedDisk;
+use super::store::SimulatedStore;
 use super::{CONVERSATIONS, SimulatedProcess, Simulation, rules};
 use halo_core::Error;
 use halo_core::model::StepFlow;
 use halo_core::store::{RecordKind, Store};
 use halo_core::testing::doubles::HashEmbedder;
-use halo_core::token::{ChunkId, Role};
+use halo_core::token::{ChunkId, Role, TurnId};
+use halo_core::tool_call::FunctionCall;
+use halo_engine::align::SentMessage;
 use halo_engine::event::Event;
 use halo_engine::manual_edit::ManualEdit;
-use halo_engine::session::{MESSAGE_ID_KEY, Session};
+use halo_engine::session::{MESSAGE_ID_KEY, SearchIndexing, Session};
 use halo_engine::turn::{EditAuthor, TurnInput};
 use jiff::civil::Date;
 use std::collections::BTreeMap;
+
+/// The id of a process that only reads; no other has it.
+const READER: u64 = u64::MAX;
 
 const TODAY: Date = jiff::civil::date(2026, 11, 15);
 
@@ -79,8 +86,11 @@ impl Simulation {
             58..63 => {
                 self.send_message(process, name, Some(TurnInput::EditLast(String::new(), EditAuthor::User)))
             }
-            63..78 => self.edit_chunk(process, name),
-            78..82 => self.append_history(process, name),
+            63..74 => self.edit_chunk(process, name),
+            74..76 => self.send_message(process, name, Some(TurnInput::ContinueLast)),
+            76..78 => self.replace_answer(process, name),
+            78..81 => self.append_history(process, name),
+            81 => self.work_while_idle(process, name),
             82..86 => self.branch(process, name),
             86..91 => {
                 self.log(format!("process {process} is restarted"));
@@ -131,7 +141,7 @@ impl Simulation {
         for (name, client) in &self.clients {
             self.disk.inspect(|store| client.check(name, store))?;
         }
-        Ok(())
+        self.disk.inspect(check_branches)
     }
 
     /// The session of a conversation, opened where it is not.
@@ -141,14 +151,18 @@ impl Simulation {
         if let Some(session) = process.sessions.remove(name) {
             return Ok(session);
         }
-        Session::open(
-            Box::new(disk.open(process.id)),
+        let mut session = Session::open(
+            Box::new(SimulatedStore::open(&disk, process.id)),
             Box::new(SimulatedModel::new(seed)),
             Some(Box::new(HashEmbedder)),
             name,
             rules(self.seed),
             &mut |_, _| {},
-        )
+        )?;
+        if self.bug == Some(PlantedBug::AnnounceBeforeCommit) {
+            session.plant_announce_before_commit();
+        }
+        Ok(session)
     }
 
     /// Keeps a session that did not fail; after a failure, the conversation is opened again.
@@ -156,21 +170,50 @@ impl Simulation {
         &mut self,
         process: usize,
         name: &str,
-        session: Session,
+        mut session: Session,
         failed: bool,
     ) -> Result<(), String> {
         if failed || self.disk.is_dead(self.processes[process].id) {
             return Ok(());
         }
-        let stored = self.disk.inspect(|store| store.load(name, halo_core::store::Access::Read));
-        let stored = stored.map_err(|error| format!("'{name}' does not load: {error}"))?;
+        let load = |store: &mut dyn Store| {
+            let stored = store.load(name, halo_core::store::Access::Read);
+            stored.map_err(|error| format!("'{name}' does not load: {error}"))
+        };
+        let stored = self.disk.inspect(load)?;
         let held = session.timeline();
         // Another process may have taken the conversation; then the next commit of this one fails.
         if stored.revision() <= held.revision() && stored.state_hash() != held.state_hash() {
             return Err(format!("'{name}': the store and the session of process {process} differ"));
         }
+        let found = self.disk.without_faults(|| session.find_inconsistencies());
+        let found = found.map_err(|error| format!("'{name}' cannot be checked: {error}"))?;
+        if !found.is_empty() {
+            return Err(format!("'{name}' of process {process}: {}", found.join("; ")));
+        }
+        if stored.revision() == session.timeline().revision() && self.rng.u32(..6) == 0 {
+            self.check_search(name, &session)?;
+        }
         self.processes[process].sessions.insert(name.to_owned(), session);
         Ok(())
+    }
+
+    /// The index of a session is that of a session that was opened now.
+    fn check_search(&mut self, name: &str, session: &Session) -> Result<(), String> {
+        let (query, seed) = (self.rng.usize(..1000), self.rng.u64(..));
+        let opened = self.disk.without_faults(|| {
+            Session::open_read_only(
+                Box::new(SimulatedStore::open(&self.disk, READER)),
+                Box::new(SimulatedModel::new(seed)),
+                Some(Box::new(HashEmbedder)),
+                name,
+                rules(self.seed),
+                SearchIndexing::Build,
+            )
+        });
+        let fresh = opened.map_err(|error| format!("'{name}' cannot be read: {error}"))?;
+        self.counts.searches += 1;
+        check_index(session, &fresh, query).map_err(|why| format!("'{name}': {why}"))
     }
 
     /// A client sends a message, or one again whose answer it did not get. `other` is a request without a new message.
@@ -185,17 +228,26 @@ impl Simulation {
         let Some(input) = self.choose_input(process, name, &mut session, other) else {
             return self.keep_session(process, name, session, false);
         };
-        let seed = self.rng.u64(..);
+        let (seed, id) = (self.rng.u64(..), self.processes[process].id);
+        let before = BeforeRequest::new(session.timeline());
+        let stored_before = self.stored_before(name)?;
         let mut turn = TurnObserver {
             simulation: self,
             rng: fastrand::Rng::with_seed(seed),
             process,
             name,
+            before: &before,
+            current: None,
+            exceeded: false,
             violation: None,
         };
         let result = session.run_turn(input, TODAY, &mut |event| turn.on_event(&event));
         if let Some(violation) = turn.violation {
             return Err(violation);
+        }
+        self.disk.inspect(|store| stored_before.check_deletions(name, store))?;
+        if result.is_ok() && !self.disk.is_dead(id) {
+            before.check_anchors(session.timeline()).map_err(|why| format!("'{name}': {why}"))?;
         }
         match &result {
             Ok(_) => {
@@ -241,8 +293,8 @@ impl Simulation {
             }
             return None;
         }
-        if matches!(other, Some(TurnInput::Regenerate(_))) {
-            self.log(format!("process {process}: regenerate in '{name}'"));
+        if let Some(TurnInput::Regenerate(_) | TurnInput::ContinueLast) = other {
+            self.log(format!("process {process}: {other:?} in '{name}'"));
             return other;
         }
         self.next_message += 1;
@@ -271,6 +323,7 @@ impl Simulation {
         let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
         let edit = ManualEdit::ALL[self.rng.usize(..ManualEdit::ALL.len())];
         let chunks = self.random_chunks(&session);
+        let before = session.timeline().state_hash();
         let result = session.apply_edit(edit, &chunks);
         self.log(format!("process {process}: edit of {chunks:?} in '{name}': {}", result.is_ok()));
         let mut failed = result.is_err();
@@ -279,18 +332,54 @@ impl Simulation {
         {
             failed = session.undo(&done.undo).is_err();
             self.log(format!("process {process}: undone: {}", !failed));
+            if !failed && session.timeline().state_hash() != before {
+                return Err(format!(
+                    "'{name}': the inverse of {edit:?} of {chunks:?} does not restore the state"
+                ));
+            }
+            self.counts.undone += u64::from(!failed);
         }
         self.keep_session(process, name, session, failed)
     }
 
-    /// A client brings a history of its own.
+    /// What is stored: the session of a process may not know what another one has written since.
+    fn stored_before(&self, name: &str) -> Result<BeforeRequest, String> {
+        self.disk.inspect(|store| {
+            let stored = store.load(name, halo_core::store::Access::Read);
+            stored.map(|timeline| BeforeRequest::new(&timeline)).map_err(|error| error.to_string())
+        })
+    }
+
+    /// The user edits the last answer.
+    fn replace_answer(&mut self, process: usize, name: &str) -> Result<(), String> {
+        let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
+        let before = self.stored_before(name)?;
+        let result = session.replace_answer("The lamp, and nothing else.");
+        self.log(format!("process {process}: the answer in '{name}' is edited: {}", result.is_ok()));
+        self.disk.inspect(|store| before.check_deletions(name, store))?;
+        self.keep_session(process, name, session, result.is_err())
+    }
+
+    /// Memories are formed and placed while no client waits.
+    fn work_while_idle(&mut self, process: usize, name: &str) -> Result<(), String> {
+        let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
+        let result = session.run_idle_memory_work(&|| false, &mut |_| {});
+        self.log(format!("process {process}: idle work in '{name}': {result:?}"));
+        self.counts.idle_work += u64::from(result == Ok(true));
+        self.keep_session(process, name, session, result.is_err())
+    }
+
+    /// A client brings a history of its own, sometimes with a call of a function.
     fn append_history(&mut self, process: usize, name: &str) -> Result<(), String> {
         let Ok(mut session) = self.take_session(process, name) else { return Ok(()) };
-        let messages = [
-            (Role::User, "What was it again?".to_owned()),
-            (Role::Assistant, "A lamp on the wall.".to_owned()),
-        ];
-        let result = session.append_messages(&messages, &mut || StepFlow::Continue);
+        let call = FunctionCall { name: "look".into(), arguments: "{\"at\":\"wall\"}".into() };
+        let mut messages = vec![SentMessage::new(Role::User, "What was it again?".into())];
+        if self.rng.bool() {
+            messages.push(SentMessage::with_calls(String::new(), vec![call]));
+            messages.push(SentMessage::new(Role::Tool, "a lamp".into()));
+        }
+        messages.push(SentMessage::new(Role::Assistant, "A lamp on the wall.".into()));
+        let result = session.append_sent_messages(&messages, &mut || StepFlow::Continue);
         self.log(format!("process {process}: a history for '{name}': {}", result.is_ok()));
         self.keep_session(process, name, session, result.is_err())
     }
@@ -304,12 +393,30 @@ impl Simulation {
     }
 }
 
+/// A branch is there whole or not at all: its link to its parent is written with it.
+fn check_branches(store: &mut dyn Store) -> Result<(), String> {
+    let failed = |error: Error| format!("the branches cannot be read: {error}");
+    let conversations = store.list_conversations().map_err(failed)?;
+    for branch in conversations.iter().filter(|summary| summary.name.starts_with("branch ")) {
+        let settings = store.records(&branch.name, RecordKind::Setting).map_err(failed)?;
+        if !settings.iter().any(|record| record.key == "branch.parent") {
+            return Err(format!("'{}' is half a branch", branch.name));
+        }
+    }
+    Ok(())
+}
+
 /// Sees the events of a turn as its client does, and interrupts it.
 struct TurnObserver<'a> {
     simulation: &'a mut Simulation,
     rng: fastrand::Rng,
     process: usize,
     name: &'a str,
+    before: &'a BeforeRequest,
+    /// The message that is being answered.
+    current: Option<TurnId>,
+    /// Whether it was announced that the window exceeds its budget.
+    exceeded: bool,
     violation: Option<String>,
 }
 
@@ -339,7 +446,8 @@ impl TurnObserver<'_> {
         let simulation = &mut *self.simulation;
         let Some(client) = simulation.clients.get_mut(self.name) else { return Ok(()) };
         match event {
-            Event::MessageStored { .. } => {
+            Event::MessageStored { turn, .. } => {
+                self.current = Some(*turn);
                 simulation.counts.messages += 1;
                 if let Some(pending) = &mut client.pending {
                     pending.stored = true;
@@ -357,7 +465,21 @@ impl TurnObserver<'_> {
                 }
                 client.see_token(*position, text)?;
             }
-            Event::Done(_) => client.see_end(),
+            Event::Pruned { chunk, .. } => {
+                let checked = self.before.check_pruned(*chunk, self.current);
+                checked.map_err(|why| format!("'{}': {why}", self.name))?;
+            }
+            Event::BudgetExceeded(_) => self.exceeded = true,
+            Event::Done(summary) => {
+                client.see_end();
+                // 8: no budget is exceeded silently.
+                if summary.live_tokens > summary.token_limit && !self.exceeded {
+                    return Err(format!(
+                        "'{}': {} tokens are in a window of {}, and nobody was told",
+                        self.name, summary.live_tokens, summary.token_limit
+                    ));
+                }
+            }
             _ => {}
         }
         Ok(())

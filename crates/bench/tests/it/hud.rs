@@ -33,5 +33,7 @@ fn bench_hud_reports_times_overruns_and_round_trips() {
         assert!(number(&format!("/formats/{format}/p50_ms")) > 0.0);
         assert!(number(&format!("/formats/{format}/tokens")) > 500.0);
     }
-    assert!(number("/formats/toon/tokens") < number("/formats/json/tokens"), "{report}");
+    // A HUD of 10,000 tokens in TOON holds what takes so many tokens more in JSON: thousands, not 15,000 to 20,000.
+    let freed = 10_000.0 * (number("/formats/json/tokens") / number("/formats/toon/tokens") - 1.0);
+    assert!((1_000.0..8_000.0).contains(&freed), "{freed} tokens: {report}");
 }

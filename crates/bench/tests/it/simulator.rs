@@ -9,7 +9,7 @@ const STEPS: u64 = 30;
 /// How long the simulator runs; `HALO_SIMULATOR_SECONDS` sets another time.
 fn time_limit() -> Duration {
     let seconds = std::env::var("HALO_SIMULATOR_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(40))
+    Duration::from_secs(seconds.unwrap_or(60))
 }
 
 #[test]
@@ -27,9 +27,32 @@ fn simulator_finds_no_violation() {
     println!("{seeds} seeds: {counts:?}");
     assert!(seeds >= 20, "{seeds} seeds");
     let SimulatedCounts {
-        messages, tokens, store_faults, crashes, power_cuts, stale_writes, duplicates, ..
+        messages,
+        tokens,
+        store_faults,
+        crashes,
+        power_cuts,
+        stale_writes,
+        duplicates,
+        sqlite_seeds,
+        undone,
+        searches,
+        idle_work,
+        ..
     } = counts;
-    let happened = [messages, tokens, store_faults, crashes, power_cuts, stale_writes, duplicates];
+    let happened = [
+        messages,
+        tokens,
+        store_faults,
+        crashes,
+        power_cuts,
+        stale_writes,
+        duplicates,
+        sqlite_seeds,
+        undone,
+        searches,
+        idle_work,
+    ];
     assert!(happened.iter().all(|count| *count > 0), "{counts:?}");
 }
 
@@ -50,6 +73,7 @@ fn simulator_finds_planted_bugs() {
         PlantedBug::IgnoreEpoch,
         PlantedBug::AckBeforeCommit,
         PlantedBug::RecordsAfterCommit,
+        PlantedBug::AnnounceBeforeCommit,
     ] {
         let found = (0..2000).find_map(|seed| run_seed(seed, STEPS, Some(bug)).err());
         let violation = found.unwrap_or_else(|| panic!("{bug:?} is not found"));

@@ -294,6 +294,7 @@ fn test_rules() -> ConversationRules {
         preview_tokens: 0,
         tools: Some(jq_runner()),
         system_prompt: "Be kind.".into(),
+        persona: halo_engine::chat_options::Persona::default(),
         show_dates: false,
         speaker_names: SpeakerNames::default(),
         memory: None,

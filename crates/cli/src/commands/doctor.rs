@@ -2,7 +2,7 @@
 
 use crate::disk::free_space;
 use crate::env::{Env, store_exists};
-use crate::output::{pluralize, print_json, print_stdout, sanitize_terminal_text};
+use crate::output::{pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text};
 use crate::progress::Progress;
 use crate::settings::Settings;
 use crate::wiring;
@@ -42,6 +42,13 @@ pub fn run(options: &DoctorArgs, env: &Env) -> Result<()> {
         && !store_exists(path)?
     {
         return report_no_store(&location, env);
+    }
+    if let StoreLocation::Sqlite(path) = &location {
+        let removed = Database::remove_repair_leftovers(path)?;
+        if !removed.is_empty() {
+            let files = pluralize(removed.len() as u64, "unfinished file");
+            print_notice(&format!("{files} of an interrupted repair removed"));
+        }
     }
     let mut repairs = Repairs { wal_damage: env.check_wal(&location)?, ..Repairs::default() };
     check_first_page(&location, options.fix, &mut repairs, env)?;
@@ -285,7 +292,8 @@ impl OtherReport {
         self.model = Some(path.display().to_string());
         match halo_llama::gguf::read_header(&path) {
             Ok(header) => {
-                self.attention = Some(header.kv_edit_unsupported().map_or(Ok(()), |why| Err(why.to_owned())));
+                self.attention =
+                    Some(header.attention_unsupported().map_or(Ok(()), |why| Err(why.to_owned())));
             }
             Err(error) => self.model_error = Some(error.to_string()),
         }

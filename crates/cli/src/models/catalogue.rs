@@ -2,6 +2,8 @@
 
 use crate::file::read_regular_text;
 use anyhow::{Context, Result, bail};
+use halo_remote::HubAddress;
+use halo_server::fits_memory;
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -41,6 +43,9 @@ pub struct CatalogueEntry {
     /// Whether it is downloaded, and used, when no name is given.
     #[serde(default)]
     pub default: bool,
+    /// Whether it is offered in place of the default one where it fits the memory of the machine.
+    #[serde(default)]
+    pub recommended: bool,
     /// Description in one line.
     pub about: String,
     pub licence: String,
@@ -62,6 +67,11 @@ impl CatalogueEntry {
         self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add)
     }
 
+    /// The memory that it needs with a context of 8,192 tokens, about: of a file that is not here only the size is known.
+    pub fn memory_estimate(&self) -> u64 {
+        self.size_bytes().saturating_add(self.size_bytes() / 16).saturating_add(128 << 20)
+    }
+
     pub fn download_bytes(&self) -> u64 {
         self.download.unwrap_or_else(|| self.size_bytes())
     }
@@ -72,14 +82,25 @@ impl CatalogueEntry {
 pub struct CatalogueFile {
     /// Path in the models folder.
     pub name: String,
+    /// The size; about the size where there is no checksum.
     pub bytes: u64,
-    pub sha256: String,
+    /// The checksum; none where the hub names it (`hf:`).
+    pub sha256: Option<String>,
+    /// Addresses that have the file: `https://…`, or `hf:OWNER/REPO/FILE`. They are tried in order, before the parts.
+    #[serde(default)]
+    pub sources: Vec<String>,
     /// The parts that it is joined from, in order.
     #[serde(default)]
     pub parts: Vec<WheelMember>,
-    pub url: Option<String>,
     /// Its contents, where they are short.
     pub text: Option<String>,
+}
+
+impl CatalogueFile {
+    /// The checksum of a file that is in packages or in the catalogue itself.
+    pub fn expected_sha256(&self) -> Result<&str> {
+        self.sha256.as_deref().with_context(|| format!("the catalogue has no checksum of {}", self.name))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -129,6 +150,16 @@ impl Catalogue {
         self.defaults().find(|entry| entry.kind == ModelKind::Chat)
     }
 
+    /// The largest recommended chat model that fits so much memory.
+    pub fn best_chat_model(&self, memory: Option<u64>) -> Option<&CatalogueEntry> {
+        let fits = |entry: &&CatalogueEntry| {
+            entry.recommended
+                && entry.kind == ModelKind::Chat
+                && fits_memory(entry.memory_estimate(), memory) == Some(true)
+        };
+        self.models.iter().filter(fits).max_by_key(|entry| entry.size_bytes())
+    }
+
     /// The embedding model that is used when none is named.
     pub fn default_embedder(&self) -> Option<&CatalogueEntry> {
         self.defaults().find(|entry| entry.kind == ModelKind::Embedding)
@@ -159,7 +190,7 @@ fn parse_catalogue(text: &str) -> Result<Catalogue> {
             bail!("{} has no file: give it at least one [[model.file]]", entry.name);
         }
         for file in &mut entry.files {
-            file.sha256.make_ascii_lowercase();
+            file.sha256.iter_mut().for_each(|sha256| sha256.make_ascii_lowercase());
             if let Some(defect) = file_entry_error(file) {
                 bail!("{}: the file '{}' {defect}", entry.name, file.name);
             }
@@ -173,7 +204,13 @@ fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
     // Only GGUF files are searched for in the folder itself; other files of a model have a folder of their own.
     let steps: Vec<_> = file.name.split('/').collect();
     let gguf = file.name.ends_with(".gguf");
-    let sources = [!file.parts.is_empty(), file.url.is_some(), file.text.is_some()];
+    let is_downloaded = !file.parts.is_empty() || !file.sources.is_empty();
+    let is_source = |source: &String| {
+        is_http_url(source) || (HubAddress::is_hub_address(source) && HubAddress::parse(source).is_ok())
+    };
+    let on_hub_only = file.parts.is_empty()
+        && !file.sources.is_empty()
+        && file.sources.iter().all(|source| HubAddress::is_hub_address(source));
     let package = |part: &WheelMember| {
         part.package.split_once("==").is_some_and(|(n, v)| is_plain_name(n) && is_plain_name(v))
     };
@@ -184,12 +221,14 @@ fn file_entry_error(file: &CatalogueFile) -> Option<&'static str> {
         () if steps.len() != if gguf { 1 } else { 2 } => {
             Some("has a wrong path: a .gguf file is in no folder, any other file in one")
         }
-        () if !is_sha256(&file.sha256) => Some("needs a sha256 of 64 hexadecimal digits"),
-        () if sources.iter().filter(|given| **given).count() != 1 => {
-            Some("needs parts, a url or a text, and only one of them")
+        () if file.sha256.as_ref().map_or(!on_hub_only, |sha256| !is_sha256(sha256)) => Some(
+            "needs a sha256 of 64 hexadecimal digits; only a file whose sources all begin with hf: can be without",
+        ),
+        () if is_downloaded == file.text.is_some() => {
+            Some("needs sources, parts or a text, and a text alone")
         }
-        () if file.url.as_ref().is_some_and(|url| !is_http_url(url)) => {
-            Some("has a url that does not begin with http:// or https://")
+        () if !file.sources.iter().all(is_source) => {
+            Some("has a source that is neither http://…, https://… nor hf:OWNER/REPO/FILE")
         }
         () if !file.parts.iter().all(package) => {
             Some("has a part whose package is not of the form name==version")
@@ -207,6 +246,16 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     #[test]
+    fn catalogue_offers_the_largest_model_that_fits() {
+        let catalogue = parse_catalogue(BUILTIN_CATALOGUE).expect("valid");
+        let best = |gib: u64| catalogue.best_chat_model(Some(gib << 30)).map(|entry| entry.name.as_str());
+        assert_eq!([1, 3, 4, 8].map(best), [None, Some("qwen3-1.7b"), Some("qwen3-4b"), Some("qwen3-8b")]);
+        assert!(catalogue.best_chat_model(None).is_none(), "unknown memory");
+        let default = catalogue.default_chat_model().expect("a default");
+        assert!(default.size_bytes() < 200 << 20, "the default is small, and there without the hub");
+    }
+
+    #[test]
     fn catalogue_builtin_is_valid() {
         let ours = parse_catalogue(BUILTIN_CATALOGUE).expect("it can be read");
         assert_eq!(ours.default_chat_model().map(|e| e.name.as_str()), Some("smollm2"));
@@ -217,12 +266,12 @@ mod tests {
         for file in ours.models.iter().flat_map(|e| &e.files) {
             let Some(text) = &file.text else { continue };
             let sum: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(sum, file.sha256, "{}", file.name);
+            assert_eq!(Some(sum), file.sha256, "{}", file.name);
         }
     }
 
     #[test]
-    fn catalogue_file_has_exactly_one_source() {
+    fn catalogue_file_has_sources_or_a_text() {
         let file = |source: &str| {
             let sha = "0".repeat(64);
             format!(
@@ -232,23 +281,40 @@ mod tests {
         };
         for right in [
             "text='{}'",
-            "url='http://host/x'",
+            "sources=['http://host/x']",
+            "sources=['hf:a/b/x.json', 'http://host/x']\nparts=[{package='a==1',member='x'}]",
             "parts=[{package='a==1',member='x'}]",
             "parts=[{package='a==1',member='x.tar.gz',inside='x'}]",
         ] {
             parse_catalogue(&file(right)).expect(right);
         }
         for (defect, says) in [
-            ("", "needs parts, a url or a text, and only one of them"),
-            ("text='{}'\nurl='http://host/x'", "needs parts, a url or a text, and only one of them"),
+            ("", "needs sources, parts or a text, and a text alone"),
+            ("text='{}'\nsources=['http://host/x']", "needs sources, parts or a text, and a text alone"),
             (
                 "text='{}'\nparts=[{package='a==1',member='x'}]",
-                "needs parts, a url or a text, and only one of them",
+                "needs sources, parts or a text, and a text alone",
             ),
+            ("sources=['ftp://host/x']", "has a source that is neither"),
+            ("sources=['hf:a']", "has a source that is neither"),
             ("text='{ }'", "has a text whose length is not that of `bytes`"),
         ] {
             let message = parse_catalogue(&file(defect)).expect_err(defect).to_string();
             assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn catalogue_file_without_checksum_is_on_the_hub() {
+        let file = |sources: &str| {
+            format!(
+                "[[model]]\nname='m'\nkind='chat'\nabout=''\nlicence=''\n[[model.file]]\nname='m.gguf'\nbytes=2\n{sources}"
+            )
+        };
+        parse_catalogue(&file("sources=['hf:a/b/m.gguf']")).expect("the hub names its checksum");
+        for wrong in ["sources=['http://host/m.gguf']", "sources=['hf:a/b/m.gguf', 'http://host/m.gguf']"] {
+            let message = parse_catalogue(&file(wrong)).expect_err(wrong).to_string();
+            assert!(message.contains("needs a sha256"), "{message}");
         }
     }
 

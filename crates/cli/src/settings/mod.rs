@@ -17,6 +17,7 @@ use halo_core::ttl::{InitialBrightness, TtlRules};
 use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::{AutoSizes, ResurrectBrightness, ResurrectLimit};
 use halo_engine::window_size;
+use halo_llama::ffi::KvKeyType;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
@@ -170,9 +171,24 @@ define_settings! {
     "model.cooling_tokens" [http] model_cooling_tokens: TokenCountSetting = IntInRange(0);
     /// Number of model layers to offload to the GPU, in builds with GPU support.
     "model.gpu_layers" [http] model_gpu_layers: IntInRange<0, 10_000> = IntInRange(0);
+    /// Number of answers that `halo serve` generates at once, in one batch; the model's KV cache has cells for as many
+    /// conversations where a quarter of the free memory is enough. In company the last bits of an answer may differ: with 1 the
+    /// same seed gives the same answer at any time.
+    "model.parallel" [http] model_parallel: IntInRange<1, 64> = IntInRange(4);
+    /// The model, where no `--model` names one: a name from `halo models`, the path of a GGUF file, the URL of a server, or
+    /// scripted:FILE; auto: the default chat model.
+    "model.path" model_path: AutoOr<TextSetting> = AutoOr::Auto;
+    /// Minutes after which a server unloads a local model that nobody uses; it is loaded again when it is needed. 0: never.
+    "model.unload_after" [http] model_unload_after: FloatInRange<0, 100_000> = FloatInRange(30.0);
+    /// The most memory of all local models that a server has loaded at once, with their KV caches; auto: what the machine
+    /// has free.
+    "model.memory" [http] model_memory: AutoOr<ByteSize> = AutoOr::Auto;
     /// Whether `halo chat` and `halo serve` download the default models where they are missing: `ask` (in a terminal),
     /// `always` or `never`.
     "model.fetch" model_fetch: FetchModels = FetchModels::Ask;
+    /// Model servers that clients may test, and choose for a chat: hosts, for all of their ports, or hosts with a port.
+    /// `localhost` is every loopback address.
+    "model.servers" model_servers: ListSetting = ListSetting(vec!["localhost".to_owned()]);
 
     /// Maximum length of an answer, in tokens. So many tokens of the context window stay free for it, but at least half of
     /// the window stays for the conversation; a longer answer may exceed the window until the turn ends.
@@ -283,9 +299,10 @@ define_settings! {
     "resurrect.limit" [http] resurrect_limit: ResurrectLimit = ResurrectLimit::Window;
     /// Factor on the search score of user messages; 1: none.
     "resurrect.user_boost" [http] resurrect_user_boost: FloatInRange<0, 100> = FloatInRange(1.0);
-    /// Relevance floor: search hits with a lower score are not resurrected. `halo search` prints scores and marks these
-    /// hits; `halo-bench recall` measures what a floor keeps out. 0: every hit with a score above 0 is considered.
-    "resurrect.floor" [http] resurrect_floor: FloatInRange<0, 1000> = FloatInRange(0.0);
+    /// Relevance floor: search hits that answer the message with a lower probability are not resurrected. `halo search`
+    /// prints the probability and marks these hits; `halo-bench recall` measures what a floor keeps out. 0: every hit with a
+    /// score above 0 is considered.
+    "resurrect.floor" [http] resurrect_floor: FloatInRange<0, 1> = FloatInRange(0.005);
     /// Number of search hits considered for resurrection.
     "resurrect.candidates" [http] resurrect_candidates: IntInRange<0, 100_000> = IntInRange(128);
     /// Length of a hidden draft answer that is added to the search query, in tokens; 0: search with the message only.
@@ -374,6 +391,9 @@ define_settings! {
     /// What happens to the KV cache when the context window changes: `keep` saves and restores cells; `reread`
     /// prefills the window again.
     "kv.mode" [http] kv_mode: KvCacheMode = KvCacheMode::EditCells;
+    /// Type of the keys in the KV cache: `f16`, or smaller and less exact `q8_0` or `q4_0`. Values stay f16: llama.cpp
+    /// quantises them only without reading attention. Saved cells of another type are not used.
+    "kv.type" [http] kv_type: KvKeyType = KvKeyType::F16;
     /// RAM limit for the KV archive (cells of pruned chunks).
     "kv.ram" [http] kv_ram: ByteSize = ByteSize(512 << 20);
     /// Disk limit for the KV archive (cells of pruned chunks).
@@ -424,6 +444,7 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("context.max_tokens", "2000"),
             ("generation.max_tokens", "50"),
             ("resurrect.limit", "model"),
+            ("resurrect.floor", "0"),
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
             ("context.room_tokens", "0"),
@@ -442,6 +463,7 @@ fn preset_overrides(preset: Preset) -> &'static [(&'static str, &'static str)] {
             ("generation.max_tokens", "50"),
             ("context.sink_tokens", "0"),
             ("context.recent_tokens", "0"),
+            ("resurrect.floor", "0"),
             ("brightness.strategy", "ttl"),
             ("lethe.cycle", "false"),
         ],

@@ -5,6 +5,7 @@ use halo_core::brightness::{AttentionSink, ScoringKind};
 use halo_core::prune::{PrunePolicyKind, RankBy, TieBreak};
 use halo_engine::premise::PremiseMethod;
 use halo_engine::rules::{ResurrectBrightness, ResurrectLimit};
+use halo_llama::ffi::KvKeyType;
 use halo_llama::kv_cache::KvCacheMode;
 use halo_recall::rank::SearchMode;
 use halo_worlds::agent_wrappers::SummaryMethod;
@@ -152,6 +153,16 @@ impl AutoOr<TextSetting> {
         match self {
             AutoOr::Auto => None,
             AutoOr::Value(text) => Some(&text.0),
+        }
+    }
+}
+
+impl AutoOr<ByteSize> {
+    #[must_use]
+    pub fn as_bytes(&self) -> Option<u64> {
+        match self {
+            AutoOr::Auto => None,
+            AutoOr::Value(size) => Some(size.0),
         }
     }
 }
@@ -383,6 +394,7 @@ impl_setting_for_enums!(
     FetchModels,
     HeadReduction,
     KvCacheMode,
+    KvKeyType,
     PremiseMethod,
     Preset,
     PromptRows,

@@ -1,7 +1,7 @@
 //! The tests that the built test programs of the workspace list. A name in a source file alone proves nothing: the file may
-//! not be compiled, or a `cfg` may leave the test out.
+//! not be compiled, or a `cfg` may leave the test out. Tests in Python are those that pytest collects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
@@ -23,6 +23,8 @@ pub struct BuiltTests {
     programs: BTreeMap<String, (SystemTime, PathBuf)>,
     /// The tests of a program and whether each is ignored, once they are asked for.
     lists: BTreeMap<String, BTreeMap<String, bool>>,
+    /// The tests in Python, once one is asked for.
+    python: Option<Option<BTreeSet<String>>>,
 }
 
 impl BuiltTests {
@@ -44,14 +46,14 @@ impl BuiltTests {
                 programs.insert(root, (built, program));
             }
         }
-        Self { programs, lists: BTreeMap::new() }
+        Self { programs, lists: BTreeMap::new(), python: None }
     }
 
-    /// Looks up a test that is named `FILE::NAME`. Tests in Python are not listed by a program: they count as listed.
+    /// Looks up a test that is named `FILE::NAME`.
     pub fn find(&mut self, test: &str) -> TestLookup {
         let Some((file, name)) = test.split_once("::") else { return TestLookup::Missing };
         if file.ends_with(".py") {
-            return TestLookup::Listed;
+            return self.find_python(file, name);
         }
         let (roots, module) = roots_and_module(file);
         let mut found = TestLookup::NotBuilt;
@@ -77,6 +79,48 @@ impl BuiltTests {
         }
         found
     }
+
+    fn find_python(&mut self, file: &str, name: &str) -> TestLookup {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let collected = self.python.get_or_insert_with(|| collect_python_tests(&root));
+        let source = std::fs::read_to_string(root.join(file)).unwrap_or_default();
+        match collected {
+            None => TestLookup::NotBuilt,
+            Some(tests) if !tests.contains(&format!("{file}::{name}")) => TestLookup::Missing,
+            Some(_) if may_be_skipped(&source, name) => TestLookup::Ignored,
+            Some(_) => TestLookup::Listed,
+        }
+    }
+}
+
+/// The tests that pytest collects, as `FILE::NAME`; none where its virtual environment is not made.
+fn collect_python_tests(root: &Path) -> Option<BTreeSet<String>> {
+    let python = root.join("target/venv/bin/python");
+    if !python.exists() {
+        return None;
+    }
+    let mut command = Command::new(python);
+    command.args(["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"]);
+    let output = command.current_dir(root).output().expect("pytest runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    // A test with parameters is listed once for each of them.
+    let without_parameters = |line: &str| line.split('[').next().unwrap_or(line).trim().to_owned();
+    Some(text.lines().filter(|line| line.contains(".py::")).map(without_parameters).collect())
+}
+
+/// Whether a test in Python may be skipped: by a mark of its own or of its file, or by its own code.
+pub fn may_be_skipped(source: &str, name: &str) -> bool {
+    if source.lines().any(|line| line.starts_with("pytestmark") && line.contains("skip")) {
+        return true;
+    }
+    let Some(at) = source.find(&format!("\ndef {name}(")) else { return false };
+    let before = source[..at].lines().rev().take_while(|line| !line.trim().is_empty());
+    let body =
+        source[at + 1..].lines().skip(1).take_while(|line| line.is_empty() || line.starts_with([' ', ')']));
+    before
+        .chain(body)
+        .any(|line| ["mark.skip", "mark.xfail", "pytest.skip("].iter().any(|mark| line.contains(mark)))
 }
 
 /// The first source file of a program, relative to the workspace.

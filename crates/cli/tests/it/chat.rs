@@ -371,6 +371,15 @@ fn v0_preset_keeps_its_window_over_ten_turns() {
     // The system prompt has 9 tokens with its template.
     assert!(live.iter().all(|&live| live <= 120 + 9), "{live:?}");
     assert!(live[2..].iter().all(|&live| live >= 119 + 9), "{live:?}");
-    let traced = turns.as_array().expect("turns").iter().flat_map(|turn| turn["attention"].as_array());
-    assert!(traced.flatten().all(|trace| trace["histogram"].as_array().map(Vec::len) == Some(16)));
+    for turn in turns.as_array().expect("turns") {
+        let traces = turn["attention"].as_array().expect("traces");
+        let steps: Vec<u64> = traces.iter().filter_map(|trace| trace["step"].as_u64()).collect();
+        let tokens = turn["tokens"].as_u64().expect("a number");
+        assert_eq!(steps, (0..tokens).step_by(10).collect::<Vec<_>>(), "{turn:#}");
+        for trace in traces {
+            let bins = trace["histogram"].as_array().expect("a distribution");
+            let slots: u64 = bins.iter().filter_map(Value::as_u64).sum();
+            assert!(bins.len() == 16 && slots > 20 && slots <= 120 + 9 + 30, "{trace}");
+        }
+    }
 }

@@ -148,7 +148,7 @@ fn config_environment_reports_misspelt_variables() {
 fn settings_that_clients_may_change_are_listed() {
     use halo_cli::settings::{KEYS, SettingAccess};
     let http = "preset context.max_tokens context.sink_tokens context.recent_tokens context.room_tokens \
-        model.context model.cooling_tokens model.gpu_layers generation.max_tokens generation.temperature generation.top_k \
+        model.context model.cooling_tokens model.gpu_layers model.parallel model.unload_after model.memory generation.max_tokens generation.temperature generation.top_k \
         generation.top_p generation.min_p generation.repetition generation.seed chat.system chat.dates \
         chat.user_name chat.assistant_name tools.enabled reasoning.keep chunk.min_tokens chunk.max_tokens \
         brightness.strategy brightness.initial brightness.cap brightness.decay brightness.sink \
@@ -162,8 +162,8 @@ fn settings_that_clients_may_change_are_listed() {
         memory.overlap_tokens memory.reflect memory.quiet_minutes memory.quiet_messages lethe.enabled lethe.cycle lethe.pressure \
         lethe.interval_minutes lethe.hot_days \
         lethe.warm_days lethe.compost_days lethe.grace_days rooms.max_tokens rooms.repetition rooms.jitter \
-        rooms.split_paragraphs rooms.telemetry rooms.cooling_tokens rooms.summaries kv.mode kv.ram kv.disk";
-    let by_hand = "model.fetch recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
+        rooms.split_paragraphs rooms.telemetry rooms.cooling_tokens rooms.summaries kv.mode kv.type kv.ram kv.disk";
+    let by_hand = "model.path model.fetch model.servers recall.embedder rooms.models rooms.prompts server.listen server.key server.cert \
         server.cert_key server.hosts server.origins server.max_body server.rate server.connections \
         server.connections_per_address server.trusted_proxies server.queue server.idle server.open \
         server.otlp";

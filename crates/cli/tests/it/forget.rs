@@ -591,16 +591,28 @@ fn forget_keeps_captures_of_earlier_turns() {
     assert_eq!([0, 1, 2].map(|n| folder(n).exists()), [true, false, false]);
 }
 
-/// Copies of the store that repairs have left are named after a forgetting.
+/// The unfinished files of repairs that were killed.
+const LEFTOVERS: [&str; 7] = [
+    "repaired-2",
+    "repaired-2-wal",
+    "trial-1",
+    "trial-1-wal",
+    "template-1",
+    "template-1-shm",
+    "damaged-3.partial",
+];
+
+/// Copies of the store that repairs keep are named after a forgetting; those that were never finished are removed.
 #[test]
 fn forget_warns_of_every_copy_that_a_repair_leaves() {
     let home = crate::common::temp_dir();
     let data = home.path();
     import_exchange(data, "main", &format!("I live in {SECRET}."));
-    let copies = ["backup-1", "damaged-1", "mended-1", "repaired-2", "trial-1", "trial-1-wal"];
-    for copy in copies {
-        std::fs::write(data.join(format!("halo.db.{copy}")), "x").expect("the file is written");
+    let copies = ["backup-1", "damaged-1", "mended-1", "trial-notes", "repaired"];
+    for copy in copies.iter().chain(&LEFTOVERS) {
+        std::fs::write(data.join(format!("halo.db.{copy}")), SECRET).expect("the file is written");
     }
+    let copies = &copies[..4];
     let report = run(data, &["forget", "--matching", SECRET, "--now", "--yes"]);
     for copy in copies {
         assert!(
@@ -610,6 +622,37 @@ fn forget_warns_of_every_copy_that_a_repair_leaves() {
         );
     }
     assert_eq!(report.err.matches("a backup of the store").count(), copies.len(), "{}", report.err);
+    assert!(data.join("halo.db.repaired").exists(), "it is no file of a repair");
+    for leftover in LEFTOVERS {
+        assert!(!data.join(format!("halo.db.{leftover}")).exists(), "{leftover}");
+    }
+}
+
+#[test]
+fn doctor_removes_what_killed_repairs_have_left() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    import_exchange(data, "main", &format!("I live in {SECRET}."));
+    let kept = ["backup-1", "damaged-1"];
+    for copy in kept.iter().chain(&LEFTOVERS) {
+        std::fs::write(data.join(format!("halo.db.{copy}")), SECRET).expect("the file is written");
+    }
+    std::fs::create_dir(data.join("halo.db.trial-1-locks")).expect("the folder is created");
+    let exists = |copy: &&str| data.join(format!("halo.db.{copy}")).exists();
+    // Where the database is missing, an unfinished copy may be all that is left.
+    std::fs::rename(data.join("halo.db"), data.join("aside")).expect("it is renamed");
+    run(data, &["doctor"]);
+    assert!(LEFTOVERS.iter().all(exists) && kept.iter().all(exists));
+    std::fs::rename(data.join("aside"), data.join("halo.db")).expect("it is renamed");
+    let report = run(data, &["doctor"]);
+    assert!(
+        report.status == 0 && report.err.contains("8 unfinished files of an interrupted repair removed"),
+        "{}",
+        report.err
+    );
+    assert!(!LEFTOVERS.iter().any(exists) && kept.iter().all(exists));
+    assert!(!data.join("halo.db.trial-1-locks").exists());
+    assert!(!run(data, &["doctor"]).err.contains("unfinished"));
 }
 
 /// A kill at any time, the first write of the key included, leaves nothing that keeps the next forgetting from its end.
@@ -728,4 +771,31 @@ fn forget_everywhere_erases_typed_lines_without_a_message() {
     assert_eq!(std::fs::read_to_string(&history).expect("the file is readable"), "#V2\nGood morning.\n");
     assert!(!data.join("chat_history.txt.part").exists());
     assert_eq!(run(data, &[&everywhere[..], &["--now", "--yes"]].concat()).status, 1, "nothing matches now");
+}
+
+/// Worlds are searched too; what they have is named, and the rest is forgotten.
+#[test]
+fn forget_everywhere_names_worlds_with_the_words() {
+    let home = crate::common::temp_dir();
+    let data = home.path();
+    let world = data.join("world.toml");
+    let text = format!(
+        "[[agents]]\nname = \"Mara\"\nseed = \"You live in {SECRET}.\"\n\n[[rooms]]\nowner = \"Mara\"\n\n\
+         [[rooms.messages]]\nsender = \"Mara\"\ncontent = \"In {SECRET}, at nine.\"\n"
+    );
+    std::fs::write(&world, text).expect("the file is written");
+    run_ok(data, &["rooms", "new", "harbour", "--file", &world.display().to_string()]);
+    run_ok(data, &["rooms", "new", "quiet"]);
+    std::fs::remove_file(&world).expect("it is removed");
+    let everywhere = ["forget", "--everywhere", "--matching", SECRET, "--now", "--yes"];
+    let only_there = run(data, &everywhere);
+    let expected = "the world 'harbour' contains that in 2 places, which are not erased: `halo rooms delete harbour --yes`";
+    assert!(only_there.status == 1 && only_there.err.contains(expected), "{}", only_there.err);
+    import_exchange(data, "main", &format!("I live in {SECRET}."));
+    let both = run(data, &everywhere);
+    assert!(both.status == 0 && both.err.contains(expected), "{}", both.err);
+    assert!(!both.err.contains("quiet"), "{}", both.err);
+    run_ok(data, &["rooms", "delete", "harbour", "--yes"]);
+    let gone = run(data, &everywhere);
+    assert!(gone.err.contains("nothing matches") && !gone.err.contains("world"), "{}", gone.err);
 }

@@ -3,7 +3,8 @@
 //!
 //! `HALO_FORGET_CASES` sets the number of cases, `HALO_FORGET_SEED` replays one.
 
-use crate::common::{files_with, run_halo};
+use crate::common::{HaloOutput, files_with, run_halo};
+use crate::postgres_server::PostgresTestServer;
 use halo_core::store::{Access, MessageKey, RecordKind, Store};
 use halo_core::token::{Role, TurnId};
 use halo_engine::branch::{BranchPoint, create_branch};
@@ -32,8 +33,61 @@ impl CaseRng {
     }
 }
 
+/// Where a case is stored: a data folder, and with PostgreSQL a database.
+#[derive(Clone, Copy)]
+struct CasePlace<'a> {
+    data: &'a Path,
+    postgres: Option<(&'a PostgresTestServer, &'a str)>,
+}
+
+impl CasePlace<'_> {
+    fn run(&self, args: &[&str]) -> HaloOutput {
+        match self.postgres {
+            None => run_halo(self.data, args),
+            Some((_, url)) => run_halo(self.data, &[args, &["--store", url]].concat()),
+        }
+    }
+
+    fn run_ok(&self, args: &[&str]) -> String {
+        let run = self.run(args);
+        assert_eq!(run.status, 0, "{args:?}: {}", run.err);
+        run.out
+    }
+
+    fn open(&self) -> Database {
+        let location = match self.postgres {
+            None => StoreLocation::Sqlite(self.data.join("halo.db")),
+            Some((_, url)) => url.parse().expect("an address"),
+        };
+        Database::open(&location).expect("the store opens")
+    }
+
+    /// The lines of a dump of the database that have a text, in lower case; columns of bytes are hexadecimal digits there.
+    fn rows_with(&self, text: &str) -> Vec<PathBuf> {
+        let Some((server, url)) = self.postgres else { return Vec::new() };
+        let hex = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let (lower, upper) = (text.to_lowercase(), text.to_uppercase());
+        let parts = [lower.clone(), hex(text), hex(&lower), hex(&upper)];
+        let dump = server.dump(url).to_lowercase();
+        let found = dump.lines().filter(|line| parts.iter().any(|part| line.contains(part)));
+        found.map(|line| PathBuf::from(line.chars().take(200).collect::<String>())).collect()
+    }
+
+    /// The files whose bytes or whose name have a word, in any case, and the rows of the database.
+    fn traces_of(&self, word: &str) -> Vec<PathBuf> {
+        [traces_of(self.data, word), self.rows_with(word)].concat()
+    }
+
+    fn holds(&self, text: &str) -> bool {
+        let files =
+            files_with(self.data, |_, bytes| bytes.windows(text.len()).any(|part| part == text.as_bytes()));
+        !files.is_empty() || !self.rows_with(text).is_empty()
+    }
+}
+
 /// A data folder under construction.
 struct CaseFolder<'a> {
+    place: CasePlace<'a>,
     data: &'a Path,
     rng: CaseRng,
     word: String,
@@ -67,10 +121,6 @@ impl CaseFolder<'_> {
         text
     }
 
-    fn open(&self) -> Database {
-        Database::open(&StoreLocation::Sqlite(self.data.join("halo.db"))).expect("the store opens")
-    }
-
     /// Imports a conversation. Its name is made of its first message, or chosen, or has the word.
     fn add_conversation(&mut self, n: usize) -> String {
         let turns = 2 + self.rng.below(6) as usize;
@@ -94,13 +144,13 @@ impl CaseFolder<'_> {
         let file = self.data.join("import.json");
         let content = json!({ "messages": messages.collect::<Vec<Value>>() }).to_string();
         std::fs::write(&file, content).expect("the file is written");
-        run_ok(self.data, &["import", file.to_str().expect("UTF-8"), "-c", &name]);
+        self.place.run_ok(&["import", file.to_str().expect("UTF-8"), "-c", &name]);
         std::fs::remove_file(&file).expect("the file is removed");
-        let mut store = self.open();
+        let mut store = self.place.open();
         store.load(&name, Access::Write).expect("the conversation is writable");
         self.add_records(&mut store, &name, turns as u32);
         if self.rng.chance(50) {
-            let at = BranchPoint { last_shared_turn: TurnId(turns as u32 - 1), chosen_turns: Vec::new() };
+            let at = BranchPoint::after(TurnId(turns as u32 - 1));
             create_branch(&mut store, &name, &format!("{name} · branch 2"), &at).expect("a branch");
         }
         name
@@ -206,12 +256,6 @@ impl CaseFolder<'_> {
     }
 }
 
-fn run_ok(data: &Path, args: &[&str]) -> String {
-    let run = run_halo(data, args);
-    assert_eq!(run.status, 0, "{args:?}: {}", run.err);
-    run.out
-}
-
 /// The files below a folder whose bytes or whose name have a word, in any case.
 fn traces_of(folder: &Path, word: &str) -> Vec<PathBuf> {
     let lower = word.to_lowercase();
@@ -224,8 +268,8 @@ fn traces_of(folder: &Path, word: &str) -> Vec<PathBuf> {
 }
 
 /// Sets the due times of all pending requests to the past.
-fn expire_grace_periods(data: &Path) {
-    let mut store = Database::open(&StoreLocation::Sqlite(data.join("halo.db"))).expect("the store opens");
+fn expire_grace_periods(place: CasePlace<'_>) {
+    let mut store = place.open();
     for summary in store.list_conversations().expect("the conversations are listed") {
         let records = store.records(&summary.name, RecordKind::Setting).expect("the settings are read");
         let Some(record) = records.iter().find(|record| record.key == "lethe.pending") else { continue };
@@ -236,9 +280,13 @@ fn expire_grace_periods(data: &Path) {
     }
 }
 
-fn check_case(seed: u64) {
+fn check_case(seed: u64, server: Option<&PostgresTestServer>) {
     let home = crate::common::temp_dir();
+    let url = server.map(PostgresTestServer::new_database);
+    let postgres = server.zip(url.as_deref());
+    let place = CasePlace { data: home.path(), postgres };
     let mut case = CaseFolder {
+        place,
         data: home.path(),
         rng: CaseRng(seed),
         word: format!("Quok{:x}ville", seed & 0xfff_ffff),
@@ -250,52 +298,78 @@ fn check_case(seed: u64) {
         case.add_conversation(n);
     }
     case.add_files();
-    let data = case.data;
-    assert!(!traces_of(data, &case.word).is_empty(), "seed {seed}: the word is stored");
+    assert!(!place.traces_of(&case.word).is_empty(), "seed {seed}: the word is stored");
     let everywhere = ["forget", "--everywhere", "--matching", case.word.as_str(), "--yes"];
-    let forget = |args: &[&str]| run_halo(data, &[&everywhere, args].concat());
-    let is_everywhere_gone =
-        |run: &crate::common::HaloOutput| run.status == 0 || run.err.contains("nothing matches");
+    let forget = |args: &[&str]| place.run(&[&everywhere, args].concat());
+    let is_everywhere_gone = |run: &HaloOutput| run.status == 0 || run.err.contains("nothing matches");
     match case.rng.below(3) {
         // The grace period ends by itself.
         0 => {
             let run = forget(&[]);
             assert!(is_everywhere_gone(&run), "seed {seed}: {}", run.err);
-            expire_grace_periods(data);
-            run_ok(data, &["forget", "--due"]);
+            expire_grace_periods(place);
+            place.run_ok(&["forget", "--due"]);
         }
         // It is cut short.
         1 => {
             forget(&[]);
             let run = forget(&["--now"]);
             assert!(is_everywhere_gone(&run), "seed {seed}: {}", run.err);
-            expire_grace_periods(data);
-            run_ok(data, &["forget", "--due"]);
+            expire_grace_periods(place);
+            place.run_ok(&["forget", "--due"]);
         }
         _ => {
             let run = forget(&["--now"]);
             assert!(is_everywhere_gone(&run), "seed {seed}: {}", run.err);
         }
     }
-    assert_eq!(traces_of(data, &case.word), Vec::<PathBuf>::new(), "seed {seed}: {} places", case.places);
+    assert_eq!(place.traces_of(&case.word), Vec::<PathBuf>::new(), "seed {seed}: {} places", case.places);
     let again = forget(&["--now"]);
     assert!(again.status == 1 && again.err.contains("nothing matches"), "seed {seed}: {}", again.err);
     for text in &case.kept {
-        let found =
-            files_with(data, |_, bytes| bytes.windows(text.len()).any(|part| part == text.as_bytes()));
-        assert!(!found.is_empty(), "seed {seed}: {text:?} is lost");
+        assert!(place.holds(text), "seed {seed}: {text:?} is lost");
     }
-    run_ok(data, &["doctor"]);
-    let proofs: Value = serde_json::from_str(&run_ok(data, &["forget", "--proofs", "--json"])).expect("JSON");
+    place.run_ok(&["doctor"]);
+    let proofs: Value = serde_json::from_str(&place.run_ok(&["forget", "--proofs", "--json"])).expect("JSON");
     assert!(proofs.as_array().expect("a list").iter().all(|proof| proof["sound"] == true), "seed {seed}");
 }
 
 #[test]
 fn forget_property_leaves_no_word_in_any_file() {
     if let Some(seed) = std::env::var("HALO_FORGET_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return check_case(seed);
+        return check_case(seed, None);
     }
     for seed in 0..crate::common::iterations("HALO_FORGET_CASES", 8) as u64 {
-        check_case(seed);
+        check_case(seed, None);
+    }
+}
+
+/// The same with the texts in tables: a dump of the database has no trace. What stays in the write-ahead log of the server is
+/// said (`forget_names_the_log_of_a_postgres_server`).
+#[test]
+fn forget_property_leaves_no_word_in_any_table() {
+    let server = PostgresTestServer::start(&[]);
+    if let Some(seed) = std::env::var("HALO_FORGET_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        return check_case(seed, Some(&server));
+    }
+    let cases = crate::common::iterations("HALO_FORGET_CASES", 8).div_ceil(3) as u64;
+    for seed in 0..cases {
+        check_case(seed, Some(&server));
+    }
+}
+
+#[test]
+fn forget_names_the_log_of_a_postgres_server() {
+    let (server, home) = (PostgresTestServer::start(&[]), crate::common::temp_dir());
+    let url = server.new_database();
+    let place = CasePlace { data: home.path(), postgres: Some((&server, &url)) };
+    let file = home.path().join("import.json");
+    let content = json!({ "messages": [{ "role": "user", "content": "I live in Quokkatown." }] });
+    std::fs::write(&file, content.to_string()).expect("the file is written");
+    place.run_ok(&["import", file.to_str().expect("UTF-8"), "-c", "main"]);
+    let run = place.run(&["forget", "--matching", "Quokkatown", "--now", "--yes"]);
+    assert_eq!(run.status, 0, "{}", run.err);
+    for part in ["the words stay in the write-ahead log of the PostgreSQL server", "CHECKPOINT", "archives"] {
+        assert!(run.err.contains(part), "{part}: {}", run.err);
     }
 }

@@ -85,3 +85,48 @@ fn gun_pruned_by_brightness_returns_under_default_and_founding_preset() {
         assert_eq!(chunk_named(&chunks, "u44.0")["text"], QUESTION, "{settings:?}");
     }
 }
+
+/// How many chunks the last turn resurrected, and how many hits its record names that the relevance floor kept out.
+fn last_turn_counts(home: &std::path::Path) -> (u64, usize) {
+    let turns = run_json(home, &["stats", "-n", "1"]);
+    let below_floor = turns[0]["below_floor"].as_array().map_or(0, Vec::len);
+    (turns[0]["resurrected"].as_u64().expect("a number"), below_floor)
+}
+
+/// With the default settings, and so with the default relevance floor, nothing comes back for a question about something
+/// that was never said, and the gun does. Without the floor, chunks come back for the same foreign question.
+#[test]
+fn relevance_floor_returns_the_gun_and_nothing_for_a_foreign_question() {
+    const FOREIGN: &str = "Who won the football cup in 1966?";
+    let home = crate::common::temp_dir();
+    let settings = ["context.max_tokens=400", "generation.max_tokens=16", "generation.temperature=0"];
+    let args: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let mut lines = vec![FIRST.to_owned()];
+    lines.extend((0..21).map(|n| FILLERS[n % FILLERS.len()].to_owned()));
+    chat_lines(home.path(), &args, &lines);
+    assert_eq!(chunk_named(&run_json(home.path(), &["show", "--all"]), "u0.0")["live"], false);
+
+    // Search finds something for every question: the score is relative to the conversation, the relevance is not.
+    let found = run_json(home.path(), &["search", FOREIGN]);
+    let hits = found["found"].as_array().expect("hits");
+    assert!(hits.iter().any(|hit| hit["score"].as_f64() > Some(1.0)), "{found:#}");
+    let pruned = |hit: &&Value| hit["live"] == false;
+    assert!(hits.iter().filter(pruned).all(|hit| hit["below_floor"] == true), "{found:#}");
+    let found = run_json(home.path(), &["search", QUESTION]);
+    assert_eq!(
+        (&found["found"][0]["chunk"], &found["found"][0]["below_floor"]),
+        (&"u0.0".into(), &false.into())
+    );
+    assert!(found["found"][0]["relevance"].as_f64() > Some(0.5), "{found:#}");
+
+    chat_lines(home.path(), &args, &[FOREIGN.to_owned()]);
+    let (resurrected, below_floor) = last_turn_counts(home.path());
+    assert!(resurrected == 0 && below_floor > 0, "{resurrected} came back, {below_floor} stayed out");
+    chat_lines(home.path(), &args, &[QUESTION.to_owned()]);
+    assert!(last_turn_counts(home.path()).0 > 0);
+    assert_eq!(chunk_named(&run_json(home.path(), &["show", "--all"]), "u0.0")["live"], true);
+    let without_floor = [args.as_slice(), &["--set", "resurrect.floor=0"]].concat();
+    chat_lines(home.path(), &without_floor, &[FOREIGN.to_owned()]);
+    let (resurrected, below_floor) = last_turn_counts(home.path());
+    assert!(resurrected > 0 && below_floor == 0, "{resurrected} came back, {below_floor} stayed out");
+}

@@ -174,6 +174,8 @@ fn hostile_records_do_not_stop_a_conversation() {
         memory.to_string(),
         parent.to_string(),
         json!([most, most]).to_string(),
+        json!({ "temperature": -1e300, "top_p": 7, "max_tokens": 0, "repetition_penalty": 0 }).to_string(),
+        json!({ "temperature": 1e300, "top_k": most, "min_p": 2, "max_tokens": most }).to_string(),
         "[".repeat(100_000),
     ]);
     let settings = [
@@ -188,6 +190,11 @@ fn hostile_records_do_not_stop_a_conversation() {
         "speakers",
         "imported.index",
         "imported.model",
+        "sampling",
+        "chosen_model",
+        "forgetting.cycle",
+        "prefill_speed",
+        "lethe.pending",
         "",
     ];
     let keys = ["0", "1", "99999999999", "-1", "x", "notes.json", "u0.0"];

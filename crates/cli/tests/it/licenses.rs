@@ -96,7 +96,15 @@ fn sbom_is_valid_cyclonedx() {
     assert_eq!(program["version"], env!("CARGO_PKG_VERSION"));
     let components = bom["components"].as_array().expect("components");
     let mut references = BTreeSet::from([program["bom-ref"].as_str().expect("a reference")]);
-    let checksums: BTreeSet<(String, String, String)> = locked_packages().into_iter().collect();
+    let libraries: Vec<Value> = serde_json::from_str(&read_file("web/vendor/vendor.json")).expect("JSON");
+    let page: BTreeSet<(String, String, String)> = libraries
+        .iter()
+        .map(|library| ["name", "version", "sha256"].map(|key| library[key].as_str().expect(key).to_owned()))
+        .map(|[name, version, checksum]| (name, version, checksum))
+        .collect();
+    let mut checksums: BTreeSet<(String, String, String)> = locked_packages().into_iter().collect();
+    checksums.extend(page.iter().cloned());
+    let mut described = BTreeSet::new();
     for component in components {
         let field = |name: &str| component[name].as_str().unwrap_or_else(|| panic!("no {name}: {component}"));
         assert_eq!(field("type"), "library");
@@ -112,10 +120,9 @@ fn sbom_is_valid_cyclonedx() {
         assert!(licence.is_some_and(|licence| !licence.is_empty()), "{component}");
         if let Some(hash) = component["hashes"][0]["content"].as_str() {
             assert_eq!(component["hashes"][0]["alg"], "SHA-256");
-            assert!(
-                checksums.contains(&(name.to_owned(), version.to_owned(), hash.to_owned())),
-                "{component}"
-            );
+            let key = (name.to_owned(), version.to_owned(), hash.to_owned());
+            assert!(checksums.contains(&key), "{component}");
+            described.insert(key);
         } else {
             assert!(
                 name.starts_with("halo") || ["llama.cpp", "ggml", "SQLite"].contains(&name),
@@ -123,6 +130,7 @@ fn sbom_is_valid_cyclonedx() {
             );
         }
     }
+    assert!(page.len() >= 4 && page.is_subset(&described), "the libraries of the page: {page:?}");
     for name in ["llama.cpp", "ggml", "SQLite", "llama-cpp-sys-2", "libsqlite3-sys", "axum", "halo-server"] {
         assert!(components.iter().any(|component| component["name"] == name), "{name}");
     }
@@ -134,6 +142,39 @@ fn sbom_is_valid_cyclonedx() {
         for target in targets {
             assert!(target.as_str().is_some_and(|target| references.contains(target)), "{target}");
         }
+    }
+}
+
+/// `scripts/deny` allows what is there, and refuses each thing that deny.toml does not allow.
+#[test]
+fn deny_refuses_licences_crates_and_settings() {
+    let folder = temp_dir();
+    let allowed = read_file("deny.toml");
+    let check = |text: &str| {
+        let file = folder.path().join("deny.toml");
+        std::fs::write(&file, text).expect("the file is written");
+        let output = Command::new("python3")
+            .arg(repository_root().join("scripts/deny"))
+            .arg("--deny")
+            .arg(file)
+            .env("CARGO_NET_OFFLINE", "true")
+            .output()
+            .expect("python3 runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // One target is enough here.
+    let (before, rest) = allowed.split_once("targets = [").expect("the targets");
+    let (_, rest) = rest.split_once(']').expect("their end");
+    let one = format!("{before}targets = [\"x86_64-unknown-linux-gnu\"]{rest}");
+    assert_eq!(check(&one), (true, String::new()));
+    for (from, to, expected) in [
+        ("    \"BSL-1.0\",\n", "", "has the licence"),
+        ("openssl-sys", "serde_json", "is banned: TLS is rustls"),
+        ("unknown-git = \"deny\"", "unknown-git = \"deny\"\nrequired-git-spec = \"rev\"", "does not know"),
+    ] {
+        assert!(one.contains(from), "{from}");
+        let (passed, said) = check(&one.replacen(from, to, 1));
+        assert!(!passed && said.contains(expected), "{from}: {said}");
     }
 }
 

@@ -15,6 +15,10 @@ mod hostile_templates;
 mod licenses;
 mod memories;
 mod models;
+mod postgres_lease;
+#[path = "../../../store/tests/it/common/postgres_server.rs"]
+#[allow(dead_code, reason = "the tests of the store use all of it")]
+mod postgres_server;
 mod replay;
 mod requirements;
 mod rooms;
@@ -22,3 +26,5 @@ mod scripted;
 mod search;
 mod special_tokens;
 mod store;
+mod template_goldens;
+mod wiring;

@@ -66,6 +66,8 @@ fn pipe_forms_memories_of_pruned_turns_that_are_traced_carried_and_forgotten() {
     assert_eq!(at, text.len(), "every byte has an origin: {origins:#}");
     let blocks: Vec<&str> = rows(&origins["segments"]).iter().filter_map(|s| s["block"].as_str()).collect();
     assert_eq!(blocks[..3], ["instructions", "turn-0", "turn-1"], "{origins:#}");
+    let restored = origins["restored_tokens"].as_u64();
+    assert!(restored > Some(0), "the KV cells of pruned turns come from the archive: {origins:#}");
     let table = halo_command(home, &["memories", "origins", "1"]).output().expect("halo runs");
     assert!(String::from_utf8_lossy(&table.stdout).contains("turn-0"), "{table:?}");
 

@@ -52,6 +52,8 @@ fn sha256_hex(bytes: &[u8]) -> String {
 struct ModelsTestHome {
     folder: tempfile::TempDir,
     catalogue: Option<PathBuf>,
+    /// The address of the model hub.
+    hub: Option<String>,
     path: OsString,
 }
 
@@ -62,7 +64,7 @@ impl ModelsTestHome {
         for name in ["bin", "packages"] {
             fs::create_dir(at(name)).expect("the folder is created");
         }
-        let home = Self { path: at("bin").into(), folder, catalogue: None };
+        let home = Self { path: at("bin").into(), folder, catalogue: None, hub: None };
         home.write_fake_python(
             "while [ $# -gt 1 ]; do [ \"$1\" = --dest ] && dest=$2; shift; done\n\
              [ -e \"$here/kill\" ] && kill -9 $PPID\n\
@@ -150,6 +152,9 @@ impl ModelsTestHome {
 
     fn run(&self, args: &[&str]) -> HaloOutput {
         let mut environment: Vec<(&str, &OsStr)> = vec![("PATH", &self.path)];
+        if let Some(hub) = &self.hub {
+            environment.push(("HF_ENDPOINT", OsStr::new(hub)));
+        }
         if let Some(catalogue) = &self.catalogue {
             environment.push(("HALO_MODELS_CATALOGUE", catalogue.as_os_str()));
         }
@@ -219,9 +224,21 @@ fn models_list_is_empty_on_first_run() {
     let offers = all["available"].as_array().expect("a list");
     assert_eq!(
         offers.iter().map(|o| o["name"].as_str().unwrap_or("")).collect::<Vec<_>>(),
-        ["smollm2", "qwen2.5-coder-1.5b", "e5-small", "minilm"]
+        [
+            "smollm2",
+            "qwen2.5-coder-1.5b",
+            "qwen3-1.7b",
+            "llama-3.2-3b",
+            "gemma-3-4b",
+            "qwen3-4b",
+            "qwen3-8b",
+            "mistral-nemo-12b",
+            "gpt-oss-20b",
+            "e5-small",
+            "minilm"
+        ]
     );
-    assert_eq!((&offers[2]["kind"], &offers[2]["installed"]), (&"embedding".into(), &false.into()));
+    assert_eq!((&offers[9]["kind"], &offers[9]["installed"]), (&"embedding".into(), &false.into()));
     let stderr = home.run_err(1, &["path"]);
     assert!(stderr.contains("smollm2 is not installed: `halo models pull smollm2` downloads it"), "{stderr}");
     assert!(!home.path_of("data").exists(), "listing creates no folder");
@@ -235,15 +252,22 @@ fn models_list_shows_gguf_metadata() {
     symlink(crate::common::chat_model(), home.models_dir().join(file)).expect("the link is created");
     let path = home.models_dir().join(file).display().to_string();
     let all = home.run_json(&[]);
+    // Keys and values of 3 heads of 64 in 30 layers, as 16-bit floats.
+    let cells = 8192 * 30 * 3 * (64 + 64) * 2;
     let expected = serde_json::json!([{
         "name": "smollm2", "kind": "chat", "path": path, "bytes": 98_362_432, "quantisation": "Q4_1",
-        "context": 8192, "architecture": "llama", "kv_edit": true, "kv_edit_reason": null, "problem": null,
+        "context": 8192, "architecture": "llama", "template": true, "attention": true,
+        "memory_bytes": 98_362_432 + cells, "fits": true, "self_test": null,
+        "kv_edit": true, "kv_edit_reason": null, "problem": null,
     }]);
     assert_eq!(all["models"], expected);
     assert_eq!(all["available"][0]["installed"], true);
     let page = home.run_ok(&[]);
     assert!(
-        page.contains("smollm2  chat         93.81 MiB  Q4_1              8192  llama         yes\n"),
+        page.contains(
+            "smollm2  chat         93.81 MiB 273.81 MiB  yes   Q4_1              8192  llama         yes       yes        \
+             yes, to be tested when it is loaded\n"
+        ),
         "{page}"
     );
     assert!(!page.contains("very small"), "an installed model is not offered: {page}");
@@ -399,7 +423,10 @@ fn models_unknown_names_are_rejected_with_suggestions() {
         "{stderr}"
     );
     assert!(home.run_err(1, &["path", "mien"]).contains("did you mean mine?"));
-    assert!(home.run_err(1, &["pull", "qwen"]).contains("did you mean qwen2.5-coder-1.5b?"));
+    assert!(
+        home.run_err(1, &["pull", "qwen"])
+            .contains("did you mean qwen2.5-coder-1.5b, qwen3-1.7b or qwen3-4b?")
+    );
     assert!(home.run_err(1, &["pull", "zzzzzz"]).contains("`halo models` lists installed models"));
     for name in ["../../etc/passwd", "/etc/passwd", "./mine.gguf"] {
         let stderr = home.run_err(1, &["path", name]);
@@ -482,6 +509,67 @@ fn serve_bytes(body: &[u8]) -> String {
         }
     });
     address
+}
+
+/// Starts a model hub that has the file `owner/repo/Model.gguf`: it names the checksum in a response that redirects to the
+/// file, as the public one does.
+fn serve_hub(body: &[u8], sha256: &str) -> String {
+    let file = serve_bytes(body);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let found = format!(
+        "HTTP/1.1 302 Found\r\nx-linked-etag: \"{sha256}\"\r\nx-linked-size: {}\r\nlocation: {file}/blob\r\n\
+         content-length: 0\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    let missing = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut request = [0; 4096];
+            let n = stream.read(&mut request).unwrap_or(0);
+            let has_file = request[..n].starts_with(b"GET /owner/repo/resolve/main/Model.gguf ");
+            let _ = stream.write_all(if has_file { found.as_bytes() } else { missing.as_bytes() });
+        }
+    });
+    address
+}
+
+#[test]
+fn pull_from_the_hub_checks_its_checksum() {
+    let bytes = small_gguf();
+    let mut home = ModelsTestHome::new();
+    home.hub = Some(serve_hub(&bytes, &sha256_hex(b"another")));
+    let stderr = home.run_err(6, &["pull", "hf:owner/repo/Model.gguf"]);
+    assert!(stderr.contains(&sha256_hex(b"another")), "{stderr}");
+    assert_eq!(home.model_files(), [""; 0], "no partial file remains");
+    home.hub = Some(serve_hub(&bytes, &sha256_hex(&bytes)));
+    let stdout = home.run_ok(&["pull", "hf:owner/repo/Model.gguf"]);
+    assert!(stdout.starts_with("Model is installed: "), "{stdout}");
+    assert_eq!(fs::read(home.models_dir().join("Model.gguf")).expect("the file is readable"), bytes);
+    let stderr = home.run_err(3, &["pull", "hf:owner/repo/Other.gguf"]);
+    assert!(stderr.contains("the hub has no such file"), "{stderr}");
+    let stderr = home.run_err(2, &["pull", "hf:owner/repo"]);
+    assert!(stderr.contains("hf:OWNER/REPO/FILE"), "{stderr}");
+}
+
+/// The sources of a file are tried in order, and its packages last.
+#[test]
+fn pull_tries_all_sources() {
+    let mut home = ModelsTestHome::new();
+    let bytes = home.write_test_catalogue();
+    let catalogue = home.path_of("catalogue.toml");
+    let text = fs::read_to_string(&catalogue).expect("the catalogue");
+    let with =
+        |sources: &str| text.replacen("parts = [\n", &format!("sources = [{sources}]\nparts = [\n"), 1);
+    home.hub = Some(serve_hub(&bytes, &sha256_hex(&bytes)));
+    fs::write(&catalogue, with("'http://127.0.0.1:9/x', 'hf:owner/repo/Other.gguf'")).expect("it is written");
+    home.run_ok(&["pull", "tiny"]);
+    assert_eq!(home.requested_packages(), ["tiny-one==1.0", "tiny-two==1.0"]);
+    fs::write(&catalogue, with("'http://127.0.0.1:9/x', 'hf:owner/repo/Model.gguf'")).expect("it is written");
+    home.run_ok(&["pull", "tiny", "--force"]);
+    assert_eq!(home.requested_packages().len(), 2, "the hub has it");
+    assert_eq!(fs::read(home.models_dir().join("Tiny.Q4.gguf")).expect("the file is readable"), bytes);
 }
 
 #[test]

@@ -186,3 +186,80 @@ fn hud_prints_what_rooms_hud_prints() {
     let nobody = run(&["hud", "-w", "tavern", "Nobody"]);
     assert!(nobody.status != 0 && nobody.err.contains("agents are Mara (1)"), "{}", nobody.err);
 }
+
+/// A meeting on another day is rejected by consistency and by no other principle, and the verdict names it.
+#[test]
+fn premises_are_judged_by_the_principles_of_the_setting() {
+    let folder = temp_dir();
+    let model = write_script(folder.path(), &["Noted.", "Because it is."]);
+    let mut chat = halo_command(folder.path(), &["chat", "--model", &model]);
+    send_lines(&mut chat, &["The meeting is Friday."]);
+    for (principles, verdict) in [
+        ("accuracy,honesty", None),
+        ("consistency", Some("consistency")),
+        ("accuracy,consistency", Some("consistency")),
+    ] {
+        let setting = format!("premise.principles={principles}");
+        let mut chat = halo_command(folder.path(), &["chat", "--model", &model]);
+        chat.args(["--set", "premise.check=rules", "--set", &setting]);
+        send_lines(&mut chat, &["Why is the meeting Tuesday?"]);
+        let turns: Value =
+            serde_json::from_str(&run_ok(folder.path(), &["stats", "-n", "1", "--json"])).expect("JSON");
+        let premise = turns[0]["premise"].as_str();
+        assert_eq!(premise.is_some(), verdict.is_some(), "{principles}: {turns:#}");
+        let named = premise.is_none_or(|premise| premise.contains(verdict.unwrap_or_default()));
+        assert!(
+            named && premise.is_none_or(|premise| premise.contains("tuesday")),
+            "{principles}: {premise:?}"
+        );
+    }
+    let run = run_halo(folder.path(), &["stats", "--set", "premise.principles=beauty"]);
+    assert!(run.status != 0 && run.err.contains("'beauty' is no principle"), "{}", run.err);
+}
+
+/// Under pressure, the model of an agent summarizes what it says: the summary is what the room gets. Without the setting the
+/// room gets the message, and with `truncate` its beginning.
+#[test]
+fn agents_messages_are_summarized_by_their_model_under_pressure() {
+    let long = "The boats came in late, and everybody was tired of the wind. ".repeat(4);
+    let past: String = (0..150)
+        .map(|n| format!("\n[[rooms.messages]]\nsender = \"Otto\"\ncontent = \"{n}. {}\"\n", long.repeat(2)))
+        .collect();
+    let world = format!(
+        "[[agents]]\nname = \"Mara\"\nseed = \"You are Mara.\"\n\n[[agents]]\nname = \"Otto\"\nseed = \"You are Otto.\"\n\
+         \n[[rooms]]\nowner = \"Mara\"\nmembers = [\"Otto\"]\n{past}\n[[rooms]]\nowner = \"Otto\"\nmembers = [\"Mara\"]\n{past}"
+    );
+    let answer = json!({ "responses": [{ "room_id": 1, "message": long.trim() }] }).to_string();
+    for (setting, summarized) in [("off", 0), ("truncate", 1), ("model", 1)] {
+        let folder = temp_dir();
+        let folder = folder.path();
+        let file = folder.join("world.toml");
+        std::fs::write(&file, &world).expect("the file is written");
+        run_ok(folder, &["rooms", "new", "w", "--file", &file.display().to_string()]);
+        let model = write_script(folder, &[&answer]);
+        let setting_flag = format!("rooms.summaries={setting}");
+        let run = ["rooms", "run", "w", "--json", "--beats", "1", "--model", &model, "--set", &setting_flag];
+        let out = run_ok(folder, &run);
+        let rows = out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let beat =
+            rows.map(|row| row["beat"].clone()).find(|beat| beat["pressure"].is_f64()).expect("a beat");
+        assert!(beat["pressure"].as_f64() > Some(0.8), "{beat}");
+        assert_eq!(beat["summarized"], summarized, "{setting}: {beat}");
+        run_ok(folder, &["rooms", "run", "w", "--beats", "0", "--model", &model]);
+        let watched = run_ok(folder, &["rooms", "watch", "w", "--once", "--last", "1000", "--json"]);
+        let said: Vec<String> = watched
+            .lines()
+            .filter_map(|line| {
+                serde_json::from_str::<Value>(line).ok()?["content"].as_str().map(str::to_owned)
+            })
+            .filter(|text| !text.starts_with(|first: char| first.is_ascii_digit()))
+            .collect();
+        let expected = match setting {
+            "off" => long.trim().to_owned(),
+            // The summarizer reads the script from its beginning.
+            "model" => answer.clone(),
+            _ => format!("{}...", &long[..long.trim().len() / 5]),
+        };
+        assert_eq!(said, [expected], "{setting}");
+    }
+}

@@ -21,6 +21,7 @@ use halo_engine::memory::{MemoryEdit, MemoryRules};
 use halo_engine::rules::ConversationRules;
 use halo_engine::session::Session;
 use halo_engine::tools::jq::JqRunner;
+use halo_engine::turn::{EditAuthor, TurnInput};
 use halo_llama::ffi::ModelWeights;
 use halo_llama::model::{Llama, LlamaOptions};
 use halo_store::database::{Database, StoreLocation};
@@ -290,6 +291,95 @@ fn special_tokens_are_not_forged_by_imports_and_retokenized_conversations() {
         send(&mut open_session(folder.path(), "main", model.clone(), rules.clone()), text);
         model.info.name = "another".into();
         send(&mut open_session(folder.path(), "main", model, rules), "And now?");
+    });
+}
+
+/// Appends a text to every value that reads like language: messages, titles, names of more than a word.
+fn append_to_texts(value: &mut serde_json::Value, text: &str) {
+    match value {
+        serde_json::Value::String(old) if old.len() > 8 && old.contains(' ') => {
+            *old = format!("{old} {text}");
+        }
+        serde_json::Value::Array(all) => all.iter_mut().for_each(|value| append_to_texts(value, text)),
+        serde_json::Value::Object(map) => map.values_mut().for_each(|value| append_to_texts(value, text)),
+        _ => {}
+    }
+}
+
+/// A sample of the import tests with a text in all of its texts.
+fn sample_with(file: &Path, text: &str) -> String {
+    let sample = std::fs::read_to_string(file).expect("the sample is read");
+    let with_text = |json: &str| {
+        // Some programs write a byte order mark, which is no JSON.
+        let body = json.trim_start_matches('\u{feff}');
+        let mark = &json[..json.len() - body.len()];
+        let mut value: serde_json::Value = serde_json::from_str(body).ok()?;
+        append_to_texts(&mut value, text);
+        Some(format!("{mark}{value}"))
+    };
+    match file.extension().and_then(|end| end.to_str()) {
+        Some("json") => with_text(&sample).expect("JSON"),
+        Some("jsonl") => {
+            sample.lines().map(|line| with_text(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+        }
+        _ => format!("{}\n{text}\n", sample.trim_end()),
+    }
+}
+
+#[test]
+fn special_tokens_are_not_forged_by_imports_of_any_format() {
+    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../store/tests/exchange");
+    let mut files: Vec<_> = std::fs::read_dir(samples)
+        .expect("the samples")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|end| end != "expected"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 10, "{files:?}");
+    for file in files {
+        let name = file.file_name().expect("a name").to_string_lossy().into_owned();
+        assert_not_forged(&smollm(), FORGED, |model, text| {
+            let folder = temp_dir();
+            let content = sample_with(&file, text);
+            let import = ImportRequest {
+                file_name: &name,
+                format: None,
+                name: None,
+                chunk_size: test_rules().context.chunks,
+                initial_brightness: Brightness(0.0),
+                model: None,
+                validate_rows: None,
+            };
+            let report = open_store(folder.path()).import(&mut content.as_bytes(), import);
+            let report = report.unwrap_or_else(|error| panic!("{name}: {error}"));
+            for conversation in &report.conversations {
+                let mut session =
+                    open_session(folder.path(), &conversation.name, model.clone(), test_rules());
+                send(&mut session, "And now?");
+            }
+        });
+    }
+}
+
+/// Edited messages and answers, answers that are continued or regenerated, and files that the page puts into a message.
+#[test]
+fn special_tokens_are_not_forged_by_edits_continuations_and_attachments() {
+    assert_not_forged(&smollm(), FORGED, |model, text| {
+        let folder = temp_dir();
+        let mut session = open_session(folder.path(), "main", model.clone(), test_rules());
+        let run = |session: &mut Session, input: TurnInput| {
+            session.run_turn(input, date(2026, 11, 5), &mut |_| StepFlow::Continue).expect("it is answered");
+        };
+        send(&mut session, &format!("Look at this.\n\n```{text}.txt\n{text}\n```"));
+        session.replace_answer(&format!("An answer. {text}")).expect("the answer is replaced");
+        run(&mut session, TurnInput::ContinueLast);
+        run(&mut session, TurnInput::Regenerate(EditAuthor::User));
+        run(&mut session, TurnInput::EditLast(format!("Look again. {text}"), EditAuthor::User));
+        model.answers.lock().push_back(format!("So be it. {text}"));
+        send(&mut session, text);
+        run(&mut session, TurnInput::ContinueLast);
+        drop(session);
+        send(&mut open_session(folder.path(), "main", model, test_rules()), "And now?");
     });
 }
 

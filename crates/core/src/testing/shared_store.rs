@@ -8,7 +8,7 @@ use crate::chunk_body::ChunkBody;
 use crate::conversation_copy::TurnCopy;
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store,
+    RecordChange, RecordKind, StagedRecords, Store,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TurnId};
@@ -74,14 +74,15 @@ impl<S: Store> Store for SharedStore<S> {
     fn put_embeddings(&mut self, c: &str, embedder: &str, all: &[Embedding]) -> Result<(), Error> {
         self.lock().put_embeddings(c, embedder, all)
     }
-    fn copy_conversation(
+    fn copy_with_records(
         &mut self,
         from: &str,
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        records: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error> {
-        self.lock().copy_conversation(from, to, model, convert)
+        self.lock().copy_with_records(from, to, model, convert, records)
     }
     fn replace_by_copy(
         &mut self,

@@ -7,7 +7,9 @@ use super::pending::{
     PendingForget, load_pending, remove_from_pending, remove_texts_from_pending, save_pending,
 };
 use super::proof_log::{ForgetProofLog, proof_subject};
-use super::record_text::{RecordText, delete_record_texts, list_record_texts};
+use super::record_text::{
+    RESPONSE_CALL_IDS, RESPONSE_PARAMETERS, RecordText, delete_record_texts, list_record_texts,
+};
 use super::rename::{is_named_after, remove_name, unused_name};
 use super::target::{
     ChunkText, ForgetItems, ForgetRequest, ForgetTarget, chunk_texts, chunks_matching, no_such_conversation,
@@ -69,7 +71,7 @@ pub(super) fn erase_now(
     }
     erasure.append_proofs(&proofs, request)?;
     delete_record_texts(store, name, &erasure.items.records)?;
-    delete_call_ids(store, name)?;
+    delete_response_words(store, name)?;
     let memory_ids: Vec<u64> = erasure.memories.iter().map(|memory| memory.id).collect();
     let copied = (!erasure.whole_conversation).then_some(memory_ids.as_slice());
     delete_carried_copies(store, &erasure.summary.id, copied)?;
@@ -198,15 +200,13 @@ fn increment_forget_count(store: &mut dyn Store, name: &str) -> Result<(), Error
     store.put_record(name, RecordKind::Setting, FORGET_COUNT_KEY, Some(&count))
 }
 
-/// The key of the ids of calls in a record of a response.
-pub const RESPONSE_CALL_IDS: &str = "call_ids";
-
-/// Deletes the ids of calls: a client may have made them of words.
-fn delete_call_ids(store: &mut dyn Store, name: &str) -> Result<(), Error> {
+/// Deletes the ids of calls and the parameters of requests: a client may have made them of words.
+fn delete_response_words(store: &mut dyn Store, name: &str) -> Result<(), Error> {
     for record in store.records(name, RecordKind::Response)? {
         let mut value: Value = serde_json::from_str(&record.value).unwrap_or_default();
-        let ids = value.as_object_mut().and_then(|fields| fields.remove(RESPONSE_CALL_IDS));
-        if ids.is_some() {
+        let Some(fields) = value.as_object_mut() else { continue };
+        let removed = [RESPONSE_CALL_IDS, RESPONSE_PARAMETERS].map(|key| fields.remove(key));
+        if removed.iter().any(Option::is_some) {
             store.put_record(name, RecordKind::Response, &record.key, Some(&value.to_string()))?;
         }
     }

@@ -22,10 +22,9 @@ mod text_match;
 mod warning;
 
 pub use backend::{CaptureDeletion, ForgetBackend};
-pub use erase::RESPONSE_CALL_IDS;
 pub use grace::{CancelledForget, PendingForgetItem};
 pub use proof_log::{ForgetProofList, subject_item};
-pub use record_text::RecordText;
+pub use record_text::{RESPONSE_CALL_IDS, RESPONSE_PARAMETERS, RecordText};
 pub use retention::RetentionPreview;
 pub use scheduled_report::ScheduledForgetReport;
 pub use service::{ForgetReport, ForgetService, ForgetTiming};

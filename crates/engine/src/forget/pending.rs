@@ -3,10 +3,10 @@
 use super::record_text::RecordText;
 use crate::memory::record::{self, Memory};
 use halo_core::Error;
-use halo_core::store::{RecordKind, Store};
+use halo_core::store::{RecordChange, RecordKind, Store};
 use halo_core::token::ChunkId;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Setting: what is to be forgotten in a conversation.
 const PENDING_KEY: &str = halo_core::store::PENDING_FORGET_KEY;
@@ -87,9 +87,12 @@ pub(super) fn save_pending(
     name: &str,
     pending: &[PendingForget],
 ) -> Result<(), Error> {
-    let value = Value::Array(pending.iter().map(PendingForget::to_value).collect()).to_string();
-    let value = (!pending.is_empty()).then_some(value.as_str());
-    store.put_record(name, RecordKind::Setting, PENDING_KEY, value)
+    store.put_record(name, RecordKind::Setting, PENDING_KEY, pending_value(pending).as_deref())
+}
+
+fn pending_value(pending: &[PendingForget]) -> Option<String> {
+    let values = || Value::Array(pending.iter().map(PendingForget::to_value).collect());
+    (!pending.is_empty()).then(|| values().to_string())
 }
 
 /// The chunks that are to be forgotten, and when: their text is shown to nobody.
@@ -170,18 +173,25 @@ pub(crate) fn cancel_pending(
     Ok(kept.len())
 }
 
-/// Removes what a branch does not have: turns after its last one, and memories of them.
-pub(crate) fn truncate_pending(store: &mut dyn Store, name: &str, last_turn: u32) -> Result<(), Error> {
-    let pending = load_pending(store, name)?;
+/// The record of a branch without pending requests for text after its last turn, and for memories that it does not have;
+/// none where nothing is pending.
+pub(crate) fn pending_of_branch(
+    store: &mut dyn Store,
+    parent: &str,
+    last_turn: u32,
+    without: &BTreeSet<u64>,
+) -> Result<Option<RecordChange>, Error> {
+    let pending = load_pending(store, parent)?;
     if pending.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
-    let memories = record::load_all_memories(store, name)?;
-    let is_gone = |id: &u64| !memories.iter().any(|memory| memory.id == *id);
+    let memories = record::load_all_memories(store, parent)?;
+    let is_gone = |id: &u64| without.contains(id) || !memories.iter().any(|memory| memory.id == *id);
     let chunks: Vec<ChunkId> = (pending.iter())
         .flat_map(|entry| entry.chunks.clone())
         .filter(|chunk| chunk.turn.0 > last_turn)
         .collect();
     let memories: Vec<u64> = pending.iter().flat_map(PendingForget::all_memories).filter(is_gone).collect();
-    save_pending(store, name, &remove_from_pending(pending, &chunks, &memories))
+    let value = pending_value(&remove_from_pending(pending, &chunks, &memories));
+    Ok(Some(RecordChange { kind: RecordKind::Setting, key: PENDING_KEY.to_owned(), value }))
 }

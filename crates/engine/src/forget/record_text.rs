@@ -1,22 +1,27 @@
-//! Text in the records beside a timeline: the model's notes, summaries of clients, system prompts, notes on false premises,
-//! names of speakers.
+//! Text in the records beside a timeline: the model's notes, summaries of clients, parameters of their requests, system
+//! prompts, notes on false premises, names of speakers, the id of the last message.
 
-use crate::conversation::SYSTEM_PROMPT_KEY;
+use crate::chat_options::{PERSONA_KEY, SPEAKERS_KEY};
+use crate::conversation::{MESSAGE_ID_KEY, SYSTEM_PROMPT_KEY};
 use crate::turn_record::TurnRecord;
 use halo_core::Error;
 use halo_core::chunk_body::checksum_bytes;
 use halo_core::store::{Record, RecordKind, Store};
 use serde_json::Value;
 
-/// Setting: the names in front of imported messages.
-const SPEAKERS_KEY: &str = "speakers";
+/// The key of the ids of calls in a record of a response.
+pub const RESPONSE_CALL_IDS: &str = "call_ids";
 
-const KINDS: [RecordKind; 5] = [
+/// The key of the parameters of the request in a record of a response.
+pub const RESPONSE_PARAMETERS: &str = "parameters";
+
+const KINDS: [RecordKind; 6] = [
     RecordKind::Note,
     RecordKind::ClientSummary,
     RecordKind::SystemPrompt,
     RecordKind::Setting,
     RecordKind::Turn,
+    RecordKind::Response,
 ];
 
 /// A text in a record: an entry of the model's notes, or the whole record.
@@ -41,6 +46,7 @@ impl RecordText {
             RecordKind::ClientSummary => "client's summary",
             RecordKind::SystemPrompt => "system prompt",
             RecordKind::Turn => "note on a turn",
+            RecordKind::Response => "parameter of a response",
             _ => "setting",
         }
     }
@@ -80,15 +86,34 @@ fn texts_of(kind: RecordKind, record: &Record) -> Vec<String> {
         }
         RecordKind::ClientSummary => vec![summary_text(&record.value)],
         RecordKind::SystemPrompt => vec![record.value.clone()],
-        RecordKind::Setting if [SYSTEM_PROMPT_KEY, SPEAKERS_KEY].contains(&record.key.as_str()) => {
+        // The id of a message is text of its client, which may have made it of the message.
+        RecordKind::Setting
+            if [SYSTEM_PROMPT_KEY, SPEAKERS_KEY, PERSONA_KEY, MESSAGE_ID_KEY]
+                .contains(&record.key.as_str()) =>
+        {
             vec![record.value.clone()]
         }
         RecordKind::Turn => {
             let turn = TurnRecord::from_json(&record.value);
             turn.into_iter().flat_map(|turn| [turn.premise, turn.error]).flatten().collect()
         }
+        RecordKind::Response => response_texts(&record.value),
         _ => Vec::new(),
     }
+}
+
+/// What a client has written in a request beside its messages: instructions, metadata, names, and what its functions do.
+fn response_texts(value: &str) -> Vec<String> {
+    let value: Value = serde_json::from_str(value).unwrap_or_default();
+    let parameters = &value[RESPONSE_PARAMETERS];
+    let mut texts = Vec::new();
+    collect_entries(&parameters["metadata"], &mut texts);
+    let fields =
+        ["instructions", "user", "safety_identifier", "prompt_cache_key"].map(|name| &parameters[name]);
+    let functions = parameters["tools"].as_array().into_iter().flatten();
+    let functions = functions.flat_map(|tool| [&tool["name"], &tool["description"]]);
+    texts.extend(fields.into_iter().chain(functions).filter_map(Value::as_str).map(str::to_owned));
+    texts
 }
 
 /// A file of notes that is no JSON is one entry.
@@ -144,6 +169,10 @@ pub(super) fn delete_record_texts(
                     turn.premise.take_if(|text| is_deleted(text));
                     turn.error.take_if(|text| is_deleted(text));
                     turn.to_json()
+                }),
+                RecordKind::Response => serde_json::from_str(&record.value).ok().map(|mut value: Value| {
+                    value.as_object_mut().and_then(|fields| fields.remove(RESPONSE_PARAMETERS));
+                    value.to_string()
                 }),
                 _ => None,
             };

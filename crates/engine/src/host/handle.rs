@@ -30,13 +30,15 @@ pub trait EventListener: Send + Sync {
     }
 }
 
-/// How long conversations stay open, and how many.
+/// How long conversations stay open, how many, and how many generate at once.
 #[derive(Clone, Copy, Debug)]
 pub struct HostLimits {
     /// How long an idle conversation stays open.
     pub idle_timeout: Duration,
     /// How many are open at once; the least recently used one is closed for another.
     pub max_open: usize,
+    /// How many requests use the model at once.
+    pub parallel: usize,
 }
 
 pub(super) type OpenHandleResult = Result<Arc<ConversationHandle>, Error>;
@@ -66,7 +68,7 @@ impl HostState {
             conversations: Mutex::default(),
             limits: HostLimits { max_open: limits.max_open.max(1), ..limits },
             open_session,
-            scheduler: ModelScheduler::default(),
+            scheduler: ModelScheduler::new(limits.parallel),
             listener,
             shutting_down: AtomicBool::new(false),
             last_event: AtomicU64::new(0),
@@ -209,6 +211,10 @@ impl ConversationHandle {
 
     pub(super) fn has_queued_jobs(&self) -> bool {
         self.queued_jobs.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn has_unfinished_jobs(&self) -> bool {
+        self.unfinished_jobs.load(Ordering::SeqCst) > 0
     }
 
     pub(super) fn job_started(&self) {

@@ -21,6 +21,9 @@ pub struct ConversationHost {
     shared: Arc<HostState>,
 }
 
+/// How long [`ConversationHost::close_unused`] waits for jobs that are under way.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// How long opening a conversation waits for another one to be closed.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -126,6 +129,34 @@ impl ConversationHost {
             // Idle work of the conversation is not waited for.
             self.shared.scheduler.preempt_idle();
         }
+    }
+
+    /// Closes a conversation and waits until nothing uses it.
+    ///
+    /// # Errors
+    /// When a message is being answered for longer than a few seconds.
+    pub fn close_unused(&self, name: &str) -> Result<(), Error> {
+        let busy = || {
+            let message = "a message is being answered: wait for the answer, or stop it";
+            Error::busy("closing the conversation", message)
+        };
+        let Some(handle) = self.find_open(name) else { return Ok(()) };
+        let start = Instant::now();
+        // What follows an answer takes a moment: storing the KV cells, for instance.
+        while handle.has_unfinished_jobs() {
+            if start.elapsed() > CLOSE_TIMEOUT {
+                return Err(busy());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.close(name);
+        while !handle.has_worker_exited() {
+            if start.elapsed() > OPEN_TIMEOUT {
+                return Err(busy());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     /// Stops every answer, stores the tokens so far, and closes all conversations. Jobs that have not begun are dropped.

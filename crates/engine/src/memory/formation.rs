@@ -34,6 +34,8 @@ pub struct MemoryRequest {
     pub compress_to: TurnId,
     /// The position of the first token after the context.
     next_position: Position,
+    /// Tokens whose KV cells came from the archive, once the model was asked.
+    restored_tokens: usize,
 }
 
 impl MemoryRequest {
@@ -65,6 +67,7 @@ impl MemoryRequest {
             agent_operations,
             compress_from: range.map_or(TurnId(0), |range| TurnId(range.from.0)),
             compress_to: range.map_or(last_turn, |range| TurnId(range.to.0)),
+            restored_tokens: 0,
             next_position: end.map_or(timeline.next_position(), |chunk| chunk.start().plus(chunk.len())),
         };
         conversation.unload_pruned();
@@ -126,7 +129,10 @@ impl MemoryRequest {
             facets: segment.facet_ids().iter().map(ToString::to_string).collect(),
             tokens: segment.tokens,
         };
-        MemorySource { segments: self.segments.iter().map(segment).collect() }
+        MemorySource {
+            segments: self.segments.iter().map(segment).collect(),
+            restored_tokens: self.restored_tokens,
+        }
     }
 }
 
@@ -184,13 +190,16 @@ impl ForkRequest<'_> {
             next_position,
             ephemeral: true,
         };
-        let mut text = String::new();
+        let (mut text, mut restored) = (String::new(), 0);
         let finish = model.model.generate(&prompt, &sampling, &AttentionRequest::none(), &mut |step| {
-            if let ModelStep::Token(token, _) = step {
-                text.push_str(&token.text);
+            match step {
+                ModelStep::Token(token, _) => text.push_str(&token.text),
+                ModelStep::PrefillDone(stats) => restored = stats.restored,
+                _ => {}
             }
             if is_preempted() { StepFlow::Stop } else { StepFlow::Continue }
         })?;
+        self.request.restored_tokens = restored;
         Ok((finish != FinishReason::Cancelled).then(|| clean_text(&text, finish)))
     }
 

@@ -3,7 +3,7 @@
 use super::range::MemoryRange;
 use super::source::{CarriedFrom, MemorySource};
 use halo_core::Error;
-use halo_core::store::{Record, RecordKind, Store};
+use halo_core::store::{Record, RecordChange, RecordKind, Store};
 use halo_core::token::{ChunkId, TurnId};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -173,13 +173,12 @@ pub(crate) fn store_formed_until(
     conversation: &str,
     first: (u32, u32),
 ) -> Result<(), Error> {
-    let value = format!("{}.{}", first.0, first.1);
-    store.put_record(
-        conversation,
-        RecordKind::Setting,
-        FORMED_UNTIL_KEY,
-        (first != (0, 0)).then_some(value.as_str()),
-    )
+    let value = formed_until_value(first);
+    store.put_record(conversation, RecordKind::Setting, FORMED_UNTIL_KEY, value.as_deref())
+}
+
+fn formed_until_value(first: (u32, u32)) -> Option<String> {
+    (first != (0, 0)).then(|| format!("{}.{}", first.0, first.1))
 }
 
 /// The first chunk that no memory covers yet, as turn and index.
@@ -190,20 +189,25 @@ pub(crate) fn load_formed_until(store: &mut dyn Store, conversation: &str) -> Re
     Ok(place.and_then(|(turn, index)| Some((turn.parse().ok()?, index.parse().ok()?))).unwrap_or((0, 0)))
 }
 
-/// Deletes the memories of turns after the last turn of a branch: the branch does not have those turns.
-pub(crate) fn delete_memories_after(
+/// The records of a branch without the memories of turns after its last one: the branch does not have those turns. Returns
+/// the ids of these memories, too.
+pub(crate) fn memories_of_branch(
     store: &mut dyn Store,
-    conversation: &str,
+    parent: &str,
     last_turn: u32,
-) -> Result<(), Error> {
-    let memories = load_all_memories(store, conversation)?.into_iter();
-    let formed = load_formed_until(store, conversation)?;
-    let mut first = formed.min((last_turn + 1, 0));
+) -> Result<(Vec<RecordChange>, BTreeSet<u64>), Error> {
+    let memories = load_all_memories(store, parent)?.into_iter();
+    let mut first = load_formed_until(store, parent)?.min((last_turn + 1, 0));
+    let (mut changes, mut deleted) = (Vec::new(), BTreeSet::new());
     for memory in memories.filter(|memory| memory.range.to.0 > last_turn) {
-        store.put_record(conversation, RecordKind::Memory, &memory_key(memory.id), None)?;
+        let key = memory_key(memory.id);
+        changes.push(RecordChange { kind: RecordKind::Memory, key, value: None });
+        deleted.insert(memory.id);
         first = if memory.reflection { first } else { first.min(memory.range.from) };
     }
-    store_formed_until(store, conversation, first)
+    let (kind, key, value) = (RecordKind::Setting, FORMED_UNTIL_KEY.to_owned(), formed_until_value(first));
+    changes.push(RecordChange { kind, key, value });
+    Ok((changes, deleted))
 }
 
 /// Zero-padded, so that the store returns memories in the order of their ids.

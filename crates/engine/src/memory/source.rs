@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct MemorySource {
     /// The context at the end of the range, in order.
     pub segments: Vec<SourceSegment>,
+    /// Tokens of pruned chunks whose KV cells came from the archive, not from reading their text again.
+    #[serde(default)]
+    pub restored_tokens: usize,
 }
 
 /// A segment of that context.

@@ -119,7 +119,7 @@ fn host_fixture_with_rules(idle: Duration, rules: ConversationRules) -> HostFixt
     let host = ConversationHost::new(
         Box::new(open),
         Arc::clone(&events) as Arc<dyn EventListener>,
-        HostLimits { idle_timeout: idle, max_open: 8 },
+        HostLimits { idle_timeout: idle, max_open: 8, parallel: 1 },
     );
     HostFixture { host, model, events, store }
 }

@@ -1,6 +1,7 @@
 //! All integration tests of this crate, in one binary.
 
 mod align;
+mod answers;
 mod common;
 mod forgetting_cycle;
 mod host;

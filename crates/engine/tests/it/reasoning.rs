@@ -84,7 +84,7 @@ fn reasoning_stays_with_the_setting_and_when_it_is_cut_off() {
 fn reasoning_is_skipped_where_the_client_asks() {
     for (skip, expected) in [(true, true), (false, false)] {
         let mut session = open(long_rules(), "", &["No."]);
-        session.set_next_answer(AnswerBegin { text: String::new(), skip_reasoning: skip });
+        session.set_next_answer(AnswerBegin { skip_reasoning: skip, ..AnswerBegin::default() });
         let input = TurnInput::Message("Is it so?".into());
         session.run_turn(input, TODAY, &mut |_| StepFlow::Continue).expect("it is answered");
         let window = session.context_window_text();
@@ -95,7 +95,7 @@ fn reasoning_is_skipped_where_the_client_asks() {
 #[test]
 fn answer_begins_with_the_text_of_the_client() {
     let mut session = open(long_rules(), "<think>", &[" blue."]);
-    session.set_next_answer(AnswerBegin { text: "The sky is".into(), skip_reasoning: false });
+    session.set_next_answer(AnswerBegin { text: "The sky is".into(), ..AnswerBegin::default() });
     let input = TurnInput::Message("Which colour?".into());
     session.run_turn(input, TODAY, &mut |_| StepFlow::Continue).expect("it is answered");
     assert_eq!(live_answer(&session), "The sky is blue.");

@@ -168,7 +168,11 @@ fn message_is_stored_then_searched_for_then_indexed_then_answered() {
                     _ => return StepFlow::Continue,
                 };
                 let stored = store.clone().load("main", Access::Read).expect("the conversation loads");
-                seen.push((name, stored.chunks().count(), cell.get().state.index.read().len()));
+                seen.push((
+                    name,
+                    stored.chunks().count(),
+                    cell.get().state.index.as_ref().map_or(0, |index| index.read().len()),
+                ));
                 StepFlow::Continue
             })
             .unwrap_or_else(|error| panic!("{message}: {error}"));

@@ -32,12 +32,21 @@ pub fn open_session(
     rules: ConversationRules,
     answers: Vec<ScriptedAnswer>,
 ) -> Session {
+    open_named_session(store, "main", rules, answers)
+}
+
+pub fn open_named_session(
+    store: &SharedStore<impl Store + Send + 'static>,
+    name: &str,
+    rules: ConversationRules,
+    answers: Vec<ScriptedAnswer>,
+) -> Session {
     let model = Box::new(ScriptedModel::new(4096, answers));
     let session = Session::open(
         Box::new(store.clone()),
         model,
         Some(Box::new(HashEmbedder)),
-        "main",
+        name,
         rules,
         &mut |_, _| {},
     );
@@ -736,6 +745,43 @@ fn branch_shares_messages_up_to_a_turn() {
         "{}",
         side.context_window_text()
     );
+}
+
+/// The store fails at each of its calls: a branch is there with its link to the parent and without the parent's
+/// responses, or it is not there.
+#[test]
+fn branch_is_stored_whole_or_not_at_all() {
+    for fails_after_write in [false, true] {
+        let (mut calls, mut absent) = (0, 0);
+        loop {
+            let mut failing = FailingStore::new(InMemoryStore::default(), usize::MAX);
+            failing.fails_after_write = fails_after_write;
+            let mut store = shared_store(failing);
+            let answers = vec![answer_attending_to(" red", "x"), answer_attending_to(" green", "x")];
+            let mut session = open_session(&store, test_rules(0), answers);
+            send(&mut session, "First");
+            send(&mut session, "Second");
+            store.put_record("main", RecordKind::Response, "resp_1", Some("{}")).expect("it is written");
+            let set_calls_left = |calls| store.0.lock().expect("the lock is not poisoned").calls_left = calls;
+            set_calls_left(calls);
+            let result = session.branch("side", Some(1));
+            set_calls_left(usize::MAX);
+            let is_there = store.find_conversation("side").expect("the store works").is_some();
+            if is_there {
+                let settings = store.records("side", RecordKind::Setting).expect("the store works");
+                assert!(settings.iter().any(|record| record.key == "branch.parent"), "after {calls} calls");
+                let responses = store.records("side", RecordKind::Response).expect("the store works");
+                assert_eq!(responses, [], "after {calls} calls");
+            }
+            absent += usize::from(!is_there);
+            if let Ok(shared) = result {
+                assert_eq!((shared, is_there), (2, true));
+                break;
+            }
+            calls += 1;
+        }
+        assert!(calls >= 3 && absent >= 2, "{calls} calls fail, {absent} without a branch");
+    }
 }
 
 /// A question whose premise contradicts the conversation gives a `FalsePremise` event and still an answer.

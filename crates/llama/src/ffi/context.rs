@@ -7,12 +7,16 @@
 //! the same size here (`swa_full`). llama.cpp still reuses cells of the sliding layers that no later token attends to, if
 //! one sequence alone holds them; when the end of the window is cut off, these cells are needed again. So all cells also
 //! belong to a pinning sequence. The two caches then always hold the same tokens in the same cells.
+//!
+//! A hybrid model has recurrent layers beside its attention layers. The functions on cells leave the recurrent state of a
+//! sequence alone, except for [`LlamaContext::seq_rm`] of everything; see [`recurrent`](super::recurrent).
 
 use super::canceller::JobCanceller;
 use super::error::LlamaError;
 use super::log::{ErrorLogSuppressor, clear_error, last_error};
 use super::node::GraphNode;
-use super::types::{LlamaPos, LlamaToken, SeqId};
+use super::recurrent::RecurrentSequences;
+use super::types::{KvKeyType, LlamaPos, LlamaToken, SeqId};
 use super::weights::ModelWeights;
 use crate::attention::AttentionTap;
 use crate::system_memory;
@@ -30,10 +34,17 @@ pub struct ContextParams {
     pub threads: i32,
     /// The most sequences (`n_seq_max`).
     pub sequences: u32,
+    /// The type of the keys (`type_k`).
+    pub key_type: KvKeyType,
 }
 
 /// Tokens below which a context holds no useful prompt.
 const MIN_CONTEXT: u32 = 64;
+
+/// Bytes at the start of a saved state: magic number, sequence, number of streams, number of cells.
+pub(super) const STATE_HEADER_BYTES: usize = 16;
+/// Then bytes for each cell: its position, the number of its sequences, and the sequence.
+pub(super) const STATE_CELL_BYTES: usize = 12;
 
 /// llama.cpp gets slower with more threads than this.
 const MAX_THREADS: i32 = 256;
@@ -51,6 +62,8 @@ pub struct LlamaContext {
     can_shift: bool,
     /// The sequence that holds the cells of all others, for a model with sliding-window attention.
     pin: Option<SeqId>,
+    /// For a hybrid model: its recurrent states.
+    pub(super) recurrent: Option<RecurrentSequences>,
 }
 
 // SAFETY: llama.cpp allows a context on any thread, one thread at a time; `LlamaContext` is not `Sync`.
@@ -64,27 +77,42 @@ pub struct BatchToken {
     pub logits: bool,
 }
 
+/// The tokens of one sequence in a batch, at consecutive positions.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchPart<'a> {
+    pub seq: SeqId,
+    pub tokens: &'a [BatchToken],
+}
+
 impl LlamaContext {
     /// Creates a context, if enough memory is free for it.
     pub fn new(weights: &Arc<ModelWeights>, params: ContextParams) -> Result<Self, LlamaError> {
         let params = check_params(weights, params)?;
-        let pin = weights.sliding_window().map(|_| SeqId(params.sequences.cast_signed()));
+        let extra_seq = SeqId(params.sequences.cast_signed());
+        let pin = weights.sliding_window().filter(|_| !weights.is_hybrid()).map(|_| extra_seq);
+        let editable = weights.kv_edit_unsupported().is_none();
+        let recurrent = (weights.is_hybrid() && editable).then(|| RecurrentSequences::new(extra_seq));
         let canceller = Arc::new(JobCanceller::default());
         let tap = NonNull::from(Box::leak(Box::new(AttentionTap::new(weights.layer_count()))));
         // SAFETY: the parameters are llama.cpp's defaults except for plain values and two callbacks, whose data lives
         // until this context is dropped.
         let context = unsafe {
-            let ContextParams { tokens, batch, threads, sequences } = params;
+            let ContextParams { tokens, batch, threads, sequences, key_type } = params;
             let mut params = sys::llama_context_default_params();
             params.n_ctx = tokens;
             params.n_batch = batch;
             params.n_ubatch = batch;
-            params.n_seq_max = sequences + u32::from(pin.is_some());
+            params.n_seq_max = sequences + u32::from(pin.is_some() || recurrent.is_some());
             params.swa_full = true;
             params.n_threads = threads;
             params.n_threads_batch = threads;
             params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
             params.kv_unified = true;
+            params.type_k = match key_type {
+                KvKeyType::F16 => sys::GGML_TYPE_F16,
+                KvKeyType::Q8_0 => sys::GGML_TYPE_Q8_0,
+                KvKeyType::Q4_0 => sys::GGML_TYPE_Q4_0,
+            };
             params.no_perf = true;
             params.cb_eval = Some(eval_callback);
             params.cb_eval_user_data = tap.as_ptr().cast();
@@ -99,26 +127,31 @@ impl LlamaContext {
         };
         // SAFETY: the context was just created; its memory lives as long.
         let shiftable = unsafe { sys::llama_memory_can_shift(sys::llama_get_memory(context.as_ptr())) };
-        let can_shift = shiftable && weights.kv_edit_unsupported().is_none();
-        let mut context =
-            Self { context, tap, canceller, weights: Arc::clone(weights), params, can_shift, pin };
-        if let Some(window) = weights.sliding_window().filter(|_| can_shift) {
-            context.find_sliding_layers(window)?;
+        let can_shift = shiftable && editable;
+        let weights = Arc::clone(weights);
+        let window = weights.sliding_window();
+        let mut context = Self { context, tap, canceller, weights, params, can_shift, pin, recurrent };
+        if can_shift && (context.pin.is_some() || context.recurrent.is_some()) {
+            context.find_global_layers(window.unwrap_or(0))?;
         }
         Ok(context)
     }
 
-    /// Finds the layers with a sliding window, which llama.cpp does not tell: a token is decoded farther behind another
-    /// than the window is long, and the tap counts the cells that each layer lets it attend to.
-    fn find_sliding_layers(&mut self, window: LlamaPos) -> Result<(), LlamaError> {
+    /// Finds the layers that attend to all tokens, which llama.cpp does not tell: a token is decoded farther behind another
+    /// than the sliding window is long, and the tap counts the cells that each layer lets it attend to.
+    fn find_global_layers(&mut self, window: LlamaPos) -> Result<(), LlamaError> {
         let seq = SeqId(0);
         let token = |position| BatchToken { token: 0, position, logits: false };
         self.decode(seq, &[token(0), token(1)])?;
-        self.seq_add(seq, 1, 2, window);
-        self.tap().begin_mask_probe();
+        if window > 0 {
+            self.seq_add(seq, 1, 2, window)?;
+        }
+        self.tap().begin_layer_probe();
         let decoded = self.decode(seq, &[token(window + 2)]);
-        self.tap().end_mask_probe();
+        self.tap().end_layer_probe();
         let _ = self.seq_rm(seq, -1, -1);
+        let rotates_keys = self.tap().rotates_keys();
+        self.recurrent.iter_mut().for_each(|recurrent| recurrent.rotates_keys = rotates_keys);
         decoded
     }
 
@@ -144,29 +177,44 @@ impl LlamaContext {
         unsafe { self.tap.as_mut() }
     }
 
-    fn memory(&self) -> sys::llama_memory_t {
+    pub(super) fn memory(&self) -> sys::llama_memory_t {
         // SAFETY: the context is alive.
         unsafe { sys::llama_get_memory(self.context.as_ptr()) }
     }
 
-    /// Decodes one batch of tokens into new cells of a sequence.
-    pub fn decode(&mut self, seq: SeqId, items: &[BatchToken]) -> Result<(), LlamaError> {
-        if items.is_empty() || items.len() > self.params.batch as usize {
-            let (len, max) = (items.len(), self.params.batch);
+    pub(super) fn as_ptr(&self) -> *mut sys::llama_context {
+        self.context.as_ptr()
+    }
+
+    /// Decodes one batch of tokens into new cells of a sequence. A hybrid model's recurrent state of the sequence is lost
+    /// if it fails.
+    pub fn decode(&mut self, seq: SeqId, tokens: &[BatchToken]) -> Result<(), LlamaError> {
+        self.decode_parts(&[BatchPart { seq, tokens }])
+    }
+
+    /// Decodes one batch with tokens of several sequences; each sequence has one part. The recurrent states of a hybrid
+    /// model require that all parts have the same length.
+    pub fn decode_parts(&mut self, parts: &[BatchPart<'_>]) -> Result<(), LlamaError> {
+        let items = || parts.iter().flat_map(|part| part.tokens.iter().map(move |item| (part.seq, item)));
+        let len = items().count();
+        if len == 0 || len > self.params.batch as usize {
+            let max = self.params.batch;
             return Err(LlamaError::Decode(format!("a batch has 1 to {max} tokens, not {len}")));
         }
         let vocab_size = self.weights.vocab_size();
-        if let Some(bad) = items.iter().find(|i| usize::try_from(i.token).map_or(true, |t| t >= vocab_size)) {
+        let is_known = |token: LlamaToken| usize::try_from(token).is_ok_and(|token| token < vocab_size);
+        if let Some((_, bad)) = items().find(|(_, item)| !is_known(item.token)) {
             return Err(LlamaError::Decode(format!("token {} is not in the vocabulary", bad.token)));
         }
-        let mut tokens: Vec<LlamaToken> = items.iter().map(|i| i.token).collect();
-        let mut positions: Vec<LlamaPos> = items.iter().map(|i| i.position).collect();
-        let mut seq_counts = vec![1i32; items.len()];
-        let mut seq_ids = [seq.0];
-        let mut seq_id_lists = vec![seq_ids.as_mut_ptr(); items.len()];
-        let mut logits: Vec<i8> = items.iter().map(|i| i8::from(i.logits)).collect();
+        let mut tokens: Vec<LlamaToken> = items().map(|(_, item)| item.token).collect();
+        let mut positions: Vec<LlamaPos> = items().map(|(_, item)| item.position).collect();
+        let mut seq_counts = vec![1i32; len];
+        let mut seq_ids: Vec<sys::llama_seq_id> = items().map(|(seq, _)| seq.0).collect();
+        let mut seq_id_lists: Vec<*mut sys::llama_seq_id> =
+            seq_ids.iter_mut().map(std::ptr::from_mut).collect();
+        let mut logits: Vec<i8> = items().map(|(_, item)| i8::from(item.logits)).collect();
         let batch = sys::llama_batch {
-            n_tokens: items.len() as i32,
+            n_tokens: len as i32,
             token: tokens.as_mut_ptr(),
             embd: std::ptr::null_mut(),
             pos: positions.as_mut_ptr(),
@@ -174,15 +222,27 @@ impl LlamaContext {
             seq_id: seq_id_lists.as_mut_ptr(),
             logits: logits.as_mut_ptr(),
         };
+        let parts = parts.iter().filter_map(|part| {
+            let (first, last) = (part.tokens.first()?, part.tokens.last()?);
+            Some((part.seq, first.position, last.position + 1))
+        });
+        for (seq, start, _) in parts.clone() {
+            self.align_recurrent(seq, start)?;
+        }
         clear_error();
         // SAFETY: every array of the batch has `n_tokens` elements and outlives the call.
         let code = unsafe { sys::llama_decode(self.context.as_ptr(), batch) };
-        match code {
-            0 => {
-                self.pin_cells(seq, items[0].position, items[items.len() - 1].position + 1);
-                Ok(())
+        for (seq, start, end) in parts {
+            match code {
+                0 => self.pin_cells(seq, start, end),
+                // llama.cpp found no free cells and changed nothing.
+                1 => {}
+                _ => self.drop_failed_batch(seq, start),
             }
-            1 => Err(LlamaError::Decode("the KV cache has no free cells".into())),
+        }
+        match code {
+            0 => Ok(()),
+            1 => Err(LlamaError::CacheFull),
             2 => Err(LlamaError::Cancelled),
             _ => Err(LlamaError::Decode(last_error())),
         }
@@ -211,20 +271,31 @@ impl LlamaContext {
         }
     }
 
-    /// Removes the cells with positions from `start` up to `end` from a sequence; a cell without sequence is free.
-    /// False for a recurrent model, whose state cannot be removed in parts.
+    /// Removes the cells with positions from `start` up to `end` from a sequence; a cell without sequence is free. With two
+    /// negative numbers everything is removed, also the recurrent state of a hybrid model. False for a recurrent model,
+    /// whose state cannot be removed in parts.
     #[must_use]
     pub fn seq_rm(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos) -> bool {
-        // SAFETY: the memory lives as long as the context; llama.cpp accepts any range.
-        let removed = unsafe { sys::llama_memory_seq_rm(self.memory(), seq.0, start, end) };
+        self.forget_alignment();
+        if self.recurrent.is_some() && (start >= 0 || end >= 0) {
+            return self.remove_attention_cells(seq, start.max(0), end);
+        }
+        let removed = self.seq_rm_all_layers(seq, start, end);
         if removed && let Some(pin) = self.pin {
-            // SAFETY: the pinning sequence is one of this context; llama.cpp accepts any range.
-            unsafe { sys::llama_memory_seq_rm(self.memory(), pin.0, start, end) };
+            self.seq_rm_all_layers(pin, start, end);
             // Other sequences may have cells at the same positions.
             let others = (0..self.params.sequences.cast_signed()).map(SeqId).filter(|other| *other != seq);
             others.for_each(|other| self.pin_cells(other, start, end));
         }
         removed
+    }
+
+    /// Removes cells of attention layers and the state of recurrent layers; false if the state is in the range, but not
+    /// all of it.
+    pub(super) fn seq_rm_all_layers(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos) -> bool {
+        // SAFETY: the memory lives as long as the context; it is a sequence of this context, and llama.cpp accepts any
+        // range.
+        unsafe { sys::llama_memory_seq_rm(self.memory(), seq.0, start, end) }
     }
 
     /// Adds cells of a sequence to the pinning sequence, if there is one.
@@ -236,17 +307,37 @@ impl LlamaContext {
 
     /// Adds the cells of one sequence to another. No key or value is copied: the sequences share the cells.
     pub fn seq_cp(&mut self, from: SeqId, to: SeqId, start: LlamaPos, end: LlamaPos) {
+        if self.recurrent.is_some() {
+            self.copy_attention_cells(from, to, start, end);
+        } else {
+            self.seq_cp_all_layers(from, to, start, end);
+        }
+    }
+
+    /// Adds the cells of one sequence to another, and replaces its recurrent state.
+    pub(super) fn seq_cp_all_layers(&mut self, from: SeqId, to: SeqId, start: LlamaPos, end: LlamaPos) {
         // SAFETY: the memory lives as long as the context; both are sequences of this context.
         unsafe { sys::llama_memory_seq_cp(self.memory(), from.0, to.0, start, end) };
     }
 
     /// Shifts the positions of cells; llama.cpp rotates their keys (K-shift) in the next [`decode`](Self::decode). Does
-    /// nothing unless [`can_shift`](Self::can_shift).
-    pub fn seq_add(&mut self, seq: SeqId, start: LlamaPos, end: LlamaPos, by: LlamaPos) {
+    /// nothing unless [`can_shift`](Self::can_shift). If it fails, the cells are removed.
+    pub fn seq_add(
+        &mut self,
+        seq: SeqId,
+        start: LlamaPos,
+        end: LlamaPos,
+        by: LlamaPos,
+    ) -> Result<(), LlamaError> {
+        if self.shift_moves_cells() {
+            return self.shift_unrotated_cells(seq, start, end, by);
+        }
         if self.can_shift() {
+            self.forget_alignment();
             // SAFETY: the memory lives as long as the context; models for which this aborts cannot shift.
             unsafe { sys::llama_memory_seq_add(self.memory(), seq.0, start, end, by) };
         }
+        Ok(())
     }
 
     /// Whether positions of cells can be shifted.
@@ -255,12 +346,10 @@ impl LlamaContext {
         self.can_shift
     }
 
-    /// The last position of a sequence, unless it is empty.
-    #[must_use]
-    pub fn seq_pos_max(&self, seq: SeqId) -> Option<LlamaPos> {
-        // SAFETY: the memory lives as long as the context.
-        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory(), seq.0) };
-        (last >= 0).then_some(last)
+    /// Treats the model as one whose cells cannot be edited. The context must be empty.
+    pub fn disable_kv_edits(&mut self) {
+        self.can_shift = false;
+        self.recurrent = None;
     }
 
     /// The positions of a sequence's cells in cell order. None unless there are exactly `len` cells.
@@ -270,10 +359,6 @@ impl LlamaContext {
     /// that the buffer is too small, and copies no key or value.
     #[must_use]
     pub fn cell_positions(&mut self, seq: SeqId, len: usize) -> Option<Vec<LlamaPos>> {
-        // Magic number, sequence, number of streams, number of cells; then for each cell its position, the number of
-        // its sequences, and the sequence.
-        const STATE_HEADER_BYTES: usize = 16;
-        const STATE_CELL_BYTES: usize = 12;
         let mut bytes = vec![0u8; STATE_HEADER_BYTES + len * STATE_CELL_BYTES];
         let suppressor = ErrorLogSuppressor::begin();
         // SAFETY: llama.cpp writes at most as many bytes as the length says.
@@ -328,12 +413,18 @@ impl LlamaContext {
 
 /// Limits the parameters to what llama.cpp accepts, and checks that the memory for them is free.
 fn check_params(weights: &ModelWeights, params: ContextParams) -> Result<ContextParams, LlamaError> {
-    let max = weights.trained_context();
+    // The cells are shared by the windows of several conversations, each of which fits the model.
+    let lanes = (params.sequences.saturating_sub(1) / 2).max(1);
+    let max = weights.trained_context().saturating_mul(lanes);
     if params.tokens > max {
         return Err(LlamaError::ContextTooLarge { requested: params.tokens, max });
     }
     if params.tokens < MIN_CONTEXT || params.batch == 0 || params.sequences == 0 {
         return Err(LlamaError::ContextTooSmall { requested: params.tokens, min: MIN_CONTEXT });
+    }
+    let head_size = weights.key_head_size();
+    if !head_size.is_multiple_of(params.key_type.block_size()) {
+        return Err(LlamaError::KeyType { head_size, key_type: params.key_type });
     }
     let batch = params.batch.clamp(params.sequences.max(32), params.tokens);
     let params = ContextParams { batch, threads: params.threads.clamp(1, MAX_THREADS), ..params };
@@ -357,7 +448,7 @@ impl Drop for LlamaContext {
 /// llama.cpp calls this between nodes of the graph; true aborts the computation.
 unsafe extern "C" fn abort_callback(data: *mut c_void) -> bool {
     // SAFETY: `new` passed a pointer to a `JobCanceller` that the context keeps alive by reference count.
-    unsafe { &*data.cast::<JobCanceller>() }.is_cancelled()
+    unsafe { &*data.cast::<JobCanceller>() }.is_batch_cancelled()
 }
 
 /// llama.cpp calls this for every node of the graph: with `ask` before it is computed, to learn whether its data is

@@ -1,5 +1,6 @@
 //! The error of loading and running a model.
 
+use super::types::KvKeyType;
 use crate::gguf::GgufError;
 use halo_core::ErrorKind;
 
@@ -25,8 +26,16 @@ pub enum LlamaError {
         "{need} MiB of memory are needed and {free} MiB are free; close other programs, set model.context lower, or use a smaller model"
     )]
     OutOfMemory { need: u64, free: u64 },
+    #[error(
+        "kv.type {key_type} needs attention heads of a multiple of {} values, and those of the model have {head_size}; set kv.type to f16",
+        key_type.block_size()
+    )]
+    KeyType { head_size: u32, key_type: KvKeyType },
     #[error("the computation was cancelled")]
     Cancelled,
+    /// No cells are free for the tokens of a batch.
+    #[error("the KV cache has no free cells")]
+    CacheFull,
     #[error("decoding failed: {0}")]
     Decode(String),
     #[error("saved KV cells cannot be restored: {0}")]
@@ -38,12 +47,13 @@ impl LlamaError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::File { why, .. } => why.kind(),
-            Self::Load { .. } | Self::ContextTooLarge { .. } | Self::ContextTooSmall { .. } => {
-                ErrorKind::InvalidInput
-            }
+            Self::Load { .. }
+            | Self::ContextTooLarge { .. }
+            | Self::ContextTooSmall { .. }
+            | Self::KeyType { .. } => ErrorKind::InvalidInput,
             Self::ContextCreation(_) | Self::OutOfMemory { .. } => ErrorKind::Unavailable,
             Self::Cancelled => ErrorKind::Cancelled,
-            Self::Decode(_) => ErrorKind::Internal,
+            Self::CacheFull | Self::Decode(_) => ErrorKind::Internal,
             Self::StateRestore(_) => ErrorKind::Damaged,
         }
     }

@@ -13,13 +13,14 @@ mod context;
 pub(crate) mod error;
 mod log;
 pub(crate) mod node;
+mod recurrent;
 mod sampler;
 pub(crate) mod types;
 mod weights;
 
 pub use canceller::JobCanceller;
-pub use context::{BatchToken, ContextParams, LlamaContext};
+pub use context::{BatchPart, BatchToken, ContextParams, LlamaContext};
 pub use error::LlamaError;
 pub use sampler::SamplerChain;
-pub use types::{LlamaPos, LlamaToken, SeqId};
+pub use types::{KvKeyType, LlamaPos, LlamaToken, SeqId};
 pub use weights::ModelWeights;

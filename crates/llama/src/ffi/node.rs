@@ -29,6 +29,11 @@ impl GraphNode<'_> {
         self.0.op == sys::GGML_OP_SET_ROWS
     }
 
+    /// Whether the node rotates keys or queries by their positions.
+    pub(crate) fn is_rope(&self) -> bool {
+        self.0.op == sys::GGML_OP_ROPE
+    }
+
     pub(crate) fn dims(&self) -> [usize; 4] {
         self.0.ne.map(|n| usize::try_from(n).unwrap_or(0))
     }

@@ -9,3 +9,28 @@ pub type LlamaPos = i32;
 /// The id of a sequence of a context (`llama_seq_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeqId(pub i32);
+
+/// The type of the keys in the KV cache (`type_k`). Values are always f16: llama.cpp quantises them only with flash attention,
+/// which computes no softmax that could be read.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum KvKeyType {
+    #[default]
+    F16,
+    #[strum(serialize = "q8_0")]
+    Q8_0,
+    #[strum(serialize = "q4_0")]
+    Q4_0,
+}
+
+impl KvKeyType {
+    /// The values of a head are quantised in blocks of this size.
+    pub(crate) fn block_size(self) -> u32 {
+        match self {
+            Self::F16 => 1,
+            Self::Q8_0 | Self::Q4_0 => 32,
+        }
+    }
+}

@@ -89,6 +89,18 @@ impl ModelWeights {
         unsafe { sys::llama_model_n_head(self.model.as_ptr()) }.max(0).cast_unsigned().into()
     }
 
+    /// The number of values that the key of one attention head has.
+    #[must_use]
+    pub fn key_head_size(&self) -> u32 {
+        let named = match self.header.arch_value("attention.key_length") {
+            Some(gguf::GgufValue::Int(size)) => u32::try_from(*size).ok(),
+            _ => None,
+        };
+        // SAFETY: the model is alive.
+        let embedding = unsafe { sys::llama_model_n_embd(self.model.as_ptr()) }.max(0).cast_unsigned();
+        named.unwrap_or_else(|| embedding / u32::try_from(self.head_count()).unwrap_or(1).max(1))
+    }
+
     /// The token that every prompt starts with, if the model wants one.
     #[must_use]
     pub fn bos_token(&self) -> Option<LlamaToken> {
@@ -117,15 +129,21 @@ impl ModelWeights {
         (window > 0).then_some(window)
     }
 
+    /// Whether some layers are recurrent and others have KV cells.
+    #[must_use]
+    pub fn is_hybrid(&self) -> bool {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_is_hybrid(self.model.as_ptr()) }
+    }
+
     /// The reason why KV cells of this model cannot be removed and restored one by one, if there is one.
     #[must_use]
     pub fn kv_edit_unsupported(&self) -> Option<&'static str> {
         let model = self.model.as_ptr();
         // SAFETY: the model is alive; these functions only read it.
-        let (recurrent, hybrid, rope, encoder) = unsafe {
+        let (recurrent, rope, encoder) = unsafe {
             (
                 sys::llama_model_is_recurrent(model),
-                sys::llama_model_is_hybrid(model),
                 sys::llama_model_rope_type(model),
                 sys::llama_model_has_encoder(model),
             )
@@ -134,8 +152,10 @@ impl ModelWeights {
             [sys::LLAMA_ROPE_TYPE_MROPE, sys::LLAMA_ROPE_TYPE_IMROPE, sys::LLAMA_ROPE_TYPE_VISION];
         match () {
             () if let Some(why) = self.header.kv_edit_unsupported() => Some(why),
-            () if recurrent => Some("it is recurrent: it has no KV cells"),
-            () if hybrid => Some("it is partly recurrent: only some of its layers have KV cells"),
+            () if recurrent => Some(gguf::RECURRENT_REASON),
+            () if self.is_hybrid() && self.sliding_window().is_some() => {
+                Some("some of its layers are recurrent and others have a sliding window")
+            }
             () if multi_rope.contains(&rope) => Some(gguf::MULTI_ROPE_REASON),
             () if encoder => Some(gguf::ENCODER_REASON),
             () => None,

@@ -3,7 +3,8 @@
 use super::disk_space::{DiskSpace, disk_space};
 use super::entry::{KvArchiveEntry, KvArchiveHeader, KvEntryDiskState, MAX_ENTRY_TOKENS};
 use super::file;
-use super::folder::{self, ConversationHash, KvArchiveKey, ScannedFile};
+use super::folder::{self, ConversationHash, KvArchiveKey, ScannedFile, states_name};
+use super::share::{ArchiveShare, ShareView};
 use super::writer::{KvArchiveJob, KvArchiveWriter};
 use crate::ffi::{LlamaPos, LlamaToken};
 use crate::token_key::TokenKey;
@@ -54,7 +55,11 @@ pub struct KvArchive {
     entries: BTreeMap<KvArchiveKey, KvArchiveIndexEntry>,
     /// For each branch its parent, whose entries below the position serve the branch too.
     parents: BTreeMap<ConversationHash, (ConversationHash, i64)>,
-    /// Files of other models, duplicates, and files that are not entries. They are evicted first.
+    /// Its part of the limits.
+    share: ArchiveShare,
+    /// The models whose archives were open in this folder at the last look: their files are theirs.
+    open_models: Vec<u128>,
+    /// Files of models that are not open, duplicates, and files that are not entries. They are evicted first.
     orphan_files: Vec<(PathBuf, u64)>,
     ram_used: u64,
     /// Bytes on disk or queued. Too high after failed writes; [`evict`](Self::evict) corrects it.
@@ -78,7 +83,10 @@ impl KvArchive {
         model_fingerprint: u128,
         disk_space: fn(&Path) -> Option<DiskSpace>,
     ) -> Self {
+        let share = ArchiveShare::join(limits.folder.as_deref(), model_fingerprint);
         let mut archive = Self {
+            share,
+            open_models: Vec::new(),
             limits,
             model_fingerprint,
             entries: BTreeMap::new(),
@@ -94,6 +102,7 @@ impl KvArchive {
             let writer = file::create_private_dir(&folder).and_then(|()| KvArchiveWriter::spawn(disk_space));
             match writer {
                 Ok(writer) => {
+                    archive.open_models = archive.share_view().others;
                     archive.index_folder(&folder);
                     archive.writer = Some(writer);
                     archive.evict();
@@ -110,6 +119,9 @@ impl KvArchive {
     fn index_folder(&mut self, folder: &Path) {
         let mut entries = Vec::new();
         for ScannedFile { path, bytes, modified, entry } in folder::scan(folder, self.model_fingerprint) {
+            if folder::model_of(folder, &path).is_some_and(|model| self.open_models.contains(&model)) {
+                continue;
+            }
             self.disk_used += bytes;
             match entry {
                 Some((key, len)) => entries.push((modified, key, len, bytes)),
@@ -159,14 +171,17 @@ impl KvArchive {
     /// Lets a branch use the entries of its parent for the first `positions` positions, which both share.
     pub fn link_branch(&mut self, conversation: &str, parent: &str, positions: u64) {
         let end = i64::try_from(positions).unwrap_or(i64::MAX);
-        let (branch, parent) = (ConversationHash::new(conversation), ConversationHash::new(parent));
-        if branch != parent {
-            self.parents.insert(branch, (parent, end));
+        if conversation != parent {
+            let mut link = |branch: &str, parent: &str| {
+                self.parents.insert(ConversationHash::new(branch), (ConversationHash::new(parent), end));
+            };
+            link(conversation, parent);
+            link(&states_name(conversation), &states_name(parent));
         }
     }
 
     /// A conversation, and its ancestors that share a token with it.
-    fn with_ancestors(
+    pub(super) fn with_ancestors(
         &self,
         conversation: ConversationHash,
         key: TokenKey,
@@ -294,18 +309,27 @@ impl KvArchive {
 
     /// Deletes all entries of a conversation, also those that belong to no entry of the index any more.
     pub fn forget(&mut self, conversation: &str) {
-        let conversation = ConversationHash::new(conversation);
+        self.forget_entries(ConversationHash::new(conversation));
+        self.forget_entries(ConversationHash::new(&states_name(conversation)));
+    }
+
+    fn forget_entries(&mut self, conversation: ConversationHash) {
         self.parents.remove(&conversation);
-        let [first, last] =
-            [TokenKey::BOUNDS.0, TokenKey::BOUNDS.1].map(|start| KvArchiveKey { conversation, start });
-        let keys: Vec<_> = self.entries.range(first..=last).map(|(key, _)| *key).collect();
-        keys.into_iter().for_each(|key| self.drop_entry(key));
+        let entries = self.own_entries(conversation);
+        entries.into_iter().for_each(|(key, _)| self.drop_entry(key));
         if let (Some(folder), Some(writer)) = (&self.limits.folder, &self.writer) {
             let folder = folder::conversation_folder(folder, self.model_fingerprint, conversation);
             for (path, _) in self.orphan_files.extract_if(.., |(path, _)| path.starts_with(&folder)) {
                 writer.send(KvArchiveJob::Remove(path));
             }
         }
+    }
+
+    /// The entries of a conversation, and the value of the LRU clock at their last use.
+    pub(super) fn own_entries(&self, conversation: ConversationHash) -> Vec<(KvArchiveKey, u64)> {
+        let [first, last] =
+            [TokenKey::BOUNDS.0, TokenKey::BOUNDS.1].map(|start| KvArchiveKey { conversation, start });
+        self.entries.range(first..=last).map(|(key, entry)| (*key, entry.last_used)).collect()
     }
 
     /// Bytes in RAM, and bytes on disk or queued to be written.
@@ -364,7 +388,7 @@ impl KvArchive {
         self.drop_entry(key);
     }
 
-    fn drop_entry(&mut self, key: KvArchiveKey) {
+    pub(super) fn drop_entry(&mut self, key: KvArchiveKey) {
         if let Some(entry) = self.remove_from_index(key)
             && let (Some(writer), Some(path)) = (&self.writer, self.entry_path(key, entry.len))
         {
@@ -375,24 +399,52 @@ impl KvArchive {
     /// Evicts the least recently used entries where a limit is passed, down to 90 % of it, so that not every insert
     /// evicts.
     fn evict(&mut self) {
-        if self.ram_used > self.limits.ram {
-            self.evict_ram(self.limits.ram / 10 * 9);
+        let view = self.share_view();
+        if view.others != self.open_models {
+            self.adopt_files(view.others.clone());
         }
-        let mut limit = self.disk_limit();
+        if self.ram_used > view.ram {
+            self.evict_ram(view.ram / 10 * 9);
+        }
+        let mut limit = self.disk_limit(view.disk);
         if self.disk_used > limit && self.writer.is_some() {
             self.disk_used = self.usage().1;
-            limit = self.disk_limit();
+            limit = self.disk_limit(view.disk);
         }
         if self.disk_used > limit {
             self.evict_disk(limit / 10 * 9);
         }
     }
 
+    fn share_view(&self) -> ShareView {
+        self.share.update((self.ram_used, self.disk_used), (self.limits.ram, self.limits.disk))
+    }
+
+    /// Takes over the files of archives that were closed, and leaves those of archives that were opened to them.
+    fn adopt_files(&mut self, open_models: Vec<u128>) {
+        if let Some(root) = self.limits.folder.clone().filter(|_| self.writer.is_some()) {
+            let is_open =
+                |path: &Path| folder::model_of(&root, path).is_some_and(|model| open_models.contains(&model));
+            for (_, bytes) in self.orphan_files.extract_if(.., |(path, _)| is_open(path)) {
+                self.disk_used = self.disk_used.saturating_sub(bytes);
+            }
+            for file in folder::scan(&root, self.model_fingerprint) {
+                let model = folder::model_of(&root, &file.path);
+                let was_open = model.is_some_and(|model| self.open_models.contains(&model));
+                if was_open && !is_open(&file.path) {
+                    self.disk_used += file.bytes;
+                    self.orphan_files.push((file.path, file.bytes));
+                }
+            }
+        }
+        self.open_models = open_models;
+    }
+
     /// The limit on disk. It shrinks with the free space of the disk, which the store needs more.
-    fn disk_limit(&self) -> u64 {
+    fn disk_limit(&self, limit: u64) -> u64 {
         let space = self.limits.folder.as_deref().and_then(self.disk_space);
         let available = space.map(|space| (self.disk_used + space.free).saturating_sub(space.reserve()));
-        available.map_or(self.limits.disk, |available| self.limits.disk.min(available))
+        available.map_or(limit, |available| limit.min(available))
     }
 
     fn evict_ram(&mut self, target: u64) {

@@ -22,6 +22,11 @@ impl ConversationHash {
     }
 }
 
+/// The name that the recurrent states of a conversation are filed under. No conversation has it.
+pub(super) fn states_name(conversation: &str) -> String {
+    format!("{conversation}\0recurrent")
+}
+
 /// Identifies an entry: its conversation and the key of its first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KvArchiveKey {
@@ -86,6 +91,12 @@ pub(super) fn scan(folder: &Path, model_fingerprint: u128) -> Vec<ScannedFile> {
     files
 }
 
+/// The model whose file this is.
+pub(super) fn model_of(folder: &Path, file: &Path) -> Option<u128> {
+    let name = file.strip_prefix(folder).ok()?.iter().next()?.to_str()?;
+    u128::from_str_radix(name, 16).ok()
+}
+
 /// The result of [`verify_folder`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvArchiveReport {
@@ -119,8 +130,11 @@ pub fn verify_folder(folder: &Path) -> KvArchiveReport {
 
 /// Removes the entries of all conversations that are not listed, of all models.
 pub fn retain_conversations(folder: &Path, conversations: &[String]) -> std::io::Result<()> {
-    let retained: Vec<String> =
-        conversations.iter().map(|key| ConversationHash::new(key).folder_name()).collect();
+    let folder_names = |conversation: &String| {
+        [ConversationHash::new(conversation), ConversationHash::new(&states_name(conversation))]
+            .map(ConversationHash::folder_name)
+    };
+    let retained: Vec<String> = conversations.iter().flat_map(folder_names).collect();
     for path in list_dir(folder).iter().flat_map(|model| list_dir(model)) {
         let is_retained = file_name(&path).is_some_and(|name| retained.iter().any(|other| other == name));
         if path.is_dir() && !is_retained {

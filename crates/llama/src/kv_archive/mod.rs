@@ -13,6 +13,8 @@
 //! - `disk_space`: the reserve that the archive leaves to the store.
 //! - `file`: the format of one entry on disk, with checksums.
 //! - `folder`: where the files are, and what to do with a whole folder.
+//! - `share`: the limits that the archives of several models share.
+//! - `states`: the recurrent states of hybrid models.
 //! - `writer`: the thread that writes.
 
 mod archive;
@@ -20,6 +22,8 @@ mod disk_space;
 mod entry;
 mod file;
 mod folder;
+mod share;
+mod states;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -252,3 +252,36 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let conversations = list_dir(folder).into_iter().flat_map(|model| list_dir(&model));
     conversations.flat_map(|conversation| list_dir(&conversation)).collect()
 }
+
+/// Archives of two models in one folder stay within the limits together; neither takes the files of the other for lost.
+#[test]
+fn kv_archive_shares_limits_with_archives_of_other_models() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let limits = limits(folder.path(), 20 * ENTRY_BYTES, 20 * ENTRY_BYTES);
+    let fill = |archive: &mut KvArchive, entries: std::ops::Range<i64>| {
+        entries.for_each(|n| archive.insert("a", entry(n * 10, 5, 100)));
+        archive.flush();
+    };
+    let on_disk = || super::verify_folder(folder.path());
+    let mut first = KvArchive::open(limits.clone(), 1);
+    fill(&mut first, 0..20);
+    assert_eq!(first.usage(), (20 * ENTRY_BYTES, 20 * ENTRY_BYTES), "alone it may use everything");
+    let mut second = KvArchive::open(limits.clone(), 2);
+    fill(&mut second, 0..20);
+    let half = 10 * ENTRY_BYTES;
+    let (ram, disk) = second.usage();
+    assert!(ram <= half && disk <= half && disk >= half / 2, "{ram} {disk}");
+    fill(&mut first, 20..21);
+    let (ram, disk) = first.usage();
+    assert!(ram <= half && disk <= half && disk >= half / 2, "{ram} {disk}");
+    second.flush();
+    let stored = on_disk();
+    assert_eq!(stored.bytes, first.usage().1 + second.usage().1);
+    assert!(stored.damaged.is_empty() && stored.bytes <= 20 * ENTRY_BYTES, "{stored:?}");
+    // The files of a model that was unloaded are the first to go.
+    drop(second);
+    fill(&mut first, 21..39);
+    let stored = on_disk();
+    assert!(stored.bytes <= 20 * ENTRY_BYTES && first.usage().1 == stored.bytes, "{stored:?}");
+    assert!(first.usage().0 > half, "it may use everything again");
+}

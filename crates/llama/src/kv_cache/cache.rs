@@ -1,23 +1,53 @@
 //! The state of the KV cache, decoding, and switching of conversations.
 
 use super::error::KvCacheError;
+use super::lane::{CacheLane, LaneId, lane_count};
 use super::window::KeyedWindow;
 use crate::attention::{ReducedAttention, TapConfig, TapRows};
 use crate::cells::{CellEntry, SequenceTable};
-use crate::ffi::{BatchToken, LlamaContext, LlamaPos, LlamaToken, SeqId};
+use crate::ffi::{BatchPart, BatchToken, LlamaContext, LlamaError, LlamaPos, LlamaToken, SeqId};
 use crate::kv_archive::KvArchive;
 use crate::token_key::{TokenKey, token_keys};
 use halo_core::model::WindowToken;
 
-/// The sequence of the conversation.
-pub(super) const MAIN_SEQ: SeqId = SeqId(0);
 /// The sequence through which cells are saved and restored. Empty between operations.
 pub(super) const SCRATCH_SEQ: SeqId = SeqId(1);
-/// The sequence of a fork, and of recomputed tokens.
-pub(super) const FORK_SEQ: SeqId = SeqId(2);
 
-/// The sequences that the context of a [`KvCache`] must have.
-pub const SEQUENCE_COUNT: u32 = 3;
+/// A token that is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputToken {
+    pub key: TokenKey,
+    pub id: LlamaToken,
+    /// Whether it is the first token of a chunk.
+    pub chunk_start: bool,
+}
+
+impl InputToken {
+    /// A token of a window.
+    #[must_use]
+    pub fn new(key: TokenKey, token: &WindowToken) -> Self {
+        Self { key, id: token.id.0.cast_signed(), chunk_start: token.chunk_start }
+    }
+}
+
+/// The tokens of one lane in a batch.
+#[derive(Clone, Debug)]
+pub struct LaneBatch<'a> {
+    pub lane: LaneId,
+    pub tokens: &'a [InputToken],
+    pub config: TapConfig,
+}
+
+/// What a decode returns for one lane.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodedLane {
+    /// The attention rows that were asked for, by slot.
+    pub rows: Vec<ReducedAttention>,
+    /// Every head of every layer for the last token, if asked for.
+    pub per_head: Vec<f32>,
+    /// Where [`LlamaContext::logits_at`] has the logits of the last token.
+    pub logits_index: usize,
+}
 
 /// What the cache does when the middle of the window changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
@@ -31,39 +61,52 @@ pub enum KvCacheMode {
     Recompute,
 }
 
-/// The KV cache of one context, synced with the window of one conversation at a time.
+/// The KV cache of one context. Each conversation in it has a lane; one lane is selected, and most functions act on it.
 pub struct KvCache {
     pub(super) context: LlamaContext,
     pub(super) archive: KvArchive,
     pub(super) mode: KvCacheMode,
-    pub(super) conversation: Option<String>,
-    /// The tokens of [`MAIN_SEQ`].
-    pub(super) main: SequenceTable,
-    /// The tokens of [`FORK_SEQ`], while there is a fork.
-    pub(super) fork: Option<SequenceTable>,
+    pub(super) lane: CacheLane,
+    pub(super) other_lanes: Vec<CacheLane>,
     /// All positions are below this.
     pub(super) position_limit: LlamaPos,
+    /// The most tokens of one window with its answer.
+    pub(super) window_limit: usize,
     /// Positions were shifted, but the keys are not rotated yet: llama.cpp does it in the next decode. Cells that are
     /// saved before would have keys that contradict their positions.
     pub(super) k_shift_pending: bool,
 }
 
 impl KvCache {
-    /// An empty cache. A model whose cells cannot be edited gets [`KvCacheMode::Recompute`] in any case.
+    /// An empty cache with as many lanes as the context has sequences for. A model whose cells cannot be edited gets
+    /// [`KvCacheMode::Recompute`] in any case.
     #[must_use]
     pub fn new(context: LlamaContext, archive: KvArchive, mode: KvCacheMode) -> Self {
         let mode = if context.can_shift() { mode } else { KvCacheMode::Recompute };
         let position_limit = LlamaPos::try_from(context.weights().trained_context()).unwrap_or(LlamaPos::MAX);
+        let window_limit = context.params().tokens as usize;
+        let is_hybrid = context.has_recurrent_states();
+        let lanes = lane_count(context.params().sequences);
+        let mut lanes = (0..lanes).map(|id| CacheLane::new(LaneId(id), is_hybrid));
+        let lane = lanes.next().unwrap_or_else(|| CacheLane::new(LaneId(0), is_hybrid));
+        let other_lanes = lanes.collect();
         Self {
             context,
             archive,
             mode,
-            conversation: None,
-            main: SequenceTable::new(MAIN_SEQ),
-            fork: None,
+            lane,
+            other_lanes,
             position_limit,
+            window_limit,
             k_shift_pending: false,
         }
+    }
+
+    /// Limits the tokens of one window with its answer. Without this a conversation may use all cells.
+    #[must_use]
+    pub fn with_window_limit(mut self, limit: usize) -> Self {
+        self.window_limit = limit.min(self.window_limit);
+        self
     }
 
     /// Lowers the position limit below what the model was trained for, so that compaction comes earlier.
@@ -86,10 +129,16 @@ impl KvCache {
         &mut self.archive
     }
 
-    /// The tokens of the fork, if there is one, else of the conversation.
+    /// The tokens of the selected lane: of its fork, if there is one, else of the conversation.
     #[must_use]
     pub fn sequence(&self) -> &SequenceTable {
-        self.fork.as_ref().unwrap_or(&self.main)
+        self.lane.active_table()
+    }
+
+    /// The most tokens of one window with its answer.
+    #[must_use]
+    pub fn window_limit(&self) -> usize {
+        self.window_limit
     }
 
     /// The number of cells.
@@ -106,8 +155,8 @@ impl KvCache {
         if window.is_empty() {
             return Err(KvCacheError::EmptyWindow);
         }
-        if window.len() > self.capacity() {
-            return Err(KvCacheError::WindowTooLarge { tokens: window.len(), limit: self.capacity() });
+        if window.len() > self.window_limit {
+            return Err(KvCacheError::WindowTooLarge { tokens: window.len(), limit: self.window_limit });
         }
         let keys = token_keys(window).ok_or(KvCacheError::UnorderedWindow)?;
         Ok(KeyedWindow { tokens: window, keys })
@@ -118,11 +167,12 @@ impl KvCache {
     /// conversation is cached.
     #[must_use]
     pub fn find_mismatch(&self, conversation: &str, window: &[WindowToken]) -> Option<String> {
-        if self.conversation.as_deref() != Some(conversation) || self.mode == KvCacheMode::Recompute {
+        let lane = self.lanes().find(|lane| lane.holds(conversation))?;
+        if self.mode == KvCacheMode::Recompute {
             return None;
         }
         let keys = token_keys(window)?;
-        let cached = &self.main.entries;
+        let cached = &lane.main.entries;
         if cached.len() > window.len() {
             return Some(format!(
                 "the KV cache has {} tokens, the context window {}",
@@ -141,123 +191,189 @@ impl KvCache {
         (!ascending).then(|| "the positions in the KV cache are not ascending".to_owned())
     }
 
-    /// Decodes one batch of tokens (key, id, chunk start) after the last cached token, in the fork if there is one.
-    /// Returns the attention rows that `config` asks for, by slot.
+    /// Decodes one batch of tokens after the last cached token of the selected lane, in the fork if there is one. Returns
+    /// the attention rows that `config` asks for, by slot.
     pub fn decode(
         &mut self,
-        tokens: &[(TokenKey, LlamaToken, bool)],
+        tokens: &[InputToken],
         config: TapConfig,
     ) -> Result<Vec<ReducedAttention>, KvCacheError> {
-        let end = i64::from(self.main.next_position()) + tokens.len() as i64;
-        if self.fork.is_none() && end > i64::from(self.position_limit) {
-            self.compact()?;
+        let batch = LaneBatch { lane: self.lane.id, tokens, config };
+        Ok(self.decode_lanes(&[batch])?.pop().map(|decoded| decoded.rows).unwrap_or_default())
+    }
+
+    /// Decodes one batch with tokens of several lanes, each in the fork of its lane if there is one.
+    pub fn decode_lanes(&mut self, batches: &[LaneBatch<'_>]) -> Result<Vec<DecodedLane>, KvCacheError> {
+        for batch in batches {
+            self.select_lane(batch.lane);
+            let end = i64::from(self.lane.main.next_position()) + batch.tokens.len() as i64;
+            if self.lane.fork.is_none() && end > i64::from(self.position_limit) {
+                self.compact()?;
+            }
         }
         self.apply_k_shift()?;
         let can_shift = self.context.can_shift();
-        let table = self.fork.as_mut().unwrap_or(&mut self.main);
-        let record_rows = config.rows != TapRows::None;
-        // Debug builds verify the whole table at every step.
-        let resolve = record_rows && can_shift && (cfg!(debug_assertions) || !table.all_cells_known());
-        // Where cells cannot be resolved later, they are recorded from the start.
-        let cells = record_rows || !can_shift;
-        self.context.tap().configure(TapConfig { visible_cells: resolve, cells, ..config });
-        let slots_before = table.entries.len();
-        let items: Vec<BatchToken> = (tokens.iter().zip(table.next_position()..))
-            .enumerate()
-            .map(|(n, (&(_, token, _), position))| BatchToken {
-                token,
+        let (mut items, mut configs) = (Vec::new(), Vec::new());
+        for batch in batches {
+            self.select_lane(batch.lane);
+            let table = self.lane.active_table();
+            let last = batch.tokens.len().saturating_sub(1);
+            let to_item = |(n, (token, position)): (usize, (&InputToken, LlamaPos))| BatchToken {
+                token: token.id,
                 position,
-                logits: n + 1 == tokens.len(),
+                logits: n == last,
+            };
+            let record_rows = batch.config.rows != TapRows::None;
+            // Debug builds verify the whole table at every step.
+            let visible_cells =
+                record_rows && can_shift && (cfg!(debug_assertions) || !table.all_cells_known());
+            // Where cells cannot be resolved later, they are recorded from the start.
+            let cells = record_rows || !can_shift;
+            configs.push(TapConfig { visible_cells, cells, ..batch.config.clone() });
+            let positions = table.next_position()..;
+            items.push((table.seq, batch.tokens.iter().zip(positions).enumerate().map(to_item).collect()));
+        }
+        let result = self.decode_items(&items, &configs);
+        for batch in batches {
+            self.select_lane(batch.lane);
+            let main_state = self.lane.main_state.as_mut().filter(|_| self.lane.fork.is_none());
+            main_state.into_iter().for_each(|state| match result {
+                Ok(()) => state.push(batch.tokens.iter().map(|token| (token.key, token.id))),
+                Err(LlamaError::CacheFull) => {}
+                Err(_) => state.clear(),
+            });
+        }
+        result?;
+        let cells = self.context.tap().batch_cells().to_vec();
+        let mut start = 0;
+        let mut decoded = Vec::with_capacity(batches.len());
+        for (part, (batch, (_, items))) in batches.iter().zip(&items).enumerate() {
+            self.select_lane(batch.lane);
+            let cells = cells.get(start..).unwrap_or_default();
+            let resolve = configs[part].visible_cells;
+            decoded.push(self.append_decoded(part, batch, items, cells, resolve, start + items.len() - 1));
+            start += items.len();
+        }
+        Ok(decoded)
+    }
+
+    fn decode_items(
+        &mut self,
+        items: &[(SeqId, Vec<BatchToken>)],
+        configs: &[TapConfig],
+    ) -> Result<(), LlamaError> {
+        let mut start = 0;
+        let ranges: Vec<_> = items
+            .iter()
+            .map(|(_, items)| {
+                let range = start..start + items.len();
+                start = range.end;
+                range
             })
             .collect();
-        self.context.decode(table.seq, &items)?;
-        let batch_cells = self.context.tap().batch_cells().to_vec();
-        let cell = |n: usize| batch_cells.get(n).and_then(|&cell| u32::try_from(cell).ok());
-        let decoded = items.iter().zip(tokens).enumerate();
-        table.entries.extend(decoded.map(|(n, (item, &(key, token, chunk_start)))| CellEntry {
-            key,
-            token,
-            chunk_start,
-            position: item.position,
-            cell: cell(n),
+        self.context.tap().configure_parts(ranges.into_iter().zip(configs.iter().cloned()));
+        let parts: Vec<BatchPart<'_>> =
+            items.iter().map(|(seq, tokens)| BatchPart { seq: *seq, tokens }).collect();
+        self.context.decode_parts(&parts)
+    }
+
+    /// Adds the decoded tokens of one part to the table of the selected lane, and collects their attention.
+    fn append_decoded(
+        &mut self,
+        part: usize,
+        batch: &LaneBatch<'_>,
+        items: &[BatchToken],
+        cells: &[i64],
+        resolve: bool,
+        logits_index: usize,
+    ) -> DecodedLane {
+        let can_shift = self.context.can_shift();
+        let table = self.lane.active_table_mut();
+        let slots_before = table.entries.len();
+        let cell = |n: usize| cells.get(n).and_then(|&cell| u32::try_from(cell).ok());
+        table.entries.extend(items.iter().zip(batch.tokens).enumerate().map(|(n, (item, token))| {
+            CellEntry {
+                key: token.key,
+                token: token.id,
+                chunk_start: token.chunk_start,
+                position: item.position,
+                cell: cell(n),
+            }
         }));
-        if resolve && !resolve_cells(&mut self.context, table) {
-            return Ok(Vec::new());
+        let mut decoded = DecodedLane { rows: Vec::new(), per_head: Vec::new(), logits_index };
+        if resolve && !resolve_cells(&mut self.context, part, table) {
+            return decoded;
         }
-        let rows = self.context.tap().take_rows();
+        let rows = self.context.tap().take_rows(part);
         debug_assert!(
             !can_shift || rows.iter().all(|row| table.attends_only_own_cells(&row.mean)),
             "attention on a cell of another sequence"
         );
-        let unrecorded = tokens.len() - rows.len().min(tokens.len());
+        let unrecorded = items.len() - rows.len().min(items.len());
         let by_slot = |(n, row): (usize, ReducedAttention)| {
             let slot = slots_before + unrecorded + n;
             let mean = table.by_slot(&row.mean, slot)?;
             let max = if row.max.is_empty() { Vec::new() } else { table.by_slot(&row.max, slot)? };
             Some(ReducedAttention { mean, max })
         };
-        Ok(rows.into_iter().enumerate().map_while(by_slot).collect())
+        decoded.rows = rows.into_iter().enumerate().map_while(by_slot).collect();
+        if batch.config.full {
+            decoded.per_head = self.head_attention(part);
+        }
+        decoded
     }
 
-    /// Every head of every layer for the last decoded token, by slot: `layers × heads` rows.
-    #[must_use]
-    pub fn head_attention(&mut self) -> Vec<f32> {
-        let heads = self.context.tap().take_heads();
-        let table = self.fork.as_ref().unwrap_or(&self.main);
+    /// Every head of every layer for the last decoded token of a part, by slot: `layers × heads` rows. The rows of a layer
+    /// without attention are 0.
+    fn head_attention(&mut self, part: usize) -> Vec<f32> {
+        let heads = self.context.tap().take_heads(part);
+        let table = self.lane.active_table();
         let Some(last_slot) = table.entries.len().checked_sub(1) else { return Vec::new() };
         let token = heads.iter().map(|h| h.token).max().unwrap_or(0);
-        let mut rows = Vec::new();
+        let mut layers: Vec<Vec<f32>> = vec![Vec::new(); self.context.weights().layer_count()];
         for layer in heads.iter().filter(|h| h.token == token) {
-            for row in layer.values.chunks(layer.cells.max(1)) {
-                rows.extend(table.by_slot(row, last_slot).unwrap_or_default());
+            let rows = layer.values.chunks(layer.cells.max(1));
+            let rows = rows.flat_map(|row| table.by_slot(row, last_slot).unwrap_or_default());
+            if let Some(layer_rows) = layers.get_mut(layer.layer) {
+                layer_rows.extend(rows);
             }
         }
-        rows
+        let len = layers.iter().map(Vec::len).max().unwrap_or(0);
+        layers.iter_mut().for_each(|rows| rows.resize(len, 0.0));
+        layers.concat()
     }
 
-    /// Frees all cells; those that are not archived are saved first.
+    /// Frees the cells of all lanes; those that are not archived are saved first.
     pub fn save_and_clear(&mut self) {
-        self.drop_fork();
-        if self.mode == KvCacheMode::EditCells
-            && let Err(error) = self.save_all_cells()
-        {
-            tracing::warn!("the KV cells of a conversation are not saved: {error}");
+        for id in self.lane_ids() {
+            self.select_lane(id);
+            self.evict_lane();
         }
-        self.discard_cells();
     }
 
     /// Deletes all cells of a conversation, from the cache and from the archive.
     pub fn forget(&mut self, conversation: &str) {
-        if self.conversation.as_deref() == Some(conversation) {
-            self.discard_cells();
+        if self.select_conversation(conversation) {
+            self.clear_lane();
         }
         self.archive.forget(conversation);
     }
 
-    /// Frees all cells without saving them.
+    /// Frees the cells of all lanes without saving them.
     pub fn discard_cells(&mut self) {
-        for seq in [MAIN_SEQ, SCRATCH_SEQ, FORK_SEQ] {
-            let _ = self.context.seq_rm(seq, -1, -1);
+        for id in self.lane_ids() {
+            self.select_lane(id);
+            self.clear_lane();
         }
-        self.fork = None;
-        self.main.entries.clear();
+        let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
         self.k_shift_pending = false;
-        self.conversation = None;
-    }
-
-    /// Makes a conversation the cached one; the cells of another are saved and freed.
-    pub(super) fn switch_conversation(&mut self, conversation: &str) {
-        if self.conversation.as_deref() != Some(conversation) {
-            self.save_and_clear();
-            self.conversation = Some(conversation.to_owned());
-        }
     }
 }
 
 /// Resolves the cells of restored tokens after a decode. A contradiction is a defect of this crate: it is logged, and
 /// attention of this batch is dropped, because rows would be attributed to wrong tokens.
-fn resolve_cells(context: &mut LlamaContext, table: &mut SequenceTable) -> bool {
-    let visible = context.tap().visible_cells().to_vec();
+fn resolve_cells(context: &mut LlamaContext, part: usize, table: &mut SequenceTable) -> bool {
+    let visible = context.tap().visible_cells(part).to_vec();
     let positions = context.cell_positions(table.seq, table.entries.len()).unwrap_or_default();
     match table.resolve_cells(&visible, &positions) {
         Ok(()) => true,

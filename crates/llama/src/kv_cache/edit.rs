@@ -1,8 +1,9 @@
 //! Operations on the cells of the KV cache: save, remove, restore, shift, recompute, compact. Each leaves a correct
 //! sequence table, also when it fails, so that the cached tokens are always known.
 
-use super::cache::{FORK_SEQ, KvCache, KvCacheMode, MAIN_SEQ, SCRATCH_SEQ};
+use super::cache::{KvCache, KvCacheMode, SCRATCH_SEQ};
 use super::error::KvCacheError;
+use super::history::MainState;
 use super::plan::archived_position;
 use super::window::{KeyedWindow, match_window};
 use crate::attention::TapConfig;
@@ -26,27 +27,28 @@ impl KvCache {
         }
         if self.mode == KvCacheMode::EditCells {
             // A token whose key is in the window was replaced by another token; it is not archived.
-            let is_pruned = |&n: &usize| window.keys.binary_search(&self.main.entries[n].key).is_err();
+            let is_pruned = |&n: &usize| window.keys.binary_search(&self.lane.main.entries[n].key).is_err();
             let pruned: Vec<usize> = absent.iter().copied().filter(is_pruned).collect();
             self.save_cells(&pruned)?;
         }
         stats.pruned += absent.len();
-        if absent.len() == self.main.entries.len() {
-            let _ = self.context.seq_rm(MAIN_SEQ, -1, -1);
-            self.main.entries.clear();
-            self.k_shift_pending = false;
+        if absent.len() == self.lane.main.entries.len() {
+            let _ = self.context.seq_rm(self.lane.main.seq, -1, -1);
+            self.lane.main.entries.clear();
+            self.lane.main_state.iter_mut().for_each(MainState::clear);
+            self.end_k_shift_of_nothing();
             return Ok(());
         }
-        let removed: Vec<CellEntry> = absent.iter().map(|&n| self.main.entries[n]).collect();
+        let removed: Vec<CellEntry> = absent.iter().map(|&n| self.lane.main.entries[n]).collect();
         for run in contiguous_runs(&removed) {
             let (start, end) = (removed[run.start].position, removed[run.end - 1].position + 1);
-            if !self.context.seq_rm(MAIN_SEQ, start, end) {
+            if !self.context.seq_rm(self.lane.main.seq, start, end) {
                 return Err(LlamaError::Decode("llama.cpp cannot remove single KV cells".into()).into());
             }
         }
         let mut absent = absent.into_iter().peekable();
         let mut n = 0;
-        self.main.entries.retain(|_| {
+        self.lane.main.entries.retain(|_| {
             let is_absent = absent.next_if_eq(&n).is_some();
             n += 1;
             !is_absent
@@ -56,7 +58,7 @@ impl KvCache {
 
     /// The cached entries that have to be removed before the cache can be synced with a window.
     fn absent_entries(&self, window: &KeyedWindow<'_>) -> Vec<usize> {
-        let cached = &self.main.entries;
+        let cached = &self.lane.main.entries;
         match self.mode {
             KvCacheMode::EditCells => {
                 let matches = match_window(cached, window);
@@ -80,8 +82,8 @@ impl KvCache {
 
     /// Saves entries of the main sequence to the archive, unless they are archived at their present positions.
     pub(super) fn save_cells(&mut self, entries: &[usize]) -> Result<(), KvCacheError> {
-        let Some(conversation) = self.conversation.clone() else { return Ok(()) };
-        let entries: Vec<CellEntry> = entries.iter().map(|&n| self.main.entries[n]).collect();
+        let Some(conversation) = self.lane.conversation.clone() else { return Ok(()) };
+        let entries: Vec<CellEntry> = entries.iter().map(|&n| self.lane.main.entries[n]).collect();
         let window = self.context.weights().sliding_window();
         for range in archive_ranges(&entries, MAX_ENTRY_TOKENS, window) {
             let run = &entries[range];
@@ -91,7 +93,7 @@ impl KvCache {
                 continue;
             }
             self.apply_k_shift()?;
-            self.context.seq_cp(MAIN_SEQ, SCRATCH_SEQ, first.position, end);
+            self.context.seq_cp(self.lane.main.seq, SCRATCH_SEQ, first.position, end);
             let cells = self.context.save_state(SCRATCH_SEQ);
             let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
             if cells.is_empty() {
@@ -103,9 +105,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Saves all entries of the main sequence; see [`save_cells`](Self::save_cells).
+    /// Saves all entries of the main sequence, see [`save_cells`](Self::save_cells), and its recurrent state.
     pub(super) fn save_all_cells(&mut self) -> Result<(), KvCacheError> {
-        self.save_cells(&(0..self.main.entries.len()).collect::<Vec<_>>())
+        self.save_main_state();
+        self.save_cells(&(0..self.lane.main.entries.len()).collect::<Vec<_>>())
     }
 
     /// Rotates the keys of shifted cells. llama.cpp does it at the start of a decode, so a token is decoded that nothing
@@ -125,23 +128,31 @@ impl KvCache {
     }
 
     /// Shifts runs of the main sequence to new start positions; returns how many tokens were shifted.
-    pub(super) fn shift_runs(&mut self, runs: &[(Range<usize>, LlamaPos)]) -> usize {
-        let shift = |(run, start): &(Range<usize>, LlamaPos)| *start - self.main.entries[run.start].position;
+    pub(super) fn shift_runs(&mut self, runs: &[(Range<usize>, LlamaPos)]) -> Result<usize, KvCacheError> {
+        let shift =
+            |(run, start): &(Range<usize>, LlamaPos)| *start - self.lane.main.entries[run.start].position;
         let shifts: Vec<(Range<usize>, LlamaPos)> =
             runs.iter().map(|run| (run.0.clone(), shift(run))).filter(|(_, by)| *by != 0).collect();
         // Positions must stay unique at every step: runs that go down from the first on, runs that go up from the last.
         let down = shifts.iter().filter(|(_, by)| *by < 0);
         let up = shifts.iter().rev().filter(|(_, by)| *by > 0);
+        let moves_cells = self.context.shift_moves_cells();
         let mut shifted = 0;
         for (run, by) in down.chain(up) {
-            let entries = &mut self.main.entries[run.clone()];
+            let entries = &mut self.lane.main.entries[run.clone()];
             let (start, end) = (entries[0].position, entries[entries.len() - 1].position + 1);
-            self.context.seq_add(MAIN_SEQ, start, end, *by);
-            entries.iter_mut().for_each(|entry| entry.position += by);
+            if let Err(error) = self.context.seq_add(self.lane.main.seq, start, end, *by) {
+                self.lane.main.entries.drain(run.clone());
+                return Err(error.into());
+            }
+            for entry in entries.iter_mut() {
+                entry.position += by;
+                entry.cell = entry.cell.filter(|_| !moves_cells);
+            }
             shifted += entries.len();
-            self.k_shift_pending = true;
+            self.k_shift_pending = !moves_cells;
         }
-        shifted
+        Ok(shifted)
     }
 
     /// Restores archived cells of a range of slots into a sequence, from position `start` on.
@@ -153,7 +164,7 @@ impl KvCache {
         start: LlamaPos,
         window: &KeyedWindow<'_>,
     ) -> Result<Vec<CellEntry>, KvCacheError> {
-        let conversation = self.conversation.clone().unwrap_or_default();
+        let conversation = self.lane.conversation.clone().unwrap_or_default();
         let entry = self.archive.get(&conversation, window.keys[slots.start]);
         let matches_header = |entry: &KvArchiveEntry| {
             entry.start == header.start && entry.tokens == header.tokens && entry.position == header.position
@@ -178,14 +189,14 @@ impl KvCache {
             let _ = self.context.seq_rm(SCRATCH_SEQ, end, entry_end);
         }
         if first != start {
-            self.context.seq_add(SCRATCH_SEQ, first, end, start - first);
-            self.k_shift_pending = true;
+            self.context.seq_add(SCRATCH_SEQ, first, end, start - first)?;
+            self.k_shift_pending = !self.context.shift_moves_cells();
         }
         self.context.seq_cp(SCRATCH_SEQ, seq, -1, -1);
         let _ = self.context.seq_rm(SCRATCH_SEQ, -1, -1);
         let entries = window.entries(slots, start);
-        if seq == MAIN_SEQ {
-            self.main.insert(&entries);
+        if seq == self.lane.main.seq {
+            self.lane.main.insert(&entries);
         }
         Ok(entries)
     }
@@ -202,7 +213,7 @@ impl KvCache {
         self.apply_k_shift()?;
         let entries = window.entries(slots, start);
         let end = start + entries.len() as LlamaPos;
-        self.context.seq_cp(MAIN_SEQ, FORK_SEQ, 0, start);
+        self.context.seq_cp(self.lane.main.seq, self.lane.fork_seq, 0, start);
         let batch = self.context.params().batch as usize;
         let mut decoded = Ok(());
         for (n, entries) in entries.chunks(batch).enumerate() {
@@ -215,25 +226,26 @@ impl KvCache {
                 .map(|entry| BatchToken { token: entry.token, position: entry.position, logits: false })
                 .collect();
             self.context.tap().configure(TapConfig::off());
-            decoded = self.context.decode(FORK_SEQ, &items);
+            decoded = self.context.decode(self.lane.fork_seq, &items);
             if decoded.is_err() {
                 break;
             }
         }
         if decoded.is_ok() {
-            self.context.seq_cp(FORK_SEQ, MAIN_SEQ, start, end);
-            self.main.insert(&entries);
+            self.context.seq_cp(self.lane.fork_seq, self.lane.main.seq, start, end);
+            self.lane.main.insert(&entries);
         }
-        let _ = self.context.seq_rm(FORK_SEQ, -1, -1);
+        let _ = self.context.seq_rm(self.lane.fork_seq, -1, -1);
         Ok(decoded?)
     }
 
     /// Compaction: closes all holes in the positions of the main sequence with one K-shift.
     pub fn compact(&mut self) -> Result<(), KvCacheError> {
         self.drop_fork();
-        let runs =
-            contiguous_runs(&self.main.entries).into_iter().map(|run| (run.clone(), run.start as LlamaPos));
-        self.shift_runs(&runs.collect::<Vec<_>>());
+        let runs = contiguous_runs(&self.lane.main.entries)
+            .into_iter()
+            .map(|run| (run.clone(), run.start as LlamaPos));
+        self.shift_runs(&runs.collect::<Vec<_>>())?;
         self.apply_k_shift()
     }
 }

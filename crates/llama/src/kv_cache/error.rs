@@ -11,6 +11,9 @@ pub enum KvCacheError {
     EmptyWindow,
     #[error("the tokens of the context window are not in ascending order of position")]
     UnorderedWindow,
+    /// Answers are generated in all lanes. The caller starts no more of them than there are lanes.
+    #[error("the model generates as many answers as it can at once; try again later")]
+    AllLanesBusy,
     /// The tokens that a fork needs beside those of the conversation.
     #[error(
         "context length exceeded: {} tokens of a fork do not fit in the {} free of {} cells; shorten the message or raise model.context",
@@ -31,6 +34,7 @@ impl KvCacheError {
         match self {
             Self::Llama(error) => error.kind(),
             Self::EmptyWindow => ErrorKind::InvalidInput,
+            Self::AllLanesBusy => ErrorKind::Busy,
             Self::UnorderedWindow => ErrorKind::Internal,
             Self::ForkTooLarge { .. } | Self::WindowTooLarge { .. } => ErrorKind::ContextLengthExceeded,
         }

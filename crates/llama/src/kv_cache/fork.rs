@@ -1,13 +1,14 @@
 //! A fork: a second sequence over the same cells, for side tasks (previews, memories) that must leave no trace. It shares
 //! the cells of the conversation instead of copying them, and shifts nothing unless positions run out.
 
-use super::cache::{FORK_SEQ, KvCache, KvCacheMode, MAIN_SEQ};
+use super::cache::{KvCache, KvCacheMode};
 use super::error::KvCacheError;
 use super::plan::{WindowSegment, archived_position};
 use super::sync::WindowSync;
 use super::window::{KeyedWindow, match_window};
 use crate::cells::{CellEntry, SequenceTable};
 use crate::ffi::LlamaPos;
+use crate::token_key::TokenKey;
 use halo_core::model::{CacheStats, StepFlow, WindowToken};
 
 impl KvCache {
@@ -23,15 +24,22 @@ impl KvCache {
         if self.mode == KvCacheMode::Recompute {
             return self.sync_window(conversation, window, max_answer_tokens, &mut |_, _| StepFlow::Continue);
         }
+        let was_cached = self.lanes().any(|lane| lane.holds(conversation));
+        self.switch_conversation(conversation)?;
         self.drop_fork();
-        if self.conversation.as_deref() != Some(conversation) {
-            self.switch_conversation(conversation);
+        if !was_cached {
+            self.make_room(window.len());
             let segments = self.plan_segments(&keyed);
             self.place_segments(&segments, &keyed, 0, None, &mut CacheStats::default())?;
         }
         // Shared cells must have their final keys.
         self.apply_k_shift()?;
-        let free = self.capacity().saturating_sub(self.main.entries.len());
+        let is_cached =
+            |key: &&TokenKey| self.lane.main.entries.binary_search_by_key(*key, |entry| entry.key).is_ok();
+        let new_tokens = window.len() - keyed.keys.iter().filter(is_cached).count();
+        let wanted = self.lane.main.entries.len() + new_tokens;
+        self.make_room(wanted.saturating_add(max_answer_tokens).min(self.capacity()));
+        let free = self.available_cells().saturating_sub(self.lane.main.entries.len());
         let mut sync = self.build_fork(&keyed, free, max_answer_tokens)?;
         let answer_cells = free.saturating_sub(sync.stats.prefilled + sync.stats.restored);
         if sync.answer_budget < max_answer_tokens.min(answer_cells) {
@@ -49,8 +57,8 @@ impl KvCache {
 
     /// Drops the fork, if there is one, and frees the cells that only it uses.
     pub fn drop_fork(&mut self) {
-        if self.fork.take().is_some() {
-            let _ = self.context.seq_rm(FORK_SEQ, -1, -1);
+        if self.lane.fork.take().is_some() {
+            let _ = self.context.seq_rm(self.lane.fork_seq, -1, -1);
         }
     }
 
@@ -63,10 +71,11 @@ impl KvCache {
         max_answer_tokens: usize,
     ) -> Result<WindowSync, KvCacheError> {
         let mut stats = CacheStats::default();
-        let mut fork = SequenceTable::new(FORK_SEQ);
-        self.fork = Some(SequenceTable::new(FORK_SEQ));
-        let matches = match_window(&self.main.entries, window);
-        let cached = self.main.entries.iter().copied().zip(matches);
+        let (main_seq, fork_seq) = (self.lane.main.seq, self.lane.fork_seq);
+        let mut fork = SequenceTable::new(fork_seq);
+        self.lane.fork = Some(SequenceTable::new(fork_seq));
+        let matches = match_window(&self.lane.main.entries, window);
+        let cached = self.lane.main.entries.iter().copied().zip(matches);
         let cached: Vec<CellEntry> = cached.filter(|(_, matches)| *matches).map(|(entry, _)| entry).collect();
         let (mut slot, mut next_cached) = (0, 0);
         // The last token is always decoded: its logits are needed.
@@ -79,10 +88,9 @@ impl KvCache {
                 .count();
             if shared > 0 {
                 let run = &cached[next_cached..next_cached + shared];
-                self.context.seq_cp(MAIN_SEQ, FORK_SEQ, run[0].position, run[shared - 1].position + 1);
+                self.context.seq_cp(main_seq, fork_seq, run[0].position, run[shared - 1].position + 1);
                 fork.entries.extend_from_slice(run);
                 (slot, next_cached) = (slot + shared, next_cached + shared);
-                stats.reused += shared;
                 continue;
             }
             let next = cached.get(next_cached);
@@ -99,19 +107,25 @@ impl KvCache {
             if !position_is_free || !cells_fit {
                 break;
             }
-            let Ok(restored) = self.restore_cells(FORK_SEQ, &header, range.clone(), position, window) else {
+            let Ok(restored) = self.restore_cells(fork_seq, &header, range.clone(), position, window) else {
                 break;
             };
             stats.restored += range.len();
             fork.entries.extend(restored);
             slot = range.end;
         }
+        self.rewind_fork(&mut fork, window);
+        let slot = fork.entries.len();
+        let is_shared = |entry: &&CellEntry| cached.binary_search_by_key(&entry.key, |c| c.key).is_ok();
+        stats.reused = fork.entries.iter().filter(is_shared).count();
+        stats.restored = slot - stats.reused;
         stats.prefilled = window.len() - slot;
         let free_positions = (self.position_limit - fork.next_position()) as usize;
         let answer_budget = max_answer_tokens
             .min(free.saturating_sub(stats.prefilled + stats.restored))
             .min(free_positions.saturating_sub(stats.prefilled));
-        self.fork = Some(fork);
-        Ok(WindowSync { prefill_from: slot, answer_budget, stats })
+        self.lane.fork = Some(fork);
+        let cells = self.lane.main.entries.len() + stats.prefilled + stats.restored + answer_budget;
+        Ok(WindowSync { prefill_from: slot, answer_budget, cells, stats })
     }
 }

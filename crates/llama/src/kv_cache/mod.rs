@@ -8,23 +8,29 @@
 //! Pruning leaves holes in the RoPE positions. They stay open, so nothing is shifted and results are the same to the last
 //! bit, until positions run out: then compaction closes all holes with a K-shift ([`layout`](crate::layout)).
 //!
-//! The cache holds one conversation at a time; the others are in the archive. It does not choose what is pruned, and it
-//! generates no text.
+//! The cache holds a few conversations at a time, each in a lane; the others are in the archive. It does not choose what is
+//! pruned, and it generates no text.
 //!
-//! - `cache`: the state, decoding, and switching of conversations.
+//! - `cache`: the state, and decoding.
+//! - `lane`: several conversations that share the cells, and eviction.
 //! - `plan`: compares a window with cache and archive. Changes nothing.
 //! - `sync`: carries the plan out.
 //! - `edit`: the single operations: save, remove, restore, shift, recompute, compact.
 //! - `fork`: a second sequence over the same cells, for side tasks.
+//! - `recurrent`: the recurrent state of a hybrid model, beside its cells; `history`: which tokens it has read.
 
 mod cache;
 mod edit;
 mod error;
 mod fork;
+mod history;
+mod lane;
 mod plan;
+mod recurrent;
 mod sync;
 mod window;
 
-pub use cache::{KvCache, KvCacheMode, SEQUENCE_COUNT};
+pub use cache::{DecodedLane, InputToken, KvCache, KvCacheMode, LaneBatch};
 pub use error::KvCacheError;
+pub use lane::{LaneId, sequence_count};
 pub use sync::WindowSync;

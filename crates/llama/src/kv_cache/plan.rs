@@ -1,6 +1,6 @@
 //! Compares a window with the KV cache and the KV archive: which of its tokens are resident, archived or missing.
 
-use super::cache::{KvCache, KvCacheMode, MAIN_SEQ};
+use super::cache::{KvCache, KvCacheMode};
 use super::window::KeyedWindow;
 use crate::ffi::{LlamaPos, LlamaToken};
 use crate::kv_archive::KvArchiveHeader;
@@ -19,6 +19,13 @@ pub(super) enum WindowSegment {
 }
 
 impl WindowSegment {
+    pub(super) fn len(&self) -> usize {
+        let (WindowSegment::Resident(range)
+        | WindowSegment::Archived(range, _)
+        | WindowSegment::Missing(range)) = self;
+        range.len()
+    }
+
     pub(super) fn resident_len(&self) -> usize {
         if let WindowSegment::Resident(entries) = self { entries.len() } else { 0 }
     }
@@ -37,7 +44,7 @@ impl KvCache {
         while slot < window.len() {
             let first_cached = cached;
             while slot < window.len()
-                && self.main.entries.get(cached).is_some_and(|entry| entry.key == window.keys[slot])
+                && self.lane.main.entries.get(cached).is_some_and(|entry| entry.key == window.keys[slot])
             {
                 (slot, cached) = (slot + 1, cached + 1);
             }
@@ -46,12 +53,13 @@ impl KvCache {
                 continue;
             }
             let next_resident = self
+                .lane
                 .main
                 .entries
                 .get(cached)
                 .map_or(window.len(), |entry| window.keys.partition_point(|key| *key < entry.key));
             // A restore needs free cells for the whole entry, also for the tokens of it that are not in the window.
-            let spare_cells = self.capacity().saturating_sub(window.len());
+            let spare_cells = self.available_cells().saturating_sub(window.len());
             self.find_archived(slot..next_resident, window, spare_cells, &mut segments);
             slot = next_resident;
         }
@@ -67,7 +75,7 @@ impl KvCache {
         spare_cells: usize,
         segments: &mut Vec<WindowSegment>,
     ) {
-        let conversation = self.conversation.clone().unwrap_or_default();
+        let conversation = self.lane.conversation.clone().unwrap_or_default();
         let mut slot = slots.start;
         while slot < slots.end {
             let header = match self.mode {
@@ -126,12 +134,12 @@ impl KvCache {
                 if range.start == range.end {
                     segments.pop();
                 }
-                if let Some(last) = self.main.entries.pop()
-                    && !self.context.seq_rm(MAIN_SEQ, last.position, -1)
+                if let Some(last) = self.lane.main.entries.pop()
+                    && !self.context.seq_rm(self.lane.main.seq, last.position, -1)
                 {
                     // A recurrent state can only be dropped as a whole.
-                    let _ = self.context.seq_rm(MAIN_SEQ, -1, -1);
-                    self.main.entries.clear();
+                    let _ = self.context.seq_rm(self.lane.main.seq, -1, -1);
+                    self.lane.main.entries.clear();
                     segments.clear();
                     return 0;
                 }

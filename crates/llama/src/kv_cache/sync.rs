@@ -1,6 +1,6 @@
 //! Makes the KV cache equal to a window.
 
-use super::cache::{KvCache, KvCacheMode, MAIN_SEQ};
+use super::cache::{KvCache, KvCacheMode};
 use super::error::KvCacheError;
 use super::plan::{WindowSegment, archived_position};
 use super::window::KeyedWindow;
@@ -20,6 +20,8 @@ pub struct WindowSync {
     pub prefill_from: usize,
     /// The most tokens of the answer.
     pub answer_budget: usize,
+    /// The cells that the lane has when the answer is complete, for [`KvCache::reserve_lane`].
+    pub cells: usize,
     pub stats: CacheStats,
 }
 
@@ -43,12 +45,15 @@ impl KvCache {
         progress: &mut dyn FnMut(usize, usize) -> StepFlow,
     ) -> Result<WindowSync, KvCacheError> {
         let window = self.keyed_window(window)?;
-        let answer_budget = self.capacity().saturating_sub(window.len()).min(max_answer_tokens);
-        if answer_budget < max_answer_tokens.min(1) {
-            return Err(KvCacheError::WindowTooLarge { tokens: window.len() + 1, limit: self.capacity() });
-        }
+        self.switch_conversation(conversation)?;
         self.drop_fork();
-        self.switch_conversation(conversation);
+        let wanted = window.len().saturating_add(max_answer_tokens).min(self.window_limit);
+        self.make_room(wanted);
+        let cells = self.available_cells().min(self.window_limit);
+        let answer_budget = cells.saturating_sub(window.len()).min(max_answer_tokens);
+        if answer_budget < max_answer_tokens.min(1) {
+            return Err(KvCacheError::WindowTooLarge { tokens: window.len() + 1, limit: cells });
+        }
         let (mut stats, mut retries) = (CacheStats::default(), window.len());
         loop {
             match self.try_sync_window(&window, answer_budget, progress, &mut stats) {
@@ -72,16 +77,18 @@ impl KvCache {
         self.remove_absent(window, stats)?;
         let mut segments = self.plan_segments(window);
         let prefill_from = self.split_prefill(&mut segments, window);
+        let prefill_from = self.rewind_state(&mut segments, window, prefill_from);
         let resident: usize = segments.iter().map(WindowSegment::resident_len).sum();
         // Tokens that an earlier try restored or recomputed are resident now, but were not before the sync.
         stats.reused = resident.saturating_sub(stats.restored + stats.recomputed);
         stats.prefilled = window.len() - prefill_from;
         let ahead = stats.prefilled + answer_budget.min(ANSWER_RESERVE);
         self.place_segments(&segments, window, ahead, Some(progress), stats)?;
-        if let (Some(conversation), Some(key)) = (&self.conversation, window.keys.get(prefill_from)) {
+        if let (Some(conversation), Some(key)) = (&self.lane.conversation, window.keys.get(prefill_from)) {
             self.archive.mark_stale(conversation, *key);
         }
-        Ok(WindowSync { prefill_from, answer_budget, stats: *stats })
+        let cells = window.len() + answer_budget;
+        Ok(WindowSync { prefill_from, answer_budget, cells, stats: *stats })
     }
 
     /// Makes the cache equal to a window as far as that is possible without decoding. Does nothing if another
@@ -92,7 +99,7 @@ impl KvCache {
         window: &[WindowToken],
     ) -> Result<CacheStats, KvCacheError> {
         let mut stats = CacheStats::default();
-        if self.mode == KvCacheMode::Recompute || self.conversation.as_deref() != Some(conversation) {
+        if self.mode == KvCacheMode::Recompute || !self.select_conversation(conversation) {
             return Ok(stats);
         }
         if window.is_empty() {
@@ -115,7 +122,7 @@ impl KvCache {
         window: &[WindowToken],
     ) -> Result<CacheStats, KvCacheError> {
         let stats = self.sync_without_prefill(conversation, window)?;
-        if self.mode == KvCacheMode::EditCells && self.conversation.as_deref() == Some(conversation) {
+        if self.mode == KvCacheMode::EditCells && self.select_conversation(conversation) {
             self.save_all_cells()?;
         }
         Ok(stats)
@@ -141,7 +148,7 @@ impl KvCache {
             placed().filter(|(run, _)| matches!(segments[run.segment], WindowSegment::Resident(_)));
         let shifts: Vec<(Range<usize>, LlamaPos)> =
             resident.map(|(run, &start)| (run.range.clone(), start)).collect();
-        stats.shifted += self.shift_runs(&shifts);
+        stats.shifted += self.shift_runs(&shifts)?;
         let missing = runs.iter().filter(|run| run.placement == RunPlacement::Missing);
         let missing_tokens = missing.map(|run| run.len).sum::<usize>();
         let mut recomputed = 0;
@@ -149,7 +156,7 @@ impl KvCache {
             match &segments[*segment] {
                 WindowSegment::Resident(_) => {}
                 WindowSegment::Archived(_, header) => {
-                    self.restore_cells(MAIN_SEQ, header, range.clone(), start, window)?;
+                    self.restore_cells(self.lane.main.seq, header, range.clone(), start, window)?;
                     let archived_at = archived_position(header, window.keys[range.start]);
                     stats.shifted += if archived_at == start { 0 } else { range.len() };
                     stats.restored += range.len();
@@ -185,9 +192,9 @@ impl KvCache {
         for (n, segment) in segments.iter().enumerate() {
             match segment {
                 WindowSegment::Resident(range) => {
-                    for run in contiguous_runs(&self.main.entries[range.clone()]) {
+                    for run in contiguous_runs(&self.lane.main.entries[range.clone()]) {
                         let run = range.start + run.start..range.start + run.end;
-                        let position = self.main.entries[run.start].position;
+                        let position = self.lane.main.entries[run.start].position;
                         push(n, run, RunPlacement::Resident(position));
                     }
                 }

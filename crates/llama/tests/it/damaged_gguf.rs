@@ -2,7 +2,7 @@
 //! end with an error or a working model, not with an abort inside llama.cpp.
 
 use crate::common::TinyModel;
-use halo_llama::ffi::{BatchToken, ContextParams, LlamaContext, ModelWeights, SeqId};
+use halo_llama::ffi::{BatchToken, ContextParams, KvKeyType, LlamaContext, ModelWeights, SeqId};
 use halo_llama::gguf::{self, GgufValue};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -20,8 +20,13 @@ fn gguf_load_in_child_process() {
     let Ok(weights) = ModelWeights::load(Path::new(&path), 0) else { return };
     let weights = Arc::new(weights);
     let _ = halo_llama::token_text::tokenize_with_text(&weights, "Hi, 谢谢", true);
-    let params =
-        ContextParams { tokens: 64.min(weights.trained_context()), batch: 8, threads: 1, sequences: 3 };
+    let params = ContextParams {
+        tokens: 64.min(weights.trained_context()),
+        batch: 8,
+        threads: 1,
+        sequences: 3,
+        key_type: KvKeyType::F16,
+    };
     let Ok(mut context) = LlamaContext::new(&weights, params) else { return };
     let _ = context.decode(SeqId(0), &[BatchToken { token: 1, position: 0, logits: true }]);
 }

@@ -18,6 +18,12 @@ pub fn open_model(kv_archive: KvArchiveLimits, kv_mode: KvCacheMode) -> Llama {
     Llama::open(&model_path(), &options).expect("the model loads")
 }
 
+/// A model that generates several answers at once.
+pub fn open_parallel_model(kv_archive: KvArchiveLimits, parallel: u32) -> Llama {
+    let options = LlamaOptions { context: Some(1024), parallel, kv_archive, ..LlamaOptions::default() };
+    Llama::open(&model_path(), &options).expect("the model loads")
+}
+
 pub fn ram_only() -> KvArchiveLimits {
     KvArchiveLimits { ram: 1 << 30, disk: 0, folder: None }
 }
@@ -52,9 +58,9 @@ pub struct GeneratedSteps {
     pub ids: Vec<u32>,
     pub logprobs: Vec<TokenLogprobs>,
     /// The length of each token's attention row.
-    rows: Vec<Option<usize>>,
+    pub rows: Vec<Option<usize>>,
     prompt_rows: usize,
-    stats: Option<CacheStats>,
+    pub stats: Option<CacheStats>,
     prefill_steps: usize,
 }
 
@@ -73,6 +79,7 @@ pub fn generate(
     let finish = model.generate(&prompt, sampling, attention, &mut |step| {
         match step {
             ModelStep::Prefill { .. } => received.prefill_steps += 1,
+            ModelStep::Cooled(_) => panic!("a local model is never cooled"),
             ModelStep::PrefillDone(stats) => received.stats = Some(stats),
             ModelStep::PromptAttention(row) => {
                 assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);

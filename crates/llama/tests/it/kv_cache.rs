@@ -1,9 +1,13 @@
 //! The KV cache of the real model: pruning, resurrecting, compaction, forks, and the archive.
 
-use crate::common::{STORY, context, decode_from, open_kv_cache, sync_and_decode, tokenize_chunks};
+use crate::common::{
+    STORY, TinyModel, context, context_params, decode_from, open_kv_cache, open_kv_cache_with_keys,
+    sync_and_decode, tokenize_chunks,
+};
 use halo_core::model::{StepFlow, WindowToken};
 use halo_core::testing::logits::compare_logits;
 use halo_core::token::Position;
+use halo_llama::ffi::{KvKeyType, LlamaContext, LlamaError};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
 use halo_llama::kv_cache::{KvCache, KvCacheMode};
 
@@ -42,6 +46,46 @@ fn kv_cache_prune_and_resurrect_is_bit_exact() {
     assert_eq!((sync.stats.prefilled, sync.stats.reused), (chunks[6].len(), all.len()));
     assert_eq!(compare_logits(&expected, &logits), (0.0, 0.0, true));
     assert!(expected.iter().zip(&logits).all(|(a, b)| a.to_bits() == b.to_bits()), "bit by bit");
+}
+
+/// The same with quantised keys: they are saved and restored as they are.
+#[test]
+fn kv_cache_with_quantized_keys_prune_and_resurrect_is_bit_exact() {
+    let chunks = tokenize_chunks(&STORY);
+    let (all, without) = (join_chunks(&chunks, &ALL_CHUNKS), join_chunks(&chunks, &REMAINING_CHUNKS));
+    let question = [all.clone(), chunks[6].clone()].concat();
+    let plain = logits_without_pruning(&all, &question);
+    let mut bytes = Vec::new();
+    for key_type in [KvKeyType::F16, KvKeyType::Q8_0, KvKeyType::Q4_0] {
+        let mut untouched = open_kv_cache_with_keys(512, key_type);
+        sync_and_decode(&mut untouched, &all).expect("decoded");
+        let (_, row, expected) = sync_and_decode(&mut untouched, &question).expect("decoded");
+        assert!((row.mean.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        let mut pruning = open_kv_cache_with_keys(512, key_type);
+        sync_and_decode(&mut pruning, &all).expect("decoded");
+        pruning.persist("main", &without).expect("pruned");
+        bytes.push(pruning.archive().usage().0 as f64 / all.len() as f64);
+        let resurrected = pruning.persist("main", &all).expect("resurrected");
+        assert_eq!((resurrected.restored, resurrected.shifted), (all.len() - without.len(), 0));
+        let (_, _, logits) = sync_and_decode(&mut pruning, &question).expect("decoded");
+        assert!(expected.iter().zip(&logits).all(|(a, b)| a.to_bits() == b.to_bits()), "{key_type}");
+        let (_, kl, _) = compare_logits(&plain, &logits);
+        println!("{key_type}: {:.0} bytes per token, KL from f16 {kl:.1e}", bytes[bytes.len() - 1]);
+        assert!(kl < 0.5, "{key_type}: {kl}");
+        // A compaction rotates the keys, which are quantised again.
+        pruning.persist("main", &without).expect("pruned");
+        pruning.compact().expect("compacted");
+        assert_eq!(pruning.sequence().next_position() as usize, without.len());
+        sync_and_decode(&mut pruning, &question).expect("decoded");
+    }
+    assert!(bytes[1] < 0.8 * bytes[0] && bytes[2] < 0.7 * bytes[0], "{bytes:?}");
+}
+
+/// A head that blocks do not divide cannot have quantised keys.
+#[test]
+fn context_refuses_quantized_keys_of_small_heads() {
+    let error = LlamaContext::new(&TinyModel::Gemma3.weights(), context_params(512, KvKeyType::Q8_0)).err();
+    assert!(matches!(error, Some(LlamaError::KeyType { head_size: 16, key_type: KvKeyType::Q8_0 })));
 }
 
 /// Other tokens are decoded in between and take the freed cells: the resurrected tokens have the same positions in other
@@ -287,7 +331,8 @@ fn k_shift_is_not_interrupted_by_cancel() {
         cache.compact().expect("compacted");
         if let Some(micros) = cancel_after {
             let canceller = std::sync::Arc::clone(cache.context().canceller());
-            canceller.begin_job(1);
+            canceller.add_job(1);
+            canceller.set_batch_jobs(vec![1]);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(std::time::Duration::from_micros(micros));
@@ -295,7 +340,7 @@ fn k_shift_is_not_interrupted_by_cancel() {
                 });
                 let _ = sync_and_decode(&mut cache, &question);
             });
-            canceller.begin_job(0);
+            canceller.set_batch_jobs(Vec::new());
         }
         sync_and_decode(&mut cache, &question).expect("decoded").2
     };

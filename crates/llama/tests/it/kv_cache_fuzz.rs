@@ -199,7 +199,8 @@ impl KvFuzzRun {
         let immediate = self.conversation.next_below(2) == 0;
         let delay = if immediate { 0 } else { self.conversation.next_below(20_000) as u64 };
         let canceller = Arc::clone(self.cache.context().canceller());
-        canceller.begin_job(job);
+        canceller.add_job(job);
+        canceller.set_batch_jobs(vec![job]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_micros(delay));
@@ -208,7 +209,7 @@ impl KvFuzzRun {
             let cancelled = sync_and_decode(&mut self.cache, window).is_err();
             self.count("cancel", usize::from(cancelled));
         });
-        canceller.begin_job(0);
+        canceller.set_batch_jobs(Vec::new());
     }
 
     /// A fork over the window with a hole and with new tokens at the end.
@@ -289,8 +290,12 @@ fn check_random_steps(model: TinyModel) {
     for (seed, position_limit) in [(1, 8192), (2, 240), (3, 215)] {
         let counts = run_random_steps(model, seed, 200, position_limit);
         println!("{model:?}, {position_limit} positions: {counts:?}");
-        assert!(counts["restored"] > 20 && counts["cancel"] > 0 && counts["fork"] > 5);
-        assert!(position_limit == 8192 || counts["shifted"] > 5, "few positions force shifts");
+        assert!(counts["cancel"] > 0 && counts["fork"] > 5);
+        // Where a hybrid has no state to go on from, it reads the rest of the window again, and restores nothing behind it.
+        let is_hybrid = model.weights().is_hybrid();
+        let [restored, shifted] = if is_hybrid { [10, 0] } else { [20, 5] };
+        assert!(counts["restored"] > restored, "{}", counts["restored"]);
+        assert!(position_limit == 8192 || counts["shifted"] > shifted, "few positions force shifts");
     }
 }
 
@@ -303,4 +308,10 @@ fn kv_cache_equals_window_after_random_steps() {
 fn kv_cache_with_sliding_window_equals_window_after_random_steps() {
     check_random_steps(TinyModel::Gemma3);
     check_random_steps(TinyModel::GptOss);
+}
+
+#[test]
+fn kv_cache_of_hybrid_equals_window_after_random_steps() {
+    check_random_steps(TinyModel::Lfm2);
+    check_random_steps(TinyModel::GraniteHybrid);
 }

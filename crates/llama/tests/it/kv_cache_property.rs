@@ -11,27 +11,33 @@ use halo_llama::ffi::{BatchToken, LlamaContext, LlamaPos, SeqId};
 use halo_llama::kv_cache::KvCache;
 use std::collections::BTreeMap;
 
-const CELLS: u32 = 512;
+pub const CELLS: u32 = 512;
 const MAX_WINDOW_TOKENS: usize = 260;
-const MAIN_SEQ: SeqId = SeqId(0);
-const SCRATCH_SEQ: SeqId = SeqId(1);
-const FILLER_SEQ: SeqId = SeqId(2);
+pub const MAIN_SEQ: SeqId = SeqId(0);
+pub const SCRATCH_SEQ: SeqId = SeqId(1);
+pub const FILLER_SEQ: SeqId = SeqId(2);
 /// The most tokens of a saved state: the sliding window of the models that have one.
 const MAX_STATE_TOKENS: usize = 48;
 
-const SAMPLE_TEXT: &str = "the old gun on the wall above the fireplace was never fired before the last act of the play, and when the \
+pub const SAMPLE_TEXT: &str = "the old gun on the wall above the fireplace was never fired before the last act of the play, and when the \
                      rain came the guests stood in the hall and spoke of the will, of the sea, of the brother who had gone, \
                      谢谢, naïve 🌱, fn main() { println!(\"{}\", 1 + 2); }, 3.1415 and 1789, one after the other";
 
 /// A conversation with random chunks.
-struct KvPropertyConversation {
-    rng: fastrand::Rng,
-    sample: Vec<WindowToken>,
-    chunks: Vec<Vec<WindowToken>>,
-    live: Vec<bool>,
+pub struct KvPropertyConversation {
+    pub rng: fastrand::Rng,
+    pub sample: Vec<WindowToken>,
+    pub chunks: Vec<Vec<WindowToken>>,
+    pub live: Vec<bool>,
 }
 
 impl KvPropertyConversation {
+    pub fn new(seed: u64) -> Self {
+        let sample = tokenize_chunks(&[SAMPLE_TEXT]).remove(0);
+        let rng = fastrand::Rng::with_seed(seed);
+        Self { rng, sample, chunks: Vec::new(), live: Vec::new() }
+    }
+
     /// A chunk of sample tokens that follows the last chunk.
     fn new_chunk(&self, len: usize, from: usize) -> Vec<WindowToken> {
         let position = self.chunks.iter().map(Vec::len).sum::<usize>() as u64;
@@ -43,7 +49,7 @@ impl KvPropertyConversation {
         (0..len).map(token).collect()
     }
 
-    fn append(&mut self, len: usize, from: usize) {
+    pub fn append(&mut self, len: usize, from: usize) {
         self.chunks.push(self.new_chunk(len, from));
         self.live.push(true);
     }
@@ -52,7 +58,7 @@ impl KvPropertyConversation {
         self.window().len()
     }
 
-    fn window(&self) -> Vec<WindowToken> {
+    pub fn window(&self) -> Vec<WindowToken> {
         let live = self.chunks.iter().zip(&self.live).filter(|(_, live)| **live);
         live.flat_map(|(chunk, _)| chunk.clone()).collect()
     }
@@ -65,7 +71,7 @@ impl KvPropertyConversation {
     }
 
     /// Applies a random operation; returns its name.
-    fn random_step(&mut self) -> &'static str {
+    pub fn random_step(&mut self) -> &'static str {
         let live_tokens = self.live_tokens();
         match self.rng.usize(..4) {
             0 if live_tokens < MAX_WINDOW_TOKENS => {
@@ -96,7 +102,7 @@ impl KvPropertyConversation {
     }
 
     /// The window with new tokens at the end and a random part left out.
-    fn forked_window(&mut self) -> Vec<WindowToken> {
+    pub fn forked_window(&mut self) -> Vec<WindowToken> {
         let mut window = self.window();
         let from = self.rng.usize(..self.sample.len());
         window.extend(self.new_chunk(5, from));
@@ -132,7 +138,7 @@ fn check_sync(model: TinyModel, cache: &mut KvCache, window: &[WindowToken], ste
 
 /// The states of runs of tokens of a sequence, in the order of their cells. llama.cpp saves no cells of sliding layers
 /// that the last token of a state does not attend to, so a run is no longer than the window.
-fn save_states(context: &mut LlamaContext, seq: SeqId, cells: &[(i32, LlamaPos)]) -> Vec<Vec<u8>> {
+pub fn save_states(context: &mut LlamaContext, seq: SeqId, cells: &[(i32, LlamaPos)]) -> Vec<Vec<u8>> {
     let mut by_cell = cells.to_vec();
     by_cell.sort_unstable();
     let positions: Vec<LlamaPos> = by_cell.iter().map(|(_, position)| *position).collect();
@@ -147,7 +153,7 @@ fn save_states(context: &mut LlamaContext, seq: SeqId, cells: &[(i32, LlamaPos)]
 }
 
 /// Restores states into the first free cells.
-fn restore_states(context: &mut LlamaContext, seq: SeqId, states: &[Vec<u8>]) {
+pub fn restore_states(context: &mut LlamaContext, seq: SeqId, states: &[Vec<u8>]) {
     for state in states {
         context.restore_state(SCRATCH_SEQ, state).expect("the same context size");
         context.seq_cp(SCRATCH_SEQ, seq, -1, -1);
@@ -155,22 +161,42 @@ fn restore_states(context: &mut LlamaContext, seq: SeqId, states: &[Vec<u8>]) {
     }
 }
 
+/// States in which all cells are taken, the n-th by a token at position n.
+pub fn filler_states(context: &mut LlamaContext) -> Vec<Vec<u8>> {
+    let cells = context.params().tokens.cast_signed();
+    let filler: Vec<BatchToken> =
+        (0..cells).map(|n| BatchToken { token: 5, position: n, logits: false }).collect();
+    filler.chunks(256).for_each(|batch| context.decode(FILLER_SEQ, batch).expect("decoded"));
+    let cells: Vec<(i32, LlamaPos)> = (0..cells).map(|n| (n, n)).collect();
+    save_states(context, FILLER_SEQ, &cells)
+}
+
 /// Decodes the last token again, in the cache and in a fresh context that is given the same cells, and compares the
-/// logits. `filler` are states in which all cells are taken, the n-th by a token at position n.
-fn check_against_fresh(
+/// logits. `filler` are the [`filler_states`] of the fresh context; `recurrent` is the recurrent state of a hybrid model
+/// before the last token.
+pub fn check_against_fresh(
     cache: &mut KvCache,
     cached: &[CellEntry],
     fresh: &mut LlamaContext,
     filler: &[Vec<u8>],
+    recurrent: Option<&[u8]>,
 ) -> (f32, f64) {
+    let seq = cache.sequence().seq;
+    let highest_cell = cache.highest_cell().expect("tokens") as i32;
     let (last, others) = cached.split_last().expect("tokens");
-    assert!(cache.context().seq_rm(MAIN_SEQ, last.position, -1));
+    assert!(cache.context().seq_rm(seq, last.position, -1));
     let others: Vec<(i32, LlamaPos)> =
         others.iter().map(|t| (t.cell.expect("resolved") as i32, t.position)).collect();
-    let states = save_states(cache.context(), MAIN_SEQ, &others);
+    let states = save_states(cache.context(), seq, &others);
+    // A hybrid model has read the last token; it reads it again from the state before it.
+    let restore_recurrent = |context: &mut LlamaContext, seq: SeqId| match recurrent {
+        Some(state) => context.restore_recurrent(seq, state).expect("the same model"),
+        None => assert!(!context.has_recurrent_states()),
+    };
+    restore_recurrent(cache.context(), seq);
     let item = BatchToken { token: last.token, position: last.position, logits: true };
     cache.context().tap().configure(tap_last_row());
-    cache.context().decode(MAIN_SEQ, &[item]).expect("decoded");
+    cache.context().decode(seq, &[item]).expect("decoded");
     let last_cell = cache.context().tap().batch_cells()[0] as i32;
     // llama.cpp uses the first free cells. Only the cells that are taken in the cache are freed in the fresh context, so
     // each token gets the same cell, and sums are computed in the same order.
@@ -180,8 +206,11 @@ fn check_against_fresh(
     let cells: Vec<i32> = others.iter().map(|(cell, _)| *cell).collect();
     cells.iter().for_each(|&cell| assert!(fresh.seq_rm(FILLER_SEQ, cell, cell + 1)));
     restore_states(fresh, MAIN_SEQ, &states);
-    assert!(fresh.seq_rm(FILLER_SEQ, cells.iter().copied().fold(last_cell, i32::max) + 1, -1));
+    // Cells of other conversations stay taken: rows have the same length.
+    let used = cells.iter().copied().fold(last_cell.max(highest_cell), i32::max);
+    assert!(fresh.seq_rm(FILLER_SEQ, used + 1, -1));
     assert!(fresh.seq_rm(FILLER_SEQ, last_cell, last_cell + 1));
+    restore_recurrent(fresh, MAIN_SEQ);
     fresh.tap().configure(tap_last_row());
     fresh.decode(MAIN_SEQ, &[item]).expect("decoded");
     assert_eq!(fresh.tap().batch_cells(), [i64::from(last_cell)]);
@@ -191,7 +220,7 @@ fn check_against_fresh(
 
 /// The cells of a chunk as bytes. None where the cells are not in the order of the tokens: llama.cpp writes them in cell
 /// order, so their bytes cannot be compared.
-fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken]) -> Option<Vec<u8>> {
+pub fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken]) -> Option<Vec<u8>> {
     let first = chunk[0].position.expect("a position").0.cast_signed();
     let slot = cached.iter().position(|t| t.key.timeline_pos == first).expect("the chunk is live");
     let (start, end) = (cached[slot].position, cached[slot].position + chunk.len() as i32);
@@ -204,20 +233,10 @@ fn chunk_cells(cache: &mut KvCache, cached: &[CellEntry], chunk: &[WindowToken])
 }
 
 fn check_random_steps(model: TinyModel, steps: usize) {
-    let sample = tokenize_chunks(&[SAMPLE_TEXT]).remove(0);
-    let mut conversation = KvPropertyConversation {
-        rng: fastrand::Rng::with_seed(11),
-        sample,
-        chunks: Vec::new(),
-        live: Vec::new(),
-    };
+    let mut conversation = KvPropertyConversation::new(11);
     let mut cache = model.kv_cache(CELLS);
     let mut fresh = model.context(CELLS);
-    let filler: Vec<BatchToken> =
-        (0..CELLS as i32).map(|n| BatchToken { token: 5, position: n, logits: false }).collect();
-    filler.chunks(256).for_each(|batch| fresh.decode(FILLER_SEQ, batch).expect("decoded"));
-    let cells: Vec<(i32, LlamaPos)> = (0..CELLS as i32).map(|n| (n, n)).collect();
-    let filler = save_states(&mut fresh, FILLER_SEQ, &cells);
+    let filler = filler_states(&mut fresh);
     let mut first_cells: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut compared = 0;
@@ -233,7 +252,7 @@ fn check_random_steps(model: TinyModel, steps: usize) {
             cache.persist("main", &window).expect("persisted");
         }
         let cached = check_sync(model, &mut cache, &window, step);
-        let difference = check_against_fresh(&mut cache, &cached, &mut fresh, &filler);
+        let difference = check_against_fresh(&mut cache, &cached, &mut fresh, &filler, None);
         assert_eq!(difference, (0.0, 0.0), "step {step} ({operation}): not the logits of a fresh context");
 
         // The cells of a chunk never change after they were computed.

@@ -1,10 +1,15 @@
 //! All integration tests of this crate, in one binary.
 
+mod batch;
+mod chat_templates;
 mod common;
 mod damaged_gguf;
 mod generate;
+mod hybrid_model;
 mod kv_cache;
 mod kv_cache_fuzz;
+mod kv_cache_hybrid;
 mod kv_cache_property;
 mod model;
 mod samplers;
+mod self_test;

@@ -4,7 +4,7 @@ use crate::common::{model_path, weights};
 use halo_core::attention::LayerReduction;
 use halo_llama::attention::{TapConfig, TapRows};
 use halo_llama::ffi::{
-    BatchToken, ContextParams, LlamaContext, LlamaError, LlamaPos, LlamaToken, ModelWeights, SeqId,
+    BatchToken, ContextParams, KvKeyType, LlamaContext, LlamaError, LlamaPos, LlamaToken, ModelWeights, SeqId,
 };
 use halo_llama::gguf;
 
@@ -12,8 +12,11 @@ const MAIN_SEQ: SeqId = SeqId(0);
 const SCRATCH_SEQ: SeqId = SeqId(1);
 
 fn context() -> LlamaContext {
-    LlamaContext::new(&weights(), ContextParams { tokens: 1024, batch: 256, threads: 1, sequences: 4 })
-        .expect("enough memory")
+    LlamaContext::new(
+        &weights(),
+        ContextParams { tokens: 1024, batch: 256, threads: 1, sequences: 4, key_type: KvKeyType::F16 },
+    )
+    .expect("enough memory")
 }
 
 /// Decodes tokens from a position on; returns the logits of the last.
@@ -86,7 +89,7 @@ fn attention_rows_sum_to_one_and_do_not_change_logits() {
         );
         let cells: Vec<i64> = tapped.tap().batch_cells().to_vec();
         assert_eq!(cells.len(), tokens.len());
-        let rows = tapped.tap().take_rows();
+        let rows = tapped.tap().take_rows(0);
         assert_eq!(rows.len(), tokens.len(), "{layers:?}");
         for (n, row) in rows.iter().enumerate() {
             let sum: f32 = row.mean.iter().sum();
@@ -99,7 +102,7 @@ fn attention_rows_sum_to_one_and_do_not_change_logits() {
     tapped.tap().configure(TapConfig::off());
     let _ = tapped.seq_rm(MAIN_SEQ, -1, -1);
     decode_tokens(&mut tapped, MAIN_SEQ, &tokens, 0);
-    assert!(tapped.tap().take_rows().is_empty());
+    assert!(tapped.tap().take_rows(0).is_empty());
 }
 
 /// Cells that are saved, freed and restored at their own positions: the next logits are the same to the last bit.
@@ -134,7 +137,8 @@ fn state_save_and_restore_is_bit_exact() {
 #[test]
 fn context_refuses_invalid_params_and_tokens() {
     let weights = weights();
-    let params = ContextParams { tokens: 9000, batch: 64, threads: 1, sequences: 1 };
+    let params =
+        ContextParams { tokens: 9000, batch: 64, threads: 1, sequences: 1, key_type: KvKeyType::F16 };
     assert!(matches!(
         LlamaContext::new(&weights, params),
         Err(LlamaError::ContextTooLarge { requested: 9000, max: 8192 })

@@ -47,6 +47,8 @@ pub struct LexicalQuery {
     /// The terms that occur in the index, with their inverse document frequency.
     pub terms: Vec<(String, f32)>,
     term_ids: Vec<u32>,
+    /// The sum of the inverse document frequencies of all terms, also of those that do not occur in the index.
+    total_weight: f32,
 }
 
 impl LexicalIndex {
@@ -102,14 +104,22 @@ impl LexicalIndex {
     #[must_use]
     pub fn parse_query(&self, text: &str) -> LexicalQuery {
         let mut query = LexicalQuery::default();
+        let mut unknown: Vec<String> = Vec::new();
         for term in self.analyzer.query_terms(text) {
-            let Some(&id) = self.term_ids.get(term.as_str()) else { continue };
-            let rows = self.postings[id as usize].len();
-            if rows > 0 && !query.term_ids.contains(&id) {
-                query.terms.push((term, idf(self.nonempty_rows, rows)));
-                query.term_ids.push(id);
+            let id = self.term_ids.get(term.as_str()).copied();
+            let rows = id.map_or(0, |id| self.postings[id as usize].len());
+            match id.filter(|_| rows > 0) {
+                Some(id) if query.term_ids.contains(&id) => {}
+                Some(id) => {
+                    query.terms.push((term, idf(self.nonempty_rows, rows)));
+                    query.term_ids.push(id);
+                }
+                None if unknown.contains(&term) => {}
+                None => unknown.push(term),
             }
         }
+        let known: f32 = query.terms.iter().map(|(_, weight)| weight).sum();
+        query.total_weight = known + unknown.len() as f32 * idf(self.nonempty_rows, 0);
         query
     }
 
@@ -164,6 +174,19 @@ impl LexicalIndex {
             .collect();
         matched.sort_by(|a, b| b.1.total_cmp(&a.1));
         matched.into_iter().map(|(term, _)| term).collect()
+    }
+
+    /// The share of a query's terms that at least one of the rows has, weighted by inverse document frequency: from 0 to 1.
+    /// A term that occurs nowhere in the index counts as missing. 0 for a query without terms.
+    #[must_use]
+    pub fn term_share(&self, query: &LexicalQuery, rows: &[u32]) -> f32 {
+        let has = |id: &u32| {
+            let mut rows = rows.iter().filter_map(|&row| self.rows.get(row as usize));
+            rows.any(|row| row.terms.binary_search(id).is_ok())
+        };
+        let matched = query.terms.iter().zip(&query.term_ids).filter(|(_, id)| has(id));
+        let weight: f32 = matched.map(|((_, weight), _)| weight).sum();
+        if query.total_weight > 0.0 { weight / query.total_weight } else { 0.0 }
     }
 
     #[must_use]

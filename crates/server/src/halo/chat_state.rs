@@ -3,11 +3,13 @@
 // utoipa's macro generates qualified paths.
 #![allow(unused_qualifications)]
 
+use super::options::ApiPersona;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, PathParams, spawn_blocking};
 use crate::wire::{ApiPlacedMemory, ApiRunningAnswer, is_pruned};
 use axum::Json;
 use axum::extract::State;
+use halo_engine::chat_options::ChatOptions;
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -43,6 +45,13 @@ struct ApiChatState {
     last_event: u64,
     /// Messages for the user about how the conversation was opened.
     notices: Vec<String>,
+    /// The number of another process that has the conversation open, so that it can only be read here; 0 where its number
+    /// is unknown, null where there is none.
+    in_use_by: Option<u32>,
+    /// The model that was chosen for this conversation, where it is not installed any more: another one must be chosen.
+    missing_model: Option<String>,
+    /// Who talks in this conversation, where it has names of its own.
+    persona: ApiPersona,
     /// The answer that is being generated.
     running: Option<ApiRunningAnswer>,
 }
@@ -57,6 +66,10 @@ async fn get_chat_state(
     spawn_blocking(move || {
         let view = app.view_conversation(&name)?;
         let state = &view.snapshot.state;
+        let in_use_by = process_elsewhere(&app, &name)?;
+        let ChatOptions { persona, model: chosen, .. } =
+            app.with_reader(|store| ChatOptions::load(store, &name))?;
+        let missing_model = chosen.filter(|model| !model.contains("://") && !is_installed(&app, model));
         Ok(Json(ApiChatState {
             name: state.name.clone(),
             model: state.model.name.clone(),
@@ -71,7 +84,24 @@ async fn get_chat_state(
             last_event: view.snapshot.last_event,
             running: view.snapshot.answer.as_deref().map(Into::into),
             notices: view.notices,
+            in_use_by,
+            missing_model,
+            persona: persona.into(),
         }))
     })
     .await
+}
+
+/// Whether the models folder has a model; true where it cannot be listed.
+fn is_installed(app: &App, model: &str) -> bool {
+    let choices = app.backend.model_choices();
+    choices.map_or(true, |choices| choices.installed.iter().any(|installed| installed.name == model))
+}
+
+/// Another process that has the conversation open.
+fn process_elsewhere(app: &App, name: &str) -> ApiResult<Option<u32>> {
+    let holder = app.with_reader(|store| store.lease_holder(name))?;
+    // A database that does not know the process does not tell this one from others either.
+    let is_here = |pid: u32| pid == std::process::id() || (pid == 0 && app.host.find_open(name).is_some());
+    Ok(holder.filter(|&pid| !is_here(pid)))
 }

@@ -4,8 +4,9 @@ use crate::app::App;
 use crate::error::{ApiError, ApiResult, ErrorResponse, JsonBody, PathParams, spawn_blocking};
 use crate::session_job::run_in_session;
 use crate::wire::{
-    ApiBranchRequest, ApiEditRequest, ApiEditResult, ApiNewMessage, ApiNote, ApiRenameRequest,
-    ApiTurnAccepted, ApiUndoRequest, ApiVariantChoice,
+    ApiBranchRequest, ApiCreatedConversation, ApiEditRequest, ApiEditResult, ApiFirstRole, ApiNewAnswer,
+    ApiNewConversation, ApiNewMessage, ApiNote, ApiRenameRequest, ApiTurnAccepted, ApiUndoRequest,
+    ApiVariantChoice,
 };
 use axum::Json;
 use axum::extract::State;
@@ -14,10 +15,12 @@ use axum::response::{IntoResponse, Response};
 use halo_core::Error;
 use halo_core::model::StepFlow;
 use halo_core::store::RecordKind;
-use halo_core::token::ChunkId;
+use halo_core::token::{ChunkId, Role};
+use halo_engine::chat_options::ChatOptions;
 use halo_engine::event::{ChangeAction, Event};
 use halo_engine::host::{ConversationHandle, TurnRequest};
 use halo_engine::manual_edit::ManualEdit;
+use halo_engine::title::conversation_title;
 use halo_engine::tools::notes;
 use halo_engine::turn::{EditAuthor, TurnInput};
 use parking_lot::Mutex;
@@ -29,9 +32,12 @@ use utoipa_axum::routes;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
+        .routes(routes!(create_conversation))
         .routes(routes!(send_message))
         .routes(routes!(regenerate))
         .routes(routes!(edit_last_message))
+        .routes(routes!(continue_answer))
+        .routes(routes!(replace_answer))
         .routes(routes!(stop_answer))
         .routes(routes!(edit_chunks))
         .routes(routes!(undo_edit))
@@ -39,6 +45,65 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(create_branch))
         .routes(routes!(rename_conversation))
         .routes(routes!(write_notes))
+}
+
+/// Creates a conversation, with a system prompt and first messages that are not answered. `POST /conversations/{name}/messages`
+/// creates one too
+#[utoipa::path(post, path = "/conversations", request_body = ApiNewConversation,
+    responses((status = 201, body = ApiCreatedConversation), (status = 400, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+async fn create_conversation(
+    State(app): State<Arc<App>>,
+    JsonBody(new): JsonBody<ApiNewConversation>,
+) -> ApiResult<(StatusCode, Json<ApiCreatedConversation>)> {
+    let ApiNewConversation { name, system_prompt, messages } = new;
+    if let Some(at) = messages.iter().position(|message| message.text.trim().is_empty()) {
+        return Err(ErrorResponse::bad_request(format!("messages[{at}].text is empty")));
+    }
+    let name = match (name, messages.first()) {
+        (Some(name), _) => name,
+        (None, Some(first)) => free_title(&app, &first.text).await?,
+        (None, None) => {
+            return Err(ErrorResponse::bad_request("a conversation without messages needs a name"));
+        }
+    };
+    check_name_is_free(&app, &name).await?;
+    let (opener, opened_name) = (Arc::clone(&app), name.clone());
+    let handle = spawn_blocking(move || opener.open_or_create_conversation("name", &opened_name)).await?;
+    let count = messages.len();
+    run_in_session(&handle, move |session| {
+        session.set_chat_options(&ChatOptions { system_prompt, ..ChatOptions::default() })?;
+        let messages: Vec<(Role, String)> = messages.into_iter().map(|m| (m.role.into(), m.text)).collect();
+        session.append_messages(&messages, &mut || StepFlow::Continue)?;
+        Ok(((), Some((ChangeAction::Replaced, Vec::new()))))
+    })
+    .await?;
+    Ok((StatusCode::CREATED, Json(ApiCreatedConversation { name, messages: count })))
+}
+
+/// The beginning of a message as a name, with a number if it is taken.
+async fn free_title(app: &Arc<App>, message: &str) -> ApiResult<String> {
+    let (app, title) = (Arc::clone(app), conversation_title(message));
+    spawn_blocking(move || {
+        let title = if title.is_empty() { "Chat".to_owned() } else { title };
+        for n in 1.. {
+            let name = if n == 1 { title.clone() } else { format!("{title} {n}") };
+            if app.is_name_free(&name)? {
+                return Ok(name);
+            }
+        }
+        Ok(title)
+    })
+    .await
+}
+
+impl From<ApiFirstRole> for Role {
+    fn from(role: ApiFirstRole) -> Self {
+        match role {
+            ApiFirstRole::System => Self::System,
+            ApiFirstRole::User => Self::User,
+            ApiFirstRole::Assistant => Self::Assistant,
+        }
+    }
 }
 
 /// Sends a message. The answer comes as events; a refused message is not stored
@@ -93,6 +158,34 @@ async fn edit_last_message(
 ) -> ApiResult<Response> {
     let handle = open_existing(&app, &name).await?;
     start_turn(&app, &handle, &name, TurnInput::EditLast(message.text, EditAuthor::User), None).await
+}
+
+/// Generates more of the last answer; the answer as it was becomes a variant
+#[utoipa::path(post, path = "/conversations/{name}/continue", params(("name" = String, Path)),
+    responses((status = 202, body = ApiTurnAccepted), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+async fn continue_answer(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+) -> ApiResult<Response> {
+    let handle = open_existing(&app, &name).await?;
+    start_turn(&app, &handle, &name, TurnInput::ContinueLast, None).await
+}
+
+/// Replaces the answer to the last message by a text; the replaced one becomes a variant
+#[utoipa::path(put, path = "/conversations/{name}/answer", params(("name" = String, Path)), request_body = ApiNewAnswer,
+    responses((status = 204), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 422, body = ApiError), (status = 503, body = ApiError)))]
+async fn replace_answer(
+    State(app): State<Arc<App>>,
+    PathParams(name): PathParams<String>,
+    JsonBody(answer): JsonBody<ApiNewAnswer>,
+) -> ApiResult<StatusCode> {
+    let handle = open_existing(&app, &name).await?;
+    run_in_session(&handle, move |session| {
+        session.replace_answer(&answer.text)?;
+        Ok(((), Some((ChangeAction::Replaced, Vec::new()))))
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Stops the running answer; its tokens are stored

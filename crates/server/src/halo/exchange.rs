@@ -3,7 +3,7 @@
 // utoipa's macro generates qualified paths.
 #![allow(unused_qualifications)]
 
-use super::transcript::{ApiTranscriptMessage, read_messages, visible_turns};
+use super::transcript::{ApiTranscriptMessage, read_messages};
 use crate::app::{App, check_conversation_name};
 use crate::backend::ImportResult;
 use crate::error::{ApiError, ApiResult, ErrorResponse, PathParams, QueryParams, spawn_blocking};
@@ -67,8 +67,9 @@ async fn export_conversation(
             ExportFormat::Markdown => {
                 let state = app.view_nonempty_conversation(&name)?.snapshot.state;
                 let messages = app.with_reader(|store| {
-                    let turns = visible_turns(store, &state)?;
-                    read_messages(store, &state, &turns)
+                    let overview = app.transcripts.overview(store, &state)?;
+                    let all = 0..overview.visible.len();
+                    read_messages(store, &state, &overview, all)
                 })?;
                 (markdown(&name, &messages).into_bytes(), "text/markdown; charset=utf-8", "chat.md")
             }

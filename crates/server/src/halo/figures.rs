@@ -49,7 +49,8 @@ async fn get_store_figures(
     spawn_blocking(move || {
         let state = app.view_conversation(&name)?.snapshot.state;
         let timeline = &state.timeline;
-        let index = state.index.read();
+        let index = app.search_index(&state)?;
+        let index = index.read();
         Ok(Json(ApiStoreFigures {
             live_tokens: timeline.live_len(),
             dead_tokens: timeline.len() - timeline.live_len(),

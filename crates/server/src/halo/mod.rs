@@ -9,7 +9,9 @@ mod figures;
 mod forget;
 mod memories;
 mod memory_links;
+mod models;
 mod openapi;
+mod options;
 mod queries;
 mod search_all;
 mod server;
@@ -17,6 +19,7 @@ mod transcript;
 mod worlds;
 
 pub use captures::capture_folder_names;
+pub(crate) use models::RunningDownloads;
 
 use crate::app::App;
 use axum::Router;
@@ -44,6 +47,8 @@ pub(crate) fn routes(max_body_bytes: usize) -> Router<Arc<App>> {
                 .merge(chat_state::routes())
                 .merge(search_all::routes())
                 .merge(exchange::routes())
+                .merge(models::routes())
+                .merge(options::routes())
                 .merge(brightness::routes())
                 .merge(figures::routes())
                 .merge(commands::routes())

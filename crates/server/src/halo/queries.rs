@@ -234,8 +234,10 @@ async fn list_pruned_chunks(
             sorted_pruned_chunks(&timeline, query.sort)
         } else {
             let hits = search_index(&app, &state, &query.q, 1000)?;
-            let hits = hits.iter().map(|hit| hit.hit.chunk);
-            hits.filter(|&id| timeline.chunk(id).is_some_and(wire::is_pruned)).collect()
+            // Everything is a hit of some score; what is unlikely to be meant is no match.
+            let relevant = hits.iter().filter(|hit| state.search_options.is_relevant(hit));
+            let ids = relevant.map(|hit| hit.hit.chunk);
+            ids.filter(|&id| timeline.chunk(id).is_some_and(wire::is_pruned)).collect()
         };
         let page = pruned.iter().skip(query.offset).take(query.limit.min(MAX_PAGE));
         let page: Vec<ChunkId> = page.copied().collect();
@@ -375,7 +377,8 @@ async fn search_conversation(
                 chunk: ApiChunk::from_chunk(chunk, &timeline, 0),
                 score: ranked.hit.score,
                 reason: ranked.explain(3),
-                below_floor: !state.search_options.is_relevant(ranked.hit.score),
+                relevance: ranked.relevance,
+                below_floor: !state.search_options.is_relevant(ranked),
             })
         });
         Ok(Json(hits.collect()))

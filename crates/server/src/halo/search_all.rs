@@ -12,6 +12,7 @@ use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::pending as pending_forget;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use utoipa::{IntoParams, ToSchema};
@@ -83,11 +84,16 @@ async fn search_all(
     spawn_blocking(move || {
         let started = Instant::now();
         let mut summaries = app.with_reader(|store| store.list_conversations())?;
+        let names: BTreeSet<String> = summaries.iter().map(|summary| summary.name.clone()).collect();
+        summaries.retain(|summary| !is_original(&summary.name, &names));
         summaries.sort_by_key(|summary| std::cmp::Reverse(summary.updated));
         let mut conversations = Vec::new();
         for (n, summary) in summaries.iter().enumerate().skip(query.offset) {
             if n > query.offset && started.elapsed() > TIME_PER_REQUEST {
                 return Ok(Json(ApiAllSearchResult { conversations, next: Some(n) }));
+            }
+            if summary.live == 0 && app.with_reader(|store| is_deleted(store, &summary.name))? {
+                continue;
             }
             let hits = app.with_reader(|store| search_texts(store, &summary.name, &words))?;
             let name_matches = contains_all(&summary.name, &words);
@@ -99,6 +105,21 @@ async fn search_all(
         Ok(Json(ApiAllSearchResult { conversations, next: None }))
     })
     .await
+}
+
+/// Whether a conversation is the copy that was kept when another of its name was retokenized: the same messages.
+fn is_original(name: &str, names: &BTreeSet<String>) -> bool {
+    let base = name.rsplit_once(" (").filter(|(_, rest)| {
+        let rest = rest.strip_suffix(')').unwrap_or_default();
+        let rest = rest.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
+        ["original", "as it came"].contains(&rest)
+    });
+    base.is_some_and(|(base, _)| names.contains(base))
+}
+
+/// Whether a conversation without live tokens is deleted and waits for its erasure.
+fn is_deleted(store: &mut dyn Store, name: &str) -> Result<bool, Error> {
+    Ok(pending_forget::load_pending(store, name)?.iter().any(|pending| pending.whole_conversation))
 }
 
 /// The latest chunks that contain all words.
@@ -157,6 +178,14 @@ mod tests {
         assert!(found.starts_with('…') && found.contains("needle"), "{found}");
         assert!(found.chars().count() <= EXCERPT_CHARS + 1);
         assert!(excerpt("İİİ straße", "straße").contains("straße"));
+    }
+
+    #[test]
+    fn originals_are_hidden_beside_their_copy() {
+        let names: BTreeSet<String> =
+            ["A", "A (original)", "B (original)", "A (as it came 2)", "A (b)"].map(str::to_owned).into();
+        let hidden: Vec<&String> = names.iter().filter(|name| is_original(name, &names)).collect();
+        assert_eq!(hidden, ["A (as it came 2)", "A (original)"]);
     }
 
     #[test]

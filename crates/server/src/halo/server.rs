@@ -33,10 +33,25 @@ struct ApiStatus {
     context: usize,
     /// Whether the model reports attention.
     attention: bool,
+    /// Whether KV cells of pruned chunks are removed and restored; null if that is unknown, as for a model on another server. If
+    /// not, everything behind a change of the window is prefilled again.
+    kv_edit: Option<bool>,
+    /// Why KV cells cannot be edited.
+    kv_edit_reason: Option<String>,
+    /// Whether the chat template of the model has functions.
+    tools: bool,
+    /// Whether the model writes its reasoning before an answer.
+    reasoning: bool,
     /// Whether the model is generating.
     busy: bool,
+    /// Answers that are generated now.
+    running: usize,
+    /// The most answers that are generated at once.
+    parallel: usize,
     /// Requests in the queue of the model.
     queued: usize,
+    /// How long a new request is likely to wait for the model; null until one was served.
+    expected_wait_ms: Option<u64>,
     /// Whether there is an embedder, so that search finds meanings too.
     embedder: bool,
 }
@@ -45,13 +60,21 @@ struct ApiStatus {
 #[utoipa::path(get, path = "/status", responses((status = 200, body = ApiStatus)))]
 async fn get_status(State(app): State<Arc<App>>) -> Json<ApiStatus> {
     let info = app.backend.model_info();
+    let capabilities = info.capabilities();
     Json(ApiStatus {
         version: env!("CARGO_PKG_VERSION"),
         model: info.name,
         context: info.context,
-        attention: info.attention,
+        attention: capabilities.attention,
+        kv_edit: capabilities.kv_editing.edits_cells(),
+        kv_edit_reason: capabilities.kv_editing.reason().map(str::to_owned),
+        tools: capabilities.tools,
+        reasoning: capabilities.reasoning,
         busy: app.host.scheduler().is_busy(),
+        running: app.host.scheduler().permits_in_use(),
+        parallel: app.host.scheduler().limit(),
         queued: app.host.scheduler().queue_len(),
+        expected_wait_ms: app.host.scheduler().expected_wait().map(|wait| wait.as_millis() as u64),
         embedder: app.backend.embedder().is_some(),
     })
 }

@@ -7,16 +7,18 @@
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, PathParams, QueryParams, spawn_blocking};
 use crate::search::load_bodies;
+use crate::transcript_cache::{TranscriptOverview, VisibleTurn};
 use crate::wire::{self, ApiChunk};
 use axum::Json;
 use axum::extract::State;
 use halo_core::Error;
 use halo_core::store::{RecordKind, Store};
-use halo_core::timeline::{ChunkRef, Timeline};
+use halo_core::timeline::Timeline;
 use halo_core::token::{ChunkId, Role, TurnId};
-use halo_engine::forget::pending as pending_forget;
+use halo_engine::chat_options::SPEAKERS_KEY;
 use halo_engine::snapshot::ConversationState;
 use halo_engine::turn_record::TurnRecord;
+use halo_engine::variant;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +57,24 @@ pub(super) struct ApiTranscriptMessage {
     pub premise: Option<String>,
     /// The chunks that were resurrected for this answer.
     pub used: Vec<ApiUsedChunk>,
+    /// The name of who said it, in an imported conversation.
+    pub speaker: Option<String>,
+    /// The variants of the exchange that ends with this message, in the order in which they were generated; empty if there
+    /// is only one. One of an older message can be chosen in a branch.
+    pub variants: Vec<ApiMessageVariant>,
     pub chunks: Vec<ApiChunk>,
+}
+
+/// A variant of an exchange, without its text.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MessageVariant)]
+pub(super) struct ApiMessageVariant {
+    /// Its first turn, which identifies it.
+    pub turn: u32,
+    /// The number of its messages: 1 for an answer.
+    pub messages: usize,
+    /// Whether the conversation contains it now.
+    pub current: bool,
 }
 
 /// A chunk that was resurrected for an answer.
@@ -103,37 +122,17 @@ async fn get_transcript(
             return Ok(Json(ApiTranscript { total: 0, offset: 0, messages: Vec::new() }));
         }
         let transcript = app.with_reader(|store| {
-            let visible = visible_turns(store, &state)?;
-            let range = message_range(&visible, &query);
-            let messages = read_messages(store, &state, &visible[range.clone()])?;
-            Ok(ApiTranscript { total: visible.len(), offset: range.start, messages })
+            let overview = app.transcripts.overview(store, &state)?;
+            let range = message_range(&overview.visible, &query);
+            let messages = read_messages(store, &state, &overview, range.clone())?;
+            Ok(ApiTranscript { total: overview.visible.len(), offset: range.start, messages })
         })?;
         Ok(Json(transcript))
     })
     .await
 }
 
-/// The turns that have a chunk which is not deleted, with those chunks.
-pub(super) fn visible_turns(
-    store: &mut dyn Store,
-    state: &ConversationState,
-) -> Result<Vec<(TurnId, Vec<ChunkId>)>, Error> {
-    let pending = pending_forget::pending_chunks(store, &state.name)?;
-    let is_visible = |chunk: &ChunkRef<'_>| {
-        !chunk.is_deleted() && !chunk.is_forgotten() && !pending.contains_key(&chunk.id())
-    };
-    let mut turns: Vec<(TurnId, Vec<ChunkId>)> = Vec::new();
-    for chunk in state.timeline.chunks().filter(is_visible) {
-        let id = chunk.id();
-        match turns.last_mut() {
-            Some((turn, chunks)) if *turn == id.turn => chunks.push(id),
-            _ => turns.push((id.turn, vec![id])),
-        }
-    }
-    Ok(turns)
-}
-
-fn message_range(visible: &[(TurnId, Vec<ChunkId>)], query: &TranscriptQuery) -> Range<usize> {
+fn message_range(visible: &[VisibleTurn], query: &TranscriptQuery) -> Range<usize> {
     let limit = query.limit.clamp(1, MAX_MESSAGES);
     let latest_start = visible.len().saturating_sub(limit);
     let start = match (query.offset, query.around) {
@@ -147,14 +146,18 @@ fn message_range(visible: &[(TurnId, Vec<ChunkId>)], query: &TranscriptQuery) ->
     start..(start + limit).min(visible.len())
 }
 
-/// The messages of turns, with their texts, times and records.
+/// A range of the messages, with their texts, times and records.
 pub(super) fn read_messages(
     store: &mut dyn Store,
     state: &ConversationState,
-    turns: &[(TurnId, Vec<ChunkId>)],
+    overview: &TranscriptOverview,
+    range: Range<usize>,
 ) -> Result<Vec<ApiTranscriptMessage>, Error> {
     let name = &state.name;
+    let mut variants = message_variants(store, state, &overview.visible, range.clone())?;
+    let turns = &overview.visible[range];
     let mut records = turn_records(store, name, turns)?;
+    let speakers = load_speakers(store, name)?;
     let used = records.values().flat_map(used_chunks);
     let chunks = turns.iter().flat_map(|(_, chunks)| chunks.iter().copied());
     let unloaded: Vec<ChunkId> = (chunks.chain(used))
@@ -165,14 +168,13 @@ pub(super) fn read_messages(
     if !unloaded.is_empty() {
         load_bodies(store, name, timeline.to_mut(), &unloaded)?;
     }
-    let times: BTreeMap<TurnId, i64> = store.turn_times(name)?.into_iter().collect();
     let brightness = wire::relative_brightness(&state.timeline, state.rank);
     let wanted: BTreeSet<TurnId> = turns.iter().map(|(turn, _)| *turn).collect();
     let brightness: BTreeMap<ChunkId, f32> = (state.timeline.live_chunks().map(|chunk| chunk.id()))
         .zip(brightness)
         .filter(|(id, _)| wanted.contains(&id.turn))
         .collect();
-    let message = |(turn, chunks): &(TurnId, Vec<ChunkId>)| {
+    let message = |(turn, chunks): &VisibleTurn| {
         let record = records.remove(&turn.0);
         let used = record.as_ref().map(used_chunks).unwrap_or_default();
         let chunks = chunks.iter().filter_map(|&id| timeline.chunk(id)).map(|chunk| ApiChunk {
@@ -183,20 +185,61 @@ pub(super) fn read_messages(
         ApiTranscriptMessage {
             turn: turn.0,
             role: chunks.first().map_or(Role::User.name(), |chunk| chunk.role),
-            at: times.get(turn).copied(),
+            at: overview.time_of(*turn),
             finish_reason: record.as_ref().filter(|r| !r.is_complete()).map(|r| r.finish.clone()),
             premise: record.and_then(|record| record.premise),
             used: used.iter().filter_map(|&id| used_chunk(&timeline, id)).collect(),
+            speaker: speakers.get(&turn.0).cloned(),
+            variants: variants.remove(turn).unwrap_or_default(),
             chunks,
         }
     };
     Ok(turns.iter().map(message).collect())
 }
 
+/// The variants of each exchange that ends in a range of messages, by its last turn.
+fn message_variants(
+    store: &mut dyn Store,
+    state: &ConversationState,
+    visible: &[VisibleTurn],
+    range: Range<usize>,
+) -> Result<BTreeMap<TurnId, Vec<ApiMessageVariant>>, Error> {
+    let all = variant::load_variants(store, &state.name, &state.timeline)?;
+    let mut found = BTreeMap::new();
+    if all.is_empty() {
+        return Ok(found);
+    }
+    let role = |(_, chunks): &VisibleTurn| chunks.first().map_or(Role::User, |chunk| chunk.role);
+    let is_end = |at: usize| {
+        role(&visible[at]) != Role::User && visible.get(at + 1).is_none_or(|next| role(next) == Role::User)
+    };
+    for at in range.filter(|&at| is_end(at)) {
+        let latest_first = visible[..=at].iter().rev().take(variant::MAX_EXCHANGE_TURNS + 1);
+        let latest_first: Vec<(TurnId, Role)> = latest_first.map(|turn| (turn.0, role(turn))).collect();
+        let groups =
+            variant::group_variants(&all, &latest_first).into_iter().map(|group| ApiMessageVariant {
+                turn: group.turns.first().map_or(0, |turn| turn.0),
+                messages: group.turns.len(),
+                current: group.is_current,
+            });
+        found.insert(visible[at].0, groups.collect());
+    }
+    Ok(found)
+}
+
+/// The names of the speakers of an imported conversation, by turn.
+fn load_speakers(store: &mut dyn Store, name: &str) -> Result<BTreeMap<u32, String>, Error> {
+    let records = store.records(name, RecordKind::Setting)?;
+    let speakers = records.iter().find(|record| record.key == SPEAKERS_KEY);
+    let speakers: BTreeMap<String, String> =
+        speakers.and_then(|record| serde_json::from_str(&record.value).ok()).unwrap_or_default();
+    Ok(speakers.into_iter().filter_map(|(turn, name)| Some((turn.parse().ok()?, name))).collect())
+}
+
 fn turn_records(
     store: &mut dyn Store,
     name: &str,
-    turns: &[(TurnId, Vec<ChunkId>)],
+    turns: &[VisibleTurn],
 ) -> Result<BTreeMap<u32, TurnRecord>, Error> {
     let wanted: BTreeSet<u32> = turns.iter().map(|(turn, _)| turn.0).collect();
     let records = store.records(name, RecordKind::Turn)?;
@@ -268,7 +311,7 @@ async fn get_transcript_outline(
         if state.timeline.is_empty() {
             return Ok(Json(ApiTranscriptOutline { total: 0, parts: Vec::new() }));
         }
-        let visible = app.with_reader(|store| visible_turns(store, &state))?;
+        let visible = app.with_reader(|store| app.transcripts.overview(store, &state))?.visible;
         let size = visible.len().div_ceil(query.parts.clamp(1, 1000)).max(1);
         let parts = visible.chunks(size).enumerate();
         let parts = parts.map(|(n, turns)| outline_part(&state.timeline, n * size, turns));
@@ -277,7 +320,7 @@ async fn get_transcript_outline(
     .await
 }
 
-fn outline_part(timeline: &Timeline, offset: usize, turns: &[(TurnId, Vec<ChunkId>)]) -> ApiOutlinePart {
+fn outline_part(timeline: &Timeline, offset: usize, turns: &[VisibleTurn]) -> ApiOutlinePart {
     let turn = turns.first().map_or(0, |(turn, _)| turn.0);
     let mut part = ApiOutlinePart { offset, turn, ..ApiOutlinePart::default() };
     let chunks = turns.iter().flat_map(|(_, chunks)| chunks);

@@ -84,7 +84,7 @@ async fn list_worlds(State(app): State<Arc<App>>) -> ApiResult<Json<Vec<ApiWorld
                 }
                 // A damaged world is listed too, so that it can be deleted.
                 None => world_store::world_size(&mut *store, &stored.name).unwrap_or_else(|e| {
-                    tracing::warn!("{e}");
+                    tracing::warn!("the world created at {} cannot be read: {:?}", stored.created, e.kind);
                     (0, 0)
                 }),
             };

@@ -1,16 +1,15 @@
 //! Generation from a prompt, whole or as a stream.
 
 use super::attention::{AttentionFormat, attention_json};
-use super::prompt::{PromptLimit, fit_prompt};
-use super::tokens::{parse_token_ids, tokenize_text, visible_text};
+use super::tokens::{parse_token_ids, visible_text};
 use crate::app::App;
-use crate::completion::{self, CompletionRequest, complete_text};
-use crate::error::{ApiResult, ErrorResponse, JsonBody};
+use crate::completion::{self, CompletionRequest, TextOptions, complete_text};
+use crate::error::{ApiResult, ErrorResponse, JsonBody, spawn_blocking};
+use crate::raw_prompt::RawPromptOptions;
 use crate::sampling::{
     ApiDialect, RequestFields, chat_logprobs, check_supported, parse_choice_count, parse_sampling,
 };
 use crate::sse::{SseSender, spawn_sse_stream};
-use crate::stop_sequences::StopSequenceFilter;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -24,15 +23,11 @@ use std::sync::Arc;
 #[derive(Deserialize)]
 pub(super) struct KoboldGenerateRequest {
     prompt: Option<String>,
-    /// Text before the prompt, which is never cut.
-    memory: Option<String>,
     input_ids: Option<Vec<u32>>,
     output_attentions: Option<bool>,
     attention_format: Option<AttentionFormat>,
     #[serde(default)]
     request_id: Value,
-    trim_stop: Option<bool>,
-    genkey: Option<String>,
     #[serde(flatten)]
     fields: RequestFields,
 }
@@ -41,38 +36,34 @@ impl KoboldGenerateRequest {
     fn with_attention(&self) -> bool {
         self.output_attentions.unwrap_or(false)
     }
-
-    fn trim_stop(&self) -> bool {
-        self.trim_stop.unwrap_or(true)
-    }
 }
 
 /// A prompt that is sent as text is tokenized here.
-async fn completion_request(app: &Arc<App>, body: &KoboldGenerateRequest) -> ApiResult<CompletionRequest> {
+async fn completion_request(
+    app: &Arc<App>,
+    body: &KoboldGenerateRequest,
+) -> ApiResult<(CompletionRequest, TextOptions)> {
     let requested = parse_sampling(&body.fields, &app.backend.rules().sampling, ApiDialect::Kobold)?;
+    let options = RawPromptOptions::parse(&body.fields)?;
     if parse_choice_count(&body.fields)? > 1 {
         let message = "n is more than 1; this API returns one result";
         return Err(ErrorResponse::invalid_parameter("n", message));
     }
     check_supported(app, &requested.parameters, requested.sampling.constraint.as_ref()).await?;
-    let sampling = requested.sampling;
-    let max_context = body.fields.integer(&["max_context_length"], 1..=i64::MAX)?;
+    let mut sampling = requested.sampling;
+    options.replace_stop_tags(&app.backend.model_info().template, &mut sampling);
+    let (text_options, generation_key) = (options.text, options.generation_key.clone());
     let input_ids = body.input_ids.as_deref().unwrap_or_default();
+    let prompt = body.prompt.clone().unwrap_or_default();
     let (ids, text) = if input_ids.is_empty() {
-        let memory = body.memory.clone().unwrap_or_default();
-        let memory =
-            if memory.is_empty() { Vec::new() } else { tokenize_text(Arc::clone(app), memory).await? };
-        let prompt = tokenize_text(Arc::clone(app), body.prompt.clone().unwrap_or_default()).await?;
-        let limit = max_context.map(|(_, limit)| PromptLimit {
-            context: app.backend.model_info().context.min(usize::try_from(limit).unwrap_or(usize::MAX)),
-            answer: sampling.max_tokens,
-        });
-        let tokens = fit_prompt(memory, prompt, limit);
-        let text = tokens.iter().map(|token| token.text.as_str()).collect();
-        (tokens.into_iter().map(|token| token.id).collect(), text)
+        let (tokenizer, limits) = (Arc::clone(app), sampling.clone());
+        spawn_blocking(move || {
+            let mut model = tokenizer.backend.model()?;
+            Ok(options.tokenize(&mut *model, &prompt, &limits)?)
+        })
+        .await?
     } else {
-        let text = body.prompt.clone().unwrap_or_default();
-        (parse_token_ids(app, "input_ids", input_ids.iter().copied())?, text)
+        (parse_token_ids(app, "input_ids", input_ids.iter().copied())?, prompt)
     };
     let attention = AttentionRequest {
         answer: body.with_attention(),
@@ -80,25 +71,26 @@ async fn completion_request(app: &Arc<App>, body: &KoboldGenerateRequest) -> Api
         per_head: body.attention_format == Some(AttentionFormat::PerLayer),
         ..AttentionRequest::default()
     };
-    Ok(CompletionRequest {
+    let request = CompletionRequest {
         ids,
         text,
         messages: Vec::new(),
         sampling,
         attention,
         client: "kobold".into(),
-        generation_key: body.genkey.clone().filter(|key| !key.is_empty()),
+        generation_key,
         ephemeral: false,
-    })
+    };
+    Ok((request, text_options))
 }
 
 pub(super) async fn generate(
     State(app): State<Arc<App>>,
     JsonBody(body): JsonBody<KoboldGenerateRequest>,
 ) -> ApiResult<Json<Value>> {
-    let request = completion_request(&app, &body).await?;
+    let (request, options) = completion_request(&app, &body).await?;
     let prompt_tokens = request.ids.len();
-    let result = complete_text(app, request, body.trim_stop()).await?;
+    let result = complete_text(app, request, options).await?;
     Ok(Json(json!({ "results": [{
         "text": result.text,
         "finish_reason": finish_reason(result.finish),
@@ -112,12 +104,12 @@ pub(super) async fn generate_stream(
     State(app): State<Arc<App>>,
     JsonBody(body): JsonBody<KoboldGenerateRequest>,
 ) -> ApiResult<Response> {
-    let request = completion_request(&app, &body).await?;
+    let (request, options) = completion_request(&app, &body).await?;
     spawn_sse_stream(error_event, move |out| {
         if body.with_attention() {
             stream_with_attention(&app, &request, &body, out)
         } else {
-            stream_text(&app, &request, body.trim_stop(), out)
+            stream_text(&app, &request, options, out)
         }
     })
     .await
@@ -163,14 +155,19 @@ fn stream_with_attention(
 }
 
 /// Streams text in the format of every KoboldCPP.
-fn stream_text(app: &App, request: &CompletionRequest, trim_stop: bool, out: &SseSender) -> ApiResult<()> {
-    let mut filter = StopSequenceFilter::new(if trim_stop { &request.sampling.stop } else { &[] });
+fn stream_text(
+    app: &App,
+    request: &CompletionRequest,
+    options: TextOptions,
+    out: &SseSender,
+) -> ApiResult<()> {
+    let mut filter = options.filter(request);
     let send = |text: &str, finish: Option<&str>| {
         out.send_json(Some("message"), &json!({ "token": text, "finish_reason": finish }))
     };
     let finish = completion::complete(app, request, &mut |_| out.flow(), &mut |step| {
         if let ModelStep::Token(token, _) = step {
-            let text = filter.push(&token.text);
+            let text = filter.push(app, token);
             if !text.is_empty() {
                 return send(&text, None);
             }

@@ -4,7 +4,6 @@ mod attention;
 mod control;
 mod generate;
 mod preview;
-mod prompt;
 mod tokens;
 
 use crate::app::App;

@@ -2,7 +2,7 @@
 
 use super::tokens::parse_token_ids;
 use crate::app::App;
-use crate::completion::{CompletionRequest, complete_text};
+use crate::completion::{CompletionRequest, TextOptions, complete_text};
 use crate::error::{ApiResult, ErrorResponse, JsonBody};
 use axum::Json;
 use axum::extract::State;
@@ -60,7 +60,8 @@ pub(super) async fn preview(
         generation_key: None,
         ephemeral: true,
     };
-    let result = complete_text(app, request, false).await?;
+    let result =
+        complete_text(app, request, TextOptions { trims_stop: false, ..TextOptions::default() }).await?;
     Ok(Json(json!({
         "text": result.text,
         "token_count": result.tokens,

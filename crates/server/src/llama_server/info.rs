@@ -20,11 +20,12 @@ pub(super) async fn props(State(app): State<Arc<App>>) -> LlamaServerResult<Json
     });
     let [bos_token, eos_token] = tokens.await?;
     let (info, file) = (app.backend.model_info(), app.backend.model_details());
-    let mut settings = slot(&app);
+    let mut settings = json!({"id": 0, "n_ctx": app.backend.model_info().context, "speculative": false});
+    settings["is_processing"] = app.host.scheduler().is_busy().into();
     settings["params"] = sampling_json(&app.backend.rules().sampling);
     Ok(Json(json!({
         "default_generation_settings": settings,
-        "total_slots": 1,
+        "total_slots": app.host.scheduler().limit(),
         "model_alias": info.name,
         // The folder is nobody's business.
         "model_path": if file.file_name.is_empty() { info.name.as_str() } else { file.file_name.as_str() },
@@ -44,14 +45,12 @@ fn token_text(app: &App, id: i64) -> String {
     text.unwrap_or_default()
 }
 
-/// The model generates one answer at a time. Of the answer nothing is shown.
-fn slot(app: &App) -> Value {
-    json!({
-        "id": 0,
-        "n_ctx": app.backend.model_info().context,
-        "speculative": false,
-        "is_processing": app.host.scheduler().is_busy(),
-    })
+/// One slot for each answer that is generated at once. Of the answers nothing is shown.
+fn slot_list(app: &App) -> Vec<Value> {
+    let scheduler = app.host.scheduler();
+    let (context, in_use) = (app.backend.model_info().context, scheduler.permits_in_use());
+    let slot = |id| json!({"id": id, "n_ctx": context, "speculative": false, "is_processing": id < in_use});
+    (0..scheduler.limit()).map(slot).collect()
 }
 
 /// The sampling parameters, with the names of llama-server. -1 stands for no limit and for the whole window.
@@ -101,11 +100,13 @@ pub(super) async fn slots(
     State(app): State<Arc<App>>,
     QueryParams(query): QueryParams<SlotsQuery>,
 ) -> LlamaServerResult<Json<Value>> {
-    if query.fail_on_no_slot.is_some_and(|n| n != 0) && app.host.scheduler().is_busy() {
-        let message = "the model is generating: try again later";
+    if query.fail_on_no_slot.is_some_and(|n| n != 0)
+        && app.host.scheduler().permits_in_use() >= app.host.scheduler().limit()
+    {
+        let message = "the model generates as many answers as it can at once: try again later";
         return Err(ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message).into());
     }
-    Ok(Json(json!([slot(&app)])))
+    Ok(Json(slot_list(&app).into()))
 }
 
 pub(super) async fn lora_adapters() -> Json<Value> {

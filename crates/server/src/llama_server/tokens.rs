@@ -2,7 +2,7 @@
 
 use super::protocol::{LlamaServerJson, LlamaServerResult};
 use crate::app::App;
-use crate::embedding::{LongInput, embed_request};
+use crate::embedding::{EmbeddingOptions, LongInput, TokenVocabulary, embed_request};
 use crate::error::{ErrorResponse, spawn_blocking};
 use crate::openai::chat_prompt_text;
 use axum::Json;
@@ -69,18 +69,13 @@ pub(super) async fn detokenize(
     Ok(Json(json!({ "content": content.await? })))
 }
 
-#[derive(Deserialize)]
-pub(super) struct ApplyTemplateRequest {
-    messages: Value,
-}
-
-/// The messages as a prompt. Nothing is added that the client has not sent: no system prompt of the settings, no dates.
+/// The messages and the functions of a chat request as a prompt. Nothing is added that the client has not sent: no system prompt of the
+/// settings, no dates.
 pub(super) async fn apply_template(
     State(app): State<Arc<App>>,
-    LlamaServerJson(request): LlamaServerJson<ApplyTemplateRequest>,
+    LlamaServerJson(request): LlamaServerJson<Value>,
 ) -> LlamaServerResult<Json<Value>> {
-    let body = json!({ "messages": request.messages });
-    let prompt = spawn_blocking(move || chat_prompt_text(&app, body)).await?;
+    let prompt = spawn_blocking(move || chat_prompt_text(&app, request)).await?;
     Ok(Json(json!({ "prompt": prompt })))
 }
 
@@ -95,7 +90,12 @@ pub(super) async fn embedding(
     State(app): State<Arc<App>>,
     LlamaServerJson(request): LlamaServerJson<EmbeddingRequest>,
 ) -> LlamaServerResult<Json<Value>> {
-    let embedded = embed_request(app, ("content", &request.content), None, LongInput::Refuse).await?;
+    let options = EmbeddingOptions {
+        dimensions: None,
+        long: LongInput::Refuse,
+        vocabulary: TokenVocabulary::ChatModel,
+    };
+    let embedded = embed_request(app, ("content", &request.content), options).await?;
     let item = |(index, vector): (usize, &Vec<f32>)| json!({ "index": index, "embedding": [vector] });
     Ok(Json(embedded.vectors.iter().enumerate().map(item).collect()))
 }

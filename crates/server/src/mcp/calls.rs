@@ -15,6 +15,7 @@ use halo_engine::tools::notes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The result of a tool: for people, and for programs.
 pub(super) struct ToolResult {
@@ -29,8 +30,8 @@ impl ToolResult {
     }
 }
 
-/// The most conversations that one search looks into: each has to be loaded.
-const MAX_SEARCHED: usize = 50;
+/// How long one search in all conversations takes, since each has to be loaded. The next search continues behind it.
+const SEARCH_TIME: Duration = Duration::from_secs(10);
 
 impl McpServer {
     pub(super) async fn run_tool(&self, tool: McpTool, values: &ToolArguments<'_>) -> ApiResult<ToolResult> {
@@ -38,7 +39,10 @@ impl McpServer {
         let (query, most) = (values.text("query"), values.number("most", 5));
         match tool {
             McpTool::Recall => spawn_blocking(move || recall(&app, &name, &query, most)).await,
-            McpTool::RecallEverywhere => spawn_blocking(move || recall_everywhere(&app, &query, most)).await,
+            McpTool::RecallEverywhere => {
+                let offset = values.number("offset", 0);
+                spawn_blocking(move || recall_everywhere(&app, &query, most, offset)).await
+            }
             McpTool::ListConversations => {
                 let most = values.number("most", 50);
                 spawn_blocking(move || list_conversations(&app, most)).await
@@ -74,19 +78,23 @@ pub(super) fn latest_conversations(app: &App) -> ApiResult<Vec<ConversationSumma
     Ok(conversations)
 }
 
-/// Searches the latest conversations. The scores of different conversations can be compared: they are of the same query and the same
+/// Searches all conversations, the latest first, as far as the time allows. The scores of different conversations can be compared: they are of the same query and the same
 /// ranking.
-fn recall_everywhere(app: &App, query: &str, most: usize) -> ApiResult<ToolResult> {
-    let mut conversations = latest_conversations(app)?;
-    let of = conversations.len();
-    conversations.truncate(MAX_SEARCHED);
-    let mut hits = Vec::new();
-    for conversation in &conversations {
+fn recall_everywhere(app: &App, query: &str, most: usize, offset: usize) -> ApiResult<ToolResult> {
+    let started = Instant::now();
+    let conversations = latest_conversations(app)?;
+    let (mut hits, mut searched) = (Vec::new(), 0);
+    for conversation in conversations.iter().skip(offset) {
+        if searched > 0 && started.elapsed() > SEARCH_TIME {
+            break;
+        }
         hits.extend(find_hits(app, &conversation.name, query, most)?);
+        searched += 1;
     }
     hits.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let hits: Vec<Value> = hits.into_iter().take(most).map(|(_, hit)| hit).collect();
-    Ok(ToolResult::data(json!({ "hits": hits, "searched": conversations.len(), "of": of })))
+    let of = conversations.len();
+    Ok(ToolResult::data(json!({ "hits": hits, "offset": offset, "searched": searched, "of": of })))
 }
 
 /// The chunks that have words of a query or are related enough to be resurrected, with their scores.
@@ -97,9 +105,7 @@ fn find_hits(app: &App, name: &str, query: &str, most: usize) -> ApiResult<Vec<(
     let state = app.view_conversation(name)?.snapshot.state;
     let mut ranked = search_index(app, &state, query, most)?;
     // In a short conversation a word says little, and the score of a chunk that has it can be below 0.
-    ranked.retain(|ranked| {
-        state.search_options.is_relevant(ranked.hit.score) || !ranked.matched_terms.is_empty()
-    });
+    ranked.retain(|ranked| state.search_options.is_relevant(ranked) || !ranked.matched_terms.is_empty());
     if ranked.is_empty() {
         return Ok(Vec::new());
     }
@@ -114,6 +120,7 @@ fn find_hits(app: &App, name: &str, query: &str, most: usize) -> ApiResult<Vec<(
             "when": times.get(&ranked.hit.chunk.turn),
             "in_window": live,
             "score": ranked.hit.score,
+            "relevance": ranked.relevance,
             "reason": ranked.explain(3),
             "text": text,
         });

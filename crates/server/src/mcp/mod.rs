@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::error::{ErrorResponse, spawn_blocking};
 use axum::Router;
 use axum::http::StatusCode;
-use halo_core::Error;
+use halo_core::{Error, ErrorKind};
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, GetPromptRequestParams,
     GetPromptResponse, Implementation, InitializeResult, ListPromptsResult, ListResourceTemplatesResult,
@@ -67,6 +67,11 @@ fn protocol_error(error: &ErrorResponse) -> ErrorData {
     }
 }
 
+/// One line for each mistake of a client; the HTTP status of these is 200. It has no words of the client.
+fn log_mistake(what: &str, kind: ErrorKind) {
+    tracing::warn!("MCP request refused: {what}: {kind:?}");
+}
+
 impl ServerHandler for McpServer {
     fn get_info(&self) -> InitializeResult {
         let capabilities =
@@ -96,17 +101,24 @@ impl ServerHandler for McpServer {
         let Some(tool) = TOOLS.iter().find(|tool| tool.kind.name() == request.name) else {
             let names = TOOLS.map(|tool| tool.kind.name()).join(", ");
             let message = format!("there is no tool '{}'; use one of {names}", request.name);
+            log_mistake("an unknown tool", ErrorKind::NotFound);
             return Err(ErrorData::invalid_params(message, None));
         };
-        let arguments = ToolArguments::check(tool, &values)
-            .map_err(|message| ErrorData::invalid_params(message, None))?;
+        let name = tool.kind.name();
+        let arguments = ToolArguments::check(tool, &values).map_err(|message| {
+            log_mistake(name, ErrorKind::InvalidInput);
+            ErrorData::invalid_params(message, None)
+        })?;
         let result = match self.run_tool(tool.kind, &arguments).await {
             Ok(result) => {
                 let mut success = CallToolResult::success(vec![ContentBlock::text(result.text)]);
                 success.structured_content = Some(result.structured);
                 success
             }
-            Err(e) => CallToolResult::error(vec![ContentBlock::text(e.message())]),
+            Err(e) => {
+                log_mistake(name, e.kind());
+                CallToolResult::error(vec![ContentBlock::text(e.message())])
+            }
         };
         Ok(result.into())
     }
@@ -136,7 +148,10 @@ impl ServerHandler for McpServer {
     ) -> Result<ReadResourceResponse, ErrorData> {
         let app = Arc::clone(&self.app);
         let read = spawn_blocking(move || resources::read(&app, &request.uri)).await;
-        let contents = read.map_err(|e| protocol_error(&e))?;
+        let contents = read.map_err(|e| {
+            log_mistake("resources/read", e.kind());
+            protocol_error(&e)
+        })?;
         Ok(ReadResourceResult::new(vec![contents]).into())
     }
 
@@ -154,6 +169,9 @@ impl ServerHandler for McpServer {
         _: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         let prompt = prompts::get(&request.name, &request.arguments.unwrap_or_default());
-        prompt.map(Into::into).map_err(|message| ErrorData::invalid_params(message, None))
+        prompt.map(Into::into).map_err(|message| {
+            log_mistake("prompts/get", ErrorKind::InvalidInput);
+            ErrorData::invalid_params(message, None)
+        })
     }
 }

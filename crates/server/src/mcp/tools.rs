@@ -100,12 +100,25 @@ pub(super) const TOOLS: [McpToolSpec; 8] = [
     },
     McpToolSpec {
         kind: McpTool::RecallEverywhere,
-        description: "Searches the latest conversations by meaning and by words, like recall.",
+        description: "Searches all conversations by meaning and by words, like recall, the latest first.",
         effect: ToolEffect::Reads,
-        arguments: &[QUERY, MOST],
+        arguments: &[
+            QUERY,
+            MOST,
+            argument(
+                "offset",
+                ArgumentKind::Integer(0, u32::MAX as u64),
+                "How many conversations to skip: offset and searched of the result before, together",
+            ),
+        ],
         results: &[
             HITS,
-            ("searched", "integer", "How many conversations were searched, the latest first"),
+            ("offset", "integer", "How many conversations were skipped"),
+            (
+                "searched",
+                "integer",
+                "How many conversations were searched; a search ends after ten seconds, and offset continues it",
+            ),
             ("of", "integer", "How many conversations there are"),
         ],
     },

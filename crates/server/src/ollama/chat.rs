@@ -1,11 +1,12 @@
 //! `/api/chat`: a chat in its conversation, as OpenAI's chat completions store it.
 
-use super::options::parse_options;
+use super::options::{add_logprobs, parse_options};
 use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult, error_line};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
 use crate::openai::ForeignChat;
+use crate::sampling::LogprobBuffer;
 use crate::sse::{SseSender, json_lines_channel};
 use axum::Json;
 use axum::extract::State;
@@ -32,6 +33,7 @@ pub(super) struct OllamaChatRequest {
     #[serde(default)]
     think: Value,
     logprobs: Option<bool>,
+    top_logprobs: Option<u64>,
     template: Option<String>,
 }
 
@@ -53,17 +55,18 @@ pub(super) async fn chat(
     OllamaJson(request): OllamaJson<OllamaChatRequest>,
 ) -> OllamaResult<Response> {
     check_template(request.template.as_deref())?;
-    check_no_logprobs(request.logprobs)?;
     let thinking = parse_think(&app, &request.think)?;
-    let answer = OllamaAnswer::new(&app, OllamaLayout::Chat);
     if request.messages.is_empty() {
         // Ollama loads or unloads the model then.
+        let answer = OllamaAnswer::new(&app, OllamaLayout::Chat, LogprobBuffer::default());
         let object = answer.empty(load_reason(&request.keep_alive));
         return Ok(Json(object).into_response());
     }
     let body = request.openai_body(thinking)?;
-    let requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
-    let source = AnswerSource::Chat { chat: ForeignChat { body, requested }, headers };
+    let mut requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
+    let logprobs = add_logprobs(&mut requested, request.logprobs, request.top_logprobs)?;
+    let answer = OllamaAnswer::new(&app, OllamaLayout::Chat, logprobs.clone());
+    let source = AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs }, headers };
     respond(app, source, request.stream.unwrap_or(true), answer).await
 }
 
@@ -209,16 +212,6 @@ pub(super) fn parse_think(app: &App, think: &Value) -> ApiResult<Option<bool>> {
 pub(super) fn set_thinking(body: &mut Value, thinking: Option<bool>) {
     if let Some(thinking) = thinking {
         body["chat_template_kwargs"] = json!({ "enable_thinking": thinking });
-    }
-}
-
-pub(super) fn check_no_logprobs(logprobs: Option<bool>) -> ApiResult<()> {
-    match logprobs {
-        Some(true) => {
-            let message = "logprobs is not supported here; leave it out, or use /v1/chat/completions";
-            Err(ErrorResponse::invalid_parameter("logprobs", message))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::protocol::{OllamaJson, OllamaResult, nanos};
 use crate::app::App;
-use crate::embedding::{LongInput, embed_request};
+use crate::embedding::{EmbeddingOptions, LongInput, TokenVocabulary, embed_request};
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -29,7 +29,9 @@ pub(super) async fn embed(
         return Ok(Json(json!({ "model": app.backend.model_info().name, "embeddings": [] })));
     }
     let long = if request.truncate == Some(true) { LongInput::Split } else { LongInput::Refuse };
-    let embedded = embed_request(app, ("input", &request.input), request.dimensions, long).await?;
+    let options =
+        EmbeddingOptions { dimensions: request.dimensions, long, vocabulary: TokenVocabulary::ChatModel };
+    let embedded = embed_request(app, ("input", &request.input), options).await?;
     Ok(Json(json!({
         "model": embedded.model,
         "embeddings": embedded.vectors,
@@ -52,6 +54,11 @@ pub(super) async fn embeddings(
     if request.prompt.is_empty() {
         return Ok(Json(json!({ "embedding": [] })));
     }
-    let embedded = embed_request(app, ("prompt", &json!(request.prompt)), None, LongInput::Refuse).await?;
+    let options = EmbeddingOptions {
+        dimensions: None,
+        long: LongInput::Refuse,
+        vocabulary: TokenVocabulary::ChatModel,
+    };
+    let embedded = embed_request(app, ("prompt", &json!(request.prompt)), options).await?;
     Ok(Json(json!({ "embedding": embedded.vectors.first() })))
 }

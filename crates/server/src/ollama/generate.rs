@@ -1,16 +1,14 @@
 //! `/api/generate`: one prompt and its answer. Nothing is stored.
 
-use super::chat::{
-    check_images, check_no_logprobs, check_template, load_reason, parse_think, respond, set_thinking,
-};
-use super::options::parse_options;
+use super::chat::{check_images, check_template, load_reason, parse_think, respond, set_thinking};
+use super::options::{add_logprobs, parse_options};
 use super::protocol::{OllamaAnswer, OllamaJson, OllamaLayout, OllamaResult};
 use crate::answer_source::AnswerSource;
 use crate::app::App;
 use crate::completion::CompletionRequest;
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::openai::{CONVERSATION_HEADER, ForeignChat, NOT_STORED};
-use crate::sampling::check_supported;
+use crate::sampling::{LogprobBuffer, check_supported};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue};
@@ -42,6 +40,7 @@ pub(super) struct OllamaGenerateRequest {
     #[serde(default)]
     think: Value,
     logprobs: Option<bool>,
+    top_logprobs: Option<u64>,
 }
 
 pub(super) async fn generate(
@@ -50,12 +49,14 @@ pub(super) async fn generate(
 ) -> OllamaResult<Response> {
     request.check()?;
     let thinking = parse_think(&app, &request.think)?;
-    let answer = OllamaAnswer::new(&app, OllamaLayout::Generate);
     if request.prompt.is_empty() {
+        let answer = OllamaAnswer::new(&app, OllamaLayout::Generate, LogprobBuffer::default());
         let object = answer.empty(load_reason(&request.keep_alive));
         return Ok(Json(object).into_response());
     }
-    let requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
+    let mut requested = parse_options(request.options, request.format, &app.backend.rules().sampling)?;
+    let logprobs = add_logprobs(&mut requested, request.logprobs, request.top_logprobs)?;
+    let answer = OllamaAnswer::new(&app, OllamaLayout::Generate, logprobs.clone());
     let stream = request.stream.unwrap_or(true);
     let source = match request.raw.unwrap_or(false) {
         true => {
@@ -63,7 +64,7 @@ pub(super) async fn generate(
             let tokenizer = Arc::clone(&app);
             let completion =
                 spawn_blocking(move || raw_completion(&tokenizer, request.prompt, requested.sampling));
-            AnswerSource::completion(completion.await?)
+            AnswerSource::Completion { request: completion.await?, logprobs }
         }
         false => {
             let mut messages = vec![json!({ "role": "user", "content": request.prompt })];
@@ -74,7 +75,7 @@ pub(super) async fn generate(
             set_thinking(&mut body, thinking);
             let mut headers = HeaderMap::new();
             headers.insert(CONVERSATION_HEADER, HeaderValue::from_static(NOT_STORED));
-            AnswerSource::Chat { chat: ForeignChat { body, requested }, headers }
+            AnswerSource::Chat { chat: ForeignChat { body, requested, logprobs }, headers }
         }
     };
     respond(app, source, stream, answer).await
@@ -84,7 +85,6 @@ impl OllamaGenerateRequest {
     fn check(&self) -> ApiResult<()> {
         check_images("images", self.images.as_deref())?;
         check_template(self.template.as_deref())?;
-        check_no_logprobs(self.logprobs)?;
         let refuse = |param: &str, message: &str| Err(ErrorResponse::bad_request(message).with_param(param));
         if !self.suffix.is_empty() {
             return refuse(

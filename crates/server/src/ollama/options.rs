@@ -1,8 +1,8 @@
 //! Ollama's `options` and `format` as sampling parameters.
 
 use crate::error::{ApiResult, ErrorResponse};
-use crate::sampling::{ApiDialect, RequestFields, RequestedSampling, parse_sampling};
-use halo_core::model::Sampling;
+use crate::sampling::{ApiDialect, LogprobBuffer, RequestFields, RequestedSampling, parse_sampling};
+use halo_core::model::{Sampling, SamplingParameter};
 use serde_json::{Map, Value};
 
 /// The field beside the options that is read with them.
@@ -26,6 +26,31 @@ pub(super) fn parse_options(
         }
     };
     parse_sampling(&RequestFields::from(fields), defaults, ApiDialect::Ollama).map_err(in_options)
+}
+
+/// The most log-probabilities of a token.
+const MAX_LOGPROBS: u64 = 20;
+
+/// Adds the log-probabilities, which are beside the options of a request. `top` is their number for each token.
+pub(super) fn add_logprobs(
+    requested: &mut RequestedSampling,
+    logprobs: Option<bool>,
+    top: Option<u64>,
+) -> ApiResult<LogprobBuffer> {
+    let top = top.unwrap_or(0);
+    let refuse = |message: String| Err(ErrorResponse::invalid_parameter("top_logprobs", message));
+    if top > MAX_LOGPROBS {
+        return refuse(format!("top_logprobs is {top}; it must be from 0 to {MAX_LOGPROBS}"));
+    }
+    if logprobs != Some(true) {
+        return match top {
+            0 => Ok(LogprobBuffer::default()),
+            _ => refuse("top_logprobs needs logprobs; set it to true".into()),
+        };
+    }
+    requested.sampling.logprobs = usize::try_from(top).ok();
+    requested.parameters.add(SamplingParameter::Logprobs, "logprobs");
+    Ok(LogprobBuffer::new(true))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::error::{ErrorResponse, JsonBody};
 use crate::generation_usage::GenerationUsage;
+use crate::sampling::LogprobBuffer;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use halo_core::answer_parser::AnswerParts;
@@ -57,11 +58,13 @@ pub(super) struct OllamaAnswer {
     model: String,
     started: Instant,
     layout: OllamaLayout,
+    /// The log-probabilities of tokens that were not yet sent.
+    logprobs: LogprobBuffer,
 }
 
 impl OllamaAnswer {
-    pub fn new(app: &App, layout: OllamaLayout) -> Self {
-        Self { model: app.backend.model_info().name, started: Instant::now(), layout }
+    pub fn new(app: &App, layout: OllamaLayout, logprobs: LogprobBuffer) -> Self {
+        Self { model: app.backend.model_info().name, started: Instant::now(), layout, logprobs }
     }
 
     /// An object with a part of an answer, or the whole answer. Arguments of calls are objects in Ollama's format.
@@ -90,6 +93,10 @@ impl OllamaAnswer {
                 content.insert("response".into(), json!(answer.text));
                 object.extend(content);
             }
+        }
+        let logprobs = self.logprobs.take_chat();
+        if let Some(tokens) = logprobs["content"].as_array() {
+            object.insert("logprobs".into(), json!(tokens));
         }
         object.insert("done".into(), json!(done));
         object

@@ -12,6 +12,8 @@ pub(super) struct CallGate {
     format: CallFormat,
     /// The functions, with the schemas of their arguments.
     schemas: Vec<(String, Value)>,
+    /// Whether an answer may have several calls.
+    parallel: bool,
     held: Option<FunctionCall>,
     /// How many calls were passed on.
     calls: usize,
@@ -24,9 +26,15 @@ impl CallGate {
         (options.choice == ToolChoice::Auto).then(|| Self {
             format: options.format.clone(),
             schemas: options.allowed().map(|tool| (tool.name.clone(), schema(&tool.parameters))).collect(),
+            parallel: options.parallel,
             held: None,
             calls: 0,
         })
+    }
+
+    /// Whether the answer has the only call that it may have. Further calls are not passed on.
+    pub fn is_satisfied(&self) -> bool {
+        !self.parallel && self.calls > 0
     }
 
     pub fn push(&mut self, deltas: Vec<AnswerDelta>) -> Vec<AnswerDelta> {
@@ -35,6 +43,9 @@ impl CallGate {
             match delta {
                 AnswerDelta::CallStart { name, .. } => {
                     passed.extend(self.release());
+                    if self.is_satisfied() {
+                        continue;
+                    }
                     self.held = Some(FunctionCall { name, arguments: String::new() });
                 }
                 AnswerDelta::CallArguments { text, .. } => {
@@ -92,7 +103,7 @@ mod tests {
     use halo_core::answer_parser::{AnswerMarkers, AnswerParser, AnswerParts};
     use halo_core::tool_call::ToolDefinition;
 
-    fn gate(format: &CallFormat) -> CallGate {
+    fn gate(format: &CallFormat, parallel: bool) -> CallGate {
         let parameters =
             r#"{"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}"#;
         let tool = |name: &str, parameters: &str| ToolDefinition {
@@ -103,7 +114,7 @@ mod tests {
         let options = ToolOptions {
             tools: vec![tool("weather", parameters), tool("clock", r#"{"type": "object"}"#)],
             choice: ToolChoice::Auto,
-            parallel: true,
+            parallel,
             format: format.clone(),
             answer_schema: None,
         };
@@ -114,13 +125,17 @@ mod tests {
 
     /// The answer, token by token of one character.
     fn read(format: &CallFormat, text: &str) -> AnswerParts {
+        read_with(format, true, text)
+    }
+
+    fn read_with(format: &CallFormat, parallel: bool, text: &str) -> AnswerParts {
         let functions = Some(vec!["weather".to_owned(), "clock".to_owned()]);
         let mut parser = AnswerParser::new(AnswerMarkers {
             calls: Some(format.clone()),
             functions,
             ..AnswerMarkers::default()
         });
-        let mut gate = gate(format);
+        let mut gate = gate(format, parallel);
         let mut answer = AnswerParts::default();
         for c in text.chars() {
             let deltas = parser.push(&c.to_string());
@@ -177,5 +192,24 @@ mod tests {
             (cut.calls.len(), cut.text.as_str()),
             (0, "{\"name\": \"weather\", \"arguments\": {\"town\": \"Li")
         );
+    }
+    #[test]
+    fn only_one_call_is_passed_on_where_calls_are_not_parallel() {
+        let bare = CallFormat {
+            open: String::new(),
+            separator: "; ".into(),
+            close: String::new(),
+            arguments_key: "parameters".into(),
+        };
+        let call = |town: &str| format!(r#"{{"name": "weather", "parameters": {{"town": "{town}"}}}}"#);
+        let text = format!("{}; {}", call("Lindau"), call("Bregenz"));
+        let towns = |answer: AnswerParts| -> Vec<String> {
+            answer.calls.into_iter().map(|call| call.arguments).collect()
+        };
+        assert_eq!(towns(read_with(&bare, true, &text)), [r#"{"town": "Lindau"}"#, r#"{"town": "Bregenz"}"#]);
+        assert_eq!(towns(read_with(&bare, false, &text)), [r#"{"town": "Lindau"}"#]);
+        // A call that its client could not run does not count.
+        let text = format!(r#"{{"name": "weather", "parameters": {{}}}}; {}"#, call("Bregenz"));
+        assert_eq!(towns(read_with(&bare, false, &text)), [r#"{"town": "Bregenz"}"#]);
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn chat_completions(
 ) -> OpenAiResult<Response> {
     let request = body.parse(&ChatParseContext::new(&app))?;
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
-    let (stream, include_usage) = (body.params.stream, body.params.include_usage());
+    let (stream, include_usage) = (body.params.stream()?, body.params.include_usage()?);
     let format = ChatResponse::new(&app, body.tools.is_legacy(), request.logprobs.clone());
     let ChatTarget::Conversation { name, place } = target else {
         let mut response = complete_unstored(app, request, format, stream.then_some(include_usage)).await?;
@@ -46,7 +46,8 @@ pub(super) async fn chat_completions(
         (None, true) => stream_turn(turn, format, include_usage).await?,
         (None, false) => Json(complete_turn(turn, &format).await?).into_response(),
         (Some(request), stream) => {
-            let first = complete_turn(turn, &format).await?;
+            let first = format.clone();
+            let first = async move { complete_turn(turn, &first).await };
             respond_with_choices(app, request, format, first, stream.then_some(include_usage)).await?
         }
     };
@@ -76,7 +77,7 @@ async fn stream_turn(turn: ChatTurn, format: ChatResponse, include_usage: bool) 
     Ok(response.await?)
 }
 
-async fn complete_turn(turn: ChatTurn, format: &ChatResponse) -> OpenAiResult<Value> {
+async fn complete_turn(turn: ChatTurn, format: &ChatResponse) -> ApiResult<Value> {
     let ChatTurnResult { summary, usage, answer, .. } = run_to_end(turn).await?;
     Ok(format.message(&answer, summary.finish, &usage))
 }

@@ -1,6 +1,7 @@
 //! The body of a chat request, and its checks.
 
 use super::protocol::SamplingParams;
+use super::reasoning_params::ReasoningParams;
 use super::tools::{ToolParams, is_function_name};
 use crate::app::App;
 use crate::error::{ApiResult, ErrorResponse};
@@ -13,12 +14,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with messages")]
 pub(super) struct OpenAiChatRequest {
     messages: Vec<OpenAiChatMessage>,
-    /// `none` for an answer without reasoning.
-    reasoning_effort: Option<String>,
-    /// Parameters of the chat template, of which `enable_thinking` is known.
-    chat_template_kwargs: Option<Value>,
+    #[serde(flatten)]
+    reasoning: ReasoningParams,
     /// OpenAI's parameter; with `false` nothing is stored.
     pub store: Option<bool>,
     #[serde(flatten)]
@@ -28,6 +28,7 @@ pub(super) struct OpenAiChatRequest {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with role and content")]
 struct OpenAiChatMessage {
     role: String,
     content: Option<OpenAiChatContent>,
@@ -35,22 +36,26 @@ struct OpenAiChatMessage {
     /// The old form of `tool_calls`.
     function_call: Option<OpenAiFunctionCall>,
     tool_call_id: Option<String>,
+    /// The speaker, or the function of a result.
+    name: Option<String>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with id, type and function")]
 struct OpenAiToolCall {
     id: Option<String>,
     function: OpenAiFunctionCall,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with name and arguments")]
 struct OpenAiFunctionCall {
     name: String,
     arguments: Option<Value>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "content must be a text, or a list of parts with type and text")]
 enum OpenAiChatContent {
     Text(String),
     Parts(Vec<OpenAiContentPart>),
@@ -107,6 +112,14 @@ pub(super) struct InputMessage {
     pub message: SentMessage,
     /// The ids of its calls, or of the call that it is the result of.
     pub ids: Vec<String>,
+    /// Who speaks, or the function whose result it is.
+    pub name: Option<String>,
+}
+
+impl InputMessage {
+    pub fn new(message: SentMessage, ids: Vec<String>) -> Self {
+        Self { message, ids, name: None }
+    }
 }
 
 impl ParsedChatRequest {
@@ -129,7 +142,7 @@ impl ParsedChatRequest {
             return Err(ErrorResponse::bad_request(message));
         }
         let mut messages: Vec<SentMessage> = Vec::new();
-        for message in sort_results(input) {
+        for message in sort_results(name_speakers(input)) {
             // System messages before all others are the system prompt; later ones keep their position.
             match message.role {
                 _ if message.is_empty() => {}
@@ -170,8 +183,16 @@ impl ParsedChatRequest {
         let definitions = options.as_ref().map(|options| options.tools.clone()).unwrap_or_default();
         if let Some(mut options) = options {
             options.answer_schema = match sampling.constraint.take() {
+                None => None,
                 Some(OutputConstraint::JsonSchema(schema)) => Some(schema),
-                _ => None,
+                Some(_) => {
+                    let name = parameters.constraint_name().unwrap_or("grammar");
+                    let message = format!(
+                        "{name} and tools are both set; an answer can follow only one of them: leave {name} out, or set \
+                         tool_choice to none"
+                    );
+                    return Err(ErrorResponse::invalid_parameter(name, message));
+                }
             };
             sampling.constraint = Some(OutputConstraint::ToolCalls(Box::new(options)));
         }
@@ -188,7 +209,40 @@ impl ParsedChatRequest {
     }
 }
 
-/// The results of functions in the order of their calls: a client may send them in any order.
+/// Writes the names of speakers before their messages, as chat templates have no place for them: the person speaks as somebody, or a
+/// group does. A model that speaks for itself alone gets no name, because its next answer would not have it.
+fn name_speakers(mut input: Vec<InputMessage>) -> Vec<InputMessage> {
+    let of_role = |role: Role| input.iter().filter(move |message| message.message.role == role);
+    let mut assistants: Vec<&str> =
+        of_role(Role::Assistant).filter_map(|message| message.name.as_deref()).collect();
+    let all_named = of_role(Role::User).chain(of_role(Role::Assistant)).all(|message| message.name.is_some());
+    assistants.sort_unstable();
+    assistants.dedup();
+    let is_group = assistants.len() > 1 || all_named;
+    for InputMessage { message, name, .. } in &mut input {
+        let is_named = match message.role {
+            Role::User | Role::System => true,
+            Role::Assistant => is_group,
+            Role::Tool => false,
+        };
+        let Some(name) = name.as_deref().map(str::trim).filter(|name| is_named && !name.is_empty()) else {
+            continue;
+        };
+        let has_name = message.text.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'));
+        if has_name || message.text.trim().is_empty() {
+            continue;
+        }
+        let text = format!("{name}: {}", message.text);
+        *message = match message.calls.is_empty() {
+            true => SentMessage::new(message.role, text),
+            false => SentMessage::with_calls(text, std::mem::take(&mut message.calls)),
+        };
+    }
+    input
+}
+
+/// The results of functions in the order of their calls: a client may send them in any order. A result without the id of its call
+/// belongs to the first call of its function that has none yet.
 fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
     let mut start = 0;
     while start < input.len() {
@@ -197,9 +251,12 @@ fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
         let results = start..start + count;
         match start.checked_sub(1).filter(|_| count > 1) {
             Some(caller) => {
-                let calls = input[caller].ids.clone();
-                let place = |id: &String| calls.iter().position(|call| call == id).unwrap_or(calls.len());
-                input[results].sort_by_key(|result| result.ids.first().map_or(calls.len(), place));
+                let places = result_places(&input[caller], &input[results.clone()]);
+                let mut sorted: Vec<(usize, InputMessage)> =
+                    places.into_iter().zip(input.drain(results)).collect();
+                sorted.sort_by_key(|(place, _)| *place);
+                let sorted: Vec<InputMessage> = sorted.into_iter().map(|(_, result)| result).collect();
+                input.splice(start..start, sorted);
             }
             // The calls are in the previous response, whose ids end with their number.
             None => input[results].sort_by_key(|result| {
@@ -211,6 +268,24 @@ fn sort_results(mut input: Vec<InputMessage>) -> Vec<SentMessage> {
     }
     let message = |input: InputMessage| SentMessage { call_ids: input.ids, ..input.message };
     input.into_iter().map(message).collect()
+}
+
+/// The number of the call of each result. A result of no known call comes last.
+fn result_places(caller: &InputMessage, results: &[InputMessage]) -> Vec<usize> {
+    let calls = &caller.message.calls;
+    let by_id = |result: &InputMessage| {
+        let id = result.ids.first()?;
+        caller.ids.iter().position(|call| call == id)
+    };
+    let mut places: Vec<Option<usize>> = results.iter().map(by_id).collect();
+    for (n, result) in results.iter().enumerate() {
+        if places[n].is_none() {
+            let is_free = |call: &usize| !places.contains(&Some(*call));
+            let has_name = |call: &usize| result.name.as_ref() == Some(&calls[*call].name);
+            places[n] = (0..calls.len()).filter(is_free).find(has_name);
+        }
+    }
+    places.into_iter().map(|place| place.unwrap_or(calls.len())).collect()
 }
 
 /// What a function without output returned.
@@ -226,7 +301,7 @@ pub(super) fn result_message(text: String) -> SentMessage {
 pub(super) fn sent_call(place: &str, name: &str, arguments: Option<&Value>) -> ApiResult<FunctionCall> {
     if !is_function_name(name) {
         let message = format!("{place}: '{name}' is not the name of a function");
-        return Err(ErrorResponse::bad_request(message));
+        return Err(ErrorResponse::invalid_parameter(place.split('[').next().unwrap_or(place), message));
     }
     let arguments = match arguments {
         None | Some(Value::Null) => String::new(),
@@ -253,14 +328,7 @@ impl OpenAiChatRequest {
         let parsed = ParsedChatRequest::from_messages(input, Vec::new(), context)?;
         let parsed = parsed.with_options(&self.tools, requested, context)?;
         let choice_count = self.params.choice_count()?;
-        Ok(ParsedChatRequest { skip_reasoning: self.skips_reasoning(), choice_count, ..parsed })
-    }
-
-    fn skips_reasoning(&self) -> bool {
-        let effort = self.reasoning_effort.as_deref();
-        let kwargs = self.chat_template_kwargs.as_ref();
-        let thinking = kwargs.and_then(|kwargs| kwargs["enable_thinking"].as_bool());
-        thinking.map_or(matches!(effort, Some("none" | "minimal")), |thinking| !thinking)
+        Ok(ParsedChatRequest { skip_reasoning: self.reasoning.skips_reasoning()?, choice_count, ..parsed })
     }
 }
 
@@ -286,7 +354,7 @@ impl OpenAiChatMessage {
                 (message, ids)
             }
         };
-        Ok(InputMessage { message, ids })
+        Ok(InputMessage { message, ids, name: self.name.clone() })
     }
 
     fn role(&self, n: usize) -> ApiResult<Role> {
@@ -295,9 +363,12 @@ impl OpenAiChatMessage {
             "user" => Ok(Role::User),
             "tool" | "function" => Ok(Role::Tool),
             "assistant" => Ok(Role::Assistant),
-            other => Err(ErrorResponse::bad_request(format!(
-                "messages[{n}]: unknown role '{other}'; use system, developer, user, assistant or tool"
-            ))),
+            other => Err(ErrorResponse::invalid_parameter(
+                "messages",
+                format!(
+                    "messages[{n}]: unknown role '{other}'; use system, developer, user, assistant or tool"
+                ),
+            )),
         }
     }
 
@@ -306,10 +377,10 @@ impl OpenAiChatMessage {
             None => Ok(String::new()),
             Some(OpenAiChatContent::Text(text)) => Ok(text.clone()),
             Some(OpenAiChatContent::Parts(parts)) => match parts.iter().find(|part| part.r#type != "text") {
-                Some(part) => Err(ErrorResponse::bad_request(format!(
-                    "messages[{n}]: content of type {} is not supported, only text",
-                    part.r#type
-                ))),
+                Some(part) => Err(ErrorResponse::invalid_parameter(
+                    "messages",
+                    format!("messages[{n}]: content of type {} is not supported, only text", part.r#type),
+                )),
                 None => Ok(parts.iter().filter_map(|part| part.text.as_deref()).collect()),
             },
         }

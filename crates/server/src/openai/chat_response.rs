@@ -12,6 +12,7 @@ use halo_core::model::{FinishReason, StepFlow};
 use serde_json::{Value, json};
 
 /// The fields that all chunks of one response share.
+#[derive(Clone)]
 pub(super) struct ChatResponse {
     id: String,
     created: i64,

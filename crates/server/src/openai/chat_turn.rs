@@ -120,7 +120,10 @@ fn run_chat_turn(
     let mut reader = AnswerReader::new(request, &session.model().info().template);
     let mut cache_stats = CacheStats::default();
     let mut on_event = |event: &Event| match event {
-        Event::Token { text, .. } => on_progress(Some(&reader.push(text))),
+        Event::Token { text, .. } => {
+            let flow = on_progress(Some(&reader.push(text)));
+            if reader.is_complete() { StepFlow::Stop } else { flow }
+        }
         Event::Logprobs(token) => {
             request.logprobs.push(token);
             on_progress(None)
@@ -134,7 +137,11 @@ fn run_chat_turn(
     let sampling = Some(request.sampling.clone());
     let begin = |session: &mut Session| {
         let input = begin_turn(session, request, plan)?;
-        let begin = AnswerBegin { text: request.prefill.clone(), skip_reasoning: request.skip_reasoning };
+        let begin = AnswerBegin {
+            text: request.prefill.clone(),
+            skip_reasoning: request.skip_reasoning,
+            is_announced: false,
+        };
         session.set_next_answer(begin);
         Ok(input)
     };

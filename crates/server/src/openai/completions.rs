@@ -6,12 +6,12 @@ use super::protocol::{
 };
 use super::usage::{system_fingerprint, timings, usage};
 use crate::app::App;
-use crate::completion::{self, CompletionRequest, complete_text};
+use crate::completion::{self, CompletionRequest, TextOptions, complete_text};
 use crate::error::{ApiResult, ErrorResponse, spawn_blocking};
 use crate::generation_usage::{GenerationUsage, UsageMeter};
+use crate::raw_prompt::RawPromptOptions;
 use crate::sampling::{check_supported, completion_logprobs};
 use crate::sse::{SseSender, spawn_sse_stream};
-use crate::stop_sequences::StopSequenceFilter;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -24,7 +24,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
+)]
 enum CompletionPrompt {
     Text(String),
     Texts(Vec<String>),
@@ -79,7 +82,10 @@ pub(super) async fn completions(
 ) -> OpenAiResult<Response> {
     let OpenAiCompletionRequest { prompt, echo, params } = request;
     let (requested, choices) = (params.sampling(&app.backend.rules().sampling)?, params.choice_count()?);
-    let (echo, sampling) = (echo.unwrap_or(false), requested.sampling);
+    let (echo, mut sampling) = (echo.unwrap_or(false), requested.sampling);
+    let options = RawPromptOptions::parse(params.fields())?;
+    options.replace_stop_tags(&app.backend.model_info().template, &mut sampling);
+    let text_options = options.text;
     if echo && sampling.logprobs.is_some() {
         let message = "echo with logprobs is not supported: only generated tokens have log-probabilities; \
                        leave one of them out";
@@ -87,7 +93,8 @@ pub(super) async fn completions(
     }
     check_supported(&app, &requested.parameters, sampling.constraint.as_ref()).await?;
     let tokenizer = Arc::clone(&app);
-    let prompts = spawn_blocking(move || completion_requests(&tokenizer, prompt, &sampling)).await?;
+    let prompts =
+        spawn_blocking(move || completion_requests(&tokenizer, prompt, &options, &sampling)).await?;
     let requests: Vec<CompletionRequest> =
         prompts.iter().flat_map(|prompt| (0..choices).map(|n| prompt.for_choice(n))).collect();
     let prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
@@ -97,11 +104,12 @@ pub(super) async fn completions(
         model: app.backend.model_info().name,
         system_fingerprint: system_fingerprint(&app),
     };
-    if !params.stream {
+    let (stream, include_usage) = (params.stream()?, params.include_usage()?);
+    if !stream {
         let (mut choices, mut total) = (Vec::new(), GenerationUsage::default());
         for (index, request) in requests.into_iter().enumerate() {
             let prefix = if echo { request.text.clone() } else { String::new() };
-            let result = complete_text(Arc::clone(&app), request, true).await?;
+            let result = complete_text(Arc::clone(&app), request, text_options).await?;
             let text = format!("{prefix}{}", result.text);
             let logprobs = completion_logprobs(&result.logprobs, 0);
             choices.push(choice(index, &text, &logprobs, Some(finish_reason(result.finish))));
@@ -113,11 +121,10 @@ pub(super) async fn completions(
         json["timings"] = timings(&total);
         return Ok(Json(json).into_response());
     }
-    let include_usage = params.include_usage();
     let streamed = spawn_sse_stream(error_event, move |out| {
         let mut total = GenerationUsage::default();
         for (index, request) in requests.iter().enumerate() {
-            total = total.plus(&stream_choice(&app, request, (&response, index), echo, out)?);
+            total = total.plus(&stream_choice(&app, (request, text_options), (&response, index), echo, out)?);
         }
         if include_usage {
             let total = GenerationUsage { prompt_tokens, ..total };
@@ -136,23 +143,26 @@ pub(super) async fn completions(
 fn completion_requests(
     app: &App,
     prompt: CompletionPrompt,
+    options: &RawPromptOptions,
     sampling: &Sampling,
 ) -> ApiResult<Vec<CompletionRequest>> {
     let mut model = app.backend.model()?;
     let mut requests = Vec::new();
     match prompt {
-        CompletionPrompt::Text(text) => requests.push(text_request(&mut *model, text, sampling)?),
+        CompletionPrompt::Text(text) => requests.push(text_request(&mut *model, &text, options, sampling)?),
         CompletionPrompt::Texts(texts) => {
             check_prompt_count(texts.len())?;
             for text in texts {
-                requests.push(text_request(&mut *model, text, sampling)?);
+                requests.push(text_request(&mut *model, &text, options, sampling)?);
             }
         }
-        CompletionPrompt::TokenIds(ids) => requests.push(token_request(&mut *model, &ids, sampling)?),
+        CompletionPrompt::TokenIds(ids) => {
+            requests.push(token_request(&mut *model, &ids, options, sampling)?);
+        }
         CompletionPrompt::TokenIdLists(lists) => {
             check_prompt_count(lists.len())?;
             for ids in lists {
-                requests.push(token_request(&mut *model, &ids, sampling)?);
+                requests.push(token_request(&mut *model, &ids, options, sampling)?);
             }
         }
     }
@@ -174,19 +184,35 @@ fn check_prompt_count(count: usize) -> ApiResult<()> {
     }
 }
 
-fn text_request(model: &mut dyn Model, text: String, sampling: &Sampling) -> ApiResult<CompletionRequest> {
-    let ids = model.tokenize(&text, true)?.into_iter().map(|token| token.id).collect();
-    Ok(completion_request(ids, text, sampling))
+fn text_request(
+    model: &mut dyn Model,
+    text: &str,
+    options: &RawPromptOptions,
+    sampling: &Sampling,
+) -> ApiResult<CompletionRequest> {
+    let (ids, text) = options.tokenize(model, text, sampling)?;
+    Ok(completion_request(ids, text, options, sampling))
 }
 
-fn token_request(model: &mut dyn Model, ids: &[u32], sampling: &Sampling) -> ApiResult<CompletionRequest> {
+/// Token ids are the whole prompt: nothing is put before them, and nothing is cut.
+fn token_request(
+    model: &mut dyn Model,
+    ids: &[u32],
+    options: &RawPromptOptions,
+    sampling: &Sampling,
+) -> ApiResult<CompletionRequest> {
     let ids: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
     let text =
         model.detokenize(&ids).map_err(|e| ErrorResponse::invalid_parameter("prompt", e.to_string()))?;
-    Ok(completion_request(ids, text, sampling))
+    Ok(completion_request(ids, text, options, sampling))
 }
 
-fn completion_request(ids: Vec<TokenId>, text: String, sampling: &Sampling) -> CompletionRequest {
+fn completion_request(
+    ids: Vec<TokenId>,
+    text: String,
+    options: &RawPromptOptions,
+    sampling: &Sampling,
+) -> CompletionRequest {
     CompletionRequest {
         ids,
         text,
@@ -194,7 +220,7 @@ fn completion_request(ids: Vec<TokenId>, text: String, sampling: &Sampling) -> C
         sampling: sampling.clone(),
         attention: AttentionRequest::none(),
         client: "completions".into(),
-        generation_key: None,
+        generation_key: options.generation_key.clone(),
         ephemeral: false,
     }
 }
@@ -202,12 +228,12 @@ fn completion_request(ids: Vec<TokenId>, text: String, sampling: &Sampling) -> C
 /// Streams one choice. Returns its usage.
 fn stream_choice(
     app: &App,
-    request: &CompletionRequest,
+    (request, options): (&CompletionRequest, TextOptions),
     (response, index): (&TextResponse, usize),
     echo: bool,
     out: &SseSender,
 ) -> ApiResult<GenerationUsage> {
-    let mut filter = StopSequenceFilter::new(&request.sampling.stop);
+    let mut filter = options.filter(request);
     // The log-probabilities of tokens whose text is withheld are sent with the text after them.
     let (mut sent_chars, mut logprobs) = (0, Vec::new());
     let meter = RefCell::new(UsageMeter::new(request.ids.len()));
@@ -222,7 +248,7 @@ fn stream_choice(
         meter.borrow_mut().observe(&step);
         match step {
             ModelStep::Token(token, _) => {
-                let text = filter.push(&token.text);
+                let text = filter.push(app, token);
                 if !text.is_empty() {
                     let sent = completion_logprobs(&std::mem::take(&mut logprobs), sent_chars);
                     sent_chars += text.chars().count();

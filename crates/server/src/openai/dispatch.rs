@@ -119,7 +119,7 @@ pub(super) fn dispatch_after(app: &App, name: &str, turn: TurnId) -> ApiResult<D
         true => name.to_owned(),
         false => {
             let branch = unused_name(app, name, " · branch ")?;
-            let point = BranchPoint { last_shared_turn: turn, chosen_turns: Vec::new() };
+            let point = BranchPoint::after(turn);
             app.backend.create_branch(name, &branch, &point)?;
             branch
         }
@@ -206,12 +206,12 @@ fn branch_decision(app: &App, request: &AlignRequest<'_>, found: &ConversationMa
     match (&found.alignment.verdict, found.alignment.last_shared_turn) {
         (AlignVerdict::Branch { last_shared_turn, chosen_turns, .. }, _) => {
             let (last_shared_turn, chosen_turns) = (*last_shared_turn, chosen_turns.clone());
-            BranchDecision::Branch(BranchPoint { last_shared_turn, chosen_turns })
+            BranchDecision::Branch(BranchPoint { chosen_turns, ..BranchPoint::after(last_shared_turn) })
         }
         (verdict, Some(last_shared_turn))
             if busy || (request.without_user_message && matches!(verdict, AlignVerdict::EditLast { .. })) =>
         {
-            BranchDecision::Branch(BranchPoint { last_shared_turn, chosen_turns: Vec::new() })
+            BranchDecision::Branch(BranchPoint::after(last_shared_turn))
         }
         (_, None) if busy => BranchDecision::NewConversation,
         _ => BranchDecision::Stay,

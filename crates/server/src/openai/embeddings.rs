@@ -2,7 +2,7 @@
 
 use super::protocol::{OpenAiJson, OpenAiResult};
 use crate::app::App;
-use crate::embedding::{LongInput, embed_request};
+use crate::embedding::{EmbeddingOptions, LongInput, TokenVocabulary, embed_request};
 use crate::error::ErrorResponse;
 use axum::Json;
 use axum::extract::State;
@@ -33,7 +33,12 @@ pub(super) async fn embeddings(
         }
     };
     let input = ("input", &request.input);
-    let embedded = embed_request(app, input, request.dimensions, LongInput::Refuse).await?;
+    let options = EmbeddingOptions {
+        dimensions: request.dimensions,
+        long: LongInput::Refuse,
+        vocabulary: TokenVocabulary::Cl100k,
+    };
+    let embedded = embed_request(app, input, options).await?;
     Ok(Json(embedded.to_openai_json(|vector| match as_base64 {
         true => {
             let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -9,12 +9,13 @@ use super::unstored_chat::{UnstoredAnswer, generate_unstored};
 use crate::app::App;
 use crate::completion::{CompletedAnswer, OnAnswerEnd, OnAnswerProgress};
 use crate::error::{ApiResult, parse_json_value};
-use crate::sampling::RequestedSampling;
+use crate::sampling::{LogprobBuffer, RequestedSampling};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use halo_core::token::Role;
+use halo_core::tool_call::MessagePart;
 use halo_engine::align::SentMessage;
-use halo_engine::chat_format::{ChatFormatter, SpeakerNames};
+use halo_engine::chat_format::{AnswerOpening, ChatFormatter, FramedText, SpeakerNames};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub(crate) struct ForeignChat {
     pub body: Value,
     /// The sampling parameters; those of the body are not read.
     pub requested: RequestedSampling,
+    /// Gets the log-probabilities of the answer.
+    pub logprobs: LogprobBuffer,
 }
 
 /// The conversation of a chat that has begun.
@@ -73,26 +76,38 @@ pub(crate) async fn start_foreign_chat(
 
 fn parse_request(app: &App, chat: ForeignChat) -> ApiResult<ParsedChatRequest> {
     let body: OpenAiChatRequest = parse_json_value(chat.body)?;
-    body.parse_with(chat.requested, &ChatParseContext::new(app))
+    let request = body.parse_with(chat.requested, &ChatParseContext::new(app))?;
+    Ok(ParsedChatRequest { logprobs: chat.logprobs, ..request })
 }
 
-/// The messages of a chat request in the chat template of the model, as text. Nothing is added but the template. Blocks.
+/// A chat request in the chat template of the model, as text: functions, calls, results, and the answer that the client has begun.
+/// Nothing is added but the template. Blocks.
 pub(crate) fn chat_prompt_text(app: &App, body: Value) -> ApiResult<String> {
     let body: OpenAiChatRequest = parse_json_value(body)?;
     let request = body.parse(&ChatParseContext::new(app))?;
     let formatter = ChatFormatter {
         template: app.backend.model_info().template,
-        system_prompt: request.system.unwrap_or_default(),
+        system_prompt: request.system.clone().unwrap_or_default(),
         show_dates: false,
         names: SpeakerNames::default(),
     };
-    let mut prompt = formatter.preamble().text();
+    let mut prompt: String =
+        formatter.preamble_with_tools(&request.tools).iter().map(FramedText::text).collect();
     let mut previous_role = None;
-    for SentMessage { role, text, .. } in request.messages.iter().chain(&request.trailing_system) {
+    for SentMessage { role, text, calls, .. } in request.messages.iter().chain(&request.trailing_system) {
         prompt.push_str(&formatter.turn_header(*role, previous_role, None).text());
-        prompt.push_str(text);
+        for part in formatter.template.tools.call.render(text, calls) {
+            match part {
+                MessagePart::Frame(text) | MessagePart::Content(text) => prompt.push_str(&text),
+            }
+        }
         previous_role = Some(*role);
     }
     prompt.push_str(&formatter.turn_header(Role::Assistant, previous_role, None).text());
+    let has_prefill = !request.prefill.is_empty();
+    let opening =
+        AnswerOpening::new(&formatter.template, &request.sampling, request.skip_reasoning, has_prefill);
+    prompt.push_str(&opening.text(&formatter.template));
+    prompt.push_str(&request.prefill);
     Ok(prompt)
 }

@@ -15,6 +15,7 @@ mod embeddings;
 mod foreign_chat;
 mod models;
 mod protocol;
+mod reasoning_params;
 mod responses;
 mod tools;
 mod unstored_chat;
@@ -42,6 +43,9 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v1/models", get(models::list_models))
         .route("/v1/models/{model}", get(models::get_model))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        // llama-server has these without the version too.
+        .route("/models", get(models::list_models))
+        .route("/chat/completions", post(chat::chat_completions))
         .merge(responses::routes())
         .route("/v1/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))

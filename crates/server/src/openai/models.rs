@@ -39,7 +39,10 @@ pub(super) async fn get_model(
     let loaded = app.backend.model_info().name;
     if name != loaded {
         let message = format!("there is no model '{name}'; this server has {loaded}");
-        return Err(ErrorResponse::not_found(message).with_param("model").into());
+        return Err(ErrorResponse::not_found(message)
+            .with_param("model")
+            .with_code("model_not_found")
+            .into());
     }
     Ok(Json(model_object(&app)))
 }

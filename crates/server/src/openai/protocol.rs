@@ -1,15 +1,17 @@
 //! What all of OpenAI's routes share: errors, sampling parameters, ids and usage.
 
 use crate::error::{ErrorResponse, JsonBody};
-use crate::sampling::{ApiDialect, RequestFields, RequestedSampling, parse_choice_count, parse_sampling};
+use crate::sampling::{
+    ApiDialect, RequestFields, RequestedSampling, parse_choice_count, parse_sampling, wrong_type,
+};
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use halo_core::ErrorKind;
 use halo_core::model::{FinishReason, Sampling};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,8 +40,10 @@ impl OpenAiError {
         let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
         let code = match self.0.kind() {
             ErrorKind::ContextLengthExceeded => Some("context_length_exceeded"),
+            _ if self.0.code().is_some() => self.0.code(),
             ErrorKind::NotFound => Some("not_found"),
             ErrorKind::Busy | ErrorKind::Unavailable => Some("overloaded"),
+            ErrorKind::InvalidInput if self.0.param().is_some() => Some("invalid_value"),
             ErrorKind::InvalidInput
             | ErrorKind::Conflict
             | ErrorKind::Forbidden
@@ -89,28 +93,33 @@ pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
 
 /// The parameters of OpenAI's requests for text: those of the stream, and those of sampling.
 #[derive(Deserialize)]
+#[serde(transparent)]
 pub(super) struct SamplingParams {
-    #[serde(default, deserialize_with = "null_as_false")]
-    pub stream: bool,
-    stream_options: Option<StreamOptions>,
-    #[serde(flatten)]
     fields: RequestFields,
 }
 
-#[derive(Deserialize)]
-struct StreamOptions {
-    #[serde(default, deserialize_with = "null_as_false")]
-    include_usage: bool,
-}
-
-fn null_as_false<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(false))
-}
-
 impl SamplingParams {
+    pub fn stream(&self) -> Result<bool, ErrorResponse> {
+        Ok(self.fields.boolean(&["stream"])?.is_some_and(|(_, stream)| stream))
+    }
+
     /// Whether the last event of a stream reports the usage.
-    pub fn include_usage(&self) -> bool {
-        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    pub fn include_usage(&self) -> Result<bool, ErrorResponse> {
+        let wrong = |name, value| Err(wrong_type(name, value, "an object with include_usage, true or false"));
+        match self.fields.find(&["stream_options"]) {
+            None => Ok(false),
+            Some((name, options @ Value::Object(_))) => match &options["include_usage"] {
+                Value::Null => Ok(false),
+                Value::Bool(include) => Ok(*include),
+                _ => wrong(name, options),
+            },
+            Some((name, value)) => wrong(name, value),
+        }
+    }
+
+    /// The fields that no other type has read.
+    pub fn fields(&self) -> &RequestFields {
+        &self.fields
     }
 
     /// How many answers are requested.

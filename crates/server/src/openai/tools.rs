@@ -1,6 +1,7 @@
 //! Functions that a client offers: the definitions of a request, and their checks. Halo never runs them.
 
 use crate::error::{ApiResult, ErrorResponse};
+use crate::sampling::wrong_type;
 use halo_core::tool_call::{CallFormat, ToolChoice, ToolDefinition, ToolOptions};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,13 +14,13 @@ const MAX_NAME_CHARS: usize = 64;
 /// The functions of a request, and how they may be called.
 #[derive(Deserialize)]
 pub(super) struct ToolParams {
-    tools: Option<Vec<Value>>,
+    tools: Option<Value>,
     /// The old form of `tools`.
-    functions: Option<Vec<Value>>,
+    functions: Option<Value>,
     tool_choice: Option<Value>,
     /// The old form of `tool_choice`.
     function_call: Option<Value>,
-    parallel_tool_calls: Option<bool>,
+    parallel_tool_calls: Option<Value>,
 }
 
 impl ToolParams {
@@ -29,7 +30,7 @@ impl ToolParams {
     }
 
     pub fn is_parallel(&self) -> bool {
-        self.parallel_tool_calls.unwrap_or(true)
+        self.parallel_tool_calls.as_ref().and_then(Value::as_bool).unwrap_or(true)
     }
 
     /// The choice as the Responses API repeats it.
@@ -39,18 +40,21 @@ impl ToolParams {
 
     /// The functions that the model may call; none where it may call none.
     pub fn parse(&self, format: &CallFormat) -> ApiResult<Option<ToolOptions>> {
+        if let Some(value) = self.parallel_tool_calls.as_ref().filter(|value| !value.is_boolean()) {
+            return Err(wrong_type("parallel_tool_calls", value, "true or false"));
+        }
         let mut tools: Vec<ToolDefinition> = Vec::new();
-        for (n, tool) in self.tools.iter().flatten().enumerate() {
+        for (n, tool) in list("tools", self.tools.as_ref())?.iter().enumerate() {
             if tool["type"].as_str().is_some_and(|kind| kind != "function") {
                 let kind = tool["type"].as_str().unwrap_or_default();
                 let message = format!("tools[{n}]: a tool of type {kind} is not supported, only functions");
-                return Err(ErrorResponse::bad_request(message));
+                return Err(ErrorResponse::invalid_parameter("tools", message));
             }
             // The Responses API has the function itself here.
             let function = if tool["function"].is_object() { &tool["function"] } else { tool };
             tools.push(parse_definition(&format!("tools[{n}]"), function)?);
         }
-        for (n, function) in self.functions.iter().flatten().enumerate() {
+        for (n, function) in list("functions", self.functions.as_ref())?.iter().enumerate() {
             tools.push(parse_definition(&format!("functions[{n}]"), function)?);
         }
         check_definitions(&tools)?;
@@ -64,6 +68,14 @@ impl ToolParams {
     }
 }
 
+fn list<'a>(name: &'static str, value: Option<&'a Value>) -> ApiResult<&'a [Value]> {
+    match value {
+        None => Ok(&[]),
+        Some(Value::Array(items)) => Ok(items),
+        Some(value) => Err(wrong_type(name, value, "a list of functions")),
+    }
+}
+
 /// Whether a text can be the name of a function. Such a name needs no escapes in JSON, and no special token has it.
 pub(super) fn is_function_name(name: &str) -> bool {
     let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -73,16 +85,19 @@ pub(super) fn is_function_name(name: &str) -> bool {
 fn parse_definition(place: &str, function: &Value) -> ApiResult<ToolDefinition> {
     let name = function["name"].as_str().unwrap_or_default();
     if !is_function_name(name) {
-        return Err(ErrorResponse::bad_request(format!(
-            "{place}: the name of the function must have 1 to {MAX_NAME_CHARS} letters, digits, underscores, dots or dashes"
-        )));
+        return Err(ErrorResponse::invalid_parameter(
+            "tools",
+            format!(
+                "{place}: the name of the function must have 1 to {MAX_NAME_CHARS} letters, digits, underscores, dots or dashes"
+            ),
+        ));
     }
     let parameters = match &function["parameters"] {
         Value::Null => json!({ "type": "object", "properties": {} }),
         Value::Object(schema) => Value::Object(schema.clone()),
         _ => {
             let message = format!("{place}: parameters must be a JSON schema, which is an object");
-            return Err(ErrorResponse::bad_request(message));
+            return Err(ErrorResponse::invalid_parameter("tools", message));
         }
     };
     let mut written = json!({ "name": name });
@@ -100,12 +115,12 @@ fn parse_definition(place: &str, function: &Value) -> ApiResult<ToolDefinition> 
 fn check_definitions(tools: &[ToolDefinition]) -> ApiResult<()> {
     if tools.len() > MAX_TOOLS {
         let message = format!("{} tools; a request may have at most {MAX_TOOLS}", tools.len());
-        return Err(ErrorResponse::bad_request(message));
+        return Err(ErrorResponse::invalid_parameter("tools", message));
     }
     let bytes: usize = tools.iter().map(|tool| tool.function.len()).sum();
     if bytes > MAX_DEFINITION_BYTES {
         let message = format!("the tools have {bytes} bytes; at most {MAX_DEFINITION_BYTES} are allowed");
-        return Err(ErrorResponse::bad_request(message));
+        return Err(ErrorResponse::invalid_parameter("tools", message));
     }
     let is_repeated = |(n, tool): &(usize, &ToolDefinition)| tools[..*n].iter().any(|t| t.name == tool.name);
     match tools.iter().enumerate().find(is_repeated) {
@@ -130,7 +145,8 @@ fn parse_choice(choice: Option<&Value>, tools: &[ToolDefinition]) -> ApiResult<O
         (Some("required" | "any"), _) => ToolChoice::Required,
         (None, Some(name)) => ToolChoice::Named(name.to_owned()),
         _ => {
-            return Err(ErrorResponse::bad_request(
+            return Err(ErrorResponse::invalid_parameter(
+                "tool_choice",
                 "tool_choice must be auto, none, required, or an object that names a function",
             ));
         }
@@ -141,7 +157,7 @@ fn parse_choice(choice: Option<&Value>, tools: &[ToolDefinition]) -> ApiResult<O
     };
     if !is_offered {
         let message = "tool_choice asks for a function that is not in tools; add its definition";
-        return Err(ErrorResponse::bad_request(message));
+        return Err(ErrorResponse::invalid_parameter("tool_choice", message));
     }
     Ok(Some(parsed))
 }

@@ -41,12 +41,15 @@ pub(super) async fn complete_unstored(
 ) -> OpenAiResult<Response> {
     let choices = request.choice_count;
     let Some(include_usage) = stream.filter(|_| choices == 1) else {
-        let UnstoredAnswer { answer, finish, usage, .. } =
-            answer_unstored(Arc::clone(&app), request.clone()).await?;
-        let json = format.message(&answer, finish, &usage);
+        let answered = answer_unstored(Arc::clone(&app), request.clone());
+        let message = format.clone();
+        let first = async move {
+            let UnstoredAnswer { answer, finish, usage, .. } = answered.await?;
+            Ok(message.message(&answer, finish, &usage))
+        };
         return match choices {
-            1 => Ok(Json(json).into_response()),
-            _ => respond_with_choices(app, request, format, json, stream).await,
+            1 => Ok(Json(first.await?).into_response()),
+            _ => respond_with_choices(app, request, format, first, stream).await,
         };
     };
     let streamed = spawn_sse_stream(error_event, move |out| {
@@ -100,7 +103,8 @@ pub(super) fn generate_unstored(
             request.logprobs.push(token);
         }
         let ModelStep::Token(token, _) = step else { return (on_progress.borrow_mut())(None) };
-        (on_progress.borrow_mut())(Some(&reader.push(&token.text)))
+        let flow = (on_progress.borrow_mut())(Some(&reader.push(&token.text)));
+        if reader.is_complete() { StepFlow::Stop } else { flow }
     })?;
     let (withheld, reasoning_tokens) = (reader.finish(), reader.reasoning_tokens());
     let usage = meter.into_inner().usage();

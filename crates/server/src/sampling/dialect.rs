@@ -7,6 +7,8 @@ use super::fields::FieldNames;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiDialect {
     OpenAi,
+    /// The Responses API of OpenAI, whose names differ.
+    Responses,
     Kobold,
     /// The `options` of a request, with its `format`.
     Ollama,
@@ -20,6 +22,7 @@ impl ApiDialect {
             Self::OpenAi => {
                 &["max_completion_tokens", "max_tokens", "n_predict", "max_length", "max_new_tokens"]
             }
+            Self::Responses => &["max_output_tokens"],
             Self::Kobold => &["max_length", "max_tokens", "n_predict", "max_new_tokens"],
             Self::Ollama => &["num_predict", "n_predict", "max_tokens", "max_length", "max_new_tokens"],
             Self::LlamaServer => &["n_predict", "max_tokens", "max_length", "max_new_tokens"],
@@ -29,7 +32,7 @@ impl ApiDialect {
     /// Whether an answer of this length has no limit.
     pub(super) fn is_unlimited(self, length: i64) -> bool {
         match self {
-            Self::OpenAi | Self::Kobold => length == -1,
+            Self::OpenAi | Self::Responses | Self::Kobold => length == -1,
             // -2 fills the context window.
             Self::Ollama | Self::LlamaServer => matches!(length, -1 | -2),
         }
@@ -52,7 +55,7 @@ impl ApiDialect {
 
     pub(super) fn max_temperature(self) -> f32 {
         match self {
-            Self::OpenAi => 5.0,
+            Self::OpenAi | Self::Responses => 5.0,
             Self::Kobold | Self::Ollama | Self::LlamaServer => 100.0,
         }
     }

@@ -119,7 +119,8 @@ fn shown(value: &Value) -> String {
 }
 
 pub(crate) fn wrong_type(name: &'static str, value: &Value, expected: &str) -> ErrorResponse {
-    ErrorResponse::invalid_parameter(name, format!("{name} is {}; it must be {expected}", shown(value)))
+    let message = format!("{name} is {}; it must be {expected}", shown(value));
+    ErrorResponse::invalid_parameter(name, message).with_code("invalid_type")
 }
 
 fn out_of_range(

@@ -16,7 +16,7 @@ mod tests;
 mod unsupported;
 
 pub(crate) use dialect::ApiDialect;
-pub(crate) use fields::RequestFields;
+pub(crate) use fields::{RequestFields, wrong_type};
 pub(crate) use logprobs::{LogprobBuffer, chat_logprobs, completion_logprobs};
 pub(crate) use parse::{RequestedSampling, parse_choice_count, parse_sampling};
 
@@ -32,6 +32,18 @@ pub(crate) struct RequestedParameters {
     parameters: Vec<(SamplingParameter, &'static str)>,
     /// The name of the field with the output constraint.
     constraint: Option<&'static str>,
+}
+
+impl RequestedParameters {
+    /// Adds a parameter that was read from a field of its own.
+    pub fn add(&mut self, parameter: SamplingParameter, name: &'static str) {
+        self.parameters.push((parameter, name));
+    }
+
+    /// The name of the field with the output constraint.
+    pub fn constraint_name(&self) -> Option<&'static str> {
+        self.constraint
+    }
 }
 
 /// Checks that the model supports the parameters and can follow the constraint, before anything is stored.

@@ -10,7 +10,8 @@ use super::unsupported::refuse_unsupported;
 use crate::completion::seed_or_random;
 use crate::error::{ApiResult, ErrorResponse};
 use halo_core::model::{
-    Mirostat, MirostatVersion, OutputConstraint, Sampling, SamplingParameter, UNLIMITED_TOKENS, WHOLE_WINDOW,
+    Mirostat, MirostatVersion, OutputConstraint, SamplerKind, Sampling, SamplingParameter, UNLIMITED_TOKENS,
+    WHOLE_WINDOW,
 };
 use serde_json::Value;
 
@@ -118,6 +119,22 @@ impl SamplingParser<'_> {
             self.sampling.dynamic_temperature.range = range;
             self.note(SamplingParameter::DynamicTemperature, name, range > 0.0);
         }
+        // text-generation-webui has the ends of the range in the place of its middle and its width.
+        let is_dynamic = self.fields.boolean(&["dynamic_temperature"])?.is_some_and(|(_, on)| on);
+        let low = self.fields.number(&["dynatemp_low"], 0.0..=100.0)?;
+        let high = self.fields.number(&["dynatemp_high"], 0.0..=100.0)?;
+        if let (true, Some((name, low)), Some((_, high))) = (is_dynamic, low, high) {
+            if low > high {
+                let message = "dynatemp_low is above dynatemp_high";
+                return Err(ErrorResponse::invalid_parameter(name, message));
+            }
+            self.sampling.temperature = f32::midpoint(low, high);
+            self.sampling.dynamic_temperature.range = (high - low) / 2.0;
+            self.note(SamplingParameter::DynamicTemperature, name, high > low);
+        }
+        if self.fields.boolean(&["do_sample"])?.is_some_and(|(_, samples)| !samples) {
+            self.sampling.temperature = 0.0;
+        }
         if let Some((_, exponent)) = self.fields.number(&["dynatemp_exponent"], 0.0..=100.0)? {
             self.sampling.dynamic_temperature.exponent = exponent;
         }
@@ -171,6 +188,16 @@ impl SamplingParser<'_> {
         if let Some((name, order)) = parse_order(self.fields)? {
             self.note(SamplingParameter::Order, name, !order.is_empty());
             self.sampling.order = order;
+        }
+        if let Some((name, true)) = self.fields.boolean(&["temperature_last"])? {
+            let mut order = self.sampling.sampler_order();
+            let was_last = order.last() == Some(&SamplerKind::Temperature);
+            order.retain(|kind| *kind != SamplerKind::Temperature);
+            order.push(SamplerKind::Temperature);
+            if !was_last {
+                self.note(SamplingParameter::Order, name, true);
+                self.sampling.order = order;
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::error::{ApiResult, ErrorResponse};
 use serde_json::Value;
 
 /// The names, with the number that does nothing. Empty values do nothing either.
-const IN_ALL_DIALECTS: [(&str, f64); 23] = [
+const IN_ALL_DIALECTS: [(&str, f64); 32] = [
     ("banned_strings", 0.0),
     ("bypass_eos", 0.0),
     ("adaptive_target", -1.0),
@@ -30,6 +30,15 @@ const IN_ALL_DIALECTS: [(&str, f64); 23] = [
     ("min_keep", 0.0),
     ("post_sampling_probs", 0.0),
     ("return_tokens", 0.0),
+    ("return_progress", 0.0),
+    ("timings_per_token", 0.0),
+    ("reasoning_budget", -1.0),
+    ("thinking_budget_tokens", -1.0),
+    ("thinking_budget", -1.0),
+    ("audio", 0.0),
+    ("prediction", 0.0),
+    ("web_search_options", 0.0),
+    ("skew", 0.0),
 ];
 
 /// Ollama's answers have no place for log-probabilities in the version of its API that is served.
@@ -45,12 +54,30 @@ pub(super) fn refuse_unsupported(fields: &RequestFields, dialect: ApiDialect) ->
             Value::Number(number) => number.as_f64() == Some(*neutral),
             Value::String(text) => text.is_empty(),
             Value::Array(values) => values.is_empty(),
-            Value::Object(map) => map.is_empty(),
+            // Web search is asked for by its options, which may be empty.
+            Value::Object(map) => map.is_empty() && *name != "web_search_options",
         };
         if fields.value(name).is_some_and(|value| !has_no_effect(value)) {
             let message = format!("{name} is not supported by this server; leave it out");
-            return Err(ErrorResponse::invalid_parameter(name, message));
+            return Err(ErrorResponse::unsupported_parameter(name, message));
         }
+    }
+    // There is one slot.
+    if fields.integer(&["id_slot"], i64::MIN..=i64::MAX)?.is_some_and(|(_, slot)| slot > 0) {
+        let message = "id_slot: the server has the slot 0 only; leave it out";
+        return Err(ErrorResponse::invalid_parameter("id_slot", message));
+    }
+    let modalities = fields.texts(&["modalities"], MAX_MODALITIES)?;
+    if modalities.is_some_and(|(_, kinds)| kinds.iter().any(|kind| kind != "text")) {
+        let message = "modalities: only text is supported by this server";
+        return Err(ErrorResponse::invalid_parameter("modalities", message));
+    }
+    let format = fields.text(&["reasoning_format"])?;
+    if format.is_some_and(|(_, format)| !matches!(format, "auto" | "deepseek" | "deepseek-legacy")) {
+        let message = "reasoning_format: the reasoning is returned as reasoning_content; leave it out";
+        return Err(ErrorResponse::invalid_parameter("reasoning_format", message));
     }
     Ok(())
 }
+
+const MAX_MODALITIES: usize = 8;

@@ -31,6 +31,8 @@ pub(crate) struct ApiChunk {
     /// Its rank for pruning relative to the other chunks of the context window, from 0 (pruned first) to 1; null if it is not in
     /// the context window.
     pub relative_brightness: Option<f32>,
+    /// The mean attention that a token of it received from a generated token, in ‰; null if none was measured.
+    pub attention: Option<f32>,
     pub text: String,
     /// The ranges of the text that are results of tools, in UTF-16 code units.
     pub tool_ranges: Vec<(usize, usize)>,
@@ -57,6 +59,7 @@ impl ApiChunk {
             pinned: chunk.is_pinned(),
             peak: chunk.peak().0,
             relative_brightness: None,
+            attention: attention_permille(chunk),
             text,
             tool_ranges,
             pruned_before,
@@ -64,6 +67,11 @@ impl ApiChunk {
             reason_kind: None,
         }
     }
+}
+
+/// The mean attention that a token of a chunk received from a generated token, in ‰.
+pub(super) fn attention_permille(chunk: ChunkRef<'_>) -> Option<f32> {
+    chunk.tally().share().map(|share| (share * 1e3) as f32)
 }
 
 /// The text of a chunk without its template tokens, and the ranges that are results of tools. Ranges count UTF-16 code units, as
@@ -207,7 +215,9 @@ pub(crate) struct ApiSearchHit {
     pub score: f64,
     /// Why it matches the query.
     pub reason: String,
-    /// Whether its score is below `resurrect.floor`: a message with this text does not bring it back.
+    /// The probability that it answers the query, from 0 to 1.
+    pub relevance: f64,
+    /// Whether its relevance is below `resurrect.floor`: a message with this text does not bring it back.
     pub below_floor: bool,
 }
 

@@ -233,8 +233,12 @@ pub(crate) struct ApiTurnFigures {
     pub tokens: usize,
     /// The number of chunks.
     pub resurrected: usize,
+    /// The chunks that were resurrected for this answer, and whether it attended to them.
+    pub resurrected_chunks: Vec<ApiResurrectedChunk>,
     /// The number of chunks.
     pub pruned: usize,
+    /// The number of earlier answers that `model.cooling_tokens` shortened in the prompt.
+    pub cooled_messages: usize,
     /// Tokens in the context window after the turn.
     pub live: usize,
     /// The context pressure after the turn; null for turns of earlier versions.
@@ -248,8 +252,17 @@ pub(crate) struct ApiTurnFigures {
     pub ms: BTreeMap<&'static str, f64>,
     /// The attention at some steps of the answer, every `trace.interval`.
     pub attention: Vec<ApiAttentionSample>,
-    /// The best hits that were not brought back, because their score is below `resurrect.floor`.
+    /// The best hits that were not brought back, because their relevance is below `resurrect.floor`.
     pub below_floor: Vec<ApiSkippedHit>,
+}
+
+/// A chunk that was resurrected for an answer.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ResurrectedChunk)]
+pub(crate) struct ApiResurrectedChunk {
+    pub chunk: String,
+    /// The mean attention that a token of it received from a token of the answer, in ‰; null if none was measured.
+    pub attention: Option<f64>,
 }
 
 /// A search hit below the relevance floor.
@@ -307,8 +320,13 @@ impl From<TurnFigures> for ApiTurnFigures {
             tokens: figures.tokens,
             resurrected: figures.resurrected,
             pruned: figures.pruned,
+            cooled_messages: figures.cooled_messages,
             live: figures.live_tokens,
             attention: figures.attention.into_iter().map(ApiAttentionSample::from).collect(),
+            resurrected_chunks: (figures.resurrected_chunks.into_iter())
+                .zip(figures.resurrected_attention.into_iter().chain(std::iter::repeat(None)))
+                .map(|(chunk, attention)| ApiResurrectedChunk { chunk, attention })
+                .collect(),
             below_floor: figures.below_floor.into_iter().map(ApiSkippedHit::from).collect(),
         }
     }

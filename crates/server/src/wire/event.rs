@@ -1,6 +1,8 @@
 //! Events of the stream `GET /events`.
 
-use super::chunk::{ApiChunk, ApiFocusedToken, is_pruned, relative_brightness, with_pruned_before};
+use super::chunk::{
+    ApiChunk, ApiFocusedToken, attention_permille, is_pruned, relative_brightness, with_pruned_before,
+};
 use halo_agents::principle::JudgePrinciple;
 use halo_engine::event::{Event, TurnStage, TurnSummary};
 use halo_engine::snapshot::{ConversationState, SnapshotCell};
@@ -98,14 +100,14 @@ pub(crate) enum ApiEventKind {
         text: String,
     },
     /// The answer is complete and stored. `window` has a row for each chunk of the context window: id, peak, pruned_before,
-    /// relative_brightness.
+    /// relative_brightness, attention.
     Done {
         summary: ApiTurnSummary,
         live: usize,
         pruned: usize,
         tokens: usize,
         chunks: Vec<ApiChunk>,
-        window: Vec<(String, f32, usize, f32)>,
+        window: Vec<(String, f32, usize, f32, Option<f32>)>,
     },
     /// The turn failed. Tokens that were sent before it are stored.
     Failed {
@@ -143,8 +145,25 @@ pub(crate) enum ApiEventKind {
         chunks: Vec<String>,
     },
     SettingsChanged,
+    /// A model is being downloaded, or its download has ended.
+    ModelDownload(ApiModelDownload),
     /// A world changed: load the rooms and agents that are listed again.
     WorldChanged(ApiWorldEvent),
+}
+
+/// The progress of a download.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ModelDownload)]
+pub(crate) struct ApiModelDownload {
+    pub name: String,
+    /// Bytes that are there.
+    pub done: u64,
+    /// Bytes of all; 0 at the end.
+    pub all: u64,
+    /// Whether it has ended.
+    pub finished: bool,
+    /// Why it has failed; null if it has not.
+    pub error: Option<String>,
 }
 
 /// What changed in a world.
@@ -162,6 +181,8 @@ pub(crate) struct ApiWorldEvent {
     pub error: Option<String>,
     /// Whether the world was created or deleted.
     pub worlds_changed: bool,
+    /// The agent that begins to think; nothing else has changed then.
+    pub thinking: Option<u32>,
 }
 
 /// The tokens of a heartbeat.
@@ -303,7 +324,8 @@ fn done_event(summary: &TurnSummary, state: &ConversationState) -> ApiEventKind 
         chunks: live_chunks_of_turn(state, summary.turn),
         window: (with_pruned_before(timeline).zip(brightness))
             .map(|((chunk, pruned_before), brightness)| {
-                (chunk.id().to_string(), chunk.peak().0, pruned_before, brightness)
+                let attention = attention_permille(chunk);
+                (chunk.id().to_string(), chunk.peak().0, pruned_before, brightness, attention)
             })
             .collect(),
     }

@@ -15,10 +15,13 @@ pub(crate) use conversation::{
     ApiContextAtTurn, ApiConversation, ApiConversationSummary, ApiNote, ApiPlacedMemory, ApiRunningAnswer,
     ApiSnapshot, ApiTurn, ApiVariant,
 };
-pub(crate) use event::{ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiWorldEvent, api_event};
+pub(crate) use event::{
+    ApiEvent, ApiEventKind, ApiHeartbeatUsage, ApiModelDownload, ApiWorldEvent, api_event,
+};
 pub(crate) use request::{
-    ApiBranchRequest, ApiEditRequest, ApiEditResult, ApiNewMessage, ApiRenameRequest, ApiSettingValue,
-    ApiTurnAccepted, ApiUndoRequest, ApiVariantChoice,
+    ApiBranchRequest, ApiCreatedConversation, ApiEditRequest, ApiEditResult, ApiFirstRole, ApiNewAnswer,
+    ApiNewConversation, ApiNewMessage, ApiRenameRequest, ApiSettingValue, ApiTurnAccepted, ApiUndoRequest,
+    ApiVariantChoice,
 };
 pub(crate) use telemetry::ApiHeartbeatTelemetry;
 pub(crate) use world::{

@@ -6,10 +6,62 @@ use utoipa::ToSchema;
 #[derive(Deserialize, ToSchema)]
 #[schema(as = NewMessage)]
 pub(crate) struct ApiNewMessage {
+    /// Markdown. A text file that is attached is a fenced code block of it, whose info string is the language and
+    /// `file=NAME`: "```markdown file=notes.md". Pages draw such a block folded, and the model reads it.
     pub text: String,
     /// An id that the client chooses: a message that is sent again with the same id is stored once.
     #[serde(default)]
     pub id: Option<String>,
+}
+
+/// A conversation that is to be created.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewConversation)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ApiNewConversation {
+    /// Its name; without one, the beginning of its first message.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// A system prompt of its own.
+    #[serde(default)]
+    pub system_prompt: Option<String>,
+    /// Its first messages, which are not answered.
+    #[serde(default)]
+    pub messages: Vec<ApiFirstMessage>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = FirstMessage)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ApiFirstMessage {
+    pub role: ApiFirstRole,
+    /// Markdown, as in `NewMessage`.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[schema(as = FirstRole)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ApiFirstRole {
+    System,
+    User,
+    Assistant,
+}
+
+/// A conversation that was created.
+#[derive(Serialize, ToSchema)]
+#[schema(as = CreatedConversation)]
+pub(crate) struct ApiCreatedConversation {
+    pub name: String,
+    /// How many messages were stored. Without one, the conversation is stored with its first message.
+    pub messages: usize,
+}
+
+/// An answer that the user has written.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewAnswer)]
+pub(crate) struct ApiNewAnswer {
+    pub text: String,
 }
 
 /// A turn that was started or queued.

@@ -64,6 +64,12 @@ struct ApiHeartbeatRecord {
     /// Tokens of the prompt that were not found in the KV cache.
     prefilled_tokens: usize,
     completion_tokens: usize,
+    /// Tokens of the HUD in percent of its budget; 0 for heartbeats of earlier versions.
+    pressure_percent: usize,
+    /// Messages of other agents that were shortened in the HUD (`rooms.cooling_tokens`).
+    cooled_messages: usize,
+    /// Messages of the agent that were shortened under pressure (`rooms.summaries`).
+    summarized_messages: usize,
 }
 
 impl ApiHeartbeatRecord {
@@ -88,6 +94,9 @@ impl ApiHeartbeatRecord {
             prompt_tokens: record.prompt_tokens,
             prefilled_tokens: record.prefill_tokens,
             completion_tokens: record.answer_tokens,
+            pressure_percent: record.pressure_percent,
+            cooled_messages: record.cooled_messages,
+            summarized_messages: record.summarized_messages,
         }
     }
 }

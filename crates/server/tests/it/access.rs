@@ -1,5 +1,6 @@
 //! Access control: the API key, hosts, origins, CORS, headers, compression, and the limits of the server.
 
+use crate::all_routes::route_patterns;
 use crate::chat::chat_body;
 use crate::fake::{FakeResponse, FakeServer};
 use crate::fixture::prepared_server;
@@ -72,6 +73,9 @@ fn other_routes() -> Vec<(&'static str, String, String)> {
         ("POST", "/v1/chat/completions", chat_body(&["u Hello"]).to_string()),
         ("POST", "/v1/completions", prompt()),
         ("POST", "/v1/embeddings", embedding),
+        ("POST", "/v1/responses", json!({ "input": "Hello" }).to_string()),
+        ("GET", "/models", String::new()),
+        ("POST", "/chat/completions", chat_body(&["u Hello"]).to_string()),
         ("POST", "/mcp", mcp),
         ("GET", "/metrics", String::new()),
         ("GET", "/api/halo/openapi.json", String::new()),
@@ -146,8 +150,12 @@ async fn access_rejects_missing_and_wrong_keys() {
             let body = response.json();
             assert_eq!(response.status, 401, "{route:?} {headers:?}: {body}");
             let error = &body["error"];
-            if route.1.starts_with("/v1/") {
-                assert_eq!(error["type"], "authentication_error", "{route:?}: {body}");
+            if route.1.starts_with("/v1/") || ["/models", "/chat/completions"].contains(&route.1.as_str()) {
+                assert_eq!(
+                    (&error["type"], &error["code"]),
+                    (&json!("authentication_error"), &json!("invalid_api_key")),
+                    "{route:?}: {body}"
+                );
                 assert!(error["message"].as_str().is_some_and(|m| m.contains("API key")), "{body}");
             } else if error.is_object() {
                 assert_eq!(
@@ -167,6 +175,21 @@ async fn access_rejects_missing_and_wrong_keys() {
     // Routes that do not exist do not tell.
     assert_eq!(fake.get("/api/halo/v1/nothing").await.status, 401);
     assert_eq!(fake.get("/v1/nothing").await.status, 401);
+}
+
+/// Each registered route needs the key, with every method.
+#[tokio::test]
+async fn access_of_every_registered_route_needs_the_key() {
+    let fake = server_with_key();
+    for pattern in route_patterns() {
+        let path = pattern.replace("{model}", "m").replace("{id}", "1").replace("{slot}", "0");
+        assert!(!path.contains('{'), "{pattern} has another parameter");
+        for method in ["GET", "POST", "DELETE"] {
+            let route = (method, path.clone(), "{}".to_owned());
+            let response = send(&fake, &route, &[]).await;
+            assert_eq!(response.status, 401, "{route:?}: {}", response.text());
+        }
+    }
 }
 
 #[tokio::test]

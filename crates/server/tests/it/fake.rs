@@ -4,7 +4,6 @@
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, Response};
-use halo_core::Error;
 use halo_core::attention::AttentionRequest;
 use halo_core::brightness::{MagnitudeRules, ScoringStrategy};
 use halo_core::chunker::ChunkSize;
@@ -20,17 +19,21 @@ use halo_core::store::{EraseStore, Store};
 use halo_core::testing::doubles::{HashEmbedder, InMemoryStore, ScriptedModel};
 use halo_core::testing::shared_store::SharedStore;
 use halo_core::token::{Brightness, TokenId, TurnId};
+use halo_core::{Error, ErrorKind};
 use halo_engine::branch::{self, BranchPoint};
 use halo_engine::chat_format::SpeakerNames;
+use halo_engine::chat_options::Persona;
+use halo_engine::chat_options::store_chosen_model;
 use halo_engine::forget::{CaptureDeletion, ForgetBackend};
 use halo_engine::recorder::AnswerRecorder;
 use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
-use halo_engine::session::Session;
+use halo_engine::session::{SearchIndexing, Session};
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
 use halo_server::{
-    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, ImportResult, ModelDetails, ServerLimits,
-    Setting, TraceExporter, routes,
+    App, AttentionCapture, Backend, CaptureSegment, CaptureStep, DownloadableModelChoice, ImportResult,
+    ModelChoices, ModelDetails, ModelServerReport, RemoteModelChoice, ServerLimits, Setting, TraceExporter,
+    routes,
 };
 use halo_store::database::{Database, StoreLocation};
 use halo_store::exchange::ImportRequest;
@@ -218,6 +221,23 @@ pub struct FakeOptions {
     pub template: ChatTemplate,
     /// What happens to readers that are opened now.
     pub reader_fault: Arc<Mutex<Option<ReaderFault>>>,
+    pub forgetting: FakeForgetting,
+}
+
+/// How a server forgets.
+#[derive(Clone, Debug)]
+pub struct FakeForgetting {
+    pub grace_period: Duration,
+    /// The time between two scheduled erasures; none: there are none.
+    pub interval: Option<Duration>,
+    /// Why nothing can be erased.
+    pub error: Option<Error>,
+}
+
+impl Default for FakeForgetting {
+    fn default() -> Self {
+        Self { grace_period: Duration::from_secs(7 * 24 * 60 * 60), interval: None, error: None }
+    }
 }
 
 /// How a store fails its readers.
@@ -240,6 +260,7 @@ impl Default for FakeOptions {
             captures: FakeCaptures::default(),
             template: ChatTemplate::default(),
             reader_fault: Arc::default(),
+            forgetting: FakeForgetting::default(),
         }
     }
 }
@@ -439,6 +460,7 @@ impl Backend for FakeBackend {
             preview_tokens: 0,
             tools: None,
             system_prompt: "Be brief.".into(),
+            persona: Persona::default(),
             show_dates: false,
             speaker_names: SpeakerNames::default(),
             memory: None,
@@ -460,13 +482,57 @@ impl Backend for FakeBackend {
         )
     }
 
-    fn open_session_read_only(&self, name: &str) -> Result<Session, Error> {
+    fn model_choices(&self) -> Result<ModelChoices, Error> {
+        Ok(ModelChoices {
+            current: "fake".into(),
+            downloadable: vec![DownloadableModelChoice {
+                name: "far".into(),
+                about: "For tests.".into(),
+                license: "MIT".into(),
+                bytes: 2,
+                download_bytes: 2,
+                fits: Some(true),
+            }],
+            ..ModelChoices::default()
+        })
+    }
+
+    fn test_model_server(&self, address: &str) -> Result<ModelServerReport, Error> {
+        if !address.starts_with("http://127.") {
+            let message = format!("{address} is not private");
+            return Err(Error::new(ErrorKind::Forbidden, "testing the address", message));
+        }
+        let model = RemoteModelChoice { name: "tiny".into(), address: format!("openai+{address}/v1#tiny") };
+        Ok(ModelServerReport { kind: "Ollama".into(), milliseconds: 1, models: vec![model] })
+    }
+
+    fn download_model(&self, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<(), Error> {
+        progress(1, 2);
+        match name {
+            "far" => Ok(()),
+            _ => Err(Error::not_found("downloading", format!("there is no model {name}"))),
+        }
+    }
+
+    fn load_model(&self, model: &str) -> Result<(), Error> {
+        match model {
+            "other" => Ok(()),
+            _ => Err(Error::not_found("choosing a model", format!("there is no model {model}"))),
+        }
+    }
+
+    fn choose_model(&self, conversation: &str, model: Option<&str>) -> Result<(), Error> {
+        store_chosen_model(self.options.store.open()?, conversation, model)
+    }
+
+    fn open_session_read_only(&self, name: &str, indexing: SearchIndexing) -> Result<Session, Error> {
         Session::open_read_only(
             self.options.store.open()?,
             self.model()?,
             self.embedder(),
             name,
             self.rules(),
+            indexing,
         )
     }
 
@@ -564,6 +630,10 @@ impl Backend for FakeBackend {
         self
     }
 
+    fn retention_interval(&self) -> Option<Duration> {
+        self.options.forgetting.interval
+    }
+
     fn settings(&self) -> Vec<Setting> {
         let setting = |(key, default): (&str, &str)| {
             let saved = self.saved_setting(key);
@@ -616,13 +686,14 @@ impl FakeBackend {
     }
 }
 
-/// The grace period is a week; the file of the proofs is beside the store.
+/// The file of the proofs is beside the store.
 impl ForgetBackend for FakeBackend {
     fn open_reader(&self) -> Result<Option<Box<dyn Store + Send>>, Error> {
         self.options.store.open().map(Some)
     }
 
     fn open_writer(&self) -> Result<Box<dyn EraseStore + Send>, Error> {
+        self.options.forgetting.error.clone().map_or(Ok(()), Err)?;
         Ok(Box::new(self.options.store.open_database()?))
     }
 
@@ -634,7 +705,7 @@ impl ForgetBackend for FakeBackend {
     }
 
     fn grace_period(&self) -> Result<Duration, Error> {
-        Ok(Duration::from_secs(7 * 24 * 60 * 60))
+        Ok(self.options.forgetting.grace_period)
     }
 
     fn delete_saved_kv(&self, _: &str) -> Result<(), Error> {

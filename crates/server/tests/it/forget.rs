@@ -1,10 +1,17 @@
 //! The routes that forget text, on a store in a file.
 
-use crate::fake::{FakeServer, TestStore};
-use halo_server::ServerLimits;
-use halo_store::database::StoreLocation;
+use crate::fake::{FakeForgetting, FakeOptions, FakeServer, TestStore};
+use crate::request_log::LogLines;
+use halo_core::row_store::{Row, RowStore};
+use halo_core::{Error, ErrorKind};
+use halo_server::{ListenOptions, ServerLimits, serve};
+use halo_store::database::{Database, StoreLocation};
+use halo_worlds::world_store::HEADER_KIND;
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A word that nothing else contains.
 const SECRET: &str = "Quokkatown";
@@ -224,4 +231,92 @@ async fn forget_proofs_report_torn_lines() {
     let (status, list) = fake.halo_api("GET", "/forget/proofs", None).await;
     assert_eq!((status, &list["unreadable_lines"]), (200, &json!([1])), "{list}");
     assert_eq!(list["proofs"].as_array().map(Vec::len), Some(1), "{list}");
+}
+
+/// The log says which conversation and what kind of failure; the error quotes the name, and the name is what the user said.
+#[tokio::test]
+async fn failed_erasure_is_logged_without_a_word_of_the_conversation() {
+    let lines = LogLines::of_process();
+    for (word, kind, opened) in
+        [("Failquux", ErrorKind::Unavailable, true), ("Tornquux", ErrorKind::Damaged, false)]
+    {
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = format!("My secret is {word}");
+        let error = Error::new(kind, format!("erasing text of '{name}'"), format!("{word} is on a bad disk"));
+        let interval = Some(Duration::from_millis(100));
+        let grace_period = Duration::from_millis(1);
+        let forgetting = FakeForgetting { grace_period, ..FakeForgetting::default() };
+        let options = FakeOptions { forgetting, ..FakeOptions::in_folder(folder.path()) };
+        let fake = FakeServer::with_options(options.clone());
+        let body =
+            json!({ "model": "any", "messages": [{ "role": "user", "content": format!("{word} again") }] });
+        assert_eq!(fake.chat(&body, Some(&name)).await.status, 200);
+        let (_, conversations) = fake.halo_api("GET", "/conversations", None).await;
+        let id = conversations[0]["id"].as_str().expect("an id").to_owned();
+        let path = format!("/conversations/{}/forget", name.replace(' ', "%20"));
+        let (status, result) = fake.halo_api("POST", &path, Some(&json!({ "matching": word }))).await;
+        assert_eq!(status, 200, "{result}");
+        fake.app.shutdown();
+
+        // The erasure is due, and the next server tries.
+        let forgetting = FakeForgetting { grace_period, interval, error: Some(error) };
+        let fake = FakeServer::with_options(FakeOptions { forgetting, ..options });
+        let app = Arc::clone(&fake.app);
+        std::thread::spawn(move || {
+            let address = SocketAddr::from(([127, 0, 0, 1], 0));
+            serve(&app, ListenOptions { address, tls: None, on_ready: Box::new(|_| {}) })
+        });
+        if opened {
+            let path = format!("/conversations/{}", name.replace(' ', "%20"));
+            assert_eq!(fake.halo_api("GET", &path, None).await.0, 200);
+        }
+        let expected = format!("text that is due in the conversation {id} was not erased: {kind:?}");
+        let started = Instant::now();
+        while !lines.lines().contains(&expected) {
+            assert!(started.elapsed() < Duration::from_secs(30), "{expected}: {:?}", lines.lines());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        fake.app.shutdown();
+        let quoted: Vec<String> = lines.lines().into_iter().filter(|line| line.contains(word)).collect();
+        assert_eq!(quoted, Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn damaged_world_is_logged_without_its_name() {
+    let lines = LogLines::of_process();
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
+    let (status, world) = fake.halo_api("POST", "/worlds", Some(&json!({ "name": "Harborquux" }))).await;
+    assert_eq!(status, 201, "{world}");
+    fake.app.shutdown();
+    let database = Database::open(&StoreLocation::Sqlite(folder.path().join("halo.db")));
+    let row = Row { kind: HEADER_KIND, key: "0".into(), value: "\"Harborquux\"".into() };
+    database.expect("a store").put_rows("Harborquux", &[row], &[]).expect("the header is damaged");
+    let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
+    let (status, worlds) = fake.halo_api("GET", "/worlds", None).await;
+    assert_eq!((status, &worlds[0]["name"]), (200, &json!("Harborquux")));
+    let created = worlds[0]["created"].as_i64().expect("a time");
+    let expected = format!("the world created at {created} cannot be read: Damaged");
+    assert!(lines.lines().contains(&expected), "{:?}", lines.lines());
+    assert!(lines.lines().iter().all(|line| !line.contains("Harborquux")), "{:?}", lines.lines());
+}
+
+/// A client can make the id of a message of its words.
+#[tokio::test]
+async fn forget_erases_the_id_of_a_message() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = server(folder.path());
+    let message = json!({ "text": "Where is it?", "id": format!("draft: {SECRET} at nine") });
+    let (status, result) = post(&fake, "messages", message).await;
+    assert_eq!(status, 202, "{result}");
+    let started = Instant::now();
+    while !is_stored(folder.path()) || fake.halo_api("GET", "/status", None).await.1["busy"] == true {
+        assert!(started.elapsed() < Duration::from_secs(30), "the id is stored with the message");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (status, result) = post(&fake, "forget", json!({ "matching": SECRET, "now": true })).await;
+    assert_eq!((status, &result["other_texts"]), (200, &json!(1)), "{result}");
+    fake.app.shutdown();
+    assert!(!is_stored(folder.path()));
 }

@@ -2,16 +2,31 @@
 
 use crate::chat::chat_body;
 use crate::fake::FakeServer;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Collects the lines of this thread.
 #[derive(Clone, Default)]
-struct LogLines(Arc<Mutex<Vec<String>>>);
+pub struct LogLines(Arc<Mutex<Vec<String>>>);
+
+impl LogLines {
+    /// The lines of all threads from now on, those of other tests too.
+    pub fn of_process() -> &'static Self {
+        static LINES: OnceLock<LogLines> = OnceLock::new();
+        LINES.get_or_init(|| {
+            let lines = LogLines::default();
+            tracing::subscriber::set_global_default(lines.clone()).expect("nothing else sets it");
+            lines
+        })
+    }
+
+    pub fn lines(&self) -> Vec<String> {
+        self.0.lock().expect("the lock is not poisoned").clone()
+    }
+}
 
 struct MessageText(String);
 
@@ -87,7 +102,7 @@ async fn log_has_one_line_for_each_mistake_of_a_client() {
         (
             "POST",
             "/completion".into(),
-            json!({ "prompt": [secret, secret] }).to_string(),
+            json!({ "prompt": { secret: secret } }).to_string(),
             "POST /completion: 400 InvalidInput, parameter prompt, client -",
         ),
         (
@@ -102,8 +117,35 @@ async fn log_has_one_line_for_each_mistake_of_a_client() {
             String::new(),
             "GET an unknown route: 404 NotFound, parameter -, client -",
         ),
+        // A wrong base URL.
+        (
+            "POST",
+            format!("/openai/{secret}"),
+            String::new(),
+            "POST an unknown route: 404 NotFound, parameter -, client -",
+        ),
     ] {
         fake.request(method, &path, &[], body).await;
         assert_eq!(take(), [format!("request refused: {expected}")], "{method} {path}");
     }
+    // The HTTP status of these is 200.
+    let call = |params: Value| {
+        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params }).to_string()
+    };
+    let headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
+    for (params, expected) in [
+        (json!({ "name": secret, "arguments": {} }), "an unknown tool: NotFound"),
+        (json!({ "name": "recall", "arguments": { "query": 7 } }), "recall: InvalidInput"),
+        (json!({ "name": "read_chunk", "arguments": { "chunk": secret } }), "read_chunk: InvalidInput"),
+    ] {
+        fake.request("POST", "/mcp", &headers, call(params)).await;
+        assert_eq!(take(), [format!("MCP request refused: {expected}")]);
+    }
+    fake.script_failure_after(secret);
+    let body = json!({ "messages": [{ "role": "user", "content": "Hello" }], "stream": true });
+    let (events, clean) = fake.stream("/v1/chat/completions", &body).await;
+    assert!(!clean, "{events:?}");
+    let lines = take();
+    assert!(lines.iter().any(|line| line == "a stream failed after its headers: Internal"), "{lines:?}");
+    assert!(!lines.concat().contains(secret), "{lines:?}");
 }

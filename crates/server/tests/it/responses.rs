@@ -1,7 +1,7 @@
 //! The Responses API: create, stream, continue, read, delete.
 
 use crate::chat::percent_encoded;
-use crate::fake::FakeServer;
+use crate::fake::{FakeOptions, FakeServer};
 use halo_server::ServerLimits;
 use serde_json::{Value, json};
 
@@ -303,4 +303,23 @@ async fn responses_are_found_without_the_index() {
     let (status, renamed) = fake.halo_api("POST", &rename, Some(&json!({ "name": "another" }))).await;
     assert_eq!(status, 204, "{renamed}");
     assert_eq!(fake.get(&path).await.status, 200, "it is found under the new name");
+}
+
+/// What a client has chosen beside its messages is forgotten with text of the conversation, and found by its words.
+#[tokio::test]
+async fn response_parameters_are_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fake = FakeServer::with_options(FakeOptions::in_folder(folder.path()));
+    let body = json!({
+        "input": "How are you today?", "instructions": "Be formal.", "metadata": { "project": "Rumpelstilzchen" },
+        "conversation": "main",
+    });
+    let response = create(&fake, body).await;
+    let path = format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"));
+    assert_eq!(fake.get(&path).await.json()["metadata"], json!({ "project": "Rumpelstilzchen" }));
+    let now = json!({ "matching": "rumpelstilzchen", "now": true });
+    let (status, forgotten) = fake.halo_api("POST", "/conversations/main/forget", Some(&now)).await;
+    assert_eq!(status, 200, "{forgotten}");
+    let read = fake.get(&path).await.json();
+    assert_eq!((&read["metadata"], &read["instructions"]), (&json!({}), &Value::Null), "{read}");
 }

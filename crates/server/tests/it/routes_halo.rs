@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "/api/halo/v1";
+pub const PREFIX: &str = "/api/halo/v1";
 
 type Check = fn(&Value) -> bool;
 
 /// A route with its success case, and the requests that it refuses. Bodies are null where none is sent.
-struct RouteCase {
-    method: &'static str,
+pub struct RouteCase {
+    pub method: &'static str,
     /// The path as the OpenAPI document has it, without the prefix.
-    template: &'static str,
-    url: &'static str,
-    body: Value,
+    pub template: &'static str,
+    pub url: &'static str,
+    pub body: Value,
     /// Requests that come before it.
     before: Vec<(&'static str, &'static str, Value)>,
     status: u16,
@@ -92,7 +92,7 @@ fn last_text(state: &Value) -> String {
     texts(&state["chunks"]).last().map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-fn route_cases() -> Vec<RouteCase> {
+pub fn route_cases() -> Vec<RouteCase> {
     let none = || Value::Null;
     let mut cases = vec![
         route("GET", "/status", "/status").returns(200, |status| {
@@ -436,6 +436,12 @@ fn query_cases() -> Vec<RouteCase> {
             .returns(200, |window| *window == json!({ "floor": 10000.0, "peak": 10000.0, "chunks": [] }))
             .refuses("/conversations/main/brightness?part=half", none(), 400, "part")
             .refuses("/conversations/none/brightness", none(), 404, "none"),
+        route("GET", "/conversations/{name}/options", "/conversations/main/options").returns(200, |view| {
+            view["own"]["system_prompt"].is_null()
+                && view["defaults"]["sampling"]["temperature"].is_number()
+                && view["model"].is_null()
+        }),
+        route("GET", "/models", "/models").returns(200, |models| models["current"] == "fake"),
         route("GET", "/conversations/{name}/notes", "/conversations/main/notes").returns(200, |notes| {
             *notes == json!([{ "file": "notes.json", "text": "{\"town\":\"Lindau\"}" }])
         }),
@@ -476,6 +482,51 @@ fn command_cases() -> Vec<RouteCase> {
             })
             .refuses_body(json!({ "text": " " }), 422, "empty")
             .refuses_body(json!({ "text": too_long() }), 422, "context length exceeded"),
+        route("POST", "/conversations/{name}/continue", "/conversations/main/continue")
+            .returns(202, |accepted| *accepted == json!({ "ahead": 0 }))
+            .changes("/conversations/main", |state| {
+                last_text(state).ends_with("answer number 1 of this model")
+            })
+            .refuses("/conversations/none/continue", Value::Null, 404, "none"),
+        route("PUT", "/conversations/{name}/answer", "/conversations/main/answer")
+            .body(json!({ "text": "Tea is a drink." }))
+            .returns(204, Value::is_null)
+            .changes("/conversations/main", |state| last_text(state) == "Tea is a drink.")
+            .refuses_body(json!({ "text": " " }), 422, "empty")
+            .refuses_body(json!({ "message": "x" }), 400, "text")
+            .refuses("/conversations/none/answer", json!({ "text": "x" }), 404, "none"),
+        route("PUT", "/conversations/{name}/options", "/conversations/main/options")
+            .body(json!({ "system_prompt": "Be kind.", "sampling": { "top_k": 7 } }))
+            .returns(200, |own| own["system_prompt"] == "Be kind." && own["sampling"]["top_k"] == 7)
+            .changes("/conversations/main/options", |view| view["own"]["system_prompt"] == "Be kind.")
+            .refuses_body(json!({ "sampling": { "temperature": 9 } }), 422, "temperature")
+            .refuses_body(json!({ "heat": 1 }), 400, "heat"),
+        route("PUT", "/conversations/{name}/model", "/conversations/main/model")
+            .body(json!({ "model": "other" }))
+            .returns(200, |choice| *choice == json!({ "model": "other" }))
+            .changes("/conversations/main/options", |view| view["model"] == "other")
+            .refuses_body(json!({ "model": "missing" }), 404, "missing")
+            .refuses_body(json!({ "name": "other" }), 400, "name"),
+        route("POST", "/conversations", "/conversations")
+            .body(json!({
+                "name": "created",
+                "system_prompt": "Be kind.",
+                "messages": [{ "role": "user", "text": "Hello." }],
+            }))
+            .returns(201, |created| created["name"] == "created")
+            .changes("/conversations/created/options", |view| view["own"]["system_prompt"] == "Be kind.")
+            .refuses_body(json!({}), 400, "name")
+            .refuses_body(json!({ "title": "created" }), 400, "title"),
+        route("POST", "/models/download", "/models/download")
+            .body(json!({ "name": "far" }))
+            .returns(202, |model| model["name"] == "far")
+            .refuses_body(json!({ "name": "near" }), 404, "near")
+            .refuses_body(json!({ "address": "far" }), 400, "address"),
+        route("POST", "/models/test", "/models/test")
+            .body(json!({ "address": "http://127.0.0.1:11434" }))
+            .returns(200, |report| report["kind"] == "Ollama" && report["models"][0]["name"] == "tiny")
+            .refuses_body(json!({ "address": "http://8.8.8.8" }), 403, "private")
+            .refuses_body(json!({ "url": "http://127.0.0.1" }), 400, "address"),
         route("POST", "/conversations/{name}/stop", "/conversations/main/stop").returns(204, Value::is_null),
         route("POST", "/conversations/{name}/edits", "/conversations/main/edits")
             .body(json!({ "edit": "pin", "chunks": ["u6.0"] }))
@@ -734,9 +785,15 @@ async fn halo_routes_refuse_invalid_requests_and_change_nothing() {
     }
 }
 
-/// A message and a carried memory create the conversation, and where nothing runs there is nothing to stop.
-const ACCEPTS_UNKNOWN_CONVERSATION: [&str; 3] =
-    ["/conversations/{name}/messages", "/conversations/{name}/memories/carry", "/conversations/{name}/stop"];
+/// A message and a carried memory create the conversation, and where nothing runs there is nothing to stop. The options and
+/// the model of a conversation can be set before its first message.
+const ACCEPTS_UNKNOWN_CONVERSATION: [&str; 5] = [
+    "/conversations/{name}/messages",
+    "/conversations/{name}/memories/carry",
+    "/conversations/{name}/stop",
+    "/conversations/{name}/options",
+    "/conversations/{name}/model",
+];
 
 /// Two memories that contradict each other are written by a model; the tests of the engine have them.
 const WITHOUT_SUCCESS: [(&str, &str); 1] = [("POST", "/conversations/{name}/memories/conflicts")];

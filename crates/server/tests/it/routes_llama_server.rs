@@ -207,7 +207,7 @@ async fn llama_server_refuses_what_it_cannot_do() {
     for (fields, names) in [
         (json!({}), "prompt is missing"),
         (json!({ "prompt": "" }), "the prompt is empty"),
-        (json!({ "prompt": ["a", "b"] }), "several prompts"),
+        (json!({ "prompt": [[1], 2] }), "prompt must be"),
         (json!({ "prompt": { "prompt_string": "a" } }), "prompt must be"),
         (json!({ "prompt": [12345] }), "there is no token 12345"),
         (json!({ "prompt": "a", "n_predict": -5 }), "n_predict is -5"),

@@ -233,8 +233,8 @@ async fn ollama_refuses_what_it_cannot_do() {
         (CHAT, json!({ "messages": [user("a")], "template": "{{ .Prompt }}" }), "template is not supported"),
         (CHAT, json!({ "messages": [user("a")], "think": true }), "does not support thinking"),
         (CHAT, json!({ "messages": [user("a")], "think": "very" }), "think must be"),
-        (CHAT, json!({ "messages": [user("a")], "logprobs": true }), "logprobs is not supported"),
-        (GENERATE, json!({ "prompt": "a", "logprobs": true }), "logprobs is not supported"),
+        (CHAT, json!({ "messages": [user("a")], "top_logprobs": 2 }), "top_logprobs needs logprobs"),
+        (GENERATE, json!({ "prompt": "a", "logprobs": true, "top_logprobs": 21 }), "top_logprobs is 21"),
         (GENERATE, json!({ "prompt": "a", "raw": true, "think": true }), "think has no effect with raw"),
         (
             CHAT,

@@ -7,8 +7,9 @@ use halo_core::store::{Access, Durability, Store};
 use halo_core::timeline::Timeline;
 use halo_core::token::{Brightness, ContentKind, Role, TokenId, TurnId};
 use halo_store::database::{Database, StoreLocation};
-use std::sync::Arc;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 fn location(url: &str, parameters: &str) -> StoreLocation {
@@ -171,4 +172,83 @@ fn lease_is_taken_again_after_a_postgres_crash() {
     drop(other);
     assert_eq!(commit(&mut store, &mut timeline).expect_err("a change was missed").kind, ErrorKind::Busy);
     assert_eq!(store.load("c", Access::Read).expect("the conversation loads").len(), 3);
+}
+
+/// An address of a server: what comes to a port goes to the server, until it is closed.
+struct ServerAddress {
+    port: u16,
+    closed: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl ServerAddress {
+    fn open(server: &str) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.set_nonblocking(true).expect("it does not block");
+        let port = listener.local_addr().expect("an address").port();
+        let (closed, streams) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<TcpStream>>>::default());
+        let (is_closed, kept, server) = (Arc::clone(&closed), Arc::clone(&streams), server.to_owned());
+        std::thread::spawn(move || {
+            while !is_closed.load(Ordering::SeqCst) {
+                let Ok((client, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(5));
+                    continue;
+                };
+                client.set_nonblocking(false).expect("it blocks");
+                let upstream = TcpStream::connect(&server).expect("the server runs");
+                for (from, to) in [(&client, &upstream), (&upstream, &client)] {
+                    let (mut from, mut to) =
+                        (from.try_clone().expect("cloned"), to.try_clone().expect("cloned"));
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                kept.lock().expect("the lock is not poisoned").extend([client, upstream]);
+            }
+        });
+        Self { port, closed, streams }
+    }
+
+    /// Every connection through it breaks, and there are no new ones.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(50));
+        for stream in self.streams.lock().expect("the lock is not poisoned").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The address that serves the conversation is gone in the middle of a stream, and the next one of the list takes over: every
+/// token is there once, and the lock is taken again.
+#[test]
+fn commits_go_on_at_another_address_of_the_server() {
+    let server = PostgresTestServer::start(&["max_connections=20"]);
+    let url = server.new_database();
+    let (host, database) =
+        url.split_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("a host and a database");
+    let [first, second] = [host, host].map(ServerAddress::open);
+    let both = format!(
+        "postgres://halo@127.0.0.1:{},127.0.0.1:{}/{database}?pool_timeout=20&target_session_attrs=read-write",
+        first.port, second.port
+    );
+    let mut store = Database::open(&both.parse().expect("an address")).expect("the store opens");
+    let mut timeline = store.load("c", Access::Write).expect("a new conversation");
+    for n in 0..60 {
+        if n == 30 {
+            first.close();
+        }
+        let durability = if n % 7 == 0 { Durability::Immediate } else { Durability::Deferred };
+        let change = next_token(&timeline, n);
+        store.transact("c", &mut timeline, &change, durability).expect("the change is committed");
+    }
+    assert!(
+        !second.streams.lock().expect("the lock is not poisoned").is_empty(),
+        "the second address is used"
+    );
+    let mut other = Database::open(&location(&url, "pool_timeout=21")).expect("the store opens");
+    assert_eq!(other.load("c", Access::Write).expect_err("the lock was taken again").kind, ErrorKind::Busy);
+    let stored = other.load("c", Access::Read).expect("the conversation loads");
+    assert_eq!((stored.len(), stored.state_hash()), (60, timeline.state_hash()));
 }

@@ -45,7 +45,7 @@ pub struct CaptureArgs {
 pub fn run(options: &ChatArgs, env: &Env) -> Result<()> {
     let settings = env.load_settings()?.settings;
     super::forget::run_scheduled_forgetting(env, &settings);
-    fetch_missing_models(env, &settings)?;
+    let env = &fetch_missing_models(env, &settings)?;
     let mut session = wiring::open_session(env, &settings, &options.conversation.name)?;
     for from in &options.carry {
         let references = memory_references(env, from, &[])?;

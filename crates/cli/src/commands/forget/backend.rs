@@ -86,6 +86,8 @@ impl ForgetBackend for Env {
         else {
             return Ok(Vec::new());
         };
+        // They are unfinished copies of the text, and nobody needs them.
+        Database::remove_repair_leftovers(&path)?;
         let (Some(folder), Some(file)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
         else {
             return Ok(Vec::new());

@@ -5,6 +5,7 @@ mod backend;
 pub use backend::kv_keys_except;
 
 use super::conversations::{DEFAULT_CONVERSATION, open_existing};
+use super::rooms::shell_quote;
 use crate::env::Env;
 use crate::output::{format_day, pluralize, print_json, print_notice, print_stdout, sanitize_terminal_text};
 use crate::settings::Settings;
@@ -12,6 +13,7 @@ use anyhow::{Result, bail};
 use halo_agents::forgetting::ForgettingResult;
 use halo_agents::lethe::RetentionPolicy;
 use halo_core::Error;
+use halo_core::row_store::RowStore;
 use halo_core::store::{Access, Store};
 use halo_core::token::ChunkId;
 use halo_engine::forget::{
@@ -20,6 +22,7 @@ use halo_engine::forget::{
     StoreRetention, WholeWordMatcher, subject_item,
 };
 use halo_engine::session::Session;
+use halo_worlds::world_store;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -149,6 +152,11 @@ pub fn run(args: &ForgetArgs, env: &Env) -> Result<()> {
     let names = args.conversations(env)?;
     let plans: Vec<ForgetPlan> =
         names.iter().map(|name| service.plan(name, &query)).collect::<Result<_, _>>()?;
+    if let ForgetQuery::Part { matching: Some(words), .. } = &query
+        && args.everywhere
+    {
+        warn_of_worlds(env, words)?;
+    }
     let longer: BTreeSet<&str> =
         plans.iter().flat_map(|plan| &plan.longer_words).map(String::as_str).collect();
     let longer = longer.into_iter().take(20).map(sanitize_terminal_text).collect::<Vec<_>>().join(", ");
@@ -187,6 +195,45 @@ pub fn run(args: &ForgetArgs, env: &Env) -> Result<()> {
     let timing = if args.now { ForgetTiming::Now } else { ForgetTiming::AfterGrace };
     let report = service.forget(&plans, timing, now_millis())?;
     print_report(env, &plans, &report)
+}
+
+/// Says which worlds contain words: single messages of a world cannot be erased.
+fn warn_of_worlds(env: &Env, words: &WholeWordMatcher) -> Result<()> {
+    let Some(mut store) = env.open_store_read_only()? else { return Ok(()) };
+    for world in store.list_namespaces()? {
+        let mut rows = usize::from(words.find(&world.name).is_some());
+        for kind in world_store::ROW_KINDS {
+            let found = store.load_rows(&world.name, &kind, world_store::ALL_KEYS, usize::MAX)?;
+            rows += found.iter().filter(|row| has_words(&row.value, words)).count();
+        }
+        if rows > 0 {
+            let name = sanitize_terminal_text(&world.name);
+            print_notice(&format!(
+                "the world '{name}' contains that in {}, which are not erased: `halo rooms delete {} --yes` deletes \
+                 all of the world",
+                pluralize(rows as u64, "place"),
+                shell_quote(&world.name)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a text or a key of a row contains words. A row that is no JSON is one text.
+fn has_words(row: &str, words: &WholeWordMatcher) -> bool {
+    fn find(value: &Value, words: &WholeWordMatcher) -> bool {
+        match value {
+            Value::String(text) => words.find(text).is_some(),
+            Value::Array(all) => all.iter().any(|value| find(value, words)),
+            Value::Object(map) => {
+                map.iter().any(|(key, value)| words.find(key).is_some() || find(value, words))
+            }
+            Value::Number(number) => words.find(&number.to_string()).is_some(),
+            Value::Null | Value::Bool(_) => false,
+        }
+    }
+    let value = serde_json::from_str(row).unwrap_or_else(|_| Value::String(row.to_owned()));
+    find(&value, words)
 }
 
 /// Erases what is due, by request and, where that is turned on, by age: for programs that start.

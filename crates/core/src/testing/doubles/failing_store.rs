@@ -6,7 +6,7 @@ use crate::chunk_body::ChunkBody;
 use crate::conversation_copy::TurnCopy;
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store,
+    RecordChange, RecordKind, StagedRecords, Store,
 };
 use crate::timeline::Timeline;
 use crate::token::{ChunkId, TurnId};
@@ -106,14 +106,15 @@ impl<S: Store> Store for FailingStore<S> {
         self.call_or_fail(|s| s.put_embeddings(conversation, embedder, embeddings))
     }
 
-    fn copy_conversation(
+    fn copy_with_records(
         &mut self,
         from: &str,
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        records: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error> {
-        self.call_or_fail(|s| s.copy_conversation(from, to, model, convert))
+        self.call_or_fail(|s| s.copy_with_records(from, to, model, convert, records))
     }
 
     fn replace_by_copy(

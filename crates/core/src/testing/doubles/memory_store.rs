@@ -6,7 +6,7 @@ use crate::chunk_body::{ChunkBody, checksum_bytes};
 use crate::conversation_copy::{self, TurnCopy};
 use crate::store::{
     Access, ConversationSummary, Durability, Embedding, LogEntry, MessageKey, MessageLookup, Record,
-    RecordKind, StagedRecords, Store, conversation_id,
+    RecordChange, RecordKind, StagedRecords, Store, conversation_id,
 };
 use crate::testing::stored_timeline::StoredTimeline;
 use crate::timeline::Timeline;
@@ -194,12 +194,13 @@ impl Store for InMemoryStore {
         })
     }
 
-    fn copy_conversation(
+    fn copy_with_records(
         &mut self,
         from: &str,
         to: &str,
         model: &str,
         convert: &mut dyn FnMut(TurnCopy) -> Result<Option<TurnCopy>, Error>,
+        records: &mut dyn FnMut() -> Vec<RecordChange>,
     ) -> Result<(), Error> {
         if self.pending.contains_key(to) {
             return Err(Error::conflict("copying", format!("there is a conversation '{to}' already")));
@@ -211,6 +212,14 @@ impl Store for InMemoryStore {
             records: original.records,
             ..InMemoryConversation::default()
         };
+        for RecordChange { kind, key, value } in records() {
+            match value {
+                None => drop(copy.records.remove(&(kind, key))),
+                Some(value) => {
+                    copy.records.insert((kind, key.clone()), Record { key, value, updated_at: 0 });
+                }
+            }
+        }
         let mut timeline = Timeline::new();
         for turn in &turns {
             for change in turn.to_changes(&timeline) {

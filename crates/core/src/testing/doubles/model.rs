@@ -6,8 +6,8 @@ use crate::Error;
 use crate::attention::AttentionRequest;
 use crate::embedder::{Embedder, EmbedderInfo};
 use crate::model::{
-    AttentionRow, ChatTemplate, FinishReason, Model, ModelInfo, ModelStep, ModelToken, Prompt, PromptMessage,
-    Sampling, StepFlow, WindowToken,
+    AttentionRow, ChatTemplate, FinishReason, KvEditing, Model, ModelInfo, ModelStep, ModelToken, Prompt,
+    PromptMessage, Sampling, StepFlow, WindowToken,
 };
 use crate::token::TokenId;
 use std::sync::{Arc, Mutex};
@@ -65,6 +65,7 @@ impl ScriptedModel {
             name: "scripted".into(),
             context,
             attention: true,
+            kv_editing: KvEditing::Unknown,
             template: ChatTemplate::default(),
         };
         Self { info, answers: answers.into(), prompts: Arc::default() }

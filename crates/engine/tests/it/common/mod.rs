@@ -6,6 +6,7 @@ use halo_core::chunker::ChunkSize;
 use halo_core::model::Sampling;
 use halo_core::prune::{PrunePolicy, RankBy, TieBreak};
 use halo_engine::chat_format::SpeakerNames;
+use halo_engine::chat_options::Persona;
 use halo_engine::rules::{AutoSizes, ConversationRules, ResurrectBrightness, ResurrectLimit};
 use halo_recall::rank::SearchMode;
 use halo_recall::recall::SearchOptions;
@@ -39,6 +40,7 @@ pub fn test_rules(max_tokens: usize) -> ConversationRules {
         preview_tokens: 0,
         tools: None,
         system_prompt: "Be brief.".into(),
+        persona: Persona::default(),
         show_dates: false,
         speaker_names: SpeakerNames::default(),
         memory: None,

@@ -3,9 +3,9 @@
 use halo_core::model::{StepFlow, WindowToken};
 use halo_core::token::{Position, TokenId};
 use halo_llama::attention::{ReducedAttention, TapConfig, TapRows};
-use halo_llama::ffi::{ContextParams, LlamaContext, LlamaToken, ModelWeights};
+use halo_llama::ffi::{ContextParams, KvKeyType, LlamaContext, LlamaToken, ModelWeights};
 use halo_llama::kv_archive::{KvArchive, KvArchiveLimits};
-use halo_llama::kv_cache::{KvCache, KvCacheError, KvCacheMode, SEQUENCE_COUNT, WindowSync};
+use halo_llama::kv_cache::{InputToken, KvCache, KvCacheError, KvCacheMode, WindowSync, sequence_count};
 use halo_llama::token_key::token_keys;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -25,6 +25,11 @@ pub fn model_path() -> PathBuf {
     test_model("HALO_TEST_MODEL", "SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
+/// The small model of an architecture.
+pub fn tiny_model_path(architecture: &str) -> PathBuf {
+    test_model("", &format!("tiny-{architecture}.gguf"))
+}
+
 /// A small model with random weights and the tokenizer of SmolLM2: for tests of mechanics it is as good and much faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TinyModel {
@@ -34,6 +39,10 @@ pub enum TinyModel {
     Gemma3,
     /// A sliding window of 48 tokens in every second layer, attention sinks and experts.
     GptOss,
+    /// A hybrid: convolutions with a recurrent state in four of six layers.
+    Lfm2,
+    /// A hybrid: state space layers (Mamba 2) in four of six layers, and attention without position encoding.
+    GraniteHybrid,
 }
 
 impl TinyModel {
@@ -43,6 +52,10 @@ impl TinyModel {
             TinyModel::Llama => test_model("HALO_TEST_TINY_MODEL", "tiny-llama.gguf"),
             TinyModel::Gemma3 => test_model("HALO_TEST_TINY_GEMMA3", "tiny-gemma3.gguf"),
             TinyModel::GptOss => test_model("HALO_TEST_TINY_GPT_OSS", "tiny-gpt-oss.gguf"),
+            TinyModel::Lfm2 => test_model("HALO_TEST_TINY_LFM2", "tiny-lfm2.gguf"),
+            TinyModel::GraniteHybrid => {
+                test_model("HALO_TEST_TINY_GRANITE_HYBRID", "tiny-granitehybrid.gguf")
+            }
         }
     }
 
@@ -56,6 +69,13 @@ impl TinyModel {
 
     pub fn context(self, tokens: u32) -> LlamaContext {
         context_of(&self.weights(), tokens)
+    }
+
+    /// A KV cache for several conversations, with an archive in RAM.
+    pub fn kv_cache_with_lanes(self, tokens: u32, lanes: u32) -> KvCache {
+        let params =
+            ContextParams { sequences: sequence_count(lanes), ..context_params(tokens, KvKeyType::F16) };
+        kv_cache_of(LlamaContext::new(&self.weights(), params).expect("enough memory"))
     }
 
     /// A KV cache with an archive in RAM.
@@ -80,8 +100,16 @@ pub fn weights() -> Arc<ModelWeights> {
 }
 
 fn context_of(weights: &Arc<ModelWeights>, tokens: u32) -> LlamaContext {
-    LlamaContext::new(weights, ContextParams { tokens, batch: 256, threads: 1, sequences: SEQUENCE_COUNT })
-        .expect("enough memory")
+    LlamaContext::new(weights, context_params(tokens, KvKeyType::F16)).expect("enough memory")
+}
+
+pub fn context_params(tokens: u32, key_type: KvKeyType) -> ContextParams {
+    ContextParams { tokens, batch: 256, threads: 1, sequences: sequence_count(1), key_type }
+}
+
+/// A KV cache whose keys have a type, with an archive in RAM.
+pub fn open_kv_cache_with_keys(tokens: u32, key_type: KvKeyType) -> KvCache {
+    kv_cache_of(LlamaContext::new(&weights(), context_params(tokens, key_type)).expect("enough memory"))
 }
 
 pub fn context(tokens: u32) -> LlamaContext {
@@ -150,9 +178,7 @@ pub fn decode_from(
     from: usize,
 ) -> Result<ReducedAttention, KvCacheError> {
     let keys = token_keys(window).expect("the window is in order");
-    let tokens: Vec<_> = (from..window.len())
-        .map(|n| (keys[n], window[n].id.0.cast_signed(), window[n].chunk_start))
-        .collect();
+    let tokens: Vec<_> = (from..window.len()).map(|n| InputToken::new(keys[n], &window[n])).collect();
     let mut row = ReducedAttention::default();
     for batch in tokens.chunks(256) {
         row = cache.decode(batch, tap_last_row())?.pop().expect("a row");

@@ -1,5 +1,6 @@
 //! The objects of the Responses API.
 
+use super::record::ResponseRecord;
 use super::request::CreateResponse;
 use crate::app::App;
 use crate::openai::chat_response::call_id;
@@ -42,38 +43,24 @@ impl ResponseUsage {
 
 impl ResponseFormat {
     pub fn new(app: &App, request: &CreateResponse, tools: &Value) -> Self {
-        let parameters = json!({
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "parallel_tool_calls": request.tools.is_parallel(),
-            "previous_response_id": request.previous_response_id,
-            "store": request.store.unwrap_or(true),
-            "temperature": request.temperature,
-            "text": { "format": request.text_format() },
-            "tool_choice": request.tools.choice_json(),
-            "tools": tools,
-            "top_p": request.top_p,
-        });
-        let model = app.backend.model_info().name;
         let id = response_id("resp").replace('-', "_");
+        let (model, parameters) = (app.backend.model_info().name, request.parameters_json(tools));
         Self { id, created: unix_seconds(), model, parameters }
     }
 
-    /// A stored response, of which the parameters are not known.
-    pub fn stored(app: &App, id: &str, created: i64, previous: &Value) -> Self {
-        let parameters = json!({
-            "instructions": null,
-            "max_output_tokens": null,
-            "parallel_tool_calls": true,
-            "previous_response_id": previous,
-            "store": true,
-            "temperature": null,
-            "text": { "format": { "type": "text" } },
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": null,
-        });
-        Self { id: id.to_owned(), created, model: app.backend.model_info().name, parameters }
+    /// A stored response. Its parameters are null where they were forgotten.
+    pub fn stored(app: &App, id: &str, record: &ResponseRecord) -> Self {
+        let parameters = match &record.parameters {
+            Value::Object(parameters) => json!(parameters),
+            _ => CreateResponse::unknown_parameters(record.previous.as_deref()),
+        };
+        let model = app.backend.model_info().name;
+        Self { id: id.to_owned(), created: record.created, model, parameters }
+    }
+
+    /// The parameters of the request, which are stored with the response.
+    pub fn parameters(&self) -> &Value {
+        &self.parameters
     }
 
     /// The response in a state.
@@ -89,10 +76,8 @@ impl ResponseFormat {
             "model": self.model,
             "output": output,
             "usage": usage.map(ResponseUsage::json),
-            "truncation": "disabled",
-            "reasoning": { "effort": null, "summary": null },
-            "metadata": {},
-            "user": null,
+            "background": false,
+            "service_tier": "default",
         });
         if let (Some(object), Some(parameters)) = (object.as_object_mut(), self.parameters.as_object()) {
             object.extend(parameters.clone());

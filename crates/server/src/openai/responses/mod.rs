@@ -51,6 +51,7 @@ async fn create_response(
 ) -> OpenAiResult<Response> {
     let request = body.parse(&ChatParseContext::new(&app))?;
     let target = ChatTarget::of_request(&app, &headers, body.store, &request).await?;
+    let target = body.in_conversation(target)?;
     let format = ResponseFormat::new(&app, &body, &tools_json(&request));
     let stream = body.stream == Some(true);
     let ChatTarget::Conversation { name, place } = target else {
@@ -134,6 +135,7 @@ fn response_recorder(
     previous: Option<String>,
 ) -> TurnRecorder {
     let (app, id, created) = (Arc::clone(app), format.id.clone(), format.created);
+    let parameters = format.parameters().clone();
     let sent = request.messages.iter().chain(&request.trailing_system);
     let sent: Vec<(Role, Vec<String>)> =
         sent.map(|message| (message.role, kept_ids(&message.call_ids))).collect();
@@ -155,6 +157,7 @@ fn response_recorder(
             usage: turn_usage(result),
             previous,
             call_ids,
+            parameters,
         };
         let name = session.name().to_owned();
         session.store().put_record(&name, RecordKind::Response, &id, Some(&record.to_json()))?;
@@ -227,7 +230,7 @@ async fn get_response(State(app): State<Arc<App>>, Path(id): Path<String>) -> Op
         let text = messages.into_iter().map(|(_, _, text)| text).next();
         let gone = || ErrorResponse::not_found(format!("the text of the response '{id}' was deleted"));
         let answer = parse_stored(&app, &text.ok_or_else(gone)?);
-        let format = ResponseFormat::stored(&app, &id, record.created, &json!(record.previous));
+        let format = ResponseFormat::stored(&app, &id, &record);
         Ok(finished(&format, &answer, &record.status, record.usage))
     });
     Ok(Json(response.await?))

@@ -1,5 +1,5 @@
-//! Which turn of which conversation a response is. A record has no text: that is on the timeline alone, so that it can be
-//! forgotten there.
+//! Which turn of which conversation a response is. A record has no message: those are on the timeline alone, so that they can be
+//! forgotten there. What a client chose beside them (metadata, instructions, functions) is deleted with any text of the conversation.
 
 use super::format::ResponseUsage;
 use crate::app::App;
@@ -24,10 +24,14 @@ pub(super) struct ResponseRecord {
     pub previous: Option<String>,
     /// The ids of calls in its input, by turn: those of an answer's calls, or that of the call whose result the turn is.
     pub call_ids: BTreeMap<u32, Vec<String>>,
+    /// The parameters of the request, as the response repeats them; null where they were deleted.
+    pub parameters: Value,
 }
 
 /// The key of the ids of calls. A client chooses them, so they are deleted when text of the conversation is forgotten.
 const CALL_IDS: &str = halo_engine::forget::RESPONSE_CALL_IDS;
+
+const PARAMETERS: &str = halo_engine::forget::RESPONSE_PARAMETERS;
 
 /// Longer ids, and such with other characters, are not kept.
 const MAX_ID_CHARS: usize = 64;
@@ -52,6 +56,7 @@ impl ResponseRecord {
             "usage": [input, cached, output, reasoning],
             "previous": self.previous,
             CALL_IDS: self.call_ids,
+            PARAMETERS: self.parameters,
         })
         .to_string()
     }
@@ -69,6 +74,7 @@ impl ResponseRecord {
             previous: value["previous"].as_str().map(str::to_owned),
             // Records of earlier versions have none.
             call_ids: serde_json::from_value(value[CALL_IDS].clone()).unwrap_or_default(),
+            parameters: value[PARAMETERS].clone(),
         })
     }
 }
@@ -107,12 +113,14 @@ mod tests {
             usage: ResponseUsage { input: 7, cached: 3, output: 2, reasoning: 1 },
             previous: Some("resp_1".into()),
             call_ids: BTreeMap::from([(4, vec!["call_1".into(), "call_2".into()])]),
+            parameters: json!({ "metadata": { "a": "b" } }),
         };
         let json = record.to_json();
         assert_eq!(ResponseRecord::from_json(&json), Some(record.clone()));
         let mut older: Value = serde_json::from_str(&json).expect("JSON");
         older.as_object_mut().and_then(|fields| fields.remove(CALL_IDS)).expect("the ids");
-        let without_ids = ResponseRecord { call_ids: BTreeMap::new(), ..record };
+        older.as_object_mut().and_then(|fields| fields.remove(PARAMETERS)).expect("the parameters");
+        let without_ids = ResponseRecord { call_ids: BTreeMap::new(), parameters: Value::Null, ..record };
         assert_eq!(ResponseRecord::from_json(&older.to_string()), Some(without_ids));
         assert_eq!(ResponseRecord::from_json("{}"), None);
     }

@@ -1,6 +1,6 @@
 //! PostgreSQL servers that run for a test and can be crashed and frozen.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -140,6 +140,16 @@ impl PostgresTestServer {
         self.signal("CONT", &self.process_ids());
     }
 
+    /// A database as text: its tables with all rows.
+    #[allow(dead_code, reason = "not every test uses it")]
+    pub fn dump(&self, url: &str) -> String {
+        let dump = self.program("pg_dump").arg(url).output().expect("pg_dump runs");
+        assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
+        let text = String::from_utf8_lossy(&dump.stdout).into_owned();
+        assert!(text.contains("COPY halo."), "the dump has no table of the store");
+        text
+    }
+
     /// The address of a new, empty database.
     pub fn new_database(&self) -> String {
         static NEXT_DATABASE_NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -186,5 +196,7 @@ fn find_postgres_programs() -> PathBuf {
     bins.sort();
     let path = std::env::var_os("PATH").unwrap_or_default();
     bins.extend(std::env::split_paths(&path).filter(|b| b.join("initdb").exists()));
-    bins.pop().expect("no PostgreSQL server found: `scripts/setup` installs it, or set HALO_TEST_POSTGRES to a server's address")
+    // A link to one of the programs is not beside links to all of them.
+    let linked_from = |bin: PathBuf| bin.join("initdb").canonicalize().ok()?.parent().map(Path::to_owned);
+    bins.pop().and_then(linked_from).expect("no PostgreSQL server found: `scripts/setup` installs it, or set HALO_TEST_POSTGRES to a server's address")
 }

@@ -1,0 +1,119 @@
+//! Options of a conversation, edits and continuations of the last answer, and the list of models.
+
+use crate::chat::chat_body;
+use crate::fake::{FakeOptions, FakeServer};
+use serde_json::{Value, json};
+
+async fn call(fake: &FakeServer, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    fake.halo_api(method, path, body.as_ref()).await
+}
+
+#[tokio::test]
+async fn chat_options_are_validated_and_stored() {
+    let fake = FakeServer::with_options(FakeOptions::default());
+    let path = "/conversations/main/options";
+    let (status, view) = call(&fake, "GET", path, None).await;
+    assert_eq!((status, &view["own"]["system_prompt"]), (200, &Value::Null), "{view}");
+    assert!(view["defaults"]["sampling"]["temperature"].is_number(), "{view}");
+    for (body, expected) in [
+        (json!({ "sampling": { "temperature": 9 } }), 422),
+        (json!({ "sampling": { "heat": 1 } }), 400),
+        (json!({ "prompt": "x" }), 400),
+        (json!({ "system_prompt": "Be kind.", "sampling": { "temperature": 1.5 } }), 200),
+    ] {
+        let (status, result) = call(&fake, "PUT", path, Some(body.clone())).await;
+        assert_eq!(status, expected, "{body}: {result}");
+    }
+    fake.halo_api("POST", "/conversations/main/messages", Some(&json!({ "text": "Hello." }))).await;
+    let (_, view) = call(&fake, "GET", path, None).await;
+    assert_eq!(view["own"]["system_prompt"], "Be kind.", "{view}");
+    assert_eq!(view["own"]["sampling"]["temperature"], 1.5, "{view}");
+    let (status, _) = call(&fake, "PUT", path, Some(json!({}))).await;
+    assert_eq!(status, 200);
+    let (_, view) = call(&fake, "GET", path, None).await;
+    assert_eq!(view["own"]["sampling"]["temperature"], Value::Null, "{view}");
+}
+
+#[tokio::test]
+async fn answer_routes_need_a_conversation() {
+    let fake = FakeServer::in_memory();
+    let (status, _) = call(&fake, "POST", "/conversations/none/continue", None).await;
+    assert_eq!(status, 404);
+    let (status, _) = call(&fake, "PUT", "/conversations/none/answer", Some(json!({ "text": "x" }))).await;
+    assert_eq!(status, 404);
+}
+
+#[tokio::test]
+async fn models_are_listed_and_public_addresses_are_refused() {
+    let fake = FakeServer::in_memory();
+    let (status, models) = call(&fake, "GET", "/models", None).await;
+    assert_eq!((status, &models["current"]), (200, &json!("fake")), "{models}");
+    let (status, result) =
+        call(&fake, "POST", "/models/test", Some(json!({ "address": "http://8.8.8.8" }))).await;
+    assert_eq!(status, 403, "{result}");
+}
+
+#[tokio::test]
+async fn only_models_of_the_catalogue_are_downloaded() {
+    let fake = FakeServer::in_memory();
+    for (body, expected) in [
+        (json!({ "name": "far" }), 202),
+        (json!({ "name": "near" }), 404),
+        (json!({ "name": "../far" }), 404),
+        (json!({ "name": "https://example.com/far.gguf" }), 404),
+        (json!({ "address": "far" }), 400),
+    ] {
+        let (status, result) = call(&fake, "POST", "/models/download", Some(body.clone())).await;
+        assert_eq!(status, expected, "{body}: {result}");
+    }
+}
+
+#[tokio::test]
+async fn model_that_is_not_installed_any_more_is_named() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Hello."]);
+    fake.chat(&chat_body(&["u Hello."]), Some("main")).await;
+    let (_, state) = call(&fake, "GET", "/conversations/main/state", None).await;
+    assert_eq!((&state["missing_model"], &state["in_use_by"]), (&Value::Null, &Value::Null), "{state}");
+    call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": "other" }))).await;
+    let (_, state) = call(&fake, "GET", "/conversations/main/state", None).await;
+    assert_eq!(state["missing_model"], "other", "the fake has no installed model: {state}");
+}
+
+#[tokio::test]
+async fn persona_is_stored_with_the_options() {
+    let fake = FakeServer::in_memory();
+    let persona = json!({ "user_name": "Anna", "model_name": "Rufus", "about_user": "" });
+    let long = json!({ "persona": { "user_name": "x".repeat(201) } });
+    for (body, expected) in
+        [(json!({ "persona": { "nick": "A" } }), 400), (long, 422), (json!({ "persona": persona }), 200)]
+    {
+        let (status, result) = call(&fake, "PUT", "/conversations/main/options", Some(body)).await;
+        assert_eq!(status, expected, "{result}");
+    }
+    fake.halo_api("POST", "/conversations/main/messages", Some(&json!({ "text": "Hello." }))).await;
+    let (_, view) = call(&fake, "GET", "/conversations/main/options", None).await;
+    assert_eq!(view["own"]["persona"], persona, "{view}");
+    let (_, state) = call(&fake, "GET", "/conversations/main/state", None).await;
+    assert_eq!(state["persona"], persona, "{state}");
+}
+
+#[tokio::test]
+async fn model_of_a_conversation_is_stored() {
+    let fake = FakeServer::in_memory();
+    fake.script_answers(&["Hello."]);
+    fake.chat(&chat_body(&["u Hello."]), Some("main")).await;
+    for (body, expected) in [
+        (json!({ "model": "missing" }), 404),
+        (json!({ "name": "other" }), 400),
+        (json!({ "model": "other" }), 200),
+    ] {
+        let (status, result) = call(&fake, "PUT", "/conversations/main/model", Some(body.clone())).await;
+        assert_eq!(status, expected, "{body}: {result}");
+    }
+    let (_, view) = call(&fake, "GET", "/conversations/main/options", None).await;
+    assert_eq!(view["model"], "other", "{view}");
+    let (status, _) = call(&fake, "PUT", "/conversations/main/model", Some(json!({ "model": null }))).await;
+    let (_, view) = call(&fake, "GET", "/conversations/main/options", None).await;
+    assert_eq!((status, &view["model"]), (200, &Value::Null), "{view}");
+}
